@@ -1,0 +1,1 @@
+"""Shared nouns: messages, requests, events, errors, settings. No I/O, no MLX."""

@@ -1,0 +1,117 @@
+"""Every error that a client can see. One tree; dialects map it to a body once.
+
+StartLLMError 500
+├── BadRequest 400             names the field
+│   └── ContextLengthExceeded 400
+├── Unauthorized 401
+├── NotFound 404
+├── MethodNotAllowed 405
+├── TooLarge 413
+├── UnsupportedMediaType 415
+├── QueueFull 429              with Retry-After
+├── ClientGone 499             logged, never sent
+├── Internal 500
+├── NotSupported 501           not supported by this model, or not yet by this server
+├── Unavailable 503            loading or shutting down
+└── OutOfMemory 507            does not fit
+"""
+
+from __future__ import annotations
+
+
+class StartLLMError(Exception):
+    """Base. `param` names the field of the request; `code` is a stable machine-readable word."""
+
+    status = 500
+    type = "server_error"
+    code: str | None = None
+    retry_after: float | None = None
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        if code is not None:
+            self.code = code
+
+
+class BadRequest(StartLLMError):
+    status = 400
+    type = "invalid_request_error"
+
+
+class ContextLengthExceeded(BadRequest):
+    code = "context_length_exceeded"
+
+    def __init__(self, *, prompt: int, asked: int, limit: int) -> None:
+        super().__init__(
+            f"This request needs {prompt + asked} tokens ({prompt} in the prompt, {asked} for the answer), "
+            f"but the limit is {limit} tokens. Shorten the conversation or lower max_tokens.",
+            param="messages",
+        )
+        self.prompt, self.asked, self.limit = prompt, asked, limit
+
+
+class Unauthorized(StartLLMError):
+    status = 401
+    type = "authentication_error"
+    code = "invalid_api_key"
+
+
+class NotFound(StartLLMError):
+    status = 404
+    type = "not_found_error"
+
+
+class MethodNotAllowed(StartLLMError):
+    status = 405
+    type = "invalid_request_error"
+
+
+class TooLarge(StartLLMError):
+    status = 413
+    type = "request_too_large"
+
+
+class UnsupportedMediaType(StartLLMError):
+    status = 415
+    type = "invalid_request_error"
+
+
+class QueueFull(StartLLMError):
+    status = 429
+    type = "rate_limit_error"
+    code = "queue_full"
+
+    def __init__(self, message: str, *, retry_after: float) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class ClientGone(StartLLMError):
+    status = 499
+    type = "client_closed_request"
+
+
+class Internal(StartLLMError):
+    status = 500
+    type = "server_error"
+
+
+class NotSupported(StartLLMError):
+    status = 501
+    type = "not_supported_error"
+    code = "not_supported"
+
+
+class Unavailable(StartLLMError):
+    status = 503
+    type = "overloaded_error"
+    code = "unavailable"
+    retry_after = 2.0
+
+
+class OutOfMemory(StartLLMError):
+    status = 507
+    type = "server_error"
+    code = "out_of_memory"

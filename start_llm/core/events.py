@@ -1,0 +1,186 @@
+"""What happens during a request. Frozen, so that they may cross threads.
+
+Two streams exist. The *engine* (model thread) sends `EngineEvent`s: tokens and
+numbers. `chat` (an HTTP thread) turns them into `Event`s: text, reasoning and
+tool calls, which the dialects write down. Each stream ends in exactly one
+final event (`EngineDone` or `EngineFailed`; `Done` or `Failed`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from start_llm.core.errors import StartLLMError
+from start_llm.core.report import CacheReport
+
+FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token with its natural-log probability and its likeliest alternatives (id, logprob)."""
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+# --- engine -> chat ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """Planning is done: `report` says how many prompt tokens are reused."""
+
+    report: CacheReport
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """Prompt tokens in the KV so far (`done`, reused ones included) of `total`."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One generated token; the end-of-turn token is not sent."""
+
+    token: int
+    logprob: TokenLogprob | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineDone:
+    """The generation ended.
+
+    Attributes:
+        reason: ``stop`` (an end-of-turn token), ``length``, or ``cancelled``.
+        tokens: all generated tokens, the end-of-turn token included if there was one.
+        report: final counts.
+    """
+
+    reason: Literal["stop", "length", "cancelled"]
+    tokens: tuple[int, ...]
+    report: CacheReport
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFailed:
+    error: StartLLMError
+
+
+EngineEvent = Admitted | Prefilled | Sampled | EngineDone | EngineFailed
+
+
+# --- chat -> dialects -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The prompt is planned; `report.prompt` and `report.reused` are final."""
+
+    report: CacheReport
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A sign of life while queued or prefilling: tokens `done` of `total` (0 of 0 while queued)."""
+
+    done: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningDelta:
+    text: str
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Visible text. `logprobs` are those of the tokens that ended in this delta, if asked for."""
+
+    text: str
+    choice: int = 0
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallStarted:
+    """The call's name is known. `index` counts the calls of this choice from 0."""
+
+    index: int
+    id: str
+    name: str
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallDelta:
+    """The next piece of the arguments' JSON text."""
+
+    index: int
+    arguments: str
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCallFinished:
+    """The call is complete; `arguments` is the whole JSON text (the deltas, joined)."""
+
+    index: int
+    id: str
+    name: str
+    arguments: str
+    choice: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceDone:
+    """A choice is complete. `stop_sequence` is the client's stop string that ended it, if one did."""
+
+    finish_reason: FinishReason
+    choice: int = 0
+    stop_sequence: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts over all choices. `completion` includes `reasoning`."""
+
+    prompt: int
+    completion: int
+    cached: int
+    reasoning: int = 0
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.completion
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    usage: Usage
+    report: CacheReport
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    error: StartLLMError
+
+
+Event = (
+    Started
+    | Progress
+    | ReasoningDelta
+    | TextDelta
+    | ToolCallStarted
+    | ToolCallDelta
+    | ToolCallFinished
+    | ChoiceDone
+    | Done
+    | Failed
+)

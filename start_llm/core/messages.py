@@ -1,0 +1,70 @@
+"""What a conversation is made of, whatever dialect it came in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Role = Literal["system", "user", "assistant", "tool"]
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A tool call of an assistant turn.
+
+    Attributes:
+        id: the call's id as the client knows it.
+        name: the tool's name.
+        arguments: the arguments as JSON *text*, exactly as they came; it may be
+            malformed, since models and clients produce such text.
+    """
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message. Text parts are joined by the dialect; `None` content is ``""``.
+
+    Attributes:
+        role: OpenAI's ``developer`` is ``system`` here; the position in the list is kept.
+        content: visible text.
+        reasoning: the assistant's thinking, without its tags; ``None`` where there is none.
+        tool_calls: calls of an assistant turn, in order.
+        tool_call_id: for ``tool`` messages, the call that this answers.
+        name: for ``tool`` messages the tool's name, where the client said it.
+        is_error: a ``tool`` message that reports a failure (Anthropic's ``is_error``).
+    """
+
+    role: Role
+    content: str = ""
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str | None = None
+    name: str | None = None
+    is_error: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function the model may call.
+
+    Attributes:
+        name: unique within a request.
+        description: free text, may be empty.
+        parameters: JSON schema of the arguments (an object schema); treat as read-only.
+        strict: the arguments must validate against `parameters` by construction.
+    """
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = field(default_factory=dict)
+    strict: bool = False
+
+    def as_function(self) -> dict[str, Any]:
+        """The shape that chat templates and mlx-lm's tool parsers take (OpenAI's)."""
+        function: dict[str, Any] = {"name": self.name, "description": self.description}
+        function["parameters"] = self.parameters
+        return {"type": "function", "function": function}

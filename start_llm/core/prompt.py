@@ -1,0 +1,24 @@
+"""A prompt ready for the model: what `prompt` makes, `engine` runs and `kvcache` stores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """Model tokens with the places where the store may want a restore point.
+
+    Attributes:
+        tokens: model tokens, the generation prompt included.
+        boundaries: ascending token offsets at which a message begins (0 excluded).
+        head: end of the tools+system block, a token offset, 0 if there is none.
+        transient: offset at which a trailing transient message begins, or ``None``.
+        generation: offset at which the generation prompt begins (``len(tokens)`` if there is none).
+    """
+
+    tokens: tuple[int, ...]
+    boundaries: tuple[int, ...] = ()
+    head: int = 0
+    transient: int | None = None
+    generation: int = 0

@@ -1,0 +1,71 @@
+"""What a request cost, and why. Told in headers, usage, logs and `/v1/cache`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Miss:
+    """Why more was computed than was new.
+
+    Attributes:
+        reason: ``first_turn``, ``diverged``, ``evicted``, ``no_checkpoint``, ``retokenised``, ``policy``, ...
+        token: index of the first prompt token that differs from what was stored.
+        expected, found: text around that token, as stored and as asked for now.
+        message: index of the client's message it lies in, or ``None``.
+        field: ``content``, ``reasoning``, ``tool_calls``, ``tools``, ``system``, ...
+        rule: the volatile rule that matched there, if one did.
+        detail: a sentence for people.
+    """
+
+    reason: str
+    token: int
+    expected: str = ""
+    found: str = ""
+    message: int | None = None
+    field: str | None = None
+    rule: str | None = None
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheReport:
+    """Token counts of one request.
+
+    Attributes:
+        prompt: tokens of the prompt.
+        reused: prompt tokens taken from stored KV.
+        computed: prompt tokens that went through the model between arrival and first token.
+        new: prompt tokens that no earlier request of this server had sent or generated.
+        joined: reused tokens that another running request was computing meanwhile.
+        computed_idle: tokens that re-anchoring had computed in the idle gap before.
+        copied_bytes: KV bytes copied to restore.
+        miss: set where `computed` exceeds `new` by more than a block.
+        seconds_queued, seconds_prefill: wall-clock seconds.
+    """
+
+    prompt: int = 0
+    reused: int = 0
+    computed: int = 0
+    new: int = 0
+    joined: int = 0
+    computed_idle: int = 0
+    copied_bytes: int = 0
+    generated: int = 0
+    seconds_queued: float = 0.0
+    seconds_prefill: float = 0.0
+    miss: Miss | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types; ``miss`` is left out where there is none."""
+        data = asdict(self)
+        if self.miss is None:
+            del data["miss"]
+        return data
+
+    def header(self) -> str:
+        """The value of ``x-start-llm-cache``."""
+        line = f"prompt={self.prompt}; reused={self.reused}; computed={self.computed}; new={self.new}"
+        return line if self.miss is None else f"{line}; miss={self.miss.reason}"

@@ -1,0 +1,94 @@
+"""The one request type that every dialect is translated into."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from start_llm.core.messages import Message, Tool
+
+Dialect = Literal["chat", "completions", "messages", "responses"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn. Values are validated by the dialect.
+
+    Attributes:
+        temperature: 0 is greedy.
+        top_k: 0 is off.
+        repetition_penalty: 1.0 is off; looks back `repetition_context_size` tokens.
+        presence_penalty, frequency_penalty: OpenAI's, over the generated text and the prompt's end.
+        logit_bias: (token id, bias) pairs.
+        seed: ``None`` draws from the process's generator.
+    """
+
+    temperature: float = 0.1
+    top_p: float = 0.9
+    top_k: int = 40
+    min_p: float = 0.05
+    repetition_penalty: float = 1.0
+    repetition_context_size: int = 256
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolChoice:
+    """``auto``: the model decides; ``none``: no calls; ``required``: at least one; ``named``: this one."""
+
+    mode: Literal["auto", "none", "required", "named"] = "auto"
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseFormat:
+    """What the visible text must look like. `schema` is set for ``json_schema`` only."""
+
+    kind: Literal["text", "json_object", "json_schema"] = "text"
+    schema: dict[str, Any] | None = None
+    name: str = "response"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A validated request.
+
+    Attributes:
+        id: the response's id, made by the dialect (``chatcmpl-...``, ``msg_...``).
+        model: the name the client asked for; it is echoed back.
+        messages: the conversation; empty for ``completions``.
+        prompt: raw text (or token ids) for ``completions``; ``None`` otherwise.
+        thinking: ``None`` lets `DEFAULT_THINKING` decide.
+        reasoning_effort: passed to templates that take it (gpt-oss).
+        thinking_budget: most reasoning tokens, or ``None``.
+        logprobs: ``None``: none; N: the chosen token's and the N likeliest ones'.
+        session: the client's own id of the conversation, if it sent one.
+        template_kwargs: extra variables for the chat template.
+        received: ``time.monotonic()`` at arrival, in seconds.
+    """
+
+    id: str
+    dialect: Dialect
+    model: str
+    messages: tuple[Message, ...] = ()
+    tools: tuple[Tool, ...] = ()
+    tool_choice: ToolChoice = ToolChoice()
+    parallel_tool_calls: bool = True
+    response_format: ResponseFormat = ResponseFormat()
+    sampling: Sampling = Sampling()
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    n: int = 1
+    logprobs: int | None = None
+    stream: bool = False
+    prompt: str | tuple[int, ...] | None = None
+    echo: bool = False
+    thinking: bool | None = None
+    reasoning_effort: str | None = None
+    thinking_budget: int | None = None
+    session: str | None = None
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    received: float = 0.0

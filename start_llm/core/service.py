@@ -1,0 +1,75 @@
+"""What the HTTP edge may ask for. `chat` implements it; tests fake it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from start_llm.core.events import Event
+from start_llm.core.report import CacheReport
+from start_llm.core.request import ChatRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """A model that is served. `created` is unix seconds; `context` the most tokens of a request."""
+
+    id: str
+    created: int
+    context: int
+    owned_by: str = "start_llm"
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """`ok` is what decides between 200 and 503."""
+
+    ok: bool
+    state: str
+    running: int = 0
+    queued: int = 0
+    detail: str = ""
+
+
+class EventStream(Protocol):
+    """An iterator over a request's events that must be closed; closing early cancels the work.
+
+    Iteration yields a `Progress` at least every `SSE_PING_SECONDS` while nothing else happens,
+    so that a writer can show life and notice a client that has gone.
+    """
+
+    def __iter__(self) -> Iterator[Event]: ...
+
+    def __next__(self) -> Event: ...
+
+    def close(self) -> None: ...
+
+
+class Service(Protocol):
+    """Thread-safe; called on HTTP threads."""
+
+    def chat(self, request: ChatRequest) -> EventStream:
+        """Validates against the model and submits. Raises StartLLMError before any event."""
+        ...
+
+    def count_tokens(self, request: ChatRequest) -> int:
+        """Tokens of the prompt that this request would make."""
+        ...
+
+    def explain(self, request: ChatRequest) -> CacheReport:
+        """What the request would reuse and compute; nothing is run."""
+        ...
+
+    def cache_report(self, request_id: str) -> CacheReport | None:
+        """The report of a recent request."""
+        ...
+
+    def token_text(self, token: int) -> str:
+        """A token's text, for logprobs."""
+        ...
+
+    def models(self) -> tuple[ModelCard, ...]: ...
+
+    def health(self) -> Health: ...

@@ -1,0 +1,197 @@
+"""Every setting: name, default, meaning. Read once, frozen; the environment wins over `.env`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+def _off_is_none(value: Any) -> Any:
+    return None if isinstance(value, str) and value.strip().lower() in {"", "off", "none"} else value
+
+
+OffOr = BeforeValidator(_off_is_none)
+Port = Annotated[int, Field(ge=0, le=65535)]
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class SettingsError(ValueError):
+    """A setting has a bad value. The message names the variable, the value and what is allowed."""
+
+
+class Settings(BaseSettings):
+    """One frozen object, built once by `app`. Field names are the variables' names in lower case."""
+
+    model_config = SettingsConfigDict(env_file=".env", env_file_encoding="utf-8", extra="ignore", frozen=True)
+
+    # Model
+    model_path: Annotated[str | None, OffOr] = Field(
+        None, description="Hugging Face repository or local folder. Unset: the embedded SmolLM2-135M."
+    )
+    model_family: Annotated[Literal["qwen3", "glm4", "generic"] | None, OffOr] = Field(
+        None, description="qwen3, glm4 or generic. Unset: detected from the model."
+    )
+    served_model_name: Annotated[str | None, OffOr] = Field(
+        None, description="The name clients see. Unset: the last part of MODEL_PATH."
+    )
+    trust_remote_code: bool = Field(
+        False, description="Run Python code that a checkpoint brings (its config's model_file)."
+    )
+    start_llm_cache_dir: Path = Field(
+        Path("~/.cache/start_llm"), description="Where converted models and stored KV live."
+    )
+
+    # Server
+    mlx_host: str = Field("127.0.0.1", description="Address the server binds to.")
+    mlx_port: Port = Field(8080, description="Port of the server; 0 picks a free one.")
+    http_threads: Annotated[int, Field(ge=1, le=1024)] = Field(
+        16, description="HTTP worker threads; 1 is a strictly single-threaded accept loop."
+    )
+    api_key: Annotated[str | None, OffOr] = Field(None, description="If set, clients must send it as a bearer token.")
+    max_body_bytes: Annotated[int, Field(ge=1024)] = Field(64 * 2**20, description="Largest request body, in bytes.")
+    max_concurrency: Annotated[int, Field(ge=1, le=256)] = Field(
+        8, description="Requests that are computed at the same time."
+    )
+    max_queue: Count = Field(64, description="Requests that may wait; more get 429.")
+    sse_ping_seconds: Annotated[float, Field(gt=0)] = Field(
+        5.0, description="A streaming answer shows life at least this often, in seconds."
+    )
+    prefill_step_size: Annotated[int, Field(ge=16)] = Field(
+        512, description="Prompt tokens per prefill chunk: how soon a cancel or a new request is seen."
+    )
+    context_scale: Annotated[float, Field(gt=0, le=100)] = Field(
+        1.0, description="Anthropic API: token counts told to the client are multiplied by this."
+    )
+    responses_store_max: Count = Field(1000, description="Responses API: stored responses kept; 0 stores none.")
+    responses_store_ttl_seconds: Seconds = Field(
+        86400.0, description="Responses API: how long a stored response is kept, in seconds (0 = for ever)."
+    )
+
+    # Proxy
+    proxy: Literal["on", "off"] = Field("on", description="Start the LiteLLM proxy in front of the server.")
+    proxy_port: Port = Field(4000, description="Port of the LiteLLM proxy.")
+    proxy_model_id: Annotated[str | None, OffOr] = Field(
+        None, description="Model name exposed through LiteLLM. Unset: openai/{MODEL_PATH}."
+    )
+    proxy_startup_wait_seconds: Seconds = Field(
+        2.0, description="How long start-up waits for the proxy before it goes on without; it is watched after that."
+    )
+    litellm_master_key: Annotated[str | None, OffOr] = Field(
+        None, description="Key for the proxy. Made on first start and kept in .env."
+    )
+
+    # KV
+    max_kv_size: Annotated[int, Field(ge=256)] = Field(196608, description="Most tokens of one request's context.")
+    kv_group_size: Literal[32, 64, 128] = Field(64, description="Group size of KV quantisation (uniform scheme).")
+    kv_bits: Annotated[Literal[4, 8] | None, BeforeValidator(lambda v: _bits(v))] = Field(
+        None, description="KV quantisation bits: 4, 8 or OFF. Quantised KV is served one request at a time."
+    )
+    kv_quant_scheme: Literal["uniform", "turboquant"] = Field("uniform", description="uniform or turboquant.")
+    quantized_kv_start: Count = Field(5000, description="Token position from which KV is quantised.")
+
+    # Cache
+    cache_drift_policy: Literal["append", "strict"] = Field(
+        "append", description="append: what was shown stays, changes come in a note; strict: the client's bytes."
+    )
+    cache_rules_file: Annotated[Path | None, OffOr] = Field(None, description="TOML file with more volatile rules.")
+    cache_memory_bytes: Annotated[int | None, OffOr] = Field(
+        None, description="Bytes of KV kept in memory. Unset: a share of the machine's memory."
+    )
+    cache_checkpoints_recent: Count = Field(
+        8, description="Message boundaries near the end that keep a checkpoint (models whose state cannot be cut)."
+    )
+    cache_checkpoint_grid: Annotated[int, Field(ge=64)] = Field(
+        1024, description="Most tokens between two restore points in a long run (such models)."
+    )
+    reanchor: Literal["on", "off"] = Field(
+        "on", description="Prefill in idle gaps what the client's next request is going to look like."
+    )
+    kv_disk_dir: str = Field(
+        "auto", description="Folder of the disk tier; auto is inside START_LLM_CACHE_DIR, off turns it off."
+    )
+    kv_disk_bytes: Annotated[int | None, OffOr] = Field(
+        None, description="Bytes of KV on disk. Unset: 20 GB or 10% of the free disk, whichever is less."
+    )
+    prompt_cache_max_entries_global: Count = Field(
+        0, description="Most stored conversation ends; 0: bounded by bytes only."
+    )
+    prompt_cache_max_entries_per_session: Count = Field(
+        2, description="Conversation ends of one session that are protected from eviction."
+    )
+    prompt_cache_ttl_seconds: Count = Field(
+        1800, description="Seconds after which unused KV leaves memory (0 = never); the disk tier keeps it."
+    )
+    prompt_cache_session_max_idle_seconds: Count = Field(
+        1800, description="Seconds after which an idle session loses its protection (0 = never)."
+    )
+    prompt_cache_block_size: Annotated[int, Field(ge=4, le=256)] = Field(
+        16, description="Tokens per block of the hash chain."
+    )
+    cache_use_block_index: bool = Field(True, description="Find prefixes by block hashes; false walks the tree.")
+    cache_canonicalize_tool_context: bool = Field(
+        True, description="Apply the volatile rules; false keys the cache on the client's bytes."
+    )
+    cache_vlm_image_identity: bool = Field(True, description="Make an image's pixels part of the cache key.")
+    cache_session_partitioning: bool = Field(True, description="Kept for old configurations; lookup is always global.")
+    cache_norm_safety_check: bool = Field(
+        False, description="Fall back to strict where the rules take away over 10% of a prompt."
+    )
+    normalize_write_tool_content_for_prompt: bool = Field(
+        False, description="Key the cache on a digest of a write tool's content argument."
+    )
+
+    # Generation
+    default_temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.1, description="Sampling temperature.")
+    default_top_p: Annotated[float, Field(gt=0, le=1)] = Field(0.9, description="Top-p (nucleus) sampling.")
+    default_top_k: Count = Field(40, description="Top-k sampling; 0 is off.")
+    default_min_p: Annotated[float, Field(ge=0, le=1)] = Field(0.05, description="Minimum probability threshold.")
+    default_repetition_penalty: Annotated[float, Field(gt=0, le=2)] = Field(1.08, description="Repetition penalty.")
+    default_repetition_context_size: Count = Field(256, description="Tokens the repetition penalty looks back.")
+    default_max_tokens: Annotated[int, Field(ge=1)] = Field(2048, description="Most tokens of an answer.")
+    default_thinking: bool = Field(True, description="Let models that can think do so by default.")
+    preserve_thinking: bool = Field(True, description="Show old reasoning to the model where its template can.")
+    generation_watchdog_seconds: Seconds = Field(600.0, description="Deadline of a request, in seconds (0 = none).")
+
+    # Logs
+    enable_request_logging: bool = Field(True, description="Write a log line per request to LOG_ROOT.")
+    log_root: Path = Field(Path("logs"), description="Folder of the session logs.")
+    log_json: bool = Field(False, description="JSON lines on the terminal instead of live lines.")
+    vlm_cache_debug: bool = Field(False, description="Log the first 64 prompt token ids of vision requests.")
+
+    @property
+    def cache_dir(self) -> Path:
+        return self.start_llm_cache_dir.expanduser()
+
+    @property
+    def disk_dir(self) -> Path | None:
+        """Folder of the disk tier, or ``None`` if it is off."""
+        word = self.kv_disk_dir.strip().lower()
+        if word in {"off", "none", "false", ""}:
+            return None
+        return self.cache_dir / "kv" if word in {"auto", "on"} else Path(self.kv_disk_dir).expanduser()
+
+
+def _bits(value: Any) -> Any:
+    value = _off_is_none(value)
+    return int(value) if isinstance(value, str) and value.strip().isdigit() else value
+
+
+def load_settings(env_file: str | os.PathLike[str] | None = ".env", **overrides: Any) -> Settings:
+    """Reads the environment and `env_file`.
+
+    Raises:
+        SettingsError: naming the variable, its value and what is allowed.
+    """
+    try:
+        return Settings(_env_file=env_file, **overrides)  # type: ignore[call-arg]
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors():
+            name = str(problem["loc"][0]).upper() if problem["loc"] else "?"
+            lines.append(f"{name}={problem['input']!r}: {problem['msg']}")
+        raise SettingsError("\n".join(lines)) from None

@@ -1,0 +1,85 @@
+"""What HTTP threads ask of the model thread."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from start_llm.core.events import EngineEvent
+from start_llm.core.prompt import Prompt
+from start_llm.core.request import Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """A grammar for the generated text.
+
+    Attributes:
+        grammar: llguidance grammar text (its serialised form).
+        after: token ids after which the constraint starts, e.g. the end of reasoning; empty: at once.
+        wait: generated text starts inside reasoning, so `after` must be seen first.
+    """
+
+    grammar: str
+    after: tuple[int, ...] = ()
+    wait: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """Run this prompt. Events go to `sink`, the last one is `EngineDone` or `EngineFailed`.
+
+    Attributes:
+        id: unique among running work; a request with n choices submits n of them.
+        max_tokens: at least 1.
+        logprobs: ``None`` or the number of alternatives to report.
+        session: the conversation this belongs to, as far as it is known.
+        one_shot: a side request (title, summary): its KV is the first to go.
+    """
+
+    id: str
+    prompt: Prompt
+    sampling: Sampling
+    max_tokens: int
+    sink: SimpleQueue[EngineEvent] = field(compare=False)
+    logprobs: int | None = None
+    constraint: Constraint | None = None
+    session: str | None = None
+    one_shot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """A snapshot, swapped whole by the model thread.
+
+    Attributes:
+        state: ``loading``, ``ready``, ``busy``, ``wedged``, ``failed`` or ``stopped``.
+        running, queued: requests.
+        beat: ``time.monotonic()`` of the last sign of life.
+        detail: a sentence, e.g. why it failed.
+    """
+
+    state: str
+    running: int = 0
+    queued: int = 0
+    beat: float = 0.0
+    detail: str = ""
+
+
+class Engine(Protocol):
+    """The model thread as other threads see it. All methods may be called from any thread."""
+
+    def submit(self, work: Submit) -> None:
+        """Raises QueueFull, Unavailable."""
+        ...
+
+    def cancel(self, work_id: str) -> None:
+        """Ends the work within one token or one prefill chunk; unknown ids are ignored."""
+        ...
+
+    def plan(self, prompt: Prompt) -> Any:
+        """How much of `prompt` would be reused now; a `CacheReport`."""
+        ...
+
+    def status(self) -> EngineStatus: ...
