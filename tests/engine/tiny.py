@@ -1,0 +1,90 @@
+"""A random llama with a byte-level tokenizer, small enough to be made in every test run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import BatchGenerator
+from mlx_lm.models.llama import Model, ModelArgs
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+SPECIAL = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]")
+PLAIN = ("<tool_call>", "</tool_call>")
+MERGED = ('{"', '":', '",', '"}', "true", "false", "null", "name", "arguments", "function", "parameter", " the", "[{")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One row: what `BatchGenerator.insert` takes."""
+
+    prompt: Sequence[int]
+    sampler: Callable[[mx.array], mx.array]
+    processors: Sequence[Callable[[mx.array, mx.array], mx.array]] = ()
+    max_tokens: int = 24
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Bytes, a few merged words, special tokens, and tool markers that are added but not special."""
+    vocab = {text: i for i, text in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    merges: list[tuple[str, str]] = []
+    for word in MERGED:
+        text = word.replace(" ", "Ġ")
+        for end in range(2, len(text) + 1):
+            if text[:end] not in vocab:
+                vocab[text[:end]] = len(vocab)
+                merges.append((text[: end - 1], text[end - 1]))
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in SPECIAL])
+    backend.add_tokens([AddedToken(t, special=False, normalized=False) for t in PLAIN])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<|im_end|>", bos_token="<|im_start|>")
+
+
+def make_model(vocab_size: int, seed: int = 0) -> Model:
+    """Untied random weights scaled up a little, so that the distributions are neither flat nor certain."""
+    mx.random.seed(seed)
+    args = ModelArgs(
+        model_type="llama",
+        hidden_size=32,
+        num_hidden_layers=2,
+        intermediate_size=64,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        rms_norm_eps=1e-5,
+        vocab_size=vocab_size,
+        tie_word_embeddings=False,
+    )
+    model = Model(args)
+    model.lm_head.weight = model.lm_head.weight * 4
+    mx.eval(model.parameters())
+    return model
+
+
+def run(model: Model, jobs: Sequence[Job], stop: Sequence[int] = ()) -> list[tuple[list[int], str]]:
+    """All jobs in one batch: (tokens, finish reason) in order."""
+    generator = BatchGenerator(model, stop_tokens=[[token] for token in stop])
+    uids = generator.insert(
+        [list(job.prompt) for job in jobs],
+        max_tokens=[job.max_tokens for job in jobs],
+        samplers=[job.sampler for job in jobs],
+        logits_processors=[list(job.processors) for job in jobs],
+    )
+    return collect(generator, uids)
+
+
+def collect(generator: BatchGenerator, uids: Sequence[int], on: Callable[[Any], None] | None = None) -> Any:
+    out: dict[int, list[int]] = {uid: [] for uid in uids}
+    reasons: dict[int, str] = {}
+    while len(reasons) < len(uids):
+        for response in generator.next()[1]:
+            out[response.uid].append(response.token)
+            if on is not None:
+                on(response)
+            if response.finish_reason is not None:
+                reasons[response.uid] = response.finish_reason
+    return [(out[uid], reasons[uid]) for uid in uids]
