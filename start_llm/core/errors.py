@@ -4,6 +4,7 @@ StartLLMError 500
 ├── BadRequest 400             names the field
 │   └── ContextLengthExceeded 400
 ├── Unauthorized 401
+├── Forbidden 403
 ├── NotFound 404
 ├── MethodNotAllowed 405
 ├── TooLarge 413
@@ -56,6 +57,12 @@ class Unauthorized(StartLLMError):
     status = 401
     type = "authentication_error"
     code = "invalid_api_key"
+
+
+class Forbidden(StartLLMError):
+    status = 403
+    type = "permission_error"
+    code = "forbidden"
 
 
 class NotFound(StartLLMError):

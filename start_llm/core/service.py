@@ -38,6 +38,9 @@ class EventStream(Protocol):
 
     Iteration yields a `Progress` at least every `SSE_PING_SECONDS` while nothing else happens,
     so that a writer can show life and notice a client that has gone.
+
+    `close` may be called from any thread, also while another one waits in `__next__`, which
+    then ends with `StopIteration` at once; calling it again, or after the end, does nothing.
     """
 
     def __iter__(self) -> Iterator[Event]: ...
