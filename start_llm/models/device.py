@@ -1,0 +1,165 @@
+"""The machine: chip, memory, back end; which model fits it and how much KV may stay in memory. Knows no MLX."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+Backend = Literal["metal", "cuda", "cpu"]
+
+GIB = 2**30
+METAL_SHARE = 0.75  # of unified memory may be wired for the GPU where Metal does not say how much
+SYSTEM_SHARE = 0.75  # of memory that a model and its KV may take on other back ends
+PREFILL_BYTES = GIB  # activations of a prefill chunk, tokenizer, Python
+STORED_SHARE = 0.6  # of what is left for KV may be stored; the rest belongs to running requests
+LEAST_CACHE_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """What only MLX knows.
+
+    Attributes:
+        backend: ``metal``, ``cuda`` or ``cpu``.
+        name: the device's own name, or an empty string.
+        memory: bytes that MLX may use at most, or ``None`` if it does not say.
+    """
+
+    backend: Backend
+    name: str = ""
+    memory: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """This machine.
+
+    Attributes:
+        system: ``macOS`` or ``Linux`` (or what else ``platform.system()`` says).
+        chip: the processor's name; on a CUDA machine the GPU's.
+        memory: bytes of main memory, as far as this process may use it (a container's limit counts).
+        backend: where MLX computes.
+        usable: bytes that weights and KV may take together.
+    """
+
+    system: str
+    chip: str
+    memory: int
+    backend: Backend
+    usable: int
+
+    @property
+    def apple_silicon(self) -> bool:
+        return self.system == "macOS" and self.backend == "metal"
+
+    def __str__(self) -> str:
+        return f"{self.chip}, {self.memory / GIB:.0f} GiB, {self.system}, {self.backend}"
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """A model for a coding agent. `weights` is its size in bytes; `least_memory` the machine's that it is meant for."""
+
+    repository: str
+    weights: int
+    least_memory: int
+    note: str
+
+
+# Best first. Each leaves room for the system and for KV of at least one long conversation.
+RECOMMENDED = (
+    Recommendation(
+        "mlx-community/Qwen3-Coder-Next-8bit", int(84.7e9), 126 * GIB, "80B, 3B active: the strongest coder"
+    ),
+    Recommendation("mlx-community/Qwen3-Coder-Next-4bit", int(44.8e9), 63 * GIB, "80B, 3B active: strong and quick"),
+    Recommendation("mlx-community/Qwen3.6-35B-A3B-4bit", int(20.4e9), 35 * GIB, "35B, 3B active: quick prefill"),
+    Recommendation("mlx-community/Qwen3.6-27B-4bit", int(15.1e9), 31 * GIB, "27B dense: slower, careful"),
+    Recommendation("mlx-community/Qwen3.5-9B-4bit", int(6.0e9), 15 * GIB, "9B: simple edits"),
+    Recommendation("mlx-community/Qwen3.5-4B-4bit", int(3.0e9), 7 * GIB, "4B: small tasks only"),
+)
+
+
+def inspect_device(accelerator: Callable[[], Accelerator]) -> Device:
+    """Looks at the machine. `accelerator` is asked once, on the calling thread, for what only MLX knows."""
+    found = accelerator()
+    system = {"Darwin": "macOS"}.get(platform.system(), platform.system())
+    memory = _mac_memory() if system == "macOS" else linux_memory()
+    chip = _mac_chip() if system == "macOS" else linux_chip()
+    if found.backend == "cuda" and found.name:
+        chip = found.name
+    share = METAL_SHARE if found.backend == "metal" else SYSTEM_SHARE
+    usable = found.memory if found.memory is not None else int(memory * share)
+    return Device(system, chip, memory, found.backend, usable)
+
+
+def recommended_model(memory: int) -> Recommendation | None:
+    """The best of the table for an Apple Silicon machine with `memory` bytes; ``None`` below 8 GiB."""
+    return next((model for model in RECOMMENDED if model.least_memory <= memory), None)
+
+
+def default_cache_bytes(memory: int, model_bytes: int) -> int:
+    """Bytes of KV that may stay in memory beside a model.
+
+    Args:
+        memory: bytes that weights and KV may take together (`Device.usable`).
+        model_bytes: bytes of the loaded weights.
+
+    At least 256 MiB, so that one short conversation is kept even where the model hardly fits.
+    """
+    return max(LEAST_CACHE_BYTES, int((memory - model_bytes - PREFILL_BYTES) * STORED_SHARE))
+
+
+# --- macOS ------------------------------------------------------------
+
+
+def _sysctl(name: str) -> str:
+    try:
+        found = subprocess.run(["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return found.stdout.strip()
+
+
+def _mac_chip() -> str:
+    return _sysctl("machdep.cpu.brand_string") or platform.processor() or "unknown chip"
+
+
+def _mac_memory() -> int:
+    text = _sysctl("hw.memsize")
+    return int(text) if text.isdigit() else 0
+
+
+# --- Linux ------------------------------------------------------------
+
+
+def linux_chip(root: Path = Path("/")) -> str:
+    """The processor's name out of ``/proc/cpuinfo``; the architecture's name where that has none (ARM)."""
+    for line in _lines(root / "proc/cpuinfo"):
+        key, _, value = line.partition(":")
+        if key.strip().lower() in {"model name", "hardware"} and value.strip():
+            return value.strip()
+    return platform.machine() or "unknown chip"
+
+
+def linux_memory(root: Path = Path("/")) -> int:
+    """Bytes of memory: the machine's, or the control group's limit where that is less; 0 if unknown."""
+    total = 0
+    for line in _lines(root / "proc/meminfo"):
+        if line.startswith("MemTotal:"):
+            total = int(line.split()[1]) * 1024
+    for name in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        for line in _lines(root / name):
+            if line.strip().isdigit() and 0 < int(line) < total:
+                total = int(line)
+    return total
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []

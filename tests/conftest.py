@@ -1,0 +1,31 @@
+"""What every test may use: the options --slow and --e2e, and the embedded model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from start_llm.models.embedded import ensure_embedded_model
+
+OPTIONAL = {"slow": "takes over ten seconds", "e2e": "drives a real agent client"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    for name, what in OPTIONAL.items():
+        parser.addoption(f"--{name}", action="store_true", help=f"also run tests marked {name}: what {what}")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        for name in OPTIONAL:
+            if item.get_closest_marker(name) and not config.getoption(f"--{name}"):
+                item.add_marker(pytest.mark.skip(reason=f"run with --{name}"))
+
+
+@pytest.fixture(scope="session")
+def smol_path() -> Path:
+    """The embedded model in float32, made once and kept in the user's cache folder."""
+    folder = os.environ.get("START_LLM_CACHE_DIR", "~/.cache/start_llm")
+    return ensure_embedded_model(Path(folder).expanduser(), quantised=False, progress=lambda stage, part: None)

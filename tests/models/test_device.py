@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import pytest
+
+from start_llm.models import device
+from start_llm.models.device import GIB, LEAST_CACHE_BYTES, RECOMMENDED, Accelerator
+
+
+def write(root: Path, name: str, text: str) -> None:
+    path = root / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def test_linux_chip_and_memory_come_from_proc(tmp_path: Path) -> None:
+    write(tmp_path, "proc/cpuinfo", "processor\t: 0\nmodel name\t: Some CPU @ 2GHz\n\nprocessor\t: 1\n")
+    write(tmp_path, "proc/meminfo", "MemFree: 5 kB\nMemTotal:       16777216 kB\n")
+    assert device.linux_chip(tmp_path) == "Some CPU @ 2GHz"
+    assert device.linux_memory(tmp_path) == 16 * GIB
+
+
+@pytest.mark.parametrize(("limit", "expected"), [("max", 16), (str(4 * GIB), 4), (str(2**63 - 4096), 16), ("0", 16)])
+def test_a_containers_limit_counts_where_it_is_less(tmp_path: Path, limit: str, expected: int) -> None:
+    write(tmp_path, "proc/meminfo", "MemTotal: 16777216 kB\n")
+    write(tmp_path, "sys/fs/cgroup/memory.max", limit + "\n")
+    assert device.linux_memory(tmp_path) == expected * GIB
+
+
+def test_an_unreadable_machine_is_no_error(tmp_path: Path) -> None:
+    assert device.linux_memory(tmp_path) == 0
+    assert device.linux_chip(tmp_path) == (platform.machine() or "unknown chip")
+
+
+def test_macos_is_asked_by_sysctl(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Darwin")
+    answers = {"hw.memsize": str(64 * GIB), "machdep.cpu.brand_string": "Apple M4 Max"}
+    monkeypatch.setattr(device, "_sysctl", answers.__getitem__)
+    mac = device.inspect_device(lambda: Accelerator("metal", memory=48 * GIB))
+    assert (mac.system, mac.chip, mac.memory, mac.usable) == ("macOS", "Apple M4 Max", 64 * GIB, 48 * GIB)
+    assert mac.apple_silicon
+    assert str(mac) == "Apple M4 Max, 64 GiB, macOS, metal"
+    assert device.inspect_device(lambda: Accelerator("metal")).usable == 48 * GIB
+
+
+def test_a_cuda_machine_is_named_by_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "system", lambda: "Linux")
+    gpu = device.inspect_device(lambda: Accelerator("cuda", name="NVIDIA H200", memory=139 * GIB))
+    assert (gpu.chip, gpu.usable, gpu.apple_silicon) == ("NVIDIA H200", 139 * GIB, False)
+
+
+@pytest.mark.parametrize(
+    ("gib", "repository"),
+    [
+        (8, "mlx-community/Qwen3.5-4B-4bit"),
+        (16, "mlx-community/Qwen3.5-9B-4bit"),
+        (24, "mlx-community/Qwen3.5-9B-4bit"),
+        (32, "mlx-community/Qwen3.6-27B-4bit"),
+        (36, "mlx-community/Qwen3.6-35B-A3B-4bit"),
+        (64, "mlx-community/Qwen3-Coder-Next-4bit"),
+        (128, "mlx-community/Qwen3-Coder-Next-8bit"),
+        (512, "mlx-community/Qwen3-Coder-Next-8bit"),
+    ],
+)
+def test_recommendation_by_memory(gib: int, repository: str) -> None:
+    found = device.recommended_model(gib * GIB)
+    assert found is not None
+    assert found.repository == repository
+
+
+def test_no_recommendation_for_a_small_machine() -> None:
+    assert device.recommended_model(4 * GIB) is None
+
+
+@pytest.mark.parametrize("model", RECOMMENDED, ids=lambda model: model.repository)
+def test_every_recommended_model_leaves_room_for_kv(model: device.Recommendation) -> None:
+    usable = int(model.least_memory * device.METAL_SHARE)
+    assert device.default_cache_bytes(usable, model.weights) > LEAST_CACHE_BYTES
+
+
+def test_cache_bytes_shrink_with_the_model_and_have_a_floor() -> None:
+    small, large = (device.default_cache_bytes(48 * GIB, gib * GIB) for gib in (4, 40))
+    assert small > large > LEAST_CACHE_BYTES
+    assert small + 4 * GIB < 48 * GIB
+    assert device.default_cache_bytes(4 * GIB, 5 * GIB) == LEAST_CACHE_BYTES

