@@ -1,0 +1,111 @@
+"""Settings: precedence, bad values, and that every one is documented."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from scripts.settings_docs import ROOT, env_example, readme
+from start_llm.core.settings import Settings, SettingsError, load_settings
+
+SEED_DEFAULTS = {
+    "mlx_host": "127.0.0.1",
+    "mlx_port": 8080,
+    "proxy_port": 4000,
+    "proxy_startup_wait_seconds": 2.0,
+    "max_kv_size": 196608,
+    "kv_group_size": 64,
+    "kv_bits": None,
+    "kv_quant_scheme": "uniform",
+    "quantized_kv_start": 5000,
+    "prompt_cache_max_entries_per_session": 2,
+    "prompt_cache_ttl_seconds": 1800,
+    "prompt_cache_session_max_idle_seconds": 1800,
+    "prompt_cache_block_size": 16,
+    "default_temperature": 0.1,
+    "default_top_p": 0.9,
+    "default_top_k": 40,
+    "default_min_p": 0.05,
+    "default_repetition_penalty": 1.08,
+    "default_repetition_context_size": 256,
+    "default_max_tokens": 2048,
+    "default_thinking": True,
+    "preserve_thinking": True,
+    "generation_watchdog_seconds": 600.0,
+    "enable_request_logging": True,
+}
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+def test_defaults() -> None:
+    settings = load_settings(None)
+    assert {name: getattr(settings, name) for name in SEED_DEFAULTS} == SEED_DEFAULTS
+    assert settings.model_path is None
+
+
+def test_environment_wins_over_env_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / ".env"
+    file.write_text("MLX_PORT=9001\nHTTP_THREADS=3\n")
+    monkeypatch.setenv("MLX_PORT", "9002")
+    settings = load_settings(file)
+    assert (settings.mlx_port, settings.http_threads) == (9002, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "allowed"),
+    [
+        ("KV_BITS", "5", "4 or 8"),
+        ("MLX_PORT", "no", "integer"),
+        ("CACHE_DRIFT_POLICY", "maybe", "'append' or 'strict'"),
+        ("HTTP_THREADS", "0", "greater than or equal to 1"),
+        ("DEFAULT_TOP_P", "1.5", "less than or equal to 1"),
+    ],
+)
+def test_bad_value_names_variable_value_and_what_is_allowed(
+    name: str, value: str, allowed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError) as error:
+        load_settings(None)
+    assert name in str(error.value)
+    assert value in str(error.value)
+    assert allowed in str(error.value)
+
+
+@pytest.mark.parametrize("word", ["OFF", "off", "", "none"])
+def test_off_words(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KV_BITS", word)
+    assert load_settings(None).kv_bits is None
+
+
+def test_disk_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("START_LLM_CACHE_DIR", str(tmp_path))
+    assert load_settings(None).disk_dir == tmp_path / "kv"
+    monkeypatch.setenv("KV_DISK_DIR", "off")
+    assert load_settings(None).disk_dir is None
+    monkeypatch.setenv("KV_DISK_DIR", "/somewhere/else")
+    assert load_settings(None).disk_dir == Path("/somewhere/else")
+
+
+def test_frozen() -> None:
+    with pytest.raises(ValidationError):
+        load_settings(None).mlx_port = 1  # type: ignore[misc]
+
+
+def test_every_setting_has_a_comment() -> None:
+    assert [name for name, field in Settings.model_fields.items() if not field.description] == []
+
+
+def test_documents_match_the_settings() -> None:
+    text = (ROOT / "README.md").read_text("utf-8")
+    assert (ROOT / ".env.example").read_text("utf-8") == env_example()
+    assert readme(text) == text
+    missing = [n for n in Settings.model_fields if f"`{n.upper()}`" not in text or n.upper() not in env_example()]
+    assert missing == []
