@@ -1,0 +1,188 @@
+"""What the oracle says: a function of the tokens that it sees. Copied into the checkpoint as `oracle_answers.py`.
+
+Cues, in the text of user messages (tool responses are not read for cues):
+
+- ``[[script]]raw 1[[next]]raw 2[[end]]``: the k-th assistant turn after that message is the k-th raw text, verbatim, with
+  ``{truth}`` and ``{find: text}`` replaced as below. When the script has run out: ``Done.``, until other cues come.
+- ``[[truth]]``: SHA-256 (hex) of all visible tokens up to and including ``<|im_start|>assistant\\n``.
+- ``[[find: text]]``, any number: ``find: 2@5 0@-1``, how often each text occurs in the visible history (cues left out) and
+  the index of the last message that holds it.
+- ``[[long N]]``: N tokens of filler.
+- none of these: ``Answer 1a2b3c4d.``, from the hash of what stands after the last assistant turn.
+
+The last three are read in the messages after the last assistant turn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+PAD, END_OF_TEXT, START, END = 0, 1, 2, 3
+NO_THINKING, OPENED = "<think>\n\n</think>\n\n", "<think>\n"
+MISMATCH = "!!STATE MISMATCH: "
+FILLER = " the"
+MEMO_LIMIT = 4096
+
+SCRIPT = re.compile(r"\[\[script\]\](.*?)\[\[end\]\]", re.DOTALL)
+FIND = re.compile(r"\[\[find: (.*?)\]\]", re.DOTALL)
+INLINE_FIND = re.compile(r"\{find: (.*?)\}", re.DOTALL)
+LONG = re.compile(r"\[\[long (\d+)\]\]")
+TOOL_RESPONSE = re.compile(r"<tool_response>.*?</tool_response>", re.DOTALL)
+THOUGHT = re.compile(r"^\s*<think>.*?</think>\s*", re.DOTALL)
+
+
+def truth(tokens: np.ndarray) -> str:
+    """SHA-256 of token ids as little-endian int32."""
+    return hashlib.sha256(np.asarray(tokens, dtype="<i4").tobytes()).hexdigest()
+
+
+def split_messages(text: str) -> list[tuple[str, str]]:
+    """ChatML text to (role, body); the open generation prompt at its end is left out."""
+    messages = []
+    for part in text.split("<|im_start|>")[1:-1]:
+        role, _, body = part.partition("\n")
+        messages.append((role, body.rsplit("<|im_end|>", 1)[0]))
+    return messages
+
+
+def _without_cues(body: str) -> str:
+    return FIND.sub("", SCRIPT.sub("", body))
+
+
+def find(messages: list[tuple[str, str]], text: str) -> str:
+    """``count@last``: occurrences of `text` outside cues, and the index of the last message that holds it (-1: none)."""
+    counts = [_without_cues(body).count(text) for _, body in messages]
+    return f"{sum(counts)}@{max((i for i, n in enumerate(counts) if n), default=-1)}"
+
+
+def compose(messages: list[tuple[str, str]], fingerprint: str) -> str:
+    """The answer to a conversation."""
+    said = [TOOL_RESPONSE.sub("", body) if role == "user" else "" for role, body in messages]
+    scripted = max((i for i, body in enumerate(said) if SCRIPT.search(body)), default=-1)
+    turns = [i for i, (role, _) in enumerate(messages) if role == "assistant"]
+    if scripted >= 0:
+        texts = SCRIPT.findall(said[scripted])[-1].split("[[next]]")
+        k = sum(i > scripted for i in turns)
+        if k < len(texts):
+            raw = texts[k].replace("{truth}", fingerprint)
+            return INLINE_FIND.sub(lambda match: find(messages, match[1]), raw)
+    current = messages[turns[-1] + 1 :] if turns else messages
+    asked = "\n".join(SCRIPT.sub("", body) for body in said[len(messages) - len(current) :])
+    parts = [fingerprint] if "[[truth]]" in asked else []
+    if wanted := FIND.findall(asked):
+        parts.append("find: " + " ".join(find(messages, text) for text in wanted))
+    if long := LONG.search(asked):
+        parts.append(FILLER * int(long[1]))
+    if parts:
+        return "\n".join(parts)
+    if scripted >= 0:
+        return "Done."
+    return f"Answer {hashlib.sha256(repr(current).encode()).hexdigest()[:8]}."
+
+
+class Answers:
+    """Next tokens. Owned by the thread that runs the model."""
+
+    def __init__(self, tokenizer: Path) -> None:
+        self.tokenizer = Tokenizer.from_file(str(tokenizer))
+        self.opening = np.array(self.encode("<|im_start|>assistant\n"), dtype="<i4")
+        self.no_thinking = self.encode(NO_THINKING)
+        self.opened = self.encode(OPENED)
+        self.words = [self.encode(f" {word}")[0] for word in "the of and to in is that for it as was on are by".split()]
+        self.memo: dict[str, list[list[int]]] = {}
+        self.pending: Counter[tuple[str, int]] = Counter()
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def base_logits(self, size: int, other: float) -> np.ndarray:
+        """Logits of tokens that were not chosen: under a grammar that forbids the chosen one, the shortest way out."""
+        logits = np.full(size, other, dtype=np.float32)
+        logits[END] = 12.0
+        for text, value in {"}": 10.0, "]": 9.0, '"': 8.0, ":": 7.0, "0": 2.0, ",": 1.0}.items():
+            logits[self.encode(text)[0]] = value
+        logits[PAD] = -12.0
+        return logits
+
+    def step(self, history: np.ndarray, length: int, problem: str | None) -> tuple[bool, int]:
+        """For the visible tokens, of which the last `length` came in this pass: was this a decode step, and what is next."""
+        starts = np.flatnonzero(history == START)
+        if not len(starts):
+            return self._free_running(history, length)
+        after = int(starts[-1]) + len(self.opening)
+        tail = history[after:]
+        if len(history) < after or (history[starts[-1] : after] != self.opening).any() or (tail[:-1] <= END).any():
+            return False, END
+        prompt = history[:after]
+        key = truth(prompt)
+        decode = length == 1 and self._consume((key, len(tail) - 1))
+        if len(tail) and tail[-1] <= END:
+            return decode, END
+        generated = tail.tolist()
+        token = self._garbled(generated, problem) if problem else self._continue(key, prompt, generated)
+        self._expect((key, len(tail)))
+        return decode, token
+
+    def _consume(self, key: tuple[str, int]) -> bool:
+        if not self.pending[key]:
+            del self.pending[key]
+            return False
+        self.pending[key] -= 1
+        return True
+
+    def _expect(self, key: tuple[str, int]) -> None:
+        if len(self.pending) > MEMO_LIMIT * 16:
+            self.pending.clear()
+        self.pending[key] += 1
+
+    def _free_running(self, history: np.ndarray, length: int) -> tuple[bool, int]:
+        """Text without chat markers: words drawn by the hash of all of it, about 16 of them."""
+        before = truth(history[:-1])
+        decode = length == 1 and self._consume((before, -1))
+        digest = truth(history)
+        self._expect((digest, -1))
+        draw = int(digest[:8], 16)
+        return decode, END if draw % 16 == 0 else self.words[draw // 16 % len(self.words)]
+
+    def _continue(self, key: str, prompt: np.ndarray, generated: list[int]) -> int:
+        for candidate in self._candidates(key, prompt):
+            if generated == candidate[: len(generated)] and len(generated) < len(candidate):
+                return candidate[len(generated)]
+        return END
+
+    def _candidates(self, key: str, prompt: np.ndarray) -> list[list[int]]:
+        """The answer as it stands, after a prompt that closed the thinking block, and after one that opened it."""
+        reply = self._given_reply()
+        memo_key = key + reply
+        if memo_key not in self.memo:
+            if len(self.memo) > MEMO_LIMIT:
+                self.memo.clear()
+            text = reply or compose(
+                split_messages(self.tokenizer.decode(prompt.tolist(), skip_special_tokens=False)), key
+            )
+            self.memo[memo_key] = [
+                [*self.encode(text), END],
+                [*self.no_thinking, *self.encode(THOUGHT.sub("", text)), END],
+                [*self.opened, *self.encode("</think>\n\n" + text), END],
+            ]
+        return self.memo[memo_key]
+
+    def _given_reply(self) -> str:
+        path = os.environ.get("ORACLE_REPLIES")
+        return Path(path).read_text("utf-8") if path and Path(path).exists() else ""
+
+    def _garbled(self, generated: list[int], problem: str) -> int:
+        """Says what is wrong, from wherever the answer was when it went wrong."""
+        text = [*self.encode(MISMATCH + problem), END]
+        for said in range(min(len(generated), len(text) - 1), -1, -1):
+            if generated[len(generated) - said :] == text[:said]:
+                return text[said]
+        return END

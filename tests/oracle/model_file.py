@@ -1,0 +1,214 @@
+"""A model whose KV *is* the token history. Copied into the checkpoint as its `model_file`; stands alone.
+
+Keys hold token ids (+1, so that 0 means "never written"), values hold RoPE positions, and the `ArraysCache` of the hybrid
+kind holds a position-weighted checksum of every token it saw. What the model answers follows from what it sees through the
+cache, so a cache that was cut, merged or restored wrongly cannot give the right answer. See `answers.py` for the cues.
+
+Environment, read at every pass: `ORACLE_LOG` (a JSON line per pass is appended), `ORACLE_SLEEP_PER_TOKEN` and
+`ORACLE_SLEEP_PER_STEP` (seconds per prefilled token, per decode pass), `ORACLE_REPLIES` (a file whose text, if any, is the
+next answer, whatever the cues say).
+"""
+
+# No postponed annotations here: mlx-lm does not register this module, and dataclasses would look for it.
+
+import importlib.util
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import mlx.nn as nn
+import numpy as np
+from mlx_lm.models.base import BaseModelArgs
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
+
+_spec = importlib.util.spec_from_file_location("oracle_answers", Path(__file__).parent / "oracle_answers.py")
+assert _spec is not None and _spec.loader is not None
+answers = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(answers)
+
+PRIME = 2**31 - 1
+CHOSEN, OTHER = 80.0, 0.0
+
+
+@dataclass
+class ModelArgs(BaseModelArgs):
+    model_type: str
+    layer_kinds: list[str]
+    vocab_size: int
+    window: int
+
+
+@dataclass
+class Pass:
+    """One forward pass; one entry per row that had a token in it.
+
+    Attributes:
+        tokens: real (not padding) tokens of each row.
+        offsets: tokens that the row's KV held before.
+        decode: the row only fed back the token that it had just answered.
+    """
+
+    tokens: list[int]
+    offsets: list[int]
+    decode: list[bool]
+
+
+@dataclass
+class Work:
+    """What went through the model in this process. `computed` counts prompt tokens, `decoded` answer tokens."""
+
+    passes: list[Pass] = field(default_factory=list)
+
+    @property
+    def computed(self) -> int:
+        return sum(n for p in self.passes for n, decode in zip(p.tokens, p.decode) if not decode)
+
+    @property
+    def decoded(self) -> int:
+        return sum(n for p in self.passes for n, decode in zip(p.tokens, p.decode) if decode)
+
+    def reset(self) -> None:
+        self.passes.clear()
+
+
+def checksum(tokens: np.ndarray, start: int) -> int:
+    """Sum over tokens of (id + 1) times a weight of its position, modulo a prime: order and position matter."""
+    position = np.arange(start, start + len(tokens), dtype=np.int64)
+    weight = ((position + 1) * 2654435761 ^ (position >> 5) * 40503) % PRIME
+    return int((((tokens.astype(np.int64) + 1) * weight) % PRIME).sum() % PRIME)
+
+
+class Attention(nn.Module):
+    """Returns, for each row, (token ids, positions) that the last query sees."""
+
+    def __call__(self, tokens: mx.array, cache: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+        batch, length = tokens.shape
+        offset = cache.offset
+        steps = mx.arange(length)
+        positions = (
+            offset[:, None] + steps if isinstance(offset, mx.array) else mx.broadcast_to(offset + steps, tokens.shape)
+        )
+        rotating = hasattr(cache, "max_size")
+        mask = cache.make_mask(length) if rotating else None
+        keys, values = cache.update_and_fetch(
+            (tokens + 1).astype(mx.float32)[:, None, :, None], positions.astype(mx.float32)[:, None, :, None]
+        )
+        ids = np.array(keys[:, 0, :, 0]).astype(np.int64) - 1
+        at = np.array(values[:, 0, :, 0]).astype(np.int64)
+        visible: np.ndarray = np.ones(ids.shape, dtype=bool)
+        if isinstance(mask, mx.array):
+            visible = np.broadcast_to(np.array(mask[..., -1, :]).reshape(-1, ids.shape[1]), ids.shape)
+        elif not rotating and hasattr(cache, "left_padding"):
+            visible = np.arange(ids.shape[1])[None] >= np.array(cache.left_padding)[:, None]
+        rows = []
+        for row in range(batch):
+            see, where = ids[row][visible[row]], at[row][visible[row]]
+            if rotating:
+                order = np.argsort(where, kind="stable")
+                see, where = see[order], where[order]
+            rows.append((see, where))
+        return rows
+
+
+class Recurrent(nn.Module):
+    """A state that cannot be cut: how many tokens it saw, their checksum, and the last three."""
+
+    def __call__(self, tokens: np.ndarray, cache: Any) -> list[tuple[int, int]]:
+        batch, length = tokens.shape
+        raw_mask = cache.make_mask(length)
+        mask = (
+            np.ones(tokens.shape, dtype=bool) if raw_mask is None else np.broadcast_to(np.array(raw_mask), tokens.shape)
+        )
+        empty = cache[0] is None
+        state = np.zeros((batch, 2), np.int32) if empty else np.array(cache[0])
+        last = np.zeros((batch, 3), np.int32) if empty else np.array(cache[1])
+        for row in range(batch):
+            fresh = tokens[row][mask[row]]
+            count, total = int(state[row, 0]), int(state[row, 1])
+            state[row] = count + len(fresh), (total + checksum(fresh, count)) % PRIME
+            last[row] = np.concatenate([last[row], fresh + 1])[-3:]
+        cache[0], cache[1] = mx.array(state), mx.array(last)
+        cache.advance(length)
+        return [(int(count), int(total)) for count, total in state]
+
+
+class Model(nn.Module):
+    """Answers with the token that the cues in the visible history ask for; see the module's docstring.
+
+    Only the last position of a pass has meaningful logits; the others repeat it.
+    """
+
+    def __init__(self, args: ModelArgs) -> None:
+        super().__init__()
+        self.args = args
+        self.model_type = args.model_type
+        self.layers = [Recurrent() if kind == "A" else Attention() for kind in args.layer_kinds]
+        self.weight = mx.zeros((8,))
+        self.work = Work()
+        self.answers = answers.Answers(Path(__file__).parent / "tokenizer.json")
+        self.base = self.answers.base_logits(args.vocab_size, OTHER)
+
+    def make_cache(self) -> list[Any]:
+        made = {"A": lambda: ArraysCache(2), "K": KVCache, "R": lambda: RotatingKVCache(max_size=self.args.window)}
+        return [made[kind]() for kind in self.args.layer_kinds]
+
+    def __call__(self, inputs: mx.array, cache: Any = None, **_: Any) -> mx.array:
+        cache = self.make_cache() if cache is None else cache
+        tokens = np.array(inputs).astype(np.int64)
+        batch, length = tokens.shape
+        seen = [
+            layer(tokens if kind == "A" else inputs, c)
+            for layer, kind, c in zip(self.layers, self.args.layer_kinds, cache)
+        ]
+        logits = np.repeat(self.base[None], batch, axis=0)
+        entry = Pass([], [], [])
+        for row in range(batch):
+            real = int((tokens[row] != answers.PAD).sum())
+            if not real:
+                continue
+            first = next(s for s, kind in zip(seen, self.args.layer_kinds) if kind == "K")
+            history = first[row][0]
+            entry.tokens.append(real)
+            entry.offsets.append(len(history) - length)
+            decode = False
+            if tokens[row, -1] != answers.PAD:
+                problem = self._problem([layer[row] for layer in seen], history)
+                decode, token = self.answers.step(history.astype("<i4"), length, problem)
+                logits[row, token] = CHOSEN
+            entry.decode.append(decode)
+        self._record(entry)
+        return mx.broadcast_to(mx.array(logits)[:, None], (batch, length, logits.shape[1]))
+
+    def _problem(self, rows: list[Any], history: np.ndarray) -> str | None:
+        """What is wrong with one row's caches, or ``None``. Says no numbers, so that it stays the same while decoding."""
+        count = len(history)
+        for index, (kind, row) in enumerate(zip(self.args.layer_kinds, rows)):
+            if kind == "A":
+                if row != (count, checksum(history, 0)):
+                    return f"layer {index}: the state has not seen the tokens that the KV holds"
+                continue
+            see, where = row
+            start = max(0, count - self.args.window) if kind == "R" else 0
+            if (see < 0).any():
+                return f"layer {index}: a hole in the KV"
+            if len(where) != count - start or (where != np.arange(start, count)).any():
+                return f"layer {index}: wrong positions"
+            if (see != history[start:]).any():
+                return f"layer {index}: other tokens than the first layer"
+        return None
+
+    def _record(self, entry: Pass) -> None:
+        self.work.passes.append(entry)
+        if path := os.environ.get("ORACLE_LOG"):
+            line = {"t": time.time(), "tokens": entry.tokens, "offsets": entry.offsets, "decode": entry.decode}
+            with open(path, "a", encoding="utf-8") as log:
+                log.write(json.dumps(line) + "\n")
+        prefilled = sum(n for n, decode in zip(entry.tokens, entry.decode) if not decode)
+        if pause := float(os.environ.get("ORACLE_SLEEP_PER_TOKEN", "0")) * prefilled:
+            time.sleep(pause)
+        if any(entry.decode) and (pause := float(os.environ.get("ORACLE_SLEEP_PER_STEP", "0"))):
+            time.sleep(pause)

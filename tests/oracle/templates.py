@@ -1,0 +1,105 @@
+"""Chat templates of the oracle: ChatML with Hermes tools; they differ in what they do to reasoning.
+
+- ``plain``: reasoning of every past turn is shown.
+- ``qwen3``: reasoning before the last user message is dropped.
+- ``preserve``: as ``qwen3``, unless ``preserve_thinking`` is true.
+- ``opened``: as ``plain``, and the generation prompt opens the thinking block.
+- ``no_tools``: as ``plain``, but knows neither tools nor tool calls.
+"""
+
+from __future__ import annotations
+
+_HEAD = r"""{%- if tools %}
+    {{- '<|im_start|>system\n' }}
+    {%- if messages[0].role == 'system' %}
+        {{- messages[0].content + '\n\n' }}
+    {%- endif %}
+    {{- '# Tools\n\nYou may call one or more functions to help with the task.\n\nThe functions, inside <tools></tools>:\n<tools>' }}
+    {%- for tool in tools %}
+        {{- '\n' }}
+        {{- tool | tojson }}
+    {%- endfor %}
+    {{- '\n</tools>\n\nFor each call, answer with a JSON object inside <tool_call></tool_call>:\n<tool_call>\n{"name": <name>, "arguments": <arguments>}\n</tool_call><|im_end|>\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
+{%- endif %}
+"""
+
+_LAST_QUERY = r"""{%- set ns = namespace(last=-1) %}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {%- set ns.last = loop.index0 %}
+    {%- endif %}
+{%- endfor %}
+"""
+
+_MESSAGES = r"""{%- for message in messages %}
+    {%- set content = message.content if message.content is string else '' %}
+    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\n' + content + '<|im_end|>\n' }}
+    {%- elif message.role == 'assistant' %}
+        {%- set reasoning = message.reasoning_content or message.reasoning or '' %}
+        {{- '<|im_start|>assistant\n' }}
+        {%- if reasoning and (SHOW_REASONING) %}
+            {{- '<think>\n' + reasoning.strip('\n') + '\n</think>\n\n' + content.lstrip('\n') }}
+        {%- else %}
+            {{- content }}
+        {%- endif %}
+        {%- for tool_call in message.tool_calls or [] %}
+            {%- if not loop.first or content %}
+                {{- '\n' }}
+            {%- endif %}
+            {%- if tool_call.function %}
+                {%- set tool_call = tool_call.function %}
+            {%- endif %}
+            {{- '<tool_call>\n{"name": "' + tool_call.name + '", "arguments": ' }}
+            {{- tool_call.arguments if tool_call.arguments is string else tool_call.arguments | tojson }}
+            {{- '}\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}
+            {{- '<|im_start|>user' }}
+        {%- endif %}
+        {{- '\n<tool_response>\n' + content + '\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}
+            {{- '<|im_end|>\n' }}
+        {%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+    {%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- endif %}
+{%- endif %}"""
+
+_NO_TOOLS = r"""{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\n' }}
+{%- endif %}"""
+
+_AFTER_LAST_QUERY = "loop.index0 > ns.last"
+_CLOSED = r"""{%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- endif %}"""
+_OPENED = r"""{%- if enable_thinking is defined and enable_thinking is false %}
+        {{- '<think>\n\n</think>\n\n' }}
+    {%- else %}
+        {{- '<think>\n' }}
+    {%- endif %}"""
+
+
+def _with_reasoning(condition: str) -> str:
+    return _HEAD + _LAST_QUERY + _MESSAGES.replace("SHOW_REASONING", condition)
+
+
+TEMPLATES = {
+    "plain": _with_reasoning("true"),
+    "qwen3": _with_reasoning(_AFTER_LAST_QUERY),
+    "preserve": _with_reasoning(f"(preserve_thinking is defined and preserve_thinking) or {_AFTER_LAST_QUERY}"),
+    "opened": _with_reasoning("true").replace(_CLOSED, _OPENED),
+    "no_tools": _NO_TOOLS,
+}

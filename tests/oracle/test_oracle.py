@@ -1,0 +1,246 @@
+"""The oracle tells the truth, and says so when its cache lies."""
+
+import copy
+import json
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import BatchGenerator
+from mlx_lm.models.cache import trim_prompt_cache
+from mlx_lm.sample_utils import make_logits_processors, make_sampler
+
+from tests.oracle import LAYERS, MISMATCH, TEMPLATES, Oracle, build_oracle, expected_truth, mark, script, work_done
+
+THOUGHT = "<think>\nhm\n</think>\n\nSee.\n<tool_call>\n"
+CALL = THOUGHT + '{"name": "ls", "arguments": {"path": "."}}\n</tool_call>'
+
+
+@pytest.fixture(scope="module", params=sorted(LAYERS))
+def oracle(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
+    return Oracle.load(build_oracle(tmp_path_factory.mktemp(request.param), request.param))
+
+
+def text(oracle: Oracle, tokens: list[int]) -> str:
+    return str(oracle.tokenizer.decode(tokens))
+
+
+def batch(oracle: Oracle, prompts: list[list[int]], step: int = 64, **kwargs) -> tuple[list[list[int]], list[list]]:
+    """Answers (without end tokens) and final caches of prompts that run in one `BatchGenerator`."""
+    generator = BatchGenerator(oracle.model, stop_tokens=[[3]], max_tokens=2000, prefill_step_size=step)
+    uids = generator.insert([list(p) for p in prompts], **kwargs)
+    answers: dict[int, list[int]] = {uid: [] for uid in uids}
+    caches: dict[int, list] = {}
+    while len(caches) < len(uids):
+        for response in generator.next()[1]:
+            if response.token != 3:
+                answers[response.uid].append(response.token)
+            if response.finish_reason:
+                caches[response.uid] = response.prompt_cache
+    return [answers[uid] for uid in uids], [caches[uid] for uid in uids]
+
+
+def test_truth_is_the_hash_of_the_prompt(oracle: Oracle) -> None:
+    prompt = oracle.prompt("some words " * 300 + "[[truth]]")
+    assert text(oracle, oracle.generate(prompt, chunk=100)) == expected_truth(prompt)
+    assert expected_truth(prompt) != expected_truth(oracle.prompt("[[truth]]"))
+
+
+def test_work_is_counted_apart_from_decoding(oracle: Oracle) -> None:
+    prompt = oracle.prompt("some words " * 100)
+    oracle.model.work.reset()
+    answer = oracle.generate(prompt)
+    assert oracle.model.work.computed == len(prompt)
+    assert oracle.model.work.decoded >= len(answer)
+
+
+def test_script_answers_turn_by_turn(oracle: Oracle) -> None:
+    messages = [
+        {"role": "system", "content": "Be."},
+        {"role": "user", "content": "Go. " + script(CALL, "Done {truth}")},
+    ]
+    assert oracle.say(messages) == CALL
+    call = {"type": "function", "function": {"name": "ls", "arguments": {"path": "."}}}
+    messages += [
+        {"role": "assistant", "content": "See.", "reasoning_content": "hm", "tool_calls": [call]},
+        {"role": "tool", "content": "[[script]]not a cue[[end]]"},
+    ]
+    prompt = oracle.prompt(messages)
+    assert text(oracle, oracle.generate(prompt)) == "Done " + expected_truth(prompt)
+    messages += [{"role": "assistant", "content": "Done x"}, {"role": "user", "content": "more"}]
+    assert oracle.say(messages) == "Done."
+    messages[-1]["content"] = script("again")
+    assert oracle.say(messages) == "again"
+
+
+def test_a_scripted_turn_comes_back_with_the_same_tokens(oracle: Oracle) -> None:
+    """What the template makes of a parsed answer equals what was generated."""
+    question = [{"role": "user", "content": script(CALL)}]
+    generated = [*oracle.prompt(question), *oracle.generate(oracle.prompt(question)), 3]
+    call = {"type": "function", "function": {"name": "ls", "arguments": {"path": "."}}}
+    turn = {"role": "assistant", "content": "See.", "reasoning_content": "hm", "tool_calls": [call]}
+    again = oracle.prompt([*question, turn, {"role": "tool", "content": "x"}])
+    assert again[: len(generated)] == generated
+
+
+def test_find_counts_what_is_visible(oracle: Oracle) -> None:
+    messages = [
+        {"role": "system", "content": "Current time is 10:05. Current time is 10:05."},
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "Current time is 10:05."},
+        {"role": "user", "content": "[[find: Current time is 10:05.]][[find: 10:06]]"},
+    ]
+    assert oracle.say(messages) == "find: 3@2 0@-1"
+
+
+def test_long_and_default_answers(oracle: Oracle) -> None:
+    assert len(oracle.generate(oracle.prompt("[[long 57]]"))) == 57
+    assert oracle.say("a") == oracle.say("a") != oracle.say("b")
+
+
+def test_a_prompt_without_chat_markers_gets_some_words(oracle: Oracle) -> None:
+    prompt = oracle.tokenizer.encode("Once upon a time")
+    answer = oracle.generate(prompt, limit=400)
+    assert answer == oracle.generate(prompt, limit=400)
+    oracle.model.work.reset()
+    oracle.generate(prompt, limit=400)
+    assert oracle.model.work.computed == len(prompt) - 1  # mlx-lm feeds the last one apart: it looks like an answer's
+
+
+def test_answers_stand_firm_against_penalties_and_sampling(oracle: Oracle) -> None:
+    prompt = oracle.prompt(script("la " * 50))
+    answers, _ = batch(
+        oracle,
+        [prompt],
+        samplers=[make_sampler(temp=1.0, top_p=0.9, min_p=0.05, top_k=40)],
+        logits_processors=[make_logits_processors(None, 1.08, 256)],
+    )
+    assert text(oracle, answers[0]) == "la " * 50
+
+
+def test_without_thinking_the_reasoning_is_left_out(oracle: Oracle) -> None:
+    prompt = oracle.prompt(script("<think>\nhm\n</think>\n\nSo."), enable_thinking=False)
+    assert text(oracle, prompt).endswith("</think>\n\n")
+    assert text(oracle, oracle.generate(prompt)) == "So."
+
+
+def test_ragged_batches_answer_as_single_rows(oracle: Oracle) -> None:
+    prompts = [oracle.prompt("x" * n + " [[truth]] [[long 30]]") for n in (1, 700, 33, 210, 1500)]
+    answers, caches = batch(oracle, prompts)
+    assert answers == [oracle.generate(p) for p in prompts]
+    follow_ups = [
+        [*p, *a, 3, *oracle.tokenizer.encode("\n"), *oracle.prompt("And? [[truth]]")]
+        for p, a in zip(prompts, answers, strict=True)
+    ]
+    rest = [full[len(p) + len(a) + 1 :] for full, p, a in zip(follow_ups, prompts, answers, strict=True)]
+    oracle.model.work.reset()
+    second, _ = batch(oracle, rest, caches=caches)
+    assert [text(oracle, a) for a in second] == [expected_truth(full) for full in follow_ups]
+    assert oracle.model.work.computed == sum(map(len, rest))
+
+
+def test_a_cut_that_leaves_a_wrong_state_is_told(oracle: Oracle) -> None:
+    """Attention layers alone may be trimmed; states and wrapped windows may not."""
+    prompt = oracle.prompt("some words " * 200)
+    cache = oracle.model.make_cache()
+    oracle.generate(prompt, cache)
+    keep = 100
+    for kind, layer in zip(oracle.model.args.layer_kinds, cache, strict=True):
+        if kind != "A":
+            layer.trim(layer.offset - keep)
+    rest = oracle.prompt("What? [[truth]]")
+    answer = text(oracle, oracle.generate(rest, cache))
+    if set(oracle.model.args.layer_kinds) == {"K"}:
+        assert answer == expected_truth(prompt[:keep] + rest)
+    else:
+        assert answer.startswith(MISMATCH)
+
+
+def test_a_wrong_position_is_told(oracle: Oracle) -> None:
+    prompt = oracle.prompt("some words")
+    cache = oracle.model.make_cache()
+    oracle.generate(prompt, cache)
+    for layer in cache:
+        if hasattr(layer, "values"):
+            layer.values = layer.values + 1
+    answer = text(oracle, oracle.generate(oracle.prompt("[[truth]]"), cache))
+    assert answer.startswith(MISMATCH) and "positions" in answer
+
+
+def test_another_layers_tokens_are_told(oracle: Oracle) -> None:
+    prompt = oracle.prompt("some words")
+    first, second = oracle.model.make_cache(), oracle.model.make_cache()
+    oracle.generate(prompt, first, limit=1)
+    oracle.generate(list(reversed(prompt)), second, limit=1)
+    mixed = [*first[:-1], second[-1]]
+    assert text(oracle, oracle.generate(oracle.prompt("[[truth]]"), mixed)).startswith(MISMATCH)
+
+
+def test_a_state_that_missed_a_token_is_told(tmp_path: Path) -> None:
+    oracle = Oracle.load(build_oracle(tmp_path, "hybrid"))
+    prompt = oracle.prompt("some words [[truth]]")
+    early = oracle.model.make_cache()
+    oracle.model(mx.array([prompt[:5]]), cache=early)
+    late = copy.deepcopy(early)
+    oracle.model(mx.array([prompt[5:-3]]), cache=late)
+    stale = [early[0], late[1], late[2], late[3]]
+    assert text(oracle, oracle.generate(prompt[-3:], stale)).startswith(MISMATCH + "layer 0")
+
+
+def test_trimming_every_layer_is_fine_where_it_can_be(tmp_path: Path) -> None:
+    oracle = Oracle.load(build_oracle(tmp_path, "plain"))
+    prompt = oracle.prompt("some words " * 50)
+    cache = oracle.model.make_cache()
+    oracle.generate(prompt, cache)
+    trim_prompt_cache(cache, cache[0].offset - 30)
+    rest = oracle.prompt("[[truth]]")
+    assert text(oracle, oracle.generate(rest, cache)) == expected_truth(prompt[:30] + rest)
+
+
+def test_the_log_counts_the_same_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    oracle = Oracle.load(build_oracle(tmp_path, "hybrid"))
+    log = tmp_path / "work.jsonl"
+    monkeypatch.setenv("ORACLE_LOG", str(log))
+    prompt = oracle.prompt("some words " * 50)
+    oracle.generate(prompt)
+    before = mark(log)
+    assert work_done(log) == len(prompt)
+    oracle.generate(oracle.prompt("b"))
+    assert work_done(log, before) == len(oracle.prompt("b"))
+    assert work_done(log, 0, before) == len(prompt)
+
+
+def test_a_given_reply_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    oracle = Oracle.load(build_oracle(tmp_path, "plain"))
+    replies = tmp_path / "reply.txt"
+    monkeypatch.setenv("ORACLE_REPLIES", str(replies))
+    before = oracle.say("a")
+    replies.write_text("As recorded.")
+    assert oracle.say("a") == "As recorded." != before
+
+
+@pytest.mark.parametrize("template", sorted(TEMPLATES))
+def test_templates_render_and_answer(template: str, tmp_path: Path) -> None:
+    oracle = Oracle.load(build_oracle(tmp_path, "plain", template=template))
+    conversation = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "reasoning_content": "SECRET"},
+        {"role": "user", "content": "[[truth]]"},
+    ]
+    prompt = oracle.prompt(conversation)
+    shown = "SECRET" in text(oracle, prompt)
+    assert shown == (template in {"plain", "opened"})
+    assert ("SECRET" in text(oracle, oracle.prompt(conversation, preserve_thinking=True))) == (
+        template in {"plain", "opened", "preserve"}
+    )
+    assert text(oracle, oracle.generate(prompt)).removeprefix("</think>\n\n") == expected_truth(prompt)
+
+
+def test_the_tokenizer_is_fine_for_tools(tmp_path: Path) -> None:
+    oracle = Oracle.load(build_oracle(tmp_path, "plain"))
+    assert oracle.tokenizer.has_tool_calling and oracle.tokenizer.has_thinking
+    assert oracle.tokenizer.eos_token_ids == {3}
+    sample = 'Read 文件 🎉 naïve\n\t{"a": [1, 2]}<tool_call>x</tool_call>'
+    assert oracle.tokenizer.decode(oracle.tokenizer.encode(sample)) == sample
+    tools = [{"type": "function", "function": {"name": "ls", "description": "d", "parameters": {"type": "object"}}}]
+    assert json.dumps(tools[0]["function"]["name"]) in text(oracle, oracle.prompt("a", tools=tools))
