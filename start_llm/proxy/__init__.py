@@ -1,0 +1,1 @@
+"""The LiteLLM proxy: its configuration, and its life as a child process."""

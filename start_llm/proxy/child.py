@@ -1,0 +1,40 @@
+"""The process that LiteLLM runs in. Standard library only; the launcher starts it by path.
+
+``python -P child.py --start-llm-proxy FD FOLDER -- LITELLM ARGUMENTS``: FD is the read end of a pipe whose write end
+only the server holds. When that end closes, however the server ended, this process and all that it started end at
+once. FOLDER holds LiteLLM's configuration and goes with it.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import signal
+import sys
+import threading
+
+MARKER = "--start-llm-proxy"
+
+
+def _end_with(pipe: int, folder: str) -> None:
+    """Blocks until the pipe closes, then ends this process's whole group."""
+    while os.read(pipe, 1):
+        pass
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def main() -> None:
+    marker, pipe, folder, _, *arguments = sys.argv[1:]
+    if marker != MARKER:
+        raise SystemExit(f"{sys.argv[0]}: the first argument must be {MARKER}, not {marker!r}")
+    if os.getpgid(0) != os.getpid():
+        raise SystemExit(f"{sys.argv[0]}: must lead its own process group")
+    threading.Thread(target=_end_with, args=(int(pipe), folder), name="owner-watch", daemon=True).start()
+    sys.argv[1:] = arguments
+    runpy.run_module("litellm.proxy.proxy_cli", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""What LiteLLM is told: its configuration, its environment and its master key.
+
+Every dialect takes the shortest way through LiteLLM (1.106): a `hosted_vllm/` entry passes chat completions on as chat
+completions and Responses as Responses, and an entry that declares ``/v1/messages`` among its `supported_endpoints` gets
+Anthropic messages untranslated. (`openai/` entries refuse `thinking` and `reasoning` for models that LiteLLM does not
+know; `anthropic/` entries turn everything into messages.)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from start_llm.core.settings import Settings
+
+KEY_NAME = "LITELLM_MASTER_KEY"
+WILDCARDS = ("gpt-*", "claude-*")
+# LiteLLM gives up on a request after this long; a long cold prefill must fit.
+REQUEST_SECONDS = 6 * 3600
+# LiteLLM leaves `thinking` and `output_config` out of messages to models that it does not know to take them.
+_ABILITIES = {
+    "supports_reasoning": True,
+    "supports_adaptive_thinking": True,
+    "supports_legacy_thinking": True,
+    "supports_output_config": True,
+    "supports_function_calling": True,
+    "supports_vision": True,
+}
+# A database, a cache or an account that the user's shell happens to name is none of this proxy's business.
+_NOT_INHERITED = ("DATABASE_URL", "REDIS_URL", "REDIS_HOST", "LITELLM_SALT_KEY", "CONFIG_FILE_PATH", "NUM_WORKERS")
+
+
+def proxy_model_names(settings: Settings, model_id: str) -> list[str]:
+    """Names under which the proxy serves the model, the served name first; no duplicates."""
+    named = settings.proxy_model_id or f"openai/{settings.model_path or model_id}"
+    return list(dict.fromkeys([model_id, named, *WILDCARDS]))
+
+
+def proxy_config(settings: Settings, *, server_url: str, model_id: str, master_key: str) -> dict[str, Any]:
+    """LiteLLM's configuration as plain JSON types (JSON is YAML)."""
+    parameters = {
+        "model": f"hosted_vllm/{model_id}",
+        "api_base": f"{server_url.rstrip('/')}/v1",
+        # Without a key LiteLLM would look for one in the environment and send that.
+        "api_key": settings.api_key or "none",
+        "timeout": REQUEST_SECONDS,
+        "stream_timeout": REQUEST_SECONDS,
+    }
+    entries = []
+    for index, name in enumerate(proxy_model_names(settings, model_id)):
+        # LiteLLM looks abilities of a messages request up under the bare name of the model behind, where it
+        # files an entry under its id: so one entry, and only one, carries that name as its id.
+        identity = model_id if index == 0 else f"start_llm:{name}"
+        info = {"id": identity, "supported_endpoints": ["/v1/messages"], **_ABILITIES}
+        entries.append({"model_name": name, "litellm_params": parameters, "model_info": info})
+    return {
+        "model_list": entries,
+        "litellm_settings": {"telemetry": False, "request_timeout": REQUEST_SECONDS, "num_retries": 0},
+        # One server behind: a retry would compute twice, a cool-down would refuse what could be answered.
+        "router_settings": {"num_retries": 0, "disable_cooldowns": True},
+        "general_settings": {"master_key": master_key, "disable_spend_logs": True},
+    }
+
+
+def proxy_environment(inherited: Mapping[str, str]) -> dict[str, str]:
+    """The child's environment: nothing is fetched, reported or taken from a `.env` of the current folder."""
+    environment = {name: value for name, value in inherited.items() if name not in _NOT_INHERITED}
+    hosts = ["127.0.0.1", "localhost", "::1"]
+    for name in ("no_proxy", "NO_PROXY"):
+        listed = [host for host in inherited.get(name, "").split(",") if host]
+        environment[name] = ",".join(dict.fromkeys(listed + hosts))
+    for name in ("MODEL_COST_MAP", "ANTHROPIC_BETA_HEADERS", "AUTOROUTER_PRESETS", "BLOG_POSTS", "POLICY_TEMPLATES"):
+        environment[f"LITELLM_LOCAL_{name}"] = "True"
+    environment |= {
+        "LITELLM_TELEMETRY": "False",
+        "LITELLM_DONT_SHOW_FEEDBACK_BOX": "true",
+        "LITELLM_MODE": "PRODUCTION",
+        "PYTHONUNBUFFERED": "1",
+    }
+    return environment
+
+
+def write_config(config: dict[str, Any]) -> Path:
+    """Writes `config` to a new file (0600) in a new temporary folder (0700) and returns the file's path."""
+    path = Path(tempfile.mkdtemp(prefix="start_llm-proxy-")) / "config.yaml"
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        json.dump(config, file, indent=1)
+    return path
+
+
+def master_key(settings: Settings, env_file: Path) -> tuple[str, bool]:
+    """The proxy's key, and whether it was made now.
+
+    A key that is made is kept in `env_file`: that one line is added or replaced, the rest stays as it is.
+    """
+    if settings.litellm_master_key:
+        return settings.litellm_master_key, False
+    if stored := _stored_key(env_file):
+        return stored, False
+    made = f"sk-{secrets.token_urlsafe(24)}"
+    set_line(env_file, KEY_NAME, made)
+    return made, True
+
+
+def _stored_key(env_file: Path) -> str | None:
+    try:
+        lines = env_file.read_text(encoding="utf-8").splitlines()
+    except FileNotFoundError:
+        return None
+    values = [line.split("=", 1)[1].strip().strip("'\"") for line in lines if _names(line, KEY_NAME)]
+    return values[-1] if values and values[-1].lower() not in {"", "off", "none"} else None
+
+
+def set_line(env_file: Path, name: str, value: str) -> None:
+    """Sets ``name=value`` in `env_file` by an atomic rename; the file is 0600 afterwards."""
+    env_file = env_file.resolve()  # a link stays a link
+    text = env_file.read_text(encoding="utf-8") if env_file.exists() else ""
+    lines = [line for line in text.splitlines(keepends=True) if not _names(line, name)]
+    if lines and not lines[-1].endswith("\n"):
+        lines[-1] += "\n"
+    lines.append(f"{name}={value}\n")
+    handle, temporary = tempfile.mkstemp(prefix=".env-", dir=env_file.parent)  # mkstemp makes it 0600
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.writelines(lines)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, env_file)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _names(line: str, name: str) -> bool:
+    head, equals, _ = line.partition("=")
+    return bool(equals) and head.strip().removeprefix("export ").strip() == name

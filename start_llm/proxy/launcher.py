@@ -1,0 +1,307 @@
+"""The LiteLLM proxy as a child process: started, awaited, stopped, and never left behind."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from start_llm.core.settings import Settings
+from start_llm.proxy import config as proxy_config
+from start_llm.proxy.child import MARKER
+
+CHILD = Path(__file__).with_name("child.py")
+_POLL_SECONDS = 0.05
+_STOP_SECONDS = 5.0
+_WILD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+class ProxyError(RuntimeError):
+    """The proxy cannot be started. The message says what stands in the way and what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """What is remembered about a running proxy; times are the processes' creation times (unix seconds)."""
+
+    pid: int
+    created: float
+    owner: int
+    owner_created: float
+
+
+class LiteLLMProxy:
+    """One LiteLLM proxy in front of `server_url`. Methods may be called from any thread, one at a time."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        server_url: str,
+        model_id: str,
+        log_path: Path,
+        env_file: Path = Path(".env"),
+    ) -> None:
+        """Starts nothing.
+
+        Args:
+            server_url: where the server listens, e.g. ``http://127.0.0.1:8080``.
+            model_id: the name under which the server serves its model.
+            log_path: file that gets LiteLLM's output (appended, 0600).
+            env_file: where a made master key is kept.
+        """
+        self._settings = settings
+        self._server_url = _reachable(server_url)
+        self._model_id = model_id
+        self._log_path = log_path
+        self._env_file = env_file
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pipe: int | None = None
+        self._folder: Path | None = None
+        self._port = settings.proxy_port
+        self._key: str | None = None
+        self.made_key = False
+
+    @property
+    def url(self) -> str:
+        """Where clients connect, without ``/v1``. The port is known once `start` has returned."""
+        host = _WILD_HOSTS.get(self._settings.mlx_host, self._settings.mlx_host)
+        return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
+
+    @property
+    def master_key(self) -> str:
+        """The key that clients send; made and kept in `env_file` if there was none."""
+        if self._key is None:
+            self._key, self.made_key = proxy_config.master_key(self._settings, self._env_file)
+        return self._key
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """Starts LiteLLM and returns at once; `wait_ready` tells when it answers.
+
+        Raises:
+            ProxyError: the port is taken by something that is not a leftover proxy of ours.
+        """
+        with self._lock:
+            if self._process is not None and self._process.poll() is None:
+                return
+            host = self._settings.mlx_host
+            if self._settings.proxy_port:
+                self._clear_port(host, self._settings.proxy_port)
+            else:
+                self._port = _free_port(host)
+            key = self.master_key
+            config = proxy_config.proxy_config(
+                self._settings, server_url=self._server_url, model_id=self._model_id, master_key=key
+            )
+            path = proxy_config.write_config(config)
+            self._folder = path.parent
+            try:
+                self._process = self._spawn(host, path)
+            except BaseException:
+                self._clean()
+                raise
+            self._remember(self._process.pid)
+
+    def _spawn(self, host: str, config: Path) -> subprocess.Popen[bytes]:
+        self._log_path.parent.mkdir(parents=True, exist_ok=True)
+        log = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        read, self._pipe = os.pipe()
+        command = [sys.executable, "-P", str(CHILD), MARKER, str(read), str(config.parent), "--"]
+        command += ["--config", str(config), "--host", host, "--port", str(self._port), "--num_workers", "1"]
+        try:
+            return subprocess.Popen(
+                command,
+                env=proxy_config.proxy_environment(os.environ),
+                cwd=config.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(read,),
+                start_new_session=True,
+            )
+        finally:
+            os.close(read)
+            os.close(log)
+
+    def wait_ready(self, seconds: float) -> bool:
+        """Waits until the health route answers; False after `seconds`, or as soon as the process has ended."""
+        deadline = time.monotonic() + seconds
+        while self.alive():
+            if self.healthy():
+                return True
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_POLL_SECONDS)
+        return False
+
+    def healthy(self) -> bool:
+        """Whether the health route answers now (at most 2 s)."""
+        address = urlsplit(self.url)
+        connection = http.client.HTTPConnection(address.hostname or "127.0.0.1", address.port, timeout=2)
+        try:
+            connection.request("GET", "/health/readiness")
+            return connection.getresponse().status == 200
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+    def alive(self) -> bool:
+        """Whether the process runs (it may not answer yet)."""
+        return self._process is not None and self._process.poll() is None
+
+    def stop(self) -> None:
+        """Ends the proxy and everything it started; returns when it is gone. Harmless when it does not run."""
+        with self._lock:
+            process = self._process
+            if process is not None:
+                if process.poll() is None:
+                    process.terminate()
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(_STOP_SECONDS)
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)  # the group outlives its leader if anything is left in it
+                process.wait()
+                self._record_path(self._port).unlink(missing_ok=True)
+                self._process = None
+            self._clean()
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The last lines of LiteLLM's output, for an error message."""
+        try:
+            text = self._log_path.read_text(encoding="utf-8", errors="replace")
+        except FileNotFoundError:
+            return ""
+        return "\n".join(text.splitlines()[-lines:])
+
+    def _clean(self) -> None:
+        if self._pipe is not None:
+            os.close(self._pipe)
+            self._pipe = None
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+
+    # --- what runs on the port --------------------------------------------------
+
+    def _record_path(self, port: int) -> Path:
+        return self._settings.cache_dir / "run" / f"proxy-{port}.json"
+
+    def _remember(self, pid: int) -> None:
+        try:
+            created = psutil.Process(pid).create_time()
+        except psutil.NoSuchProcess:
+            return
+        owner = psutil.Process()
+        path = self._record_path(self._port)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        temporary = path.with_suffix(f".{owner.pid}.tmp")
+        temporary.write_text(json.dumps(asdict(_Record(pid, created, owner.pid, owner.create_time()))))
+        os.replace(temporary, path)
+
+    def _clear_port(self, host: str, port: int) -> None:
+        """Returns once `port` can be bound: a leftover proxy of ours is ended, anything else is a ProxyError."""
+        if _bindable(host, port):
+            return
+        leftover = self._leftover(port)
+        if leftover is None:
+            raise ProxyError(
+                f"PROXY_PORT={port} is taken by {_who_listens(port)}. It was left alone. "
+                "Stop it, or set PROXY_PORT to another port (0 picks a free one), or set PROXY=off."
+            )
+        with suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
+            os.killpg(leftover.pid, signal.SIGKILL)
+            leftover.wait(_STOP_SECONDS)
+        deadline = time.monotonic() + _STOP_SECONDS
+        while not _bindable(host, port):
+            if time.monotonic() >= deadline:
+                raise ProxyError(f"PROXY_PORT={port} is still taken by {_who_listens(port)} after its end.")
+            time.sleep(_POLL_SECONDS)
+
+    def _leftover(self, port: int) -> psutil.Process | None:
+        """A proxy of ours on `port` whose server is gone: record, creation time and command line must all agree."""
+        try:
+            record = _Record(**json.loads(self._record_path(port).read_text()))
+            process = psutil.Process(record.pid)
+            command = process.cmdline()
+            ours = process.create_time() == record.created and MARKER in command and _port_of(command) == port
+        except (OSError, ValueError, TypeError, psutil.Error):
+            return None
+        owned = psutil.pid_exists(record.owner) and _created(record.owner) == record.owner_created
+        if owned and record.owner != os.getpid():
+            return None  # another server of ours is using it: not stale
+        return process if ours else None
+
+
+def _port_of(command: list[str]) -> int | None:
+    for name, value in itertools.pairwise(command):
+        if name == "--port" and value.isdigit():
+            return int(value)
+    return None
+
+
+def _created(pid: int) -> float | None:
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return None
+
+
+def _reachable(url: str) -> str:
+    """`url` with a wildcard host replaced by loopback."""
+    parts = urlsplit(url)
+    host = _WILD_HOSTS.get(parts.hostname or "", parts.hostname or "")
+    return f"{parts.scheme}://[{host}]:{parts.port}" if ":" in host else f"{parts.scheme}://{host}:{parts.port}"
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _bindable(host: str, port: int) -> bool:
+    with socket.socket(_family(host)) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as uvicorn does: TIME_WAIT is not "taken"
+        try:
+            probe.bind((host, port))
+            probe.listen(1)
+        except OSError:
+            return False
+        return True
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(_family(host)) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+def _who_listens(port: int) -> str:
+    """A name for whoever listens on `port`, as far as this user may know it."""
+    for process in psutil.process_iter():
+        try:
+            connections = process.net_connections("tcp")
+            if any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in connections):
+                command = " ".join(process.cmdline())[:200] or process.name()
+                return f"process {process.pid} ({command})"
+        except psutil.Error:
+            continue
+    return "another user's process, or one that cannot be seen from here"

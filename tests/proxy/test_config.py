@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from start_llm.core.settings import Settings, load_settings
+from start_llm.proxy.config import (
+    master_key,
+    proxy_config,
+    proxy_environment,
+    proxy_model_names,
+    set_line,
+    write_config,
+)
+
+
+def settings(**values: object) -> Settings:
+    return load_settings(None, **values)
+
+
+def test_names_are_the_served_one_the_public_one_and_the_wildcards() -> None:
+    named = settings(model_path="org/Big-4bit", proxy_model_id=None)
+    assert proxy_model_names(named, "Big-4bit") == ["Big-4bit", "openai/org/Big-4bit", "gpt-*", "claude-*"]
+    assert proxy_model_names(settings(proxy_model_id="mine"), "mine") == ["mine", "gpt-*", "claude-*"]
+
+
+def test_every_entry_leads_to_the_served_model_and_takes_messages() -> None:
+    config = proxy_config(settings(api_key="k1"), server_url="http://h:1/", model_id="m", master_key="sk-1")
+    assert len(config["model_list"]) == 4
+    for entry in config["model_list"]:
+        assert entry["litellm_params"]["model"] == "hosted_vllm/m"
+        assert entry["litellm_params"]["api_base"] == "http://h:1/v1"
+        assert entry["litellm_params"]["api_key"] == "k1"
+        assert entry["model_info"]["supported_endpoints"] == ["/v1/messages"]
+    ids = [entry["model_info"]["id"] for entry in config["model_list"]]
+    assert ids[0] == "m" and len(set(ids)) == 4
+    assert config["general_settings"]["master_key"] == "sk-1"
+
+
+def test_the_environment_is_offline_and_not_the_users() -> None:
+    given = {"PATH": "/bin", "DATABASE_URL": "postgres://x", "LITELLM_MODE": "DEV", "NO_PROXY": "example.org"}
+    made = proxy_environment(given)
+    assert "DATABASE_URL" not in made
+    assert made["LITELLM_LOCAL_MODEL_COST_MAP"] == "True" and made["LITELLM_MODE"] == "PRODUCTION"
+    assert made["NO_PROXY"] == "example.org,127.0.0.1,localhost,::1" and made["no_proxy"] == "127.0.0.1,localhost,::1"
+    assert given["LITELLM_MODE"] == "DEV"
+
+
+def test_the_configuration_file_is_private() -> None:
+    path = write_config({"a": 1})
+    try:
+        assert json.loads(path.read_text()) == {"a": 1}
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    finally:
+        path.unlink()
+        path.parent.rmdir()
+
+
+def test_a_key_is_made_once_and_kept(tmp_path: Path) -> None:
+    env = tmp_path / ".env"
+    first, made = master_key(settings(), env)
+    assert made and first.startswith("sk-") and len(first) > 30
+    assert env.read_text() == f"LITELLM_MASTER_KEY={first}\n"
+    assert stat.S_IMODE(env.stat().st_mode) == 0o600
+    assert master_key(settings(), env) == (first, False)
+    assert load_settings(env).litellm_master_key == first
+
+
+def test_a_set_key_wins_and_writes_nothing(tmp_path: Path) -> None:
+    env = tmp_path / ".env"
+    assert master_key(settings(litellm_master_key="mine"), env) == ("mine", False)
+    assert not env.exists()
+
+
+@pytest.mark.parametrize(
+    "before", ["A=1\nLITELLM_MASTER_KEY=\n# note\nB=2", "export LITELLM_MASTER_KEY=off\nA=1\n# note\nB=2\n"]
+)
+def test_only_that_line_changes(tmp_path: Path, before: str) -> None:
+    env = tmp_path / ".env"
+    env.write_text(before)
+    env.chmod(0o644)
+    key, made = master_key(settings(), env)
+    assert made
+    assert env.read_text() == f"A=1\n# note\nB=2\nLITELLM_MASTER_KEY={key}\n"
+    assert stat.S_IMODE(env.stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == [".env"]
+
+
+def test_a_linked_file_stays_a_link(tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    real.write_text("A=1\n")
+    link = tmp_path / ".env"
+    link.symlink_to(real)
+    set_line(link, "B", "2")
+    assert link.is_symlink() and real.read_text() == "A=1\nB=2\n"

@@ -1,0 +1,165 @@
+"""The proxy's life: readiness, ports, and the end of it however the server ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from start_llm.core.settings import load_settings
+from start_llm.proxy.child import MARKER
+from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
+
+LISTENER = """
+import socket, sys
+with socket.create_server(("127.0.0.1", 0)) as server:
+    print(server.getsockname()[1], flush=True)
+    sys.stdin.read()
+"""
+OWNER = """
+import pathlib, sys
+from start_llm.core.settings import load_settings
+from start_llm.proxy.launcher import LiteLLMProxy
+folder = pathlib.Path(sys.argv[1])
+settings = load_settings(None, proxy_port=0, start_llm_cache_dir=folder / "cache")
+proxy = LiteLLMProxy(
+    settings, server_url="http://127.0.0.1:9", model_id="m", log_path=folder / "log", env_file=folder / ".env"
+)
+proxy.start()
+print(proxy.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def make(folder: Path, port: int = 0) -> LiteLLMProxy:
+    settings = load_settings(None, proxy_port=port, start_llm_cache_dir=folder / "cache", litellm_master_key="sk-t")
+    return LiteLLMProxy(settings, server_url="http://127.0.0.1:9", model_id="m", log_path=folder / "proxy.log")
+
+
+def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
+        time.sleep(0.02)
+
+
+def gone(pid: int) -> bool:
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.fixture
+def listener() -> Iterator[tuple[int, int, subprocess.Popen[str]]]:
+    """A stranger: (port, pid, process); its command line claims to be a proxy on whatever port it is given."""
+    probe = socket.create_server(("127.0.0.1", 0))
+    port = probe.getsockname()[1]
+    probe.close()
+    code = LISTENER.replace('"127.0.0.1", 0', f'"127.0.0.1", {port}')
+    command = [sys.executable, "-c", code, MARKER, "--port", str(port)]
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None and process.stdin is not None
+    process.stdout.readline()
+    yield port, process.pid, process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    process.stdin.close()
+
+
+def record(folder: Path, port: int, pid: int, owner: int, owner_created: float) -> None:
+    path = folder / "cache" / "run" / f"proxy-{port}.json"
+    path.parent.mkdir(parents=True)
+    created = psutil.Process(pid).create_time()
+    path.write_text(json.dumps({"pid": pid, "created": created, "owner": owner, "owner_created": owner_created}))
+
+
+def test_a_stranger_on_the_port_is_named_and_left_alone(
+    tmp_path: Path, listener: tuple[int, int, subprocess.Popen[str]]
+) -> None:
+    port, pid, process = listener
+    with pytest.raises(ProxyError, match=rf"PROXY_PORT={port} is taken by process {pid} .*python"):
+        make(tmp_path, port).start()
+    assert process.poll() is None
+
+
+def test_the_proxy_of_a_living_server_is_left_alone(
+    tmp_path: Path, listener: tuple[int, int, subprocess.Popen[str]]
+) -> None:
+    port, pid, process = listener
+    parent = psutil.Process(os.getppid())
+    record(tmp_path, port, pid, parent.pid, parent.create_time())
+    with pytest.raises(ProxyError, match=f"process {pid}"):
+        make(tmp_path, port).start()
+    assert process.poll() is None
+
+
+def test_a_record_of_another_process_proves_nothing(
+    tmp_path: Path, listener: tuple[int, int, subprocess.Popen[str]]
+) -> None:
+    port, pid, process = listener
+    record(tmp_path, port, pid, 2**22 - 1, 1.0)
+    path = tmp_path / "cache" / "run" / f"proxy-{port}.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"created": 1.0}))
+    with pytest.raises(ProxyError):
+        make(tmp_path, port).start()
+    assert process.poll() is None
+
+
+def test_a_leftover_of_ours_is_replaced(tmp_path: Path, listener: tuple[int, int, subprocess.Popen[str]]) -> None:
+    port, pid, process = listener
+    record(tmp_path, port, pid, os.getpid(), 1.0)  # its owner had this pid, but began at another time
+    proxy = make(tmp_path, port)
+    proxy.start()
+    try:
+        process.wait(10)
+        assert proxy.alive() and proxy.pid != pid and proxy.url == f"http://127.0.0.1:{port}"
+    finally:
+        proxy.stop()
+
+
+def test_stop_leaves_nothing(tmp_path: Path) -> None:
+    proxy = make(tmp_path)
+    proxy.start()
+    pid = proxy.pid
+    assert pid is not None and proxy.alive() and not proxy.wait_ready(0)
+    folder = Path(psutil.Process(pid).cwd())
+    assert folder.is_dir()
+    proxy.stop()
+    assert gone(pid) and not folder.exists() and not proxy.alive()
+    assert list((tmp_path / "cache" / "run").iterdir()) == []
+    proxy.stop()
+
+
+def test_wait_ready_ends_when_the_process_has_ended(tmp_path: Path) -> None:
+    proxy = make(tmp_path)
+    proxy.start()
+    assert proxy.pid is not None
+    os.killpg(proxy.pid, signal.SIGKILL)
+    assert not proxy.wait_ready(60)
+    proxy.stop()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_it_dies_with_its_server(tmp_path: Path, how: signal.Signals) -> None:
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None and owner.stdin is not None
+    pid = int(owner.stdout.readline())
+    folder = Path(psutil.Process(pid).cwd())
+    owner.send_signal(how)
+    owner.wait()
+    until(lambda: gone(pid))
+    assert not folder.exists()
+    owner.stdout.close()
+    owner.stdin.close()
