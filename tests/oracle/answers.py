@@ -2,11 +2,11 @@
 
 Cues, in the text of user messages (tool responses are not read for cues):
 
-- ``[[script]]raw 1[[next]]raw 2[[end]]``: the k-th assistant turn after that message is the k-th raw text, verbatim, with
-  ``{truth}`` and ``{find: text}`` replaced as below. When the script has run out: ``Done.``, until other cues come.
+- ``[[script]]raw 1[[next]]raw 2[[end]]``: the k-th assistant turn after that message is the k-th raw text, verbatim,
+  with ``{truth}`` and ``{find: text}`` replaced as below. When the script has run out: ``Done.``, until other cues come.
 - ``[[truth]]``: SHA-256 (hex) of all visible tokens up to and including ``<|im_start|>assistant\\n``.
-- ``[[find: text]]``, any number: ``find: 2@5 0@-1``, how often each text occurs in the visible history (cues left out) and
-  the index of the last message that holds it.
+- ``[[find: text]]``, any number: ``find: 2@5 0@-1``, how often each text occurs in the visible history (cues left out)
+  and the index of the last message that holds it.
 - ``[[long N]]``: N tokens of filler.
 - none of these: ``Answer 1a2b3c4d.``, from the hash of what stands after the last assistant turn.
 
@@ -57,7 +57,7 @@ def _without_cues(body: str) -> str:
 
 
 def find(messages: list[tuple[str, str]], text: str) -> str:
-    """``count@last``: occurrences of `text` outside cues, and the index of the last message that holds it (-1: none)."""
+    """``count@last``: occurrences of `text` outside cues, and the index of the last message with it (-1: none)."""
     counts = [_without_cues(body).count(text) for _, body in messages]
     return f"{sum(counts)}@{max((i for i, n in enumerate(counts) if n), default=-1)}"
 
@@ -95,7 +95,7 @@ class Answers:
         self.opening = np.array(self.encode("<|im_start|>assistant\n"), dtype="<i4")
         self.no_thinking = self.encode(NO_THINKING)
         self.opened = self.encode(OPENED)
-        self.words = [self.encode(f" {word}")[0] for word in "the of and to in is that for it as was on are by".split()]
+        self.words = [self.encode(f" {word}")[0] for word in ("the", "of", "and", "to", "in", "is", "that", "for")]
         self.memo: dict[str, list[list[int]]] = {}
         self.pending: Counter[tuple[str, int]] = Counter()
 
@@ -113,7 +113,7 @@ class Answers:
         return logits
 
     def step(self, history: np.ndarray, length: int, problem: str | None) -> tuple[bool, int]:
-        """For the visible tokens, of which the last `length` came in this pass: was this a decode step, and what is next."""
+        """For the visible tokens, the last `length` new in this pass: was this a decode step, and what is next."""
         starts = np.flatnonzero(history == START)
         if not len(starts):
             return self._free_running(history, length)

@@ -1,12 +1,13 @@
 """A model whose KV *is* the token history. Copied into the checkpoint as its `model_file`; stands alone.
 
-Keys hold token ids (+1, so that 0 means "never written"), values hold RoPE positions, and the `ArraysCache` of the hybrid
-kind holds a position-weighted checksum of every token it saw. What the model answers follows from what it sees through the
-cache, so a cache that was cut, merged or restored wrongly cannot give the right answer. See `answers.py` for the cues.
+Keys hold token ids (+1, so that 0 means "never written"), values hold RoPE positions, and the `ArraysCache` of the
+hybrid kind holds a position-weighted checksum of every token it saw. What the model answers follows from what it sees
+through the cache, so a cache that was cut, merged or restored wrongly cannot give the right answer. `answers.py` has
+the cues.
 
 Environment, read at every pass: `ORACLE_LOG` (a JSON line per pass is appended), `ORACLE_SLEEP_PER_TOKEN` and
-`ORACLE_SLEEP_PER_STEP` (seconds per prefilled token, per decode pass), `ORACLE_REPLIES` (a file whose text, if any, is the
-next answer, whatever the cues say).
+`ORACLE_SLEEP_PER_STEP` (seconds per prefilled token, per decode pass), `ORACLE_REPLIES` (a file whose text, if any, is
+the next answer, whatever the cues say).
 """
 
 # No postponed annotations here: mlx-lm does not register this module, and dataclasses would look for it.
@@ -44,7 +45,7 @@ class ModelArgs(BaseModelArgs):
 
 @dataclass
 class Pass:
-    """One forward pass; one entry per row that had a token in it.
+    """One forward pass; an entry per row that had a token in it.
 
     Attributes:
         tokens: real (not padding) tokens of each row.
@@ -65,11 +66,11 @@ class Work:
 
     @property
     def computed(self) -> int:
-        return sum(n for p in self.passes for n, decode in zip(p.tokens, p.decode) if not decode)
+        return sum(n for p in self.passes for n, decode in zip(p.tokens, p.decode, strict=True) if not decode)
 
     @property
     def decoded(self) -> int:
-        return sum(n for p in self.passes for n, decode in zip(p.tokens, p.decode) if decode)
+        return sum(n for p in self.passes for n, decode in zip(p.tokens, p.decode, strict=True) if decode)
 
     def reset(self) -> None:
         self.passes.clear()
@@ -162,7 +163,7 @@ class Model(nn.Module):
         batch, length = tokens.shape
         seen = [
             layer(tokens if kind == "A" else inputs, c)
-            for layer, kind, c in zip(self.layers, self.args.layer_kinds, cache)
+            for layer, kind, c in zip(self.layers, self.args.layer_kinds, cache, strict=True)
         ]
         logits = np.repeat(self.base[None], batch, axis=0)
         entry = Pass([], [], [])
@@ -170,7 +171,7 @@ class Model(nn.Module):
             real = int((tokens[row] != answers.PAD).sum())
             if not real:
                 continue
-            first = next(s for s, kind in zip(seen, self.args.layer_kinds) if kind == "K")
+            first = next(s for s, kind in zip(seen, self.args.layer_kinds, strict=True) if kind == "K")
             history = first[row][0]
             entry.tokens.append(real)
             entry.offsets.append(len(history) - length)
@@ -184,9 +185,9 @@ class Model(nn.Module):
         return mx.broadcast_to(mx.array(logits)[:, None], (batch, length, logits.shape[1]))
 
     def _problem(self, rows: list[Any], history: np.ndarray) -> str | None:
-        """What is wrong with one row's caches, or ``None``. Says no numbers, so that it stays the same while decoding."""
+        """What is wrong with one row's caches, or ``None``. No numbers: it must stay the same while decoding."""
         count = len(history)
-        for index, (kind, row) in enumerate(zip(self.args.layer_kinds, rows)):
+        for index, (kind, row) in enumerate(zip(self.args.layer_kinds, rows, strict=True)):
             if kind == "A":
                 if row != (count, checksum(history, 0)):
                     return f"layer {index}: the state has not seen the tokens that the KV holds"
@@ -207,7 +208,7 @@ class Model(nn.Module):
             line = {"t": time.time(), "tokens": entry.tokens, "offsets": entry.offsets, "decode": entry.decode}
             with open(path, "a", encoding="utf-8") as log:
                 log.write(json.dumps(line) + "\n")
-        prefilled = sum(n for n, decode in zip(entry.tokens, entry.decode) if not decode)
+        prefilled = sum(n for n, decode in zip(entry.tokens, entry.decode, strict=True) if not decode)
         if pause := float(os.environ.get("ORACLE_SLEEP_PER_TOKEN", "0")) * prefilled:
             time.sleep(pause)
         if any(entry.decode) and (pause := float(os.environ.get("ORACLE_SLEEP_PER_STEP", "0"))):

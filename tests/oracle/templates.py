@@ -14,12 +14,14 @@ _HEAD = r"""{%- if tools %}
     {%- if messages[0].role == 'system' %}
         {{- messages[0].content + '\n\n' }}
     {%- endif %}
-    {{- '# Tools\n\nYou may call one or more functions to help with the task.\n\nThe functions, inside <tools></tools>:\n<tools>' }}
+    {{- '# Tools\n\nYou may call one or more functions to help with the task.\n\n' }}
+    {{- 'The functions, inside <tools></tools>:\n<tools>' }}
     {%- for tool in tools %}
         {{- '\n' }}
         {{- tool | tojson }}
     {%- endfor %}
-    {{- '\n</tools>\n\nFor each call, answer with a JSON object inside <tool_call></tool_call>:\n<tool_call>\n{"name": <name>, "arguments": <arguments>}\n</tool_call><|im_end|>\n' }}
+    {{- '\n</tools>\n\nFor each call, answer with a JSON object inside <tool_call></tool_call>:\n<tool_call>\n' }}
+    {{- '{"name": <name>, "arguments": <arguments>}\n</tool_call><|im_end|>\n' }}
 {%- elif messages[0].role == 'system' %}
     {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
 {%- endif %}
