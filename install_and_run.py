@@ -1,0 +1,308 @@
+"""The one command: makes .venv with everything in it, then runs start_llm. Standard library only.
+
+    python3.12 install_and_run.py [serve|demo|doctor|launch|test] [flags]
+
+The first start installs (a step a line); later ones find a stamp file and hand over at once, without the network.
+"""
+
+import ctypes.util
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from pathlib import Path
+from typing import NoReturn
+
+if sys.version_info[:2] != (3, 12):  # this file parses on older versions, so that they reach this line
+    sys.exit(
+        f"start_llm needs Python 3.12, this is {platform.python_version()}. Install it "
+        "(macOS: brew install python@3.12, elsewhere: uv python install 3.12) and run: python3.12 install_and_run.py"
+    )
+
+ROOT = Path(__file__).resolve().parent
+COMMANDS = {
+    "serve": "the server and its proxy (default); see: serve --help",
+    "demo": "a short agent conversation through server and proxy, with what each turn cost",
+    "doctor": "what this machine has and what is missing",
+    "launch": "an agent, connected to the server: launch claude|codex|opencode|openclaw|pi|qwen|cline|aider",
+    "test": "all checks; --slow and --e2e add tests, anything else goes to pytest",
+}
+UV = "uv==0.13.8"
+INSTALLER = 1  # part of the stamp: raise it when what is done to the venv below changes
+STAMP = "start_llm.json"
+UNFINISHED = "start_llm.unfinished"
+
+# MLX's CPU wheel computes float32 matrix products with a reference BLAS. This stands in front of it and gives them to
+# OpenBLAS, which is loaded at the first product only: so preloading it costs other programs nothing.
+SHIM = r"""
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+typedef void (*gemm)(int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
+static gemm openblas;
+static gemm find(void) {
+  void *library = dlopen(OPENBLAS, RTLD_NOW | RTLD_LOCAL);
+  gemm found = library ? (gemm)dlsym(library, "scipy_cblas_sgemm") : 0;
+  if (!found) { fprintf(stderr, "start_llm: %s; delete .venv and start again\n", dlerror()); abort(); }
+  __atomic_store_n(&openblas, found, __ATOMIC_RELEASE);
+  return found;
+}
+void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda,
+                 const float *b, int ldb, float beta, float *c, int ldc) {
+  gemm f = __atomic_load_n(&openblas, __ATOMIC_ACQUIRE);
+  (f ? f : find())(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+"""
+
+
+def main(arguments: list[str]) -> int:
+    command, flags = parse(arguments)
+    folder = ROOT / ".venv"
+    foreign = contamination(folder)
+    if foreign:
+        print(f"{folder} holds parts of another Python than 3.12:", *foreign, sep="\n  ", file=sys.stderr)
+        print(f"Mend it: delete these, or the whole folder (rm -rf {folder}), and start again.", file=sys.stderr)
+        return 1
+    dev = command == "test"
+    if not is_ready(folder, dev=dev):
+        root = os.open(ROOT, os.O_RDONLY)
+        try:
+            fcntl.flock(root, fcntl.LOCK_EX)  # two first starts at once: the second waits and finds it done
+            if not is_ready(folder, dev=dev):
+                install(folder, dev=dev)
+        finally:
+            os.close(root)
+    return run_checks(folder, flags) if dev else hand_over(folder, [command, *flags])
+
+
+def parse(arguments: list[str]) -> tuple[str, list[str]]:
+    """The command and its flags; flags alone are for ``serve``."""
+    if arguments and arguments[0] in {"-h", "--help", "help"}:
+        print(__doc__.strip(), "", *(f"    {name:8}{what}" for name, what in COMMANDS.items()), sep="\n")
+        sys.exit(0)
+    if not arguments or arguments[0].startswith("-"):
+        return "serve", arguments
+    if arguments[0] not in COMMANDS:
+        print(f"Unknown command {arguments[0]!r}. Allowed: {', '.join(COMMANDS)}.", file=sys.stderr)
+        sys.exit(2)
+    return arguments[0], arguments[1:]
+
+
+def say(text: str) -> None:
+    print(f"start_llm: {text}", flush=True)
+
+
+# --- is it there, is it ours ---------------------------------------------------------------
+
+
+def contamination(folder: Path) -> list[str]:
+    """What lies in the venv that belongs to another Python; a line each, empty if nothing does."""
+    found = []
+    config = folder / "pyvenv.cfg"
+    if config.is_file():
+        version = re.search(r"^version(?:_info)?\s*=\s*(\d+\.\d+)", config.read_text(), re.MULTILINE)
+        if version and version[1] != "3.12":
+            found.append(f"{config}: made by Python {version[1]}")
+    for path in sorted((folder / "bin").glob("*")):
+        other = other_version(path.name) or other_version(path.resolve().name)
+        if other is None and path.is_file() and not path.is_symlink():
+            with path.open("rb") as file:
+                head = file.read(256).decode("latin-1")
+            # The interpreter stands in the first line, or in the second where its path is too long for a #! line.
+            other = other_version(" ".join(head.splitlines()[:2])) if head.startswith("#!") else None
+        if other:
+            found.append(f"{path}: of Python {other}")
+    for library in sorted((folder / "lib").glob("python*")):
+        if library.name != "python3.12":
+            found.append(f"{library}: site-packages of another Python")
+        for module in sorted(library.glob("site-packages/*.cpython-*")):
+            if ".cpython-312-" not in module.name:
+                found.append(f"{module}: compiled for another Python")
+    return found
+
+
+def other_version(text: str) -> str | None:
+    """The Python version that a file name or a #! line names, if it is not 3.12."""
+    for version in re.findall(r"(?:^|/)(?:python|pip)-?(\d\.\d+)(?=$|[\s\"'])", text):
+        if version != "3.12":
+            return str(version)
+    return None
+
+
+def fingerprint(folder: Path, *, dev: bool) -> dict[str, object]:
+    """What a finished install was made from."""
+    marks: dict[str, object] = {
+        "installer": INSTALLER,
+        "python": sys.implementation.cache_tag,
+        "machine": platform.machine(),
+        "folder": str(folder),
+        "requirements": digest("requirements.txt", "constraints.txt"),
+    }
+    if dev:
+        marks["requirements-dev"] = digest("requirements-dev.txt", "constraints.txt")
+    return marks
+
+
+def digest(*names: str) -> str:
+    return hashlib.sha256(b"\0".join((ROOT / name).read_bytes() for name in names)).hexdigest()
+
+
+def read_stamp(folder: Path) -> dict[str, object]:
+    try:
+        stamp = json.loads((folder / STAMP).read_text())
+    except (OSError, ValueError):
+        return {}
+    return stamp if isinstance(stamp, dict) else {}
+
+
+def is_ready(folder: Path, *, dev: bool) -> bool:
+    stamp = read_stamp(folder)
+    wanted = fingerprint(folder, dev=dev)
+    return (folder / "bin" / "python").exists() and all(stamp.get(key) == value for key, value in wanted.items())
+
+
+# --- installing ----------------------------------------------------------------------------
+
+
+def install(folder: Path, *, dev: bool) -> None:
+    """Makes or mends the venv. A kill at any moment leaves `UNFINISHED` and no stamp: the next start begins anew."""
+    started, stamp = time.monotonic(), read_stamp(folder)
+    moved = bool(stamp) and stamp.get("folder") != str(folder)
+    broken = folder.exists() and not (folder / "bin" / "python").exists()
+    if moved or broken or (folder / UNFINISHED).exists():
+        say(f"removing the {'moved' if moved else 'unfinished'} {folder}")
+        shutil.rmtree(folder)
+    folder.mkdir(exist_ok=True)
+    (folder / UNFINISHED).touch()
+    (folder / STAMP).unlink(missing_ok=True)
+    python = folder / "bin" / "python"
+    uv = shutil.which("uv")
+    if not python.exists():
+        say(f"making {folder} with Python {platform.python_version()}")
+        make_venv(folder, with_pip=uv is None)
+    if uv is None:
+        uv = str(folder / "bin" / "uv")
+        if not Path(uv).exists():
+            say(f"installing {UV}")
+            run([str(python), "-m", "pip", "install", "--disable-pip-version-check", UV])
+    lists = ["requirements.txt", *(["requirements-dev.txt"] if dev or "requirements-dev" in stamp else [])]
+    say(f"installing {' and '.join(lists)}")
+    wanted = [part for name in lists for part in ("-r", str(ROOT / name))]
+    run([uv, "pip", "install", "--python", str(python), *wanted, "-c", str(ROOT / "constraints.txt")])
+    # Makes the package importable from any folder without PYTHONPATH, which children would inherit.
+    (site_packages(folder) / "start_llm.pth").write_text(f"{ROOT}\n")
+    done = fingerprint(folder, dev=len(lists) == 2)
+    done["preload"] = openblas(folder) if sys.platform == "linux" else None
+    fresh = folder / f"{STAMP}.new"
+    fresh.write_text(json.dumps(done, indent=1))
+    fresh.replace(folder / STAMP)
+    (folder / UNFINISHED).unlink()
+    say(f"installed in {time.monotonic() - started:.0f} s")
+
+
+def make_venv(folder: Path, *, with_pip: bool) -> None:
+    try:
+        venv.create(folder, with_pip=with_pip, symlinks=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        sys.exit(
+            f"Could not make {folder} ({error}). On Debian and Ubuntu: apt install python3.12-venv. "
+            "Or install uv, which needs no pip: https://docs.astral.sh/uv"
+        )
+
+
+def site_packages(folder: Path) -> Path:
+    return folder / "lib" / "python3.12" / "site-packages"
+
+
+def run(command: list[str]) -> None:
+    """Runs an installing step; its own progress bars go to the terminal."""
+    code = subprocess.run(command, cwd=ROOT, check=False).returncode
+    if code != 0:
+        sys.exit(
+            f"This step failed with exit code {code}; why stands above. Start again to go on:\n  {' '.join(command)}"
+        )
+
+
+# --- a fast BLAS on Linux ------------------------------------------------------------------
+
+
+def openblas(folder: Path) -> str | None:
+    """What to preload for fast float32 matrix products: our shim, the system's OpenBLAS, or nothing."""
+    library = site_packages(folder) / "scipy_openblas32" / "lib" / "libscipy_openblas.so"
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler and library.is_file():
+        shim = folder / "lib" / "start_llm" / "libstart_llm_blas.so"
+        shim.parent.mkdir(exist_ok=True)
+        define = f"-DOPENBLAS={json.dumps(str(library))}"
+        command = [compiler, "-O2", "-shared", "-fPIC", define, "-x", "c", "-", "-o", str(shim), "-ldl"]
+        if subprocess.run(command, input=SHIM, text=True, check=False).returncode == 0 and works(folder, str(shim)):
+            say("float32 matrix products: OpenBLAS")
+            return str(shim)
+    system = ctypes.util.find_library("openblas")
+    if system and works(folder, system):
+        say(f"float32 matrix products: the system's {system}")
+        return system
+    say("no C compiler and no libopenblas.so.0: matrix products on the CPU stay about 30 times slower (install cc)")
+    return None
+
+
+def works(folder: Path, preload: str) -> bool:
+    code = "import mlx.core as mx; a = mx.ones((64, 64)); assert (a @ a).sum().item() == 64**3"
+    command = [str(folder / "bin" / "python"), "-c", code]
+    return subprocess.run(command, env={**os.environ, "LD_PRELOAD": preload}, check=False).returncode == 0
+
+
+# --- running -------------------------------------------------------------------------------
+
+
+def run_environment(folder: Path) -> dict[str, str]:
+    """The environment with the shim preloaded, if there is one; without what would point at another Python."""
+    environment = {name: value for name, value in os.environ.items() if name not in {"PYTHONHOME", "PYTHONPATH"}}
+    preload = read_stamp(folder).get("preload")
+    if isinstance(preload, str) and (not preload.startswith("/") or Path(preload).exists()):
+        others = [name for name in environment.get("LD_PRELOAD", "").split(":") if name and name != preload]
+        environment["LD_PRELOAD"] = ":".join([preload, *others])
+    return environment
+
+
+def hand_over(folder: Path, arguments: list[str]) -> NoReturn:
+    python = str(folder / "bin" / "python")
+    sys.stdout.flush()
+    os.execve(python, [python, "-m", "start_llm", *arguments], run_environment(folder))
+
+
+def run_checks(folder: Path, flags: list[str]) -> int:
+    """All checks, each named, all of them even if one fails. Flags go to pytest."""
+    python = [str(folder / "bin" / "python"), "-m"]
+    checks = [
+        ("ruff check", [*python, "ruff", "check", "."]),
+        ("ruff format", [*python, "ruff", "format", "--check", "."]),
+        ("mypy", [*python, "mypy"]),
+        ("imports", [str(folder / "bin" / "lint-imports")]),
+        ("pytest", [*python, "pytest", *flags]),
+    ]
+    environment = run_environment(folder)
+    failed, took = [], []
+    for name, command in checks:
+        say(f"=== {name}")
+        started = time.monotonic()
+        if subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0:
+            failed.append(name)
+        took.append(f"{name} {time.monotonic() - started:.0f} s")
+    say(", ".join(took))
+    say(f"FAILED: {', '.join(failed)}" if failed else "all checks passed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit(130)
