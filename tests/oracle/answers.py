@@ -3,7 +3,7 @@
 Cues, in the text of user messages (tool responses are not read for cues):
 
 - ``[[script]]raw 1[[next]]raw 2[[end]]``: the k-th assistant turn after that message is the k-th raw text, verbatim,
-  with ``{truth}`` and ``{find: text}`` replaced as below. When the script has run out: ``Done.``, until other cues come.
+  with ``{truth}`` and ``{find: text}`` replaced as below. When the script has run out: ``Done.``, if no cue follows.
 - ``[[truth]]``: SHA-256 (hex) of all visible tokens up to and including ``<|im_start|>assistant\\n``.
 - ``[[find: text]]``, any number: ``find: 2@5 0@-1``, how often each text occurs in the visible history (cues left out)
   and the index of the last message that holds it.

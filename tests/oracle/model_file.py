@@ -118,7 +118,7 @@ class Attention(nn.Module):
 class Recurrent(nn.Module):
     """A state that cannot be cut: how many tokens it saw, their checksum, and the last three."""
 
-    def __call__(self, tokens: np.ndarray, cache: Any) -> list[tuple[int, int]]:
+    def __call__(self, tokens: np.ndarray, cache: Any) -> list[tuple[int, int, tuple[int, ...]]]:
         batch, length = tokens.shape
         raw_mask = cache.make_mask(length)
         mask = (
@@ -134,7 +134,9 @@ class Recurrent(nn.Module):
             last[row] = np.concatenate([last[row], fresh + 1])[-3:]
         cache[0], cache[1] = mx.array(state), mx.array(last)
         cache.advance(length)
-        return [(int(count), int(total)) for count, total in state]
+        return [
+            (int(count), int(total), tuple(recent)) for (count, total), recent in zip(state, last.tolist(), strict=True)
+        ]
 
 
 class Model(nn.Module):
@@ -189,7 +191,8 @@ class Model(nn.Module):
         count = len(history)
         for index, (kind, row) in enumerate(zip(self.args.layer_kinds, rows, strict=True)):
             if kind == "A":
-                if row != (count, checksum(history, 0)):
+                last = [0, 0, 0, *(history[-3:] + 1).tolist()][-3:]
+                if row != (count, checksum(history, 0), tuple(last)):
                     return f"layer {index}: the state has not seen the tokens that the KV holds"
                 continue
             see, where = row
