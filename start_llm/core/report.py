@@ -44,6 +44,7 @@ class CacheReport:
         copied_bytes: KV bytes copied to restore.
         miss: set where `computed` exceeds `new` by more than a block.
         seconds_queued, seconds_prefill: wall-clock seconds.
+        session: the conversation that the request was found to belong to.
     """
 
     prompt: int = 0
@@ -56,6 +57,7 @@ class CacheReport:
     generated: int = 0
     seconds_queued: float = 0.0
     seconds_prefill: float = 0.0
+    session: str = ""
     miss: Miss | None = None
 
     def as_dict(self) -> dict[str, Any]:

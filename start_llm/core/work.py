@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Protocol
 
 from start_llm.core.events import EngineEvent
 from start_llm.core.prompt import Prompt
+from start_llm.core.report import CacheReport
 from start_llm.core.request import Sampling
+
+
+class Sink(Protocol):
+    """Where a work's events go; `queue.SimpleQueue` is one. Called on the model thread; must not block."""
+
+    def put(self, event: EngineEvent, /) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +23,15 @@ class Constraint:
 
     Attributes:
         grammar: llguidance grammar text (its serialised form).
-        after: token ids after which the constraint starts, e.g. the end of reasoning; empty: at once.
+        after: token ids, in this order, after which the constraint starts, e.g. the end of reasoning; empty: at once.
         wait: generated text starts inside reasoning, so `after` must be seen first.
+        opens: tokens (any of them) with which the model may open reasoning as its first token; then `after` ends it.
     """
 
     grammar: str
     after: tuple[int, ...] = ()
     wait: bool = False
+    opens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,7 @@ class Submit:
     prompt: Prompt
     sampling: Sampling
     max_tokens: int
-    sink: SimpleQueue[EngineEvent] = field(compare=False)
+    sink: Sink = field(compare=False)
     logprobs: int | None = None
     constraint: Constraint | None = None
     session: str | None = None
@@ -78,8 +86,12 @@ class Engine(Protocol):
         """Ends the work within one token or one prefill chunk; unknown ids are ignored."""
         ...
 
-    def plan(self, prompt: Prompt) -> Any:
-        """How much of `prompt` would be reused now; a `CacheReport`."""
+    def plan(self, prompt: Prompt) -> CacheReport:
+        """How much of `prompt` would be reused now."""
+        ...
+
+    def anchor(self, prompt: Prompt, session: str | None) -> None:
+        """Prefill `prompt` when there is nothing else to do; dropped as soon as there is."""
         ...
 
     def status(self) -> EngineStatus: ...

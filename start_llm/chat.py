@@ -1,0 +1,412 @@
+"""One request, top to bottom. The page to read first.
+
+    ChatRequest --prepare--> Prompt --submit--> model thread
+    model thread --tokens--> detokenise --> parse --> Events --> dialect
+
+Runs on HTTP threads. What it knows of the model is a `Served`, swapped in
+whole when loading is done; before that every request gets 503.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from start_llm.core.errors import BadRequest, ContextLengthExceeded, Internal, NotFound, StartLLMError, Unavailable
+from start_llm.core.events import (
+    Admitted,
+    ChoiceDone,
+    Done,
+    EngineDone,
+    EngineEvent,
+    EngineFailed,
+    Event,
+    Failed,
+    FinishReason,
+    Prefilled,
+    Progress,
+    ReasoningDelta,
+    Sampled,
+    Started,
+    TextDelta,
+    TokenLogprob,
+    Usage,
+)
+from start_llm.core.messages import Message
+from start_llm.core.prompt import Prompt
+from start_llm.core.report import CacheReport, Miss
+from start_llm.core.request import ChatRequest
+from start_llm.core.service import Health, ModelCard
+from start_llm.core.settings import Settings
+from start_llm.core.work import Constraint, Engine, Submit
+from start_llm.parsing.detokenise import Detokenizer
+from start_llm.parsing.registry import OutputStyle
+from start_llm.parsing.stream import OutputParser
+from start_llm.prompt.pipeline import Pipeline, Prepared
+
+log = logging.getLogger(__name__)
+
+# Names that clients are hard-wired to; they all mean the model that is served.
+_FOREIGN_NAMES = re.compile(r"(claude|gpt|chatgpt|codex|o\d)([-.:].*)?$", re.IGNORECASE)
+_WATCH_SECONDS = 5.0
+_REPORTS_KEPT = 1000
+_MISS_SLACK_TOKENS = 16
+
+# (choice, event); no event: the stream was closed
+_Queue = SimpleQueue[tuple[int, EngineEvent | None]]
+
+
+@dataclass(frozen=True)
+class Served:
+    """The loaded model as the request path needs it; immutable."""
+
+    name: str
+    source: str
+    created: int
+    context: int
+    pipeline: Pipeline
+    style: OutputStyle
+    detokenizer: Callable[[], Any]
+    token_text: Callable[[int], str]
+    encode: Callable[[str], list[int]]
+    eos: frozenset[int]
+    constraint: Callable[[ChatRequest, bool], Constraint | None]
+
+
+class ChatService:
+    """Implements `core.service.Service`."""
+
+    def __init__(self, settings: Settings, engine: Engine) -> None:
+        self._settings, self._engine = settings, engine
+        self._served: Served | None = None
+        self._reports: OrderedDict[str, CacheReport] = OrderedDict()
+        self._reports_lock = threading.Lock()
+
+    def serve(self, served: Served) -> None:
+        """From now on requests are answered by this model."""
+        self._served = served
+
+    def chat(self, request: ChatRequest) -> ChatStream:
+        served = self._model(request.model)
+        # 1. messages -> tokens
+        prepared = self._prepare(served, request)
+        prompt = prepared.prompt
+        # 2. does it fit?
+        room = served.context - len(prompt.tokens)
+        asked = request.max_tokens or self._settings.default_max_tokens
+        if room < 1:
+            raise ContextLengthExceeded(prompt=len(prompt.tokens), asked=1, limit=served.context)
+        # 3. off to the model thread
+        run = _Run(self, request, served, prepared, max_tokens=min(asked, room))
+        run.submit(self._engine, served.constraint(request, prepared.in_reasoning))
+        # 4. tokens come back as events
+        return ChatStream(run, self._engine, poll=min(_WATCH_SECONDS, self._settings.sse_ping_seconds))
+
+    def _prepare(self, served: Served, request: ChatRequest) -> Prepared:
+        if request.prompt is None:
+            thinking = self._settings.default_thinking if request.thinking is None else request.thinking
+            return served.pipeline.prepare(request, thinking=thinking)
+        tokens = tuple(served.encode(request.prompt)) if isinstance(request.prompt, str) else request.prompt
+        if not tokens:
+            raise BadRequest("The prompt is empty.", param="prompt")
+        return Prepared.raw(Prompt(tokens, generation=len(tokens)), session=request.session or request.id)
+
+    def finish(self, run: _Run, report: CacheReport) -> None:
+        """Called once by a stream that ended well: remembers the report, the turn, and what may come next."""
+        self.remember(run.request.id, report)
+        if run.request.prompt is not None:
+            return
+        choice = run.choices[0]
+        answer = choice.answer()
+        pipeline = run.served.pipeline
+        pipeline.record(run.prepared, answer, choice.tokens)
+        if self._settings.reanchor == "on":
+            guess = pipeline.predict(run.prepared, answer, choice.tokens)
+            if guess is not None:
+                self._engine.anchor(guess, run.prepared.session)
+
+    def remember(self, request_id: str, report: CacheReport) -> None:
+        with self._reports_lock:
+            self._reports[request_id] = report
+            while len(self._reports) > _REPORTS_KEPT:
+                self._reports.popitem(last=False)
+
+    # --- the rest of Service ----------------------------------------------------
+
+    def count_tokens(self, request: ChatRequest) -> int:
+        return len(self._prepare(self._model(request.model), request).prompt.tokens)
+
+    def explain(self, request: ChatRequest) -> CacheReport:
+        served = self._model(request.model)
+        prepared = self._prepare(served, request)
+        return explained(self._engine.plan(prepared.prompt), served.pipeline, prepared)
+
+    def cache_report(self, request_id: str) -> CacheReport | None:
+        with self._reports_lock:
+            return self._reports.get(request_id)
+
+    def token_text(self, token: int) -> str:
+        served = self._served
+        return "" if served is None else served.token_text(token)
+
+    def models(self) -> tuple[ModelCard, ...]:
+        served = self._served
+        if served is None:
+            return ()
+        return (ModelCard(served.name, served.created, served.context, details={"source": served.source}),)
+
+    def health(self) -> Health:
+        status = self._engine.status()
+        ok = status.state in {"ready", "busy"} and self._served is not None
+        state = "loading" if status.state in {"ready", "busy"} and self._served is None else status.state
+        return Health(ok, state, status.running, status.queued, status.detail)
+
+    def _model(self, name: str) -> Served:
+        served = self._served
+        if served is None:
+            status = self._engine.status()
+            raise Unavailable(status.detail or "The model is still loading.")
+        known = {served.name, served.source, f"openai/{served.source}", f"openai/{served.name}", "", "default"}
+        if name not in known and not _FOREIGN_NAMES.match(name.rsplit("/", 1)[-1]):
+            raise NotFound(
+                f"model={name!r}: this server serves {served.name!r}.", param="model", code="model_not_found"
+            )
+        return served
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One of the n answers while it is generated."""
+
+    index: int
+    parser: OutputParser
+    detokenizer: Detokenizer
+    work_id: str
+    tokens: tuple[int, ...] = ()
+    pending: list[TokenLogprob] = field(default_factory=list)
+    completion: int = 0
+    reasoning: int = 0
+    done: bool = False
+    report: CacheReport = field(default_factory=CacheReport)
+
+    def answer(self) -> Message:
+        parsed = self.parser.parsed()
+        return Message("assistant", parsed.content, parsed.reasoning, parsed.tool_calls)
+
+    def take(self, text: str) -> list[Event]:
+        """Parses new text and hands the logprobs of its tokens to the visible text among it."""
+        events = self.parser.feed(text)
+        return self.with_logprobs(events)
+
+    def with_logprobs(self, events: list[Event]) -> list[Event]:
+        if not self.pending or not events:
+            return events
+        for i, event in enumerate(events):
+            if isinstance(event, TextDelta):
+                events[i] = replace(event, logprobs=tuple(self.pending))
+                break
+        self.pending.clear()
+        return events
+
+
+class _Run:
+    """A request on its way: its choices and the queue that all their events come through."""
+
+    def __init__(
+        self, service: ChatService, request: ChatRequest, served: Served, prepared: Prepared, max_tokens: int
+    ) -> None:
+        self.service, self.request, self.served, self.prepared = service, request, served, prepared
+        self.max_tokens = max_tokens
+        self.queue: _Queue = SimpleQueue()
+        self.choices = [self._choice(i) for i in range(request.n)]
+
+    def _choice(self, index: int) -> _Choice:
+        parser = OutputParser(
+            self.served.style,
+            tools=self.request.tools,
+            stop=self.request.stop,
+            in_reasoning=self.prepared.in_reasoning,
+            tool_calls=bool(self.request.tools) and self.request.tool_choice.mode != "none",
+            choice=index,
+        )
+        return _Choice(index, parser, Detokenizer(self.served.detokenizer()), f"{self.request.id}#{index}")
+
+    def submit(self, engine: Engine, constraint: Constraint | None) -> None:
+        """All choices or none."""
+        for choice in self.choices:
+            sampling = self.request.sampling
+            if sampling.seed is not None:
+                sampling = replace(sampling, seed=sampling.seed + choice.index)
+            work = Submit(
+                id=choice.work_id,
+                prompt=self.prepared.prompt,
+                sampling=sampling,
+                max_tokens=self.max_tokens,
+                sink=_Tagged(self.queue, choice.index),
+                logprobs=self.request.logprobs,
+                constraint=constraint,
+                session=self.prepared.session,
+                one_shot=self.prepared.one_shot,
+            )
+            try:
+                engine.submit(work)
+            except StartLLMError:
+                for other in self.choices:
+                    engine.cancel(other.work_id)
+                raise
+
+
+class _Tagged:
+    """A sink that says which choice an event belongs to."""
+
+    def __init__(self, queue: _Queue, choice: int) -> None:
+        self._queue, self._choice = queue, choice
+
+    def put(self, event: EngineEvent, /) -> None:
+        self._queue.put((self._choice, event))
+
+
+class ChatStream:
+    """Implements `core.service.EventStream`. Iterated by one thread; `close` may come from another."""
+
+    def __init__(self, run: _Run, engine: Engine, poll: float) -> None:
+        self._run, self._engine, self._poll = run, engine, poll
+        self._ready: deque[Event] = deque()
+        self._progress = Progress(0, 0)
+        self._started = False
+        self._over = False
+        self._closed = threading.Event()
+        self._report = CacheReport(prompt=len(run.prepared.prompt.tokens), session=run.prepared.session)
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        while not self._closed.is_set():
+            if self._ready:
+                return self._ready.popleft()
+            if self._over:
+                break
+            try:
+                index, event = self._run.queue.get(timeout=self._poll)
+            except Empty:
+                self._watch()
+                continue
+            if event is not None:
+                self._handle(self._run.choices[index], event)
+        raise StopIteration
+
+    def close(self) -> None:
+        """Ends the stream; work that is still running is cancelled, and no turn is recorded."""
+        self._closed.set()
+        self._run.queue.put((0, None))
+        if not self._over:
+            self._cancel()
+
+    def _watch(self) -> None:
+        """Nothing happened for a while: a sign of life, or the end if the model thread gives none."""
+        status = self._engine.status()
+        if status.state in {"wedged", "failed", "stopped"}:
+            self._fail(Internal(status.detail or f"The model thread is {status.state}."))
+        else:
+            self._ready.append(self._progress)
+
+    def _cancel(self) -> None:
+        for choice in self._run.choices:
+            if not choice.done:
+                self._engine.cancel(choice.work_id)
+
+    def _handle(self, choice: _Choice, event: EngineEvent) -> None:
+        if isinstance(event, Admitted):
+            self._admitted(choice, event.report)
+        elif isinstance(event, Prefilled):
+            self._progress = Progress(event.done, event.total)
+            self._ready.append(self._progress)
+        elif isinstance(event, Sampled):
+            self._sampled(choice, event)
+        elif isinstance(event, EngineDone):
+            self._choice_done(choice, event)
+        elif isinstance(event, EngineFailed):
+            self._fail(event.error)
+
+    def _admitted(self, choice: _Choice, report: CacheReport) -> None:
+        report = replace(report, session=self._run.prepared.session)
+        choice.report = explained(report, self._run.served.pipeline, self._run.prepared)
+        if not self._started:
+            self._started = True
+            self._report = choice.report
+            self._ready.append(Started(choice.report))
+
+    def _sampled(self, choice: _Choice, event: Sampled) -> None:
+        choice.completion += 1
+        if choice.parser.stopped is not None:
+            return
+        if event.logprob is not None:
+            choice.pending.append(event.logprob)
+        events = choice.take(choice.detokenizer.feed(event.token))
+        if events and all(isinstance(e, ReasoningDelta) for e in events):
+            choice.reasoning += 1
+        self._ready.extend(events)
+        if choice.parser.stopped is not None:
+            self._engine.cancel(choice.work_id)
+
+    def _choice_done(self, choice: _Choice, event: EngineDone) -> None:
+        choice.done = True
+        stopped = choice.parser.stopped
+        if stopped is None:
+            choice.tokens = event.tokens
+            self._ready.extend(choice.take(choice.detokenizer.finish()))
+        self._ready.extend(choice.with_logprobs(choice.parser.finish()))
+        reason: FinishReason = "stop" if stopped is not None else event.reason
+        if choice.parser.parsed().tool_calls and reason == "stop":
+            reason = "tool_calls"
+        self._ready.append(ChoiceDone(reason, choice.index, choice.parser.stopped))
+        choice.report = replace(
+            choice.report, generated=event.report.generated, seconds_prefill=event.report.seconds_prefill
+        )
+        if all(c.done for c in self._run.choices):
+            self._all_done()
+
+    def _all_done(self) -> None:
+        self._over = True
+        choices = self._run.choices
+        report = replace(choices[0].report, generated=sum(c.completion for c in choices))
+        usage = Usage(
+            prompt=len(self._run.prepared.prompt.tokens),
+            completion=sum(c.completion for c in choices),
+            cached=report.reused,
+            reasoning=sum(c.reasoning for c in choices),
+        )
+        self._run.service.finish(self._run, report)
+        self._ready.append(Done(usage, report))
+
+    def _fail(self, error: StartLLMError) -> None:
+        self._over = True
+        self._cancel()
+        self._run.service.remember(self._run.request.id, self._report)
+        self._ready.append(Failed(error))
+
+
+def explained(report: CacheReport, pipeline: Pipeline, prepared: Prepared) -> CacheReport:
+    """Completes the engine's report with what only the prompt side knows: what was new, and where a miss lies."""
+    new = min(report.new, prepared.fresh)
+    if report.miss is None or report.computed <= new + _MISS_SLACK_TOKENS:
+        return replace(report, new=new, miss=None)
+    where = pipeline.locate(prepared, report.miss.token)
+    miss = Miss(
+        reason=report.miss.reason,
+        token=report.miss.token,
+        expected=where.expected,
+        found=where.text,
+        message=where.message,
+        field=where.field,
+        rule=where.rule,
+        detail=report.miss.detail,
+    )
+    return replace(report, new=new, miss=miss)

@@ -1,0 +1,105 @@
+"""Puts a loaded model, its KV store and its scheduler together. Runs on the model thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import mlx.core as mx
+
+from start_llm.core.errors import NotSupported
+from start_llm.core.events import TokenLogprob
+from start_llm.core.settings import Settings
+from start_llm.core.work import Submit
+from start_llm.engine.constraint import ConstraintFactory
+from start_llm.engine.runner import Runner
+from start_llm.engine.sampling import LogprobTap, make_processors, make_sampler, top_logprobs
+from start_llm.engine.scheduler import Limits, Processors, Scheduler
+from start_llm.engine.text import BatchRunner, SequentialRunner
+from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.store import KVStore
+from start_llm.models.loader import LoadedModel
+
+
+class TextDrawing:
+    """A row's sampler, processors (logprob tap first, grammar mask last) and logprobs."""
+
+    def __init__(self, work: Submit, constraints: ConstraintFactory) -> None:
+        self._top = work.logprobs
+        self._tap = LogprobTap() if work.logprobs is not None else None
+        self.sampler: Callable[[Any], Any] = make_sampler(work.sampling)
+        self.processors: Processors = [self._tap] if self._tap is not None else []
+        self.processors += make_processors(work.sampling, work.prompt.tokens)
+        if work.constraint is not None:
+            self.processors.append(constraints.make(work.constraint))
+
+    def logprob(self, token: int) -> TokenLogprob | None:
+        if self._tap is None or self._top is None:
+            return None
+        return top_logprobs(self._tap.take(), token, self._top)
+
+
+class TextRuntime:
+    """Implements `engine.thread.Runtime` for a text model."""
+
+    def __init__(self, settings: Settings, loaded: LoadedModel, store: KVStore) -> None:
+        self.store = store
+        self.runner = make_runner(settings, loaded)
+        constraints = ConstraintFactory(loaded.tokenizer, eos=loaded.eos)
+        self.scheduler = Scheduler(
+            self.runner,
+            store,
+            lambda work: TextDrawing(work, constraints),
+            eos=loaded.eos,
+            limits=Limits(
+                step=settings.prefill_step_size,
+                idle_step=min(128, settings.prefill_step_size),
+                deadline=settings.generation_watchdog_seconds,
+            ),
+            max_concurrency=settings.max_concurrency,
+            clock=time.monotonic,
+        )
+
+    def close(self) -> None:
+        """Frees KV and streams; without it the process ends with a crash in a static destructor."""
+        self.runner.close()
+        self.store.close()
+        mx.synchronize()
+        mx.clear_streams()
+
+
+def make_runner(settings: Settings, loaded: LoadedModel) -> Runner:
+    """Batched, or one row at a time where KV is quantised."""
+    if settings.kv_bits is None:
+        return BatchRunner(loaded.model, eos=loaded.eos, max_rows=settings.max_concurrency)
+    if settings.kv_quant_scheme != "uniform":
+        raise NotSupported(f"KV_QUANT_SCHEME={settings.kv_quant_scheme}: text models take uniform only.")
+    odd = {type(layer).__name__ for layer in loaded.make_cache()} - {"KVCache", "ArraysCache", "CacheList"}
+    if odd:
+        raise NotSupported(
+            f"KV_BITS={settings.kv_bits}: this model's {', '.join(sorted(odd))} layers cannot be quantised."
+        )
+    return SequentialRunner(
+        loaded.model,
+        eos=loaded.eos,
+        kv_bits=settings.kv_bits,
+        kv_group_size=settings.kv_group_size,
+        quantized_kv_start=settings.quantized_kv_start,
+    )
+
+
+def make_store(settings: Settings, loaded: LoadedModel, budget_bytes: int, disk: Any = None) -> KVStore:
+    return KVStore(
+        LayerKit(loaded.make_cache),
+        budget_bytes=budget_bytes,
+        block_size=settings.prompt_cache_block_size,
+        checkpoints_recent=settings.cache_checkpoints_recent,
+        checkpoint_grid=settings.cache_checkpoint_grid,
+        ttl_seconds=settings.prompt_cache_ttl_seconds,
+        session_idle_seconds=settings.prompt_cache_session_max_idle_seconds,
+        sessions_keep=settings.prompt_cache_max_entries_per_session,
+        max_leaves=settings.prompt_cache_max_entries_global,
+        use_block_index=settings.cache_use_block_index,
+        disk=disk,
+    )

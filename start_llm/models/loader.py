@@ -1,0 +1,161 @@
+"""From a path or repository to a model in memory. Runs on the model thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+from mlx.utils import tree_flatten
+from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.utils import load as mlx_load
+
+from start_llm.core.errors import NotFound, NotSupported
+from start_llm.core.settings import Settings
+from start_llm.models.capabilities import (
+    FAMILY_TOOL_PARSER,
+    Capabilities,
+    context_length,
+    detect_family,
+    fingerprint,
+    read_config,
+    reasoning_parser,
+)
+from start_llm.models.embedded import ensure_embedded_model
+
+EMBEDDED_NAME = "SmolLM2-135M-Instruct"
+DOWNLOAD_PATTERNS = ["*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class ToolParser:
+    """mlx-lm's parser for this model's tool calls: markers and ``parse(text, tools)``."""
+
+    name: str
+    start: str
+    end: str
+    parse: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model and what goes with it. Arrays belong to the model thread; the rest may be read by all.
+
+    Attributes:
+        name: what clients see.
+        source: folder or repository it came from.
+        tokenizer: the transformers tokenizer; `wrapper` is mlx-lm's, with its detokenizer.
+        eos: tokens that end a turn.
+        weight_bytes: bytes of the parameters in memory.
+        fingerprint: identifies the KV this model makes.
+    """
+
+    name: str
+    source: str
+    model: Any
+    tokenizer: Any
+    wrapper: Any
+    config: dict[str, Any]
+    capabilities: Capabilities
+    tool_parser: ToolParser | None
+    eos: frozenset[int]
+    weight_bytes: int
+    fingerprint: str
+
+    def make_cache(self) -> list[Any]:
+        return list(make_prompt_cache(self.model))
+
+
+def backend() -> str:
+    """``metal``, ``cuda`` or ``cpu``: where MLX computes by default."""
+    if mx.metal.is_available():
+        return "metal"
+    return "cpu" if mx.default_device() == mx.Device(mx.cpu) else "cuda"
+
+
+def load_model(settings: Settings, progress: Progress) -> LoadedModel:
+    """Loads `MODEL_PATH`, or the embedded model if it is unset.
+
+    Raises:
+        NotFound: no such folder or repository.
+        NotSupported: mlx-lm does not know the architecture, or it wants to run code that is not trusted.
+    """
+    source = settings.model_path
+    if source is None:
+        quantised = backend() != "cpu"
+        folder = ensure_embedded_model(settings.cache_dir, quantised=quantised, progress=progress)
+        name = EMBEDDED_NAME
+    else:
+        folder, name = _resolve(source), source.rstrip("/").rsplit("/", 1)[-1]
+    config = read_config(folder)
+    _check_code(config, source or str(folder), settings)
+    progress(f"loading {name}", 0.0)
+    try:
+        model, wrapper = mlx_load(str(folder), trust_remote_code=settings.trust_remote_code)[:2]
+    except ValueError as error:
+        raise NotSupported(f"mlx-lm cannot load {source or name}: {error}") from error
+    progress(f"loading {name}", 1.0)
+    return _describe(settings, name, source or name, folder, model, wrapper, config)
+
+
+def _resolve(source: str) -> Path:
+    """A local folder, or a repository that mlx-lm downloads (its progress bars show)."""
+    folder = Path(source).expanduser()
+    if (folder / "config.json").is_file():
+        return folder
+    if folder.exists() or source.startswith(("/", "~", "./", "../")):
+        raise NotFound(f"MODEL_PATH={source}: there is no config.json in that folder.")
+    try:
+        return Path(snapshot_download(source, allow_patterns=DOWNLOAD_PATTERNS))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise NotFound(f"MODEL_PATH={source}: not a local folder, and it could not be downloaded: {error}") from error
+
+
+def _check_code(config: dict[str, Any], source: str, settings: Settings) -> None:
+    if config.get("model_file") and not settings.trust_remote_code:
+        raise NotSupported(
+            f"The checkpoint {source} brings its own Python code ({config['model_file']}). "
+            "Set TRUST_REMOTE_CODE=true to run it, if you trust where it comes from."
+        )
+
+
+def _describe(
+    settings: Settings, name: str, source: str, folder: Path, model: Any, wrapper: Any, config: dict[str, Any]
+) -> LoadedModel:
+    tokenizer = wrapper._tokenizer
+    tags = (wrapper.think_start, wrapper.think_end) if wrapper.has_thinking else None
+    family = settings.model_family or detect_family(config, name)
+    parser = _tool_parser(wrapper)
+    capabilities = Capabilities(
+        family=family,
+        context=context_length(config),
+        tool_parser=parser.name if parser else FAMILY_TOOL_PARSER[family],
+        reasoning_parser=reasoning_parser(tokenizer.get_vocab(), tags),
+        think_tags=tags,
+    )
+    quantised = f"kv {settings.kv_bits} {settings.kv_group_size} {settings.quantized_kv_start}"
+    return LoadedModel(
+        name=settings.served_model_name or name,
+        source=source,
+        model=model,
+        tokenizer=tokenizer,
+        wrapper=wrapper,
+        config=config,
+        capabilities=capabilities,
+        tool_parser=parser,
+        eos=frozenset(wrapper.eos_token_ids),
+        weight_bytes=sum(v.nbytes for _, v in tree_flatten(model.parameters())),
+        fingerprint=fingerprint(folder, extra=quantised if settings.kv_bits else ""),
+    )
+
+
+def _tool_parser(wrapper: Any) -> ToolParser | None:
+    if not wrapper.has_tool_calling or wrapper.tool_parser is None:
+        return None
+    name = wrapper.init_kwargs.get("tool_parser_type") or "json_tools"
+    return ToolParser(name, wrapper.tool_call_start, wrapper.tool_call_end, wrapper.tool_parser)

@@ -1,0 +1,166 @@
+"""A model and a store without MLX: a cache is the list of its tokens, and every forward pass is counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+
+from start_llm.core.events import EngineDone, EngineEvent, EngineFailed, Sampled
+from start_llm.core.prompt import Prompt
+from start_llm.core.request import Sampling
+from start_llm.core.work import Submit
+from start_llm.engine.jobs import common_prefix
+from start_llm.engine.runner import Row
+from start_llm.kvcache.store import Plan
+
+EOS = 0
+
+
+@dataclass
+class FakeRunner:
+    """Generates ``sum(history) % 97 + 1`` until `answer` tokens are out, then EOS."""
+
+    max_rows: int = 8
+    answer: int = 3
+    fail_on: int | None = None
+    prefilled: list[tuple[int, int]] = field(default_factory=list)
+    rows: dict[int, list[Any]] = field(default_factory=dict)
+    steps: int = 0
+    uid: int = 0
+    widest: int = 0
+
+    def prefill(self, cache: list[Any], tokens: Sequence[int]) -> None:
+        if self.fail_on in tokens:
+            raise RuntimeError("bad token")
+        self.prefilled.append((len(cache), len(tokens)))
+        cache.extend(tokens)
+
+    def insert(
+        self,
+        tokens: Sequence[int],
+        cache: list[Any],
+        *,
+        max_tokens: int,
+        sampler: Callable[[Any], Any],
+        processors: Sequence[Callable[[Any, Any], Any]],
+    ) -> int:
+        assert list(tokens[:-1]) == cache
+        self.uid += 1
+        self.rows[self.uid] = [[*cache, tokens[-1]], len(tokens), max_tokens]
+        return self.uid
+
+    def decode(self) -> list[Row]:
+        self.steps += 1
+        self.widest = max(self.widest, len(self.rows))
+        out = []
+        for uid, (history, prompt, most) in list(self.rows.items()):
+            made = len(history) - prompt
+            token = EOS if made >= self.answer else sum(history) % 97 + 1
+            history.append(token)
+            finish = "stop" if token == EOS else "length" if made + 1 >= most else None
+            if finish:
+                del self.rows[uid]
+            out.append(Row(uid, token, None, finish, list(history), list(history)) if finish else Row(uid, token, None))  # type: ignore[arg-type]
+        return out
+
+    def remove(self, uid: int) -> tuple[list[Any], list[int]] | None:
+        row = self.rows.pop(uid, None)
+        return None if row is None else (list(row[0]), list(row[0]))
+
+    def close(self) -> None:
+        self.rows.clear()
+
+    @property
+    def work(self) -> int:
+        return sum(n for _, n in self.prefilled)
+
+
+@dataclass
+class Restored:
+    cache: list[Any]
+    length: int
+    copied_bytes: int
+
+
+@dataclass
+class FakeStore:
+    """Whole sequences; with `cuttable=False` only exact stored ends can be restored."""
+
+    cuttable: bool = True
+    entries: list[np.ndarray] = field(default_factory=list)
+    one_shot: list[bool] = field(default_factory=list)
+    room: bool = True
+
+    def lookup(self, tokens: Any, limit: int | None = None) -> Plan:
+        array = np.asarray(tokens)
+        seen = max((common_prefix(array, e) for e in self.entries), default=0)
+        if self.cuttable:
+            length = seen
+        else:
+            length = max((len(e) for e in self.entries if len(e) <= seen), default=0)
+        if limit is not None:
+            length = min(length, limit)
+            if not self.cuttable and not any(len(e) == length for e in self.entries):
+                length = max((len(e) for e in self.entries if len(e) <= length and len(e) <= seen), default=0)
+        return Plan(length, seen, seen, "" if length == seen else "no_checkpoint")
+
+    def restore(self, tokens: Any, plan: Plan) -> Restored:
+        return Restored([int(t) for t in tokens[: plan.length]], plan.length, plan.length * 4)
+
+    def pauses(self, prompt: Prompt, start: int) -> tuple[int, ...]:
+        return () if self.cuttable else tuple(b for b in prompt.boundaries if b > start)
+
+    def put(self, tokens: Any, cache: list[Any], *, checkpoint: bool = True, one_shot: bool = False, **_: Any) -> None:
+        assert [int(t) for t in tokens] == [int(t) for t in cache]
+        if self.cuttable or checkpoint:
+            self.entries.append(np.asarray(tokens))
+            self.one_shot.append(one_shot)
+
+    def has_room(self, tokens: int) -> bool:
+        return self.room
+
+
+class FakeDrawing:
+    sampler = staticmethod(lambda logprobs: logprobs)
+    processors: list[Any] = []  # noqa: RUF012 - never changed
+
+    def logprob(self, token: int) -> None:
+        return None
+
+
+class Collected:
+    """A sink that sorts what it gets."""
+
+    def __init__(self) -> None:
+        self.queue: SimpleQueue[EngineEvent] = SimpleQueue()
+        self.events: list[EngineEvent] = []
+
+    def put(self, event: EngineEvent, /) -> None:
+        self.events.append(event)
+        self.queue.put(event)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [e.token for e in self.events if isinstance(e, Sampled)]
+
+    @property
+    def final(self) -> EngineDone | EngineFailed | None:
+        finals = [e for e in self.events if isinstance(e, EngineDone | EngineFailed)]
+        assert len(finals) <= 1, "a request ends once"
+        return finals[0] if finals else None
+
+    @property
+    def done(self) -> EngineDone:
+        assert isinstance(self.final, EngineDone), self.final
+        return self.final
+
+
+def submit(name: str, tokens: Sequence[int], *, max_tokens: int = 10, **more: Any) -> tuple[Submit, Collected]:
+    sink = Collected()
+    boundaries = more.pop("boundaries", ())
+    prompt = Prompt(tuple(tokens), boundaries=boundaries, generation=len(tokens))
+    return Submit(name, prompt, Sampling(), max_tokens, sink, **more), sink

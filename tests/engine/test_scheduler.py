@@ -1,0 +1,255 @@
+"""The scheduler on a fake model: order of work, sharing, cancelling, storing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from start_llm.core.events import EngineFailed, Prefilled
+from start_llm.engine.scheduler import Limits, Scheduler
+from tests.engine.fakes import EOS, FakeDrawing, FakeRunner, FakeStore, submit
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+def make(runner: FakeRunner | None = None, store: FakeStore | None = None, **limits: Any) -> Any:
+    runner, store, clock = runner or FakeRunner(), store or FakeStore(), Clock()
+    scheduler = Scheduler(
+        runner,
+        store,  # type: ignore[arg-type]
+        lambda work: FakeDrawing(),
+        eos=frozenset({EOS}),
+        limits=Limits(**{"step": 100, "idle_step": 10, **limits}),
+        max_concurrency=8,
+        clock=clock,
+    )
+    return scheduler, runner, store, clock
+
+
+def drain(scheduler: Scheduler, most: int = 1000) -> None:
+    for _ in range(most):
+        if not scheduler.busy:
+            return
+        scheduler.step()
+    raise AssertionError("the scheduler does not come to an end")
+
+
+def test_a_request_is_prefilled_decoded_and_stored() -> None:
+    scheduler, runner, store, _ = make()
+    work, sink = submit("a", range(1, 251))
+    scheduler.add(work)
+    drain(scheduler)
+    assert sink.done.reason == "stop"
+    assert len(sink.tokens) == 3
+    assert sink.done.tokens == (*sink.tokens, EOS)
+    assert [n for _, n in runner.prefilled] == [100, 100, 49]
+    assert [e.done for e in sink.events if isinstance(e, Prefilled)] == [101, 201, 250]
+    assert len(store.entries[-1]) == 254
+    assert sink.done.report.computed == 250
+    assert sink.done.report.generated == 4
+
+
+def test_the_next_turn_computes_what_is_new() -> None:
+    scheduler, runner, _, _ = make()
+    first, sink = submit("a", range(1, 251))
+    scheduler.add(first)
+    drain(scheduler)
+    history = [*range(1, 251), *sink.done.tokens, 7, 8, 9]
+    before = runner.work
+    work, again = submit("b", history)
+    scheduler.add(work)
+    drain(scheduler)
+    assert runner.work - before == 2  # 7 and 8; the 9 is fed by the first decode step
+    assert (again.done.report.reused, again.done.report.computed) == (254, 3)
+    assert again.done.report.new == 3
+
+
+def test_same_answer_alone_and_together() -> None:
+    prompts = [[*range(1, 40), i, i + 3, i * 7] for i in range(1, 9)]
+    alone = []
+    for prompt in prompts:
+        scheduler, *_ = make()
+        work, sink = submit("x", prompt)
+        scheduler.add(work)
+        drain(scheduler)
+        alone.append(sink.tokens)
+    scheduler, runner, _, _ = make()
+    sinks = []
+    for i, prompt in enumerate(prompts):
+        work, sink = submit(f"r{i}", prompt)
+        scheduler.add(work)
+        sinks.append(sink)
+    drain(scheduler)
+    assert [s.tokens for s in sinks] == alone
+    assert runner.widest > 1
+
+
+def test_two_identical_requests_compute_the_prompt_once() -> None:
+    scheduler, runner, _, _ = make()
+    sinks = []
+    for name in ("a", "b"):
+        work, sink = submit(name, range(1, 501))
+        scheduler.add(work)
+        sinks.append(sink)
+    drain(scheduler)
+    assert runner.work == 499
+    assert sinks[0].tokens == sinks[1].tokens
+    assert sinks[1].done.report.joined == 499
+
+
+@pytest.mark.parametrize("cuttable", [True, False])
+def test_a_shared_uncomputed_prefix_is_computed_once(cuttable: bool) -> None:
+    scheduler, runner, _, _ = make(store=FakeStore(cuttable))
+    for i in range(4):
+        work, _ = submit(f"r{i}", [*range(1, 401), *range(1000 + i * 50, 1050 + i * 50)])
+        scheduler.add(work)
+    drain(scheduler)
+    assert runner.work == 400 + 4 * 49
+
+
+def test_a_follower_goes_on_alone_when_its_leader_is_cancelled() -> None:
+    scheduler, runner, _, _ = make()
+    one, first = submit("a", range(1, 501))
+    two, second = submit("b", range(1, 501))
+    scheduler.add(one)
+    scheduler.add(two)
+    scheduler.step()
+    scheduler.step()
+    scheduler.cancel("a")
+    drain(scheduler)
+    assert first.done.reason == "cancelled"
+    assert second.done.reason == "stop"
+    assert runner.work == 499
+
+
+def test_a_cancelled_prefill_is_kept() -> None:
+    scheduler, runner, _, _ = make(store=FakeStore(cuttable=False))
+    work, sink = submit("a", range(1, 1001))
+    scheduler.add(work)
+    for _ in range(4):
+        scheduler.step()
+    scheduler.cancel("a")
+    drain(scheduler)
+    assert sink.done.reason == "cancelled"
+    done = runner.work
+    assert done == 400
+    again, _ = submit("b", range(1, 1001))
+    scheduler.add(again)
+    drain(scheduler)
+    assert runner.work == 999
+
+
+def test_cancel_while_decoding_keeps_the_kv_and_ends_once() -> None:
+    scheduler, runner, store, _ = make(runner=FakeRunner(answer=1000))
+    work, sink = submit("a", range(1, 60), max_tokens=5000)
+    scheduler.add(work)
+    for _ in range(20):
+        scheduler.step()
+    scheduler.cancel("a")
+    drain(scheduler)
+    assert sink.done.reason == "cancelled"
+    assert len(store.entries[-1]) == 59 + len(sink.tokens)
+    assert runner.rows == {}
+
+
+def test_the_watchdog_ends_a_request_with_length() -> None:
+    scheduler, _, _, clock = make(runner=FakeRunner(answer=10_000), deadline=5.0)
+    work, sink = submit("a", range(1, 60), max_tokens=100_000)
+    scheduler.add(work)
+    for _ in range(10):
+        scheduler.step()
+    clock.now += 10
+    drain(scheduler)
+    assert sink.done.reason == "length"
+
+
+def test_one_failing_request_leaves_the_others_alone() -> None:
+    scheduler, _, _, _ = make(runner=FakeRunner(fail_on=666))
+    bad, bad_sink = submit("bad", [*range(1, 300), 666, 5])
+    good, good_sink = submit("good", range(2, 300))
+    scheduler.add(bad)
+    scheduler.add(good)
+    drain(scheduler)
+    assert isinstance(bad_sink.final, EngineFailed)
+    assert bad_sink.final.error.status == 500
+    assert good_sink.done.reason == "stop"
+
+
+def test_no_more_run_than_there_is_room_for() -> None:
+    scheduler, runner, _, _ = make(runner=FakeRunner(max_rows=2, answer=20))
+    sinks = []
+    for i in range(6):
+        work, sink = submit(f"r{i}", range(i * 100 + 1, i * 100 + 30), max_tokens=50)
+        scheduler.add(work)
+        sinks.append(sink)
+    drain(scheduler)
+    assert runner.widest == 2
+    assert all(s.done.reason == "stop" for s in sinks)
+
+
+def test_a_short_request_does_not_wait_for_a_long_prefill() -> None:
+    scheduler, _, _, _ = make(runner=FakeRunner(answer=1))
+    long, long_sink = submit("long", range(1, 20_001))
+    short, short_sink = submit("short", range(50_000, 50_050))
+    scheduler.add(long)
+    scheduler.add(short)
+    steps = 0
+    while short_sink.final is None:
+        scheduler.step()
+        steps += 1
+    assert steps < 10
+    assert long_sink.final is None
+
+
+def test_max_tokens_ends_with_length() -> None:
+    scheduler, *_ = make(runner=FakeRunner(answer=1000))
+    work, sink = submit("a", range(1, 20), max_tokens=4)
+    scheduler.add(work)
+    drain(scheduler)
+    assert sink.done.reason == "length"
+    assert len(sink.tokens) == 4
+
+
+def test_reanchoring_runs_when_idle_and_is_reused() -> None:
+    scheduler, runner, _, _ = make()
+    anchor, _ = submit("anchor", range(1, 101))
+    scheduler.add_anchor(anchor)
+    while scheduler.has_idle_work:
+        scheduler.idle_step()
+    assert [n for _, n in runner.prefilled] == [10] * 10
+    work, sink = submit("a", [*range(1, 101), 500, 501])
+    scheduler.add(work)
+    drain(scheduler)
+    assert sink.done.report.reused == 100
+    assert sink.done.report.computed_idle == 100
+    assert scheduler.tokens_idle == 100
+
+
+def test_reanchoring_yields_to_a_request_and_keeps_its_part() -> None:
+    scheduler, _, _, _ = make()
+    anchor, _ = submit("anchor", range(1, 101))
+    scheduler.add_anchor(anchor)
+    for _ in range(3):
+        scheduler.idle_step()
+    work, sink = submit("a", [*range(1, 101), 500, 501])
+    scheduler.add(work)
+    drain(scheduler)
+    assert not scheduler.has_idle_work
+    assert sink.done.report.reused == 30
+
+
+def test_reanchoring_never_evicts() -> None:
+    scheduler, runner, _, _ = make(store=FakeStore(room=False))
+    anchor, _ = submit("anchor", range(1, 101))
+    scheduler.add_anchor(anchor)
+    while scheduler.has_idle_work:
+        scheduler.idle_step()
+    assert runner.work == 0

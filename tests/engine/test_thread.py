@@ -1,0 +1,191 @@
+"""The model thread on a fake runtime: commands, states, overload, shutdown, a thread that hangs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from start_llm.core.errors import QueueFull, Unavailable
+from start_llm.core.events import EngineDone, EngineFailed
+from start_llm.core.prompt import Prompt
+from start_llm.engine.scheduler import Limits, Scheduler
+from start_llm.engine.thread import EngineThread
+from tests.engine.fakes import EOS, Collected, FakeDrawing, FakeRunner, FakeStore, submit
+
+WAIT = 10.0
+
+
+class FakeRuntime:
+    def __init__(self, runner: FakeRunner) -> None:
+        self.closed_on: str | None = None
+        self.scheduler = Scheduler(
+            runner,
+            FakeStore(),  # type: ignore[arg-type]
+            lambda work: FakeDrawing(),
+            eos=frozenset({EOS}),
+            limits=Limits(step=50),
+            max_concurrency=4,
+            clock=time.monotonic,
+        )
+
+    def close(self) -> None:
+        self.closed_on = threading.current_thread().name
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., tuple[EngineThread, FakeRuntime]]]:
+    threads: list[EngineThread] = []
+
+    def begin(runner: FakeRunner | None = None, **options: Any) -> tuple[EngineThread, FakeRuntime]:
+        runtime = FakeRuntime(runner or FakeRunner())
+        engine = EngineThread(lambda: runtime, **{"max_queue": 3, "max_concurrency": 4, **options})
+        threads.append(engine)
+        engine.start()
+        assert engine.wait_loaded(WAIT)
+        return engine, runtime
+
+    yield begin
+    for engine in threads:
+        engine.stop(WAIT)
+
+
+def final(sink: Collected) -> EngineDone | EngineFailed:
+    while True:
+        event = sink.queue.get(timeout=WAIT)
+        if isinstance(event, EngineDone | EngineFailed):
+            return event
+
+
+def test_runs_requests_from_many_threads(start: Any) -> None:
+    engine, _ = start(max_queue=100)
+    sinks: list[Collected] = []
+
+    def send(i: int) -> None:
+        work, sink = submit(f"r{i}", range(1, 30 + i))
+        sinks.append(sink)
+        engine.submit(work)
+
+    senders = [threading.Thread(target=send, args=(i,)) for i in range(20)]
+    for sender in senders:
+        sender.start()
+    for sender in senders:
+        sender.join()
+    assert [final(s).reason for s in sinks] == ["stop"] * 20  # type: ignore[union-attr]
+    assert engine.status().state in {"ready", "busy"}
+
+
+def test_loading_that_fails_is_told() -> None:
+    def load() -> Any:
+        raise Unavailable("no such model")
+
+    engine = EngineThread(load, max_queue=1, max_concurrency=1)
+    engine.start()
+    assert engine.wait_loaded(WAIT)
+    assert engine.status().state == "failed"
+    work, _ = submit("a", [1, 2])
+    with pytest.raises(Unavailable, match="no such model"):
+        engine.submit(work)
+
+
+def test_a_full_queue_refuses_with_retry_after(start: Any) -> None:
+    engine, _ = start(FakeRunner(answer=10**9))
+    for i in range(7):
+        work, _ = submit(f"r{i}", [1, 2, 3], max_tokens=10**9)
+        engine.submit(work)
+    work, _ = submit("one too many", [1, 2, 3])
+    with pytest.raises(QueueFull) as error:
+        engine.submit(work)
+    assert error.value.retry_after is not None
+    engine.cancel("r0")
+    deadline = time.monotonic() + WAIT
+    while time.monotonic() < deadline:
+        try:
+            engine.submit(work)
+            return
+        except QueueFull:
+            time.sleep(0.01)
+    raise AssertionError("a cancelled request does not make room")
+
+
+def test_cancel_of_an_unknown_request_is_ignored(start: Any) -> None:
+    engine, _ = start()
+    engine.cancel("nobody")
+    work, sink = submit("a", [1, 2, 3])
+    engine.submit(work)
+    assert isinstance(final(sink), EngineDone)
+
+
+def test_plan_answers_without_running(start: Any) -> None:
+    engine, runtime = start()
+    report = engine.plan(Prompt(tuple(range(1, 50))))
+    assert (report.prompt, report.reused, report.computed) == (49, 0, 49)
+    assert runtime.scheduler.tokens_prefilled == 0
+
+
+def test_anchor_prefills_in_the_idle_gap(start: Any) -> None:
+    engine, runtime = start()
+    engine.anchor(Prompt(tuple(range(1, 300))), "s")
+    deadline = time.monotonic() + WAIT
+    while runtime.scheduler.tokens_idle < 299 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert runtime.scheduler.tokens_idle == 299
+
+
+def test_stop_ends_running_work_and_closes_on_the_model_thread(start: Any) -> None:
+    engine, runtime = start(FakeRunner(answer=10**9))
+    work, sink = submit("a", [1, 2, 3], max_tokens=10**9)
+    engine.submit(work)
+    engine.stop(WAIT)
+    ended = final(sink)
+    assert isinstance(ended, EngineFailed)
+    assert ended.error.status == 503
+    assert runtime.closed_on == "model"
+    with pytest.raises(Unavailable):
+        engine.submit(submit("b", [1, 2])[0])
+
+
+def test_a_hanging_model_thread_is_called_wedged_and_its_clients_are_freed(start: Any) -> None:
+    release = threading.Event()
+
+    class Hanging(FakeRunner):
+        def prefill(self, cache: list[Any], tokens: Any) -> None:
+            release.wait(WAIT)
+            super().prefill(cache, tokens)
+
+    engine, _ = start(Hanging(), wedged_after=0.05)
+    work, sink = submit("a", range(1, 50))
+    engine.submit(work)
+    deadline = time.monotonic() + WAIT
+    while engine.status().state != "wedged" and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert engine.status().state == "wedged"
+    engine.fail_open(Unavailable("wedged"))
+    assert isinstance(final(sink), EngineFailed)
+    release.set()
+    engine.stop(WAIT)
+    assert sink.final is not None
+
+
+def test_an_error_in_a_step_fails_the_requests_and_not_the_thread(start: Any) -> None:
+    class Broken(FakeRunner):
+        broken = True
+
+        def decode(self) -> Any:
+            if self.broken:
+                self.broken = False
+                raise RuntimeError("the device is gone")
+            return super().decode()
+
+    engine, _ = start(Broken())
+    work, sink = submit("a", [1, 2, 3])
+    engine.submit(work)
+    ended = final(sink)
+    assert isinstance(ended, EngineFailed)
+    assert "the device is gone" in ended.error.message
+    again, after = submit("b", [1, 2, 3])
+    engine.submit(again)
+    assert isinstance(final(after), EngineDone)
