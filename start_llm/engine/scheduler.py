@@ -409,7 +409,14 @@ class Scheduler:
 
 
 def _report(prompt: int, plan: Plan) -> CacheReport:
-    return CacheReport(prompt=prompt, reused=plan.length, computed=prompt - plan.length, new=max(0, prompt - plan.seen))
+    """Counts, with the store's part of the explanation; `chat` keeps the miss only where more was computed than new."""
+    return CacheReport(
+        prompt=prompt,
+        reused=plan.length,
+        computed=prompt - plan.length,
+        new=max(0, prompt - plan.seen),
+        miss=Miss(plan.reason or ("diverged" if plan.seen else "first_turn"), plan.matched),
+    )
 
 
 def _as_error(error: Exception) -> StartLLMError:
