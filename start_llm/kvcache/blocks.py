@@ -1,0 +1,87 @@
+"""Token sequences as arrays: conversion, comparison, and the hash chain that names a prefix.
+
+A prefix is named by its SHA-256. SHA-256 is itself a chain over 64-byte blocks, and 64 bytes are
+16 int32 tokens: a running hasher is the chain of 16-token blocks, its copies are the links.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Tokens = npt.NDArray[np.int32]
+TokenSequence = Sequence[int] | Tokens
+
+
+def as_tokens(tokens: TokenSequence) -> Tokens:
+    """A one-dimensional int32 array; an array that is one already is returned as it is.
+
+    Raises:
+        ValueError: not one-dimensional, or a token does not fit in 32 bits.
+    """
+    if isinstance(tokens, np.ndarray):
+        if tokens.ndim != 1:
+            raise ValueError(f"tokens must be one-dimensional, not of shape {tokens.shape}")
+        return np.ascontiguousarray(tokens, dtype=np.int32)
+    try:
+        # array.array takes two thirds of the time of np.array on a long tuple.
+        return np.frombuffer(array("i", tokens), dtype=np.int32)
+    except OverflowError:
+        raise ValueError("tokens must fit in 32 bits") from None
+
+
+def common_prefix(a: Tokens, b: Tokens) -> int:
+    """Length of the longest common prefix."""
+    n = min(len(a), len(b))
+    # Most comparisons end at once or run far: look at a short piece before the whole.
+    head = min(n, 64)
+    differs = a[:head] != b[:head]
+    if differs.any():
+        return int(differs.argmax())
+    differs = a[head:n] != b[head:n]
+    return head + int(differs.argmax()) if differs.any() else n
+
+
+class TokenMemo:
+    """Remembers the arrays of the last few token tuples: one request asks with the same tuple several times."""
+
+    def __init__(self, keep: int = 4) -> None:
+        self._keep = keep
+        self._arrays: OrderedDict[int, tuple[tuple[int, ...], Tokens]] = OrderedDict()
+
+    def get(self, tokens: TokenSequence) -> Tokens:
+        """`as_tokens`, once per tuple object."""
+        if not isinstance(tokens, tuple):
+            return as_tokens(tokens)
+        known = self._arrays.get(id(tokens))
+        if known is not None and known[0] is tokens:
+            return known[1]
+        made = as_tokens(tokens)
+        self._arrays[id(tokens)] = (tokens, made)
+        if len(self._arrays) > self._keep:
+            self._arrays.popitem(last=False)
+        return made
+
+
+class PrefixHash:
+    """The hash chain along one path. Immutable from outside: `then` makes the next link."""
+
+    __slots__ = ("_sha",)
+
+    def __init__(self) -> None:
+        self._sha = hashlib.sha256()
+
+    def then(self, tokens: Tokens) -> PrefixHash:
+        """The chain after `tokens` more; it does not depend on how a path is divided into segments."""
+        following = PrefixHash()
+        following._sha = self._sha.copy()
+        following._sha.update(np.ascontiguousarray(tokens, dtype="<i4"))
+        return following
+
+    def digest(self) -> bytes:
+        return self._sha.digest()

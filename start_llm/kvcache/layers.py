@@ -1,0 +1,316 @@
+"""What a model's cache layers are, and how their KV is cut, copied and rebuilt.
+
+The only file of this room that knows MLX and mlx-lm's cache classes. Two kinds of layer:
+
+- *cut*: `KVCache` and `QuantizedKVCache` hold one row a token, so a slice of any run of tokens can
+  be stored and joined again;
+- *state*: `ArraysCache`, `RotatingKVCache`, `ChunkedKVCache` and classes unknown here hold what the
+  whole history left behind: they are stored whole, as a checkpoint at one place.
+
+`CacheList` is looked through. Uses of mlx-lm's internals: `RotatingKVCache._idx` and `_temporal_order`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, RotatingKVCache
+
+from start_llm.kvcache.pieces import Checkpoint, Form, Slices, Unstorable
+
+_NO_ROWS: Form = (-1,)  # a cut layer that this model never writes
+_STEP = 256  # mlx-lm's caches grow by this many tokens
+
+
+class LayerKit:
+    """Cuts, saves and rebuilds the caches of one model. Model thread only.
+
+    Args:
+        make_cache: makes the model's empty caches (`make_prompt_cache(model)`).
+
+    Attributes:
+        cuttable: every layer can be cut at any token.
+        has_rows: at least one layer can.
+    """
+
+    def __init__(self, make_cache: Callable[[], list[Any]]) -> None:
+        self._make = make_cache
+        leaves = list(_leaves(make_cache()))
+        self._is_cut = tuple(type(leaf) in (KVCache, QuantizedKVCache) for leaf in leaves)
+        self.cuttable = all(self._is_cut)
+        self.has_rows = any(self._is_cut)
+        self.layout = ",".join(type(leaf).__name__ for leaf in leaves)
+
+    def new(self) -> list[Any]:
+        """Empty caches."""
+        return self._make()
+
+    def length(self, cache: Sequence[Any]) -> int:
+        """Tokens held, 0 if no layer counts them (`ArraysCache` does not)."""
+        offsets = [leaf.offset for leaf in _leaves(cache) if isinstance(getattr(leaf, "offset", None), int)]
+        return max(offsets, default=0)
+
+    # --- from a live cache --------------------------------------------------
+
+    def slice(self, cache: Sequence[Any], start: int, stop: int) -> Slices:
+        """Copies the rows of tokens [start, stop) of every cut layer.
+
+        Raises:
+            Unstorable: a layer is of another class than at first, or holds another number of tokens.
+        """
+        arrays, forms = [], []
+        for leaf in self._cut_leaves(cache):
+            rows, form = _rows(leaf, stop)
+            arrays.append(tuple(mx.contiguous(a[..., start:stop, :]) for a in rows))
+            forms.append(form)
+        return _slices(arrays, forms, stop - start)
+
+    def checkpoint(self, cache: Sequence[Any]) -> Checkpoint:
+        """Copies the state of every state layer.
+
+        Raises:
+            Unstorable: a layer has no state that could be copied.
+        """
+        states = tuple(
+            _copy_state(_state(leaf)) for leaf, cut in zip(_leaves(cache), self._kinds(cache), strict=True) if not cut
+        )
+        arrays = list(_arrays(states))
+        mx.eval(arrays)
+        return Checkpoint(states, sum(a.nbytes for a in arrays))
+
+    # --- stored pieces ------------------------------------------------------
+
+    def cut(self, slices: Slices, at: int) -> tuple[Slices, Slices]:
+        """Divides a run of tokens in two, each with its own buffers."""
+        left = [tuple(mx.contiguous(a[..., :at, :]) for a in layer) for layer in slices.arrays]
+        right = [tuple(mx.contiguous(a[..., at:, :]) for a in layer) for layer in slices.arrays]
+        return _slices(left, slices.forms, at), _slices(right, slices.forms, slices.length - at)
+
+    def check_joins(self, before: Slices, cache: Sequence[Any]) -> None:
+        """Raises Unstorable unless rows of `cache` may follow `before`. Plain ones may become quantised."""
+        for old, leaf in zip(before.forms, self._cut_leaves(cache), strict=True):
+            new = _rows(leaf, 0)[1]
+            if old != new and not (old == () and new != _NO_ROWS):
+                raise Unstorable(f"a layer's rows change form from {old} to {new}")
+
+    def build(
+        self, runs: Sequence[Slices], checkpoint: Checkpoint | None, length: int, spare: int = 512
+    ) -> tuple[list[Any], int]:
+        """Fresh caches of `length` tokens: the runs joined (the last one cut short), and the checkpoint's state.
+
+        Args:
+            runs: consecutive, from token 0; together at least `length` tokens.
+            spare: room for this many more tokens, so that the next prefill chunk does not copy all rows again.
+
+        Returns:
+            The caches, evaluated and shared with nobody, and the bytes copied.
+        """
+        capacity = -(-(length + spare) // _STEP) * _STEP
+        states = iter(checkpoint.states if checkpoint is not None else ())
+        copied = 0
+        number = -1
+
+        def fill(leaf: Any, is_cut: bool) -> Any:
+            nonlocal copied, number
+            if not is_cut:
+                state = next(states, None)
+                if state is not None:
+                    leaf.state = _copy_state(state)
+                    copied += sum(a.nbytes for a in _arrays(state))
+                return leaf
+            number += 1
+            if length == 0:
+                return leaf
+            filled, size = _join([(run.arrays[number], run.forms[number]) for run in runs], length, capacity, leaf)
+            copied += size
+            return filled
+
+        kinds = iter(self._is_cut)
+        cache = [_replace_leaves(entry, lambda leaf: fill(leaf, next(kinds))) for entry in self._make()]
+        mx.eval(list(_arrays([_state(leaf, raw=True) for leaf in _leaves(cache)])))
+        return cache, copied
+
+    # --- to and from plain buffers (the disk tier) ---------------------------
+
+    def pack(self, piece: Slices | Checkpoint) -> tuple[dict[str, np.ndarray[Any, Any]], str]:
+        """Copies into numpy buffers, with a JSON text that `unpack` needs."""
+        buffers: dict[str, np.ndarray[Any, Any]] = {}
+        dtypes: dict[str, str] = {}
+
+        def put(a: Any) -> dict[str, str]:
+            name = f"a{len(buffers)}"
+            dtypes[name] = str(a.dtype).removeprefix("mlx.core.")
+            buffers[name] = np.array(a.view(mx.uint16) if a.dtype == mx.bfloat16 else a)
+            return {"array": name}
+
+        if isinstance(piece, Slices):
+            tree: Any = _encode([list(layer) for layer in piece.arrays], put)
+            meta = {"kind": "slices", "tree": tree, "forms": piece.forms, "length": piece.length}
+        else:
+            meta = {"kind": "checkpoint", "tree": _encode(list(piece.states), put)}
+        return buffers, json.dumps({**meta, "dtypes": dtypes})
+
+    def unpack(self, buffers: dict[str, np.ndarray[Any, Any]], meta: str) -> Slices | Checkpoint:
+        """The reverse of `pack`. Raises ValueError or KeyError if `meta` does not fit the buffers."""
+        said = json.loads(meta)
+
+        def get(name: str) -> Any:
+            a = mx.array(buffers[name])
+            return a.view(mx.bfloat16) if said["dtypes"][name] == "bfloat16" else a
+
+        tree = _decode(said["tree"], get)
+        mx.eval(list(_arrays(tree)))
+        if said["kind"] == "slices":
+            return _slices([tuple(layer) for layer in tree], [tuple(f) for f in said["forms"]], int(said["length"]))
+        return Checkpoint(tuple(tree), sum(a.nbytes for a in _arrays(tree)))
+
+    # --- helpers --------------------------------------------------------------
+
+    def _kinds(self, cache: Sequence[Any]) -> tuple[bool, ...]:
+        leaves = list(_leaves(cache))
+        if len(leaves) != len(self._is_cut):
+            raise Unstorable(f"{len(leaves)} cache layers, but the model makes {len(self._is_cut)}")
+        for leaf, cut in zip(leaves, self._is_cut, strict=True):
+            if cut and type(leaf) not in (KVCache, QuantizedKVCache):
+                raise Unstorable(f"a layer became {type(leaf).__name__}")
+        return self._is_cut
+
+    def _cut_leaves(self, cache: Sequence[Any]) -> list[Any]:
+        return [leaf for leaf, cut in zip(_leaves(cache), self._kinds(cache), strict=True) if cut]
+
+
+def _leaves(cache: Sequence[Any]) -> Iterator[Any]:
+    for entry in cache:
+        if isinstance(entry, CacheList):
+            yield from _leaves(entry.caches)
+        else:
+            yield entry
+
+
+def _replace_leaves(entry: Any, replace: Callable[[Any], Any]) -> Any:
+    if isinstance(entry, CacheList):
+        return CacheList(*(_replace_leaves(inner, replace) for inner in entry.caches))
+    return replace(entry)
+
+
+def _rows(leaf: Any, stop: int) -> tuple[tuple[Any, ...], Form]:
+    """All row arrays of a cut layer, tokens on axis -2, and their form."""
+    if leaf.keys is None:
+        return (), _NO_ROWS
+    if leaf.offset < stop:
+        raise Unstorable(f"a layer holds {leaf.offset} tokens where {stop} were said to be")
+    if isinstance(leaf, QuantizedKVCache):
+        return (*leaf.keys, *leaf.values), (leaf.group_size, leaf.bits)
+    return (leaf.keys, leaf.values), ()
+
+
+def _slices(arrays: Sequence[tuple[Any, ...]], forms: Sequence[Form], length: int) -> Slices:
+    flat = [a for layer in arrays for a in layer]
+    mx.eval(flat)
+    return Slices(tuple(arrays), tuple(forms), length, sum(a.nbytes for a in flat))
+
+
+def _join(runs: Sequence[tuple[tuple[Any, ...], Form]], length: int, capacity: int, empty: Any) -> tuple[Any, int]:
+    """One cut layer from its runs; plain runs before quantised ones are quantised as mlx-lm would have done."""
+    form = runs[-1][1]
+    if form == _NO_ROWS:
+        return empty, 0
+    if form:
+        group_size, bits = form
+        runs = [(rows if f else _quantise(rows, group_size, bits), form) for rows, f in runs]
+    joined = []
+    for column in range(len(runs[0][0])):
+        parts = [rows[column] for rows, _ in runs]
+        excess = sum(p.shape[-2] for p in parts) - length
+        if excess:
+            parts[-1] = parts[-1][..., : parts[-1].shape[-2] - excess, :]
+        *outer, _, width = parts[0].shape
+        room = mx.zeros((*outer, capacity - length, width), dtype=parts[0].dtype)
+        joined.append(mx.concatenate([*parts, room], axis=-2))
+    copied = sum(a.nbytes // capacity * length for a in joined)
+    layer = QuantizedKVCache(group_size=form[0], bits=form[1]) if form else KVCache()
+    layer.keys, layer.values = (tuple(joined[:3]), tuple(joined[3:])) if form else joined
+    layer.offset = length
+    return layer, copied
+
+
+def _quantise(rows: tuple[Any, ...], group_size: int, bits: int) -> tuple[Any, ...]:
+    keys, values = rows
+    return (
+        *mx.quantize(keys, group_size=group_size, bits=bits),
+        *mx.quantize(values, group_size=group_size, bits=bits),
+    )
+
+
+def _state(leaf: Any, raw: bool = False) -> Any:
+    """A layer's state. A rotating cache is put in temporal order and keeps its window only."""
+    if isinstance(leaf, RotatingKVCache) and not raw and leaf.keys is not None:
+        keys, values = (_window(leaf, leaf._temporal_order(v)) for v in (leaf.keys, leaf.values))
+        return keys, values, leaf.offset, leaf.keep, leaf.max_size, keys.shape[2]
+    try:
+        return leaf.state
+    except (AttributeError, TypeError, ValueError, NotImplementedError) as error:
+        raise Unstorable(f"{type(leaf).__name__} has no readable state: {error}") from error
+
+
+def _window(leaf: Any, rows: Any) -> Any:
+    surplus = rows.shape[2] - leaf.max_size
+    if surplus <= 0:
+        return rows
+    if not leaf.keep:
+        return rows[..., surplus:, :]
+    return mx.concatenate([rows[..., : leaf.keep, :], rows[..., leaf.keep + surplus :, :]], axis=2)
+
+
+def _copy_state(state: Any) -> Any:
+    """A deep copy: new lists, and for every array a new one that pins no larger buffer (not evaluated yet)."""
+    if isinstance(state, mx.array):
+        return mx.contiguous(state)
+    if isinstance(state, tuple):
+        return tuple(_copy_state(item) for item in state)
+    if isinstance(state, list):
+        return [_copy_state(item) for item in state]
+    if isinstance(state, dict):
+        return {key: _copy_state(item) for key, item in state.items()}
+    if state is None or isinstance(state, bool | int | float | str):
+        return state
+    raise Unstorable(f"a cache's state holds a {type(state).__name__}")
+
+
+def _arrays(tree: Any) -> Iterator[Any]:
+    if isinstance(tree, mx.array):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for item in tree:
+            yield from _arrays(item)
+    elif isinstance(tree, dict):
+        for item in tree.values():
+            yield from _arrays(item)
+
+
+def _encode(tree: Any, put: Callable[[Any], dict[str, str]]) -> Any:
+    if isinstance(tree, mx.array):
+        return put(tree)
+    if isinstance(tree, tuple):
+        return {"tuple": [_encode(item, put) for item in tree]}
+    if isinstance(tree, list):
+        return [_encode(item, put) for item in tree]
+    if isinstance(tree, dict):
+        return {"dict": [[key, _encode(item, put)] for key, item in tree.items()]}
+    return tree
+
+
+def _decode(tree: Any, get: Callable[[str], Any]) -> Any:
+    if isinstance(tree, list):
+        return [_decode(item, get) for item in tree]
+    if not isinstance(tree, dict):
+        return tree
+    if "array" in tree:
+        return get(tree["array"])
+    if "tuple" in tree:
+        return tuple(_decode(item, get) for item in tree["tuple"])
+    return {key: _decode(item, get) for key, item in tree["dict"]}

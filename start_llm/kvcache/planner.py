@@ -1,0 +1,85 @@
+"""Pure decisions: how much of a prompt can be restored, and where its prefill should pause."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+
+from start_llm.core.prompt import Prompt
+from start_llm.kvcache.pieces import Plan
+from start_llm.kvcache.tree import Match, Segment
+
+
+def has_rows(segment: Segment) -> bool:
+    """In memory or on disk."""
+    return segment.rows is not None or segment.file is not None
+
+
+def has_checkpoint(segment: Segment) -> bool:
+    return segment.checkpoint is not None or segment.checkpoint_file is not None
+
+
+def plan(match: Match, limit: int, cuttable: bool) -> Plan:
+    """The deepest place at most `limit` tokens deep that every layer can be restored at.
+
+    Args:
+        match: the walk of the prompt's tokens.
+        cuttable: no layer needs a checkpoint.
+    """
+    matched = 0
+    restorable = 0
+    for segment in match.path:
+        if not has_rows(segment):
+            break
+        matched = min(segment.end, match.length)
+        if segment.end <= min(match.length, limit) and has_checkpoint(segment):
+            restorable = segment.end
+    length = min(matched, limit) if cuttable else restorable
+    if length >= match.length:
+        reason = ""
+    elif length >= min(match.length, limit):
+        reason = "limit"
+    elif length < min(matched, limit):
+        reason = "no_checkpoint"
+    else:
+        reason = "evicted"
+    return Plan(length, matched, match.length, reason)
+
+
+def pauses(prompt: Prompt, match: Match, start: int, recent: int, grid: int) -> tuple[int, ...]:
+    """Offsets beyond `start` at which a checkpoint is wanted (for models whose state cannot be cut).
+
+    The end of the tools+system block, the last `recent` message boundaries, before a transient message
+    and the generation prompt, where this or an earlier prompt left a stored path, and enough places
+    between these that none is further than `grid` tokens from the one before. Message boundaries
+    are taken for that where there are any, since that is where histories are cut.
+    """
+    last = len(prompt.tokens) - 1
+    wanted = {prompt.head, prompt.generation, *prompt.boundaries[-recent:]} if recent else {prompt.head}
+    if prompt.transient is not None:
+        wanted.add(prompt.transient)
+    wanted.update(_partings(match))
+    fixed = sorted(offset for offset in wanted if start < offset <= last)
+    return tuple(_fill(fixed, prompt.boundaries, start, last, grid))
+
+
+def _partings(match: Match) -> Iterable[int]:
+    """Where sequences were seen to part along this path, this one's own parting included."""
+    for segment in match.path:
+        if segment.end <= match.length and len(segment.children) > 1 and not has_checkpoint(segment):
+            yield segment.end
+    if match.parted or (match.path and match.path[-1].children and not has_checkpoint(match.path[-1])):
+        yield match.length
+
+
+def _fill(fixed: list[int], boundaries: tuple[int, ...], start: int, last: int, grid: int) -> Iterable[int]:
+    """`fixed` with places added so that no gap is wider than `grid`."""
+    at = start
+    for stop in [*fixed, last]:
+        while stop - at > grid:
+            index = bisect_right(boundaries, at + grid) - 1
+            at = boundaries[index] if index >= 0 and boundaries[index] > at else at + grid
+            yield at
+        if stop != last or stop in fixed:
+            yield stop
+        at = stop

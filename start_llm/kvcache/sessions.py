@@ -1,0 +1,80 @@
+"""Which stored ends belong to which conversation, and how strongly they are protected."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from start_llm.kvcache.tree import Segment
+
+
+@dataclass(slots=True)
+class Session:
+    """A conversation. `ends`: the segments where its last stored turns end, oldest first."""
+
+    created: float
+    used: float
+    ends: list[Segment] = field(default_factory=list)
+
+
+class Sessions:
+    """Conversations in progress.
+
+    Args:
+        idle: seconds after which a conversation loses its protection (0: never).
+        keep: how many of its ends are protected.
+        most: conversations remembered; the one longest unused goes first.
+    """
+
+    def __init__(self, idle: float, keep: int, most: int = 4096) -> None:
+        self._idle = idle
+        self._keep = keep
+        self._most = most
+        self._known: OrderedDict[str, Session] = OrderedDict()
+
+    def add_end(self, name: str, end: Segment, now: float) -> None:
+        """A turn of `name` was stored up to `end`; ends that it grew out of are no ends any more."""
+        session = self._known.setdefault(name, Session(now, now))
+        session.used = now
+        above = set(map(id, end.ancestors()))
+        kept = [e for e in session.ends if e is not end and e.rows is not None and id(e) not in above]
+        session.ends = [*kept, end][-self._keep :] if self._keep else []
+        self._known.move_to_end(name)
+        if len(self._known) > self._most:
+            self._known.popitem(last=False)
+
+    def touch(self, name: str, now: float) -> None:
+        """The conversation is alive; unknown names are ignored."""
+        if name in self._known:
+            self._known[name].used = now
+            self._known.move_to_end(name)
+
+    def protection(self, now: float, budget_bytes: int) -> dict[int, tuple[int, float]]:
+        """For each protected end (by `id`): how strongly, greater is stronger.
+
+        Up to half of the budget is reserved for the conversations that began first, so that a dozen
+        sub-agents do not push out the one that called them. The eldest is reserved even where it takes
+        more, as long as it was active lately (a sixth of the idle limit). The others share the rest
+        by last use, so that no conversation that runs now starves beside finished ones.
+        """
+        live = [s for s in self._known.values() if not self._idle or now - s.used <= self._idle]
+        strengths: dict[int, tuple[int, float]] = {}
+        left, seen = budget_bytes // 2, set[int]()
+        reserving = True
+        for number, session in enumerate(sorted(live, key=lambda s: s.created)):
+            ends = [end for end in session.ends if end.rows is not None]
+            path = {id(s): s.nbytes for end in ends for s in (end, *end.ancestors()) if id(s) not in seen}
+            left -= sum(path.values())
+            seen.update(path)
+            lately = not self._idle or now - session.used <= self._idle / 6
+            reserving = reserving and (left >= 0 or (number == 0 and lately))
+            strength = (2, -session.created) if reserving else (1, session.used)
+            for end in ends:
+                strengths[id(end)] = max(strengths.get(id(end), strength), strength)
+        return strengths
+
+    def clear(self) -> None:
+        self._known.clear()
+
+    def __len__(self) -> int:
+        return len(self._known)

@@ -1,0 +1,350 @@
+"""The owner of stored KV: finds, restores, stores and evicts. Model thread only; no locks.
+
+What a request does here, in order: `lookup` (how much is there), `pauses` (where its prefill should
+stop for a moment), `restore`, then `put` at each pause, after the prefill and after the generation.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from start_llm.core.prompt import Prompt
+from start_llm.kvcache import budget, planner
+from start_llm.kvcache.blocks import TokenMemo, Tokens, TokenSequence
+from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.pieces import Plan, Restored, Slices, Unstorable
+from start_llm.kvcache.sessions import Sessions
+from start_llm.kvcache.tree import Segment, Tree
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Counters:
+    """Events since the start."""
+
+    hits: int = 0
+    misses: int = 0
+    stored_tokens: int = 0
+    restored_tokens: int = 0
+    copied_bytes: int = 0
+    evicted_leaves: int = 0
+    evicted_bytes: int = 0
+    thinned_checkpoints: int = 0
+    splits: int = 0
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """A snapshot.
+
+    Attributes:
+        segments: segments with KV in memory.
+        leaves: those without such children: conversation ends.
+        bytes: KV in memory, checkpoints included.
+        checkpoints, checkpoint_bytes: restore points of layers that cannot be cut.
+        ghost_tokens: tokens remembered without KV.
+        sessions: conversations known.
+        counters: name to value, see `Counters`.
+    """
+
+    segments: int
+    leaves: int
+    bytes: int
+    budget_bytes: int
+    checkpoints: int
+    checkpoint_bytes: int
+    ghost_tokens: int
+    sessions: int
+    hits: int
+    misses: int
+    evicted: int
+    counters: dict[str, int]
+
+
+class KVStore:
+    """Stored KV of one model.
+
+    Args:
+        kit: cuts and rebuilds the model's caches.
+        budget_bytes: most bytes of KV in memory.
+        checkpoints_recent: message boundaries near the end that keep a checkpoint.
+        checkpoint_grid: most tokens between two restore points.
+        ttl_seconds: KV unused for so long leaves memory (0: never).
+        session_idle_seconds: a conversation idle for longer loses its protection (0: never).
+        sessions_keep: protected ends of one conversation.
+        max_leaves: most conversation ends (0: bounded by bytes only).
+        ghost_tokens: most tokens remembered after their KV was evicted.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        kit: LayerKit,
+        *,
+        budget_bytes: int,
+        block_size: int = 16,
+        checkpoints_recent: int = 8,
+        checkpoint_grid: int = 1024,
+        ttl_seconds: float = 0,
+        session_idle_seconds: float = 1800,
+        sessions_keep: int = 2,
+        max_leaves: int = 0,
+        use_block_index: bool = True,
+        disk: Any = None,
+        ghost_tokens: int = 4_000_000,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kit = kit
+        self._budget = budget_bytes
+        self._policy = budget.Policy(kit.cuttable, checkpoints_recent, checkpoint_grid)
+        self._ttl = ttl_seconds
+        self._max_leaves = max_leaves
+        self._ghost_limit = ghost_tokens
+        self._clock = clock
+        self._memo = TokenMemo()
+        self._tree = Tree(self._divide)
+        self._sessions = Sessions(session_idle_seconds, sessions_keep)
+        self._bytes = 0
+        self._ghosts = 0
+        self._counters = Counters()
+
+    # --- reading ------------------------------------------------------------
+
+    def lookup(self, tokens: TokenSequence, limit: int | None = None) -> Plan:
+        """How much of `tokens` could be restored, at most `limit`. Changes nothing."""
+        array = self._memo.get(tokens)
+        bound = len(array) if limit is None else max(0, min(limit, len(array)))
+        return planner.plan(self._tree.walk(array), bound, self._kit.cuttable)
+
+    def pauses(self, prompt: Prompt, start: int) -> tuple[int, ...]:
+        """Ascending offsets beyond `start` at which prefill should pause for `put`; none if all layers can be cut."""
+        if self._kit.cuttable:
+            return ()
+        match = self._tree.walk(self._memo.get(prompt.tokens))
+        return planner.pauses(prompt, match, start, self._policy.recent, self._policy.grid)
+
+    def restore(self, tokens: TokenSequence, plan: Plan) -> Restored:
+        """Fresh caches of at most `plan.length` tokens: less, if that has gone since it was planned."""
+        array = self._memo.get(tokens)[: plan.length]
+        match = self._tree.walk(array)
+        length = planner.plan(match, plan.length, self._kit.cuttable).length
+        if length == 0:
+            self._counters.misses += 1
+            return Restored(self._kit.new(), 0, 0)
+        path = [segment for segment in match.path if segment.start < length]
+        rows = [segment.rows for segment in path if segment.rows is not None]
+        cache, copied = self._kit.build(rows, path[-1].checkpoint, length)
+        self._use(path)
+        self._counters.hits += 1
+        self._counters.restored_tokens += length
+        self._counters.copied_bytes += copied
+        return Restored(cache, length, copied)
+
+    # --- writing ------------------------------------------------------------
+
+    def put(
+        self,
+        tokens: TokenSequence,
+        cache: Sequence[Any],
+        *,
+        session: str | None = None,
+        one_shot: bool = False,
+        seconds_per_token: float = 0.0,
+        checkpoint: bool = True,
+    ) -> None:
+        """Stores what is not stored yet of `cache`, which holds exactly `tokens` (one row, not a batch).
+
+        Args:
+            session: the conversation this is an end of.
+            one_shot: a side request; goes before anything else when bytes are short.
+            seconds_per_token: measured cost of computing the new tokens (0: unknown).
+            checkpoint: also save the state of layers that cannot be cut.
+
+        Raises:
+            ValueError: the cache holds another number of tokens.
+        """
+        array = self._memo.get(tokens)
+        held = self._kit.length(cache)
+        if held and held != len(array):
+            raise ValueError(f"the cache holds {held} tokens, but {len(array)} were said to be in it")
+        if not len(array):
+            return
+        try:
+            end = self._insert(array, cache, one_shot, seconds_per_token, checkpoint)
+        except Unstorable as error:
+            self._counters.refused += 1
+            log.warning("KV of %d tokens is not stored: %s", len(array), error)
+            return
+        if session is not None and not one_shot:
+            self._sessions.add_end(session, end, self._clock())
+        if not self._kit.cuttable:
+            for segment in budget.thin_after(end, self._policy):
+                self._drop_checkpoint(segment)
+        self._enforce()
+
+    def touch(self, session: str) -> None:
+        """The conversation is in progress: its protection starts anew."""
+        self._sessions.touch(session, self._clock())
+
+    def clear(self) -> None:
+        """Forgets everything in memory."""
+        self._tree = Tree(self._divide)
+        self._sessions.clear()
+        self._bytes = self._ghosts = 0
+
+    def stats(self) -> StoreStats:
+        held = [segment for segment in self._tree if segment.rows is not None]
+        checkpoints = [segment.checkpoint_bytes for segment in held if segment.checkpoint is not None]
+        counters = {name: getattr(self._counters, name) for name in Counters.__slots__}
+        return StoreStats(
+            segments=len(held),
+            leaves=sum(segment.is_leaf for segment in held),
+            bytes=self._bytes,
+            budget_bytes=self._budget,
+            checkpoints=len(checkpoints),
+            checkpoint_bytes=sum(checkpoints),
+            ghost_tokens=self._ghosts,
+            sessions=len(self._sessions),
+            hits=self._counters.hits,
+            misses=self._counters.misses,
+            evicted=self._counters.evicted_leaves,
+            counters=counters,
+        )
+
+    def flush_disk(self) -> None:
+        """Waits until everything stored so far is on disk."""
+
+    def close(self) -> None:
+        """Writes what is still to be written and lets go of everything."""
+        self.clear()
+
+    # --- inside: storing -----------------------------------------------------
+
+    def _insert(
+        self, tokens: Tokens, cache: Sequence[Any], one_shot: bool, seconds_per_token: float, checkpoint: bool
+    ) -> Segment:
+        """Adds the path, fills its ghosts from `cache`, returns its end."""
+        match = self._tree.walk(tokens)
+        want_state = checkpoint and not self._kit.cuttable
+        inside = match.length == len(tokens) and match.parted
+        if inside and not want_state and match.path[-1].rows is not None:
+            # A prefix of what is there, and nothing to attach at its end: no reason to divide a segment.
+            self._use(match.path)
+            return match.path[-1]
+        # Everything that can fail comes before the tree changes.
+        state = self._kit.checkpoint(cache) if want_state else None
+        first_missing = next((s.start for s in match.path if s.rows is None), match.length)
+        joint = next((s.rows for s in reversed(match.path) if s.rows is not None), None)
+        if first_missing < len(tokens) and joint is not None:
+            self._kit.check_joins(joint, cache)
+        path = self._tree.extend(tokens)
+        self._ghosts += sum(len(s.tokens) for s in path if s.start >= match.length)
+        for segment in path:
+            segment.one_shot = segment.one_shot and one_shot if segment.rows is not None else one_shot
+            if segment.rows is None:
+                self._fill(segment, self._kit.slice(cache, segment.start, segment.end))
+                segment.seconds_per_token = seconds_per_token
+        end = path[-1]
+        if state is not None and end.checkpoint is None:
+            end.checkpoint = state
+            self._bytes += state.nbytes
+        self._use(path)
+        return end
+
+    def _fill(self, segment: Segment, rows: Slices) -> None:
+        segment.rows = rows
+        self._bytes += rows.nbytes
+        self._ghosts -= len(segment.tokens)
+        self._counters.stored_tokens += len(segment.tokens)
+
+    def _use(self, path: Sequence[Segment]) -> None:
+        now = self._clock()
+        for segment in path:
+            segment.used = now
+            segment.uses += 1
+
+    def _divide(self, rows: Slices, at: int) -> tuple[Slices, Slices]:
+        self._counters.splits += 1
+        return self._kit.cut(rows, at)
+
+    # --- inside: evicting ------------------------------------------------------
+
+    def _enforce(self) -> None:
+        """Brings memory back under its limits."""
+        now = self._clock()
+        if self._ttl:
+            self._evict_leaves(lambda s: now - s.used > self._ttl)
+        if self._bytes > self._budget:
+            strengths = self._sessions.protection(now, self._budget)
+            thinning = budget.thin_under_pressure(self._tree, self._policy) if not self._kit.cuttable else iter(())
+            self._evict(now, strengths, lambda: self._bytes > self._budget, thinning)
+        if self._max_leaves:
+            excess = sum(s.is_leaf for s in self._tree) - self._max_leaves
+            if excess > 0:
+                target = self._counters.evicted_leaves + excess
+                strengths = self._sessions.protection(now, self._budget)
+                self._evict(now, strengths, lambda: self._counters.evicted_leaves < target, iter(()))
+        if self._ghosts > self._ghost_limit:
+            self._drop_ghosts()
+
+    def _evict_leaves(self, chosen: Callable[[Segment], bool]) -> None:
+        todo = [s for s in self._tree if s.is_leaf]
+        while todo:
+            segment = todo.pop()
+            if not chosen(segment):
+                continue
+            above = segment.parent
+            self._drop(segment)
+            if above is not None and above.is_leaf:
+                todo.append(above)
+
+    def _evict(
+        self, now: float, strengths: budget.Strengths, more: Callable[[], bool], thinning: Iterator[Segment]
+    ) -> None:
+        """Leaves go by rank; before the first one that matters (level 2 and up) goes, checkpoints are thinned."""
+        policy = self._policy
+        queue = [(budget.rank(s, strengths, policy, now), id(s), s) for s in self._tree if s.is_leaf]
+        heapq.heapify(queue)
+        while more() and queue:
+            if queue[0][0][0] >= 2:
+                for segment in thinning:
+                    self._drop_checkpoint(segment)
+                    if not more():
+                        return
+            _, _, segment = heapq.heappop(queue)
+            above = segment.parent
+            self._drop(segment)
+            if above is not None and above.is_leaf:
+                heapq.heappush(queue, (budget.rank(above, strengths, policy, now), id(above), above))
+
+    def _drop(self, segment: Segment) -> None:
+        """The segment becomes a ghost."""
+        self._counters.evicted_leaves += 1
+        self._counters.evicted_bytes += segment.nbytes
+        self._bytes -= segment.nbytes
+        self._ghosts += len(segment.tokens)
+        segment.rows = segment.checkpoint = None
+
+    def _drop_checkpoint(self, segment: Segment) -> None:
+        self._counters.thinned_checkpoints += 1
+        self._bytes -= segment.checkpoint_bytes
+        segment.checkpoint = None
+
+    def _drop_ghosts(self) -> None:
+        """Forgets the longest unused ghosts, down to nine tenths of the limit."""
+        queue = [(s.used, id(s), s) for s in self._tree if s.rows is None and not s.children]
+        heapq.heapify(queue)
+        while queue and self._ghosts > self._ghost_limit * 0.9:
+            _, _, segment = heapq.heappop(queue)
+            above = segment.parent
+            self._ghosts -= len(segment.tokens)
+            self._tree.remove(segment)
+            if above is not None and above.parent is not None and above.rows is None and not above.children:
+                heapq.heappush(queue, (above.used, id(above), above))

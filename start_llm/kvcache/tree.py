@@ -1,0 +1,191 @@
+"""The tree of stored prefixes: one path a token sequence, common prefixes shared.
+
+Knows no MLX: what a segment holds is handed in, and dividing it is a callable. Invariants:
+- no two children of a segment begin with the same token, so a walk is exact and needs no search;
+- a segment that holds KV has a parent that does (or the root): KV goes leaf first;
+- a segment without KV is a *ghost*: it remembers that this text was here once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from start_llm.kvcache.blocks import Tokens, common_prefix
+from start_llm.kvcache.pieces import Checkpoint, FilePart, Slices
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """A run of tokens behind its parent's. Changed by `Tree` and `KVStore` only.
+
+    Attributes:
+        tokens: int32, at least one (none in the root).
+        start: offset of the first token in every sequence through here.
+        rows: KV of exactly these tokens, ``None`` in a ghost.
+        checkpoint: state of the layers that cannot be cut, at the segment's end.
+        file, checkpoint_file: where the disk tier has copies, else ``None``.
+        seconds_per_token: measured cost of computing these tokens.
+        uses: times that a request restored or stored through here.
+        used: clock of the last time.
+        one_shot: only side requests went through here.
+    """
+
+    tokens: Tokens
+    start: int
+    parent: Segment | None
+    children: dict[int, Segment]
+    rows: Slices | None = None
+    checkpoint: Checkpoint | None = None
+    file: FilePart | None = None
+    checkpoint_file: str | None = None
+    seconds_per_token: float = 0.0
+    uses: int = 0
+    used: float = 0.0
+    one_shot: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        return self.row_bytes + self.checkpoint_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        return 0 if self.rows is None else self.rows.nbytes
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        return 0 if self.checkpoint is None else self.checkpoint.nbytes
+
+    @property
+    def is_leaf(self) -> bool:
+        """Holds KV and no child does."""
+        return self.rows is not None and not any(child.rows is not None for child in self.children.values())
+
+    def ancestors(self) -> Iterator[Segment]:
+        """From the parent up, without the root."""
+        above = self.parent
+        while above is not None and above.parent is not None:
+            yield above
+            above = above.parent
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How far a sequence follows the tree.
+
+    Attributes:
+        path: segments from the top; the last may match in part.
+        length: tokens that match.
+    """
+
+    path: tuple[Segment, ...]
+    length: int
+
+    @property
+    def parted(self) -> bool:
+        """The sequence leaves the path inside the last segment."""
+        return bool(self.path) and self.length < self.path[-1].end
+
+
+class Tree:
+    """Segments by token path. Not thread-safe.
+
+    Args:
+        divide: cuts a segment's rows at a token into two.
+        longest: a new run is divided into segments of at most this many tokens, so that eviction,
+            division and files stay small.
+        divided: is told the upper and the lower part after each division.
+    """
+
+    def __init__(
+        self,
+        divide: Callable[[Slices, int], tuple[Slices, Slices]],
+        longest: int = 2048,
+        divided: Callable[[Segment, Segment], None] | None = None,
+    ) -> None:
+        self.root = Segment(np.zeros(0, np.int32), 0, None, {})
+        self._divide = divide
+        self._longest = longest
+        self._divided = divided
+
+    def __iter__(self) -> Iterator[Segment]:
+        """Every segment, parents first, without the root."""
+        todo = list(self.root.children.values())
+        while todo:
+            segment = todo.pop()
+            yield segment
+            todo.extend(segment.children.values())
+
+    def walk(self, tokens: Tokens) -> Match:
+        """The longest path that `tokens` follows. Changes nothing."""
+        path: list[Segment] = []
+        at, here, total = 0, self.root, len(tokens)
+        while at < total:
+            below = here.children.get(int(tokens[at]))
+            if below is None:
+                break
+            path.append(below)
+            equal = common_prefix(below.tokens, tokens[at : at + len(below.tokens)])
+            at += equal
+            if equal < len(below.tokens):
+                break
+            here = below
+        return Match(tuple(path), at)
+
+    def extend(self, tokens: Tokens) -> list[Segment]:
+        """The path of exactly `tokens`: what is missing is added as ghosts, a segment that it leaves is divided.
+
+        Returns:
+            All segments of the path, top first; the last one ends where `tokens` ends.
+        """
+        match = self.walk(tokens)
+        path = list(match.path)
+        if match.parted:
+            path[-1] = self.split(path[-1], match.length - path[-1].start)
+        here = path[-1] if path else self.root
+        for at in range(match.length, len(tokens), self._longest):
+            piece = tokens[at : at + self._longest].copy()
+            new = Segment(piece, at, here, {})
+            here.children[int(piece[0])] = new
+            path.append(new)
+            here = new
+        return path
+
+    def split(self, segment: Segment, at: int) -> Segment:
+        """Divides after `at` of the segment's tokens (0 < at < its length). `segment` stays the lower part.
+
+        Returns:
+            The new upper part.
+        """
+        above = segment.parent
+        if above is None or not 0 < at < len(segment.tokens):
+            raise ValueError(f"cannot split {len(segment.tokens)} tokens at {at}")
+        upper = Segment(segment.tokens[:at].copy(), segment.start, above, {})
+        if segment.rows is not None:
+            upper.rows, segment.rows = self._divide(segment.rows, at)
+        upper.seconds_per_token, upper.uses = segment.seconds_per_token, segment.uses
+        upper.used, upper.one_shot = segment.used, segment.one_shot
+        if segment.file is not None:
+            upper.file = segment.file
+            segment.file = FilePart(segment.file.name, segment.file.first + at)
+        segment.tokens = segment.tokens[at:].copy()
+        segment.start += at
+        segment.parent = upper
+        upper.children[int(segment.tokens[0])] = segment
+        above.children[int(upper.tokens[0])] = upper
+        if self._divided is not None:
+            self._divided(upper, segment)
+        return upper
+
+    def remove(self, segment: Segment) -> None:
+        """Takes out a ghost without children."""
+        if segment.parent is None or segment.children or segment.rows is not None:
+            raise ValueError("only a ghost without children can be removed")
+        del segment.parent.children[int(segment.tokens[0])]
+        segment.parent = None

@@ -1,0 +1,315 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_lm.models.cache import ArraysCache, KVCache
+
+from start_llm.core.prompt import Prompt
+from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.store import KVStore
+from tests.kvcache.tiny import known_cache, random_tokens, read_known
+
+TOKEN_BYTES = 8  # of a known_cache: one float32 key and value a token
+STATE_BYTES = 8
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def store_of(hybrid: bool = False, budget_tokens: int = 1 << 20, **options: Any) -> KVStore:
+    make: Callable[[], list[Any]] = lambda: [KVCache(), ArraysCache(2)] if hybrid else [KVCache()]  # noqa: E731
+    return KVStore(LayerKit(make), budget_bytes=budget_tokens * TOKEN_BYTES, **options)
+
+
+def put(store: KVStore, tokens: list[int], hybrid: bool = False, **options: Any) -> None:
+    store.put(tuple(tokens), known_cache(tokens, hybrid), **options)
+
+
+def restored(store: KVStore, tokens: list[int], limit: int | None = None) -> list[int]:
+    plan = store.lookup(tuple(tokens), limit)
+    got = store.restore(tuple(tokens), plan)
+    assert got.length == plan.length
+    return read_known(got.cache)
+
+
+def run(start: int, count: int) -> list[int]:
+    return list(range(start, start + count))
+
+
+def test_lookup_of_nothing() -> None:
+    plan = store_of().lookup((1, 2, 3))
+    assert (plan.length, plan.matched, plan.seen, plan.reason) == (0, 0, 0, "")
+
+
+def test_append_and_branch() -> None:
+    store = store_of()
+    put(store, run(0, 100))
+    put(store, run(0, 100) + run(500, 20))
+    put(store, run(0, 60) + run(700, 20))
+    assert restored(store, run(0, 60) + run(700, 20) + [1]) == run(0, 60) + run(700, 20)
+    assert restored(store, run(0, 100) + run(500, 20) + [1]) == run(0, 100) + run(500, 20)
+    assert restored(store, run(0, 200), limit=77) == run(0, 77)
+    assert store.stats().bytes == 140 * TOKEN_BYTES
+    assert store.stats().leaves == 2
+
+
+def test_numpy_and_tuples_are_the_same() -> None:
+    store = store_of()
+    store.put(np.arange(50, dtype=np.int32), known_cache(run(0, 50)))
+    assert store.lookup(tuple(range(50))).length == 50
+    assert store.lookup(list(range(30))).length == 30
+
+
+def test_twenty_branches_share_their_prefix() -> None:
+    store = store_of()
+    prefix = random_tokens(4000)
+    for branch in range(20):
+        put(store, prefix + random_tokens(100, seed=branch + 1))
+    assert store.stats().bytes <= 1.2 * 6000 * TOKEN_BYTES
+    for branch in range(20):
+        tokens = prefix + random_tokens(100, seed=branch + 1)
+        assert restored(store, tokens) == tokens
+
+
+def test_copied_bytes_are_told() -> None:
+    store = store_of()
+    put(store, run(0, 300))
+    got = store.restore(tuple(run(0, 300)), store.lookup(tuple(run(0, 300)), limit=299))
+    assert (got.length, got.copied_bytes) == (299, 299 * TOKEN_BYTES)
+    assert store.stats().counters["copied_bytes"] == got.copied_bytes
+
+
+def test_wrong_length_is_refused_loudly() -> None:
+    with pytest.raises(ValueError, match="holds 5 tokens, but 6"):
+        store_of().put(tuple(range(6)), known_cache(run(0, 5)))
+
+
+def test_hybrid_restores_at_checkpoints_only() -> None:
+    store = store_of(hybrid=True)
+    put(store, run(0, 40), hybrid=True)
+    put(store, run(0, 90), hybrid=True)
+    plan = store.lookup(tuple(run(0, 89)))
+    assert (plan.length, plan.matched, plan.reason) == (40, 89, "no_checkpoint")
+    assert restored(store, run(0, 91)) == run(0, 90)
+    assert restored(store, run(0, 90), limit=89) == run(0, 40)
+    assert store.stats().bytes == 90 * TOKEN_BYTES + 2 * STATE_BYTES
+
+
+def test_hybrid_put_without_checkpoint_stores_rows_only() -> None:
+    store = store_of(hybrid=True)
+    put(store, run(0, 40), hybrid=True, checkpoint=False)
+    assert store.lookup(tuple(run(0, 40))).matched == 40
+    assert store.lookup(tuple(run(0, 40))).length == 0
+    put(store, run(0, 40), hybrid=True)
+    assert restored(store, run(0, 40)) == run(0, 40)
+
+
+def test_a_checkpoint_inside_a_stored_path() -> None:
+    store = store_of(hybrid=True)
+    put(store, run(0, 90), hybrid=True)
+    put(store, run(0, 50), hybrid=True)
+    assert restored(store, [*run(0, 60), 7]) == run(0, 50)
+    assert restored(store, run(0, 90)) == run(0, 90)
+    assert store.stats().bytes == 90 * TOKEN_BYTES + 2 * STATE_BYTES
+
+
+def test_pauses_stand_at_boundaries_and_partings() -> None:
+    store = store_of(hybrid=True, checkpoints_recent=2, checkpoint_grid=1000)
+    tokens = run(0, 100)
+    prompt = Prompt(tuple(tokens), boundaries=(10, 30, 50, 80), head=20, transient=90, generation=95)
+    assert store.pauses(prompt, 0) == (20, 50, 80, 90, 95)
+    assert store.pauses(prompt, 50) == (80, 90, 95)
+    assert store_of().pauses(prompt, 0) == ()
+    put(store, run(0, 40) + run(900, 10), hybrid=True)
+    assert store.pauses(prompt, 0) == (20, 40, 50, 80, 90, 95)  # 40: where this prompt leaves the stored path
+    put(store, run(0, 40), hybrid=True)
+    put(store, tokens, hybrid=True)
+    assert 40 not in store.pauses(prompt, 0)  # has its checkpoint now
+
+
+def test_grid_gaps_are_filled_at_message_boundaries() -> None:
+    store = store_of(hybrid=True, checkpoints_recent=1, checkpoint_grid=100)
+    prompt = Prompt(tuple(run(0, 500)), boundaries=(60, 90, 150, 420), head=20, generation=495)
+    assert store.pauses(prompt, 0) == (20, 90, 150, 250, 350, 420, 495)
+
+
+def test_side_requests_and_sub_agents_do_not_push_a_session_out() -> None:
+    clock = Clock()
+    for hybrid in (False, True):
+        main = random_tokens(8000)
+        store = store_of(hybrid, budget_tokens=3 * 8100, clock=clock)
+        put(store, main[:4000], hybrid, session="main", seconds_per_token=0.01)
+        put(store, main, hybrid, session="main", seconds_per_token=0.01)
+        for n in range(200):
+            clock.now += 1
+            put(store, random_tokens(500, seed=n + 10), hybrid, one_shot=True, session="main")
+        for n in range(12):
+            agent = random_tokens(5000, seed=n + 1000)
+            for turn in (3000, 4000, 5000):
+                clock.now += 1
+                put(store, agent[:turn], hybrid, session=f"agent {n}", seconds_per_token=0.01)
+        assert store.lookup(tuple(main)).length == 8000
+        assert store.stats().bytes <= 3 * 8100 * TOKEN_BYTES
+        assert store.lookup(tuple(random_tokens(5000, seed=1011))).length == 5000  # the one that ran last
+        assert store.lookup(tuple(random_tokens(5000, seed=1000))).reason == "evicted"
+
+
+def test_an_idle_session_loses_its_protection() -> None:
+    clock = Clock()
+    store = store_of(budget_tokens=1000, clock=clock, session_idle_seconds=60)
+    put(store, run(0, 800), session="old")
+    clock.now += 61
+    put(store, run(5000, 700), session="new")
+    assert store.lookup(tuple(run(5000, 700))).length == 700
+    store = store_of(budget_tokens=1000, clock=clock, session_idle_seconds=60)
+    put(store, run(0, 800), session="old")
+    clock.now += 40
+    store.touch("old")
+    clock.now += 9
+    put(store, run(5000, 700), session="new")
+    assert store.lookup(tuple(run(0, 800))).length == 800
+
+
+def test_costly_and_often_used_leaves_stay() -> None:
+    clock = Clock()
+    store = store_of(budget_tokens=250, clock=clock)
+    put(store, run(0, 100), seconds_per_token=0.1)
+    put(store, run(1000, 100), seconds_per_token=0.001)
+    put(store, run(2000, 100), seconds_per_token=0.1)
+    assert [store.lookup(tuple(run(s, 100))).length for s in (0, 1000, 2000)] == [100, 0, 100]
+    assert store.lookup(tuple(run(1000, 100))).seen == 100
+
+
+def test_time_to_live_and_most_leaves() -> None:
+    clock = Clock()
+    store = store_of(ttl_seconds=10, clock=clock)
+    put(store, run(0, 50))
+    clock.now += 11
+    put(store, run(100, 50))
+    assert store.lookup(tuple(run(0, 50))).reason == "evicted"
+    store = store_of(max_leaves=3, clock=clock)
+    for n in range(10):
+        clock.now += 1
+        put(store, run(n * 100, 20))
+    assert store.stats().leaves == 3
+
+
+def test_evicted_text_is_remembered_within_bounds() -> None:
+    clock = Clock()
+    store = store_of(budget_tokens=100, ghost_tokens=500, clock=clock)
+    for n in range(20):
+        clock.now += 1
+        put(store, run(n * 100, 90))
+    assert store.stats().ghost_tokens <= 500
+    assert store.lookup(tuple(run(0, 90))).seen == 0  # the oldest is forgotten
+    assert store.lookup(tuple(run(1800, 90))).seen == 90
+
+
+def test_refilling_what_was_evicted() -> None:
+    store = store_of(budget_tokens=100)
+    put(store, run(0, 90))
+    put(store, run(1000, 90))
+    gone = 0 if store.lookup(tuple(run(0, 90))).length == 0 else 1000
+    put(store, run(gone, 90))
+    assert store.stats().bytes <= 100 * TOKEN_BYTES
+    put(store, run(gone, 40) + run(7000, 30))
+    tokens = run(gone, 40) + run(7000, 30)
+    plan = store.lookup(tuple(tokens))
+    assert restored(store, tokens) == tokens[: plan.length]
+
+
+def test_old_checkpoints_thin_out_to_the_grid() -> None:
+    store = store_of(hybrid=True, checkpoints_recent=4, checkpoint_grid=100)
+    for end in range(10, 1010, 10):
+        put(store, run(0, end), hybrid=True)
+    stats = store.stats()
+    assert stats.checkpoints <= 4 + 1000 / 100 * 2 + 1
+    previous = 0
+    for limit in range(1001):
+        length = store.lookup(tuple(run(0, 1000)), limit=limit).length
+        assert length >= previous and limit - length <= 100
+        previous = length
+
+
+def test_checkpoints_thin_before_a_session_loses_tokens() -> None:
+    store = store_of(hybrid=True, budget_tokens=1040, checkpoints_recent=64, checkpoint_grid=10)
+    for end in range(20, 1001, 20):
+        put(store, run(0, end), hybrid=True, session="main")
+    assert store.lookup(tuple(run(0, 1000))).length == 1000
+    stats = store.stats()
+    assert stats.bytes <= 1040 * TOKEN_BYTES and 1 <= stats.checkpoints <= 40
+
+
+def test_clear() -> None:
+    store = store_of()
+    put(store, run(0, 50))
+    store.clear()
+    assert store.lookup(tuple(run(0, 50))).seen == 0
+    assert store.stats().bytes == 0
+
+
+small = st.lists(st.integers(0, 2), min_size=1, max_size=24)
+operations = st.lists(st.tuples(st.sampled_from(["put", "extend", "find", "wait"]), small), max_size=25)
+
+
+@settings(max_examples=150, deadline=None)
+@given(operations, st.booleans(), st.sampled_from([15, 40, 10_000]))
+def test_against_a_list_of_sequences(steps: list[tuple[str, list[int]]], hybrid: bool, budget_tokens: int) -> None:
+    clock = Clock()
+    store = store_of(hybrid, budget_tokens=budget_tokens, clock=clock, checkpoint_grid=8, checkpoints_recent=2)
+    stored: list[list[int]] = []
+    for kind, tokens in steps:
+        clock.now += 1
+        if kind == "wait":
+            clock.now += 100
+        elif kind == "find":
+            check_lookup(store, stored, tokens, hybrid, budget_tokens)
+        else:
+            if kind == "extend" and stored:
+                tokens = stored[-1] + tokens
+            put(store, tokens, hybrid, session=str(tokens[0]), one_shot=tokens[-1] == 0)
+            stored.append(tokens)
+            check_lookup(store, stored, tokens, hybrid, budget_tokens)
+        check_accounts(store, budget_tokens)
+
+
+def check_lookup(store: KVStore, stored: list[list[int]], tokens: list[int], hybrid: bool, budget: int) -> None:
+    longest = max((shared(tokens, other) for other in stored), default=0)
+    plan = store.lookup(tuple(tokens))
+    assert plan.length <= plan.matched <= plan.seen == longest
+    if budget >= 10_000 and not hybrid:
+        assert plan.length == longest
+    if budget >= 10_000 and hybrid and tokens in stored[-1:]:
+        assert plan.length == longest
+    assert restored(store, tokens) == tokens[: plan.length]
+
+
+def check_accounts(store: KVStore, budget_tokens: int) -> None:
+    segments = list(store._tree)
+    assert store.stats().bytes == sum(s.nbytes for s in segments) <= budget_tokens * TOKEN_BYTES
+    assert store.stats().ghost_tokens == sum(len(s.tokens) for s in segments if s.rows is None)
+    for segment in segments:
+        assert segment.rows is None or segment.rows.length == len(segment.tokens)
+        above = segment.parent
+        assert above is not None and above.end == segment.start and above.children[int(segment.tokens[0])] is segment
+        if segment.rows is not None and above.parent is not None:
+            assert above.rows is not None
+
+
+def shared(a: list[int], b: list[int]) -> int:
+    count = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        count += 1
+    return count
