@@ -134,11 +134,11 @@ class EngineThread:
         self._commands.put(_Plan(prompt, answer))
         return self._wait(answer)  # type: ignore[no-any-return]
 
-    def call(self, function: Callable[[Scheduler], Any]) -> Any:
-        """Runs `function` on the model thread and returns what it returns; for probes and tests."""
+    def call(self, function: Callable[[Scheduler], Any], timeout: float = 10.0) -> Any:
+        """Runs `function` on the model thread and returns what it returns; for probes and benchmarks."""
         answer: SimpleQueue[Any] = SimpleQueue()
         self._commands.put(_Call(function, answer))
-        return self._wait(answer)
+        return self._wait(answer, timeout)
 
     def anchor(self, prompt: Prompt, session: str | None) -> None:
         self._anchors += 1
@@ -180,9 +180,9 @@ class EngineThread:
         with self._open_lock:
             return self._open.pop(work_id, None) is not None
 
-    def _wait(self, answer: SimpleQueue[Any]) -> Any:
+    def _wait(self, answer: SimpleQueue[Any], timeout: float = 10.0) -> Any:
         try:
-            result = answer.get(timeout=10.0)
+            result = answer.get(timeout=timeout)
         except Empty:
             raise Unavailable("The model thread is busy; try again.") from None
         if isinstance(result, BaseException):
