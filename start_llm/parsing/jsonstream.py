@@ -1,0 +1,347 @@
+"""JSON as models write it, turned into valid JSON as it comes.
+
+Valid JSON passes through unchanged, character by character (but for white space before
+a comma or a colon). Mended on the way: trailing
+and missing commas, Python literals, single and triple quotes, bare keys and words, raw
+line breaks and bad escapes in strings, quotes left unescaped inside a string, and text
+that ends early. Values whose type the schema forbids are held back and coerced.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from start_llm.parsing.schema import Schema, dump, escape, parse_literal
+from start_llm.parsing.source import WHITESPACE, Source, Step
+
+_PLAIN = re.compile(r"[^\x00-\x1f\"'\\<]+")
+_HEX = re.compile(r"[0-9a-fA-F]")
+_MAX_KEY = 400
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How a format writes objects.
+
+    Attributes:
+        separator: what stands between key and value.
+        quotes: string delimiters; longer ones are tried first.
+        enders: markup that ends the whole call; inside a string it is content unless the string never closes.
+        restart: markup that, after an ender, proves that a new call begins.
+    """
+
+    separator: str = ":"
+    quotes: tuple[str, ...] = ('"""', '"', "'")
+    enders: tuple[str, ...] = ()
+    restart: tuple[str, ...] = ()
+
+
+class JsonStream:
+    """Reads one value from `source` and writes it as valid JSON. `ended` tells that the text ended early."""
+
+    def __init__(self, source: Source, write: Callable[[str], None], dialect: Dialect) -> None:
+        self.ended = False
+        self._source = source
+        self._write = write
+        self._dialect = dialect
+
+    def value(self, schema: Schema, closer: str = "") -> Step[bool]:
+        """One value, of any kind. False, and nothing written, if the text ends or closes before it."""
+        yield from self._source.skip()
+        if (yield from self._at_end()):
+            return False
+        char = yield from self._source.ahead()
+        if char in ")]},":
+            return False
+        kind = yield from self._kind(char)
+        if kind == "token":
+            yield from self._token(schema, closer)
+        elif schema.allows(kind):
+            yield from self._dispatch(kind, schema, closer)
+        else:
+            yield from self._coerced(kind, schema, closer)
+        return True
+
+    def _kind(self, char: str) -> Step[str]:
+        if char == "{":
+            return "object"
+        if char in "[(":
+            return "array"
+        found = yield from self._source.starts(self._dialect.quotes)
+        return "string" if found else "token"
+
+    def _dispatch(self, kind: str, schema: Schema, closer: str) -> Step[None]:
+        if kind == "object":
+            self._source.take(1)
+            yield from self.members(schema, "}")
+        elif kind == "array":
+            yield from self._array(schema)
+        else:
+            yield from self.string(closer)
+
+    def _coerced(self, kind: str, schema: Schema, closer: str) -> Step[None]:
+        held: list[str] = []
+        write, self._write = self._write, held.append
+        yield from self._dispatch(kind, Schema({}), closer)
+        self._write = write
+        text = "".join(held)
+        if kind != "string" and schema.types <= {"string", "null"}:
+            self._write(dump(text))
+        else:
+            self._write(dump(schema.coerce(json.loads(text, strict=False))))
+
+    def members(self, schema: Schema, closer: str) -> Step[None]:
+        """The members of an object whose opening bracket is consumed, and its `closer`."""
+        self._write("{")
+        before = yield from self._source.skip()
+        first = True
+        while not (yield from self._at_end()):
+            char = yield from self._source.ahead()
+            if char == closer:
+                self._source.take(1)
+                self._write(before + "}")
+                return
+            if char == ",":
+                self._source.take(1)
+                yield from self._source.skip(WHITESPACE + ",")
+                continue
+            if char in ")]}":  # a bracket that closes something further out
+                break
+            if not (yield from self._member(schema, closer, "" if first else ",", before)):
+                break
+            first = False
+            before = yield from self._comma()
+        if not (yield from self._at_end()):
+            yield from self._source.skip()
+        self._write("}")
+
+    def _comma(self) -> Step[str]:
+        """Consume white space, a comma and white space; gives the white space that stood before the next thing."""
+        before = yield from self._source.skip()
+        char = yield from self._source.ahead()
+        if char != ",":
+            return before
+        self._source.take(1)
+        return (yield from self._source.skip())
+
+    def _member(self, schema: Schema, closer: str, comma: str, before: str) -> Step[bool]:
+        key = yield from self._key()
+        if key is None:
+            return False
+        space = yield from self._source.skip()
+        char = yield from self._source.ahead()
+        if char == self._dialect.separator or (char and char in ":="):
+            self._source.take(1)
+            space = yield from self._source.skip()
+        elif not (yield from self._at_end()):
+            return bool(key)
+        write, head = self._write, f"{comma}{before}{dump(key)}:{space if self._dialect.separator == ':' else ' '}"
+        pending = [head]
+
+        def first_write(text: str) -> None:
+            if pending:
+                write(pending.pop())
+            write(text)
+
+        self._write = first_write
+        found = yield from self.value(schema.member(key), closer)
+        self._write = write
+        if not found and not self.ended:
+            write(head + "null")
+        return not self.ended
+
+    def _key(self) -> Step[str | None]:
+        quote = yield from self._source.starts(self._dialect.quotes)
+        if quote:
+            held: list[str] = []
+            write, self._write = self._write, held.append
+            yield from self.string(self._dialect.separator, key=True)
+            self._write = write
+            return None if self.ended else str(json.loads("".join(held), strict=False))
+        stops = (self._dialect.separator, ":", "=", ",", "}", ")", "\n")
+        count = 0
+        while count < _MAX_KEY:
+            char = yield from self._source.ahead(count)
+            if not char:
+                self.ended = True
+                return None
+            if char in stops:
+                return self._source.take(count).strip()
+            count += 1
+        self.ended = True
+        return None
+
+    def _array(self, schema: Schema) -> Step[None]:
+        closer = ")" if self._source.take(1) == "(" else "]"
+        self._write("[")
+        before = yield from self._source.skip()
+        first = True
+        while not (yield from self._at_end()):
+            char = yield from self._source.ahead()
+            if char == closer:
+                self._source.take(1)
+                self._write(before + "]")
+                return
+            if char == ",":
+                self._source.take(1)
+                yield from self._source.skip(WHITESPACE + ",")
+                continue
+            if char in ")]}":
+                break
+            self._write(("" if first else ",") + before)
+            yield from self.value(schema.items, closer)
+            first = False
+            before = yield from self._comma()
+        self._write("]")
+
+    # --- scalars ------------------------------------------------------------
+
+    def _token(self, schema: Schema, closer: str) -> Step[None]:
+        """A number, a literal or a bare word: everything up to what can follow a value."""
+        count = 0
+        while True:
+            char = yield from self._source.ahead(count)
+            if not char or char in ",}])\n" or (yield from self._source.starts(self._dialect.enders, count)):
+                break
+            count += 1
+        word = self._source.take(count)
+        trailing = word[len(word.rstrip()) :]
+        text = word.strip()
+        if not char:
+            text = _completed(text)
+        if text in ("null", "None"):
+            self._write("null" + trailing)
+        elif schema.types == {"string"}:
+            self._write(dump(text) + trailing)
+        elif _is_json(text) and schema.valid(json.loads(text)):
+            self._write(text + trailing)
+        else:
+            found, parsed = _literal(text)
+            self._write(dump(schema.coerce(parsed if found else text)) + trailing)
+
+    def string(self, closer: str, key: bool = False) -> Step[None]:
+        """A string whose opening quote comes next; `closer` is what ends the object or array around it."""
+        source = self._source
+        quote = yield from source.accept(self._dialect.quotes)
+        self._write('"')
+        write = self._write
+        held: list[str] = []
+        mark: int | None = None
+        while True:
+            run = _PLAIN.match(source.text, source.pos)
+            if run and run.end() > source.pos:
+                write(source.take(run.end() - source.pos))
+            char = yield from source.ahead()
+            if not char:
+                break
+            if _PLAIN.match(char):
+                continue
+            if (yield from source.starts((quote,))):
+                source.pos += len(quote)
+                if (yield from self._closes(quote, closer, key)):
+                    if mark is not None:
+                        source.unmark(mark)
+                    self._write("".join(held) + '"')
+                    return
+                write(escape(quote))
+            elif mark is None and (yield from source.starts(self._dialect.enders)):
+                mark, write = source.mark(), held.append
+            elif mark is not None and (yield from source.starts(self._dialect.restart)):
+                break
+            else:
+                yield from self._character(char, write)
+        if mark is not None:
+            source.rewind(mark)
+        self.ended = True
+        self._write('"')
+
+    def _character(self, char: str, write: Callable[[str], None]) -> Step[None]:
+        source = self._source
+        if char != "\\":
+            source.take(1)
+            write(escape(char))
+            return
+        after = yield from source.ahead(1)
+        if not after:
+            source.take(1)
+        elif after in '"\\/bfnrt':
+            write(source.take(2))
+        elif after == "u":
+            digits = 0
+            while digits < 4 and _HEX.match((yield from source.ahead(2 + digits)) or " "):
+                digits += 1
+            write(source.take(6) if digits == 4 else "\\" + source.take(1))
+        elif after == "'":
+            source.take(2)
+            write("'")
+        else:
+            source.take(1)
+            write("\\\\")
+
+    def _closes(self, quote: str, closer: str, key: bool) -> Step[bool]:
+        """Whether the quote just consumed ends the string: what comes next must be able to follow one."""
+        source = self._source
+        if len(quote) > 1:
+            return True
+        offset = yield from source.blank()
+        char = yield from source.ahead(offset)
+        if key:
+            return char in ("", self._dialect.separator, ":", "=", ",", "}")
+        if not char or char == closer or (yield from source.starts(self._dialect.enders, offset)):
+            return True
+        if char != ",":
+            return not closer
+        if closer not in ("}", ")"):
+            return True
+        follow = yield from source.ahead((yield from source.blank(offset + 1)))
+        if self._dialect.separator == ":" and '"' in self._dialect.quotes:
+            return follow in ("", "}", '"', "'")
+        return True
+
+    def _at_end(self) -> Step[bool]:
+        """The text, or the call's markup, ends here. Sets `ended`; it stays set."""
+        if not self.ended:
+            char = yield from self._source.ahead()
+            self.ended = not char or bool((yield from self._source.starts(self._dialect.enders)))
+        return self.ended
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text, parse_constant=float.fromhex)
+    except ValueError:
+        return False
+    return text not in ("NaN", "Infinity", "-Infinity")
+
+
+def _literal(text: str) -> tuple[bool, object]:
+    if text in ("NaN", "nan", "Infinity", "-Infinity", "undefined", ""):
+        return True, None
+    lowered = {"true": True, "false": False, "null": None, "none": None}
+    if text.lower() in lowered:
+        return True, lowered[text.lower()]
+    return parse_literal(text)
+
+
+def _completed(text: str) -> str:
+    """A scalar that the end of the text may have cut."""
+    for word in ("true", "false", "null", "True", "False", "None"):
+        if len(text) > 1 and word.startswith(text):
+            return word
+    while text and text[0] in "-0123456789" and not _is_json(text):
+        text = text[:-1]
+    return text
+
+
+def mended(text: str, schema: Schema) -> str:
+    """A whole JSON text, mended and coerced; ``""`` if it holds no value."""
+    source = Source()
+    source.push(text)
+    source.close()
+    written: list[str] = []
+    for _ in JsonStream(source, written.append, Dialect()).value(schema):
+        pass
+    return "".join(written)

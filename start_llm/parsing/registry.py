@@ -1,0 +1,72 @@
+"""The ids of tool-call formats and reasoning styles, and how a model's pair is put together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from start_llm.core.messages import Tool
+from start_llm.parsing.reasoning import REASONING_STYLES, ReasoningStyle
+from start_llm.parsing.tools.base import ExternalFormat, Opener, ToolFormat
+from start_llm.parsing.tools.external import external_format
+from start_llm.parsing.tools.shared import SHARED
+
+__all__ = ["REASONING_STYLES", "TOOL_FORMATS", "ExternalFormat", "OutputStyle", "ReasoningStyle", "output_style"]
+
+
+@dataclass(frozen=True)
+class OutputStyle:
+    """How a model writes: its reasoning, its own tool-call format, and those recognised whatever the family."""
+
+    reasoning: ReasoningStyle
+    tools: ToolFormat
+    others: tuple[ToolFormat, ...] = (SHARED,)
+    external: ExternalFormat | None = None
+
+    def openers(self, tools: Sequence[Tool]) -> tuple[Opener, ...]:
+        """All openers; where two share a literal, the later one counts, and that is the model's own."""
+        found: list[Opener] = []
+        for form in (*self.others, self._own(tools)):
+            if form.per_tool:
+                found.extend(opener for tool in tools for opener in form.per_tool(tool))
+            found.extend(form.openers)
+        return tuple(found)
+
+    @property
+    def closers(self) -> frozenset[str]:
+        return frozenset(closer for form in (*self.others, self._own(())) for closer in form.closers)
+
+    def _own(self, tools: Sequence[Tool]) -> ToolFormat:
+        return external_format(self.tools.id, self.external, tools) if self.external else self.tools
+
+
+_SAME_AS_SHARED = (
+    "hermes_json",
+    "json_tools",
+    "qwen3_coder",
+    "glm47",
+    "glm4_native",
+    "glm4_xml",
+    "llama_xml",
+    "laguna",
+)
+TOOL_FORMATS: dict[str, ToolFormat] = {
+    form.id: form for form in (*(ToolFormat(ident) for ident in ("null", *_SAME_AS_SHARED)),)
+}
+
+
+def output_style(*, tool_parser: str, reasoning_parser: str, external: ExternalFormat | None = None) -> OutputStyle:
+    """The style for a pair of ids.
+
+    Raises:
+        ValueError: an id that is not known, and no `external` that stands for it.
+    """
+    reasoning = REASONING_STYLES.get(reasoning_parser)
+    if reasoning is None:
+        raise ValueError(f"reasoning parser {reasoning_parser!r} is not known; known are {sorted(REASONING_STYLES)}")
+    form = TOOL_FORMATS.get(tool_parser)
+    if form is None and external is not None:
+        return OutputStyle(reasoning, ToolFormat(tool_parser), external=external)
+    if form is None:
+        raise ValueError(f"tool parser {tool_parser!r} is not known; known are {sorted(TOOL_FORMATS)}")
+    return OutputStyle(reasoning, form)

@@ -1,0 +1,176 @@
+"""What a tool's JSON schema says about a value, and how a value is brought to it."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jsonschema
+from referencing.exceptions import Unresolvable
+
+ANY: Mapping[str, Any] = {}
+_BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+class Schema:
+    """A schema and the root that its ``$ref`` point into. Immutable; bad parts of a schema allow anything."""
+
+    def __init__(self, schema: Any, root: Mapping[str, Any] | None = None) -> None:
+        plain: Mapping[str, Any] = schema if isinstance(schema, Mapping) else ANY
+        self.root = plain if root is None else root
+        self.schema = self._resolve(plain)
+
+    def _resolve(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        for _ in range(16):
+            ref = schema.get("$ref")
+            if not isinstance(ref, str) or not ref.startswith("#"):
+                return schema
+            target: Any = self.root
+            for part in ref.lstrip("#/").split("/"):
+                key = part.replace("~1", "/").replace("~0", "~")
+                target = target.get(key) if isinstance(target, Mapping) else None
+            if not isinstance(target, Mapping):
+                return ANY
+            schema = target
+        return ANY
+
+    def _branches(self, *words: str) -> Iterator[Schema]:
+        for word in words:
+            parts = self.schema.get(word)
+            if isinstance(parts, list):
+                yield from (Schema(part, self.root) for part in parts)
+
+    @property
+    def types(self) -> frozenset[str]:
+        """JSON type names that are allowed; empty if anything is."""
+        declared = self.schema.get("type")
+        if isinstance(declared, str):
+            return frozenset({declared})
+        if isinstance(declared, list):
+            return frozenset(str(name) for name in declared)
+        if isinstance(self.schema.get("enum"), list):
+            return frozenset(type_name(value) for value in self.schema["enum"])
+        if "const" in self.schema:
+            return frozenset({type_name(self.schema["const"])})
+        for branch in self._branches("allOf"):
+            if branch.types:
+                return branch.types
+        found = [branch.types for branch in self._branches("anyOf", "oneOf")]
+        return frozenset().union(*found) if found and all(found) else frozenset()
+
+    def allows(self, name: str) -> bool:
+        types = self.types
+        return not types or name in types or (name == "integer" and "number" in types)
+
+    def member(self, key: str) -> Schema:
+        """The schema of an object's member."""
+        for schema in (self, *self._branches("allOf", "anyOf", "oneOf")):
+            members = schema.schema.get("properties")
+            if isinstance(members, Mapping) and key in members:
+                return Schema(members[key], self.root)
+        return Schema(self.schema.get("additionalProperties"), self.root)
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        members = self.schema.get("properties")
+        return tuple(str(key) for key in members) if isinstance(members, Mapping) else ()
+
+    @property
+    def items(self) -> Schema:
+        for schema in (self, *self._branches("allOf", "anyOf", "oneOf")):
+            if isinstance(schema.schema.get("items"), Mapping):
+                return Schema(schema.schema["items"], self.root)
+        return Schema(ANY, self.root)
+
+    def valid(self, value: Any) -> bool:
+        """Whether `value` satisfies the schema; a schema that cannot be applied accepts everything."""
+        try:
+            validator = jsonschema.Draft202012Validator(dict(self.root))
+            return bool(validator.evolve(schema=dict(self.schema)).is_valid(value))
+        except (jsonschema.SchemaError, Unresolvable, AttributeError, TypeError, ValueError, RecursionError):
+            return True
+
+    def coerce(self, value: Any) -> Any:
+        """`value` in a type that the schema allows, if there is an obvious one; else as it is."""
+        if self.valid(value):
+            return value
+        if isinstance(value, dict) and self.allows("object"):
+            return {key: self.member(key).coerce(part) for key, part in value.items()}
+        if isinstance(value, list) and self.allows("array"):
+            return [self.items.coerce(part) for part in value]
+        candidates = [candidate for candidate in self._candidates(value) if self.allows(type_name(candidate))]
+        for candidate in candidates:
+            if self.valid(candidate):
+                return candidate
+        if self.allows(type_name(value)) or not candidates:
+            return value
+        first = candidates[0]
+        return self.coerce(first) if isinstance(first, dict | list) else first
+
+    def _candidates(self, value: Any) -> Iterator[Any]:
+        if isinstance(value, str):
+            text = value.strip()
+            if "boolean" in self.types and text.lower() in _BOOLEANS:
+                yield _BOOLEANS[text.lower()]
+            found, parsed = parse_literal(text)
+            if found:
+                yield parsed
+                yield from self._numbers(parsed)
+            if not text and "null" in self.types:
+                yield None
+            yield [value]
+            return
+        yield from self._numbers(value)
+        if "boolean" in self.types and value in (0, 1):
+            yield bool(value)
+        if isinstance(value, bool | int | float | dict | list):
+            yield json.dumps(value, ensure_ascii=False)
+        yield [value]
+
+    def _numbers(self, value: Any) -> Iterator[Any]:
+        if isinstance(value, float) and value.is_integer():
+            yield int(value)
+
+
+def type_name(value: Any) -> str:
+    """The JSON type of a Python value."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, str):
+        return "string"
+    if isinstance(value, int):
+        return "integer"
+    if isinstance(value, float):
+        return "number"
+    return "object" if isinstance(value, Mapping) else "array"
+
+
+def parse_literal(text: str) -> tuple[bool, Any]:
+    """`text` as JSON or as a Python literal of JSON's types: (found, value)."""
+    try:
+        return True, json.loads(text, strict=False, parse_constant=_no_constant)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        value = json.loads(json.dumps(ast.literal_eval(text), allow_nan=False))
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return False, None
+    return True, value
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def dump(value: Any) -> str:
+    """JSON text as this package writes it."""
+    return json.dumps(value, ensure_ascii=False)
+
+
+def escape(text: str) -> str:
+    """The inside of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]

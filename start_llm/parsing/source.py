@@ -1,0 +1,136 @@
+"""The text being parsed, read by coroutines.
+
+A parser is a generator that yields whenever it needs more text than there is. All
+reading goes through `Source`, whose answers depend on the text alone and never on
+how it was cut into chunks; so whatever is built on it parses a stream exactly as it
+parses the whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator, Sequence
+
+type Step[T] = Generator[None, None, T]
+
+WHITESPACE = " \t\r\n"
+
+
+class Source:
+    """Text that grows at the end and is consumed from the front. One thread.
+
+    `mark` keeps everything from here on, so that `rewind` can come back; offsets
+    are absolute (counted from the first character ever pushed).
+    """
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.pos = 0
+        self.closed = False
+        self._base = 0
+        self._marks: list[int] = []
+
+    def push(self, text: str) -> None:
+        keep = min([mark - self._base for mark in self._marks], default=self.pos)
+        keep = min(keep, self.pos)
+        self.text = self.text[keep:] + text
+        self._base += keep
+        self.pos -= keep
+
+    def close(self) -> None:
+        """No more text will come; every waiting parser gets its end."""
+        self.closed = True
+
+    # --- marks --------------------------------------------------------------
+
+    def mark(self) -> int:
+        offset = self._base + self.pos
+        self._marks.append(offset)
+        return offset
+
+    def unmark(self, mark: int) -> None:
+        self._marks.remove(mark)
+
+    def rewind(self, mark: int) -> None:
+        """Go back to a mark that is still held, and release it."""
+        self.unmark(mark)
+        self.pos = mark - self._base
+
+    # --- reading ------------------------------------------------------------
+
+    @property
+    def left(self) -> int:
+        """Characters that are here and not consumed."""
+        return len(self.text) - self.pos
+
+    def take(self, count: int) -> str:
+        """Consume characters that are known to be here."""
+        piece = self.text[self.pos : self.pos + count]
+        self.pos += len(piece)
+        return piece
+
+    def ahead(self, offset: int = 0) -> Step[str]:
+        """The character `offset` from here, ``""`` if the text ends before it."""
+        while self.left <= offset and not self.closed:
+            yield
+        at = self.pos + offset
+        return self.text[at] if at < len(self.text) else ""
+
+    def blank(self, offset: int = 0, chars: str = WHITESPACE) -> Step[int]:
+        """The offset of the first character at or after `offset` that is not in `chars`."""
+        while True:
+            char = yield from self.ahead(offset)
+            if not char or char not in chars:
+                return offset
+            offset += 1
+
+    def skip(self, chars: str = WHITESPACE) -> Step[str]:
+        """Consume and return a run of `chars`."""
+        count = yield from self.blank(0, chars)
+        return self.take(count)
+
+    def starts(self, literals: Sequence[str], offset: int = 0) -> Step[str]:
+        """The longest of `literals` that stands at `offset`, or ``""``. Consumes nothing."""
+        longest = max(map(len, literals), default=0)
+        while True:
+            at = self.pos + offset
+            here = self.text[at : at + longest]
+            undecided = [s for s in literals if len(s) > len(here) and s.startswith(here)]
+            if not undecided or self.closed:
+                return max((s for s in literals if here.startswith(s)), key=len, default="")
+            yield
+
+    def accept(self, literals: Sequence[str]) -> Step[str]:
+        """Like `starts`, and consumes what was found."""
+        found = yield from self.starts(literals)
+        self.pos += len(found)
+        return found
+
+    def span(self, pattern: re.Pattern[str], limit: int) -> Step[str]:
+        """Consume the longest run of single characters that match `pattern`, at most `limit`."""
+        count = 0
+        while count < limit:
+            char = yield from self.ahead(count)
+            if not char or not pattern.match(char):
+                break
+            count += 1
+        return self.take(count)
+
+    def until(self, literals: Sequence[str], limit: int) -> Step[tuple[str, str]]:
+        """Consume up to and including the first of `literals`; gives (text before, literal).
+
+        The literal is ``""``, and nothing is consumed, if none comes within `limit`
+        characters or before the end.
+        """
+        count = 0
+        while count <= limit:
+            char = yield from self.ahead(count)
+            if not char:
+                break
+            found = yield from self.starts(literals, count)
+            if found:
+                before = self.take(count)
+                self.pos += len(found)
+                return before, found
+            count += 1
+        return "", ""

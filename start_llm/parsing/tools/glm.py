@@ -1,0 +1,109 @@
+"""GLM's calls: ``<tool_call>name<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>``, and LongCat's like it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from start_llm.core.messages import Tool
+from start_llm.parsing.calls import Call, NotACall
+from start_llm.parsing.jsonstream import Dialect
+from start_llm.parsing.schema import dump
+from start_llm.parsing.source import Step
+from start_llm.parsing.tools.base import LEAKED, MAX_NAME, NAME, Opener, Reading
+from start_llm.parsing.tools.values import Close, ValueReader, ValueSink
+
+_MAX_KEY = 200
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The markup of a family that writes keys and values in separate tags."""
+
+    outer: tuple[str, str] = ("<tool_call>", "</tool_call>")
+    key: tuple[str, str] = ("<arg_key>", "</arg_key>")
+    value: tuple[str, str] = ("<arg_value>", "</arg_value>")
+
+
+GLM = Arguments()
+LONGCAT = Arguments(
+    ("<longcat_tool_call>", "</longcat_tool_call>"),
+    ("<longcat_arg_key>", "</longcat_arg_key>"),
+    ("<longcat_arg_value>", "</longcat_arg_value>"),
+)
+
+
+def keyed_call(reading: Reading, tags: Arguments = GLM) -> Step[None]:
+    """A call whose name is what comes next. The outer end is consumed."""
+    source = reading.source
+    name = yield from source.span(NAME, MAX_NAME)
+    yield from source.skip()
+    follows = yield from source.starts((tags.key[0], tags.outer[1], *LEAKED))
+    if not name:
+        raise NotACall
+    char = yield from source.ahead()
+    if char == "{":
+        call = reading.calls.begin(name)
+        complete = yield from reading.json_arguments(call, Dialect(enders=(tags.outer[1], *LEAKED)))
+    elif follows:
+        call = reading.calls.begin(name)
+        complete = yield from _arguments(reading, call, tags)
+    else:
+        raise NotACall
+    yield from source.skip()
+    closed = yield from source.accept((tags.outer[1],))
+    reading.finish(call, complete and bool(closed))
+
+
+def _arguments(reading: Reading, call: Call, tags: Arguments) -> Step[bool]:
+    source = reading.source
+    count = 0
+    complete = True
+    while complete:
+        yield from source.skip()
+        if not (yield from source.accept((tags.key[0],))):
+            break
+        key, end = yield from source.until((tags.key[1], tags.value[0]), _MAX_KEY)
+        if not end:
+            complete = False
+            break
+        yield from source.skip()
+        yield from source.accept((tags.value[0],))
+        call.write(("{" if not count else ", ") + dump(key.strip()) + ": ")
+        count += 1
+        complete = yield from _value(reading, call, tags, key.strip())
+    call.write("}" if count else "{}")
+    return complete
+
+
+def _value(reading: Reading, call: Call, tags: Arguments, key: str) -> Step[bool]:
+    def plausible(tag: str) -> Step[bool]:
+        return _ends_value(reading, call, tags, tag)
+
+    close = Close(
+        tags=(tags.value[1],),
+        followers=(tags.key[0], *tags.outer, *LEAKED),
+        breaks=(tags.key[0], tags.outer[1]),
+        restart=(tags.outer[0],),
+        anywhere=True,
+    )
+    sink = ValueSink(call, call.schema.member(key), trim_end=False)
+    reader = ValueReader(reading.source, close, sink, plausible)
+    yield from reader.run()
+    return reader.complete
+
+
+def _ends_value(reading: Reading, call: Call, tags: Arguments, tag: str) -> Step[bool]:
+    source = reading.source
+    if tag == tags.key[0]:
+        return bool((yield from source.starts([f"{tag}{key}{tags.key[1]}" for key in call.schema.keys])))
+    offset = yield from source.blank(len(tag))
+    if not (yield from source.ahead(offset)):
+        return True
+    return bool((yield from source.starts((tags.outer[0], *LEAKED), offset)))
+
+
+def bare_openers(tool: Tool) -> tuple[Opener, ...]:
+    """The legacy form, without the opening tag: a known tool's name right before ``<arg_key>``."""
+    return tuple(
+        Opener(f"{tool.name}{space}{GLM.key[0]}", keyed_call, keep=True, known_only=True) for space in ("", "\n", " ")
+    )

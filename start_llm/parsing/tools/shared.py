@@ -1,0 +1,82 @@
+"""``<tool_call>`` blocks of every family, told apart by what stands in them, and calls without any markup around.
+
+These are recognised whatever the model's family: Hermes JSON, Qwen's XML, GLM's keys and values, and GLM-4's
+``<name>``/``<arguments>``.
+"""
+
+from __future__ import annotations
+
+from start_llm.parsing.calls import NotACall
+from start_llm.parsing.jsonstream import Dialect
+from start_llm.parsing.source import Step
+from start_llm.parsing.tools.base import LEAKED, Opener, Reading, ToolFormat
+from start_llm.parsing.tools.glm import bare_openers, keyed_call
+from start_llm.parsing.tools.hermes import JSON, bare_json, json_block
+from start_llm.parsing.tools.tagged import QWEN, tagged_block, tagged_call
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_MAX_FENCE = 20
+
+
+def tool_call_block(reading: Reading) -> Step[None]:
+    """What follows ``<tool_call>``."""
+    source = reading.source
+    while True:
+        yield from source.skip()
+        if not (yield from source.accept((OPEN, *LEAKED))):
+            break
+    fenced = bool((yield from source.accept(("```",))))
+    if fenced:
+        yield from source.until(("\n",), _MAX_FENCE)
+        yield from source.skip()
+    char = yield from source.ahead()
+    if char and char in "{[":
+        yield from json_block(reading)
+    elif (yield from source.starts((QWEN.call[0],))):
+        yield from tagged_block(QWEN)(reading)
+    elif (yield from source.accept(("<name>",))):
+        yield from _named(reading)
+    else:
+        yield from keyed_call(reading)
+    if fenced:
+        yield from source.skip()
+        yield from source.accept(("```",))
+        reading.settled()
+
+
+def _named(reading: Reading) -> Step[None]:
+    """GLM-4: ``<name>fn</name><arguments>{...}</arguments>``."""
+    source = reading.source
+    yield from source.skip()
+    name = yield from reading.name()
+    yield from source.skip()
+    if not (yield from source.accept(("</name>",))):
+        raise NotACall
+    call = reading.calls.begin(name)
+    yield from source.skip()
+    complete = True
+    if (yield from source.accept(("<arguments>",))):
+        dialect = Dialect(enders=("</arguments>", *JSON.enders), restart=JSON.restart)
+        complete = yield from reading.json_arguments(call, dialect)
+        yield from source.skip()
+        complete = bool((yield from source.accept(("</arguments>",)))) and complete
+    else:
+        call.write("{}")
+    reading.finish(call, complete)
+
+
+def bare_function(reading: Reading) -> Step[None]:
+    """``<function=name>`` without a wrapper."""
+    yield from tagged_call(reading, QWEN)
+
+
+SHARED = ToolFormat(
+    id="shared",
+    openers=(
+        Opener(OPEN, tool_call_block),
+        Opener("<function=", bare_function, keep=True),
+        Opener("{", bare_json, keep=True, known_only=True, line_start=True),
+    ),
+    closers=(CLOSE, "</function>", "</parameter>", "</arg_value>", "</arguments>"),
+    per_tool=bare_openers,
+)

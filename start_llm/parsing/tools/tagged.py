@@ -1,0 +1,176 @@
+"""Calls whose parameters stand in tags: Qwen's XML and its relatives.
+
+One reader for all of them; a family is a `Tags` table.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from start_llm.parsing.calls import Call, NotACall
+from start_llm.parsing.jsonstream import Dialect
+from start_llm.parsing.schema import Schema, dump
+from start_llm.parsing.source import Step
+from start_llm.parsing.tools.base import LEAKED, NAME, Opener, Parse, Reading, ToolFormat
+from start_llm.parsing.tools.values import Close, ValueReader, ValueSink
+
+_ATTRIBUTE = re.compile(r"""([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
+_MAX_HEAD = 300
+
+
+@dataclass(frozen=True)
+class Tags:
+    """A family's markup.
+
+    Attributes:
+        outer: (start, end) around all calls, ``("", "")`` if there is none.
+        call: (start of the head, end of the call).
+        param: (start of the head, end of the value).
+        head_end: what ends a head.
+        trim_end: one line break before a value's end is always markup.
+        json_block: head of a block that holds all arguments as JSON, and its end.
+    """
+
+    outer: tuple[str, str]
+    call: tuple[str, str]
+    param: tuple[str, str]
+    head_end: str = ">"
+    trim_end: bool = False
+    json_block: tuple[str, str] | None = None
+
+
+QWEN = Tags(
+    ("<tool_call>", "</tool_call>"), ("<function", "</function>"), ("<parameter", "</parameter>"), trim_end=True
+)
+
+
+def tagged_block(tags: Tags) -> Parse:
+    """Reads calls from after `outer`'s start to its end."""
+
+    def parse(reading: Reading) -> Step[None]:
+        source = reading.source
+        count = 0
+        while True:
+            yield from source.skip()
+            if not (yield from source.starts((tags.call[0],))):
+                break
+            yield from tagged_call(reading, tags)
+            count += 1
+        if not count:
+            raise NotACall
+
+    return parse
+
+
+def tagged_call(reading: Reading, tags: Tags) -> Step[None]:
+    """One call; its head is what comes next."""
+    source = reading.source
+    head = yield from _head(reading, tags, tags.call[0])
+    name = head.get("name") or head.get("tool") or head.get("")
+    if not name or not all(NAME.match(char) for char in name):
+        raise NotACall
+    call = reading.calls.begin(name)
+    while True:  # the opening, twice
+        yield from source.skip()
+        if not (yield from source.starts((f"{tags.call[0]}={name}{tags.head_end}",))):
+            break
+        source.take(len(f"{tags.call[0]}={name}{tags.head_end}"))
+    if (yield from source.ahead()) == "{":
+        enders = tuple(end for end in (tags.call[1], tags.outer[1], *LEAKED) if end)
+        complete = yield from reading.json_arguments(call, Dialect(enders=enders))
+    elif tags.json_block and (yield from source.starts((tags.json_block[0],))):
+        yield from source.until((tags.head_end,), _MAX_HEAD)
+        complete = yield from reading.json_arguments(call, Dialect(enders=(tags.json_block[1],)))
+        yield from source.skip()
+        yield from source.accept((tags.json_block[1],))
+    else:
+        complete = yield from _parameters(reading, call, tags)
+    yield from source.skip()
+    closed = yield from source.accept((tags.call[1],))
+    reading.finish(call, complete and bool(closed))
+
+
+def _head(reading: Reading, tags: Tags, start: str) -> Step[dict[str, str]]:
+    """A tag's attributes; ``""`` is the key of the value in ``<tag=value>``. Raises NotACall."""
+    source = reading.source
+    source.take(len(start))
+    text, end = yield from source.until((tags.head_end, "\n"), _MAX_HEAD)
+    if not end:
+        raise NotACall
+    text = text.strip()
+    if text.startswith("="):
+        return {"": text[1:].strip().strip("\"'")}
+    found = {match[1]: match[2] or match[3] or match[4] or "" for match in _ATTRIBUTE.finditer(text)}
+    return {key: value.replace("&quot;", '"').replace("&amp;", "&") for key, value in found.items()}
+
+
+def _parameters(reading: Reading, call: Call, tags: Tags) -> Step[bool]:
+    """All parameters, as one JSON object. False if the text ended inside one."""
+    source = reading.source
+    seen: set[str] = set()
+    complete = True
+    while complete:
+        yield from source.skip()
+        if not (yield from source.starts((tags.param[0],))):
+            break
+        try:
+            head = yield from _head(reading, tags, tags.param[0])
+        except NotACall:  # cut inside the head
+            complete = False
+            break
+        key = head.get("name") or head.get("key") or head.get("") or ""
+        call.write(("{" if not seen else ", ") + dump(key) + ": ")
+        seen.add(key)
+        complete = yield from _value(reading, call, tags, head, key, seen)
+    call.write("}" if seen else "{}")
+    return complete
+
+
+def _value(reading: Reading, call: Call, tags: Tags, head: dict[str, str], key: str, seen: set[str]) -> Step[bool]:
+    def plausible(tag: str) -> Step[bool]:
+        return _ends_value(reading, call, tags, tag, seen)
+
+    schema = call.schema.member(key)
+    if not schema.types and head.get("type"):
+        schema = Schema({"type": head["type"]})
+    outer = tuple(end for end in (*tags.outer, *LEAKED) if end)
+    close = Close(
+        tags=(tags.param[1],),
+        followers=(tags.param[0], *tags.call, *outer),
+        breaks=tuple(tag for tag in (tags.param[0], tags.call[1], tags.outer[1]) if tag),
+        restart=tuple(tag for tag in (tags.outer[0], tags.call[0]) if tag),
+    )
+    sink = ValueSink(call, schema, trim_end=tags.trim_end, as_string=head.get("string") == "true")
+    reader = ValueReader(reading.source, close, sink, plausible)
+    yield from reader.run()
+    return reader.complete
+
+
+def _ends_value(reading: Reading, call: Call, tags: Tags, tag: str, seen: set[str]) -> Step[bool]:
+    """Whether markup inside a value shows that the value's closing tag is missing."""
+    source = reading.source
+    if tag == tags.param[0]:
+        candidates = [
+            pattern
+            for key in call.schema.keys
+            if key not in seen
+            for pattern in (f"{tag}={key}{tags.head_end}", f'{tag} name="{key}"', f'{tag} key="{key}"')
+        ]
+        return bool((yield from source.starts(candidates)))
+    offset = yield from source.blank(len(tag))
+    if not (yield from source.ahead(offset)):
+        return True
+    following = tuple(text for text in (*tags.outer, *LEAKED) if text)
+    return bool((yield from source.starts(following, offset)))
+
+
+def tagged_format(ident: str, tags: Tags) -> ToolFormat:
+    """The format of a family, opened by its outer markup or by a bare call."""
+
+    def bare(reading: Reading) -> Step[None]:
+        yield from tagged_call(reading, tags)
+
+    opener = Opener(tags.outer[0], tagged_block(tags)) if tags.outer[0] else Opener(tags.call[0], bare, keep=True)
+    closers = tuple(tag for tag in (tags.outer[1], tags.call[1], tags.param[1]) if tag)
+    return ToolFormat(ident, (opener,), closers)

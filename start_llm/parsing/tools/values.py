@@ -1,0 +1,186 @@
+"""Parameter values between tags, written as JSON while they come."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from start_llm.parsing.calls import Call
+from start_llm.parsing.schema import Schema, dump, escape, parse_literal
+from start_llm.parsing.source import Source, Step
+
+_PLAIN = re.compile(r"[^<]+")
+
+
+@dataclass(frozen=True)
+class Close:
+    """Where a value ends.
+
+    A value may hold the closing tag as content (code that is about such tags). So the tag counts only if
+    one of `followers`, or the end of the text, comes after it. Where no such tag comes at all, the first
+    one that was seen is taken after all.
+
+    Attributes:
+        tags: the value's own closing tags.
+        followers: markup that can follow the closing tag.
+        breaks: markup that ends a value whose closing tag is missing, if it begins a line (or anywhere, if
+            `anywhere`) and `plausible` says so.
+        restart: markup that begins another call.
+    """
+
+    tags: tuple[str, ...]
+    followers: tuple[str, ...]
+    breaks: tuple[str, ...] = ()
+    restart: tuple[str, ...] = ()
+    anywhere: bool = False
+
+
+class ValueReader:
+    """Reads one value. `complete` is False if the text ended before the value did."""
+
+    def __init__(
+        self, source: Source, close: Close, sink: ValueSink, plausible: Callable[[str], Step[bool]] | None = None
+    ) -> None:
+        self.complete = True
+        self._source = source
+        self._close = close
+        self._sink = sink
+        self._plausible = plausible
+        self._last = "\n"
+        self._held: list[str] = []
+        self._mark: int | None = None
+        self._mark_tag = ""
+
+    def run(self) -> Step[None]:
+        source, close = self._source, self._close
+        while True:
+            run = _PLAIN.match(source.text, source.pos)
+            if run:
+                self._content(source.take(run.end() - source.pos))
+            char = yield from source.ahead()
+            if not char:
+                self._fall_back()
+                break
+            if char != "<":
+                continue
+            tag = yield from source.starts((*close.tags, *close.breaks, *close.restart))
+            if tag in close.tags:
+                if (yield from self._follows(len(tag))):
+                    self._release()
+                    source.pos += len(tag)
+                    break
+                if self._mark is None:
+                    self._mark, self._mark_tag = source.mark(), tag
+            elif tag and (yield from self._breaks(tag)):
+                if self._mark is not None:
+                    self._fall_back()
+                break
+            self._content(source.take(1))
+        self._sink.close()
+
+    def _breaks(self, tag: str) -> Step[bool]:
+        if self._last != "\n" and not self._close.anywhere:
+            return False
+        if tag in self._close.restart and self._mark is not None:
+            return True
+        if tag not in self._close.breaks:
+            return False
+        return self._plausible is None or (yield from self._plausible(tag))
+
+    def _follows(self, offset: int) -> Step[bool]:
+        offset = yield from self._source.blank(offset)
+        if not (yield from self._source.ahead(offset)):
+            return True
+        return bool((yield from self._source.starts(self._close.followers, offset)))
+
+    def _content(self, text: str) -> None:
+        self._last = text[-1]
+        if self._mark is None:
+            self._sink.add(text)
+        else:
+            self._held.append(text)
+
+    def _release(self) -> None:
+        if self._mark is not None:
+            self._source.unmark(self._mark)
+            self._sink.add("".join(self._held))
+
+    def _fall_back(self) -> None:
+        """No closing tag was sure: take the first that was seen, or the end of the text."""
+        if self._mark is None:
+            self.complete = False
+        else:
+            self._source.rewind(self._mark)
+            self._source.take(len(self._mark_tag))
+
+
+class ValueSink:
+    """Text of one parameter, written into the call's JSON as the schema says.
+
+    A value that must be a string is written as it comes. Anything else is held until its end, then read as a
+    literal and coerced. One line break at the start is markup, and so is one at the end if there was one at
+    the start (always, if `trim_end`).
+    """
+
+    def __init__(self, call: Call, schema: Schema, *, trim_end: bool, as_string: bool = False) -> None:
+        self._call = call
+        self._schema = schema
+        self._trim_end = trim_end
+        types = schema.types
+        self._string = as_string or types == {"string"}
+        self._nullable = not as_string and types == {"string", "null"}
+        self._started = False
+        self._led = False
+        self._gap = ""
+        self._text: list[str] = []
+
+    def add(self, text: str) -> None:
+        if not text:
+            return
+        if not self._led:
+            self._led = True
+            if text[0] == "\n":
+                text, self._trim_end = text[1:], True
+        text = self._gap + text
+        self._gap = ""
+        if self._trim_end and text.endswith("\n"):
+            text, self._gap = text[:-1], "\n"
+        self._put(text)
+
+    def _put(self, text: str) -> None:
+        if not text:
+            return
+        if self._nullable:  # only until it is clear that this is not the word "null"
+            self._text.append(text)
+            if "null".startswith("".join(self._text).strip().lower()):
+                return
+            text, self._nullable, self._string = "".join(self._text), False, True
+            self._text.clear()
+        if not self._string:
+            self._text.append(text)
+            return
+        self._call.write(escape(text) if self._started else '"' + escape(text))
+        self._started = True
+
+    def close(self) -> None:
+        text = "".join(self._text)
+        if self._string:
+            self._call.write('"' if self._started else '""')
+            return
+        stripped = text.strip()
+        if not stripped and self._schema.allows("string"):
+            value: object = text
+        elif stripped.lower() in ("null", "none") and (self._nullable or not self._schema.types):
+            value = None
+        elif self._nullable:
+            value = text
+        else:
+            found, literal = parse_literal(stripped)
+            lowered = stripped.lower()
+            if not found and lowered in ("true", "false"):
+                found, literal = True, lowered == "true"
+            value = literal if found else text
+            if found and self._schema.types and not self._schema.valid(literal) and self._schema.allows("string"):
+                value = text
+        self._call.write(dump(self._schema.coerce(value)))

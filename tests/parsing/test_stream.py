@@ -1,0 +1,108 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from start_llm.core.events import TextDelta, ToolCallDelta, ToolCallStarted
+from start_llm.parsing.stream import OutputParser
+from tests.parsing.helpers import TOOLS, calls, run, style
+
+PIECES = st.sampled_from(
+    [
+        *(
+            "<think>",
+            "</think>",
+            "\n",
+            "\n\n",
+            " ",
+            "a",
+            "Hello.",
+            "`",
+            "```",
+            "```json\n",
+            "STOP",
+            "ST",
+            "é",
+            "\\",
+            '"',
+        ),
+        *("<tool_call>", "</tool_call>", "<|im_end|>", "<|im_start|>", "assistant\n", "<", "</", "{", "}", "'", ","),
+        *('{"name": "read", "arguments": {"path": "a"}}', '{"name": "bash", "arguments": {"command": "ls'),
+        *("<function=read>", "</function>", "<parameter=path>", "</parameter>", "<parameter=limit>", "5"),
+        *("read", "bash", "nope", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "path", '"name": "now"'),
+        *('"arguments": ', "true", "None", "[", "]", ":", "<name>", "</name>", "<arguments>", "</arguments>"),
+    ]
+)
+TEXTS = st.lists(PIECES, max_size=25).map("".join)
+
+
+@settings(max_examples=300, deadline=None)
+@given(TEXTS, st.data(), st.booleans(), st.sampled_from([(), ("STOP",), ("\n\n", "STO")]))
+def test_any_chunking_gives_the_same(text: str, data: st.DataObject, inside: bool, stop: tuple[str, ...]) -> None:
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
+    whole = run(text, in_reasoning=inside, stop=stop)
+    for chunking in (cuts, 1):
+        streamed = run(text, chunking, in_reasoning=inside, stop=stop)
+        assert streamed[1:] == whole[1:]
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "content", "reasoning"),
+    [
+        ("<think>\nhm\n</think>\n\nHi", False, "Hi", "hm"),
+        ("hm\n</think>\n\nHi", True, "Hi", "hm"),
+        ("<think>\nhm\n</think>\n\nHi", True, "Hi", "hm"),
+        ("hm</think>Hi", False, "hmHi", None),
+        ("<think>\n\n</think>\n\nHi", False, "Hi", None),
+        ("<think>a < b", False, "", "a < b"),
+        ("  indented\n\n  more\n\n</think>\n  x", True, "  x", "  indented\n\n  more"),
+        ("Say `<think>` and `</think>`.", False, "Say `<think>` and `</think>`.", None),
+        ("x", True, "", "x"),
+    ],
+)
+def test_reasoning(text: str, inside: bool, content: str, reasoning: str | None) -> None:
+    for cuts in ((), 1, 3):
+        parsed = run(text, cuts, in_reasoning=inside)[1]
+        assert (parsed.content, parsed.reasoning) == (content, reasoning)
+
+
+def test_stop_string_over_chunks_never_leaks() -> None:
+    events, parsed, stopped = run("<think>STOP</think>one ST two STOP three", 1, stop=["STOP"])
+    assert (parsed.content, parsed.reasoning, stopped) == ("one ST two ", "STOP", "STOP")
+    assert all("STO" not in event.text for event in events if isinstance(event, TextDelta))
+
+
+def test_a_stop_string_inside_a_call_is_an_argument() -> None:
+    _, parsed, stopped = run('<tool_call>{"name": "bash", "arguments": {"command": "STOP"}}</tool_call>', stop=["STOP"])
+    assert calls(parsed) == [("bash", {"command": "STOP"})]
+    assert stopped is None
+
+
+def test_after_a_stop_string_nothing_comes() -> None:
+    parser = OutputParser(style(), stop=["END"])
+    parser.feed("a END b")
+    assert (parser.feed("c"), parser.finish(), parser.stopped) == ([], [], "END")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<tool_call>\n{"name": "bash", "arguments": {"command": "echo hi"}}\n</tool_call>',
+        "<tool_call>\n<function=bash>\n<parameter=command>\necho hi\n</parameter>\n</function>\n</tool_call>",
+        "<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>echo hi</arg_value>\n</tool_call>",
+    ],
+)
+def test_arguments_stream_before_the_call_is_complete(text: str) -> None:
+    parser = OutputParser(style(), tools=TOOLS)
+    cut = text.index("o hi")
+    events = parser.feed(text[:cut])
+    assert isinstance(events[0], ToolCallStarted)
+    assert events[0].name == "bash"
+    assert "".join(e.arguments for e in events if isinstance(e, ToolCallDelta)) == '{"command": "ech'
+
+
+def test_without_tools_markup_is_text() -> None:
+    text = '<tool_call>{"name": "bash", "arguments": {}}</tool_call> <function=bash>'
+    assert run(text, tools=())[1].content == text
+    assert run(text, tool_calls=False)[1].content == text
