@@ -195,7 +195,7 @@ def install(folder: Path, *, dev: bool) -> None:
     lists = ["requirements.txt", *(["requirements-dev.txt"] if dev or "requirements-dev" in stamp else [])]
     say(f"installing {' and '.join(lists)}")
     wanted = [part for name in lists for part in ("-r", str(ROOT / name))]
-    run([uv, "pip", "install", "--python", str(python), *wanted, "-c", str(ROOT / "constraints.txt")])
+    run_uv([uv, "pip", "install", "--python", str(python), *wanted, "-c", str(ROOT / "constraints.txt")])
     # Makes the package importable from any folder without PYTHONPATH, which children would inherit.
     (site_packages(folder) / "start_llm.pth").write_text(f"{ROOT}\n")
     done = fingerprint(folder, dev=len(lists) == 2)
@@ -222,12 +222,48 @@ def site_packages(folder: Path) -> Path:
 
 
 def run(command: list[str]) -> None:
-    """Runs an installing step; its own progress bars go to the terminal."""
+    """Runs an installing step; its own progress bar goes to the terminal."""
     code = subprocess.run(command, cwd=ROOT, check=False).returncode
     if code != 0:
-        sys.exit(
-            f"This step failed with exit code {code}; why stands above. Start again to go on:\n  {' '.join(command)}"
-        )
+        failed(command, code)
+
+
+def run_uv(command: list[str]) -> None:
+    """Runs uv with one bar for all downloads in place of its list of 150 packages; says its own words if it fails."""
+    process = subprocess.Popen(
+        command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env={**os.environ, "NO_COLOR": "1"}
+    )
+    assert process.stderr is not None
+    said, sizes, done, bar = [], {}, set(), sys.stdout.isatty()
+    for line in process.stderr:
+        said.append(line)
+        words = line.split()
+        if words[:1] == ["Downloading"] and len(words) > 2:
+            sizes[words[1]] = mebibytes(words[2])
+        elif words[:1] == ["Downloaded"] and len(words) > 1:
+            done.add(words[1])
+        elif words[:1] and words[0] in {"Resolved", "Prepared", "Installed", "Audited"}:
+            sizes = {}
+            print("\r\033[K" if bar else "", end="")
+            say(line.strip())
+        if bar and sizes:
+            part = sum(sizes.get(name, 0) for name in done) / (sum(sizes.values()) or 1)
+            filled = "#" * round(part * 30)
+            print(f"\r\033[K[{filled:-<30}] {part:4.0%} of {sum(sizes.values()):,.0f} MiB", end="", flush=True)
+    code = process.wait()
+    if code != 0:
+        sys.stderr.writelines(["\n", *said])
+        failed(command, code)
+
+
+def mebibytes(text: str) -> float:
+    """uv's ``(20.1MiB)`` as a number; 0 where it says something else."""
+    size = re.fullmatch(r"\(([\d.]+)([KMG])iB\)", text)
+    return float(size[1]) * {"K": 1 / 1024, "M": 1.0, "G": 1024.0}[size[2]] if size else 0.0
+
+
+def failed(command: list[str], code: int) -> NoReturn:
+    sys.exit(f"This step failed with exit code {code}; why stands above. Start again to go on:\n  {' '.join(command)}")
 
 
 # --- a fast BLAS on Linux ------------------------------------------------------------------
@@ -289,16 +325,16 @@ def run_checks(folder: Path, flags: list[str]) -> int:
         ("pytest", [*python, "pytest", *flags]),
     ]
     environment = run_environment(folder)
-    failed, took = [], []
+    wrong, took = [], []
     for name, command in checks:
         say(f"=== {name}")
         started = time.monotonic()
         if subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0:
-            failed.append(name)
+            wrong.append(name)
         took.append(f"{name} {time.monotonic() - started:.0f} s")
     say(", ".join(took))
-    say(f"FAILED: {', '.join(failed)}" if failed else "all checks passed")
-    return 1 if failed else 0
+    say(f"FAILED: {', '.join(wrong)}" if wrong else "all checks passed")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":

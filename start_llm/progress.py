@@ -1,0 +1,52 @@
+"""Progress of long steps (a download, a conversion, a model load) on the terminal."""
+
+from __future__ import annotations
+
+import threading
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+
+class ProgressBars:
+    """Called with a step's name and the part of it that is done, 0 to 1, from any thread.
+
+    A bar per step on a terminal; elsewhere one line when a step begins and one when it ends.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._lock = threading.Lock()
+        self._tasks: dict[str, TaskID] = {}
+        self._running: set[str] = set()
+        self._bars: Progress | None = None
+
+    def __call__(self, step: str, part: float) -> None:
+        with self._lock:
+            begins, ends = step not in self._running, part >= 1.0
+            if begins:
+                self._running.add(step)
+            if ends:
+                self._running.discard(step)
+            if self._console.is_terminal:
+                self._draw(step, part)
+            elif ends:
+                self._console.print(f"{step}: done", markup=False)
+            elif begins:
+                self._console.print(f"{step} ...", markup=False)
+
+    def _draw(self, step: str, part: float) -> None:
+        if self._bars is None:
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                TextColumn("{task.percentage:>3.0f}%"),
+            )
+            self._bars = Progress(*columns, TimeElapsedColumn(), console=self._console)
+            self._bars.start()
+        if step not in self._tasks:
+            self._tasks[step] = self._bars.add_task(step, total=1.0)
+        self._bars.update(self._tasks[step], completed=part)
+        if not self._running:
+            self._bars.stop()
+            self._bars, self._tasks = None, {}
