@@ -1,0 +1,152 @@
+"""Canonical forms: what a message *says*, with its volatile fields taken out, as a hash.
+
+The canonical form finds a conversation again; it never becomes part of a prompt. Facts are kept per message, so that a
+turn pays for its new messages only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from start_llm.core.messages import Message, ToolCall
+from start_llm.prompt.volatile import Field, Rules
+
+ROOT = b"start_llm chain"
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of one message.
+
+    Attributes:
+        digest: of the canonical form.
+        counts: False for a message whose canonical form is empty; it is no link of the chain.
+        transient: the whole message is of the kind ``transient``.
+        fields: its volatile fields; telemetry is not among them.
+        shown: the message without its telemetry.
+        removed: characters that the rules took out or replaced.
+    """
+
+    digest: bytes
+    counts: bool
+    transient: bool
+    fields: tuple[Field, ...]
+    shown: Message
+    removed: int
+
+
+@lru_cache(maxsize=4096)
+def canonical_arguments(arguments: str) -> str:
+    """Arguments parsed, with sorted keys; text that is not JSON stays as it is, trimmed."""
+    try:
+        value = json.loads(arguments or "{}")
+    except ValueError:
+        return arguments.strip()
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+def answer_key(content: str, calls: tuple[ToolCall, ...]) -> bytes:
+    """The identity of an assistant turn, however a client writes it down: its text and its calls, ids left out."""
+    parts = [content.strip()]
+    for call in calls:
+        parts += (call.name, canonical_arguments(call.arguments))
+    return _sha(parts)
+
+
+def _sha(parts: list[str]) -> bytes:
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.digest()
+
+
+def link(parent: bytes, digest: bytes) -> bytes:
+    """The chain's hash after a message."""
+    return hashlib.sha256(parent + digest).digest()
+
+
+def _cut(text: str, fields: tuple[Field, ...]) -> str:
+    """`text` with its fields replaced by their markers; an empty marker takes its line break along."""
+    pieces: list[str] = []
+    position = 0
+    for field in fields:
+        before = text[position : field.start]
+        end = field.end
+        if not field.rule.marker:
+            line_begins = (not before.strip(" \t") and not pieces) or before.rstrip(" \t").endswith("\n")
+            rest = text[end:]
+            if line_begins and (gap := re.match(r"[ \t]*\n+", rest)):
+                end += gap.end()
+            elif not rest.strip():
+                before, end = before.rstrip(), len(text)
+        pieces += (before, field.rule.marker)
+        position = end
+    return "".join((*pieces, text[position:]))
+
+
+def _plain(message: Message) -> list[str]:
+    return [message.role, message.content, message.name or "", "error" if message.is_error else ""]
+
+
+def facts_of(message: Message, rules: Rules) -> Facts:
+    """Computes a message's facts. Assistant turns are canonical as they are: their text and calls, ids left out."""
+    if message.role == "assistant":
+        reasoning = (message.reasoning or "").strip()
+        key = answer_key(message.content, message.tool_calls)
+        return Facts(_sha(["assistant", key.hex(), reasoning]), True, False, (), message, 0)
+    fields = rules.find(message)
+    if not fields:
+        return Facts(_sha(_plain(message)), True, False, (), message, 0)
+    telemetry = tuple(field for field in fields if field.rule.kind == "telemetry")
+    others = tuple(field for field in fields if field.rule.kind != "telemetry")
+    shown = replace(message, content=_cut(message.content, telemetry)) if telemetry else message
+    canonical = _cut(message.content, fields)
+    whole = message.content.strip()
+    transient = any(field.rule.kind == "transient" and field.text.strip() == whole for field in others)
+    counts = message.role == "tool" or bool(canonical.strip())
+    digest = _sha(_plain(replace(message, content=canonical)))
+    return Facts(digest, counts, transient, others, shown, len(message.content) - len(canonical))
+
+
+class FactsMemory:
+    """Facts of recent messages, bounded by their characters. Thread-safe."""
+
+    def __init__(self, rules: Rules, limit_chars: int = 32_000_000) -> None:
+        self._rules = rules
+        self._limit = limit_chars
+        self._chars = 0
+        self._facts: OrderedDict[Message, Facts] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, messages: list[Message]) -> list[Facts]:
+        """Facts of `messages`, in order."""
+        with self._lock:
+            found = [self._facts.get(message) for message in messages]
+        result = []
+        fresh: list[tuple[Message, Facts]] = []
+        for message, known in zip(messages, found, strict=True):
+            if known is None:
+                known = facts_of(message, self._rules)
+                fresh.append((message, known))
+            result.append(known)
+        if fresh:
+            self._keep(fresh)
+        return result
+
+    def _keep(self, fresh: list[tuple[Message, Facts]]) -> None:
+        with self._lock:
+            for message, facts in fresh:
+                if message not in self._facts:
+                    self._chars += len(message.content) + 500
+                self._facts[message] = facts
+            while self._chars > self._limit and len(self._facts) > 1:
+                oldest, _ = self._facts.popitem(last=False)
+                self._chars -= len(oldest.content) + 500

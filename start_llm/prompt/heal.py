@@ -1,0 +1,113 @@
+"""Healing: gives back to an assistant turn what its client stripped or rewrote without changing what it says.
+
+The store maps what a turn says (text and canonical calls) to how it was generated: its reasoning, its exact text and
+argument strings. Equal turns of one conversation are told apart by the conversation before them. A turn that a client
+changed has another key, so it is never overwritten.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, replace
+
+from start_llm.core.messages import Message, ToolCall
+from start_llm.prompt.canonical import answer_key
+
+CAPACITY = 2000
+_EMBEDDED = re.compile(r"\s*<(think|thinking)>((?:(?!</?\1>)[\s\S])*)</\1>")
+
+
+@dataclass(frozen=True, slots=True)
+class Healed:
+    """How a turn was generated."""
+
+    content: str
+    reasoning: str | None
+    arguments: tuple[str, ...]
+
+
+def split_embedded(content: str) -> tuple[str | None, str]:
+    """Thinking that `content` begins with, inside its tags, and the rest; ``(None, content)`` if there is none."""
+    match = _EMBEDDED.match(content)
+    return (match.group(2).strip(), content[match.end() :].lstrip("\n")) if match else (None, content)
+
+
+class HealingStore:
+    """The last `capacity` generated turns, least recently used first out. Thread-safe."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        self._turns: OrderedDict[tuple[bytes, bytes], Healed] = OrderedDict()
+        self._newest: dict[bytes, tuple[bytes, bytes]] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def put(self, parent: bytes, answer: Message) -> tuple[bytes, Healed] | None:
+        """Remembers a generated turn after the conversation `parent`; returns its key and entry.
+
+        A turn that says nothing is not remembered: every empty turn would match it.
+        """
+        if not answer.content.strip() and not answer.tool_calls:
+            return None
+        key = answer_key(answer.content, answer.tool_calls)
+        entry = Healed(answer.content, answer.reasoning, tuple(call.arguments for call in answer.tool_calls))
+        self.restore(parent, key, entry)
+        return key, entry
+
+    def restore(self, parent: bytes, key: bytes, entry: Healed) -> None:
+        """Puts an entry back that `put` returned earlier, e.g. from disk."""
+        with self._lock:
+            self._turns[parent, key] = entry
+            self._turns.move_to_end((parent, key))
+            self._newest[key] = (parent, key)
+            while len(self._turns) > self._capacity:
+                gone, _ = self._turns.popitem(last=False)
+                if self._newest.get(gone[1]) == gone:
+                    del self._newest[gone[1]]
+
+    def heal(self, parent: bytes, message: Message) -> Message:
+        """`message` as it was generated, if it says the same; else as it came.
+
+        The client's reasoning stands where it differs from the generated one. Reasoning that `content` carries too is
+        taken once.
+        """
+        if message.role != "assistant":
+            return message
+        embedded, body = split_embedded(message.content)
+        if embedded is not None and (message.reasoning is None or message.reasoning.strip() == embedded):
+            entry = self._find(parent, answer_key(body, message.tool_calls))
+            if entry is not None and (entry.reasoning or "").strip() == embedded:
+                return _rebuilt(message, entry)
+        entry = self._find(parent, answer_key(message.content, message.tool_calls))
+        if entry is not None:
+            said = (message.reasoning or "").strip()
+            healed = _rebuilt(message, entry)
+            if said and said != (entry.reasoning or "").strip():
+                return replace(healed, reasoning=message.reasoning)
+            return healed
+        if embedded is not None and message.reasoning is not None and message.reasoning.strip() == embedded:
+            return replace(message, reasoning=None)
+        return message
+
+    def _find(self, parent: bytes, key: bytes) -> Healed | None:
+        with self._lock:
+            place = (parent, key)
+            if place not in self._turns:
+                newest = self._newest.get(key)
+                if newest is None:
+                    return None
+                place = newest
+            self._turns.move_to_end(place)
+            return self._turns[place]
+
+
+def _rebuilt(message: Message, entry: Healed) -> Message:
+    calls = tuple(
+        ToolCall(call.id, call.name, arguments)
+        for call, arguments in zip(message.tool_calls, entry.arguments, strict=True)
+    )
+    return replace(message, content=entry.content, reasoning=entry.reasoning, tool_calls=calls)

@@ -1,0 +1,74 @@
+"""Template and Tokenizer made from a Hugging Face tokenizer object (or mlx-lm's wrapper of one)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from jinja2.exceptions import TemplateError as JinjaError
+
+from start_llm.prompt.ports import TemplateError
+
+PLAIN_CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+class HFTemplate:
+    """`apply_chat_template` of a tokenizer (or of a processor with the same method)."""
+
+    def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
+        """`chat_template` replaces the tokenizer's own; with neither, plain ChatML is used."""
+        self._tokenizer = tokenizer
+        own = getattr(tokenizer, "chat_template", None) or getattr(tokenizer, "has_chat_template", False)
+        self._override = chat_template or (None if own else PLAIN_CHATML)
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+        **kwargs: Any,
+    ) -> str:
+        if self._override is not None:
+            kwargs["chat_template"] = self._override
+        try:
+            text = self._tokenizer.apply_chat_template(
+                messages, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False, **kwargs
+            )
+        except (JinjaError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+            # Templates fail in every way that Python expressions can fail.
+            raise TemplateError(str(error) or type(error).__name__) from error
+        return str(text)
+
+
+class HFTokenizer:
+    """A fast tokenizer. `eos_ids` are the model's own, from its configuration, where the caller knows them."""
+
+    def __init__(self, tokenizer: Any, eos_ids: Iterable[int] | None = None) -> None:
+        self._tokenizer = tokenizer
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        special = {token.content: int(index) for index, token in added.items() if token.special}
+        unknown = [name for name in getattr(tokenizer, "all_special_tokens", []) if name not in special]
+        special.update((name, int(tokenizer.convert_tokens_to_ids(name))) for name in unknown)
+        self._special = special
+        if eos_ids is None:
+            own = getattr(tokenizer, "eos_token_ids", None) or getattr(tokenizer, "eos_token_id", None)
+            eos_ids = [own] if isinstance(own, int) else list(own or ())
+        self._eos = frozenset(int(index) for index in eos_ids)
+
+    def encode(self, text: str) -> list[int]:
+        return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        text = self._tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        return str(text)
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        return dict(self._special)
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        return self._eos

@@ -1,0 +1,294 @@
+"""One request's way from messages to tokens. The page to read first in this room.
+
+heal -> canonical chain -> find the turn record -> decide what is shown -> render -> tokenise. Every step falls back to
+the plain one when the record is missing: a record can save work, it is never needed for correctness, because the
+rendered text is compared before any token is taken over.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from start_llm.core.errors import BadRequest
+from start_llm.core.messages import Message
+from start_llm.core.prompt import Prompt
+from start_llm.core.request import ChatRequest
+from start_llm.core.settings import Settings
+from start_llm.prompt.canonical import ROOT, FactsMemory, answer_key, link
+from start_llm.prompt.heal import HealingStore
+from start_llm.prompt.locate import Where, locate, message_offsets
+from start_llm.prompt.ports import Template, Tokenizer
+from start_llm.prompt.probe import probe
+from start_llm.prompt.render import Rendered, Renderer
+from start_llm.prompt.tokenise import Coded, Coder, boundaries
+from start_llm.prompt.turns import Generation, Open, Record, Shown, TurnMemory, inherited_opens, with_generation
+from start_llm.prompt.view import Entry, View, append_only, as_sent
+from start_llm.prompt.volatile import Rules
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request ready for the engine.
+
+    Attributes:
+        prompt: what the model gets.
+        in_reasoning: the generation prompt has opened the reasoning block.
+        fresh: prompt tokens from the first message that no earlier request carried to the end.
+        session: stable id of the conversation: the client's own, else derived from how it begins.
+        one_shot: looks like a side request (title, summary).
+        notes: lines of the update note that was added.
+    """
+
+    prompt: Prompt
+    in_reasoning: bool
+    fresh: int
+    session: str
+    one_shot: bool = False
+    notes: tuple[str, ...] = ()
+    turn: Turn | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What `record`, `predict` and `locate` need of a prepared request."""
+
+    entries: tuple[Entry, ...]
+    view: View
+    chain: tuple[bytes, ...]
+    variables: dict[str, Any]
+    rendered: Rendered
+    coded: Coded
+    base: tuple[int, Record, int] | None
+
+    @property
+    def parent(self) -> bytes:
+        return self.chain[-1] if self.chain else ROOT
+
+
+class Pipeline:
+    """Turns requests into prompts and remembers what was shown. All methods may be called from any thread."""
+
+    def __init__(
+        self,
+        template: Template,
+        tokenizer: Tokenizer,
+        *,
+        settings: Settings,
+        rules: Rules,
+    ) -> None:
+        self._settings = settings
+        self._tokenizer = tokenizer
+        self.traits = probe(template, tokenizer)
+        self._renderer = Renderer(template, self.traits, preserve_thinking=settings.preserve_thinking)
+        self._coder = Coder(tokenizer, self.traits)
+        use_rules = settings.cache_canonicalize_tool_context
+        self._facts = FactsMemory(rules if use_rules else Rules(()))
+        self._healing = HealingStore()
+        self._turns = TurnMemory()
+
+    # --- request ------------------------------------------------------------
+
+    def prepare(self, request: ChatRequest, *, thinking: bool) -> Prepared:
+        """Makes the prompt.
+
+        Raises:
+            BadRequest: no messages, or a conversation that the template refuses.
+        """
+        if request.prompt is not None:
+            return self._completion(request)
+        if not request.messages:
+            raise BadRequest("messages is empty; at least one message is needed", param="messages")
+        entries, chain, keys = self._chain(request.messages)
+        base = self._turns.find(chain, keys, request.tools)
+        view = self._view(request, entries, base)
+        variables = self._renderer.variables(
+            thinking=thinking, effort=request.reasoning_effort, extra=request.template_kwargs
+        )
+        rendered = self._renderer.render([shown.message for shown in view.shown], view.tools, variables)
+        coded = self._code(rendered, base, keys)
+        turn = Turn(tuple(entries), view, chain, variables, rendered, coded, base)
+        offsets = message_offsets(rendered.text, [shown.message for shown in view.shown])
+        return Prepared(
+            prompt=self._prompt(turn, offsets),
+            in_reasoning=rendered.in_reasoning,
+            fresh=self._fresh(turn, offsets),
+            session=request.session or _session(entries),
+            one_shot=not request.tools and all(message.role != "assistant" for message in request.messages),
+            notes=view.notes,
+            turn=turn,
+        )
+
+    def _completion(self, request: ChatRequest) -> Prepared:
+        prompt = request.prompt
+        assert prompt is not None
+        tokens = tuple(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
+        if not tokens:
+            raise BadRequest("prompt is empty; at least one token is needed", param="prompt")
+        session = request.session or "completion"
+        return Prepared(Prompt(tokens, generation=len(tokens)), False, len(tokens), session, one_shot=True)
+
+    def _chain(self, messages: Sequence[Message]) -> tuple[list[Entry], tuple[bytes, ...], list[bytes | None]]:
+        """Heals the messages in order and links them: entries, the chain, and the answer keys along the chain."""
+        entries: list[Entry] = []
+        chain: list[bytes] = []
+        keys: list[bytes | None] = []
+        parent = ROOT
+        facts = self._facts.get([message for message in messages if message.role != "assistant"])
+        known = iter(facts)
+        for message in messages:
+            if message.role == "assistant":
+                message = self._healing.heal(parent, message)
+                fact = self._facts.get([message])[0]
+                key: bytes | None = answer_key(message.content, message.tool_calls)
+            else:
+                fact, key = next(known), None
+            if fact.counts:
+                parent = link(parent, fact.digest)
+                chain.append(parent)
+                keys.append(key)
+            entries.append(Entry(message, fact, parent if fact.counts else None))
+        return entries, tuple(chain), keys
+
+    def _view(self, request: ChatRequest, entries: list[Entry], base: tuple[int, Record, int] | None) -> View:
+        settings = self._settings
+        strict = settings.cache_drift_policy == "strict" or not settings.cache_canonicalize_tool_context
+        if settings.cache_norm_safety_check and not strict:
+            removed = sum(entry.facts.removed for entry in entries)
+            strict = removed * 10 > sum(len(entry.message.content) for entry in entries)
+        if strict:
+            return as_sent(entries, request.tools, telemetry=True)
+        if base is None:
+            return as_sent(entries, request.tools, telemetry=False)
+        return append_only(entries, request.tools, base[1], base[2])
+
+    def _code(self, rendered: Rendered, base: tuple[int, Record, int] | None, keys: list[bytes | None]) -> Coded:
+        if base is None:
+            return self._coder.code(rendered.text, None, None, None)
+        _, record, depth = base
+        match = record.generation(depth, keys[depth]) if depth < len(keys) else None
+        opened, generation = match if match is not None else (None, None)
+        return self._coder.code(rendered.text, record, opened, generation)
+
+    def _prompt(self, turn: Turn, offsets: list[int | None]) -> Prompt:
+        coded, rendered, shown = turn.coded, turn.rendered, turn.view.shown
+        length = len(coded.tokens)
+        transient = None
+        if shown and shown[-1].transient and offsets[-1] is not None:
+            transient = coded.token_at(offsets[-1]) or None
+            if transient is not None and len(shown) > 1 and offsets[-2] is not None:
+                # A template that joins messages gives it no beginning of its own.
+                transient = None if transient <= coded.token_at(offsets[-2]) else transient
+        return Prompt(
+            tokens=coded.tokens,
+            boundaries=boundaries(coded.anchors, length),
+            head=coded.token_at(rendered.head) if rendered.head else 0,
+            transient=transient,
+            generation=self._generation_offset(turn),
+        )
+
+    def _generation_offset(self, turn: Turn) -> int:
+        """Token offset of the generation prompt; nearly always a special token stands there."""
+        coded, rendered = turn.coded, turn.rendered
+        length = len(coded.tokens)
+        for char, token, _ in reversed(coded.anchors[-8:]):
+            if char == rendered.generation:
+                return token
+        return max(0, length - len(self._tokenizer.encode(rendered.text[rendered.generation :])))
+
+    def _fresh(self, turn: Turn, offsets: list[int | None]) -> int:
+        coded = turn.coded
+        if turn.base is None:
+            return len(coded.tokens)
+        if coded.generated is not None:
+            return len(coded.tokens) - coded.taken
+        for offset in offsets[turn.view.matched :]:
+            if offset is not None:
+                return len(coded.tokens) - coded.token_at(offset)
+        return len(coded.tokens) - self._generation_offset(turn)
+
+    # --- afterwards ---------------------------------------------------------
+
+    def record(self, prepared: Prepared, answer: Message, tokens: Sequence[int]) -> None:
+        """Remembers a finished generation.
+
+        Args:
+            answer: the assistant turn as the client got it.
+            tokens: as generated, the end-of-turn token included.
+        """
+        turn = prepared.turn
+        if turn is None or not tokens:
+            return
+        self._healing.put(turn.parent, answer)
+        record = self._record_of(turn)
+        replaces = turn.base[0] if turn.base is not None else None
+        found = self._turns.find(turn.chain, [None] * len(turn.chain), turn.view.tools)
+        if found is not None and found[2] == len(turn.chain) and found[1].tokens == record.tokens:
+            replaces, record, _ = found
+        generation = Generation(
+            key=answer_key(answer.content, answer.tool_calls),
+            content=answer.content,
+            reasoning=answer.reasoning or "",
+            names=tuple(call.name for call in answer.tool_calls),
+            tokens=tuple(tokens),
+        )
+        if self._faithful(answer, generation):
+            record = with_generation(record, generation)
+        self._turns.put(record, replaces)
+
+    def _record_of(self, turn: Turn) -> Record:
+        coded = turn.coded
+        base = turn.base[1] if turn.base is not None else None
+        opens = inherited_opens(base, coded.shared, coded.common)
+        opened = Open(len(turn.chain), turn.rendered.generation, len(coded.tokens))
+        opens = tuple(o for o in opens if o.depth < opened.depth)
+        return Record(
+            shown=turn.view.shown,
+            chain=turn.chain,
+            tools=turn.view.tools,
+            text=turn.rendered.text,
+            tokens=coded.tokens,
+            anchors=coded.anchors,
+            opens=(*opens, opened),
+        )
+
+    def _faithful(self, answer: Message, generation: Generation) -> bool:
+        """The tokens say what the client was told, and nothing after it (a stop string cuts what was generated)."""
+        text = self._coder.generation_text(generation)
+        if answer.content.strip() not in text:
+            return False
+        return bool(answer.tool_calls) or text.rstrip().endswith(answer.content.rstrip())
+
+    def locate(self, prepared: Prepared, token_index: int) -> Where:
+        """Which message and field of the client's request the prompt token `token_index` comes from."""
+        turn = prepared.turn
+        if turn is None:
+            return Where(None, "prompt", None, self._around(prepared.prompt.tokens, token_index))
+        text = self._around(prepared.prompt.tokens, token_index)
+        char, token, _ = turn.coded.anchor_before(token_index)
+        char += len(self._tokenizer.decode(prepared.prompt.tokens[token:token_index]))
+        return locate(turn.rendered, turn.view.shown, turn.entries, char, text)
+
+    def _around(self, tokens: Sequence[int], index: int) -> str:
+        return self._tokenizer.decode(tokens[max(0, index - 8) : index + 8])
+
+    def close(self) -> None:
+        """Ends background work; the pipeline must not be used after."""
+
+
+def _session(entries: Sequence[Entry]) -> str:
+    """Named after how the conversation begins: its first user message and what stands before it."""
+    chosen = ROOT
+    for entry in entries:
+        if entry.link is not None:
+            chosen = entry.link
+            if entry.message.role == "user":
+                break
+    return f"auto-{chosen.hex()[:24]}"
+
+
+__all__ = ["Pipeline", "Prepared", "Shown", "Where"]

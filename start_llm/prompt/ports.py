@@ -1,0 +1,42 @@
+"""What this room needs of a model: its chat template and its tokenizer. Both are called from several threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+class TemplateError(ValueError):
+    """The chat template refused these messages; the message is the template's own."""
+
+
+class Template(Protocol):
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+        **kwargs: Any,
+    ) -> str:
+        """The prompt's text. `kwargs` are extra template variables. Raises TemplateError."""
+        ...
+
+
+class Tokenizer(Protocol):
+    def encode(self, text: str) -> list[int]:
+        """Token ids of `text`; nothing is added at either end, special tokens in the text become their ids."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """The text of `tokens`, special tokens included."""
+        ...
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """Text to id of every special token."""
+        ...
+
+    @property
+    def eos_ids(self) -> frozenset[int]:
+        """Ids that end a turn."""
+        ...

@@ -1,0 +1,271 @@
+"""Finds out at load what a chat template does, by rendering small conversations. Nothing is guessed from names."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from start_llm.prompt.ports import Template, TemplateError, Tokenizer
+
+REASONING_TAGS = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("<longcat_think>", "</longcat_think>"),
+    ("<|START_THINKING|>", "<|END_THINKING|>"),
+)
+_A, _B, _C, _D = "alpha7", "bravo7", "carol7", "delta7"
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "probe_tool7",
+        "description": "tools7",
+        "parameters": {"type": "object", "properties": {"k7": {"type": "string"}}, "required": ["k7"]},
+    },
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What the template does.
+
+    Attributes:
+        system: it shows a leading system message.
+        systems: it shows several leading system messages.
+        mid_system: it shows a system message in the middle, in its place.
+        repeats: it takes two messages of one role in a row.
+        assistant_first: it takes a conversation that begins with an assistant turn.
+        tools: it shows tool definitions.
+        calls: how it takes a call's arguments: ``mapping``, ``string``, or None if it shows no calls.
+        string_too: with ``mapping``, arguments as a string are shown as well.
+        results: it shows tool messages.
+        reasoning_key: the message key it reads reasoning from, or None.
+        reasoning_inline: it shows thinking tags in the content of past turns.
+        old_reasoning: it shows reasoning of turns before the last user message.
+        switches: template variables that turn thinking on and off.
+        preserve: it takes ``preserve_thinking``.
+        many_calls: it takes several calls in one assistant message.
+        short_ids: it refuses call ids that are not nine letters and digits.
+        starts: special tokens that begin a message.
+        structure: special tokens that it writes.
+        fingerprint: of everything it rendered here, and the tokens of that.
+    """
+
+    system: bool = True
+    systems: bool = True
+    mid_system: bool = True
+    repeats: bool = True
+    assistant_first: bool = True
+    tools: bool = True
+    calls: str | None = "mapping"
+    string_too: bool = False
+    results: bool = True
+    reasoning_key: str | None = None
+    reasoning_inline: bool = False
+    old_reasoning: bool = False
+    switches: tuple[str, ...] = ()
+    preserve: bool = False
+    many_calls: bool = True
+    short_ids: bool = False
+    starts: frozenset[str] = frozenset()
+    structure: frozenset[str] = frozenset()
+    fingerprint: str = field(default="", compare=False)
+
+
+def _user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def _assistant(text: str, **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": text, **more}
+
+
+def _call(arguments: Any, call_id: str = "callprobe") -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": "probe_tool7", "arguments": arguments}}
+
+
+class _Prober:
+    def __init__(self, template: Template, tokenizer: Tokenizer) -> None:
+        self.template = template
+        self.tokenizer = tokenizer
+        self.seen = hashlib.sha256()
+
+    def render(self, messages: list[dict[str, Any]], tools: Any = None, agp: bool = False, **kwargs: Any) -> str | None:
+        try:
+            text = self.template.render(messages, tools, agp, **kwargs)
+        except TemplateError:
+            text = None
+        self.seen.update(repr(text).encode())
+        return text
+
+    def shows(self, messages: list[dict[str, Any]], *needles: str, tools: Any = None, **kwargs: Any) -> bool:
+        """The template takes the messages and shows the needles, in this order."""
+        text = self.render(messages, tools, **kwargs)
+        if text is None:
+            return False
+        position = 0
+        for needle in needles:
+            found = text.find(needle, position)
+            if found < 0:
+                return False
+            position = found + len(needle)
+        return True
+
+
+def probe(template: Template, tokenizer: Tokenizer) -> Traits:
+    """Renders the probes.
+
+    Raises:
+        TemplateError: if the template cannot even render one user message.
+    """
+    prober = _Prober(template, tokenizer)
+    template.render([_user(_A)], None, True)
+    system = {"role": "system", "content": _D}
+    calls, string_too, results = _probe_tools(prober)
+    key, inline, old = _probe_reasoning(prober)
+    starts, structure = _probe_specials(prober)
+    switches = tuple(
+        name
+        for name in ("enable_thinking", "thinking")
+        if prober.render([_user(_A)], agp=True, **{name: True}) != prober.render([_user(_A)], agp=True, **{name: False})
+    )
+    shows = prober.shows
+    second = {"role": "system", "content": _C}
+    traits: dict[str, Any] = {
+        "system": shows([system, _user(_A)], _D, _A),
+        "systems": shows([system, second, _user(_A)], _D, _C, _A),
+        "mid_system": shows([_user(_A), system, _user(_B)], _A, _D, _B)
+        and shows([_user(_A), _assistant(_B), system, _user(_C)], _A, _B, _D, _C)
+        and shows([second, _user(_A), system], _C, _A, _D),
+        "repeats": shows([_user(_A), _user(_B)], _A, _B)
+        and shows([_user(_A), _assistant(_B), _assistant(_C), _user(_D)], _A, _B, _C, _D),
+        "assistant_first": shows([_assistant(_A), _user(_B)], _A, _B),
+        "tools": shows([_user(_A)], "probe_tool7", tools=[_PROBE_TOOL])
+        and shows([_user(_A)], "k7", tools=[_PROBE_TOOL]),
+    }
+    preserve = _probe_preserve(prober, key)
+    encoded = repr(tokenizer.encode(f"probe {_A} ünï 123\n\n  x")) + repr(sorted(tokenizer.special_tokens.items()))
+    prober.seen.update(encoded.encode())
+    return Traits(
+        **traits,
+        calls=calls,
+        string_too=string_too,
+        results=results,
+        reasoning_key=key,
+        reasoning_inline=inline,
+        old_reasoning=old,
+        switches=switches,
+        preserve=preserve,
+        many_calls=calls is None or _takes_many_calls(prober, calls),
+        short_ids=calls is not None and _refuses_long_ids(prober, calls),
+        starts=starts,
+        structure=structure,
+        fingerprint=prober.seen.hexdigest(),
+    )
+
+
+def _probe_tools(prober: _Prober) -> tuple[str | None, bool, bool]:
+    def turn(arguments: Any) -> list[dict[str, Any]]:
+        return [_user(_A), _assistant("", tool_calls=[_call(arguments)])]
+
+    result = {"role": "tool", "content": _C, "tool_call_id": "callprobe", "name": "probe_tool7"}
+    tools = [_PROBE_TOOL]
+    mapping = prober.render([*turn({"k7": "v7"}), result, _user(_D)], tools) or ""
+    string = prober.render([*turn('{"k7": "v7"}'), result, _user(_D)], tools) or ""
+    good_mapping = all(word in mapping.split(_A)[-1] for word in ("probe_tool7", "k7", "v7")) and "{'k7'" not in mapping
+    good_string = '{"k7": "v7"}' in string
+    if good_mapping and '\\"k7\\"' not in mapping:
+        calls: str | None = "mapping"
+    else:
+        calls = "string" if good_string else None
+    shown = {"mapping": mapping, "string": string, None: ""}[calls]
+    return calls, good_string, calls is not None and _C in shown and _D in shown
+
+
+def _probe_arguments(calls: str) -> Any:
+    return {"k7": "v7"} if calls == "mapping" else '{"k7": "v7"}'
+
+
+def _takes_many_calls(prober: _Prober, calls: str) -> bool:
+    pair = [_call(_probe_arguments(calls), "callprob1"), _call(_probe_arguments(calls), "callprob2")]
+    results = [
+        {"role": "tool", "content": text, "tool_call_id": call["id"], "name": "probe_tool7"}
+        for text, call in zip((_C, _D), pair, strict=True)
+    ]
+    return prober.shows([_user(_A), _assistant("", tool_calls=pair), *results], _A, "v7", "v7", _C, _D)
+
+
+def _refuses_long_ids(prober: _Prober, calls: str) -> bool:
+    arguments = _probe_arguments(calls)
+
+    def talk(name: str) -> list[dict[str, Any]]:
+        call = _assistant("", tool_calls=[_call(arguments, name)])
+        return [_user(_A), call, {"role": "tool", "content": _C, "tool_call_id": name, "name": "probe_tool7"}]
+
+    return prober.render(talk("call_probe_0123456")) is None and prober.render(talk("callprobe")) is not None
+
+
+def _probe_reasoning(prober: _Prober) -> tuple[str | None, bool, bool]:
+    """The key that reasoning is read from, whether tags in the content are shown, whether old turns show it."""
+    tool = {"role": "tool", "content": _C, "tool_call_id": "callprobe"}
+    for key in ("reasoning_content", "reasoning", "thinking"):
+        last = [_user(_A), _assistant(_B, **{key: "why7"})]
+        loop = [_user(_A), _assistant("", tool_calls=[_call({"k7": "v7"})], **{key: "why7"}), tool]
+        if prober.shows(last, "why7") or prober.shows(loop, "why7"):
+            return key, False, prober.shows([*last, _user(_C)], "why7")
+    inline = prober.shows(
+        [_user(_A), _assistant(f"<think>\nwhy7\n</think>\n\n{_B}"), _user(_C)], "<think>\nwhy7", _B, _C
+    )
+    return None, inline, False
+
+
+def _probe_preserve(prober: _Prober, key: str | None) -> bool:
+    if key is None:
+        return False
+    old = [_user(_A), _assistant(_B, **{key: "why7"}), _user(_C)]
+    return prober.shows(old, "why7", preserve_thinking=True) and prober.render(
+        old, preserve_thinking=False
+    ) != prober.render(old, preserve_thinking=True)
+
+
+def special_pattern(names: frozenset[str] | set[str]) -> re.Pattern[str] | None:
+    """Matches any of `names`, the longest first."""
+    if not names:
+        return None
+    return re.compile("|".join(re.escape(name) for name in sorted(names, key=lambda name: (-len(name), name))))
+
+
+def _probe_specials(prober: _Prober) -> tuple[frozenset[str], frozenset[str]]:
+    """Special tokens that begin messages, and all that the template writes."""
+    specials = set(prober.tokenizer.special_tokens)
+    pattern = special_pattern(specials)
+    if pattern is None:
+        return frozenset(), frozenset()
+    ends = {name for name, index in prober.tokenizer.special_tokens.items() if index in prober.tokenizer.eos_ids}
+    talk = [_user(_A), _assistant(_B), _user(_C)]
+    tool = {"role": "tool", "content": _D, "tool_call_id": "callprobe", "name": "probe_tool7"}
+    tooled = [_user(_A), _assistant(_B, tool_calls=[_call({"k7": "v7"})]), tool]
+    system = [{"role": "system", "content": _D}, _user(_A)]
+    closed, opened = prober.render([_user(_A)]) or "", prober.render([_user(_A)], agp=True) or ""
+    structure: set[str] = set()
+    starts: set[str] = set()
+    lead = pattern.match(opened[len(closed) :]) if opened.startswith(closed) else None
+    if lead is not None:
+        starts.add(lead.group())
+    middle = [_user(_A), _assistant(_B), system[0], _user(_C)]
+    renders = [(talk, (_A, _B, _C)), (tooled, (_A, _B, _D)), (system, (_D, _A)), (middle, (_B, _D, _C))]
+    for messages, words in renders:
+        text = prober.render(messages, agp=True) or ""
+        structure.update(pattern.findall(text))
+        for before, after in pairwise(words):
+            gap = text[text.find(before) + len(before) : text.rfind(after)] if before in text and after in text else ""
+            found = pattern.findall(gap)
+            if not found or any(name in starts for name in found):
+                continue
+            openers = [name for name in found if name not in ends] or found
+            starts.add(openers[-1])
+    return frozenset(starts), frozenset(structure)

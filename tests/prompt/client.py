@@ -1,0 +1,145 @@
+"""A client and a model in one: keeps a conversation, sends it in a client's way, answers with raw generated tokens."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from start_llm.core.messages import Message, Tool, ToolCall
+from start_llm.core.request import ChatRequest
+from start_llm.core.settings import Settings
+from start_llm.prompt.hf import HFTokenizer
+from start_llm.prompt.pipeline import Pipeline, Prepared
+from start_llm.prompt.volatile import Rules
+from tests.prompt.models import EOS, model
+
+READ = Tool("read", "Reads a file", {"type": "object", "properties": {"path": {"type": "string"}}})
+BASH = Tool("bash", "Runs a command", {"type": "object", "properties": {"command": {"type": "string"}}})
+EDIT = Tool("edit", "Edits a file", {"type": "object", "properties": {"path": {"type": "string"}}})
+
+
+def settings(**changes: Any) -> Settings:
+    return Settings(_env_file=None, **changes)  # type: ignore[call-arg]
+
+
+def pipeline(family: str, rules: Rules | None = None, **changes: Any) -> Pipeline:
+    template, tokenizer = model(family)
+    return Pipeline(template, tokenizer, settings=settings(**changes), rules=rules or Rules.load(None))
+
+
+def request(messages: list[Message], tools: tuple[Tool, ...] = (), **more: Any) -> ChatRequest:
+    return ChatRequest("id", "chat", "m", messages=tuple(messages), tools=tools, **more)
+
+
+def raw_answer(family: str, answer: Message, opened: bool) -> str:
+    """What a model of this family generates for `answer`; `opened`: the prompt has opened the reasoning block."""
+    text = ""
+    if answer.reasoning is not None:
+        text = f"{'' if opened else '<think>' + chr(10)}{answer.reasoning}\n</think>\n\n"
+    elif opened:
+        text = "\n</think>\n\n"
+    text += answer.content
+    for call in answer.tool_calls:
+        if family == "glm4":
+            pairs = json.loads(call.arguments).items()
+            inner = "".join(f"\n<arg_key>{k}</arg_key>\n<arg_value>{v}</arg_value>" for k, v in pairs)
+            text += f"\n<tool_call>{call.name}{inner}\n</tool_call>"
+        else:
+            text += f'\n<tool_call>\n{{"name": "{call.name}", "arguments": {call.arguments}}}\n</tool_call>'
+    return text
+
+
+def odd_tokens(tokenizer: HFTokenizer, text: str, seed: int = 1) -> list[int]:
+    """Tokens of `text` as no tokenizer would choose them: cut at random places."""
+    chooser = random.Random(seed)
+    tokens: list[int] = []
+    while text:
+        size = chooser.randint(1, 5)
+        tokens += tokenizer.encode(text[:size])
+        text = text[size:]
+    return tokens
+
+
+def same(message: Message) -> Message:
+    return message
+
+
+def stripped(message: Message) -> Message:
+    return replace(message, reasoning=None)
+
+
+def reserialised(message: Message) -> Message:
+    """Compact arguments with sorted keys, other ids, trimmed text."""
+    calls = tuple(
+        ToolCall(
+            call.id.replace("_", ""),
+            call.name,
+            json.dumps(json.loads(call.arguments), separators=(",", ":"), sort_keys=True),
+        )
+        for call in message.tool_calls
+    )
+    return replace(message, content=message.content.strip(), tool_calls=calls)
+
+
+def in_content(message: Message) -> Message:
+    """Reasoning echoed inside the content."""
+    if message.reasoning is None:
+        return message
+    return replace(message, content=f"<think>\n{message.reasoning}\n</think>\n\n{message.content}", reasoning=None)
+
+
+def doubled(message: Message) -> Message:
+    return replace(in_content(message), reasoning=message.reasoning)
+
+
+ECHOES: dict[str, Callable[[Message], Message]] = {
+    "kept": same,
+    "stripped": stripped,
+    "reserialised": reserialised,
+    "stripped and reserialised": lambda message: stripped(reserialised(message)),
+    "in content": in_content,
+    "doubled": doubled,
+}
+
+
+@dataclass
+class Client:
+    """A conversation. `messages` is the client's own history, answers written down in its way."""
+
+    family: str
+    pipe: Pipeline
+    echo: Callable[[Message], Message] = same
+    tools: tuple[Tool, ...] = (READ, BASH)
+    thinking: bool = True
+    messages: list[Message] = field(default_factory=list)
+    spoken: tuple[int, ...] = ()
+    prepared: Prepared | None = None
+    count: int = 0
+
+    def ask(self, *new: Message) -> Prepared:
+        self.messages += new
+        self.prepared = self.pipe.prepare(request(self.messages, self.tools), thinking=self.thinking)
+        return self.prepared
+
+    def answer(self, answer: Message, stop: str | None = None) -> tuple[int, ...]:
+        """Generates `answer`; returns prompt and generated tokens without the one that ended the turn."""
+        assert self.prepared is not None
+        tokenizer = model(self.family)[1]
+        if self.family in ("gemma", "llama3", "mistral"):
+            answer = replace(answer, reasoning=None)
+        text = raw_answer(self.family, answer, self.prepared.in_reasoning)
+        self.count += 1
+        tokens = odd_tokens(tokenizer, text, self.count)
+        end = tokenizer.special_tokens[stop or EOS[self.family][0]]
+        self.pipe.record(self.prepared, answer, [*tokens, end])
+        self.messages.append(self.echo(answer))
+        self.spoken = (*self.prepared.prompt.tokens, *tokens)
+        return self.spoken
+
+
+def say(text: str = "", reasoning: str | None = "Let me see.", **calls: Any) -> Message:
+    made = tuple(ToolCall(f"call_{name}", name, json.dumps(arguments)) for name, arguments in calls.items())
+    return Message("assistant", text, reasoning, made)

@@ -1,0 +1,218 @@
+"""Messages to tokens: exactness, reuse of generated tokens, boundaries."""
+
+from __future__ import annotations
+
+import pytest
+
+from start_llm.core.errors import BadRequest
+from start_llm.core.messages import Message, ToolCall
+from tests.prompt.client import ECHOES, Client, pipeline, request, say
+from tests.prompt.models import EOS, TEMPLATES, model
+
+SYSTEM = Message("system", "You are a helpful coding assistant.\nBe brief.")
+TOOL = Message("tool", "def add(a, b): return a - b", tool_call_id="call_read", name="read")
+# Families whose template shows reasoning of turns after the last user message; the others never see it again.
+SHOWS_REASONING = ("chatml", "qwen3", "qwen35", "glm4")
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_a_first_prompt_is_the_template_rendering(family):
+    pipe = pipeline(family)
+    prepared = pipe.prepare(request([SYSTEM, Message("user", "Hello there")]), thinking=True)
+    text = model(family)[1].decode(prepared.prompt.tokens)
+    assert "Be brief." in text and "Hello there" in text
+    assert prepared.prompt.tokens == tuple(model(family)[1].encode(text))
+    assert prepared.fresh == len(prepared.prompt.tokens)
+    assert model(family)[1].decode(prepared.prompt.tokens[: prepared.prompt.generation]).count("Hello there") == 1
+    assert "Hello" not in model(family)[1].decode(prepared.prompt.tokens[prepared.prompt.generation :])
+
+
+@pytest.mark.parametrize("policy", ["strict", "append"])
+@pytest.mark.parametrize("echo", ECHOES)
+@pytest.mark.parametrize("family", SHOWS_REASONING)
+def test_a_tool_loop_reuses_every_generated_token(family, echo, policy):
+    client = Client(family, pipeline(family, cache_drift_policy=policy), ECHOES[echo])
+    client.ask(SYSTEM, Message("user", "Fix the test."))
+    stop = "<|observation|>" if family == "glm4" else None
+    for step in range(4):
+        spoken = client.answer(say(f"\n\nStep {step}.", f"Hm {step}.", read={"path": f"b{step}.py", "limit": 3}), stop)
+        prepared = client.ask(Message("tool", f"result {step}", tool_call_id="call_read"))
+        assert prepared.prompt.tokens[: len(spoken)] == spoken
+        assert prepared.prompt.tokens[len(spoken)] in model(family)[1].special_tokens.values()
+        assert prepared.fresh == len(prepared.prompt.tokens) - len(spoken)
+    assert model(family)[1].decode(prepared.prompt.tokens).count("Hm ") == 4
+
+
+@pytest.mark.parametrize("family", ["gemma", "llama3", "mistral"])
+@pytest.mark.parametrize("echo", ECHOES)
+def test_plain_turns_reuse_every_generated_token(family, echo):
+    client = Client(family, pipeline(family), ECHOES[echo], tools=())
+    client.ask(SYSTEM, Message("user", "Hello"))
+    for step in range(4):
+        spoken = client.answer(say(f"Answer {step}."))
+        prepared = client.ask(Message("user", f"And then {step}?"))
+        assert prepared.prompt.tokens[: len(spoken)] == spoken
+
+
+@pytest.mark.parametrize("family", ["gemma", "llama3", "mistral"])
+def test_tool_loops_of_families_with_odd_rules(family):
+    """The conversation is fitted to the template; text of calls differs from what was generated, nothing is lost."""
+    client = Client(family, pipeline(family))
+    client.ask(SYSTEM, Message("user", "Fix it."))
+    client.answer(say("Two reads.", read={"path": "a.py"}, bash={"command": "ls"}))
+    results = (
+        Message("tool", "text of a", tool_call_id="call_read"),
+        Message("tool", "listing", tool_call_id="call_bash"),
+        Message("system", "The user is in a hurry."),
+    )
+    text = model(family)[1].decode(client.ask(*results).prompt.tokens)
+    for part in ("Be brief.", "Reads a file", "Two reads.", "a.py", "ls", "text of a", "listing", "hurry"):
+        assert part in text, part
+
+
+def test_reasoning_that_the_template_drops_costs_from_the_turn_on():
+    """Qwen3 drops old reasoning once the user speaks again; everything before that turn stays."""
+    client = Client("qwen3", pipeline("qwen3"))
+    first = client.ask(SYSTEM, Message("user", "Hello")).prompt
+    spoken = client.answer(say("Hi."))
+    second = client.ask(Message("user", "And now?")).prompt
+    assert second.tokens[: first.generation] == first.tokens[: first.generation]
+    assert second.tokens[: len(spoken)] != spoken
+    assert "Let me see" not in model("qwen3")[1].decode(second.tokens)
+
+
+def test_preserve_thinking_keeps_old_reasoning():
+    for preserve in (True, False):
+        client = Client("qwen35", pipeline("qwen35", preserve_thinking=preserve), ECHOES["stripped"])
+        client.ask(SYSTEM, Message("user", "Hello"))
+        spoken = client.answer(say("Hi."))
+        tokens = client.ask(Message("user", "And now?")).prompt.tokens
+        assert (tokens[: len(spoken)] == spoken) is preserve
+        assert ("Let me see" in model("qwen35")[1].decode(tokens)) is preserve
+
+
+def test_an_empty_think_block_of_the_prompt_stays():
+    client = Client("qwen3", pipeline("qwen3"), thinking=False)
+    prepared = client.ask(SYSTEM, Message("user", "Hello"))
+    assert not prepared.in_reasoning
+    spoken = client.answer(say("Hi.", None))
+    assert client.ask(Message("user", "And now?")).prompt.tokens[: len(spoken)] == spoken
+
+
+def test_in_reasoning_is_what_the_prompt_ends_in():
+    pipe = pipeline("qwen35")
+    assert pipe.prepare(request([Message("user", "x")]), thinking=True).in_reasoning
+    assert not pipe.prepare(request([Message("user", "x")]), thinking=False).in_reasoning
+    assert not pipeline("qwen3").prepare(request([Message("user", "x")]), thinking=True).in_reasoning
+
+
+def test_an_edited_turn_is_shown_as_the_client_sent_it():
+    """A changed call is never overwritten by what was generated."""
+    client = Client("chatml", pipeline("chatml"))
+    first = client.ask(SYSTEM, Message("user", "Go"))
+    client.answer(say("Running.", bash={"command": "cd /x && git diff"}))
+    edited = ToolCall("call_bash", "bash", '{"command": "git diff"}')
+    client.messages[-1] = Message("assistant", "Running.", "Let me see.", (edited,))
+    prepared = client.ask(Message("tool", "diff", tool_call_id="call_bash"))
+    text = model("chatml")[1].decode(prepared.prompt.tokens)
+    assert '"command": "git diff"' in text and "cd /x" not in text
+    assert prepared.prompt.tokens[: first.prompt.generation] == first.prompt.tokens[: first.prompt.generation]
+
+
+def test_the_clients_other_reasoning_stands():
+    client = Client("chatml", pipeline("chatml"))
+    client.ask(Message("user", "Go"))
+    client.answer(say("Done."))
+    client.messages[-1] = Message("assistant", "Done.", "I was told to say so.")
+    text = model("chatml")[1].decode(client.ask(Message("user", "Why?")).prompt.tokens)
+    assert "I was told to say so." in text and "Let me see." not in text
+
+
+def test_regenerating_keeps_every_answer():
+    """Two answers to one prompt; the client goes on from the first, then from the second."""
+    client = Client("chatml", pipeline("chatml"))
+    prompt = client.ask(SYSTEM, Message("user", "Go")).prompt.tokens
+    one = client.answer(say("First."))
+    again = Client("chatml", client.pipe)
+    assert again.ask(SYSTEM, Message("user", "Go")).prompt.tokens == prompt
+    two = again.answer(say("Second."))
+    assert client.ask(Message("user", "More")).prompt.tokens[: len(one)] == one
+    client.answer(say("Third."))
+    assert again.ask(Message("user", "Else")).prompt.tokens[: len(two)] == two
+
+
+def test_equal_turns_heal_to_their_own_reasoning():
+    client = Client("chatml", pipeline("chatml"), ECHOES["stripped"])
+    client.ask(SYSTEM, Message("user", "Go"))
+    for thought in ("once", "twice", "thrice"):
+        client.answer(say("", thought, bash={"command": "ls"}))
+        prepared = client.ask(Message("tool", "nothing", tool_call_id="call_bash"))
+    text = model("chatml")[1].decode(prepared.prompt.tokens)
+    assert [text.count(word) for word in ("once", "twice", "thrice")] == [1, 1, 1]
+
+
+def test_a_stop_string_leaves_the_generated_tokens_out():
+    """The client was told less than what was generated; the rest must not come back."""
+    client = Client("chatml", pipeline("chatml"))
+    prepared = client.ask(Message("user", "Go"))
+    tokens = model("chatml")[1].encode("One.STOP and more")
+    client.pipe.record(prepared, Message("assistant", "One."), tokens)
+    client.messages.append(Message("assistant", "One."))
+    text = model("chatml")[1].decode(client.ask(Message("user", "Next")).prompt.tokens)
+    assert "STOP" not in text and "One.<|im_end|>" in text
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_boundaries_are_message_starts(family):
+    client = Client(family, pipeline(family), tools=())
+    client.ask(SYSTEM, Message("user", "Hello"))
+    client.answer(say("Hi.", None))
+    prompt = client.ask(Message("user", "And now?")).prompt
+    tokenizer = model(family)[1]
+    assert list(prompt.boundaries) == sorted(set(prompt.boundaries)) and 0 not in prompt.boundaries
+    before = [tokenizer.decode(prompt.tokens[:boundary]) for boundary in prompt.boundaries]
+    assert any(
+        text.endswith(tuple(["Hi.", "Hi.\n", *(f"Hi.{eos}" + end for eos in EOS[family] for end in ("", "\n"))]))
+        for text in before
+    ), before
+    if family != "gemma":  # its system text is part of the first user message
+        head = tokenizer.decode(prompt.tokens[: prompt.head])
+        assert "Hello" not in head and ("Be brief." in head or family == "mistral")
+    assert "And now?" in tokenizer.decode(prompt.tokens[: prompt.generation])
+
+
+def test_prepare_is_deterministic_and_leaves_no_trace():
+    client = Client("qwen35", pipeline("qwen35"))
+    client.ask(SYSTEM, Message("user", "Hello"))
+    client.answer(say("Hi."))
+    first = client.ask(Message("user", "Next"))
+    second = client.pipe.prepare(request(client.messages, client.tools), thinking=True)
+    assert first == second
+
+
+def test_a_raw_prompt_is_encoded_as_it_is():
+    pipe = pipeline("chatml")
+    assert pipe.prepare(request([], prompt="Once upon"), thinking=False).prompt.tokens == tuple(
+        model("chatml")[1].encode("Once upon")
+    )
+    assert pipe.prepare(request([], prompt=(5, 6)), thinking=False).prompt.tokens == (5, 6)
+    with pytest.raises(BadRequest, match="prompt is empty"):
+        pipe.prepare(request([], prompt=""), thinking=False)
+
+
+def test_no_messages_is_a_bad_request():
+    with pytest.raises(BadRequest, match="messages is empty") as caught:
+        pipeline("chatml").prepare(request([]), thinking=False)
+    assert caught.value.param == "messages"
+
+
+def test_side_requests_and_sessions():
+    pipe = pipeline("chatml")
+    client = Client("chatml", pipe)
+    first = client.ask(SYSTEM, Message("user", "Hello"))
+    client.answer(say("Hi."))
+    second = client.ask(Message("user", "Next"))
+    assert first.session == second.session and not first.one_shot
+    title = pipe.prepare(request([SYSTEM, Message("user", "Title?")]), thinking=False)
+    assert title.one_shot and title.session != first.session
+    assert pipe.prepare(request([SYSTEM, Message("user", "Hello")], session="mine"), thinking=False).session == "mine"
