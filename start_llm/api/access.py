@@ -1,0 +1,74 @@
+"""Who may ask: API key, Host and Origin. Says nothing about what is asked."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from start_llm.core.errors import BadRequest, Forbidden, Unauthorized
+
+LOCAL_NAMES = frozenset({"localhost", "host.docker.internal"})
+
+
+def check_key(headers: Mapping[str, str], api_key: str | None) -> None:
+    """Raises Unauthorized where a key is set and neither ``Authorization`` nor ``x-api-key`` carries it."""
+    if api_key is None:
+        return
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    offered = [headers.get("x-api-key", "")]
+    if scheme.lower() == "bearer":
+        offered.append(token.strip())
+    if not any(hmac.compare_digest(word.encode(), api_key.encode()) for word in offered):
+        raise Unauthorized("A valid API key is needed, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
+
+
+def check_host(headers: Mapping[str, str], bound_to: str) -> None:
+    """Refuses names that a web page could have rebound to this machine.
+
+    Only for a server on loopback: there, a client has no reason to use another name.
+    """
+    host = headers.get("Host")
+    if host is None or not _is_local(bound_to):
+        return
+    name = _host_name(f"//{host}")
+    if name is None:
+        raise BadRequest(f"Host {host!r} is no host name.", param="Host")
+    if not (_is_local(name) or _is_address(name)):
+        raise Forbidden(f"Host {host!r} is not this machine. Use localhost or 127.0.0.1.", param="Host")
+
+
+def allowed_origin(headers: Mapping[str, str]) -> str | None:
+    """The browser origin to allow, ``None`` where no browser asks. Raises Forbidden for foreign pages."""
+    origin = headers.get("Origin")
+    if origin is None:
+        return None
+    name = _host_name(origin)
+    if name is None or not _is_local(name):
+        raise Forbidden(f"Origin {origin!r} may not use this server; only pages of localhost may.", param="Origin")
+    return origin
+
+
+def _host_name(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+def _is_local(name: str) -> bool:
+    if name.lower() in LOCAL_NAMES or name.lower().endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,69 @@
+"""What a dialect is to the server: requests in, answers and streams out. It computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from start_llm.api.collect import Collected
+from start_llm.core.errors import StartLLMError
+from start_llm.core.events import Event
+from start_llm.core.request import ChatRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Inbound:
+    """A request as it came in.
+
+    Attributes:
+        headers: case-insensitive.
+        params: what the route's path holds, e.g. a response's id.
+        received: ``time.monotonic()`` at arrival, in seconds.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes = b""
+    params: tuple[str, ...] = ()
+    received: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer."""
+
+    body: bytes
+    status: int = 200
+    content_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class StreamWriter(Protocol):
+    """Writes one request's events as server-sent events. Used by one thread, events in order."""
+
+    def open(self) -> bytes:
+        """What goes out before the first event."""
+        ...
+
+    def write(self, event: Event) -> bytes:
+        """Any event but `Failed`; ``b""`` where the dialect says nothing."""
+        ...
+
+    def fail(self, error: StartLLMError) -> bytes:
+        """The last bytes of a stream that failed after it was opened."""
+        ...
+
+
+class Exchange(Protocol):
+    """A validated request with the two ways to answer it."""
+
+    @property
+    def request(self) -> ChatRequest: ...
+
+    def body(self, result: Collected) -> dict[str, Any]:
+        """The whole answer as JSON."""
+        ...
+
+    def writer(self) -> StreamWriter: ...

@@ -1,0 +1,80 @@
+"""Errors as clients see them: one body per dialect. The only place that maps them."""
+
+from __future__ import annotations
+
+import math
+from http import HTTPStatus
+from typing import Any, Literal
+
+from start_llm.core.errors import StartLLMError
+
+ErrorStyle = Literal["openai", "anthropic", "problem"]
+
+ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "invalid_request_error",
+    413: "request_too_large",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    501: "invalid_request_error",
+    503: "overloaded_error",
+}
+
+
+def style_of(path: str) -> ErrorStyle:
+    """The error dialect of a path: Anthropic's, OpenAI's, RFC 7807 for everything that is our own."""
+    if path == "/v1/messages" or path.startswith("/v1/messages/"):
+        return "anthropic"
+    if path.startswith("/v1/") and not path.startswith("/v1/cache"):
+        return "openai"
+    return "problem"
+
+
+def openai_error(error: StartLLMError) -> dict[str, Any]:
+    return {"error": {"message": error.message, "type": error.type, "param": error.param, "code": error.code}}
+
+
+def anthropic_error(error: StartLLMError) -> dict[str, Any]:
+    kind = ANTHROPIC_TYPES.get(error.status, "api_error")
+    message = error.message
+    if error.param and error.param not in message:
+        message = f"{error.param}: {message}"
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def problem(error: StartLLMError) -> dict[str, Any]:
+    """RFC 7807."""
+    body: dict[str, Any] = {"type": "about:blank", "title": _phrase(error.status), "status": error.status}
+    body["detail"] = error.message
+    if error.param:
+        body["param"] = error.param
+    if error.code:
+        body["code"] = error.code
+    return body
+
+
+def error_body(error: StartLLMError, style: ErrorStyle) -> tuple[dict[str, Any], str]:
+    """JSON body and its content type."""
+    if style == "anthropic":
+        return anthropic_error(error), "application/json"
+    if style == "openai":
+        return openai_error(error), "application/json"
+    return problem(error), "application/problem+json"
+
+
+def error_headers(error: StartLLMError) -> dict[str, str]:
+    """``Retry-After`` in whole seconds, where the error has one."""
+    if error.retry_after is None:
+        return {}
+    return {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "Client Closed Request" if status == 499 else "Error"

@@ -1,0 +1,174 @@
+"""``POST /v1/completions``: raw prompts, OpenAI's older API."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from start_llm.api import sse
+from start_llm.api.collect import Collected
+from start_llm.api.dialect import Inbound, StreamWriter
+from start_llm.api.errors import openai_error
+from start_llm.api.fields import SamplingBody, bad, parse_body, sampling_of, session_of, stop_of
+from start_llm.api.openai_chat import StreamOptions
+from start_llm.api.openai_stream import finish_word, usage_body
+from start_llm.core.errors import BadRequest, NotSupported, StartLLMError
+from start_llm.core.events import ChoiceDone, Done, Event, Progress, ReasoningDelta, TextDelta, TokenLogprob
+from start_llm.core.request import ChatRequest
+from start_llm.core.settings import Settings
+
+TokenText = Callable[[int], str]
+
+
+class CompletionBody(SamplingBody):
+    model: str = ""
+    prompt: Any = None
+    suffix: str | None = None
+    echo: bool | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    n: Annotated[int, Field(ge=1, le=64)] | None = None
+    best_of: int | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    stop: Any = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionExchange:
+    """A completion that is being answered. `echo` is the prompt's text where the client wants it back."""
+
+    request: ChatRequest
+    include_usage: bool
+    created: int
+    token_text: TokenText
+    echo: str = ""
+
+    def body(self, result: Collected) -> dict[str, Any]:
+        choices = []
+        for index, choice in enumerate(result.choices):
+            text = choice.reasoning + choice.text
+            logprobs = None
+            if self.request.logprobs is not None:
+                logprobs = legacy_logprobs(choice.logprobs, self.token_text, len(self.echo))
+            choices.append(_choice(index, self.echo + text, logprobs, finish_word(choice.finish_reason)))
+        return _head(self) | {"choices": choices, "usage": usage_body(result.usage, result.report)}
+
+    def writer(self) -> StreamWriter:
+        return CompletionWriter(self)
+
+
+def read_completion(inbound: Inbound, settings: Settings, token_text: TokenText) -> CompletionExchange:
+    """Raises BadRequest, NotSupported."""
+    body, data = parse_body(CompletionBody, inbound.body)
+    if body.suffix:
+        raise NotSupported("suffix: text after the answer is not supported; leave it out.", param="suffix")
+    if body.best_of is not None and body.best_of > (body.n or 1):
+        raise NotSupported("best_of: more candidates than n are not supported; set n instead.", param="best_of")
+    prompt = prompt_of(body.prompt)
+    request = ChatRequest(
+        id=f"cmpl-{uuid.uuid4().hex}",
+        dialect="completions",
+        model=body.model,
+        prompt=prompt,
+        sampling=sampling_of(body, settings),
+        max_tokens=body.max_tokens,
+        stop=stop_of(body.stop),
+        n=body.n or 1,
+        logprobs=body.logprobs,
+        stream=bool(body.stream),
+        session=session_of(data, inbound.headers),
+        received=inbound.received,
+    )
+    include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    echo = ""
+    if body.echo:
+        echo = prompt if isinstance(prompt, str) else "".join(token_text(token) for token in prompt)
+    return CompletionExchange(request, include_usage, int(time.time()), token_text, echo)
+
+
+def prompt_of(value: Any) -> str | tuple[int, ...]:
+    """A string, a list of token ids, or a list with one of these."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value:
+        if all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in value):
+            return tuple(value)
+        if isinstance(value[0], str | list):
+            if len(value) > 1:
+                raise BadRequest(
+                    f"prompt: one prompt per request is supported, but got {len(value)}; send them one by one.",
+                    param="prompt",
+                )
+            return prompt_of(value[0])
+    raise bad("prompt", "a string or a list of token ids that is not empty", value)
+
+
+def legacy_logprobs(items: Sequence[TokenLogprob], token_text: TokenText, offset: int = 0) -> dict[str, Any]:
+    """The four parallel lists of this API; `offset` is where the first token's text begins, in characters."""
+    tokens = [token_text(item.token) for item in items]
+    offsets = []
+    for text in tokens:
+        offsets.append(offset)
+        offset += len(text)
+    return {
+        "tokens": tokens,
+        "token_logprobs": [item.logprob for item in items],
+        "top_logprobs": [{token_text(token): value for token, value in item.top} for item in items],
+        "text_offset": offsets,
+    }
+
+
+def _head(exchange: CompletionExchange) -> dict[str, Any]:
+    request = exchange.request
+    return {"id": request.id, "object": "text_completion", "created": exchange.created, "model": request.model}
+
+
+def _choice(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+
+class CompletionWriter:
+    """``text_completion`` chunks. There is no field for reasoning here: it is text like any other."""
+
+    def __init__(self, exchange: CompletionExchange) -> None:
+        self._exchange = exchange
+        self._offsets = [len(exchange.echo)] * exchange.request.n
+
+    def open(self) -> bytes:
+        if not self._exchange.echo:
+            return b""
+        return b"".join(self._chunk(index, self._exchange.echo) for index in range(self._exchange.request.n))
+
+    def write(self, event: Event) -> bytes:
+        if isinstance(event, TextDelta):
+            logprobs = None
+            if event.logprobs:
+                logprobs = legacy_logprobs(event.logprobs, self._exchange.token_text, self._offsets[event.choice])
+            self._offsets[event.choice] += len(event.text)
+            return self._chunk(event.choice, event.text, logprobs)
+        if isinstance(event, ReasoningDelta):
+            self._offsets[event.choice] += len(event.text)
+            return self._chunk(event.choice, event.text)
+        if isinstance(event, ChoiceDone):
+            return self._chunk(event.choice, "", finish=finish_word(event.finish_reason))
+        if isinstance(event, Progress):
+            return sse.ping(event.done, event.total)
+        if isinstance(event, Done):
+            usage = b""
+            if self._exchange.include_usage:
+                body = {"choices": [], "usage": usage_body(event.usage, event.report)}
+                usage = sse.data(_head(self._exchange) | body)
+            return usage + sse.DONE
+        return b""
+
+    def fail(self, error: StartLLMError) -> bytes:
+        return sse.data(openai_error(error)) + sse.DONE
+
+    def _chunk(self, index: int, text: str, logprobs: dict[str, Any] | None = None, finish: str | None = None) -> bytes:
+        return sse.data(_head(self._exchange) | {"choices": [_choice(index, text, logprobs, finish)]})

@@ -1,0 +1,58 @@
+"""Content of messages in OpenAI's shapes: strings and lists of typed parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from start_llm.api.fields import bad, short
+from start_llm.core.errors import BadRequest, NotSupported
+
+TEXT_TYPES = frozenset({"text", "input_text", "output_text"})
+IMAGE_TYPES = frozenset({"image_url", "input_image", "image"})
+OTHER_MEDIA = frozenset({"input_audio", "audio", "file", "input_file", "video_url", "video", "document"})
+
+
+def join_text(texts: Iterable[str]) -> str:
+    """Text parts of one message as one text."""
+    return "\n".join(texts)
+
+
+def text_of(content: Any, path: str) -> str:
+    """The text of a content field: a string, a list of parts, or ``None``. Raises BadRequest, NotSupported."""
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise bad(path, "a string or a list of parts", content)
+    return join_text(part_text(part, f"{path}[{index}]") for index, part in enumerate(content))
+
+
+def part_text(part: Any, path: str) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict) or not isinstance(part.get("type"), str):
+        raise bad(path, "an object with a type", part)
+    kind = part["type"]
+    if kind in TEXT_TYPES:
+        return string_in(part, "text", path)
+    if kind == "refusal":
+        return string_in(part, "refusal", path)
+    raise unusable(kind, path)
+
+
+def string_in(part: dict[str, Any], name: str, path: str) -> str:
+    value = part.get(name)
+    if not isinstance(value, str):
+        raise bad(f"{path}.{name}", "a string", value)
+    return value
+
+
+def unusable(kind: str, path: str) -> BadRequest | NotSupported:
+    """The error for a part that cannot be shown to the model: never dropped silently."""
+    if kind in IMAGE_TYPES:
+        return NotSupported(f"{path}: images are not supported by this model; send text only.", param=path)
+    if kind in OTHER_MEDIA:
+        return NotSupported(f"{path}: parts of type {short(kind)} are not supported; send text only.", param=path)
+    return BadRequest(f"{path}.type: unknown part type {short(kind)}.", param=f"{path}.type", code="invalid_value")

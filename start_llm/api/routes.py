@@ -1,0 +1,68 @@
+"""Paths to handlers. A handler answers at once (`Reply`) or hands over an `Exchange` to run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from start_llm.api.dialect import Exchange, Inbound, Reply
+from start_llm.core.errors import MethodNotAllowed, NotFound
+
+Handler = Callable[[Inbound], Reply | Exchange]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """`pattern` holds ``{}`` where a path segment is a parameter."""
+
+    pattern: str
+    handlers: Mapping[str, Handler]
+
+    def match(self, path: str) -> tuple[str, ...] | None:
+        found = re.fullmatch(re.escape(self.pattern).replace(r"\{\}", "([^/]+)"), path)
+        return None if found is None else found.groups()
+
+    @property
+    def methods(self) -> list[str]:
+        extra = ["HEAD"] if "GET" in self.handlers else []
+        return [*self.handlers, *extra, "OPTIONS"]
+
+
+class WrongMethod(MethodNotAllowed):
+    """405 with the methods that the path takes."""
+
+    def __init__(self, method: str, path: str, allowed: Sequence[str]) -> None:
+        super().__init__(f"{method} is not allowed for {path}, only {', '.join(allowed)}.")
+        self.allowed = tuple(allowed)
+
+
+class Routes:
+    """The table. Read-only after it is built."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._routes = tuple(routes)
+
+    def __iter__(self) -> object:
+        return iter(self._routes)
+
+    def find(self, path: str) -> tuple[Route, tuple[str, ...]]:
+        """Raises NotFound."""
+        for route in self._routes:
+            params = route.match(path)
+            if params is not None:
+                return route, params
+        known = ", ".join(route.pattern.replace("{}", "{id}") for route in self._routes)
+        raise NotFound(f"There is nothing at {path}. Paths: {known}.")
+
+    def resolve(self, method: str, path: str) -> tuple[Handler, tuple[str, ...]]:
+        """Raises NotFound, WrongMethod."""
+        route, params = self.find(path)
+        handler = route.handlers.get("GET" if method == "HEAD" else method)
+        if handler is None:
+            raise WrongMethod(method, path, route.methods)
+        return handler, params
+
+    def is_quick(self, method: str, path: str) -> bool:
+        """May it be answered in the reserved lane? Only what has a body to read or a model to ask may not."""
+        return method != "POST" or all(route.match(path) is None for route in self._routes)

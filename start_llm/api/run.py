@@ -1,0 +1,181 @@
+"""Runs one exchange on its HTTP thread: submits it, watches the client, writes the answer."""
+
+from __future__ import annotations
+
+import math
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import Protocol
+
+from start_llm.api import sse
+from start_llm.api.collect import collect
+from start_llm.api.dialect import Exchange, Reply, StreamWriter
+from start_llm.api.watcher import DisconnectWatcher, Watch
+from start_llm.core.errors import ClientGone, Internal, StartLLMError
+from start_llm.core.events import Done, Event, Failed, Progress, Started
+from start_llm.core.report import CacheReport
+from start_llm.core.request import ChatRequest
+from start_llm.core.service import EventStream, Service
+from start_llm.dashboard.observer import Observer, Outcome
+
+CACHE_HEADER = "x-start-llm-cache"
+ID_HEADER = "x-request-id"
+HEADER_WAIT = 1.0
+"""Seconds that the headers of a stream wait for the cache report."""
+
+
+class Out(Protocol):
+    """The connection, as far as an answer needs it. Every method raises ClientGone if nobody listens."""
+
+    def connection_socket(self) -> socket.socket: ...
+
+    def reply(self, reply: Reply) -> None: ...
+
+    def open_stream(self, headers: Mapping[str, str]) -> None: ...
+
+    def write(self, data: bytes) -> None: ...
+
+
+class Runner:
+    """Shared by all HTTP threads; holds no state of a request."""
+
+    def __init__(
+        self,
+        service: Service,
+        watcher: DisconnectWatcher,
+        observers: Sequence[Observer],
+        ping_seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._service = service
+        self._watcher = watcher
+        self._observers = observers
+        self._ping_gap = min(1.0, ping_seconds / 2)
+        self._clock = clock
+
+    def run(self, exchange: Exchange, out: Out) -> None:
+        """Answers; raises StartLLMError where nothing has been sent yet."""
+        request = exchange.request
+        tap = _Tap(request, self._observers, self._clock)
+        try:
+            stream = self._service.chat(request)
+            with closing(stream), self._watcher.watch(out.connection_socket(), stream) as watch:
+                if request.stream:
+                    self._stream(exchange, tap.events(stream), watch, out)
+                else:
+                    result = collect(tap.events(stream), request.n)
+                    headers = {CACHE_HEADER: result.report.header(), ID_HEADER: request.id}
+                    out.reply(Reply(sse.dumps(exchange.body(result)), headers=headers))
+        except StartLLMError as error:
+            tap.end(error)
+            raise
+        tap.end(None)
+
+    def _stream(self, exchange: Exchange, events: Iterator[Event], watch: Watch, out: Out) -> None:
+        opened = _Opened(exchange, out, self._clock, self._ping_gap)
+        try:
+            for event in events:
+                if watch.gone:
+                    break
+                if isinstance(event, Failed):
+                    raise event.error
+                opened.write(event)
+                if isinstance(event, Done):
+                    return
+        except ClientGone:
+            raise
+        except StartLLMError as error:
+            if not opened.is_open:
+                raise
+            out.write(opened.writer.fail(error))
+            raise StreamFailed(error) from error
+        if watch.gone:
+            raise ClientGone("The client went away while its answer was being made.")
+        broken = Internal("The answer ended before it was complete.")
+        if opened.is_open:
+            out.write(opened.writer.fail(broken))
+            raise StreamFailed(broken)
+        raise broken
+
+
+class StreamFailed(StartLLMError):
+    """The client has been told already, inside the stream. `cause` is what it was told."""
+
+    def __init__(self, cause: StartLLMError) -> None:
+        super().__init__(cause.message, param=cause.param, code=cause.code)
+        self.status, self.type, self.cause = cause.status, cause.type, cause
+
+
+class _Opened:
+    """A stream's head is held back for the cache report, at most `HEADER_WAIT` seconds and one event."""
+
+    def __init__(self, exchange: Exchange, out: Out, clock: Callable[[], float], ping_gap: float) -> None:
+        self.writer: StreamWriter = exchange.writer()
+        self.is_open = False
+        self._id = exchange.request.id
+        self._out = out
+        self._clock = clock
+        self._began = clock()
+        self._ping_gap = ping_gap
+        self._last_ping = -math.inf
+
+    def write(self, event: Event) -> None:
+        data = b""
+        if not self.is_open:
+            if isinstance(event, Progress) and self._clock() - self._began < HEADER_WAIT:
+                return
+            headers = {ID_HEADER: self._id}
+            if isinstance(event, Started):
+                headers[CACHE_HEADER] = event.report.header()
+            self._out.open_stream(headers)
+            self.is_open = True
+            data = self.writer.open()
+        if isinstance(event, Progress):
+            now = self._clock()
+            if now - self._last_ping < self._ping_gap:
+                return
+            self._last_ping = now
+        data += self.writer.write(event)
+        if data:
+            self._out.write(data)
+
+
+class _Tap:
+    """Lets the observers see a request's events as they pass."""
+
+    def __init__(self, request: ChatRequest, observers: Sequence[Observer], clock: Callable[[], float]) -> None:
+        self._request = request
+        self._observers = observers
+        self._clock = clock
+        self._began = request.received or clock()
+        self._first: float | None = None
+        self._done: Done | None = None
+        self._report: CacheReport | None = None
+        for observer in observers:
+            observer.started(request)
+
+    def events(self, stream: EventStream) -> Iterator[Event]:
+        for event in stream:
+            if isinstance(event, Done):
+                self._done = event
+            elif isinstance(event, Started):
+                self._report = event.report
+            elif self._first is None and not isinstance(event, Progress | Failed):
+                self._first = self._clock() - self._began
+            for observer in self._observers:
+                observer.event(self._request, event)
+            yield event
+
+    def end(self, error: StartLLMError | None) -> None:
+        outcome = Outcome(
+            status=200 if error is None else error.status,
+            seconds=self._clock() - self._began,
+            seconds_first=self._first,
+            usage=self._done.usage if self._done else None,
+            report=self._done.report if self._done else self._report,
+            error=None if error is None else error.message,
+        )
+        for observer in self._observers:
+            observer.ended(self._request, outcome)

@@ -1,0 +1,83 @@
+"""What the server says about itself: health, models, metrics, cache reports. Never waits for the model."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from start_llm.api import sse
+from start_llm.api.dialect import Inbound, Reply
+from start_llm.core.errors import NotFound
+from start_llm.core.service import ModelCard, Service
+from start_llm.dashboard.metrics import Metrics
+from start_llm.dashboard.request_log import RequestLog
+
+ALIASES = ("claude-", "gpt-")
+"""Ids that begin so are accepted everywhere and mean the served model."""
+
+
+class Status:
+    """Handlers of the GET routes. Thread-safe as far as `service` is."""
+
+    def __init__(self, service: Service, metrics: Metrics, request_log: RequestLog) -> None:
+        self._service = service
+        self._metrics = metrics
+        self._request_log = request_log
+
+    def health(self, inbound: Inbound) -> Reply:
+        health = self._service.health()
+        body = {"status": "ok" if health.ok else "unavailable"} | asdict(health)
+        return Reply(sse.dumps(body), 200 if health.ok else 503, headers={"Cache-Control": "no-store"})
+
+    def metrics(self, inbound: Inbound) -> Reply:
+        return Reply(self._metrics.text(), content_type=self._metrics.content_type)
+
+    def models(self, inbound: Inbound) -> Reply:
+        """One body that is a list both to OpenAI's clients and to Anthropic's."""
+        cards = self._service.models()
+        body = {
+            "object": "list",
+            "data": [model_body(card) for card in cards],
+            "has_more": False,
+            "first_id": cards[0].id if cards else None,
+            "last_id": cards[-1].id if cards else None,
+        }
+        return Reply(sse.dumps(body))
+
+    def model(self, inbound: Inbound) -> Reply:
+        wanted = inbound.params[0]
+        cards = self._service.models()
+        for card in cards:
+            if card.id == wanted:
+                return Reply(sse.dumps(model_body(card)))
+        if cards and wanted.startswith(ALIASES):
+            return Reply(sse.dumps(model_body(cards[0]) | {"id": wanted}))
+        names = ", ".join(card.id for card in cards) or "none"
+        raise NotFound(f"There is no model {wanted!r}. Served: {names}.", param="model", code="model_not_found")
+
+    def cache_request(self, inbound: Inbound) -> Reply:
+        wanted = inbound.params[0]
+        report = self._service.cache_report(wanted)
+        if report is None:
+            raise NotFound(f"There is no report of a request {wanted!r}; only recent ones are kept.")
+        return Reply(sse.dumps({"id": wanted} | report.as_dict()))
+
+    def cache_requests(self, inbound: Inbound) -> Reply:
+        return Reply(sse.dumps({"requests": self._request_log.recent()}))
+
+
+def model_body(card: ModelCard) -> dict[str, Any]:
+    created = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
+    return {
+        "id": card.id,
+        "object": "model",
+        "created": card.created,
+        "owned_by": card.owned_by,
+        "type": "model",
+        "display_name": card.id,
+        "created_at": created,
+        "context_length": card.context,
+        "max_model_len": card.context,
+        "details": card.details,
+    }

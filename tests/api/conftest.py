@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from start_llm.api.server import ApiServer, make_server
+from start_llm.core.settings import Settings
+from tests.api.fakes import FakeService
+
+
+@pytest.fixture
+def service() -> FakeService:
+    return FakeService()
+
+
+@pytest.fixture
+def serve(service: FakeService, tmp_path: Path) -> Iterator[Callable[..., ApiServer]]:
+    """Starts servers with the given settings around `service`; stops them at the end."""
+    running: list[ApiServer] = []
+
+    def start(**changes: Any) -> ApiServer:
+        defaults: dict[str, Any] = {
+            "mlx_port": 0,
+            "log_root": tmp_path / "logs",
+            "start_llm_cache_dir": tmp_path / "cache",
+        }
+        server = make_server(Settings(_env_file=None, **(defaults | changes)), service)  # type: ignore[call-arg]
+        server.start()
+        running.append(server)
+        return server
+
+    yield start
+    for server in running:
+        server.stop(0)
+
+
+@pytest.fixture
+def server(serve: Callable[..., ApiServer]) -> ApiServer:
+    return serve()
+
+
+class Raw:
+    """A bare connection, to send what no client library would."""
+
+    def __init__(self, port: int) -> None:
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+
+    def send(self, data: bytes | str) -> Raw:
+        self.socket.sendall(data.encode() if isinstance(data, str) else data)
+        return self
+
+    def post(self, path: str, body: Any, headers: str = "") -> Raw:
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{headers}"
+        return self.send(f"{head}Content-Length: {len(raw)}\r\n\r\n".encode() + raw)
+
+    def get(self, path: str, headers: str = "", method: str = "GET") -> Raw:
+        return self.send(f"{method} {path} HTTP/1.1\r\nHost: localhost\r\n{headers}\r\n")
+
+    def response(self, *, head_only: bool = False) -> tuple[int, dict[str, str], bytes]:
+        """Reads one response: up to its Content-Length, or to the end of the connection."""
+        received = b""
+        while b"\r\n\r\n" not in received:
+            data = self.socket.recv(65536)
+            assert data, f"closed after {received!r}"
+            received += data
+        head, _, body = received.partition(b"\r\n\r\n")
+        lines = head.decode("latin-1").split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
+        status = int(lines[0].split()[1])
+        length = 0 if head_only or status in (100, 204) else headers.get("content-length")
+        while length is None or len(body) < int(length):
+            data = self.socket.recv(65536)
+            if not data:
+                assert length is None, "the body was cut"
+                break
+            body += data
+        return status, headers, body
+
+    def is_closed(self) -> bool:
+        try:
+            return self.socket.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+@pytest.fixture
+def connect() -> Iterator[Callable[[ApiServer], Raw]]:
+    made: list[Raw] = []
+
+    def start(server: ApiServer) -> Raw:
+        made.append(Raw(server.port))
+        return made[-1]
+
+    yield start
+    for raw in made:
+        raw.close()

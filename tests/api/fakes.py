@@ -1,0 +1,85 @@
+"""A scripted service, and a server around it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from start_llm.core.events import ChoiceDone, Done, Event, Started, TextDelta, Usage
+from start_llm.core.report import CacheReport, Miss
+from start_llm.core.request import ChatRequest
+from start_llm.core.service import Health, ModelCard
+
+REPORT = CacheReport(prompt=120, reused=100, computed=20, new=16, generated=3, miss=Miss("diverged", token=100))
+DONE = Done(Usage(prompt=120, completion=3, cached=100, reasoning=1), REPORT)
+FIRST = Started(REPORT)
+
+
+def answer(*events: Event, finish: str = "stop", stop_sequence: str | None = None) -> list[Event]:
+    return [FIRST, *events, ChoiceDone(finish, 0, stop_sequence), DONE]  # type: ignore[arg-type]
+
+
+class FakeStream:
+    """Plays a list of events. A callable in it is called in its place; `close` ends a wait at once."""
+
+    def __init__(self, events: Iterable[Any]) -> None:
+        self._events = iter(events)
+        self.closed = threading.Event()
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        if self.closed.is_set():
+            raise StopIteration
+        event = next(self._events)
+        if callable(event):
+            event(self)
+            return self.__next__()
+        return event  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def hold(stream: FakeStream) -> None:
+    """Blocks until the stream is closed."""
+    assert stream.closed.wait(30)
+
+
+class FakeService:
+    """Answers with `script(request)`; keeps what it was asked."""
+
+    def __init__(self, script: Callable[[ChatRequest], Iterable[Any]] | None = None) -> None:
+        self.script = script or (lambda request: answer(TextDelta("Hello"), TextDelta(" there.")))
+        self.requests: list[ChatRequest] = []
+        self.streams: queue.SimpleQueue[FakeStream] = queue.SimpleQueue()
+        self.ok = True
+
+    def chat(self, request: ChatRequest) -> FakeStream:
+        self.requests.append(request)
+        stream = FakeStream(self.script(request))
+        self.streams.put(stream)
+        return stream
+
+    def count_tokens(self, request: ChatRequest) -> int:
+        self.requests.append(request)
+        return 42
+
+    def explain(self, request: ChatRequest) -> CacheReport:
+        self.requests.append(request)
+        return REPORT
+
+    def cache_report(self, request_id: str) -> CacheReport | None:
+        return REPORT if request_id == "known" else None
+
+    def token_text(self, token: int) -> str:
+        return f"<{token}>"
+
+    def models(self) -> tuple[ModelCard, ...]:
+        return (ModelCard("tiny", 1_700_000_000, 4096),)
+
+    def health(self) -> Health:
+        return Health(self.ok, "ready" if self.ok else "wedged", running=1, queued=2)

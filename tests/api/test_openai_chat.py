@@ -1,0 +1,160 @@
+"""Chat completions with the official client."""
+
+from __future__ import annotations
+
+import openai
+import pytest
+
+from start_llm.api.server import ApiServer
+from start_llm.core.errors import QueueFull
+from start_llm.core.events import (
+    ChoiceDone,
+    Failed,
+    Progress,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
+from tests.api.fakes import DONE, FIRST, FakeService, answer
+
+USER = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture
+def client(server: ApiServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def test_plain_answer(client: openai.OpenAI, service: FakeService) -> None:
+    reply = client.chat.completions.with_raw_response.create(model="gpt-x", messages=USER, user="u1")
+    assert reply.headers["x-start-llm-cache"] == "prompt=120; reused=100; computed=20; new=16; miss=diverged"
+    completion = reply.parse()
+    assert completion.choices[0].message.content == "Hello there."
+    assert completion.choices[0].finish_reason == "stop"
+    assert completion.model == "gpt-x"
+    assert completion.usage.prompt_tokens_details.cached_tokens == 100
+    assert completion.usage.completion_tokens_details.reasoning_tokens == 1
+    assert completion.usage.start_llm["miss"]["reason"] == "diverged"
+    request = service.requests[0]
+    assert request.session == "u1"
+    assert request.sampling.temperature == 0.1
+    assert request.sampling.repetition_penalty == 1.08
+    assert request.max_tokens is None
+
+
+def test_stream_with_reasoning_and_tools(client: openai.OpenAI, service: FakeService) -> None:
+    service.script = lambda request: [
+        Progress(0, 0),
+        FIRST,
+        Progress(10, 20),
+        ReasoningDelta("hm"),
+        TextDelta("Look: "),
+        ToolCallStarted(0, "call_1", "read"),
+        ToolCallDelta(0, '{"path": '),
+        ToolCallDelta(0, '"a"}'),
+        ToolCallFinished(0, "call_1", "read", '{"path": "a"}'),
+        ChoiceDone("tool_calls"),
+        DONE,
+    ]
+    stream = client.chat.completions.create(
+        model="m", messages=USER, stream=True, stream_options={"include_usage": True}
+    )
+    assert "x-start-llm-cache" in stream.response.headers
+    chunks = list(stream)
+    deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+    assert deltas[0].role == "assistant"
+    assert "".join(getattr(delta, "reasoning_content", None) or "" for delta in deltas) == "hm"
+    assert "".join(delta.content or "" for delta in deltas) == "Look: "
+    calls = [delta.tool_calls[0] for delta in deltas if delta.tool_calls]
+    assert (calls[0].id, calls[0].function.name) == ("call_1", "read")
+    assert "".join(call.function.arguments for call in calls) == '{"path": "a"}'
+    assert chunks[-2].choices[0].finish_reason == "tool_calls"
+    assert chunks[-1].choices == []
+    assert chunks[-1].usage.total_tokens == 123
+    assert chunks[-1].usage.start_llm["computed"] == 20
+
+
+def test_no_usage_chunk_unless_asked(client: openai.OpenAI) -> None:
+    chunks = list(client.chat.completions.create(model="m", messages=USER, stream=True))
+    assert all(chunk.choices and chunk.usage is None for chunk in chunks)
+
+
+def test_logprobs_and_choices(client: openai.OpenAI, service: FakeService) -> None:
+    logprob = TokenLogprob(7, -0.5, ((7, -0.5), (8, -1.0)))
+    service.script = lambda request: [
+        FIRST,
+        TextDelta("b", 1),
+        TextDelta("a", 0, (logprob,)),
+        ChoiceDone("length", 1),
+        ChoiceDone("stop", 0),
+        DONE,
+    ]
+    completion = client.chat.completions.create(model="m", messages=USER, n=2, logprobs=True, top_logprobs=2)
+    assert [choice.message.content for choice in completion.choices] == ["a", "b"]
+    assert [choice.finish_reason for choice in completion.choices] == ["stop", "length"]
+    entry = completion.choices[0].logprobs.content[0]
+    assert (entry.token, entry.logprob, entry.top_logprobs[1].token) == ("<7>", -0.5, "<8>")
+    assert service.requests[0].logprobs == 2
+
+
+def test_tool_call_answer(client: openai.OpenAI, service: FakeService) -> None:
+    service.script = lambda request: answer(
+        ReasoningDelta("why"), ToolCallFinished(0, "c", "f", "{}"), finish="tool_calls"
+    )
+    message = client.chat.completions.create(model="m", messages=USER).choices[0].message
+    assert message.content is None
+    assert message.reasoning_content == "why"
+    assert message.tool_calls[0].function.name == "f"
+
+
+def test_errors_before_and_inside_a_stream(client: openai.OpenAI, service: FakeService) -> None:
+    service.script = lambda request: [Failed(QueueFull("full", retry_after=3.2))]
+    with pytest.raises(openai.RateLimitError) as caught:
+        client.chat.completions.create(model="m", messages=USER, stream=True)
+    assert caught.value.response.headers["retry-after"] == "4"
+    assert caught.value.body["code"] == "queue_full"
+    service.script = lambda request: [FIRST, TextDelta("a"), Failed(QueueFull("full", retry_after=3))]
+    with pytest.raises(openai.APIError, match="full"):
+        list(client.chat.completions.create(model="m", messages=USER, stream=True))
+
+
+def test_a_broken_stream_is_told(client: openai.OpenAI, service: FakeService) -> None:
+    service.script = lambda request: [FIRST, TextDelta("a")]
+    with pytest.raises(openai.APIError, match="before it was complete"):
+        list(client.chat.completions.create(model="m", messages=USER, stream=True))
+    service.script = lambda request: []
+    with pytest.raises(openai.InternalServerError):
+        client.chat.completions.create(model="m", messages=USER, stream=True)
+
+
+def test_models(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("claude-anything").id == "claude-anything"
+    with pytest.raises(openai.NotFoundError, match="tiny"):
+        client.models.retrieve("other")
+
+
+def test_completions(client: openai.OpenAI, service: FakeService) -> None:
+    completion = client.completions.create(model="m", prompt="Once", echo=True, max_tokens=5)
+    assert completion.choices[0].text == "OnceHello there."
+    assert service.requests[0].prompt == "Once"
+    chunks = list(client.completions.create(model="m", prompt=[1, 2], stream=True, echo=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "<1><2>Hello there."
+    assert service.requests[1].prompt == (1, 2)
+    assert chunks[-1].choices[0].finish_reason == "stop"
+
+
+def test_completion_logprobs(client: openai.OpenAI, service: FakeService) -> None:
+    service.script = lambda request: answer(TextDelta("a", 0, (TokenLogprob(7, -0.5, ((8, -1.0),)),)))
+    logprobs = client.completions.create(model="m", prompt="p", logprobs=1).choices[0].logprobs
+    assert (logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs) == (["<7>"], [-0.5], [{"<8>": -1.0}])
+
+
+@pytest.mark.parametrize(("field", "value"), [("suffix", "x"), ("prompt", ["a", "b"]), ("prompt", []), ("best_of", 3)])
+def test_completions_refusals(client: openai.OpenAI, field: str, value: object) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.completions.create(**({"model": "m", "prompt": "a"} | {field: value}))
+    assert caught.value.body["param"] == field
