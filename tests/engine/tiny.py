@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "[TOOL_CALLS]", "[ARGS]")
-PLAIN = ("<tool_call>", "</tool_call>")
+PLAIN = ("<tool_call>", "</tool_call>", "[not-special]")
 MERGED = ('{"', '":', '",', '"}', "true", "false", "null", "name", "arguments", "function", "parameter", " the", "[{")
 
 

@@ -1,0 +1,139 @@
+"""JSON schemas that a grammar can be made of, and clear errors for those that cannot."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+from jsonschema.validators import validator_for
+from llguidance import LLMatcher
+
+from start_llm.core.errors import BadRequest
+
+Schema = dict[str, Any]
+
+WHITESPACE = r"\x20|\x0D?\x0A[\x20\x09]{0,20}"
+"""Between JSON tokens: one space, or a line break and an indent. A weak model cannot lose itself in it."""
+
+_SUBSCHEMAS = {
+    "one": (
+        *("not", "if", "then", "else", "items", "contains", "additionalProperties", "propertyNames"),
+        *("additionalItems", "unevaluatedItems", "unevaluatedProperties"),
+    ),
+    "list": ("allOf", "anyOf", "oneOf", "prefixItems", "items"),
+    "map": ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"),
+}
+_MESSAGES = (
+    (re.compile(r"^Unknown format"), "format"),
+    (re.compile(r"^oneOf constraints"), "oneOf"),
+    (re.compile(r"regex parse error|[Rr]egex"), "pattern"),
+    (re.compile(r"^Pointer|^Resource"), "$ref"),
+    (re.compile(r"^Invalid type"), "type"),
+)
+
+
+def any_object() -> Schema:
+    return {"type": "object"}
+
+
+def embed(schema: Schema, *, lenient: bool = False) -> str:
+    """The schema's text for a Lark grammar's ``%json``, with our white space and nobody else's options."""
+    options = {"whitespace_pattern": WHITESPACE, "lenient": lenient}
+    return json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
+
+
+def check_schema(schema: Any, param: str) -> None:
+    """Makes sure that output can be held to `schema` to the letter.
+
+    Raises:
+        BadRequest: naming the field `param`, and the keyword with its place inside the schema.
+    """
+    if not isinstance(schema, dict):
+        raise BadRequest(f"{param} must be a JSON schema object, not {type(schema).__name__}.", param=param)
+    try:
+        _check_meta(schema, param)
+        _check_references(schema, param)
+        problem = _grammar_problem(schema)
+    except RecursionError:
+        raise BadRequest(f"{param} is nested too deeply.", param=param) from None
+    if problem:
+        raise BadRequest(f"{param}: {_locate(problem, schema)}", param=param)
+
+
+def is_supported(schema: Schema, *, lenient: bool) -> bool:
+    """Whether a grammar can be made of it; `lenient` passes over keywords that cannot be enforced."""
+    try:
+        _check_meta(schema, "")
+        _check_references(schema, "")
+        return not _grammar_problem(schema, lenient=lenient)
+    except (BadRequest, RecursionError):
+        return False
+
+
+def _check_meta(schema: Schema, param: str) -> None:
+    try:
+        validator_for(schema, default=Draft202012Validator).check_schema(schema)
+    except SchemaError as error:
+        keyword = next((str(part) for part in reversed(error.absolute_path) if isinstance(part, str)), "schema")
+        raise BadRequest(
+            f"{param} is not a valid JSON schema: {keyword!r} at {error.json_path}: {error.message}", param=param
+        ) from None
+
+
+def _check_references(schema: Schema, param: str) -> None:
+    for path, sub in subschemas(schema):
+        for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
+            target = sub.get(keyword)
+            if isinstance(target, str) and not target.startswith("#"):
+                raise BadRequest(
+                    f"{param}: {keyword!r} at {path} points to {target!r}; only references within the schema "
+                    "('#/...') are allowed.",
+                    param=param,
+                )
+
+
+def _grammar_problem(schema: Schema, *, lenient: bool = False) -> str:
+    grammar = LLMatcher.grammar_from_json_schema(embed(schema, lenient=lenient))
+    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    return str(messages[0]) if failed else ""
+
+
+def subschemas(schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """Every schema inside `schema`, itself first, with its JSON path; data such as ``enum`` is not entered."""
+    waiting: list[tuple[str, Any]] = [("$", schema)]
+    while waiting:
+        path, sub = waiting.pop()
+        if not isinstance(sub, dict):
+            continue
+        yield path, sub
+        for keyword in _SUBSCHEMAS["one"]:
+            waiting.append((f"{path}.{keyword}", sub.get(keyword)))
+        for keyword in _SUBSCHEMAS["list"]:
+            if isinstance(sub.get(keyword), list):
+                waiting += [(f"{path}.{keyword}[{i}]", item) for i, item in enumerate(sub[keyword])]
+        for keyword in _SUBSCHEMAS["map"]:
+            if isinstance(sub.get(keyword), dict):
+                waiting += [(f"{path}.{keyword}.{key}", item) for key, item in sub[keyword].items()]
+
+
+def _locate(problem: str, schema: Schema) -> str:
+    """llguidance's message as a sentence with the keyword and where it stands."""
+    first = problem.strip().splitlines()[0]
+    named = re.search(r"Unimplemented keys: (\[.*?\])", problem)
+    if named:
+        keywords = json.loads(named.group(1))
+        reason = "is not supported for constrained output"
+    else:
+        keywords = [word for pattern, word in _MESSAGES if pattern.search(problem)][:1]
+        reason = f"cannot be enforced: {first}"
+    for keyword in keywords:
+        value = re.search(r"^(?:Unknown format|Invalid type): (.*)$", first)
+        for path, sub in subschemas(schema):
+            if keyword in sub and (value is None or sub[keyword] == value.group(1)):
+                return f"keyword {keyword!r} at {path} {reason}."
+        return f"keyword {keyword!r} {reason}."
+    return f"no output can be held to this schema: {first}."

@@ -1,0 +1,295 @@
+"""Grammars of tool calls, one function per format.
+
+A marker that is a token of its own (``<tool_call>`` in most vocabularies) must be named by its id: a grammar's text
+never matches it. So everything here asks `Markers` how to write one.
+
+The XML formats write strings as they are, without quotes. Their grammar cannot say everything that a JSON schema can:
+enumerations, lengths and patterns of strings are kept to, other keywords of strings are not supported there.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llguidance import regex_to_lark
+
+from start_llm.core.errors import BadRequest
+from start_llm.core.messages import Tool
+from start_llm.parsing.structured_schema import Schema, any_object, check_schema, embed, is_supported
+
+ANY_TEXT = "(?s:.*)"
+
+
+class Lark:
+    """A grammar being written. Rule names must be lower case, terminals upper case."""
+
+    def __init__(self) -> None:
+        self._rules = ["%llguidance {}"]
+
+    def rule(self, name: str, body: str, options: str = "") -> str:
+        self._rules.append(f"{name}{options}: {body}")
+        return name
+
+    def text(self) -> str:
+        return "\n".join(self._rules) + "\n"
+
+
+def literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Markers:
+    """How a marker is written: as the token that it is, or as text."""
+
+    special: Mapping[str, int]
+
+    def __call__(self, text: str) -> str:
+        token = self.special.get(text)
+        return literal(text) if token is None else f"<[{token}]>"
+
+    def is_token(self, text: str) -> bool:
+        return text in self.special
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool that may be called, with the schema its arguments are held to."""
+
+    name: str
+    schema: Schema
+    lenient: bool
+    param: str
+
+
+Body = Callable[[Lark, Markers, Call, str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """A block is ``open body close``; `body` is given a call and a prefix for the names of its rules."""
+
+    body: Body
+    open: str = "<tool_call>"
+    close: str = "</tool_call>"
+    between: str = "\n"
+
+
+def call_grammar(lark: Lark, format_id: str, calls: Sequence[Call], markers: Markers) -> tuple[CallFormat, str]:
+    """Adds rule ``call_tail``: what follows the opening marker of a call, for any of `calls`."""
+    call_format = pick_format(format_id, markers)
+    bodies = [call_format.body(lark, markers, call, f"call_{i}") for i, call in enumerate(calls)]
+    close = f" {markers(call_format.close)}" if call_format.close else ""
+    lark.rule("call_body", " | ".join(lark.rule(f"call_{i}", body) for i, body in enumerate(bodies)))
+    return call_format, lark.rule("call_tail", f"call_body{close}")
+
+
+def pick_format(format_id: str, markers: Markers) -> CallFormat:
+    """The format, or Hermes JSON for one without a grammar here (every parser of ours reads it)."""
+    if format_id == "mistral":
+        return CallFormat(_header_body, "[TOOL_CALLS]", "", "") if markers.is_token("[ARGS]") else _MISTRAL_LIST
+    return _FORMATS.get(format_id, _FORMATS["hermes_json"])
+
+
+def as_call(tool: Tool, param: str) -> Call:
+    """The schema of a tool's arguments.
+
+    A strict tool's schema is kept to the letter or refused. For others, keywords that cannot be enforced are passed
+    over, and what cannot be used at all becomes any JSON object: their client never asked for more than a call.
+
+    Raises:
+        BadRequest: for a strict tool, naming `param`, the keyword and its place.
+    """
+    schema: Schema = dict(tool.parameters) or {"type": "object", "properties": {}}
+    schema.setdefault("type", "object")
+    if not {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"} & schema.keys() and schema.get("properties"):
+        schema.setdefault("additionalProperties", False)
+    if tool.strict:
+        check_schema(schema, param)
+        if schema["type"] != "object":
+            raise BadRequest(f"{param}: keyword 'type' at $ must be 'object'.", param=param)
+        return Call(tool.name, schema, lenient=False, param=param)
+    if schema["type"] != "object" or not is_supported(schema, lenient=True):
+        schema = any_object()
+    return Call(tool.name, schema, lenient=True, param=param)
+
+
+# --- JSON arguments ---------------------------------------------------------
+
+
+def _json(call: Call) -> str:
+    return f"%json {embed(call.schema, lenient=call.lenient)}"
+
+
+def _hermes_body(lark: Lark, markers: Markers, call: Call, prefix: str) -> str:
+    head = f'\n{{"name": {json.dumps(call.name)}, "arguments": '
+    return f"{literal(head)} {_json(call)} {literal('}' + chr(10))}"
+
+
+def _header_body(lark: Lark, markers: Markers, call: Call, prefix: str) -> str:
+    return f"{literal(call.name)} {markers('[ARGS]')} {_json(call)}"
+
+
+def _list_body(lark: Lark, markers: Markers, call: Call, prefix: str) -> str:
+    head = f' [{{"name": {json.dumps(call.name)}, "arguments": '
+    return f"{literal(head)} {_json(call)} {literal('}]')}"
+
+
+def _function_body(lark: Lark, markers: Markers, call: Call, prefix: str) -> str:
+    return f"{literal(call.name + '>')} {_json(call)}"
+
+
+# --- XML arguments ----------------------------------------------------------
+
+
+def _qwen_body(lark: Lark, markers: Markers, call: Call, prefix: str) -> str:
+    parts = []
+    for i, (key, schema, required) in enumerate(_parameters(call)):
+        value = _value(lark, markers, call, schema, f"{prefix}_{i}", "\n</parameter>", f"$.properties.{key}")
+        rule = lark.rule(f"{prefix}_p{i}", f'{literal(f"<parameter={key}>" + chr(10))} {value} "\\n"')
+        parts.append(rule if required else f"({rule})?")
+    return " ".join([literal(f"\n<function={call.name}>\n"), *parts, literal("</function>\n")])
+
+
+def _glm_body(lark: Lark, markers: Markers, call: Call, prefix: str) -> str:
+    parts = []
+    for i, (key, schema, required) in enumerate(_parameters(call)):
+        value = _value(lark, markers, call, schema, f"{prefix}_{i}", "</arg_value>", f"$.properties.{key}")
+        opening = f"{markers('<arg_key>')} {literal(key)} {markers('</arg_key>')}"
+        rule = lark.rule(f"{prefix}_p{i}", f'"\\n"? {opening} "\\n"? {markers("<arg_value>")} {value}')
+        parts.append(rule if required else f"({rule})?")
+    return " ".join([literal(call.name), *parts, '"\\n"?'])
+
+
+def _parameters(call: Call) -> list[tuple[str, Any, bool]]:
+    """(name, schema, required) in order; only an object with named properties can be written as XML.
+
+    Raises:
+        BadRequest: for a strict tool that says more than that at its top level, or a name that cannot be a tag.
+    """
+    known = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id"}
+    known |= {"title", "description", "default", "examples", "$comment", "deprecated"}
+    if not call.lenient:
+        for keyword in call.schema:
+            if keyword not in known:
+                raise BadRequest(
+                    f"{call.param}: keyword {keyword!r} at $ is not supported in this model's tool format.",
+                    param=call.param,
+                )
+    required = call.schema.get("required", [])
+    properties = dict(call.schema.get("properties", {}))
+    properties.update({key: {} for key in required if key not in properties})
+    for key in properties:
+        if not key or re.search(r"[<>\s]", key):
+            raise BadRequest(
+                f"{call.param}: the property name {key!r} cannot be written in this model's tool format.",
+                param=call.param,
+            )
+    return [(key, schema, key in required) for key, schema in properties.items()]
+
+
+def _value(lark: Lark, markers: Markers, call: Call, schema: Any, prefix: str, end: str, path: str) -> str:
+    """A parameter's value and the marker that ends it."""
+    schema = _resolve(schema, call.schema)
+    if "const" in schema or "enum" in schema:
+        options = [schema["const"]] if "const" in schema else schema["enum"]
+        words = [option if isinstance(option, str) else json.dumps(option) for option in options]
+        return f"({' | '.join(literal(word) for word in words)}) {markers(end)}"
+    if not _may_be_text(schema, call.schema):
+        shared: Schema = {key: call.schema[key] for key in ("$defs", "definitions") if key in call.schema}
+        return f"%json {embed({**shared, **schema}, lenient=call.lenient)} {markers(end)}"
+    text = _text_terminals(call, schema, path)
+    if markers.is_token(end):  # text cannot run over a token, so it may be taken greedily
+        name = prefix.upper() + "_TEXT"
+        lark.rule(name, text)
+        return f"{name} {markers(end)}"
+    name = prefix.upper() + "_TEXT"
+    lark.rule(name, f"{text} & ~/{ANY_TEXT}{regex_to_lark(re.escape(end.strip()))}{ANY_TEXT}/")
+    return lark.rule(f"{prefix}_text", f"{name} {literal(end)}", "[lazy]")
+
+
+def _resolve(schema: Any, root: Schema) -> Schema:
+    """`schema` with its own local reference followed, for looking at its type; ``true`` is any value."""
+    for _ in range(16):
+        if not isinstance(schema, dict):
+            return {}
+        target = schema.get("$ref")
+        if not isinstance(target, str):
+            return schema
+        found: Any = root
+        for part in target.removeprefix("#").strip("/").split("/"):
+            found = found.get(part.replace("~1", "/").replace("~0", "~"), {}) if isinstance(found, dict) else {}
+        schema = {**found, **{k: v for k, v in schema.items() if k != "$ref"}} if isinstance(found, dict) else {}
+    return {}
+
+
+def _may_be_text(schema: Schema, root: Schema) -> bool:
+    kind = schema.get("type")
+    if kind is not None:
+        return kind == "string" or (isinstance(kind, list) and "string" in kind)
+    branches = [*schema.get("anyOf", []), *schema.get("oneOf", [])]
+    if branches:
+        return any(_may_be_text(_resolve(branch, root), root) for branch in branches)
+    return not {"properties", "items", "required", "minimum", "maximum", "allOf"} & schema.keys()
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """Terminals that a string must match, all of them."""
+
+    patterns: list[str] = field(default_factory=list)
+
+    def add(self, regex: str) -> None:
+        self.patterns.append(f"/{regex_to_lark(regex, use_ascii='dw')}/")
+
+
+def _text_terminals(call: Call, schema: Schema, path: str) -> str:
+    """A terminal for a string as it stands, by its length and pattern."""
+    text = _Text()
+    least, most = schema.get("minLength", 0), schema.get("maxLength")
+    if schema.get("type") == "string":
+        if least or most is not None:
+            text.add(f"(?s:.{{{least},{'' if most is None else most}}})")
+        if "pattern" in schema:
+            text.add(_unanchored(schema["pattern"], call, path))
+        if "format" in schema and not call.lenient:
+            raise BadRequest(
+                f"{call.param}: keyword 'format' at {path} is not supported in this model's tool format.",
+                param=call.param,
+            )
+        if text.patterns:  # parsers trim a value, so what counts must not be white space
+            text.add(r"(\S((?s:.*)\S)?)?")
+        text.patterns.append("~/[nN][uU][lL][lL]/")  # read as null, whatever the schema says
+    return " & ".join([f"/{ANY_TEXT}/", *text.patterns])
+
+
+def _unanchored(pattern: str, call: Call, path: str) -> str:
+    """A JSON schema's pattern, which may match anywhere, as one for the whole text."""
+    starts, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
+    inner = pattern[1 if starts else 0 : len(pattern) - 1 if ends else None]
+    unclear = re.search(r"(?<![\\\[])[\^$]", inner) or ((starts or ends) and "|" in inner) or r"\b" in inner
+    if unclear:
+        if call.lenient:
+            return ANY_TEXT
+        raise BadRequest(
+            f"{call.param}: keyword 'pattern' at {path} is not supported in this model's tool format: "
+            f"anchors of {pattern!r} are not at its ends.",
+            param=call.param,
+        )
+    return f"{'' if starts else ANY_TEXT}({inner}){'' if ends else ANY_TEXT}"
+
+
+_MISTRAL_LIST = CallFormat(_list_body, "[TOOL_CALLS]", "", "")
+_FORMATS: Mapping[str, CallFormat] = {
+    "hermes_json": CallFormat(_hermes_body),
+    "json_tools": CallFormat(_hermes_body),
+    "qwen3_coder": CallFormat(_qwen_body),
+    "glm47": CallFormat(_glm_body),
+    "glm4_native": CallFormat(_glm_body),
+    "glm4_xml": CallFormat(_glm_body),
+    "llama_xml": CallFormat(_function_body, "<function=", "</function>"),
+}
