@@ -31,7 +31,7 @@ class Policy:
 
 def value(segment: Segment, now: float) -> float:
     """What losing this leaf costs a byte: (seconds to recompute x uses) / (bytes x age)."""
-    seconds = max(segment.seconds_per_token, _LEAST_SECONDS_PER_TOKEN) * len(segment.tokens)
+    seconds = max(segment.seconds_per_token, _LEAST_SECONDS_PER_TOKEN) * segment.length
     return seconds * max(segment.uses, 1) / (max(segment.nbytes, 1) * (now - segment.used + 1.0))
 
 

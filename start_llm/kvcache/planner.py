@@ -26,18 +26,19 @@ def plan(match: Match, limit: int, cuttable: bool) -> Plan:
         match: the walk of the prompt's tokens.
         cuttable: no layer needs a checkpoint.
     """
-    matched = 0
+    matched = match.length
     restorable = 0
+    bound = min(match.length, limit)
     for segment in match.path:
         if not has_rows(segment):
+            matched = segment.start
             break
-        matched = min(segment.end, match.length)
-        if segment.end <= min(match.length, limit) and has_checkpoint(segment):
+        if has_checkpoint(segment) and segment.end <= bound:
             restorable = segment.end
     length = min(matched, limit) if cuttable else restorable
     if length >= match.length:
         reason = ""
-    elif length >= min(match.length, limit):
+    elif length >= bound:
         reason = "limit"
     elif length < min(matched, limit):
         reason = "no_checkpoint"

@@ -57,11 +57,10 @@ class Sessions:
         more, as long as it was active lately (a sixth of the idle limit). The others share the rest
         by last use, so that no conversation that runs now starves beside finished ones.
         """
-        live = [s for s in self._known.values() if not self._idle or now - s.used <= self._idle]
         strengths: dict[int, tuple[int, float]] = {}
         left, seen = budget_bytes // 2, set[int]()
         reserving = True
-        for number, session in enumerate(sorted(live, key=lambda s: s.created)):
+        for number, session in enumerate(sorted(self._live(now), key=lambda s: s.created)):
             ends = [end for end in session.ends if end.rows is not None]
             path = {id(s): s.nbytes for end in ends for s in (end, *end.ancestors()) if id(s) not in seen}
             left -= sum(path.values())
@@ -72,6 +71,14 @@ class Sessions:
             for end in ends:
                 strengths[id(end)] = max(strengths.get(id(end), strength), strength)
         return strengths
+
+    def protected_bytes(self, now: float) -> int:
+        """KV that the protected ends stand on, themselves included."""
+        ends = (end for session in self._live(now) for end in session.ends)
+        return sum({id(s): s.nbytes for end in ends for s in (end, *end.ancestors())}.values())
+
+    def _live(self, now: float) -> list[Session]:
+        return [s for s in self._known.values() if not self._idle or now - s.used <= self._idle]
 
     def clear(self) -> None:
         self._known.clear()

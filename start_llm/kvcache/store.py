@@ -21,6 +21,8 @@ from start_llm.kvcache.pieces import Plan, Restored, Slices, Unstorable
 from start_llm.kvcache.sessions import Sessions
 from start_llm.kvcache.tree import Segment, Tree
 
+__all__ = ["Counters", "KVStore", "Plan", "Restored", "StoreStats"]
+
 log = logging.getLogger(__name__)
 
 
@@ -113,6 +115,8 @@ class KVStore:
         self._sessions = Sessions(session_idle_seconds, sessions_keep)
         self._bytes = 0
         self._ghosts = 0
+        self._token_bytes = 0.0  # of the last rows and the last checkpoint, to estimate others
+        self._state_bytes = 0
         self._counters = Counters()
 
     # --- reading ------------------------------------------------------------
@@ -193,6 +197,11 @@ class KVStore:
         """The conversation is in progress: its protection starts anew."""
         self._sessions.touch(session, self._clock())
 
+    def has_room(self, tokens: int) -> bool:
+        """Whether `tokens` more fit without pushing out a protected conversation. For work that nobody asked for."""
+        protected = self._sessions.protected_bytes(self._clock())
+        return protected + tokens * self._token_bytes + self._state_bytes <= self._budget
+
     def clear(self) -> None:
         """Forgets everything in memory."""
         self._tree = Tree(self._divide)
@@ -245,7 +254,7 @@ class KVStore:
         if first_missing < len(tokens) and joint is not None:
             self._kit.check_joins(joint, cache)
         path = self._tree.extend(tokens)
-        self._ghosts += sum(len(s.tokens) for s in path if s.start >= match.length)
+        self._ghosts += sum(s.length for s in path if s.start >= match.length)
         for segment in path:
             segment.one_shot = segment.one_shot and one_shot if segment.rows is not None else one_shot
             if segment.rows is None:
@@ -255,14 +264,16 @@ class KVStore:
         if state is not None and end.checkpoint is None:
             end.checkpoint = state
             self._bytes += state.nbytes
+            self._state_bytes = state.nbytes
         self._use(path)
         return end
 
     def _fill(self, segment: Segment, rows: Slices) -> None:
         segment.rows = rows
         self._bytes += rows.nbytes
-        self._ghosts -= len(segment.tokens)
-        self._counters.stored_tokens += len(segment.tokens)
+        self._token_bytes = rows.nbytes / segment.length
+        self._ghosts -= segment.length
+        self._counters.stored_tokens += segment.length
 
     def _use(self, path: Sequence[Segment]) -> None:
         now = self._clock()
@@ -329,7 +340,7 @@ class KVStore:
         self._counters.evicted_leaves += 1
         self._counters.evicted_bytes += segment.nbytes
         self._bytes -= segment.nbytes
-        self._ghosts += len(segment.tokens)
+        self._ghosts += segment.length
         segment.rows = segment.checkpoint = None
 
     def _drop_checkpoint(self, segment: Segment) -> None:
@@ -344,7 +355,7 @@ class KVStore:
         while queue and self._ghosts > self._ghost_limit * 0.9:
             _, _, segment = heapq.heappop(queue)
             above = segment.parent
-            self._ghosts -= len(segment.tokens)
+            self._ghosts -= segment.length
             self._tree.remove(segment)
             if above is not None and above.parent is not None and above.rows is None and not above.children:
                 heapq.heappush(queue, (above.used, id(above), above))

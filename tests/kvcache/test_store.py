@@ -164,6 +164,16 @@ def test_side_requests_and_sub_agents_do_not_push_a_session_out() -> None:
         assert store.lookup(tuple(random_tokens(5000, seed=1000))).reason == "evicted"
 
 
+def test_room_for_work_that_nobody_asked_for() -> None:
+    clock = Clock()
+    store = store_of(budget_tokens=1000, clock=clock, session_idle_seconds=60)
+    put(store, run(0, 600), session="main")
+    put(store, run(5000, 400), one_shot=True)
+    assert store.has_room(400) and not store.has_room(401)
+    clock.now += 61
+    assert store.has_room(1000)
+
+
 def test_an_idle_session_loses_its_protection() -> None:
     clock = Clock()
     store = store_of(budget_tokens=1000, clock=clock, session_idle_seconds=60)
