@@ -21,6 +21,7 @@ from start_llm.prompt.canonical import ROOT, FactsMemory, answer_key, link
 from start_llm.prompt.heal import HealingStore
 from start_llm.prompt.locate import Where, locate, message_offsets
 from start_llm.prompt.ports import Template, Tokenizer
+from start_llm.prompt.predict import Guesses, followers, known_until
 from start_llm.prompt.probe import probe
 from start_llm.prompt.render import Rendered, Renderer
 from start_llm.prompt.tokenise import Coded, Coder, boundaries
@@ -90,6 +91,7 @@ class Pipeline:
         self._facts = FactsMemory(rules if use_rules else Rules(()))
         self._healing = HealingStore()
         self._turns = TurnMemory()
+        self._guesses = Guesses()
 
     # --- request ------------------------------------------------------------
 
@@ -229,16 +231,37 @@ class Pipeline:
         found = self._turns.find(turn.chain, [None] * len(turn.chain), turn.view.tools)
         if found is not None and found[2] == len(turn.chain) and found[1].tokens == record.tokens:
             replaces, record, _ = found
-        generation = Generation(
-            key=answer_key(answer.content, answer.tool_calls),
-            content=answer.content,
-            reasoning=answer.reasoning or "",
-            names=tuple(call.name for call in answer.tool_calls),
-            tokens=tuple(tokens),
-        )
+        generation = _generation(answer, tokens)
         if self._faithful(answer, generation):
             record = with_generation(record, generation)
         self._turns.put(record, replaces)
+        self._guesses.seen(prepared.session, turn.chain, turn.coded.tokens)
+
+    def predict(self, prepared: Prepared, answer: Message, tokens: Sequence[int]) -> Prompt | None:
+        """The prefix that this client's next request will probably have, the answer included.
+
+        None where that is computed already, where nothing can be said, and for a client whose last guesses were wrong.
+        """
+        turn = prepared.turn
+        if turn is None or not tokens:
+            return None
+        kept = [shown.message for shown in turn.view.shown if not shown.transient]
+        try:
+            rendered = self._renderer.render([*kept, answer, *followers(answer)], turn.view.tools, turn.variables)
+        except BadRequest:
+            return None
+        generation = _generation(answer, tokens)
+        record = with_generation(self._record_of(turn), generation)
+        match = record.generation(len(turn.chain), generation.key) if self._faithful(answer, generation) else None
+        opened, generated = match if match is not None else (None, None)
+        coded = self._coder.code(rendered.text, record, opened, generated)
+        end = coded.token_at(known_until(rendered.text))
+        guess = coded.tokens[:end]
+        computed = (*turn.coded.tokens, *tokens[:-1])
+        worth = self._guesses.made(prepared.session, turn.chain, guess)
+        if not worth or end <= turn.coded.token_at(rendered.head) or guess[: len(computed)] == computed[:end]:
+            return None
+        return Prompt(guess, boundaries(coded.anchors, end), coded.token_at(rendered.head), None, end)
 
     def _record_of(self, turn: Turn) -> Record:
         coded = turn.coded
@@ -278,6 +301,16 @@ class Pipeline:
 
     def close(self) -> None:
         """Ends background work; the pipeline must not be used after."""
+
+
+def _generation(answer: Message, tokens: Sequence[int]) -> Generation:
+    return Generation(
+        key=answer_key(answer.content, answer.tool_calls),
+        content=answer.content,
+        reasoning=answer.reasoning or "",
+        names=tuple(call.name for call in answer.tool_calls),
+        tokens=tuple(tokens),
+    )
 
 
 def _session(entries: Sequence[Entry]) -> str:

@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """A small real tokenizer, and chat templates that behave like those of well-known model families."""
 
 from __future__ import annotations

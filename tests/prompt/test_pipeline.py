@@ -172,7 +172,7 @@ def test_boundaries_are_message_starts(family):
     assert list(prompt.boundaries) == sorted(set(prompt.boundaries)) and 0 not in prompt.boundaries
     before = [tokenizer.decode(prompt.tokens[:boundary]) for boundary in prompt.boundaries]
     assert any(
-        text.endswith(tuple(["Hi.", "Hi.\n", *(f"Hi.{eos}" + end for eos in EOS[family] for end in ("", "\n"))]))
+        text.endswith(("Hi.", "Hi.\n", *(f"Hi.{eos}" + end for eos in EOS[family] for end in ("", "\n"))))
         for text in before
     ), before
     if family != "gemma":  # its system text is part of the first user message

@@ -1,0 +1,69 @@
+"""Re-anchoring, the guess: what the history will look like when this client sends it back.
+
+The guess applies what is known to happen: a transient message goes, and the template treats the turn as a past one. It
+is made after every answer and checked against the client's next request; a client whose last guesses were wrong gets
+none until one is right again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from start_llm.core.messages import Message
+
+PATIENCE = 2
+_NEXT = "\N{SECTION SIGN}next\N{SECTION SIGN}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Guess:
+    link: bytes
+    depth: int
+    tokens: tuple[int, ...]
+
+
+class Guesses:
+    """Open guesses and how well they went, by session. Thread-safe."""
+
+    def __init__(self, capacity: int = 512) -> None:
+        self._capacity = capacity
+        self._open: OrderedDict[str, _Guess] = OrderedDict()
+        self._misses: OrderedDict[str, int] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def made(self, session: str, chain: tuple[bytes, ...], tokens: tuple[int, ...]) -> bool:
+        """Notes the guess for what follows `chain`; True if this client's guesses are worth computing."""
+        with self._lock:
+            self._open[session] = _Guess(chain[-1] if chain else b"", len(chain), tokens)
+            self._open.move_to_end(session)
+            while len(self._open) > self._capacity:
+                self._open.popitem(last=False)
+            return self._misses.get(session, 0) < PATIENCE
+
+    def seen(self, session: str, chain: tuple[bytes, ...], tokens: tuple[int, ...]) -> None:
+        """Checks the open guess against a request that goes on from it; another branch leaves it open."""
+        with self._lock:
+            guess = self._open.get(session)
+            if guess is None or len(chain) <= guess.depth or (guess.depth and chain[guess.depth - 1] != guess.link):
+                return
+            del self._open[session]
+            right = tokens[: len(guess.tokens)] == guess.tokens
+            self._misses[session] = 0 if right else self._misses.get(session, 0) + 1
+            self._misses.move_to_end(session)
+            while len(self._misses) > self._capacity:
+                self._misses.popitem(last=False)
+
+
+def followers(answer: Message) -> list[Message]:
+    """Stand-ins for what the client sends after `answer`: results if it called tools, else words of the user."""
+    if not answer.tool_calls:
+        return [Message("user", _NEXT)]
+    return [Message("tool", _NEXT, tool_call_id=call.id, name=call.name) for call in answer.tool_calls]
+
+
+def known_until(text: str) -> int:
+    """Characters of `text` before the stand-ins' words."""
+    place = text.find(_NEXT)
+    return place if place >= 0 else 0
