@@ -178,7 +178,7 @@ def install(folder: Path, *, dev: bool) -> None:
     broken = folder.exists() and not (folder / "bin" / "python").exists()
     if moved or broken or (folder / UNFINISHED).exists():
         say(f"removing the {'moved' if moved else 'unfinished'} {folder}")
-        shutil.rmtree(folder)
+        remove(folder)
     folder.mkdir(exist_ok=True)
     (folder / UNFINISHED).touch()
     (folder / STAMP).unlink(missing_ok=True)
@@ -205,6 +205,14 @@ def install(folder: Path, *, dev: bool) -> None:
     fresh.replace(folder / STAMP)
     (folder / UNFINISHED).unlink()
     say(f"installed in {time.monotonic() - started:.0f} s")
+
+
+def remove(folder: Path) -> None:
+    """Takes the folder away at once, then deletes it: a kill in the middle must not leave half of it in its place."""
+    away = folder.with_name(f"{folder.name}.removed")
+    shutil.rmtree(away, ignore_errors=True)
+    folder.rename(away)
+    shutil.rmtree(away)
 
 
 def make_venv(folder: Path, *, with_pip: bool) -> None:
