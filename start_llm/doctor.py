@@ -29,7 +29,7 @@ Verdict = Literal["ok", "note", "bad"]
 
 REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements.txt"
 PROBE_SECONDS = 120
-FAST_GFLOPS = 30  # the reference BLAS does about 6, OpenBLAS on two cores about 200
+FAST_GFLOPS = 20  # the reference BLAS does about 6, OpenBLAS on two cores about 200
 ROOM = 4 * GIB  # of free disk: the embedded model and some stored KV
 COLOURS = {"ok": "green", "note": "yellow", "bad": "red"}
 
@@ -39,9 +39,12 @@ import json, time
 import mlx.core as mx
 from dataclasses import asdict
 from start_llm.models.loader import accelerator
-a = mx.random.normal((768, 768)); mx.eval(a @ a)
-start = time.perf_counter(); mx.eval(a @ a)
-print(json.dumps({"accelerator": asdict(accelerator()), "gflops": 2 * 768**3 / (time.perf_counter() - start) / 1e9}))
+a = mx.random.normal((768, 768)); mx.eval(a)
+def seconds():
+    start = time.perf_counter(); mx.eval(a @ a)
+    return time.perf_counter() - start
+best = min(seconds() for _ in range(5))
+print(json.dumps({"accelerator": asdict(accelerator()), "gflops": 2 * 768**3 / best / 1e9}))
 """
 
 
