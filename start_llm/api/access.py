@@ -20,7 +20,8 @@ def check_key(headers: Mapping[str, str], api_key: str | None) -> None:
     offered = [headers.get("x-api-key", "")]
     if scheme.lower() == "bearer":
         offered.append(token.strip())
-    if not any(hmac.compare_digest(word.encode(), api_key.encode()) for word in offered):
+    # http.server decodes heads as Latin-1, whatever bytes the client sent.
+    if not any(hmac.compare_digest(word.encode("latin-1", "replace"), api_key.encode()) for word in offered):
         raise Unauthorized("A valid API key is needed, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
 
 

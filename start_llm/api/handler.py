@@ -76,6 +76,7 @@ class ApiHandler(BaseHTTPRequestHandler):
         """Called by `http.server` for heads it cannot read."""
         error = BadRequest(f"The request cannot be read: {message or code}.")
         error.status = int(code)
+        self.request_version = self.protocol_version  # of HTTP/0.9 it would send no head
         self.close_connection = True
         self._fail(error, "/")
 

@@ -1,0 +1,299 @@
+"""The edge itself, over raw sockets."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.request
+from collections.abc import Callable
+
+import pytest
+
+from start_llm.api import front, handler
+from start_llm.api.server import ApiServer
+from start_llm.core.events import Progress, TextDelta
+from start_llm.core.settings import SettingsError
+from tests.api.conftest import Raw
+from tests.api.fakes import DONE, FIRST, FakeService, answer, hold
+
+Connect = Callable[[ApiServer], Raw]
+Serve = Callable[..., ApiServer]
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+PATH = "/v1/chat/completions"
+
+
+def stream_and_hold(service: FakeService) -> None:
+    service.script = lambda request: [FIRST, TextDelta("a"), hold]
+
+
+def test_health_says_what_the_engine_does(server: ApiServer, service: FakeService, connect: Connect) -> None:
+    status, _, body = connect(server).get("/health").response()
+    assert status == 200
+    assert json.loads(body) == {
+        "status": "ok", "ok": True, "state": "ready", "running": 1, "queued": 2, "detail": "",
+    }  # fmt: skip
+    service.ok = False
+    assert connect(server).get("/health").response()[0] == 503
+
+
+def test_light_routes_answer_while_all_workers_stream(serve: Serve, service: FakeService, connect: Connect) -> None:
+    server = serve(http_threads=2)
+    stream_and_hold(service)
+    for _ in range(4):
+        connect(server).post(PATH, CHAT | {"stream": True})
+    streams = [service.streams.get(timeout=5) for _ in range(2)]
+    for path in ("/health", "/metrics", "/v1/models", "/v1/models/tiny"):
+        assert connect(server).get(path).response()[0] == 200
+    for stream in streams:
+        stream.close()
+
+
+def test_a_full_pool_refuses(serve: Serve, service: FakeService, connect: Connect) -> None:
+    server = serve(http_threads=2, max_queue=0)
+    stream_and_hold(service)
+    held = [connect(server).post(PATH, CHAT | {"stream": True}) for _ in range(10)]
+    for _ in range(2):
+        service.streams.get(timeout=5)
+    status, headers, body = connect(server).post(PATH, CHAT).response()
+    assert (status, headers["retry-after"]) == (429, "2")
+    assert json.loads(body)["error"]["code"] == "queue_full"
+    assert len(held) == 10
+
+
+def test_a_client_that_goes_away_closes_its_stream(server: ApiServer, service: FakeService, connect: Connect) -> None:
+    stream_and_hold(service)
+    for stream in (True, False):
+        raw = connect(server).post(PATH, CHAT | {"stream": stream})
+        events = service.streams.get(timeout=5)
+        raw.close()
+        assert events.closed.wait(5)
+
+
+def test_a_single_thread_serves_one_after_another(serve: Serve, service: FakeService, connect: Connect) -> None:
+    server = serve(http_threads=1)
+    threads: list[threading.Thread] = []
+
+    def script(request: object) -> list[object]:
+        threads.append(threading.current_thread())
+        return answer(TextDelta("ok"))  # type: ignore[return-value]
+
+    service.script = script  # type: ignore[assignment]
+    raws = [connect(server).post(PATH, CHAT) for _ in range(3)]
+    assert [raw.response()[0] for raw in raws] == [200, 200, 200]
+    assert len(set(threads)) == 1
+
+
+def test_a_single_threaded_server_stops_during_a_stream(serve: Serve, service: FakeService, connect: Connect) -> None:
+    server = serve(http_threads=1)
+    stream_and_hold(service)
+    connect(server).post(PATH, CHAT | {"stream": True})
+    events = service.streams.get(timeout=5)
+    server.stop(0)
+    assert events.closed.is_set()
+
+
+def test_keep_alive_and_pipelining(server: ApiServer, connect: Connect) -> None:
+    raw = connect(server)
+    for _ in range(3):
+        status, headers, _ = raw.post(PATH, CHAT).response()
+        assert (status, headers["connection"]) == (200, "keep-alive")
+    one = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    raw.send(one + one.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+    data = b""
+    while chunk := raw.socket.recv(65536):
+        data += chunk
+    assert data.count(b"HTTP/1.1 200") == 2
+
+
+def test_streams_close_their_connection(server: ApiServer, connect: Connect) -> None:
+    status, headers, body = connect(server).post(PATH, CHAT | {"stream": True}).response()
+    assert (status, headers["connection"]) == (200, "close")
+    assert headers["content-type"].startswith("text/event-stream")
+    assert body.endswith(b"data: [DONE]\n\n")
+
+
+def test_pings_are_comments(serve: Serve, service: FakeService, connect: Connect) -> None:
+    server = serve(sse_ping_seconds=0.001)
+    service.script = lambda request: [FIRST, Progress(1234, 5678), TextDelta("a"), DONE]
+    body = connect(server).post(PATH, CHAT | {"stream": True}).response()[2]
+    assert b": ping 1234/5678 tokens\n\n" in body
+
+
+def test_chunked_bodies(server: ApiServer, service: FakeService, connect: Connect) -> None:
+    raw = json.dumps(CHAT).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    chunks = b"5;x=y\r\n" + raw[:5] + b"\r\n" + f"{len(raw) - 5:X}\r\n".encode() + raw[5:] + b"\r\n0\r\nT: v\r\n\r\n"
+    connection = connect(server)
+    assert connection.send(head + chunks).response()[0] == 200
+    assert connection.get("/health").response()[0] == 200
+    for wrong in (b"-5\r\nabc\r\n", b"zz\r\n", b"3\r\nabcde\r\n"):
+        assert connect(server).send(head + wrong).response()[0] == 400
+
+
+def test_expect_100_continue(server: ApiServer, connect: Connect) -> None:
+    raw = json.dumps(CHAT).encode()
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: {len(raw)}\r\n\r\n"
+    connection = connect(server).send(head)
+    assert connection.response()[0] == 100
+    assert connection.send(raw).response()[0] == 200
+
+
+def test_expect_is_refused_before_the_body(serve: Serve, connect: Connect) -> None:
+    server = serve(max_body_bytes=1024)
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 5000\r\n\r\n"
+    assert connect(server).send(head).response()[0] == 413
+
+
+def test_too_large_is_refused_unread(serve: Serve, connect: Connect) -> None:
+    server = serve(max_body_bytes=1024)
+    status, _, body = connect(server).post(PATH, b"x" * 4096).response()
+    assert status == 413
+    assert "MAX_BODY_BYTES" in json.loads(body)["error"]["message"]
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    assert connect(server).send(head + b"FFFFFF\r\n").response()[0] == 413
+
+
+@pytest.mark.parametrize(
+    ("lines", "status"),
+    [
+        ("Content-Length: 5\r\nContent-Length: 6\r\n", 400),
+        ("Content-Length: -5\r\n", 400),
+        ("Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", 400),
+        ("Transfer-Encoding: gzip\r\n", 400),
+        ("Content-Length: 0\r\n", 400),
+        ("Content-Length: 2\r\nContent-Type: text/plain\r\n", 415),
+        ("Content-Length: 2\r\nContent-Encoding: gzip\r\n", 415),
+        ("Content-Length: 2\r\nOrigin: https://evil.example\r\n", 403),
+        ("Content-Length: 2\r\nOrigin: null\r\n", 403),
+    ],
+)
+def test_bad_heads(server: ApiServer, connect: Connect, lines: str, status: int) -> None:
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n"
+    assert connect(server).send(head + "{}").response()[0] == status
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b'"x"', b"\xff\xfe", b"[" * 100_000, b"null"])
+def test_bad_json(server: ApiServer, connect: Connect, body: bytes) -> None:
+    status, _, answered = connect(server).post(PATH, body).response()
+    assert status == 400
+    assert json.loads(answered)["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "line", ["GARBAGE", "GET", "GET / HTTP/9.9", "GET /health HTTP/1.1 extra", "FOO /health HTTP/1.1"]
+)
+def test_bad_request_lines(server: ApiServer, connect: Connect, line: str) -> None:
+    status, _, _ = connect(server).send(f"{line}\r\nHost: localhost\r\n\r\n").response()
+    assert 400 <= status <= 505
+
+
+def test_routes_and_methods(server: ApiServer, connect: Connect) -> None:
+    status, headers, body = connect(server).get("/nothing").response()
+    assert (status, headers["content-type"]) == (404, "application/problem+json")
+    assert json.loads(body)["title"] == "Not Found"
+    status, headers, body = connect(server).get(PATH).response()
+    assert (status, headers["allow"]) == (405, "POST, OPTIONS")
+    assert "error" in json.loads(body)
+    status, headers, body = connect(server).get("/health", method="HEAD").response(head_only=True)
+    assert (status, body) == (200, b"")
+    assert int(headers["content-length"]) > 0
+    status, headers, _ = connect(server).get("/v1/models/", method="OPTIONS").response()
+    assert (status, headers["allow"]) == (204, "GET, HEAD, OPTIONS")
+
+
+def test_browsers(server: ApiServer, connect: Connect) -> None:
+    page = "Origin: http://localhost:3000\r\nAccess-Control-Request-Headers: x-foo\r\n"
+    status, headers, _ = connect(server).get(PATH, page, "OPTIONS").response()
+    assert status == 204
+    assert headers["access-control-allow-origin"] == "http://localhost:3000"
+    assert headers["access-control-allow-headers"] == "x-foo"
+    _, headers, _ = connect(server).post(PATH, CHAT | {"stream": True}, "Origin: http://127.0.0.1:9\r\n").response()
+    assert headers["access-control-allow-origin"] == "http://127.0.0.1:9"
+    rebound = connect(server).send("GET /v1/models HTTP/1.1\r\nHost: evil.example:80\r\n\r\n")
+    assert rebound.response()[0] == 403
+
+
+def test_api_key(serve: Serve, connect: Connect) -> None:
+    server = serve(api_key="sécret")
+    assert connect(server).get("/health").response()[0] == 200
+    status, headers, _ = connect(server).get("/v1/models").response()
+    assert (status, headers["www-authenticate"]) == (401, "Bearer")
+    assert connect(server).get("/v1/models", "Authorization: Bearer wrong\r\n").response()[0] == 401
+    for line in ("Authorization: bearer sécret", "X-Api-Key: sécret"):
+        raw = f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n{line}\r\n\r\n".encode()
+        assert connect(server).send(raw).response()[0] == 200
+
+
+def test_slow_heads_are_dropped(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(front, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(front, "SWEEP_SECONDS", 0.02)
+    server = serve(http_threads=1)
+    slow = connect(server).send("GET /hea")
+    assert slow.response()[0] == 408
+    assert slow.is_closed()
+    assert connect(server).is_closed()
+
+
+def test_slow_bodies_are_dropped(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handler.ApiHandler, "timeout", 0.05)
+    server = serve()
+    slow = connect(server).send(f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{{")
+    assert slow.response()[0] == 408
+
+
+def test_huge_heads_are_refused(server: ApiServer, connect: Connect) -> None:
+    raw = connect(server).send("GET /health HTTP/1.1\r\nX: " + "y" * 70_000)
+    assert raw.response()[0] == 431
+
+
+def test_a_reset_does_not_hurt(server: ApiServer, connect: Connect) -> None:
+    connect(server).send("POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 10\r\n\r\n{").close()
+    connect(server).close()
+    assert connect(server).get("/health").response()[0] == 200
+
+
+def test_a_port_in_use_is_named(server: ApiServer, serve: Serve) -> None:
+    with pytest.raises(SettingsError, match=f"MLX_PORT={server.port}: the port is in use"):
+        serve(mlx_port=server.port)
+
+
+def test_stop_lets_requests_end(serve: Serve, service: FakeService, connect: Connect) -> None:
+    server = serve()
+    go = threading.Event()
+    service.script = lambda request: [FIRST, lambda stream: go.wait(5), TextDelta("late"), DONE]
+    raw = connect(server).post(PATH, CHAT | {"stream": True})
+    service.streams.get(timeout=5)
+    stopper = threading.Thread(target=server.stop, args=(10,))
+    stopper.start()
+    go.set()
+    assert b"late" in raw.response()[2]
+    stopper.join(10)
+    with pytest.raises(OSError):
+        connect(server)
+
+
+def test_unexpected_errors_are_told_and_counted(server: ApiServer, service: FakeService, connect: Connect) -> None:
+    def script(request: object) -> list[object]:
+        raise ZeroDivisionError
+
+    service.script = script  # type: ignore[assignment]
+    status, _, body = connect(server).post(PATH, CHAT).response()
+    assert status == 500
+    assert b"ZeroDivision" not in body
+    metrics = connect(server).get("/metrics").response()[2].decode()
+    assert 'start_llm_unexpected_errors_total{where="api"} 1.0' in metrics
+
+
+def test_cache_reports(server: ApiServer, connect: Connect) -> None:
+    status, _, body = connect(server).get("/v1/cache/requests/known").response()
+    assert (status, json.loads(body)["computed"]) == (200, 20)
+    assert connect(server).get("/v1/cache/requests/other").response()[0] == 404
+    connect(server).post(PATH, CHAT).response()
+    recent = json.loads(connect(server).get("/v1/cache/requests").response()[2])["requests"]
+    assert recent[0]["miss"]["reason"] == "diverged"
+    assert recent[0]["status"] == 200
+
+
+def test_url_is_usable(server: ApiServer) -> None:
+    with urllib.request.urlopen(f"{server.url}/health", timeout=5) as reply:
+        assert reply.status == 200
