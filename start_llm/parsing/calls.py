@@ -107,9 +107,15 @@ class CallLog:
 
     def begin(self, name: str, ident: str | None = None) -> Call:
         """Raises NotACall where only known tools count and this is none."""
+        name = self._resolved(name)
         if not name or (self.known_only and not self.knows(name)):
             raise NotACall
         return Call(self, name, ident)
+
+    def _resolved(self, name: str) -> str:
+        """The tool that is meant by a name in its family's namespace."""
+        plain = name.removeprefix("functions.").removesuffix(".call")
+        return plain if plain in self._schemas and name not in self._schemas else name
 
     def start(self, name: str, ident: str | None) -> tuple[int, str]:
         index = len(self.finished)

@@ -19,6 +19,7 @@ from start_llm.parsing.source import WHITESPACE, Source, Step
 
 _PLAIN = re.compile(r"[^\x00-\x1f\"'\\<]+")
 _HEX = re.compile(r"[0-9a-fA-F]")
+_WORD = re.compile(r"[\w.\-]")
 _MAX_KEY = 400
 
 
@@ -110,9 +111,10 @@ class JsonStream:
                 continue
             if char in ")]}":  # a bracket that closes something further out
                 break
-            if not (yield from self._member(schema, closer, "" if first else ",", before)):
+            more, written = yield from self._member(schema, closer, "" if first else ",", before)
+            first = first and not written
+            if not more:
                 break
-            first = False
             before = yield from self._comma()
         if not (yield from self._at_end()):
             yield from self._source.skip()
@@ -127,31 +129,29 @@ class JsonStream:
         self._source.take(1)
         return (yield from self._source.skip())
 
-    def _member(self, schema: Schema, closer: str, comma: str, before: str) -> Step[bool]:
+    def _member(self, schema: Schema, closer: str, comma: str, before: str) -> Step[tuple[bool, bool]]:
+        """A key and its value: (there may be more, something was written)."""
         key = yield from self._key()
         if key is None:
-            return False
+            return False, False
         space = yield from self._source.skip()
         char = yield from self._source.ahead()
-        if char == self._dialect.separator or (char and char in ":="):
+        if char and char in ":=":
             self._source.take(1)
             space = yield from self._source.skip()
         elif not (yield from self._at_end()):
-            return bool(key)
-        write, head = self._write, f"{comma}{before}{dump(key)}:{space if self._dialect.separator == ':' else ' '}"
-        pending = [head]
+            return bool(key), False
+        write = self._write
+        pending = [f"{comma}{before}{dump(key)}:{space if self._dialect.separator == ':' else ' '}"]
 
-        def first_write(text: str) -> None:
-            if pending:
-                write(pending.pop())
-            write(text)
+        def with_head(text: str) -> None:
+            write(pending.pop() + text if pending else text)
 
-        self._write = first_write
-        found = yield from self.value(schema.member(key), closer)
+        self._write = with_head
+        if not (yield from self.value(schema.member(key), closer)) and not self.ended:
+            with_head("null")
         self._write = write
-        if not found and not self.ended:
-            write(head + "null")
-        return not self.ended
+        return not self.ended, not pending
 
     def _key(self) -> Step[str | None]:
         quote = yield from self._source.starts(self._dialect.quotes)
@@ -251,8 +251,10 @@ class JsonStream:
                 mark, write = source.mark(), held.append
             elif mark is not None and (yield from source.starts(self._dialect.restart)):
                 break
-            else:
+            elif quote[0] in "\"'":
                 yield from self._character(char, write)
+            else:  # between quotes of its own a format needs no escapes
+                write(escape(source.take(1)))
         if mark is not None:
             source.rewind(mark)
         self.ended = True
@@ -294,12 +296,15 @@ class JsonStream:
             return True
         if char != ",":
             return not closer
-        if closer not in ("}", ")"):
+        if closer != "}":
             return True
-        follow = yield from source.ahead((yield from source.blank(offset + 1)))
-        if self._dialect.separator == ":" and '"' in self._dialect.quotes:
-            return follow in ("", "}", '"', "'")
-        return True
+        offset = yield from source.blank(offset + 1)
+        follow = yield from source.ahead(offset)
+        if not follow or follow == closer or follow in "\"'":
+            return True
+        while _WORD.match((yield from source.ahead(offset)) or " "):  # a key without quotes
+            offset += 1
+        return bool(_WORD.match(follow)) and (yield from source.ahead((yield from source.blank(offset)))) == ":"
 
     def _at_end(self) -> Step[bool]:
         """The text, or the call's markup, ends here. Sets `ended`; it stays set."""

@@ -40,3 +40,9 @@ REASONING_STYLES: dict[str, ReasoningStyle] = {
         ReasoningStyle("harmony", channels=True),
     )
 }
+
+
+def reasoning_style(start: str, end: str) -> ReasoningStyle:
+    """The style with these tags: one of ours, or a new one named after its opening tag."""
+    known = (style for style in REASONING_STYLES.values() if start and (style.start, style.end) == (start, end))
+    return next(known, ReasoningStyle(start or "null", start, end))

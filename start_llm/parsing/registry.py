@@ -6,12 +6,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from start_llm.core.messages import Tool
-from start_llm.parsing.reasoning import REASONING_STYLES, ReasoningStyle
+from start_llm.parsing.reasoning import REASONING_STYLES, ReasoningStyle, reasoning_style
 from start_llm.parsing.tools.base import ExternalFormat, Opener, ToolFormat
 from start_llm.parsing.tools.external import external_format
+from start_llm.parsing.tools.gemma import FUNCTION_GEMMA, GEMMA4
+from start_llm.parsing.tools.glm import LONGCAT_FORMAT
+from start_llm.parsing.tools.harmony import HARMONY
+from start_llm.parsing.tools.kimi import KIMI_K2
+from start_llm.parsing.tools.mistral import MISTRAL
+from start_llm.parsing.tools.pythonic import LLAMA_PYTHON, PYTHONIC
 from start_llm.parsing.tools.shared import SHARED
+from start_llm.parsing.tools.tagged import KIMI_K3, MINICPM5, MINIMAX_M2, MUSE_SPARK
 
-__all__ = ["REASONING_STYLES", "TOOL_FORMATS", "ExternalFormat", "OutputStyle", "ReasoningStyle", "output_style"]
+__all__ = [
+    "REASONING_STYLES",
+    "TOOL_FORMATS",
+    "ExternalFormat",
+    "OutputStyle",
+    "ReasoningStyle",
+    "output_style",
+    "reasoning_style",
+]
 
 
 @dataclass(frozen=True)
@@ -40,28 +55,36 @@ class OutputStyle:
         return external_format(self.tools.id, self.external, tools) if self.external else self.tools
 
 
-_SAME_AS_SHARED = (
-    "hermes_json",
-    "json_tools",
-    "qwen3_coder",
-    "glm47",
-    "glm4_native",
-    "glm4_xml",
-    "llama_xml",
-    "laguna",
+# Recognised whatever the family, by what stands in the text.
+_SHARED_IDS = ("hermes_json", "json_tools", "qwen3_coder", "glm47", "glm4_native", "glm4_xml", "llama_xml", "laguna")
+_OWN = (
+    *(GEMMA4, FUNCTION_GEMMA, KIMI_K2, KIMI_K3, LLAMA_PYTHON, LONGCAT_FORMAT, MINICPM5, MINIMAX_M2, MISTRAL),
+    *(MUSE_SPARK, PYTHONIC, HARMONY),
 )
 TOOL_FORMATS: dict[str, ToolFormat] = {
-    form.id: form for form in (*(ToolFormat(ident) for ident in ("null", *_SAME_AS_SHARED)),)
+    form.id: form for form in (*(ToolFormat(ident) for ident in ("null", *_SHARED_IDS)), *_OWN)
 }
 
 
-def output_style(*, tool_parser: str, reasoning_parser: str, external: ExternalFormat | None = None) -> OutputStyle:
+def output_style(
+    *,
+    tool_parser: str = "null",
+    reasoning_parser: str = "null",
+    external: ExternalFormat | None = None,
+    reasoning_tags: tuple[str, str] | None = None,
+) -> OutputStyle:
     """The style for a pair of ids.
 
+    Args:
+        external: used where `tool_parser` is no id of ours.
+        reasoning_tags: (start, end) as mlx-lm's tokenizer found them; used where `reasoning_parser` is no id of ours.
+
     Raises:
-        ValueError: an id that is not known, and no `external` that stands for it.
+        ValueError: an id that is not known, with nothing that stands for it.
     """
     reasoning = REASONING_STYLES.get(reasoning_parser)
+    if reasoning is None and reasoning_tags is not None:
+        reasoning = reasoning_style(*reasoning_tags)
     if reasoning is None:
         raise ValueError(f"reasoning parser {reasoning_parser!r} is not known; known are {sorted(REASONING_STYLES)}")
     form = TOOL_FORMATS.get(tool_parser)

@@ -28,7 +28,8 @@ from start_llm.parsing.code import CodeTracker
 from start_llm.parsing.registry import OutputStyle
 from start_llm.parsing.scan import Scanner
 from start_llm.parsing.source import Source, Step
-from start_llm.parsing.tools.base import LEAKED, NAME, Opener, Reading
+from start_llm.parsing.tools import harmony
+from start_llm.parsing.tools.base import LEAKED, NAME, Opener, Parse, Reading
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,9 @@ class OutputParser:
         self._openers = {opener.text: opener for opener in style.openers(tools)} if active else {}
         self._closers = style.closers if active else frozenset()
         self._tags = {self._style.start, self._style.end, *self._style.drop} - {""}
+        if self._style.channels:
+            self._tags |= {*harmony.HEADS, *harmony.ENDS}
+        self._active = active
         self._mark = 0
         self._settled = False
         self._text_scanner = Scanner({*self._stops, *self._tags, *LEAKED, *self._openers, *self._closers})
@@ -187,6 +191,8 @@ class OutputParser:
             yield from self._call(opener)
         elif literal in self._stops and literal not in self._tags:
             self._stop(literal)
+        elif self._style.channels and literal in self._tags:
+            yield from self._channel(literal)
         elif self._code.inside:
             self._give_back(literal)
         elif literal in LEAKED:
@@ -210,6 +216,8 @@ class OutputParser:
         opener = self._openers.get(literal)
         if opener:
             yield from self._call(opener)
+        elif self._style.channels and literal in self._tags:
+            yield from self._channel(literal)
         elif literal == self._style.end:
             self._thinking.drop_gap()
             self._reasoning_now = False
@@ -261,22 +269,43 @@ class OutputParser:
             self._give_back(opener.text)
             return
         source.pos -= len(opener.text)
+        self._calls.known_only = opener.known_only or self._reasoning_now
+        if not (yield from self._parse(opener.parse, skip=0 if opener.keep else len(opener.text))):
+            source.pos += len(opener.text)
+            self._give_back(opener.text)
+
+    def _parse(self, parse: Parse, skip: int = 0) -> Step[bool]:
+        """Read a block of calls. False, and nothing consumed, if it is none."""
+        source = self._source
         self._mark = source.mark()
         self._settled = False
-        if not opener.keep:
-            source.pos += len(opener.text)
-        self._calls.known_only = opener.known_only or self._reasoning_now
+        source.pos += skip
         try:
-            yield from opener.parse(Reading(source, self._calls, self._settle))
+            yield from parse(Reading(source, self._calls, self._settle))
         except NotACall:
             source.rewind(self._mark)
             if not self._settled:
-                source.pos += len(opener.text)
-                self._give_back(opener.text)
-                return
+                return False
         else:
             source.unmark(self._mark)
         yield from self._blank_after_call()
+        return True
+
+    def _channel(self, literal: str) -> Step[None]:
+        """Harmony: a message's head says what it is; its end leads to the next head."""
+        self._thinking.drop_gap()
+        self._reasoning_now = False
+        if literal in harmony.ENDS:
+            return
+        head = yield from harmony.header(self._source, literal)
+        if head is None:
+            return
+        if head.recipient and self._active:
+            self._calls.known_only = False
+            yield from self._parse(harmony.call_to(head.recipient))
+        elif head.channel == "analysis":
+            self._reasoning_now = True
+            self._thinking.begin()
 
     def _settle(self) -> None:
         """A call is done: what failed after it is given back from here on."""

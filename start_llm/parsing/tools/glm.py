@@ -9,8 +9,9 @@ from start_llm.parsing.calls import Call, NotACall
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.schema import dump
 from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import LEAKED, MAX_NAME, NAME, Opener, Reading
-from start_llm.parsing.tools.values import Close, ValueReader, ValueSink
+from start_llm.parsing.tools.base import LEAKED, MAX_NAME, NAME, Opener, Reading, ToolFormat
+from start_llm.parsing.tools.hermes import json_block
+from start_llm.parsing.tools.values import Close, Trim, ValueReader, ValueSink
 
 _MAX_KEY = 200
 
@@ -86,7 +87,7 @@ def _value(reading: Reading, call: Call, tags: Arguments, key: str) -> Step[bool
         restart=(tags.outer[0],),
         anywhere=True,
     )
-    sink = ValueSink(call, call.schema.member(key), trim_end=False)
+    sink = ValueSink(call, call.schema.member(key), Trim.PAIR)
     reader = ValueReader(reading.source, close, sink, plausible)
     yield from reader.run()
     return reader.complete
@@ -107,3 +108,14 @@ def bare_openers(tool: Tool) -> tuple[Opener, ...]:
     return tuple(
         Opener(f"{tool.name}{space}{GLM.key[0]}", keyed_call, keep=True, known_only=True) for space in ("", "\n", " ")
     )
+
+
+def _longcat(reading: Reading) -> Step[None]:
+    yield from reading.source.skip()
+    if (yield from reading.source.ahead()) == "{":
+        yield from json_block(reading, Dialect(enders=(LONGCAT.outer[1], *LEAKED)))
+    else:
+        yield from keyed_call(reading, LONGCAT)
+
+
+LONGCAT_FORMAT = ToolFormat("longcat", (Opener(LONGCAT.outer[0], _longcat),), (LONGCAT.outer[1], LONGCAT.value[1]))

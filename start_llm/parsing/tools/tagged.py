@@ -13,7 +13,7 @@ from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.schema import Schema, dump
 from start_llm.parsing.source import Step
 from start_llm.parsing.tools.base import LEAKED, NAME, Opener, Parse, Reading, ToolFormat
-from start_llm.parsing.tools.values import Close, ValueReader, ValueSink
+from start_llm.parsing.tools.values import Close, Trim, ValueReader, ValueSink
 
 _ATTRIBUTE = re.compile(r"""([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
 _MAX_HEAD = 300
@@ -30,6 +30,7 @@ class Tags:
         head_end: what ends a head.
         trim_end: one line break before a value's end is always markup.
         json_block: head of a block that holds all arguments as JSON, and its end.
+        cdata: values may be wrapped as in XML.
     """
 
     outer: tuple[str, str]
@@ -38,6 +39,7 @@ class Tags:
     head_end: str = ">"
     trim_end: bool = False
     json_block: tuple[str, str] | None = None
+    cdata: bool = False
 
 
 QWEN = Tags(
@@ -131,6 +133,7 @@ def _value(reading: Reading, call: Call, tags: Tags, head: dict[str, str], key: 
     def plausible(tag: str) -> Step[bool]:
         return _ends_value(reading, call, tags, tag, seen)
 
+    source = reading.source
     schema = call.schema.member(key)
     if not schema.types and head.get("type"):
         schema = Schema({"type": head["type"]})
@@ -141,10 +144,26 @@ def _value(reading: Reading, call: Call, tags: Tags, head: dict[str, str], key: 
         breaks=tuple(tag for tag in (tags.param[0], tags.call[1], tags.outer[1]) if tag),
         restart=tuple(tag for tag in (tags.outer[0], tags.call[0]) if tag),
     )
-    sink = ValueSink(call, schema, trim_end=tags.trim_end, as_string=head.get("string") == "true")
-    reader = ValueReader(reading.source, close, sink, plausible)
+    wrapped = tags.cdata and (yield from _opens_cdata(reading))
+    if wrapped:
+        close = Close(tags=("]]>",), followers=(tags.param[1],))
+    trim = Trim.NONE if wrapped else Trim.BOTH if tags.trim_end else Trim.PAIR
+    sink = ValueSink(call, schema, trim, as_string=head.get("string") == "true")
+    reader = ValueReader(source, close, sink, plausible)
     yield from reader.run()
+    if wrapped:
+        yield from source.skip()
+        yield from source.accept((tags.param[1],))
     return reader.complete
+
+
+def _opens_cdata(reading: Reading) -> Step[bool]:
+    source = reading.source
+    offset = yield from source.blank()
+    found = yield from source.starts(("<![CDATA[",), offset)
+    if found:
+        source.take(offset + len(found))
+    return bool(found)
 
 
 def _ends_value(reading: Reading, call: Call, tags: Tags, tag: str, seen: set[str]) -> Step[bool]:
@@ -171,6 +190,33 @@ def tagged_format(ident: str, tags: Tags) -> ToolFormat:
     def bare(reading: Reading) -> Step[None]:
         yield from tagged_call(reading, tags)
 
-    opener = Opener(tags.outer[0], tagged_block(tags)) if tags.outer[0] else Opener(tags.call[0], bare, keep=True)
+    opener = (
+        Opener(tags.outer[0], tagged_block(tags)) if tags.outer[0] else Opener(f"{tags.call[0]} name=", bare, keep=True)
+    )
     closers = tuple(tag for tag in (tags.outer[1], tags.call[1], tags.param[1]) if tag)
     return ToolFormat(ident, (opener,), closers)
+
+
+MINIMAX_M2 = tagged_format(
+    "minimax_m2",
+    Tags(("<minimax:tool_call>", "</minimax:tool_call>"), ("<invoke", "</invoke>"), ("<parameter", "</parameter>")),
+)
+MUSE_SPARK = tagged_format(
+    "muse_spark",
+    Tags(
+        ("<atem:function_calls>", "</atem:function_calls>"),
+        ("<atem:invoke", "</atem:invoke>"),
+        ("<atem:parameter", "</atem:parameter>"),
+    ),
+)
+MINICPM5 = tagged_format("minicpm5", Tags(("", ""), ("<function", "</function>"), ("<param", "</param>"), cdata=True))
+KIMI_K3 = tagged_format(
+    "kimi_k3",
+    Tags(
+        ("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+        ("<|open|>call", "<|close|>call<|sep|>"),
+        ("<|open|>argument", "<|close|>argument<|sep|>"),
+        head_end="<|sep|>",
+        json_block=("<|open|>json", "<|close|>json<|sep|>"),
+    ),
+)

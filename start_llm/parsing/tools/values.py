@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,8 +10,6 @@ from dataclasses import dataclass
 from start_llm.parsing.calls import Call
 from start_llm.parsing.schema import Schema, dump, escape, parse_literal
 from start_llm.parsing.source import Source, Step
-
-_PLAIN = re.compile(r"[^<]+")
 
 
 @dataclass(frozen=True)
@@ -54,17 +53,20 @@ class ValueReader:
 
     def run(self) -> Step[None]:
         source, close = self._source, self._close
+        tags = (*close.tags, *close.breaks, *close.restart)
+        leads = "".join({tag[0] for tag in tags})
+        plain = re.compile(f"[^{re.escape(leads)}]+")
         while True:
-            run = _PLAIN.match(source.text, source.pos)
+            run = plain.match(source.text, source.pos)
             if run:
                 self._content(source.take(run.end() - source.pos))
             char = yield from source.ahead()
             if not char:
                 self._fall_back()
                 break
-            if char != "<":
+            if char not in leads:
                 continue
-            tag = yield from source.starts((*close.tags, *close.breaks, *close.restart))
+            tag = yield from source.starts(tags)
             if tag in close.tags:
                 if (yield from self._follows(len(tag))):
                     self._release()
@@ -115,18 +117,27 @@ class ValueReader:
             self._source.take(len(self._mark_tag))
 
 
+class Trim(enum.Enum):
+    """Which line breaks beside a value are markup: one on each side, the same but at the end only if there is
+    one at the start, or none."""
+
+    BOTH = enum.auto()
+    PAIR = enum.auto()
+    NONE = enum.auto()
+
+
 class ValueSink:
     """Text of one parameter, written into the call's JSON as the schema says.
 
     A value that must be a string is written as it comes. Anything else is held until its end, then read as a
-    literal and coerced. One line break at the start is markup, and so is one at the end if there was one at
-    the start (always, if `trim_end`).
+    literal and coerced.
     """
 
-    def __init__(self, call: Call, schema: Schema, *, trim_end: bool, as_string: bool = False) -> None:
+    def __init__(self, call: Call, schema: Schema, trim: Trim, *, as_string: bool = False) -> None:
         self._call = call
         self._schema = schema
-        self._trim_end = trim_end
+        self._trim_start = trim is not Trim.NONE
+        self._trim_end = trim is Trim.BOTH
         types = schema.types
         self._string = as_string or types == {"string"}
         self._nullable = not as_string and types == {"string", "null"}
@@ -140,7 +151,7 @@ class ValueSink:
             return
         if not self._led:
             self._led = True
-            if text[0] == "\n":
+            if self._trim_start and text[0] == "\n":
                 text, self._trim_end = text[1:], True
         text = self._gap + text
         self._gap = ""

@@ -1,0 +1,55 @@
+"""gpt-oss's harmony: messages with a header that names a channel and, for a call, its recipient.
+
+``<|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>commentary to=functions.name
+<|constrain|>json<|message|>{...}<|call|>``. The analysis channel is reasoning; everything else is text.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from start_llm.parsing.jsonstream import Dialect
+from start_llm.parsing.source import Source, Step
+from start_llm.parsing.tools.base import Parse, Reading, ToolFormat
+
+HEADS = ("<|start|>", "<|channel|>")
+ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|message|>")
+_MESSAGE = "<|message|>"
+_MAX_HEADER = 300
+_RECIPIENT = re.compile(r"\bto=([\w.\-]+)")
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_JSON = Dialect(enders=("<|call|>", "<|end|>", "<|return|>", "<|start|>"), restart=("<|channel|>",))
+
+HARMONY = ToolFormat("harmony")
+
+
+@dataclass(frozen=True)
+class Header:
+    """`recipient` is the tool that is called, ``""`` if none is."""
+
+    channel: str
+    recipient: str
+
+
+def header(source: Source, head: str) -> Step[Header | None]:
+    """What stands between `head`, just consumed, and the message; ``None`` if no message follows."""
+    text, found = yield from source.until((_MESSAGE,), _MAX_HEADER)
+    if not found:
+        return None
+    channel = _CHANNEL.search(head + text)
+    recipient = _RECIPIENT.search(text)
+    return Header(channel[1] if channel else "", recipient[1].removeprefix("functions.") if recipient else "")
+
+
+def call_to(recipient: str) -> Parse:
+    """Reads the arguments of a call whose header was read."""
+
+    def parse(reading: Reading) -> Step[None]:
+        call = reading.calls.begin(recipient)
+        complete = yield from reading.json_arguments(call, _JSON)
+        yield from reading.source.skip()
+        yield from reading.source.accept(("<|call|>", "<|end|>"))
+        reading.finish(call, complete)
+
+    return parse

@@ -1,0 +1,50 @@
+"""Kimi K2: a section of ``functions.name:0`` heads, each with a JSON object."""
+
+from __future__ import annotations
+
+import re
+
+from start_llm.parsing.calls import NotACall
+from start_llm.parsing.jsonstream import Dialect
+from start_llm.parsing.source import Step
+from start_llm.parsing.tools.base import LEAKED, MAX_NAME, NAME, Opener, Reading, ToolFormat
+
+_SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+_CALL, _ARGUMENTS, _END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+_HEAD = re.compile(r"(?:functions\.)?(.+?)(?::(\d+))?")
+_JSON = Dialect(enders=(_END, _SECTION_END, _CALL, *LEAKED))
+
+
+def _block(reading: Reading) -> Step[None]:
+    source = reading.source
+    count = 0
+    while True:
+        yield from source.skip()
+        opened = yield from source.accept((_CALL, _SECTION))
+        if opened == _SECTION:
+            continue
+        if count and not opened:
+            break
+        yield from _call(reading)
+        count += 1
+    yield from source.accept((_SECTION_END,))
+
+
+def _call(reading: Reading) -> Step[None]:
+    source = reading.source
+    yield from source.skip()
+    head = yield from source.span(NAME, MAX_NAME)
+    yield from source.skip()
+    match = _HEAD.fullmatch(head)
+    if match is None or not (yield from source.accept((_ARGUMENTS,))):
+        raise NotACall
+    call = reading.calls.begin(match[1], head if match[2] else None)
+    complete = yield from reading.json_arguments(call, _JSON)
+    yield from source.skip()
+    yield from source.accept((_END,))
+    reading.finish(call, complete)
+
+
+KIMI_K2 = ToolFormat(
+    "kimi_k2", (Opener(_SECTION, _block), Opener(_CALL, _block, keep=True)), (_SECTION_END, _END, _ARGUMENTS)
+)

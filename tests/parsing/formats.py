@@ -1,0 +1,165 @@
+"""Calls written as each family's chat template writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+Calls = Sequence[tuple[str, Mapping[str, Any]]]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def hermes(calls: Calls) -> str:
+    return "\n".join(
+        f"<tool_call>\n{json.dumps({'name': name, 'arguments': args}, ensure_ascii=False)}\n</tool_call>"
+        for name, args in calls
+    )
+
+
+def qwen(calls: Calls) -> str:
+    def one(name: str, args: Mapping[str, Any]) -> str:
+        params = "".join(f"<parameter={key}>\n{_text(value)}\n</parameter>\n" for key, value in args.items())
+        return f"<tool_call>\n<function={name}>\n{params}</function>\n</tool_call>"
+
+    return "\n".join(one(*call) for call in calls)
+
+
+def _keyed(outer: str, key: str, value: str) -> Callable[[Calls], str]:
+    def render(calls: Calls) -> str:
+        blocks = []
+        for name, args in calls:
+            body = "".join(f"<{key}>{k}</{key}>\n<{value}>{_text(v)}</{value}>\n" for k, v in args.items())
+            blocks.append(f"<{outer}>{name}\n{body}</{outer}>")
+        return "\n".join(blocks)
+
+    return render
+
+
+def glm4_xml(calls: Calls) -> str:
+    return "\n".join(
+        f"<tool_call><name>{name}</name><arguments>{json.dumps(args)}</arguments></tool_call>" for name, args in calls
+    )
+
+
+def llama_xml(calls: Calls) -> str:
+    return "\n".join(f"<function={name}>{json.dumps(args)}</function>" for name, args in calls)
+
+
+def _python(value: Any) -> str:
+    return repr(value) if not isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def pythonic(calls: Calls) -> str:
+    body = ", ".join(f"{name}({', '.join(f'{k}={_python(v)}' for k, v in args.items())})" for name, args in calls)
+    return f"<|tool_call_start|>[{body}]<|tool_call_end|>"
+
+
+def llama_python(calls: Calls) -> str:
+    return "<|python_tag|>" + "; ".join(
+        f"{name}.call({', '.join(f'{k}={_python(v)}' for k, v in args.items())})" for name, args in calls
+    )
+
+
+def mistral(calls: Calls) -> str:
+    return "".join(f"[TOOL_CALLS]{name}[ARGS]{json.dumps(args)}" for name, args in calls)
+
+
+def mistral_list(calls: Calls) -> str:
+    return "[TOOL_CALLS]" + json.dumps([{"name": name, "arguments": args} for name, args in calls])
+
+
+def kimi_k2(calls: Calls) -> str:
+    body = "".join(
+        f"<|tool_call_begin|>functions.{name}:{index}<|tool_call_argument_begin|>{json.dumps(args)}<|tool_call_end|>"
+        for index, (name, args) in enumerate(calls)
+    )
+    return f"<|tool_calls_section_begin|>{body}<|tool_calls_section_end|>"
+
+
+def kimi_k3(calls: Calls) -> str:
+    kinds = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
+    body = ""
+    for index, (name, args) in enumerate(calls):
+        inner = "".join(
+            f'<|open|>argument key="{k}" type="{kinds[type(v)]}"<|sep|>{_text(v)}<|close|>argument<|sep|>'
+            for k, v in args.items()
+        )
+        body += f'<|open|>call tool="{name}" index="{index}"<|sep|>{inner}<|close|>call<|sep|>'
+    return f"<|open|>tools<|sep|>{body}<|close|>tools<|sep|>"
+
+
+def _invoked(outer: str, call: str, param: str) -> Callable[[Calls], str]:
+    def render(calls: Calls) -> str:
+        body = ""
+        for name, args in calls:
+            inner = "".join(f'<{param} name="{k}">{_text(v)}</{param}>\n' for k, v in args.items())
+            body += f'<{call} name="{name}">\n{inner}</{call}>\n'
+        return f"<{outer}>\n{body}</{outer}>" if outer else body
+
+    return render
+
+
+def minicpm5(calls: Calls) -> str:
+    return "\n".join(
+        f'<function name="{name}">'
+        + "".join(f'<param name="{k}"><![CDATA[{_text(v)}]]></param>' for k, v in args.items())
+        + "</function>"
+        for name, args in calls
+    )
+
+
+def _gemma(value: Any, quote: str) -> str:
+    if isinstance(value, str):
+        return quote + value + quote
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{k}:{_gemma(v, quote)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ",".join(_gemma(v, quote) for v in value) + "]"
+    return json.dumps(value)
+
+
+def gemma4(calls: Calls) -> str:
+    quote = '<|"|>'
+    return "".join(f"<|tool_call>call:{name}{_gemma(dict(args), quote)}<tool_call|>" for name, args in calls)
+
+
+def function_gemma(calls: Calls) -> str:
+    return "".join(
+        f"<start_function_call>call:{name}{_gemma(dict(args), '<escape>')}<end_function_call>" for name, args in calls
+    )
+
+
+def harmony(calls: Calls) -> str:
+    return "".join(
+        f"<|start|>assistant<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+        f"{json.dumps(args)}<|call|>"
+        for name, args in calls
+    )
+
+
+RENDER: dict[str, Callable[[Calls], str]] = {
+    "hermes_json": hermes,
+    "json_tools": hermes,
+    "qwen3_coder": qwen,
+    "glm47": _keyed("tool_call", "arg_key", "arg_value"),
+    "glm4_native": _keyed("tool_call", "arg_key", "arg_value"),
+    "laguna": _keyed("tool_call", "arg_key", "arg_value"),
+    "longcat": _keyed("longcat_tool_call", "longcat_arg_key", "longcat_arg_value"),
+    "glm4_xml": glm4_xml,
+    "llama_xml": llama_xml,
+    "llama_python": llama_python,
+    "pythonic": pythonic,
+    "mistral": mistral,
+    "kimi_k2": kimi_k2,
+    "kimi_k3": kimi_k3,
+    "minimax_m2": _invoked("minimax:tool_call", "invoke", "parameter"),
+    "muse_spark": _invoked("atem:function_calls", "atem:invoke", "atem:parameter"),
+    "minicpm5": minicpm5,
+    "gemma4": gemma4,
+    "function_gemma": function_gemma,
+    "harmony": harmony,
+}
