@@ -36,7 +36,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from start_llm.app import App
 from start_llm.core.settings import Settings, load_settings
 from start_llm.models.embedded import ensure_embedded_model
-from start_llm.models.loader import backend
 
 QUESTION = "Write a very long story about a lighthouse keeper, a storm, and a ship. Tell every detail."
 
@@ -185,7 +184,9 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         cache = options.cache_dir or str(load_settings(None).cache_dir)
-        checkpoint = ensure_embedded_model(Path(cache), quantised=backend() != "cpu", progress=lambda *_: None)
+        checkpoint = ensure_embedded_model(
+            Path(cache), quantised=accelerator().backend != "cpu", progress=lambda *_: None
+        )
         os.chdir(scratch)
         table = Table("tokens per second", "start_llm", "mlx-lm", "ratio")
         ours, theirs = single(cache, options.tokens, options.rounds)

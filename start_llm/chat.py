@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from start_llm.core.errors import BadRequest, ContextLengthExceeded, Internal, NotFound, StartLLMError, Unavailable
+from start_llm.core.errors import ContextLengthExceeded, Internal, NotFound, StartLLMError, Unavailable
 from start_llm.core.events import (
     Admitted,
     ChoiceDone,
@@ -39,7 +39,6 @@ from start_llm.core.events import (
     Usage,
 )
 from start_llm.core.messages import Message
-from start_llm.core.prompt import Prompt
 from start_llm.core.report import CacheReport, Miss
 from start_llm.core.request import ChatRequest
 from start_llm.core.service import Health, ModelCard
@@ -64,7 +63,16 @@ _Queue = SimpleQueue[tuple[int, EngineEvent | None]]
 
 @dataclass(frozen=True)
 class Served:
-    """The loaded model as the request path needs it; immutable."""
+    """The loaded model as the request path needs it; immutable.
+
+    Attributes:
+        name, source: what clients see; the folder or repository it came from.
+        created: unix seconds.
+        context: most tokens of a request, answer included.
+        detokenizer: makes a fresh streaming detokenizer of mlx-lm.
+        check: raises BadRequest for what this model cannot do with a request's numbers.
+        constraint: the grammar a request asks for, given whether its prompt ends inside reasoning.
+    """
 
     name: str
     source: str
@@ -74,8 +82,7 @@ class Served:
     style: OutputStyle
     detokenizer: Callable[[], Any]
     token_text: Callable[[int], str]
-    encode: Callable[[str], list[int]]
-    eos: frozenset[int]
+    check: Callable[[ChatRequest], None]
     constraint: Callable[[ChatRequest, bool], Constraint | None]
 
 
@@ -94,6 +101,7 @@ class ChatService:
 
     def chat(self, request: ChatRequest) -> ChatStream:
         served = self._model(request.model)
+        served.check(request)
         # 1. messages -> tokens
         prepared = self._prepare(served, request)
         prompt = prepared.prompt
@@ -109,13 +117,8 @@ class ChatService:
         return ChatStream(run, self._engine, poll=min(_WATCH_SECONDS, self._settings.sse_ping_seconds))
 
     def _prepare(self, served: Served, request: ChatRequest) -> Prepared:
-        if request.prompt is None:
-            thinking = self._settings.default_thinking if request.thinking is None else request.thinking
-            return served.pipeline.prepare(request, thinking=thinking)
-        tokens = tuple(served.encode(request.prompt)) if isinstance(request.prompt, str) else request.prompt
-        if not tokens:
-            raise BadRequest("The prompt is empty.", param="prompt")
-        return Prepared.raw(Prompt(tokens, generation=len(tokens)), session=request.session or request.id)
+        thinking = self._settings.default_thinking if request.thinking is None else request.thinking
+        return served.pipeline.prepare(request, thinking=thinking)
 
     def finish(self, run: _Run, report: CacheReport) -> None:
         """Called once by a stream that ended well: remembers the report, the turn, and what may come next."""
@@ -402,7 +405,7 @@ def explained(report: CacheReport, pipeline: Pipeline, prepared: Prepared) -> Ca
     miss = Miss(
         reason=report.miss.reason,
         token=report.miss.token,
-        expected=where.expected,
+        expected=report.miss.expected,
         found=where.text,
         message=where.message,
         field=where.field,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from start_llm.core.errors import NotSupported
 from start_llm.core.events import TokenLogprob
 from start_llm.core.settings import Settings
 from start_llm.core.work import Submit
-from start_llm.engine.constraint import ConstraintFactory
+from start_llm.engine.constraint import Grammars
 from start_llm.engine.runner import Runner
 from start_llm.engine.sampling import LogprobTap, make_processors, make_sampler, top_logprobs
 from start_llm.engine.scheduler import Limits, Processors, Scheduler
@@ -21,18 +22,20 @@ from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore
 from start_llm.models.loader import LoadedModel
 
+log = logging.getLogger(__name__)
+
 
 class TextDrawing:
     """A row's sampler, processors (logprob tap first, grammar mask last) and logprobs."""
 
-    def __init__(self, work: Submit, constraints: ConstraintFactory) -> None:
+    def __init__(self, work: Submit, grammars: Grammars | None) -> None:
         self._top = work.logprobs
         self._tap = LogprobTap() if work.logprobs is not None else None
         self.sampler: Callable[[Any], Any] = make_sampler(work.sampling)
         self.processors: Processors = [self._tap] if self._tap is not None else []
         self.processors += make_processors(work.sampling, work.prompt.tokens)
-        if work.constraint is not None:
-            self.processors.append(constraints.make(work.constraint))
+        if work.constraint is not None and grammars is not None:
+            self.processors.append(grammars.processor(work.constraint))
 
     def logprob(self, token: int) -> TokenLogprob | None:
         if self._tap is None or self._top is None:
@@ -46,11 +49,11 @@ class TextRuntime:
     def __init__(self, settings: Settings, loaded: LoadedModel, store: KVStore) -> None:
         self.store = store
         self.runner = make_runner(settings, loaded)
-        constraints = ConstraintFactory(loaded.tokenizer, eos=loaded.eos)
+        self.grammars = make_grammars(loaded)
         self.scheduler = Scheduler(
             self.runner,
             store,
-            lambda work: TextDrawing(work, constraints),
+            lambda work: TextDrawing(work, self.grammars),
             eos=loaded.eos,
             limits=Limits(
                 step=settings.prefill_step_size,
@@ -67,6 +70,15 @@ class TextRuntime:
         self.store.close()
         mx.synchronize()
         mx.clear_streams()
+
+
+def make_grammars(loaded: LoadedModel) -> Grammars | None:
+    """``None`` where the tokenizer is of a kind that llguidance cannot read."""
+    try:
+        return Grammars(loaded.tokenizer, loaded.eos)
+    except NotSupported as error:
+        log.warning("%s", error.message)
+        return None
 
 
 def make_runner(settings: Settings, loaded: LoadedModel) -> Runner:

@@ -135,7 +135,7 @@ class SequentialRunner:
             logits = processor(mx.array(row.tokens), logits)
         row.logprobs = (logits - mx.logsumexp(logits, axis=-1, keepdims=True))[0]
         row.next = row.sampler(row.logprobs[None])
-        mx.async_eval(row.next, row.logprobs)
+        mx.async_eval(row.next, row.logprobs)  # type: ignore[no-untyped-call]
         return token, logprobs
 
     def decode(self) -> list[Row]:

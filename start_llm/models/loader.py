@@ -25,6 +25,7 @@ from start_llm.models.capabilities import (
     read_config,
     reasoning_parser,
 )
+from start_llm.models.device import Accelerator
 from start_llm.models.embedded import ensure_embedded_model
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
@@ -71,11 +72,17 @@ class LoadedModel:
         return list(make_prompt_cache(self.model))
 
 
-def backend() -> str:
-    """``metal``, ``cuda`` or ``cpu``: where MLX computes by default."""
-    if mx.metal.is_available():
-        return "metal"
-    return "cpu" if mx.default_device() == mx.Device(mx.cpu) else "cuda"
+def accelerator() -> Accelerator:
+    """Where MLX computes, and how much memory it may use there. May be called on any thread."""
+    if mx.default_device() == mx.Device(mx.cpu):
+        return Accelerator("cpu")
+    info = mx.device_info()
+    limit = info.get("max_recommended_working_set_size") or info.get("memory_size") or info.get("total_memory")
+    return Accelerator(
+        "metal" if mx.metal.is_available() else "cuda",
+        str(info.get("device_name", "")),
+        int(limit) if limit else None,
+    )
 
 
 def load_model(settings: Settings, progress: Progress) -> LoadedModel:
@@ -87,7 +94,7 @@ def load_model(settings: Settings, progress: Progress) -> LoadedModel:
     """
     source = settings.model_path
     if source is None:
-        quantised = backend() != "cpu"
+        quantised = accelerator().backend != "cpu"
         folder = ensure_embedded_model(settings.cache_dir, quantised=quantised, progress=progress)
         name = EMBEDDED_NAME
     else:

@@ -1,0 +1,230 @@
+"""Builds and wires every object; start and stop order.
+
+Start: HTTP edge (answers /health and 503) -> model thread loads -> prompt side is
+built from the loaded model -> proxy. Stop: proxy, HTTP edge, model thread, disk.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+
+from start_llm.api.server import ApiServer, make_server
+from start_llm.chat import ChatService, Served
+from start_llm.core.errors import NotSupported, StartLLMError, Unavailable
+from start_llm.core.request import ChatRequest
+from start_llm.core.settings import Settings, SettingsError
+from start_llm.core.work import Constraint
+from start_llm.engine.constraint import Grammars
+from start_llm.engine.runtime import TextRuntime, make_store
+from start_llm.engine.sampling import check_logit_bias
+from start_llm.engine.thread import EngineThread
+from start_llm.models.device import default_cache_bytes, inspect_device, recommended_model
+from start_llm.models.loader import LoadedModel, accelerator, load_model
+from start_llm.parsing.reasoning import reasoning_style
+from start_llm.parsing.registry import ExternalFormat, OutputStyle, output_style
+from start_llm.parsing.structured import ModelText, make_constraint, special_tokens
+from start_llm.prompt.hf import HFTemplate, HFTokenizer
+from start_llm.prompt.pipeline import Pipeline
+from start_llm.prompt.volatile import RuleError, Rules
+from start_llm.proxy.launcher import LiteLLMProxy
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class _Built:
+    loaded: LoadedModel
+    grammars: Grammars | None
+
+
+class App:
+    """One server with one model. `start` returns when requests are answered, or raises StartLLMError."""
+
+    def __init__(self, settings: Settings, *, say: Callable[[str], None] | None = None) -> None:
+        self.settings = settings
+        self._say = say or _printer(settings)
+        self._rules = Rules.load(settings.cache_rules_file)
+        self._built: _Built | None = None
+        self.engine = EngineThread(self._load, max_queue=settings.max_queue, max_concurrency=settings.max_concurrency)
+        self.service = ChatService(settings, self.engine)
+        self._server: ApiServer = make_server(settings, self.service)
+        self._proxy: LiteLLMProxy | None = None
+        self._pipeline: Pipeline | None = None
+        self._stopped = threading.Event()
+
+    @property
+    def server_url(self) -> str:
+        return self._server.url
+
+    @property
+    def proxy_url(self) -> str | None:
+        return self._proxy.url if self._proxy is not None else None
+
+    @property
+    def proxy(self) -> LiteLLMProxy | None:
+        return self._proxy
+
+    def start(self) -> None:
+        """Raises StartLLMError if the model cannot be loaded or a port is taken."""
+        self._server.start()
+        self._say(f"server    {self.server_url}  (loading the model)")
+        self.engine.start()
+        self.engine.wait_loaded()
+        status = self.engine.status()
+        if self._built is None or status.state == "failed":
+            self.stop()
+            raise Unavailable(status.detail or "The model could not be loaded.")
+        self._serve(self._built)
+        self._say(f"model     {self._built.loaded.name}  (context {self._context(self._built.loaded):,} tokens)")
+        if self.settings.proxy == "on":
+            self._start_proxy(self._built.loaded)
+
+    def wait(self) -> None:
+        """Blocks until `stop` is called."""
+        self._stopped.wait()
+
+    def stop(self) -> None:
+        """May be called twice. Running requests end with an error of their dialect."""
+        if self._proxy is not None:
+            self._proxy.stop()
+        self._server.stop(graceful_seconds=2.0)
+        self.engine.stop()
+        if self._pipeline is not None:
+            self._pipeline.close()
+        self._stopped.set()
+
+    def on_model_thread(self, function: Callable[[Any, Any], Any], timeout: float = 600.0) -> Any:
+        """``function(model, mlx-lm's tokenizer)`` on the model thread; for benchmarks."""
+        built = self._built
+        if built is None:
+            raise Unavailable("The model is not loaded.")
+        return self.engine.call(lambda _: function(built.loaded.model, built.loaded.wrapper), timeout)
+
+    # --- model thread ---------------------------------------------------------
+
+    def _load(self) -> TextRuntime:
+        loaded = load_model(self.settings, self._progress)
+        budget = self.settings.cache_memory_bytes
+        if budget is None:
+            budget = default_cache_bytes(inspect_device(accelerator).usable, loaded.weight_bytes)
+        runtime = TextRuntime(self.settings, loaded, make_store(self.settings, loaded, budget))
+        self._built = _Built(loaded, runtime.grammars)
+        return runtime
+
+    # --- wiring ---------------------------------------------------------------
+
+    def _serve(self, built: _Built) -> None:
+        loaded = built.loaded
+        template, tokenizer = HFTemplate(loaded.tokenizer), HFTokenizer(loaded.tokenizer, eos_ids=loaded.eos)
+        self._pipeline = Pipeline(template, tokenizer, settings=self.settings, rules=self._rules)
+        style, vocab = _style(loaded), len(loaded.tokenizer)
+        self.service.serve(
+            Served(
+                name=loaded.name,
+                source=loaded.source,
+                created=int(time.time()),
+                context=self._context(loaded),
+                pipeline=self._pipeline,
+                style=style,
+                detokenizer=lambda: loaded.wrapper.detokenizer,
+                token_text=lambda token: str(loaded.tokenizer.decode([token])),
+                check=lambda request: check_logit_bias(request.sampling, vocab),
+                constraint=_constraints(built),
+            )
+        )
+
+    def _context(self, loaded: LoadedModel) -> int:
+        return min(self.settings.max_kv_size, loaded.capabilities.context)
+
+    def _start_proxy(self, loaded: LoadedModel) -> None:
+        model_id = self.settings.proxy_model_id or f"openai/{loaded.name}"
+        self._proxy = LiteLLMProxy(
+            self.settings, server_url=self.server_url, model_id=model_id, log_path=self.settings.log_root / "proxy.log"
+        )
+        self._proxy.start()
+        ready = self._proxy.wait_ready(self.settings.proxy_startup_wait_seconds)
+        self._say(f"proxy     {self._proxy.url}  ({'ready' if ready else 'starting'}; key {self._proxy.master_key})")
+
+    def _progress(self, step: str, fraction: float) -> None:
+        if fraction in (0.0, 1.0):
+            self._say(f"{'done' if fraction else 'begin':9s} {step}")
+
+
+def _style(loaded: LoadedModel) -> OutputStyle:
+    parser, capabilities = loaded.tool_parser, loaded.capabilities
+    external = None if parser is None else ExternalFormat(parser.start, parser.end, parser.parse)
+    known = capabilities.reasoning_parser
+    style = output_style(
+        tool_parser=capabilities.tool_parser,
+        reasoning_parser="think_tag" if known == "tags" else known,
+        external=external,
+    )
+    if known == "tags" and capabilities.think_tags is not None:
+        style = replace(style, reasoning=reasoning_style(*capabilities.think_tags))
+    return style
+
+
+def _constraints(built: _Built) -> Callable[[ChatRequest, bool], Constraint | None]:
+    capabilities, grammars = built.loaded.capabilities, built.grammars
+    reasoning = capabilities.think_tags or ("<think>", "</think>")
+    model = ModelText(capabilities.tool_parser, special_tokens(built.loaded.tokenizer), reasoning)
+
+    def constraint(request: ChatRequest, in_reasoning: bool) -> Constraint | None:
+        made = make_constraint(request, model, in_reasoning=in_reasoning)
+        if made is None:
+            return None
+        if grammars is None:
+            raise NotSupported("Structured output is not supported for this model's tokenizer.")
+        grammars.prepare(made)
+        return made
+
+    return constraint
+
+
+def _printer(settings: Settings) -> Callable[[str], None]:
+    console = Console(stderr=settings.log_json, highlight=False, soft_wrap=True)
+    return lambda line: console.print(line, markup=False)
+
+
+def main_serve(settings: Settings) -> int:
+    """Runs until SIGINT or SIGTERM. The exit code of `serve`."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    try:
+        app = App(settings)
+    except (StartLLMError, SettingsError, RuleError) as error:
+        print(error, file=sys.stderr)
+        return 2
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        threading.Thread(target=app.stop, name="stop").start()
+
+    signal.signal(signal.SIGTERM, end)
+    signal.signal(signal.SIGINT, end)
+    try:
+        app.start()
+    except StartLLMError as error:
+        print(error.message, file=sys.stderr)
+        app.stop()
+        return 1
+    if settings.model_path is None:
+        _recommend()
+    app.wait()
+    return 0
+
+
+def _recommend() -> None:
+    """With no MODEL_PATH on a Mac: which model would do real work here."""
+    device = inspect_device(accelerator)
+    best = recommended_model(device.memory) if device.apple_silicon else None
+    if best is not None:
+        print(f"This is the small embedded model. For {device}: MODEL_PATH={best.repository} ({best.note}).")

@@ -1,0 +1,128 @@
+"""A whole server in this process on an oracle checkpoint, with every prompt and every forward pass in sight."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+
+from start_llm.app import App
+from start_llm.core.settings import load_settings
+from start_llm.core.work import Submit
+
+WAIT = 60.0
+TOOLS = [
+    {
+        "type": "function",
+        "function": {
+            "name": name,
+            "description": f"{name} a file",
+            "parameters": {
+                "type": "object",
+                "properties": {"path": {"type": "string"}, "line": {"type": "integer"}},
+                "required": ["path"],
+            },
+        },
+    }
+    for name in ("read", "edit", "run")
+]
+
+
+@dataclass
+class Live:
+    """
+    Attributes:
+        prompts: tokens of every prompt that reached the engine, by the response's id.
+    """
+
+    app: App
+    prompts: dict[str, tuple[int, ...]] = field(default_factory=dict)
+
+    @property
+    def url(self) -> str:
+        return self.app.server_url
+
+    @property
+    def openai(self) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=WAIT)
+
+    def work(self) -> int:
+        """Prompt tokens that went through the model so far, re-anchoring included."""
+        return int(self.app.on_model_thread(lambda model, _: model.work.computed))
+
+    def chat(self, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+        """One request; the answer's message, with the whole body under ``body``."""
+        body = {"model": "default", "messages": messages, **more}
+        response = httpx.post(f"{self.url}/v1/chat/completions", json=body, timeout=WAIT)
+        data = response.json()
+        assert response.status_code == 200, data
+        message = data["choices"][0]["message"]
+        return {"message": message, "body": data, "report": data["usage"]["start_llm"], "headers": response.headers}
+
+    def prompt_of(self, answer: dict[str, Any]) -> tuple[int, ...]:
+        return self.prompts[answer["body"]["id"]]
+
+
+@contextmanager
+def live(model: Path, cache: Path, **settings: Any) -> Iterator[Live]:
+    """A started server; settings as keyword arguments."""
+    defaults: dict[str, Any] = {
+        "model_path": str(model),
+        "trust_remote_code": True,
+        "start_llm_cache_dir": cache,
+        "mlx_port": 0,
+        "proxy": "off",
+        "log_root": cache / "logs",
+        "kv_disk_dir": "off",
+        "reanchor": "off",
+        "log_json": True,
+        "default_temperature": 0.0,
+    }
+    app = App(load_settings(None, **{**defaults, **settings}), say=lambda line: None)
+    server = Live(app)
+    engine = app.engine
+    submit = engine.submit
+
+    def seen(work: Submit) -> None:
+        server.prompts[work.id.rsplit("#", 1)[0]] = work.prompt.tokens
+        submit(work)
+
+    engine.submit = seen  # type: ignore[method-assign]
+    app.start()
+    try:
+        yield server
+    finally:
+        app.stop()
+
+
+def echoed(message: dict[str, Any], how: str) -> dict[str, Any]:
+    """An assistant message the way a client sends it back.
+
+    ``strip``: without its reasoning; ``keep``: as it came; ``both``: the reasoning in `reasoning_content` and as a
+    ``<think>`` block in the content; ``retyped``: stripped, arguments re-serialised, ids changed.
+    """
+    back: dict[str, Any] = {"role": "assistant", "content": message.get("content")}
+    reasoning = message.get("reasoning_content")
+    calls = message.get("tool_calls")
+    if reasoning and how in {"keep", "both"}:
+        back["reasoning_content"] = reasoning
+    if reasoning and how == "both":
+        back["content"] = f"<think>\n{reasoning}\n</think>\n\n{message.get('content') or ''}"
+    if calls:
+        back["tool_calls"] = [dict(call) for call in calls]
+        if how == "retyped":
+            for i, call in enumerate(back["tool_calls"]):
+                arguments = json.loads(call["function"]["arguments"])
+                tight = json.dumps(dict(reversed(arguments.items())), separators=(",", ":"))
+                back["tool_calls"][i] = {
+                    **call,
+                    "id": f"call{i}x",
+                    "function": {**call["function"], "arguments": tight},
+                }
+    return back

@@ -1,0 +1,130 @@
+"""Whole conversations: a turn computes what is new, and the model sees exactly what it should."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tests.integration.live import TOOLS, Live, echoed
+from tests.oracle import expected_truth, script
+
+KINDS = ["plain", "hybrid", "windowed"]
+TURNS = 6
+
+
+def long_text(tag: str, words: int = 150) -> str:
+    return " ".join(f"{tag} fact {i} of the file" for i in range(words // 5))
+
+
+def raw_answer(turn: int, tool_loop: bool, reasoning: bool) -> str:
+    think = f"<think>\nlet me think about step {turn}, carefully\n</think>\n\n" if reasoning else ""
+    if tool_loop:
+        call = json.dumps({"name": "read", "arguments": {"path": f"src/file{turn}.py", "line": turn}})
+        return f"{think}I read it.\n<tool_call>\n{call}\n</tool_call>"
+    return f"{think}Answer number {turn}: {{truth}}"
+
+
+def converse(server: Live, *, how: str, tool_loop: bool, reasoning: bool) -> tuple[int, int, list[dict[str, Any]]]:
+    """Six turns; (tokens computed inside the model, tokens that were new, answers)."""
+    salt = uuid4().hex
+    answers_cue = script(*(raw_answer(i, tool_loop, reasoning) for i in range(TURNS)))
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": f"You are agent {salt}. {long_text('system')}"},
+        {"role": "user", "content": f"{answers_cue} {long_text('first')}"},
+    ]
+    before, new, known, answers = server.work(), 0, 0, []
+    for turn in range(TURNS):
+        answer = server.chat(messages, tools=TOOLS)
+        answers.append(answer)
+        prompt = server.prompt_of(answer)
+        new += len(prompt) - known
+        known = len(prompt) + answer["body"]["usage"]["start_llm"]["generated"]
+        check(answer, prompt, turn, tool_loop, reasoning)
+        messages.append(echoed(answer["message"], how))
+        if tool_loop:
+            call = messages[-1]["tool_calls"][0]
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": long_text(f"result {turn}", 60)})
+        else:
+            messages.append({"role": "user", "content": f"go on, {turn}. {long_text('more', 60)}"})
+    return server.work() - before, new, answers
+
+
+def check(answer: dict[str, Any], prompt: tuple[int, ...], turn: int, tool_loop: bool, reasoning: bool) -> None:
+    message = answer["message"]
+    if tool_loop:
+        (call,) = message["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {"path": f"src/file{turn}.py", "line": turn}
+        assert message["content"] == "I read it."
+    else:
+        assert message["content"] == f"Answer number {turn}: {expected_truth(prompt)}"
+    if reasoning:
+        assert message["reasoning_content"].strip() == f"let me think about step {turn}, carefully"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("how", "tool_loop", "reasoning"),
+    [
+        ("keep", False, False),
+        ("strip", False, True),
+        ("keep", False, True),
+        ("both", False, True),
+        ("keep", True, True),
+        ("retyped", True, True),
+    ],
+    ids=["append", "reasoning-stripped", "reasoning-echoed", "both-echoed", "tool-loop", "tool-loop-retyped"],
+)
+def test_a_turn_costs_what_is_new_in_it(
+    servers: Callable[..., Live], kind: str, how: str, tool_loop: bool, reasoning: bool
+) -> None:
+    computed, new, answers = converse(servers(kind), how=how, tool_loop=tool_loop, reasoning=reasoning)
+    assert computed <= 1.15 * new, [a["report"] for a in answers]
+    for answer in answers[1:]:
+        report = answer["report"]
+        assert report["reused"] + report["computed"] == report["prompt"]
+        assert report["computed"] <= report["new"] + 64 or "miss" in report
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_eight_conversations_at_once_answer_as_alone(servers: Callable[..., Live], kind: str) -> None:
+    server = servers(kind)
+    salts = [uuid4().hex for _ in range(8)]
+
+    def talk(salt: str, out: dict[str, list[str]], name: str) -> None:
+        messages: list[dict[str, Any]] = [{"role": "system", "content": f"{long_text('shared')} {salt}"}]
+        said = []
+        for turn in range(3):
+            messages.append({"role": "user", "content": f"turn {turn} {long_text('x', 40)} [[truth]]"})
+            answer = server.chat(messages)
+            assert answer["message"]["content"] == expected_truth(server.prompt_of(answer))
+            said.append(answer["message"]["content"])
+            messages.append(echoed(answer["message"], "keep"))
+        out[name] = said
+
+    together: dict[str, list[str]] = {}
+    threads = [threading.Thread(target=talk, args=(salt, together, salt)) for salt in salts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    alone: dict[str, list[str]] = {}
+    for salt in salts:
+        talk(salt, alone, salt)
+    assert together == alone
+    assert len(together) == 8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_regenerated_answer_costs_only_its_end(servers: Callable[..., Live], kind: str) -> None:
+    server = servers(kind)
+    messages = [{"role": "user", "content": f"{uuid4().hex} {long_text('again', 400)} [[truth]]"}]
+    first = server.chat(messages)
+    before = server.work()
+    second = server.chat(messages)
+    assert second["message"]["content"] == first["message"]["content"]
+    assert server.work() - before <= 8
