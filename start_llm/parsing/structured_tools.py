@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -269,18 +269,36 @@ def _text_terminals(call: Call, schema: Schema, path: str) -> str:
 
 def _unanchored(pattern: str, call: Call, path: str) -> str:
     """A JSON schema's pattern, which may match anywhere, as one for the whole text."""
-    starts, ends = pattern.startswith("^"), pattern.endswith("$") and not pattern.endswith("\\$")
-    inner = pattern[1 if starts else 0 : len(pattern) - 1 if ends else None]
-    unclear = re.search(r"(?<![\\\[])[\^$]", inner) or ((starts or ends) and "|" in inner) or r"\b" in inner
-    if unclear:
+    places = list(_operators(pattern))
+    anchors = [place for place in places if pattern[place] in "^$"]
+    starts, ends = 0 in anchors, len(pattern) - 1 in anchors and pattern.endswith("$")
+    either = any(pattern[place] == "|" for place in places)
+    if len(anchors) > starts + ends or (anchors and either) or re.search(r"\\[bB]", pattern):
         if call.lenient:
             return ANY_TEXT
         raise BadRequest(
             f"{call.param}: keyword 'pattern' at {path} is not supported in this model's tool format: "
-            f"anchors of {pattern!r} are not at its ends.",
+            f"{pattern!r} has anchors elsewhere than at its ends.",
             param=call.param,
         )
+    inner = pattern[1 if starts else 0 : len(pattern) - 1 if ends else None]
     return f"{'' if starts else ANY_TEXT}({inner}){'' if ends else ANY_TEXT}"
+
+
+def _operators(pattern: str) -> Iterator[int]:
+    """Where anchors stand, and alternatives that are not inside a group."""
+    depth, in_class, escaped = 0, False, False
+    for i, char in enumerate(pattern):
+        if escaped or char == "\\":
+            escaped = not escaped
+        elif in_class:
+            in_class = char != "]"
+        elif char == "[":
+            in_class = True
+        elif char in "()":
+            depth += 1 if char == "(" else -1
+        elif char in "^$" or (char == "|" and depth == 0):
+            yield i
 
 
 _MISTRAL_LIST = CallFormat(_list_body, "[TOOL_CALLS]", "", "")

@@ -23,9 +23,8 @@ def random_schema(rng: random.Random, depth: int = 3) -> dict[str, Any]:
             "required": ["v", "next"],
             "additionalProperties": False,
         }
-        schema = {**_object(rng, 1), "$defs": {"node": node}}
-        schema["properties"]["tree"] = {"$ref": "#/$defs/node"}
-        schema["required"].append("tree")
+        schema = {"type": "object", "properties": {"more": _any(rng, 1), "tree": {"$ref": "#/$defs/node"}}}
+        schema |= {"required": ["tree"], "additionalProperties": False, "$defs": {"node": node}}
     return schema
 
 

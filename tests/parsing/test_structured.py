@@ -1,0 +1,432 @@
+"""Which texts a request's grammar accepts. A byte vocabulary, so that only the grammar matters; no model."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from start_llm.core.errors import BadRequest
+from start_llm.core.messages import Tool
+from start_llm.core.request import ChatRequest, ResponseFormat, ToolChoice
+from start_llm.core.work import Constraint
+from start_llm.parsing.structured import ModelText, make_constraint, special_tokens
+
+MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<arg_key>", "</arg_key>")
+MARKERS += ("<arg_value>", "</arg_value>")
+EOS = "<|end|>"
+
+
+def byte_tokenizer(*special: str) -> Tokenizer:
+    vocab = {text: i for i, text in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in (EOS, *special)])
+    return backend
+
+
+class Vocabulary:
+    """A tokenizer, and what grammars accept in it."""
+
+    def __init__(self, *special: str) -> None:
+        self.backend = byte_tokenizer(*special)
+        self.special = {text: self.backend.token_to_id(text) for text in special}
+        self.tokenizer = LLTokenizer(self.backend.to_str(), eos_token=self.backend.token_to_id(EOS))
+
+    def accepts(self, constraint: Constraint | None, text: str) -> bool:
+        """Whether `text` is a complete answer."""
+        matcher = self.feed(constraint, text)
+        return matcher is not None and bool(matcher.is_accepting())
+
+    def begins(self, constraint: Constraint | None, text: str) -> bool:
+        """Whether an answer may begin with `text`."""
+        return self.feed(constraint, text) is not None
+
+    def feed(self, constraint: Constraint | None, text: str) -> Any:
+        assert constraint is not None
+        matcher = LLMatcher(self.tokenizer, constraint.grammar, log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        tokens = self.backend.encode(text).ids
+        return matcher if matcher.try_consume_tokens(tokens) == len(tokens) else None
+
+
+TOKENS = Vocabulary(*MARKERS)  # markers are tokens
+BYTES = Vocabulary()  # markers are text
+BOTH = pytest.mark.parametrize("words", [TOKENS, BYTES], ids=["tokens", "text"])
+
+WEATHER = Tool(
+    "get_weather",
+    "",
+    {
+        "type": "object",
+        "properties": {
+            "city": {"type": "string"},
+            "days": {"type": "integer", "minimum": 1, "maximum": 9},
+            "unit": {"enum": ["C", "F"]},
+            "where": {"type": "object", "properties": {"lat": {"type": "number"}}, "required": ["lat"]},
+        },
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+)
+PING = Tool("ping")
+STRICT = Tool("get_weather", "", WEATHER.parameters, strict=True)
+OBJECT = ResponseFormat("json_object")
+
+
+def constraint(
+    words: Vocabulary, tool_format: str = "hermes_json", reasoning: tuple[str, str] | None = None, **fields: Any
+) -> Constraint | None:
+    where = {key: fields.pop(key) for key in ("in_reasoning", "may_reason") if key in fields}
+    request = ChatRequest(id="x", dialect="chat", model="m", **fields)
+    return make_constraint(request, ModelText(tool_format, words.special, reasoning), **where)
+
+
+# --- response formats ---
+
+
+def test_free_answers_have_no_constraint() -> None:
+    assert constraint(BYTES) is None
+    assert constraint(BYTES, tools=(WEATHER,)) is None
+    assert constraint(BYTES, tools=(STRICT,), tool_choice=ToolChoice("none")) is None
+
+
+def test_json_object_is_one_object_and_nothing_else() -> None:
+    wanted = constraint(BYTES, response_format=OBJECT)
+    for good in ('{"a": [1, null, {"b": "c"}]}', "{}", '\n\n{"a":1}', '{\n  "a": 1\n}'):
+        assert BYTES.accepts(wanted, good), good
+    for bad in ("[1]", '"a"', "{} and more", "Sure! {}", '{"a": 1'):
+        assert not BYTES.accepts(wanted, bad), bad
+
+
+def test_white_space_is_bounded_everywhere() -> None:
+    wanted = constraint(BYTES, response_format=OBJECT)
+    assert BYTES.begins(wanted, '{\n                    "a"')
+    for loop in ("{" + " " * 3, "{" + "\n" * 3, "{\n" + " " * 22, '{"a":' + " " * 3, '{"a": 1,' + "\t" * 3, "\n" * 6):
+        assert not BYTES.begins(wanted, loop), loop
+
+
+def test_json_schema_is_kept_to() -> None:
+    wanted = constraint(BYTES, response_format=ResponseFormat("json_schema", WEATHER.parameters))
+    assert BYTES.accepts(wanted, '{"city": "Ülm\\n", "days": 3, "unit": "C"}')
+    for bad in (
+        "{}",
+        '{"city": 3}',
+        '{"city": "a", "days": 10}',
+        '{"city": "a", "unit": "K"}',
+        '{"city": "a", "x": 1}',
+    ):
+        assert not BYTES.accepts(wanted, bad), bad
+
+
+def test_a_clients_own_grammar_options_do_not_count() -> None:
+    schema = {"type": "object", "x-guidance": {"lenient": True, "whitespace_pattern": "x+"}, "not": {"type": "null"}}
+    with pytest.raises(BadRequest, match="'not'"):
+        constraint(BYTES, response_format=ResponseFormat("json_schema", schema))
+
+
+PARAM = "response_format.json_schema.schema"
+DEEP: dict[str, Any] = {"type": "string"}
+for _ in range(3000):
+    DEEP = {"properties": {"a": DEEP}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ({"properties": {"a": {"not": {"type": "string"}}}}, ["'not'", "$.properties.a"]),
+        ({"type": "array", "uniqueItems": True}, ["'uniqueItems'", "$"]),
+        ({"items": {"dependentRequired": {"a": ["b"]}}}, ["'dependentRequired'", "$.items"]),
+        ({"anyOf": [{"type": "null"}, {"if": {}}]}, ["'if'", "$.anyOf[1]"]),
+        ({"properties": {"a": {"type": "string", "format": "idn-email"}}}, ["'format'", "$.properties.a", "idn-email"]),
+        ({"properties": {"a": {"type": "string", "pattern": "(?=x)y"}}}, ["'pattern'", "$.properties.a"]),
+        ({"oneOf": [{"type": "string"}, {"maxLength": 3}]}, ["'oneOf'", "$"]),
+        ({"$ref": "https://example.com/a.json"}, ["'$ref'", "https://example.com/a.json", "within the schema"]),
+        ({"properties": {"a": {"$ref": "file:///etc/passwd"}}}, ["'$ref'", "$.properties.a"]),
+        ({"$ref": "#/$defs/missing"}, ["'$ref'", "missing"]),
+        ({"type": "strin"}, ["not a valid JSON schema", "'type'", "strin"]),
+        ({"properties": {"a": {"minLength": -1}}}, ["not a valid", "'minLength'", "$.properties.a.minLength"]),
+        ({"required": "a"}, ["not a valid", "'required'"]),
+        ({"allOf": [{"type": "string"}, {"type": "integer"}]}, ["no output", "Unsatisfiable"]),
+        (DEEP, ["nested too deeply"]),
+        (None, ["is missing"]),
+    ],
+)
+def test_a_bad_schema_is_refused_by_keyword_and_place(schema: Any, words: list[str]) -> None:
+    with pytest.raises(BadRequest) as caught:
+        constraint(BYTES, response_format=ResponseFormat("json_schema", schema))
+    assert caught.value.param == PARAM
+    assert "\n" not in caught.value.message
+    for word in (PARAM, *words):
+        assert word in caught.value.message
+
+
+def test_keywords_inside_data_are_not_keywords() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"not": {"const": {"$ref": "http://x"}}, "$ref": {"type": "null"}},
+        "required": ["not", "$ref"],
+        "default": {"if": 1},
+    }
+    wanted = constraint(BYTES, response_format=ResponseFormat("json_schema", schema))
+    assert BYTES.accepts(wanted, '{"not": {"$ref": "http://x"}, "$ref": null}')
+
+
+# --- forced calls ---
+
+GOOD = {
+    "hermes_json": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ulm", "days": 2}}\n</tool_call>',
+    "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nUlm\n</parameter>\n<parameter=days>\n2\n"
+    "</parameter>\n</function>\n</tool_call>",
+    "glm47": "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Ulm</arg_value><arg_key>days</arg_key>"
+    "<arg_value>2</arg_value></tool_call>",
+    "llama_xml": '<function=get_weather>{"city": "Ulm", "days": 2}</function>',
+}
+GOOD["json_tools"] = GOOD["something_else"] = GOOD["hermes_json"]
+GOOD["glm4_xml"] = GOOD["glm4_native"] = GOOD["glm47"]
+GAPS = {"mistral": ""}
+
+
+@BOTH
+@pytest.mark.parametrize("tool_format", GOOD)
+def test_required_accepts_calls_and_only_valid_ones(words: Vocabulary, tool_format: str) -> None:
+    wanted = constraint(words, tool_format, tools=(WEATHER, PING), tool_choice=ToolChoice("required"))
+    good = GOOD[tool_format]
+    assert words.accepts(wanted, good)
+    assert words.accepts(wanted, "\n\n" + good)
+    assert words.accepts(wanted, good + "\n" + good)
+    for bad in ("Hello", "Hello " + good, good + " bye", good.replace("get_weather", "get_wether")):
+        assert not words.accepts(wanted, bad), bad
+    assert not words.accepts(wanted, good.replace("2", "22"))
+    assert not words.accepts(wanted, good.replace("days", "dais"))
+
+
+def test_mistral_calls_have_a_header_or_are_a_list() -> None:
+    fields: dict[str, Any] = {"tools": (WEATHER, PING), "tool_choice": ToolChoice("required")}
+    header = '[TOOL_CALLS]get_weather[ARGS]{"city": "Ulm"}'
+    assert TOKENS.accepts(constraint(TOKENS, "mistral", **fields), header + header)
+    assert not TOKENS.accepts(constraint(TOKENS, "mistral", **fields), header.replace('"Ulm"', "1"))
+    listed = '[TOOL_CALLS] [{"name": "get_weather", "arguments": {"city": "Ulm"}}]'
+    assert BYTES.accepts(constraint(BYTES, "mistral", **fields), listed)
+
+
+@BOTH
+@pytest.mark.parametrize("tool_format", GOOD)
+def test_without_parallel_calls_there_is_exactly_one(words: Vocabulary, tool_format: str) -> None:
+    choice = ToolChoice("required")
+    wanted = constraint(words, tool_format, tools=(WEATHER,), tool_choice=choice, parallel_tool_calls=False)
+    good = GOOD[tool_format]
+    assert words.accepts(wanted, good)
+    assert not words.begins(wanted, good + "\n")
+
+
+def test_a_named_tool_is_the_only_one() -> None:
+    wanted = constraint(BYTES, tools=(WEATHER, PING), tool_choice=ToolChoice("named", "ping"))
+    assert BYTES.accepts(wanted, '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>')
+    assert not BYTES.accepts(wanted, GOOD["hermes_json"])
+
+
+def test_a_choice_without_such_a_tool_is_refused() -> None:
+    with pytest.raises(BadRequest, match="'pong'; the tools are 'get_weather', 'ping'") as caught:
+        constraint(BYTES, tools=(WEATHER, PING), tool_choice=ToolChoice("named", "pong"))
+    assert caught.value.param == "tool_choice"
+    with pytest.raises(BadRequest, match="there are no tools"):
+        constraint(BYTES, tool_choice=ToolChoice("required"))
+
+
+@BOTH
+def test_xml_values_are_raw_text_until_their_end(words: Vocabulary) -> None:
+    wanted = constraint(words, "qwen3_coder", tools=(WEATHER,), tool_choice=ToolChoice("required"))
+    call = GOOD["qwen3_coder"]
+    for city in ('say "hi" \\ </b> {x}', "two\nlines\n", "</parameterx> <", "nullable", "日本"):
+        assert words.accepts(wanted, call.replace("Ulm", city)), city
+    assert not words.accepts(wanted, call.replace("Ulm", "a\n</parameter>\nb"))
+    assert not words.accepts(wanted, call.replace("Ulm", "null"))  # parsers read it as null
+    where = "<parameter=where>\n{0}\n</parameter>\n</function>"
+    assert words.accepts(wanted, call.replace("</function>", where.format('{"lat": 1.5}')))
+    assert not words.accepts(wanted, call.replace("</function>", where.format("{}")))
+
+
+def xml_tool(schema: dict[str, Any], **more: Any) -> Tool:
+    return Tool("t", "", {"type": "object", "properties": {"v": schema}, "required": ["v"], **more}, strict=True)
+
+
+@BOTH
+@pytest.mark.parametrize("tool_format", ["qwen3_coder", "glm47"])
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "string", "minLength": 2, "maxLength": 4}, ["ab", "abcd", "a b"], ["a", "abcde", " a", "ab "]),
+        ({"type": "string", "pattern": "^a+$"}, ["a", "aaa"], ["", "ab", "ba"]),
+        ({"type": "string", "pattern": "b+"}, ["b", "abc"], ["a", "ac"]),
+        ({"type": "string", "pattern": "^(x|y)"}, ["x", "y z"], ["z", "ax"]),
+        ({"type": "string", "pattern": "x|[$|y]"}, ["ax", "$", "|"], ["z"]),
+        ({"type": "string", "pattern": "\\$$"}, ["5$"], ["5$a", "5"]),
+        ({"enum": ["a", 1, None]}, ["a", "1", "null"], ["b", '"a"', "2"]),
+        ({"const": "only"}, ["only"], ["other"]),
+        ({"type": ["string", "null"]}, ["abc"], []),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, ["abc", "3"], []),
+        ({"anyOf": [{"type": "boolean"}, {"type": "integer"}]}, ["true", "3"], ["abc"]),
+        ({"$ref": "#/$defs/d"}, ["[true]"], ["[1]", "true"]),
+        ({}, ["anything"], []),
+    ],
+)
+def test_xml_values_keep_to_their_schema(
+    words: Vocabulary, tool_format: str, schema: dict[str, Any], good: list[str], bad: list[str]
+) -> None:
+    tool = xml_tool(schema, **{"$defs": {"d": {"type": "array", "items": {"type": "boolean"}}}})
+    wanted = constraint(words, tool_format, tools=(tool,), tool_choice=ToolChoice("required"))
+    frame = {
+        "qwen3_coder": "<tool_call>\n<function=t>\n<parameter=v>\n{}\n</parameter>\n</function>\n</tool_call>",
+        "glm47": "<tool_call>t<arg_key>v</arg_key><arg_value>{}</arg_value></tool_call>",
+    }[tool_format]
+    for value in good:
+        assert words.accepts(wanted, frame.format(value)), value
+    for value in bad:
+        assert not words.accepts(wanted, frame.format(value)), value
+
+
+@pytest.mark.parametrize(
+    ("tool", "words"),
+    [
+        (xml_tool({"type": "string", "format": "date"}), ["'format'", "$.properties.v"]),
+        (xml_tool({"type": "string", "pattern": "^a|b$"}), ["'pattern'", "$.properties.v"]),
+        (xml_tool({"type": "string"}, minProperties=1), ["'minProperties'", "$"]),
+        (Tool("t", "", {"type": "object", "properties": {"a b": {}}}, strict=True), ["'a b'"]),
+    ],
+)
+def test_what_xml_cannot_hold_a_strict_tool_to_is_refused(tool: Tool, words: list[str]) -> None:
+    with pytest.raises(BadRequest) as caught:
+        constraint(BYTES, "qwen3_coder", tools=(PING, tool), tool_choice=ToolChoice("required"))
+    assert caught.value.param == "tools[1].function.parameters"
+    for word in words:
+        assert word in caught.value.message
+
+
+def test_a_tool_that_is_not_strict_is_held_to_what_can_be_enforced() -> None:
+    loose = Tool("t", "", {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}})
+    wanted = constraint(BYTES, tools=(loose,), tool_choice=ToolChoice("required"))
+    frame = '<tool_call>\n{{"name": "t", "arguments": {}}}\n</tool_call>'
+    assert BYTES.accepts(wanted, frame.format('{"a": [1]}'))
+    assert not BYTES.accepts(wanted, frame.format('{"a": 1}'))
+    for parameters in ({"type": "strin"}, {"$ref": "http://x"}, {"type": "array"}):
+        wanted = constraint(BYTES, tools=(Tool("t", "", parameters),), tool_choice=ToolChoice("required"))
+        assert BYTES.accepts(wanted, frame.format('{"whatever": [1]}'))
+
+
+def test_a_strict_tool_with_a_bad_schema_is_refused_in_auto_too() -> None:
+    for parameters, word in (({"properties": {"a": {"not": {}}}}, "'not'"), ({"type": "array"}, "'type'")):
+        with pytest.raises(BadRequest, match=word) as caught:
+            constraint(BYTES, tools=(PING, Tool("t", "", parameters, strict=True)))
+        assert caught.value.param == "tools[1].function.parameters"
+
+
+# --- auto ---
+
+
+@BOTH
+@pytest.mark.parametrize("tool_format", GOOD)
+def test_auto_with_a_strict_tool_is_free_until_a_call_opens(words: Vocabulary, tool_format: str) -> None:
+    wanted = constraint(words, tool_format, tools=(STRICT, PING))
+    good = GOOD[tool_format]
+    for text in (
+        "",
+        "Just text, 1 < 2 {}.",
+        good,
+        "I look. " + good,
+        good + "\n" + good,
+        "a" + good + "b" + good + "c",
+    ):
+        assert words.accepts(wanted, text), text
+    assert not words.begins(wanted, "I look. " + good.replace("2", "22"))
+    assert not words.begins(wanted, good.replace("get_weather", "get_wether"))
+    assert not words.accepts(wanted, good[: len(good) // 2])
+
+
+def test_auto_holds_other_tools_to_their_name_only() -> None:
+    wanted = constraint(BYTES, tools=(STRICT, Tool("ping", "", {"properties": {"a": {"type": "null"}}})))
+    assert BYTES.accepts(wanted, '<tool_call>\n{"name": "ping", "arguments": {"a": 1}}\n</tool_call>')
+
+
+def test_auto_without_parallel_calls_ends_after_one() -> None:
+    wanted = constraint(BYTES, tools=(STRICT,), parallel_tool_calls=False)
+    good = GOOD["hermes_json"]
+    assert BYTES.accepts(wanted, "text")
+    assert BYTES.accepts(wanted, "text " + good)
+    assert not BYTES.begins(wanted, good + "\n")
+
+
+def test_auto_with_a_response_format_is_either() -> None:
+    wanted = constraint(BYTES, tools=(WEATHER,), response_format=OBJECT)
+    assert BYTES.accepts(wanted, '{"a": 1}')
+    assert BYTES.accepts(wanted, GOOD["hermes_json"])
+    assert not BYTES.begins(wanted, "Hello")
+
+
+# --- reasoning ---
+
+TAGS = ("<think>", "</think>")
+
+
+def test_reasoning_tags_that_are_tokens_become_token_ids() -> None:
+    opening, closing = (TOKENS.special[tag] for tag in TAGS)
+    inside = constraint(TOKENS, reasoning=TAGS, response_format=OBJECT, in_reasoning=True)
+    assert inside is not None
+    assert (inside.after, inside.wait, inside.opens) == ((closing,), True, ())
+    may = constraint(TOKENS, reasoning=TAGS, response_format=OBJECT)
+    assert may is not None
+    assert (may.after, may.wait, may.opens) == ((closing,), False, (opening,))
+    never = constraint(TOKENS, reasoning=TAGS, response_format=OBJECT, may_reason=False)
+    assert never is not None
+    assert (never.after, never.wait, never.opens) == ((), False, ())
+    for each in (inside, may, never):
+        assert TOKENS.accepts(each, "\n\n{}")
+        assert not TOKENS.begins(each, "hm")
+
+
+def test_reasoning_tags_that_are_text_are_part_of_the_grammar() -> None:
+    inside = constraint(BYTES, reasoning=TAGS, response_format=OBJECT, in_reasoning=True)
+    assert inside is not None
+    assert inside.after == ()
+    assert BYTES.accepts(inside, "hm, {} no\n</think>\n\n{}")
+    assert not BYTES.accepts(inside, "{}")
+    may = constraint(BYTES, reasoning=TAGS, response_format=OBJECT)
+    assert BYTES.accepts(may, "<think>hm</think>{}")
+    assert BYTES.accepts(may, "{}")
+    never = constraint(BYTES, reasoning=TAGS, response_format=OBJECT, may_reason=False)
+    assert not BYTES.begins(never, "<think>")
+
+
+def test_reasoning_before_free_text_with_strict_tools() -> None:
+    wanted = constraint(BYTES, reasoning=TAGS, tools=(STRICT,), in_reasoning=True)
+    assert BYTES.accepts(wanted, "maybe <tool_call> x</think>" + GOOD["hermes_json"])
+    assert not BYTES.begins(wanted, "hm</think><tool_call>x")
+
+
+def test_an_answer_that_always_starts_with_certain_tokens() -> None:
+    request = ChatRequest(id="x", dialect="chat", model="m", response_format=OBJECT)
+    wanted = make_constraint(request, ModelText(answer_starts=(7, 8), reasoning=None))
+    assert wanted is not None
+    assert (wanted.after, wanted.wait, wanted.opens) == ((7, 8), True, ())
+
+
+def test_special_tokens_of_a_tokenizer() -> None:
+    added = {
+        5: AddedToken("<|x|>", special=True),
+        6: AddedToken("<tool_call>", special=False),
+        7: AddedToken("[T]", special=True),
+        8: AddedToken("word", special=False),
+    }
+    assert special_tokens(SimpleNamespace(added_tokens_decoder=added)) == {"<|x|>": 5, "<tool_call>": 6, "[T]": 7}
+
+
+def test_unusual_names_and_text_are_escaped() -> None:
+    odd = Tool('say "hi"\\n', "", {"type": "object", "properties": {"ключ": {"const": "</tool_call>"}}})
+    wanted = constraint(BYTES, tools=(odd,), tool_choice=ToolChoice("required"))
+    call = {"name": odd.name, "arguments": {"ключ": "</tool_call>"}}
+    assert BYTES.accepts(wanted, f"<tool_call>\n{json.dumps(call, ensure_ascii=False)}\n</tool_call>")
