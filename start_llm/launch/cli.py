@@ -1,0 +1,165 @@
+"""`launch CLIENT [--print] [--via-proxy] [-- arguments]`, top to bottom."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from start_llm.core.settings import Settings
+from start_llm.launch.clients import CLIENTS
+from start_llm.launch.plan import Client, Endpoint, Plan
+from start_llm.launch.server import ROOT, LaunchError, address, get_json, running_server, wait_for
+from start_llm.proxy.config import master_key
+
+STARTUP_SECONDS = 3600.0  # a first start downloads the model
+PROXY_SECONDS = 120.0
+MIN_ANSWER_TOKENS = 256
+
+
+def main(argv: Sequence[str], settings: Settings) -> int:
+    """Runs a client and returns its exit code; 2 for bad arguments, 1 where it cannot be launched, 127 if missing."""
+    options, arguments = _parse(argv)
+    client = CLIENTS[options.client]
+    executable = shutil.which(client.command)
+    if executable is None and not options.print:
+        needs = f" It needs Node {client.node}." if client.node else ""
+        print(f"{client.title} ({client.command}) is not installed. Install it with: {client.install}.{needs}")
+        return 127
+    try:
+        if options.print:
+            print_plan(client, client.plan(_expected(settings, options.via_proxy), _folder(settings, client)))
+            return 0
+        log = settings.log_root.expanduser().absolute() / "launch-server.log"
+        with running_server(settings, proxy=options.via_proxy, seconds=STARTUP_SECONDS, log_path=log) as server:
+            endpoint = connect(settings, server[0], server[1] if options.via_proxy else None)
+            folder = _folder(settings, client)
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            plan = client.plan(endpoint, folder)
+            write_files(plan)
+            return run(executable or client.command, plan, arguments)
+    except LaunchError as error:
+        print(f"launch: {error}", file=sys.stderr)
+        return 1
+
+
+def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
+    words = list(argv)
+    cut = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser(prog="launch", description="Run a coding agent against this server.")
+    parser.add_argument("client", choices=list(CLIENTS), help="the agent")
+    parser.add_argument("--print", action="store_true", help="show the environment instead of running the client")
+    parser.add_argument("--via-proxy", action="store_true", help="connect through the LiteLLM proxy")
+    return parser.parse_args(words[:cut]), words[cut + 1 :]
+
+
+def _folder(settings: Settings, client: Client) -> Path:
+    return settings.cache_dir.absolute() / "launch" / client.name
+
+
+def connect(settings: Settings, server_url: str, proxy_port: int | None) -> Endpoint:
+    """Asks the server which model it serves; `proxy_port` is set to go through the proxy.
+
+    Raises:
+        LaunchError: the server refuses, or the proxy does not answer.
+    """
+    status, body = get_json(f"{server_url}/v1/models", settings.api_key)
+    cards = body.get("data") if isinstance(body, dict) else None
+    if status != 200 or not cards:
+        raise LaunchError(f"{server_url}/v1/models answered {status}: {body}")
+    context = cards[0].get("context_length") or settings.max_kv_size
+    url, key = server_url, settings.api_key or "none"
+    if proxy_port is not None:
+        url = address(settings.mlx_host, proxy_port)
+        if not wait_for(lambda: get_json(f"{url}/health/readiness")[0] == 200, lambda: True, PROXY_SECONDS):
+            raise LaunchError(f"The proxy at {url} does not answer. Is the server running with PROXY=on?")
+        key = master_key(settings, ROOT / ".env")[0]
+    return _endpoint(settings, url, key, cards[0]["id"], context)
+
+
+def _endpoint(settings: Settings, url: str, key: str, model: str, context: int) -> Endpoint:
+    # Clients ask for as much as they are told an answer may have, and compact when prompt and answer do not fit.
+    answer = max(MIN_ANSWER_TOKENS, min(settings.default_max_tokens * 4, context // 4))
+    return Endpoint(url=url, key=key, model=model, context=context, answer=answer)
+
+
+def _expected(settings: Settings, via_proxy: bool) -> Endpoint:
+    """The running server's endpoint, or what a server with these settings would be; starts nothing."""
+    url = address(settings.mlx_host, settings.mlx_port)
+    if settings.mlx_port and get_json(f"{url}/health")[0] == 200:
+        return connect(settings, url, settings.proxy_port if via_proxy else None)
+    model = settings.served_model_name or (settings.model_path or "default").rstrip("/").rsplit("/", 1)[-1]
+    key = settings.api_key or "none"
+    if via_proxy:
+        url = address(settings.mlx_host, settings.proxy_port)
+        key = settings.litellm_master_key or "$LITELLM_MASTER_KEY"
+    return _endpoint(settings, url, key, model, settings.max_kv_size)
+
+
+def print_plan(client: Client, plan: Plan) -> None:
+    """Shell text that does by hand what `launch` does."""
+    for path, text in plan.files.items():
+        print(f"mkdir -p {shlex.quote(str(path.parent))}")
+        print(f"cat > {shlex.quote(str(path))} <<'END'\n{text.rstrip()}\nEND")
+    for name in plan.unset:
+        print(f"unset {name}")
+    for name, value in plan.env.items():
+        print(f"export {name}={shlex.quote(value)}")
+    print(shlex.join([client.command, *plan.arguments]))
+
+
+def write_files(plan: Plan) -> None:
+    """Writes the plan's files (0600, folders 0700), each by an atomic rename."""
+    for path, text in plan.files.items():
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        handle, temporary = tempfile.mkstemp(dir=path.parent)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+
+
+def client_environment(inherited: Mapping[str, str], plan: Plan) -> dict[str, str]:
+    """The client's variables: the user's, less what was set up for this Python, with the plan's."""
+    environment = {name: value for name, value in inherited.items() if name not in plan.unset}
+    own = [part for part in environment.pop("LD_PRELOAD", "").split(":") if part]
+    kept = [part for part in own if not part.startswith(sys.prefix)]  # the server's BLAS is none of the client's
+    if kept:
+        environment["LD_PRELOAD"] = ":".join(kept)
+    hosts = "127.0.0.1,localhost"
+    for name in ("NO_PROXY", "no_proxy"):
+        environment[name] = ",".join(filter(None, [environment.get(name), hosts]))
+    return environment | plan.env
+
+
+def run(executable: str, plan: Plan, arguments: Sequence[str]) -> int:
+    """Runs the client in the foreground and returns its exit code (128 + n if signal n ended it)."""
+    command = [executable, *plan.arguments, *arguments]
+    client = subprocess.Popen(command, env=client_environment(os.environ, plan))
+    with _signals_for(client):
+        code = client.wait()
+    return 128 - code if code < 0 else code
+
+
+@contextmanager
+def _signals_for(client: subprocess.Popen[bytes]) -> Iterator[None]:
+    """While the client runs, Ctrl-C is the client's alone, and what would end us ends the client."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        client.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

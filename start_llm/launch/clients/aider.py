@@ -1,0 +1,51 @@
+"""aider: chat completions through its own LiteLLM, by environment variables and two small files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from start_llm.launch.plan import Client, Endpoint, Plan, to_json
+
+
+def plan(endpoint: Endpoint, folder: Path) -> Plan:
+    name = f"openai/{endpoint.model}"
+    metadata = {
+        name: {
+            "max_tokens": endpoint.answer,
+            "max_input_tokens": endpoint.context,
+            "max_output_tokens": endpoint.answer,
+            "input_cost_per_token": 0,
+            "output_cost_per_token": 0,
+            "litellm_provider": "openai",
+            "mode": "chat",
+        }
+    }
+    path = folder / "model-metadata.json"
+    return Plan(
+        env={
+            "OPENAI_API_BASE": endpoint.v1,
+            "OPENAI_API_KEY": endpoint.key,
+            "AIDER_MODEL": name,
+            "AIDER_WEAK_MODEL": name,
+            # Models that aider does not know would have to write whole files.
+            "AIDER_EDIT_FORMAT": "diff",
+            "AIDER_MODEL_METADATA_FILE": str(path),
+            "AIDER_ANALYTICS": "false",
+            "AIDER_CHECK_UPDATE": "false",
+            "AIDER_SHOW_RELEASE_NOTES": "false",
+            "AIDER_SHOW_MODEL_WARNINGS": "false",
+            "AIDER_TIMEOUT": "3600",
+            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+        },
+        unset=("OPENAI_BASE_URL",),
+        files={path: to_json(metadata)},
+    )
+
+
+AIDER = Client(
+    name="aider",
+    title="aider",
+    command="aider",
+    install="python3.12 -m pip install aider-chat (or: uv tool install aider-chat)",
+    plan=plan,
+)

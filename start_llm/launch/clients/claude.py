@@ -1,0 +1,44 @@
+"""Claude Code: Anthropic messages, all of it by environment variables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from start_llm.launch.plan import Client, Endpoint, Plan
+
+
+def plan(endpoint: Endpoint, folder: Path) -> Plan:
+    models = (
+        "ANTHROPIC_MODEL",
+        "ANTHROPIC_SMALL_FAST_MODEL",
+        "ANTHROPIC_DEFAULT_HAIKU_MODEL",
+        "ANTHROPIC_DEFAULT_SONNET_MODEL",
+        "ANTHROPIC_DEFAULT_OPUS_MODEL",
+        "CLAUDE_CODE_SUBAGENT_MODEL",
+    )
+    env = dict.fromkeys(models, endpoint.model)
+    env |= {
+        "ANTHROPIC_BASE_URL": endpoint.url,
+        "ANTHROPIC_AUTH_TOKEN": endpoint.key,
+        "CLAUDE_CONFIG_DIR": str(folder),
+        # A billing header that differs per session stands before everything that could be shared.
+        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(endpoint.context),
+        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(endpoint.answer),
+        "DISABLE_AUTOUPDATER": "1",
+        "DISABLE_TELEMETRY": "1",
+        "DISABLE_ERROR_REPORTING": "1",
+        "API_TIMEOUT_MS": str(3600 * 1000),
+    }
+    return Plan(env=env, unset=("ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"))
+
+
+CLAUDE = Client(
+    name="claude",
+    title="Claude Code",
+    command="claude",
+    install="npm install -g @anthropic-ai/claude-code",
+    plan=plan,
+    node=">=22",
+)

@@ -1,0 +1,44 @@
+"""Codex: Responses, all of it by `-c` options: `config.toml` stays Codex's own (it keeps folder trust there)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from start_llm.launch.plan import Client, Endpoint, Plan
+
+IDLE_MILLISECONDS = 3600 * 1000
+
+
+def plan(endpoint: Endpoint, folder: Path) -> Plan:
+    provider = "model_providers.start_llm"
+    options: dict[str, str | int | bool] = {
+        "model": endpoint.model,
+        "model_provider": "start_llm",
+        "model_context_window": endpoint.context,
+        f"{provider}.name": "start_llm",
+        f"{provider}.base_url": endpoint.v1,
+        f"{provider}.env_key": "START_LLM_KEY",
+        f"{provider}.wire_api": "responses",
+        f"{provider}.stream_idle_timeout_ms": IDLE_MILLISECONDS,
+        "check_for_update_on_startup": False,
+        "analytics.enabled": False,
+        "web_search": "disabled",
+    }
+    # JSON strings, numbers and booleans are TOML values too.
+    arguments = [part for name, value in options.items() for part in ("-c", f"{name}={json.dumps(value)}")]
+    return Plan(
+        env={"CODEX_HOME": str(folder), "START_LLM_KEY": endpoint.key},
+        unset=("OPENAI_BASE_URL",),
+        arguments=tuple(arguments),
+    )
+
+
+CODEX = Client(
+    name="codex",
+    title="Codex",
+    command="codex",
+    install="npm install -g @openai/codex",
+    plan=plan,
+    node=">=16",
+)

@@ -1,0 +1,51 @@
+"""OpenCode: an OpenAI-compatible provider in a configuration file of its own, chat completions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from start_llm.launch.plan import Client, Endpoint, Plan, to_json
+
+
+def plan(endpoint: Endpoint, folder: Path) -> Plan:
+    model = {
+        "name": endpoint.model,
+        "reasoning": True,
+        "tool_call": True,
+        # Reasoning comes and goes as `reasoning_content`.
+        "interleaved": {"field": "reasoning_content"},
+        "limit": {"context": endpoint.context, "output": endpoint.answer},
+    }
+    provider = {
+        "npm": "@ai-sdk/openai-compatible",
+        "name": "start_llm",
+        "options": {"baseURL": endpoint.v1, "apiKey": "{env:START_LLM_KEY}", "timeout": False},
+        "models": {endpoint.model: model},
+    }
+    name = f"start_llm/{endpoint.model}"
+    config = {
+        "$schema": "https://opencode.ai/config.json",
+        "model": name,
+        "small_model": name,
+        "provider": {"start_llm": provider},
+        "enabled_providers": ["start_llm"],
+        "autoupdate": False,
+        "share": "disabled",
+    }
+    path = folder / "opencode.json"
+    return Plan(
+        env={
+            "OPENCODE_CONFIG": str(path),
+            "OPENCODE_DB": str(folder / "opencode.db"),
+            "OPENCODE_DISABLE_AUTOUPDATE": "1",
+            "OPENCODE_DISABLE_MODELS_FETCH": "1",
+            "OPENCODE_DISABLE_SHARE": "1",
+            "START_LLM_KEY": endpoint.key,
+        },
+        files={path: to_json(config)},
+    )
+
+
+OPENCODE = Client(
+    name="opencode", title="OpenCode", command="opencode", install="npm install -g opencode-ai", plan=plan
+)

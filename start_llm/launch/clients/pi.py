@@ -1,0 +1,42 @@
+"""PI (`@mariozechner/pi-coding-agent`): a provider of its own in `models.json`, chat completions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from start_llm.launch.plan import Client, Endpoint, Plan, to_json
+
+
+def plan(endpoint: Endpoint, folder: Path) -> Plan:
+    model = {
+        "id": endpoint.model,
+        "reasoning": True,
+        "contextWindow": endpoint.context,
+        "maxTokens": endpoint.answer,
+    }
+    provider = {
+        "baseUrl": endpoint.v1,
+        "api": "openai-completions",
+        "apiKey": "START_LLM_KEY",  # the name of a variable
+        "models": [model],
+    }
+    return Plan(
+        env={
+            "PI_CODING_AGENT_DIR": str(folder),
+            "PI_OFFLINE": "1",
+            "PI_TELEMETRY": "0",
+            "START_LLM_KEY": endpoint.key,
+        },
+        files={folder / "models.json": to_json({"providers": {"start_llm": provider}})},
+        arguments=("--provider", "start_llm", "--model", endpoint.model),
+    )
+
+
+PI = Client(
+    name="pi",
+    title="PI",
+    command="pi",
+    install="npm install -g @mariozechner/pi-coding-agent",
+    plan=plan,
+    node=">=20.6",
+)

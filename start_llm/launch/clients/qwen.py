@@ -1,0 +1,41 @@
+"""Qwen Code: OpenAI's variables and a home folder of its own, chat completions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from start_llm.launch.plan import Client, Endpoint, Plan, to_json
+
+
+def plan(endpoint: Endpoint, folder: Path) -> Plan:
+    settings = {
+        "$version": 3,
+        "general": {"enableAutoUpdate": False},
+        "privacy": {"usageStatisticsEnabled": False},
+        "telemetry": {"enabled": False},
+        "security": {"auth": {"selectedType": "openai"}},
+        "model": {
+            "name": endpoint.model,
+            "generationConfig": {"contextWindowSize": endpoint.context, "timeout": 3600 * 1000},
+        },
+    }
+    return Plan(
+        env={
+            "QWEN_HOME": str(folder),
+            "OPENAI_API_KEY": endpoint.key,
+            "OPENAI_BASE_URL": endpoint.v1,
+            "OPENAI_MODEL": endpoint.model,
+            "QWEN_CODE_MAX_OUTPUT_TOKENS": str(endpoint.answer),
+        },
+        files={folder / "settings.json": to_json(settings)},
+    )
+
+
+QWEN = Client(
+    name="qwen",
+    title="Qwen Code",
+    command="qwen",
+    install="npm install -g @qwen-code/qwen-code",
+    plan=plan,
+    node=">=22",
+)

@@ -1,0 +1,74 @@
+"""What launching a client takes: the nouns of this package. No I/O."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where the client connects.
+
+    Attributes:
+        url: of the server or the proxy, without ``/v1``.
+        key: sent as bearer token; any text where the server asks for none.
+        model: the served name.
+        context: most tokens of a request, prompt and answer.
+        answer: most tokens of an answer.
+    """
+
+    url: str
+    key: str
+    model: str
+    context: int
+    answer: int
+
+    @property
+    def v1(self) -> str:
+        return f"{self.url}/v1"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to run a client once.
+
+    Attributes:
+        env: variables to set.
+        unset: variables to take away: they would lead the client to another server.
+        files: files to write (0600), path to text; all inside the client's private folder.
+        arguments: what stands before the user's own arguments.
+    """
+
+    env: dict[str, str] = field(default_factory=dict)
+    unset: tuple[str, ...] = ()
+    files: dict[Path, str] = field(default_factory=dict)
+    arguments: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """A coding agent.
+
+    Attributes:
+        name: the word after ``launch``.
+        title: its name.
+        command: its executable.
+        install: the command that installs it.
+        plan: what it needs to talk to an endpoint, given its private folder.
+        node: the Node versions it needs, as told by its package; empty where it needs none.
+    """
+
+    name: str
+    title: str
+    command: str
+    install: str
+    plan: Callable[[Endpoint, Path], Plan]
+    node: str = ""
+
+
+def to_json(value: Any) -> str:
+    return json.dumps(value, indent=2) + "\n"

@@ -1,0 +1,156 @@
+"""The server behind a launched client: found running, or started as a child and ended again."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import start_llm
+from start_llm.core.settings import Settings
+
+ROOT = Path(start_llm.__file__).resolve().parents[1]
+SERVER_COMMAND = (sys.executable, "-m", "start_llm", "serve")
+_POLL_SECONDS = 0.1
+_STOP_SECONDS = 15.0
+_WILD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+class LaunchError(RuntimeError):
+    """The client cannot be launched. The message says why and what to do."""
+
+
+def address(host: str, port: int) -> str:
+    host = _WILD_HOSTS.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def get_json(url: str, key: str | None = None, seconds: float = 5) -> tuple[int, Any]:
+    """(status, body) of a GET; (0, None) if nobody answers; the body is ``None`` where it is no JSON."""
+    parts = urlsplit(url)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=seconds)
+    try:
+        connection.request("GET", parts.path or "/", headers={"Authorization": f"Bearer {key}"} if key else {})
+        answer = connection.getresponse()
+        text = answer.read()
+    except (OSError, http.client.HTTPException):
+        return 0, None
+    finally:
+        connection.close()
+    try:
+        return answer.status, json.loads(text)
+    except ValueError:
+        return answer.status, None
+
+
+def wait_for(done: Callable[[], bool], alive: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while alive() and time.monotonic() < deadline:
+        if done():
+            return True
+        time.sleep(_POLL_SECONDS)
+    return False
+
+
+@contextmanager
+def running_server(settings: Settings, *, proxy: bool, seconds: float, log_path: Path) -> Iterator[tuple[str, int]]:
+    """(server's url, proxy's port): a running server, or a child that ends with the block.
+
+    Args:
+        proxy: the server must have its proxy.
+        seconds: how long a started server may take, model download included.
+        log_path: file that gets the output of a started server.
+
+    Raises:
+        LaunchError: it does not come up, or something else listens there.
+    """
+    url = address(settings.mlx_host, settings.mlx_port)
+    status, body = get_json(f"{url}/health") if settings.mlx_port else (0, None)
+    if status and not (isinstance(body, dict) and ("state" in body or "status" in body)):
+        raise LaunchError(
+            f"MLX_PORT={settings.mlx_port} is taken by something that is no start_llm server; set another port."
+        )
+    if status:
+        if not wait_for(lambda: get_json(f"{url}/health")[0] == 200, lambda: True, seconds):
+            raise LaunchError(f"The server at {url} is not healthy: {get_json(f'{url}/health')[1]}")
+        yield url, settings.proxy_port
+        return
+    port = settings.mlx_port or free_port()
+    proxy_port = settings.proxy_port or free_port()
+    url = address(settings.mlx_host, port)
+    child = _spawn(settings, port, proxy_port if proxy else None, log_path)
+    try:
+        if not wait_for(lambda: get_json(f"{url}/health")[0] == 200, lambda: child.poll() is None, seconds):
+            raise LaunchError(f"The server did not come up; the end of {log_path}:\n{_tail(log_path)}")
+        yield url, proxy_port
+    finally:
+        _end(child)
+
+
+def _spawn(settings: Settings, port: int, proxy_port: int | None, log_path: Path) -> subprocess.Popen[bytes]:
+    environment = dict(os.environ) | changed_settings(settings)
+    environment |= {"MLX_PORT": str(port), "PROXY": "off" if proxy_port is None else "on"}
+    if proxy_port is not None:
+        environment["PROXY_PORT"] = str(proxy_port)
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    log_path.parent.mkdir(parents=True, exist_ok=True)
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        # Its own session: a Ctrl-C in the client is not for the server. Its own folder: `.env` and logs are not the
+        # client's business.
+        return subprocess.Popen(
+            SERVER_COMMAND,
+            env=environment,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    finally:
+        os.close(log)
+
+
+def changed_settings(settings: Settings) -> dict[str, str]:
+    """The settings that were given, as environment variables; relative folders made absolute."""
+    changed = {}
+    for name in settings.model_fields_set:
+        value = getattr(settings, name)
+        if isinstance(value, Path):
+            value = value.expanduser().absolute()
+        elif name == "model_path" and value and Path(value).exists():
+            value = Path(value).absolute()
+        changed[name.upper()] = "off" if value is None else str(value)
+    return changed
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    if child.poll() is None:
+        child.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            child.wait(_STOP_SECONDS)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
+def _tail(path: Path, lines: int = 15) -> str:
+    try:
+        return "\n".join(path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:])
+    except FileNotFoundError:
+        return ""

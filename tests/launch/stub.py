@@ -1,0 +1,70 @@
+"""What `launch` asks of a server, and a client that tells how it was run."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+# As a program: a server on MLX_PORT that writes its environment and folder to a file when asked to end.
+SERVER_PROGRAM = """
+import json, os, signal, sys, threading
+sys.path.insert(0, sys.argv[2])
+from tests.launch.stub import make_server
+server = make_server(int(os.environ["MLX_PORT"]))
+signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
+server.serve_forever()
+with open(sys.argv[1], "w") as file:
+    json.dump({"env": dict(os.environ), "cwd": os.getcwd()}, file)
+"""
+CLIENT_PROGRAM = """#!/bin/sh
+{ env; echo "CWD=$PWD"; for word in "$@"; do echo "ARG=$word"; done; } > "$START_LLM_TEST_OUT"
+exit 7
+"""
+
+
+def make_server(port: int = 0) -> ThreadingHTTPServer:
+    card = {"id": "served-name", "object": "model", "context_length": 50_000}
+    answers: dict[str, Any] = {
+        "/health": {"status": "ok", "state": "ready"},
+        "/health/readiness": {"status": "healthy"},
+        "/v1/models": {"object": "list", "data": [card]},
+    }
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *args: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            body = answers.get(self.path)
+            data = json.dumps(body).encode()
+            self.send_response(200 if body else 404)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+    return ThreadingHTTPServer(("127.0.0.1", port), Handler)
+
+
+@contextmanager
+def serving() -> Iterator[int]:
+    """A running stub server; gives its port."""
+    server = make_server()
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def make_client(folder: Path, command: str) -> None:
+    """An executable `command` in `folder`."""
+    path = folder / command
+    path.write_text(CLIENT_PROGRAM)
+    path.chmod(0o755)

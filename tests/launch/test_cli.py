@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+import os
+import socket
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+from start_llm.core.settings import Settings, load_settings
+from start_llm.launch import main
+from start_llm.launch import server as launch_server
+from start_llm.launch.cli import client_environment
+from start_llm.launch.plan import Plan
+from start_llm.launch.server import changed_settings, get_json
+from tests.launch.stub import SERVER_PROGRAM, make_client, serving
+
+
+def settings(folder: Path, **values: object) -> Settings:
+    return load_settings(None, start_llm_cache_dir=folder / "cache", log_root=folder / "logs", **values)
+
+
+@pytest.fixture
+def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Every client is installed, and writes to this file how it was run."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for command in ("pi", "claude", "codex"):
+        make_client(folder, command)
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    monkeypatch.setenv("START_LLM_TEST_OUT", str(tmp_path / "out"))
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-of-the-vendor")
+    return tmp_path / "out"
+
+
+def lines(out: Path) -> list[str]:
+    return out.read_text().splitlines()
+
+
+def test_a_client_runs_against_the_running_server(tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with serving() as port:
+        code = main(["pi", "--", "-p", "two words", "--print"], settings(tmp_path, mlx_port=port))
+    assert code == 7
+    said = lines(out)
+    arguments = [line.removeprefix("ARG=") for line in said if line.startswith("ARG=")]
+    assert arguments == ["--provider", "start_llm", "--model", "served-name", "-p", "two words", "--print"]
+    assert f"CWD={tmp_path}" in said
+    config = tmp_path / "cache" / "launch" / "pi" / "models.json"
+    provider = json.loads(config.read_text())["providers"]["start_llm"]
+    assert provider["baseUrl"] == f"http://127.0.0.1:{port}/v1" and provider["models"][0]["contextWindow"] == 50_000
+    assert stat.S_IMODE(config.stat().st_mode) == 0o600 and stat.S_IMODE(config.parent.stat().st_mode) == 0o700
+
+
+def test_the_vendors_key_does_not_reach_the_client(tmp_path: Path, out: Path) -> None:
+    with serving() as port:
+        assert main(["claude"], settings(tmp_path, mlx_port=port, api_key="mine")) == 7
+    said = lines(out)
+    assert not any(line.startswith("ANTHROPIC_API_KEY=") for line in said)
+    assert "ANTHROPIC_AUTH_TOKEN=mine" in said and f"ANTHROPIC_BASE_URL=http://127.0.0.1:{port}" in said
+
+
+def test_through_the_proxy(tmp_path: Path, out: Path) -> None:
+    with serving() as port, serving() as proxy_port:
+        given = settings(tmp_path, mlx_port=port, proxy_port=proxy_port, litellm_master_key="sk-m")
+        assert main(["claude", "--via-proxy"], given) == 7
+    said = lines(out)
+    assert "ANTHROPIC_AUTH_TOKEN=sk-m" in said and f"ANTHROPIC_BASE_URL=http://127.0.0.1:{proxy_port}" in said
+
+
+def test_a_server_is_started_and_ended_with_the_client(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = str(Path(__file__).parents[2])
+    report = tmp_path / "report"
+    monkeypatch.setattr(launch_server, "SERVER_COMMAND", (sys.executable, "-c", SERVER_PROGRAM, str(report), root))
+    assert main(["codex"], settings(tmp_path, mlx_port=0, model_path="org/model", kv_bits=8)) == 7
+    told = json.loads(report.read_text())  # written at its orderly end
+    assert told["cwd"] == root and told["env"]["PROXY"] == "off"
+    assert told["env"]["MODEL_PATH"] == "org/model" and told["env"]["KV_BITS"] == "8"
+    assert told["env"]["START_LLM_CACHE_DIR"] == str(tmp_path / "cache")
+    url = f"http://127.0.0.1:{told['env']['MLX_PORT']}"
+    assert any(f"{url}/v1" in line for line in lines(out)) and get_json(f"{url}/health") == (0, None)
+
+
+def test_a_server_that_does_not_come_up_is_told_with_its_last_words(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(launch_server, "SERVER_COMMAND", (sys.executable, "-c", "raise SystemExit('no such model')"))
+    assert main(["pi"], settings(tmp_path, mlx_port=0)) == 1
+    assert "no such model" in capsys.readouterr().err and not out.exists()
+
+
+def test_something_else_on_the_port_is_an_error(
+    tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launch_server, "get_json", lambda *_: (404, None))
+    assert main(["pi"], settings(tmp_path, mlx_port=8080)) == 1
+    assert "MLX_PORT=8080" in capsys.readouterr().err and not out.exists()
+
+
+def test_a_missing_client_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["openclaw"], settings(tmp_path, mlx_port=1)) == 127
+    said = capsys.readouterr().out
+    assert "npm install -g openclaw" in said and "Node >=24" in said
+
+
+def test_print_starts_nothing_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    assert main(["pi", "--print"], settings(tmp_path, mlx_port=port, model_path="org/big")) == 0
+    said = capsys.readouterr().out
+    assert f"http://127.0.0.1:{port}/v1" in said and "export PI_OFFLINE=1" in said
+    assert said.splitlines()[-1] == "pi --provider start_llm --model big"
+    assert not (tmp_path / "cache").exists()
+
+
+def test_bad_arguments_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as refused:
+        main(["emacs"], settings(tmp_path))
+    assert refused.value.code == 2 and "claude" in capsys.readouterr().err
+
+
+def test_the_environment_loses_what_is_for_this_python_only() -> None:
+    given = {"LD_PRELOAD": f"{sys.prefix}/lib/shim.so:/opt/theirs.so", "A": "1", "B": "2", "NO_PROXY": "x"}
+    made = client_environment(given, Plan(env={"C": "3"}, unset=("A",)))
+    assert made == {
+        "LD_PRELOAD": "/opt/theirs.so",
+        "B": "2",
+        "C": "3",
+        "NO_PROXY": "x,127.0.0.1,localhost",
+        "no_proxy": "127.0.0.1,localhost",
+    }
+    assert "LD_PRELOAD" not in client_environment({"LD_PRELOAD": f"{sys.prefix}/lib/shim.so"}, Plan())
+
+
+def test_settings_that_were_given_reach_a_started_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    given = load_settings(None, model_path="model", kv_bits="off", log_root="logs", default_thinking=False)
+    assert changed_settings(given) == {
+        "MODEL_PATH": os.path.join(os.getcwd(), "model"),
+        "KV_BITS": "off",
+        "LOG_ROOT": os.path.join(os.getcwd(), "logs"),
+        "DEFAULT_THINKING": "False",
+    }

@@ -1,0 +1,39 @@
+"""Every client's plan: where it points to, and that it stays in its own folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from start_llm.launch.clients import CLIENTS
+from start_llm.launch.plan import Endpoint
+
+ENDPOINT = Endpoint(url="http://127.0.0.1:4321", key="the-key", model="the-model", context=54_321, answer=4_096)
+DOCS = Path(__file__).parents[2] / "docs" / "clients"
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_plan_leads_to_the_endpoint_and_stays_in_its_folder(name: str, tmp_path: Path) -> None:
+    plan = CLIENTS[name].plan(ENDPOINT, tmp_path)
+    said = " ".join([*plan.env.values(), *plan.files.values(), *plan.arguments])
+    assert "http://127.0.0.1:4321" in said and "the-key" in said and "the-model" in said
+    assert all(path.is_relative_to(tmp_path) for path in plan.files)
+    assert not set(plan.unset) & set(plan.env)
+    assert name == "aider" or "54321" in said or name == "cline"
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_client_says_how_to_install_it_and_has_a_page(name: str) -> None:
+    client = CLIENTS[name]
+    assert client.name == name and client.command and "install" in client.install
+    page = (DOCS / f"{name}.md").read_text()
+    assert client.title in page and f"launch {name}" in page and client.install.split(" (")[0] in page
+
+
+def test_only_documented_variables_are_set(tmp_path: Path) -> None:
+    for name, client in CLIENTS.items():
+        page = (DOCS / f"{name}.md").read_text()
+        missing = [variable for variable in client.plan(ENDPOINT, tmp_path).env if variable not in page]
+        assert missing == [], f"docs/clients/{name}.md does not name {missing}"
