@@ -1,0 +1,1 @@
+"""Parts of the agent benchmark: a simulated client, scenarios, counting, servers, reports."""

@@ -1,0 +1,165 @@
+"""Recorded requests, sent again in their order while the oracle answers what was answered then.
+
+A folder of traces holds a folder per client, in it a JSON-lines file per run; an entry has ``path``, ``body`` and
+``reply`` (``reasoning``, ``text``, ``calls[{name, arguments}]``). Only chat completions without images are sent.
+
+The *optimum* of a request is counted in tokens: what lies beyond the longest common prefix of its plain rendering with
+any prompt rendered before, the tokens generated for it included.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import AutoTokenizer
+
+from scripts.bench.client import Client, Reply
+from scripts.bench.counting import NewTokens, assistant_units, request_units, text_of
+from scripts.bench.servers import Server
+from tests.oracle.answers import END
+from tests.oracle.log import mark, work_done
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """One recorded request: its run (``client/file``), the prompt's tokens, the yardsticks, and what was computed."""
+
+    run: str
+    prompt: int
+    optimum: int
+    new: int
+    computed: int
+    seconds_to_first: float
+    wrong: str | None
+    report: Json | None
+
+
+def recorded(folder: Path, clients: list[str] | None = None) -> Iterator[tuple[str, Json]]:
+    """(run, entry) of every chat completion without an image, client by client, run by run."""
+    for file in sorted(folder.glob("*/*.jsonl")):
+        if clients and file.parent.name not in clients:
+            continue
+        for line in file.read_text("utf-8").splitlines():
+            entry = json.loads(line)
+            if entry["path"].startswith("/v1/chat/completions") and '"image_url"' not in line and entry.get("reply"):
+                yield f"{file.parent.name}/{file.stem}", entry
+
+
+def raw_reply(reply: Json) -> str:
+    """The recorded answer as a model with Hermes tools writes it."""
+    reasoning, text = reply.get("reasoning") or "", reply.get("text") or ""
+    parts = [f"<think>\n{reasoning}\n</think>\n\n" if reasoning else "", text]
+    for number, call in enumerate(reply.get("calls") or []):
+        parts.append("\n" if number or text else "")
+        parts.append(
+            f'<tool_call>\n{{"name": {json.dumps(call["name"])}, "arguments": {call["arguments"]}}}\n</tool_call>'
+        )
+    return "".join(parts)
+
+
+def _for_template(message: Json) -> Json:
+    made = {**message, "content": text_of(message.get("content"))}
+    if made["role"] == "developer":
+        made["role"] = "system"
+    if calls := message.get("tool_calls"):
+        functions = [call["function"] for call in calls]
+        made["tool_calls"] = [{"function": {**f, "arguments": _object(f["arguments"])}} for f in functions]
+    return made
+
+
+def _object(arguments: Any) -> Any:
+    return json.loads(arguments) if isinstance(arguments, str) and arguments else arguments
+
+
+class Optimum:
+    """Token sequences that an ideal server would hold."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(str(checkpoint))
+        self.held: list[np.ndarray] = []
+
+    def count(self, text: str) -> int:
+        return len(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def of(self, body: Json, answer: str) -> tuple[int, int]:
+        """(tokens of the prompt, tokens beyond what is held); holds the prompt and the answer from now on."""
+        text = self.tokenizer.apply_chat_template(
+            [_for_template(message) for message in body["messages"]],
+            tools=body.get("tools"),
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+        prompt = np.array(self.tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
+        common = max((_common(prompt, other) for other in self.held), default=0)
+        generated = [*self.tokenizer.encode(answer, add_special_tokens=False), END]
+        self.held.append(np.concatenate([prompt, np.array(generated, dtype=np.int32)]))
+        return len(prompt), max(1, len(prompt) - common)
+
+
+def _common(a: np.ndarray, b: np.ndarray) -> int:
+    length = min(len(a), len(b))
+    differ = np.flatnonzero(a[:length] != b[:length])
+    return int(differ[0]) if len(differ) else length
+
+
+def _note(log: Path, marks: list[int]) -> None:
+    marks.append(mark(log))
+
+
+def _wrong(reply: Reply, said: Json) -> str | None:
+    if reply.error:
+        return reply.error
+    if reply.content.strip() != (said.get("text") or "").strip():
+        return f"said {reply.content[:100]!r} instead of {(said.get('text') or '')[:100]!r}"
+    names = [call["name"] for call in said.get("calls") or []]
+    if [call.name for call in reply.calls] != names:
+        return f"called {[call.name for call in reply.calls]} instead of {names}"
+    return None
+
+
+def replay(
+    server: Server, checkpoint: Path, folder: Path, clients: list[str] | None = None, pause: float = 0.0
+) -> list[Replayed]:
+    """Sends every recorded request; waits `pause` seconds before each. The server must have its log and reply file."""
+    assert server.log is not None and server.replies is not None
+    optimum, client, rows = Optimum(checkpoint), Client(server.url, server.model, server.key), []
+    books = NewTokens(optimum.count)
+    for run, entry in recorded(folder, clients):
+        time.sleep(pause)
+        body, answer, log = entry["body"], raw_reply(entry["reply"]), server.log
+        server.replies.write_text(answer, "utf-8")
+        prompt, best = optimum.of(body, answer)
+        units = request_units(body["messages"], body.get("tools") or [])
+        first: list[int] = []
+        new, before = books.new(units), mark(log)
+        reply = client.ask(body, on_first=partial(_note, log, first))
+        calls = [(call.name, call.arguments) for call in reply.calls]
+        books.add(units, assistant_units(reply.content, reply.reasoning, calls))
+        computed = work_done(log, before, first[0])
+        wrong = _wrong(reply, entry["reply"])
+        rows.append(Replayed(run, prompt, best, new, computed, reply.seconds_to_first, wrong, reply.report))
+    server.replies.unlink(missing_ok=True)
+    return rows
+
+
+def summary(rows: list[Replayed]) -> list[Json]:
+    """A line per run and one for all."""
+    lines = []
+    for run in [*dict.fromkeys(row.run for row in rows), "all"]:
+        mine = [row for row in rows if run in {row.run, "all"}]
+        totals = {key: sum(getattr(row, key) for row in mine) for key in ("prompt", "optimum", "new", "computed")}
+        lines.append({"run": run, "requests": len(mine), **totals, "wrong": [row.wrong for row in mine if row.wrong]})
+    return lines
+
+
+def as_json(rows: list[Replayed]) -> Json:
+    return {"runs": summary(rows), "requests": [asdict(row) for row in rows]}
