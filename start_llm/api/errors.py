@@ -6,7 +6,7 @@ import math
 from http import HTTPStatus
 from typing import Any, Literal
 
-from start_llm.core.errors import StartLLMError
+from start_llm.core.errors import ContextLengthExceeded, StartLLMError
 
 ErrorStyle = Literal["openai", "anthropic", "problem"]
 
@@ -41,9 +41,21 @@ def openai_error(error: StartLLMError) -> dict[str, Any]:
 def anthropic_error(error: StartLLMError) -> dict[str, Any]:
     kind = ANTHROPIC_TYPES.get(error.status, "api_error")
     message = error.message
+    if isinstance(error, ContextLengthExceeded):
+        return {"type": "error", "error": {"type": kind, "message": _too_long(error)}}
     if error.param and error.param not in message:
         message = f"{error.param}: {message}"
     return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def _too_long(error: ContextLengthExceeded) -> str:
+    """In the vendor's words: clients know by them that they must compact."""
+    if error.prompt > error.limit:
+        return f"prompt is too long: {error.prompt} tokens > {error.limit} maximum"
+    return (
+        f"input length and `max_tokens` exceed context limit: {error.prompt} + {error.asked} > {error.limit}, "
+        "decrease input length or `max_tokens` and try again"
+    )
 
 
 def problem(error: StartLLMError) -> dict[str, Any]:

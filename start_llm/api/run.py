@@ -22,6 +22,7 @@ from start_llm.dashboard.observer import Observer, Outcome
 
 CACHE_HEADER = "x-start-llm-cache"
 ID_HEADER = "x-request-id"
+ANTHROPIC_ID_HEADER = "request-id"
 HEADER_WAIT = 1.0
 """Seconds that the headers of a stream wait for the cache report."""
 
@@ -66,12 +67,13 @@ class Runner:
                     self._stream(exchange, tap.events(stream), watch, out)
                 else:
                     result = collect(tap.events(stream), request.n)
-                    headers = {CACHE_HEADER: result.report.header(), ID_HEADER: request.id}
+                    headers = id_headers(request) | {CACHE_HEADER: result.report.header()}
                     out.reply(Reply(sse.dumps(exchange.body(result)), headers=headers))
         except StartLLMError as error:
             tap.end(error)
             raise
-        tap.end(None)
+        finally:
+            tap.end(Internal("An unexpected error happened."))
 
     def _stream(self, exchange: Exchange, events: Iterator[Event], watch: Watch, out: Out) -> None:
         opened = _Opened(exchange, out, self._clock, self._ping_gap)
@@ -100,6 +102,11 @@ class Runner:
         raise broken
 
 
+def id_headers(request: ChatRequest) -> dict[str, str]:
+    """The request's id, for ``/v1/cache/requests/{id}``, under the names that the vendors' clients read."""
+    return {ID_HEADER: request.id, ANTHROPIC_ID_HEADER: request.id}
+
+
 class StreamFailed(StartLLMError):
     """The client has been told already, inside the stream. `cause` is what it was told."""
 
@@ -114,7 +121,7 @@ class _Opened:
     def __init__(self, exchange: Exchange, out: Out, clock: Callable[[], float], ping_gap: float) -> None:
         self.writer: StreamWriter = exchange.writer()
         self.is_open = False
-        self._id = exchange.request.id
+        self._request = exchange.request
         self._out = out
         self._clock = clock
         self._began = clock()
@@ -126,7 +133,7 @@ class _Opened:
         if not self.is_open:
             if isinstance(event, Progress) and self._clock() - self._began < HEADER_WAIT:
                 return
-            headers = {ID_HEADER: self._id}
+            headers = id_headers(self._request)
             if isinstance(event, Started):
                 headers[CACHE_HEADER] = event.report.header()
             self._out.open_stream(headers)
@@ -143,7 +150,10 @@ class _Opened:
 
 
 class _Tap:
-    """Lets the observers see a request's events as they pass."""
+    """Lets the observers see a request's events as they pass.
+
+    They know its end before the client does: who has an answer finds it in the logs.
+    """
 
     def __init__(self, request: ChatRequest, observers: Sequence[Observer], clock: Callable[[], float]) -> None:
         self._request = request
@@ -152,6 +162,7 @@ class _Tap:
         self._began = request.received or clock()
         self._first: float | None = None
         self._done: Done | None = None
+        self._ended = False
         self._report: CacheReport | None = None
         for observer in observers:
             observer.started(request)
@@ -166,9 +177,15 @@ class _Tap:
                 self._first = self._clock() - self._began
             for observer in self._observers:
                 observer.event(self._request, event)
+            if self._done is not None:
+                self.end(None)
             yield event
 
     def end(self, error: StartLLMError | None) -> None:
+        """Only the first call counts."""
+        if self._ended:
+            return
+        self._ended = True
         outcome = Outcome(
             status=200 if error is None else error.status,
             seconds=self._clock() - self._began,

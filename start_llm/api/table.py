@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from start_llm.api.dialect import Exchange, Inbound
+from start_llm.api import sse
+from start_llm.api.anthropic_messages import read_messages
+from start_llm.api.anthropic_stream import scaled
+from start_llm.api.dialect import Exchange, Inbound, Reply
+from start_llm.api.fields import parse_json
 from start_llm.api.openai_chat import read_chat
 from start_llm.api.openai_completions import read_completion
 from start_llm.api.routes import Route, Routes
+from start_llm.api.run import CACHE_HEADER
 from start_llm.api.status import Status
 from start_llm.core.request import ChatRequest
 from start_llm.core.service import Service
@@ -31,6 +36,33 @@ class Dialects:
         exchange = read_completion(inbound, self.settings, self.service.token_text)
         return replace(exchange, request=self._named(exchange.request))
 
+    def messages(self, inbound: Inbound) -> Exchange:
+        exchange = read_messages(inbound, self.settings)
+        return replace(exchange, request=self._named(exchange.request))
+
+    def count_tokens(self, inbound: Inbound) -> Reply:
+        exchange = read_messages(inbound, self.settings)
+        count = self.service.count_tokens(self._named(exchange.request))
+        return Reply(sse.dumps({"input_tokens": scaled(count, exchange.scale)}))
+
+    def explain(self, inbound: Inbound) -> Reply:
+        """What a request of any dialect would reuse and compute; nothing is run."""
+        exchange = self._any(inbound)
+        report = self.service.explain(self._named(exchange.request))
+        return Reply(sse.dumps(report.as_dict()), headers={CACHE_HEADER: report.header()})
+
+    def _any(self, inbound: Inbound) -> Exchange:
+        """Tells the dialect of a body by the fields that only it has."""
+        data = parse_json(inbound.body)
+        names = set(data) if isinstance(data, dict) else set()
+        tools = data.get("tools") if isinstance(data, dict) else None
+        first = tools[0] if isinstance(tools, list) and tools and isinstance(tools[0], dict) else {}
+        if "anthropic-version" in inbound.headers or "input_schema" in first or names & {"system", "stop_sequences"}:
+            return read_messages(inbound, self.settings)
+        if "prompt" in names and "messages" not in names:
+            return read_completion(inbound, self.settings, self.service.token_text)
+        return read_chat(inbound, self.settings, self.service.token_text)
+
     def _named(self, request: ChatRequest) -> ChatRequest:
         """A request without a model's name gets the served one's."""
         if request.model:
@@ -50,6 +82,9 @@ def build_routes(settings: Settings, service: Service, metrics: Metrics, request
             Route("/v1/models/{}", {"GET": status.model}),
             Route("/v1/chat/completions", {"POST": dialects.chat}),
             Route("/v1/completions", {"POST": dialects.completions}),
+            Route("/v1/messages", {"POST": dialects.messages}),
+            Route("/v1/messages/count_tokens", {"POST": dialects.count_tokens}),
+            Route("/v1/cache/explain", {"POST": dialects.explain}),
             Route("/v1/cache/requests", {"GET": status.cache_requests}),
             Route("/v1/cache/requests/{}", {"GET": status.cache_request}),
         ]

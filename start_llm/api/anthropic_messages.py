@@ -1,0 +1,281 @@
+"""``POST /v1/messages`` and ``/v1/messages/count_tokens``, the way in. The way out is `anthropic_stream`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from start_llm.api.anthropic_stream import MessageWriter, message_body
+from start_llm.api.collect import Collected
+from start_llm.api.dialect import Inbound, StreamWriter
+from start_llm.api.fields import Body, SamplingBody, bad, parse_body, sampling_of, session_of, short, stop_of
+from start_llm.api.openai_tools import check_unique, response_format_of
+from start_llm.api.parts import join_text, string_in, unusable
+from start_llm.api.thinking import template_kwargs_of, thinking_of
+from start_llm.core.errors import BadRequest, NotSupported
+from start_llm.core.messages import Message, Tool, ToolCall
+from start_llm.core.request import ChatRequest, ResponseFormat, ToolChoice
+from start_llm.core.settings import Settings
+
+log = logging.getLogger(__name__)
+
+REDACTED = "[redacted thinking]"
+CHOICES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
+
+
+class MessageIn(Body):
+    role: str
+    content: Any
+
+
+class OutputConfig(Body):
+    effort: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class MessagesBody(SamplingBody):
+    model: str = ""
+    messages: Annotated[list[MessageIn], Field(min_length=1)]
+    system: Any = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    tools: list[Any] | None = None
+    tool_choice: dict[str, Any] | None = None
+    stop_sequences: Any = None
+    stream: bool | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesExchange:
+    """A message that is being answered. `scale` multiplies every count that the client is told."""
+
+    request: ChatRequest
+    scale: float
+
+    def body(self, result: Collected) -> dict[str, Any]:
+        return message_body(self.request, result, self.scale)
+
+    def writer(self) -> StreamWriter:
+        return MessageWriter(self.request, self.scale)
+
+
+def read_messages(inbound: Inbound, settings: Settings) -> MessagesExchange:
+    """Raises BadRequest, NotSupported."""
+    body, data = parse_body(MessagesBody, inbound.body)
+    tools = _tools(body.tools or [])
+    choice, parallel = _choice(body.tool_choice, tools)
+    thinking = thinking_of(data)
+    effort = thinking.effort or (body.output_config.effort if body.output_config else None)
+    request = ChatRequest(
+        id=f"msg_{uuid.uuid4().hex}",
+        dialect="messages",
+        model=body.model,
+        messages=(*_system(body.system), *messages_of(body.messages)),
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=parallel,
+        response_format=_format(body),
+        sampling=sampling_of(body, settings),
+        max_tokens=body.max_tokens,
+        stop=stop_of(body.stop_sequences, "stop_sequences"),
+        stream=bool(body.stream),
+        # In this API silence means no thinking: clients that do not ask expect text in the first block.
+        thinking=bool(thinking.enabled),
+        reasoning_effort=effort,
+        thinking_budget=thinking.budget,
+        session=session_of(data, inbound.headers),
+        template_kwargs=template_kwargs_of(data),
+        received=inbound.received or time.monotonic(),
+    )
+    return MessagesExchange(request, settings.context_scale)
+
+
+def _system(system: Any) -> tuple[Message, ...]:
+    if system is None or system == [] or system == "":
+        return ()
+    return (Message("system", _blocks_text(system, "system")),)
+
+
+def _format(body: MessagesBody) -> ResponseFormat:
+    if body.output_config is not None and body.output_config.format is not None:
+        return response_format_of(body.output_config.format, "output_config.format")
+    return response_format_of(body.output_format, "output_format")
+
+
+# --- messages ---
+
+
+def messages_of(messages: list[MessageIn]) -> tuple[Message, ...]:
+    """The conversation in its order. Results of tools become messages of their own, before the text beside them."""
+    result: list[Message] = []
+    for index, message in enumerate(messages):
+        path = f"messages[{index}].content"
+        if message.role == "user":
+            result.extend(_user(message.content, path))
+        elif message.role == "assistant":
+            result.append(_assistant(message.content, path))
+        elif message.role == "system":
+            result.append(Message("system", _blocks_text(message.content, path)))
+        else:
+            raise bad(f"messages[{index}].role", "user, assistant or system", message.role)
+    return tuple(result)
+
+
+def _user(content: Any, path: str) -> list[Message]:
+    if isinstance(content, str):
+        return [Message("user", content)]
+    results: list[Message] = []
+    texts: list[str] = []
+    for where, kind, block in _blocks(content, path):
+        if kind == "tool_result":
+            results.append(_tool_result(block, where))
+        else:
+            texts.append(_block_text(kind, block, where))
+    if texts or not results:
+        results.append(Message("user", join_text(texts)))
+    return results
+
+
+def _tool_result(block: dict[str, Any], path: str) -> Message:
+    is_error = block.get("is_error")
+    if is_error is not None and not isinstance(is_error, bool):
+        raise bad(f"{path}.is_error", "a boolean", is_error)
+    content = block.get("content")
+    text = "" if content is None else _blocks_text(content, f"{path}.content")
+    return Message("tool", text, tool_call_id=string_in(block, "tool_use_id", path), is_error=bool(is_error))
+
+
+def _assistant(content: Any, path: str) -> Message:
+    if isinstance(content, str):
+        return Message("assistant", content)
+    texts: list[str] = []
+    thoughts: list[str] = []
+    calls: list[ToolCall] = []
+    for where, kind, block in _blocks(content, path):
+        if kind == "thinking":
+            thoughts.append(string_in(block, "thinking", where))
+        elif kind == "redacted_thinking":
+            thoughts.append(REDACTED)
+        elif kind == "tool_use":
+            calls.append(_tool_use(block, where))
+        else:
+            texts.append(_block_text(kind, block, where))
+    reasoning = join_text(thought for thought in thoughts if thought) or None
+    return Message("assistant", join_text(texts), reasoning=reasoning, tool_calls=tuple(calls))
+
+
+def _tool_use(block: dict[str, Any], path: str) -> ToolCall:
+    given = block.get("input")
+    if given is not None and not isinstance(given, dict):
+        raise bad(f"{path}.input", "an object", given)
+    arguments = json.dumps(given or {}, ensure_ascii=False)
+    return ToolCall(string_in(block, "id", path), string_in(block, "name", path), arguments)
+
+
+# --- blocks ---
+
+
+def _blocks(content: Any, path: str) -> list[tuple[str, str, dict[str, Any]]]:
+    """(path, type, block) of every block."""
+    if not isinstance(content, list):
+        raise bad(path, "a string or a list of content blocks", content)
+    found = []
+    for index, block in enumerate(content):
+        where = f"{path}[{index}]"
+        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
+            raise bad(where, "an object with a type", block)
+        found.append((where, block["type"], block))
+    return found
+
+
+def _blocks_text(content: Any, path: str) -> str:
+    if isinstance(content, str):
+        return content
+    return join_text(_block_text(kind, block, where) for where, kind, block in _blocks(content, path))
+
+
+def _block_text(kind: str, block: dict[str, Any], path: str) -> str:
+    """The text of a block that has some; `cache_control` is never looked at."""
+    if kind == "text":
+        return string_in(block, "text", path)
+    if kind == "document":
+        return _document(block, path)
+    if kind == "search_result":
+        head = [string_in(block, "title", path), string_in(block, "source", path)]
+        return join_text([*head, _blocks_text(block.get("content"), f"{path}.content")])
+    if kind == "tool_reference":
+        return f"Tool now available: {string_in(block, 'tool_name', path)}"
+    raise unusable(kind, path)
+
+
+def _document(block: dict[str, Any], path: str) -> str:
+    source = block.get("source")
+    kind = source.get("type") if isinstance(source, dict) else None
+    if not isinstance(source, dict) or kind not in {"text", "content"}:
+        raise NotSupported(f"{path}.source: documents of type {short(kind)} are not supported, only text.", param=path)
+    text = (
+        string_in(source, "data", f"{path}.source")
+        if kind == "text"
+        else _blocks_text(source.get("content"), f"{path}.source.content")
+    )
+    about = [block[name] for name in ("title", "context") if isinstance(block.get(name), str) and block[name]]
+    return join_text([*about, text])
+
+
+# --- tools ---
+
+
+def _tools(items: list[Any]) -> tuple[Tool, ...]:
+    tools = []
+    for index, item in enumerate(items):
+        path = f"tools[{index}]"
+        if not isinstance(item, dict):
+            raise bad(path, "an object", item)
+        kind = item.get("type")
+        if isinstance(kind, str) and kind.startswith("tool_search_tool"):
+            log.info("%s: every tool is shown to the model already, %s is not needed", path, kind)
+            continue
+        if kind not in {None, "custom"}:
+            raise NotSupported(
+                f"{path}.type: tools of type {short(kind)} run at the vendor; not supported.", param=path
+            )
+        tools.append(_tool(item, path))
+    return check_unique(tools)
+
+
+def _tool(item: dict[str, Any], path: str) -> Tool:
+    name = string_in(item, "name", path)
+    schema = item.get("input_schema")
+    if not name:
+        raise bad(f"{path}.name", "a string that is not empty", name)
+    if not isinstance(schema, dict):
+        raise bad(f"{path}.input_schema", "a JSON schema object", schema)
+    description = item.get("description")
+    if description is not None and not isinstance(description, str):
+        raise bad(f"{path}.description", "a string", description)
+    return Tool(name, description or "", schema, item.get("strict") is True)
+
+
+def _choice(choice: dict[str, Any] | None, tools: tuple[Tool, ...]) -> tuple[ToolChoice, bool]:
+    """The choice, and whether several calls at once are allowed."""
+    if choice is None:
+        return ToolChoice(), True
+    kind = choice.get("type")
+    mode = CHOICES.get(kind) if isinstance(kind, str) else None
+    if mode is None:
+        raise bad("tool_choice.type", "auto, any, tool or none", kind)
+    if mode in {"required", "named"} and not tools:
+        raise BadRequest(f"tool_choice: {short(kind)} needs tools, but there are none.", param="tool_choice")
+    name = string_in(choice, "name", "tool_choice") if mode == "named" else None
+    if name is not None and name not in {tool.name for tool in tools}:
+        raise BadRequest(f"tool_choice.name: there is no tool named {short(name)}.", param="tool_choice.name")
+    return ToolChoice(mode, name), choice.get("disable_parallel_tool_use") is not True  # type: ignore[arg-type]

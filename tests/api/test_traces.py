@@ -1,0 +1,73 @@
+"""Recorded requests of real clients translate without an error, and nothing in them is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from start_llm.api.anthropic_messages import read_messages
+from start_llm.api.dialect import Inbound
+from start_llm.api.openai_chat import read_chat
+from start_llm.api.wire import Headers
+from start_llm.core.errors import NotSupported
+from start_llm.core.request import ChatRequest
+from start_llm.core.settings import Settings
+
+FOLDER = Path(os.environ.get("START_LLM_TRACES") or Path(__file__).parents[3] / "shared" / "traces")
+SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
+
+
+def recorded(client: str) -> Iterator[dict[str, Any]]:
+    for path in sorted((FOLDER / client).glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            yield json.loads(line)
+
+
+def texts(value: Any, name: str = "") -> Iterator[str]:
+    """Every string that a person or a model wrote."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key == "input":  # arguments are JSON text, checked elsewhere
+                continue
+            yield from texts(item, key)
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts(item, name)
+    elif isinstance(value, str) and name in {"text", "content", "thinking", "reasoning_content"}:
+        yield value
+
+
+@pytest.mark.parametrize("client", ["pi", "claude", "opencode", "openclaw"])
+def test_every_request_translates(client: str) -> None:
+    if not (FOLDER / client).is_dir():
+        pytest.skip("no recorded traces here")
+    for record in recorded(client):
+        inbound = Inbound(
+            "POST", record["path"], Headers(record["headers"].items()), json.dumps(record["body"]).encode()
+        )
+        if '"image' in json.dumps(record["body"]["messages"]):
+            with pytest.raises(NotSupported):
+                translate(client, inbound)
+            continue
+        request = translate(client, inbound)
+        check(request, record["body"])
+
+
+def translate(client: str, inbound: Inbound) -> ChatRequest:
+    if client == "claude":
+        return read_messages(inbound, SETTINGS).request
+    return read_chat(inbound, SETTINGS, str).request
+
+
+def check(request: ChatRequest, body: dict[str, Any]) -> None:
+    shown = "\n".join(f"{message.content}\n{message.reasoning or ''}" for message in request.messages)
+    for text in texts([body["messages"], body.get("system")]):
+        assert text in shown
+    assert len(request.tools) == len(body.get("tools") or [])
+    assert "cache_control" not in shown
+    assert all(message.tool_call_id for message in request.messages if message.role == "tool")
