@@ -86,9 +86,12 @@ class LayerKit:
 
     def cut(self, slices: Slices, at: int) -> tuple[Slices, Slices]:
         """Divides a run of tokens in two, each with its own buffers."""
-        left = [tuple(mx.contiguous(a[..., :at, :]) for a in layer) for layer in slices.arrays]
-        right = [tuple(mx.contiguous(a[..., at:, :]) for a in layer) for layer in slices.arrays]
-        return _slices(left, slices.forms, at), _slices(right, slices.forms, slices.length - at)
+        return self.part(slices, 0, at), self.part(slices, at, slices.length)
+
+    def part(self, slices: Slices, start: int, stop: int) -> Slices:
+        """The rows [start, stop) of a run, with their own buffers."""
+        arrays = [tuple(mx.contiguous(a[..., start:stop, :]) for a in layer) for layer in slices.arrays]
+        return _slices(arrays, slices.forms, stop - start)
 
     def check_joins(self, before: Slices, cache: Sequence[Any]) -> None:
         """Raises Unstorable unless rows of `cache` may follow `before`. Plain ones may become quantised."""
@@ -164,6 +167,9 @@ class LayerKit:
 
         tree = _decode(said["tree"], get)
         mx.eval(list(_arrays(tree)))
+        layers = sum(self._is_cut) if said["kind"] == "slices" else len(self._is_cut) - sum(self._is_cut)
+        if len(tree) != layers:
+            raise ValueError(f"{len(tree)} layers, not {layers}")
         if said["kind"] == "slices":
             return _slices([tuple(layer) for layer in tree], [tuple(f) for f in said["forms"]], int(said["length"]))
         return Checkpoint(tuple(tree), sum(a.nbytes for a in _arrays(tree)))

@@ -16,7 +16,9 @@ from typing import Any
 from start_llm.core.prompt import Prompt
 from start_llm.kvcache import budget, planner
 from start_llm.kvcache.blocks import TokenMemo, Tokens, TokenSequence
+from start_llm.kvcache.disk import DiskTier
 from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.paging import Paging
 from start_llm.kvcache.pieces import Plan, Restored, Slices, Unstorable
 from start_llm.kvcache.sessions import Sessions
 from start_llm.kvcache.tree import Segment, Tree
@@ -35,6 +37,7 @@ class Counters:
     stored_tokens: int = 0
     restored_tokens: int = 0
     copied_bytes: int = 0
+    paged_tokens: int = 0
     evicted_leaves: int = 0
     evicted_bytes: int = 0
     thinned_checkpoints: int = 0
@@ -54,6 +57,7 @@ class StoreStats:
         ghost_tokens: tokens remembered without KV.
         sessions: conversations known.
         counters: name to value, see `Counters`.
+        disk: the same of the disk tier, empty if there is none.
     """
 
     segments: int
@@ -68,6 +72,7 @@ class StoreStats:
     misses: int
     evicted: int
     counters: dict[str, int]
+    disk: dict[str, int]
 
 
 class KVStore:
@@ -81,6 +86,7 @@ class KVStore:
         ttl_seconds: KV unused for so long leaves memory (0: never).
         session_idle_seconds: a conversation idle for longer loses its protection (0: never).
         sessions_keep: protected ends of one conversation.
+        disk: keeps KV beyond memory and beyond the process; the store closes it.
         max_leaves: most conversation ends (0: bounded by bytes only).
         ghost_tokens: most tokens remembered after their KV was evicted.
         clock: seconds.
@@ -99,7 +105,7 @@ class KVStore:
         sessions_keep: int = 2,
         max_leaves: int = 0,
         use_block_index: bool = True,
-        disk: Any = None,
+        disk: DiskTier | None = None,
         ghost_tokens: int = 4_000_000,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -111,10 +117,11 @@ class KVStore:
         self._ghost_limit = ghost_tokens
         self._clock = clock
         self._memo = TokenMemo()
-        self._tree = Tree(self._divide)
+        self._paging = Paging(kit, disk) if disk is not None and disk.active else None
+        self._tree = Tree(self._divide, divided=self._paging.divided if self._paging is not None else None)
         self._sessions = Sessions(session_idle_seconds, sessions_keep)
         self._bytes = 0
-        self._ghosts = 0
+        self._ghosts = self._paging.fill(self._tree) if self._paging is not None else 0
         self._token_bytes = 0.0  # of the last rows and the last checkpoint, to estimate others
         self._state_bytes = 0
         self._counters = Counters()
@@ -137,19 +144,52 @@ class KVStore:
     def restore(self, tokens: TokenSequence, plan: Plan) -> Restored:
         """Fresh caches of at most `plan.length` tokens: less, if that has gone since it was planned."""
         array = self._memo.get(tokens)[: plan.length]
-        match = self._tree.walk(array)
-        length = planner.plan(match, plan.length, self._kit.cuttable).length
-        if length == 0:
+        path = self._ready(array, plan.length)
+        if not path:
             self._counters.misses += 1
             return Restored(self._kit.new(), 0, 0)
-        path = [segment for segment in match.path if segment.start < length]
-        rows = [segment.rows for segment in path if segment.rows is not None]
-        cache, copied = self._kit.build(rows, path[-1].checkpoint, length)
+        length = min(path[-1].end, len(array))
+        cache, copied = self._kit.build([s.rows for s in path if s.rows is not None], path[-1].checkpoint, length)
         self._use(path)
         self._counters.hits += 1
         self._counters.restored_tokens += length
         self._counters.copied_bytes += copied
+        if self._paging is not None:
+            self._paging.used(path)
+            self._enforce()  # what came from disk takes memory
         return Restored(cache, length, copied)
+
+    def _ready(self, tokens: Tokens, limit: int) -> Sequence[Segment]:
+        """The segments to restore from, all in memory now; empty if there is nothing to restore."""
+        if self._paging is not None:
+            self._paging.forget_lost(self._tree)
+        while True:
+            match = self._tree.walk(tokens)
+            length = planner.plan(match, limit, self._kit.cuttable).length
+            path = [segment for segment in match.path if segment.start < length]
+            if self._paging is None or self._page_in(self._paging, path):
+                return path
+            # A file was gone or damaged and is forgotten now: plan again without it.
+
+    def _page_in(self, paging: Paging, path: Sequence[Segment]) -> bool:
+        """Reads what is on disk only. False: something could not be read."""
+        try:
+            for segment in path:
+                if segment.rows is None:
+                    rows = paging.rows(segment)
+                    if rows is None:
+                        return False
+                    self._fill(segment, rows)
+                    self._counters.paged_tokens += segment.length
+            if path and not self._kit.cuttable and path[-1].checkpoint is None:
+                state = paging.checkpoint(path[-1])
+                if state is None:
+                    return False
+                path[-1].checkpoint = state
+                self._bytes += state.nbytes
+            return True
+        finally:
+            paging.forget_read()
 
     # --- writing ------------------------------------------------------------
 
@@ -191,7 +231,17 @@ class KVStore:
         if not self._kit.cuttable:
             for segment in budget.thin_after(end, self._policy):
                 self._drop_checkpoint(segment)
+                if self._paging is not None:
+                    self._paging.thinned(segment)
+        if self._paging is not None:
+            self._paging.forget_lost(self._tree)
+            self._paging.stored([*reversed(list(end.ancestors())), end])
         self._enforce()
+
+    def idle(self) -> None:
+        """To be called now and then while nothing runs: hands to the disk thread what its queue had no room for."""
+        if self._paging is not None:
+            self._paging.write()
 
     def touch(self, session: str) -> None:
         """The conversation is in progress: its protection starts anew."""
@@ -203,10 +253,13 @@ class KVStore:
         return protected + tokens * self._token_bytes + self._state_bytes <= self._budget
 
     def clear(self) -> None:
-        """Forgets everything in memory."""
-        self._tree = Tree(self._divide)
+        """Forgets everything that is in memory only."""
+        for segment in self._tree:
+            self._ghosts += segment.length if segment.rows is not None else 0
+            segment.rows = segment.checkpoint = None
+        self._bytes = 0
         self._sessions.clear()
-        self._bytes = self._ghosts = 0
+        self._drop_ghosts(0)
 
     def stats(self) -> StoreStats:
         held = [segment for segment in self._tree if segment.rows is not None]
@@ -225,14 +278,22 @@ class KVStore:
             misses=self._counters.misses,
             evicted=self._counters.evicted_leaves,
             counters=counters,
+            disk=self._paging.stats() if self._paging is not None else {},
         )
 
-    def flush_disk(self) -> None:
-        """Waits until everything stored so far is on disk."""
+    def flush_disk(self, timeout: float = 60.0) -> bool:
+        """Waits until everything stored so far is on disk. False: it took longer than `timeout` seconds."""
+        return self._paging is None or self._paging.flush(timeout)
 
     def close(self) -> None:
         """Writes what is still to be written and lets go of everything."""
-        self.clear()
+        if self._paging is not None:
+            self._paging.flush(20.0)
+            self._paging.close()
+            self._paging = None
+        self._tree = Tree(self._divide)
+        self._sessions.clear()
+        self._bytes = self._ghosts = 0
 
     # --- inside: storing -----------------------------------------------------
 
@@ -259,6 +320,7 @@ class KVStore:
             segment.one_shot = segment.one_shot and one_shot if segment.rows is not None else one_shot
             if segment.rows is None:
                 self._fill(segment, self._kit.slice(cache, segment.start, segment.end))
+                self._counters.stored_tokens += segment.length
                 segment.seconds_per_token = seconds_per_token
         end = path[-1]
         if state is not None and end.checkpoint is None:
@@ -273,7 +335,6 @@ class KVStore:
         self._bytes += rows.nbytes
         self._token_bytes = rows.nbytes / segment.length
         self._ghosts -= segment.length
-        self._counters.stored_tokens += segment.length
 
     def _use(self, path: Sequence[Segment]) -> None:
         now = self._clock()
@@ -303,7 +364,7 @@ class KVStore:
                 strengths = self._sessions.protection(now, self._budget)
                 self._evict(now, strengths, lambda: self._counters.evicted_leaves < target, iter(()))
         if self._ghosts > self._ghost_limit:
-            self._drop_ghosts()
+            self._drop_ghosts(int(self._ghost_limit * 0.9))
 
     def _evict_leaves(self, chosen: Callable[[Segment], bool]) -> None:
         todo = [s for s in self._tree if s.is_leaf]
@@ -348,14 +409,18 @@ class KVStore:
         self._bytes -= segment.checkpoint_bytes
         segment.checkpoint = None
 
-    def _drop_ghosts(self) -> None:
-        """Forgets the longest unused ghosts, down to nine tenths of the limit."""
-        queue = [(s.used, id(s), s) for s in self._tree if s.rows is None and not s.children]
+    def _drop_ghosts(self, down_to: int) -> None:
+        """Forgets the longest unused ghosts that are not on disk either."""
+        queue = [(s.used, id(s), s) for s in self._tree if _forgettable(s)]
         heapq.heapify(queue)
-        while queue and self._ghosts > self._ghost_limit * 0.9:
+        while queue and self._ghosts > down_to:
             _, _, segment = heapq.heappop(queue)
             above = segment.parent
             self._ghosts -= segment.length
             self._tree.remove(segment)
-            if above is not None and above.parent is not None and above.rows is None and not above.children:
+            if above is not None and above.parent is not None and _forgettable(above):
                 heapq.heappush(queue, (above.used, id(above), above))
+
+
+def _forgettable(segment: Segment) -> bool:
+    return segment.rows is None and segment.file is None and not segment.children

@@ -202,6 +202,14 @@ class Tree:
             self._divided(upper, segment)
         return upper
 
+    def attach(self, above: Segment, raw: bytes) -> Segment | None:
+        """Adds a ghost of these tokens below `above`; ``None`` if another child begins alike."""
+        made = Segment(raw, above.end, above, {})
+        if made.first in above.children:
+            return None
+        above.children[made.first] = made
+        return made
+
     def remove(self, segment: Segment) -> None:
         """Takes out a ghost without children."""
         if segment.parent is None or segment.children or segment.rows is not None:
