@@ -18,6 +18,7 @@ from start_llm.core.messages import Message, ToolCall
 from start_llm.prompt.volatile import Field, Rules
 
 ROOT = b"start_llm chain"
+_LINE_BREAKS = re.compile(r"[ \t]*\n+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,21 +76,18 @@ def link(parent: bytes, digest: bytes) -> bytes:
 
 def _cut(text: str, fields: tuple[Field, ...]) -> str:
     """`text` with its fields replaced by their markers; an empty marker takes its line break along."""
-    pieces: list[str] = []
+    result = ""
     position = 0
     for field in fields:
-        before = text[position : field.start]
-        end = field.end
-        if not field.rule.marker:
-            line_begins = (not before.strip(" \t") and not pieces) or before.rstrip(" \t").endswith("\n")
-            rest = text[end:]
-            if line_begins and (gap := re.match(r"[ \t]*\n+", rest)):
-                end += gap.end()
-            elif not rest.strip():
-                before, end = before.rstrip(), len(text)
-        pieces += (before, field.rule.marker)
-        position = end
-    return "".join((*pieces, text[position:]))
+        result += text[position : field.start]
+        position = field.end
+        if field.rule.marker:
+            result += field.rule.marker
+        elif not text[position:].strip():
+            result, position = result.rstrip(), len(text)
+        elif (not result or result.rstrip(" \t").endswith("\n")) and (gap := _LINE_BREAKS.match(text, position)):
+            position = gap.end()
+    return result + text[position:]
 
 
 def _plain(message: Message) -> list[str]:

@@ -25,6 +25,7 @@ from start_llm.prompt.predict import Guesses, followers, known_until
 from start_llm.prompt.probe import probe
 from start_llm.prompt.render import Rendered, Renderer
 from start_llm.prompt.tokenise import Coded, Coder, boundaries
+from start_llm.prompt.toolorder import ToolOrder
 from start_llm.prompt.turns import Generation, Open, Record, Shown, TurnMemory, inherited_opens, with_generation
 from start_llm.prompt.view import Entry, View, append_only, as_sent
 from start_llm.prompt.volatile import Rules
@@ -61,6 +62,7 @@ class Turn:
     entries: tuple[Entry, ...]
     view: View
     chain: tuple[bytes, ...]
+    keys: tuple[bytes | None, ...]
     variables: dict[str, Any]
     rendered: Rendered
     coded: Coded
@@ -92,6 +94,7 @@ class Pipeline:
         self._healing = HealingStore()
         self._turns = TurnMemory()
         self._guesses = Guesses()
+        self._tools = ToolOrder()
 
     # --- request ------------------------------------------------------------
 
@@ -107,13 +110,13 @@ class Pipeline:
             raise BadRequest("messages is empty; at least one message is needed", param="messages")
         entries, chain, keys = self._chain(request.messages)
         base = self._turns.find(chain, keys, request.tools)
-        view = self._view(request, entries, base)
+        view = self._view(request, entries, keys, base)
         variables = self._renderer.variables(
             thinking=thinking, effort=request.reasoning_effort, extra=request.template_kwargs
         )
         rendered = self._renderer.render([shown.message for shown in view.shown], view.tools, variables)
         coded = self._code(rendered, base, keys)
-        turn = Turn(tuple(entries), view, chain, variables, rendered, coded, base)
+        turn = Turn(tuple(entries), view, chain, tuple(keys), variables, rendered, coded, base)
         offsets = message_offsets(rendered.text, [shown.message for shown in view.shown])
         return Prepared(
             prompt=self._prompt(turn, offsets),
@@ -156,7 +159,13 @@ class Pipeline:
             entries.append(Entry(message, fact, parent if fact.counts else None))
         return entries, tuple(chain), keys
 
-    def _view(self, request: ChatRequest, entries: list[Entry], base: tuple[int, Record, int] | None) -> View:
+    def _view(
+        self,
+        request: ChatRequest,
+        entries: list[Entry],
+        keys: list[bytes | None],
+        base: tuple[int, Record, int] | None,
+    ) -> View:
         settings = self._settings
         strict = settings.cache_drift_policy == "strict" or not settings.cache_canonicalize_tool_context
         if settings.cache_norm_safety_check and not strict:
@@ -165,14 +174,16 @@ class Pipeline:
         if strict:
             return as_sent(entries, request.tools, telemetry=True)
         if base is None:
-            return as_sent(entries, request.tools, telemetry=False)
-        return append_only(entries, request.tools, base[1], base[2])
+            return as_sent(entries, self._tools.arrange(request.tools), telemetry=False)
+        _, record, depth = base
+        continues = _next_generation(record, depth, keys) is not None
+        return append_only(entries, request.tools, record, depth, self._tools, continues=continues)
 
     def _code(self, rendered: Rendered, base: tuple[int, Record, int] | None, keys: list[bytes | None]) -> Coded:
         if base is None:
             return self._coder.code(rendered.text, None, None, None)
         _, record, depth = base
-        match = record.generation(depth, keys[depth]) if depth < len(keys) else None
+        match = _next_generation(record, depth, keys)
         opened, generation = match if match is not None else (None, None)
         return self._coder.code(rendered.text, record, opened, generation)
 
@@ -208,7 +219,9 @@ class Pipeline:
             return len(coded.tokens)
         if coded.generated is not None:
             return len(coded.tokens) - coded.taken
-        for offset in offsets[turn.view.matched :]:
+        _, record, depth = turn.base
+        known = turn.view.matched + (_next_generation(record, depth, turn.keys) is not None)
+        for offset in offsets[known:]:
             if offset is not None:
                 return len(coded.tokens) - coded.token_at(offset)
         return len(coded.tokens) - self._generation_offset(turn)
@@ -235,6 +248,7 @@ class Pipeline:
         if self._faithful(answer, generation):
             record = with_generation(record, generation)
         self._turns.put(record, replaces)
+        self._tools.learn(tool.name for tool in turn.view.tools)
         self._guesses.seen(prepared.session, turn.chain, turn.coded.tokens)
 
     def predict(self, prepared: Prepared, answer: Message, tokens: Sequence[int]) -> Prompt | None:
@@ -301,6 +315,11 @@ class Pipeline:
 
     def close(self) -> None:
         """Ends background work; the pipeline must not be used after."""
+
+
+def _next_generation(record: Record, depth: int, keys: Sequence[bytes | None]) -> tuple[Open, Generation] | None:
+    """What the record's model answered after `depth` messages, if that is the request's next message."""
+    return record.generation(depth, keys[depth]) if depth < len(keys) else None
 
 
 def _generation(answer: Message, tokens: Sequence[int]) -> Generation:

@@ -175,12 +175,12 @@ class TurnMemory:
     def put(self, record: Record, replaces: int | None = None) -> tuple[int, list[int]]:
         """Keeps a record; returns its id and the ids that are gone.
 
-        `replaces` is dropped if the record strictly extends it, or is the same prompt again.
+        `replaces` is dropped if the record strictly extends it, or is the same prompt with more answers.
         """
         with self._lock:
             gone: list[int] = []
             old = self._records.get(replaces) if replaces is not None else None
-            if replaces is not None and old is not None and record.chain[: len(old.chain)] == old.chain:
+            if replaces is not None and old is not None and _supersedes(record, old):
                 gone.append(replaces)
                 self._drop(replaces)
             record_id = self._next
@@ -204,6 +204,13 @@ class TurnMemory:
                 self._index[link] = left
             else:
                 self._index.pop(link, None)
+
+
+def _supersedes(new: Record, old: Record) -> bool:
+    """`new` extends `old`, or is the same prompt with more answers."""
+    if new.chain[: len(old.chain)] != old.chain or not _same_tools(new.tools, old.tools):
+        return False
+    return len(new.chain) > len(old.chain) or new.tokens == old.tokens
 
 
 def _same_tools(a: Sequence[Tool], b: Sequence[Tool]) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from start_llm.core.messages import Message, Tool
 from start_llm.prompt.canonical import Facts
+from start_llm.prompt.toolorder import ToolOrder
 from start_llm.prompt.turns import Record, Shown, Told
 
 NOTE_OPEN = "<update-note>"
@@ -86,10 +87,18 @@ def _shown_from(entries: Sequence[Entry], position: int, telemetry: bool = False
     return result
 
 
-def append_only(entries: Sequence[Entry], tools: Sequence[Tool], base: Record, depth: int) -> View:
-    """Shows the first `depth` messages that count as `base` showed them, and the rest as the client sent them."""
+def append_only(
+    entries: Sequence[Entry], tools: Sequence[Tool], base: Record, depth: int, order: ToolOrder, *, continues: bool
+) -> View:
+    """Shows the first `depth` messages that count as `base` showed them, and the rest as the client sent them.
+
+    `continues`: the next message is what the model answered there.
+    """
     old = _old_shown(base, depth)
     matched = _matched(entries, depth)
+    while continues and entries[matched].link is None:
+        # What comes between the prompt and its answer came after the answer was given.
+        matched += 1
     rest = list(entries[matched:])
     full = depth == len(base.chain)
     after = _after(base, depth)
@@ -98,26 +107,19 @@ def append_only(entries: Sequence[Entry], tools: Sequence[Tool], base: Record, d
         rest.pop(0)
     if full:
         old += [shown for shown in after if not shown.transient]
-    spoke = any(shown.message.role == "assistant" for shown in old)
+    spoke = continues or any(shown.message.role == "assistant" for shown in old)
     told = _fold(old)
     changes = _field_changes(entries[:matched], told)
-    if spoke:
+    if spoke and (base.tools or not tools):
         head = base.tools
         changes += _tool_changes(tools, head, told)
     else:
-        head = keep_order(base.tools, tools)
+        # Nothing was said with other tools yet, or the head does not say how to call any.
+        head = order.arrange(tools, base.tools)
     new = _shown_from(rest, depth)
     if not changes:
         return View((*old, *new), tuple(head), (), len(old))
     return _with_note([*old, *new], tuple(head), changes, len(old))
-
-
-def keep_order(known: Sequence[Tool], tools: Sequence[Tool]) -> tuple[Tool, ...]:
-    """`tools` in the order of `known` if they are the same set, else as they are."""
-    now = {tool.name: tool for tool in tools}
-    if len(now) == len(tools) == len(known) and all(now.get(tool.name) == tool for tool in known):
-        return tuple(known)
-    return tuple(tools)
 
 
 def _old_shown(base: Record, depth: int) -> list[Shown]:
@@ -196,10 +198,9 @@ def _tool_changes(tools: Sequence[Tool], head: Sequence[Tool], told: dict[str, s
         if known.get(name) != definition:
             word = "This tool has changed" if known.get(name) else "This tool is now available too"
             changes.append(_Change((f"tool:{name}", definition), f"{word}: {definition}"))
-    for name, definition in known.items():
-        if definition and name not in now:
-            changes.append(_Change((f"tool:{name}", ""), f"The tool {name} is no longer available; do not call it."))
-    return changes
+    gone = [name for name, definition in known.items() if definition and name not in now]
+    line = f"No longer available, do not call: {', '.join(gone)}"
+    return changes + [_Change((f"tool:{name}", ""), line) for name in gone]
 
 
 def _with_note(shown: list[Shown], tools: tuple[Tool, ...], changes: list[_Change], matched: int) -> View:
