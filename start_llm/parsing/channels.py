@@ -44,8 +44,10 @@ class Channel:
         if not text:
             return
         if self._leaks:
-            if text.isspace():
-                self._leaks += text
+            body = text.lstrip(self._chars)
+            self._leaks += text[: len(text) - len(body)]
+            text = body
+            if not text:
                 return
             if glue or not self._parts:
                 self._gap += self._leaks[len(self._leaks.rstrip()) :] if glue else ""

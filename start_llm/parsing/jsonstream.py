@@ -41,10 +41,11 @@ class Dialect:
 
 
 class JsonStream:
-    """Reads one value from `source` and writes it as valid JSON. `ended` tells that the text ended early."""
+    """Reads one value from `source` and writes it as valid JSON. `ended`: the text ended early; `clean`: nothing was left out."""
 
     def __init__(self, source: Source, write: Callable[[str], None], dialect: Dialect) -> None:
         self.ended = False
+        self.clean = True
         self._source = source
         self._write = write
         self._dialect = dialect
@@ -140,6 +141,10 @@ class JsonStream:
             self._source.take(1)
             space = yield from self._source.skip()
         elif not (yield from self._at_end()):
+            if closer == ")" and key and schema.keys:  # Python, by position: the first parameter
+                self._write(f"{comma}{before}{dump(schema.keys[0])}: {dump(key)}")
+                return True, True
+            self.clean = False
             return bool(key), False
         write = self._write
         pending = [f"{comma}{before}{dump(key)}:{space if self._dialect.separator == ':' else ' '}"]
@@ -204,6 +209,8 @@ class JsonStream:
         count = 0
         while True:
             char = yield from self._source.ahead(count)
+            if char == '"' and _is_json(self._source.text[self._source.pos : self._source.pos + count].strip()):  # a comma is missing
+                break
             if not char or char in ",}])\n" or (yield from self._source.starts(self._dialect.enders, count)):
                 break
             count += 1

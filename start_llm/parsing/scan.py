@@ -15,9 +15,9 @@ class Scanner:
     """
 
     def __init__(self, literals: Iterable[str]) -> None:
-        self._literals = sorted(set(literals) - {""})
-        self._pattern = re.compile("|".join(map(re.escape, self._literals)) or r"(?!)")
-        self._prefixes = {literal[:count] for literal in self._literals for count in range(1, len(literal))}
+        found = sorted(set(literals) - {""})  # so that of two at one place the shorter is tried first
+        self._pattern = re.compile("|".join(map(re.escape, found)) or r"(?!)")
+        self._prefixes = {literal[:count] for literal in found for count in range(1, len(literal))}
         self._longest = max(map(len, self._prefixes), default=0)
 
     def step(self, source: Source) -> Step[tuple[str, str]]:
@@ -39,14 +39,11 @@ class Scanner:
 
     def _first(self, text: str, pos: int) -> tuple[int, str] | None:
         match = self._pattern.search(text, pos)
-        if match is None:
-            return None
-        best = (match.end(), match.start(), match.group())
-        for literal in self._literals:
-            start = text.find(literal, pos, best[0])
-            if start >= 0:
-                best = min(best, (start + len(literal), start, literal))
-        return best[1], best[2]
+        best = None
+        while match is not None:  # the leftmost; then any that lies inside and ends before it
+            best = match
+            match = self._pattern.search(text, best.start() + 1, best.end() - 1)
+        return (best.start(), best.group()) if best else None
 
     def _held(self, source: Source) -> int:
         for count in range(min(self._longest, source.left), 0, -1):

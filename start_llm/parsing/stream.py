@@ -113,6 +113,8 @@ class OutputParser:
             self._resume()
         if self.stopped is None:
             self._thinking.end()
+            if self._after_call:
+                self._content.drop_gap()
             self._content.end()
         return self._drain()
 

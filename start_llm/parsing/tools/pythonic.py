@@ -50,7 +50,7 @@ def _calls(reading: Reading, dialect: Dialect) -> Step[None]:
         call = reading.calls.begin(name)
         stream = JsonStream(source, call.write, dialect)
         yield from stream.members(call.schema, ")")
-        reading.finish(call, not stream.ended)
+        reading.finish(call, stream.clean and not stream.ended)
         count += 1
 
 
