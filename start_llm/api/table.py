@@ -11,6 +11,8 @@ from start_llm.api.dialect import Exchange, Inbound, Reply
 from start_llm.api.fields import parse_json
 from start_llm.api.openai_chat import read_chat
 from start_llm.api.openai_completions import read_completion
+from start_llm.api.openai_responses import StoredResponses, read_responses
+from start_llm.api.responses_store import ResponsesStore
 from start_llm.api.routes import Route, Routes
 from start_llm.api.run import CACHE_HEADER
 from start_llm.api.status import Status
@@ -27,6 +29,11 @@ class Dialects:
 
     settings: Settings
     service: Service
+    store: ResponsesStore
+
+    def responses(self, inbound: Inbound) -> Exchange:
+        exchange = read_responses(inbound, self.settings, self.service.token_text, self.store)
+        return replace(exchange, request=self._named(exchange.request))
 
     def chat(self, inbound: Inbound) -> Exchange:
         exchange = read_chat(inbound, self.settings, self.service.token_text)
@@ -59,6 +66,8 @@ class Dialects:
         first = tools[0] if isinstance(tools, list) and tools and isinstance(tools[0], dict) else {}
         if "anthropic-version" in inbound.headers or "input_schema" in first or names & {"system", "stop_sequences"}:
             return read_messages(inbound, self.settings)
+        if "input" in names and "messages" not in names:
+            return read_responses(inbound, self.settings, self.service.token_text, self.store)
         if "prompt" in names and "messages" not in names:
             return read_completion(inbound, self.settings, self.service.token_text)
         return read_chat(inbound, self.settings, self.service.token_text)
@@ -73,7 +82,11 @@ class Dialects:
 
 def build_routes(settings: Settings, service: Service, metrics: Metrics, request_log: RequestLog) -> Routes:
     status = Status(service, metrics, request_log)
-    dialects = Dialects(settings, service)
+    store = ResponsesStore(
+        settings.cache_dir / "responses.sqlite3", settings.responses_store_max, settings.responses_store_ttl_seconds
+    )
+    dialects = Dialects(settings, service, store)
+    stored = StoredResponses(store)
     return Routes(
         [
             Route("/health", {"GET": status.health}),
@@ -84,6 +97,9 @@ def build_routes(settings: Settings, service: Service, metrics: Metrics, request
             Route("/v1/completions", {"POST": dialects.completions}),
             Route("/v1/messages", {"POST": dialects.messages}),
             Route("/v1/messages/count_tokens", {"POST": dialects.count_tokens}),
+            Route("/v1/responses", {"POST": dialects.responses}),
+            Route("/v1/responses/{}", {"GET": stored.get, "DELETE": stored.delete}),
+            Route("/v1/responses/{}/input_items", {"GET": stored.input_items}),
             Route("/v1/cache/explain", {"POST": dialects.explain}),
             Route("/v1/cache/requests", {"GET": status.cache_requests}),
             Route("/v1/cache/requests/{}", {"GET": status.cache_request}),

@@ -1,0 +1,1 @@
+"""Read-only: metrics, request logs, live lines. Sees `core` only."""

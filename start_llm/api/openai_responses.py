@@ -1,0 +1,204 @@
+"""``/v1/responses``, the way in, and stored responses. The way out is `responses_stream`."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from start_llm.api import sse
+from start_llm.api.dialect import Inbound, Reply
+from start_llm.api.fields import SamplingBody, bad, parse_body, sampling_of, session_of, short, stop_of
+from start_llm.api.openai_tools import check_unique, choose, response_format_of, tool_of
+from start_llm.api.responses_items import messages_of
+from start_llm.api.responses_store import ResponsesStore, Stored
+from start_llm.api.responses_stream import ResponsesExchange, Style
+from start_llm.api.thinking import template_kwargs_of, thinking_of
+from start_llm.core.errors import NotFound, NotSupported
+from start_llm.core.messages import Message, Tool
+from start_llm.core.request import ChatRequest
+from start_llm.core.settings import Settings
+
+log = logging.getLogger(__name__)
+
+PASSED_OVER = frozenset(
+    {
+        "custom", "namespace", "web_search", "web_search_preview", "web_search_2025_08_26", "file_search",
+        "code_interpreter", "computer", "computer_use_preview", "image_generation", "local_shell", "shell", "mcp",
+        "apply_patch", "tool_search", "programmatic_tool_calling",
+    }
+)  # fmt: skip
+REFUSED = {
+    "background": "answers in the background are not supported; leave it out or set it to false.",
+    "conversation": "conversations are not kept; use previous_response_id.",
+    "prompt": "stored prompt templates are not supported; send instructions and input.",
+}
+
+
+class ResponsesBody(SamplingBody):
+    model: str = ""
+    input: Any = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    reasoning: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    stop: Any = None
+    metadata: dict[str, Any] | None = None
+    user: str | None = None
+
+
+def read_responses(
+    inbound: Inbound, settings: Settings, token_text: Callable[[int], str], store: ResponsesStore
+) -> ResponsesExchange:
+    """Raises BadRequest, NotFound (the previous response), NotSupported."""
+    body, data = parse_body(ResponsesBody, inbound.body)
+    for name, why in REFUSED.items():
+        if data.get(name):
+            raise NotSupported(f"{name}: {why}", param=name)
+    items = [*_previous(body.previous_response_id, store), *_input(body.input)]
+    messages = messages_of(items)
+    tools, notes = _tools(body, items)
+    choice, tools = choose(body.tool_choice, tools)
+    if body.instructions:
+        messages = (Message("system", body.instructions), *messages)
+    thinking = thinking_of(data)
+    include = set(body.include or [])
+    wants_logprobs = "message.output_text.logprobs" in include or bool(body.top_logprobs)
+    request = ChatRequest(
+        id=f"resp_{uuid.uuid4().hex}",
+        dialect="responses",
+        model=body.model,
+        messages=messages,
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        response_format=response_format_of((body.text or {}).get("format"), "text.format"),
+        sampling=sampling_of(body, settings),
+        max_tokens=body.max_output_tokens,
+        stop=stop_of(body.stop),
+        logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
+        stream=bool(body.stream),
+        thinking=thinking.enabled,
+        reasoning_effort=thinking.effort,
+        thinking_budget=thinking.budget,
+        session=session_of(data, inbound.headers),
+        template_kwargs=template_kwargs_of(data),
+        received=inbound.received,
+    )
+    style = Style(
+        summary=bool((body.reasoning or {}).get("summary") or (body.reasoning or {}).get("generate_summary")),
+        sealed="reasoning.encrypted_content" in include,
+    )
+    keep = store if body.store is not False and store.enabled else None
+    return ResponsesExchange(
+        request, _echo(body, data, notes, keep is not None), items, style, time.time(), token_text, keep
+    )
+
+
+def _input(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    if isinstance(value, list) and value:
+        return value
+    raise bad("input", "a string or a list of items that is not empty", value)
+
+
+def _previous(response_id: str | None, store: ResponsesStore) -> list[Any]:
+    """What was said up to and with the previous response; its instructions are not carried over."""
+    if response_id is None:
+        return []
+    stored = store.get(response_id)
+    if stored is None:
+        raise NotFound(
+            f"previous_response_id: there is no stored response {short(response_id)}; it may have expired.",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    return [*stored.items, *stored.body["output"]]
+
+
+def _tools(body: ResponsesBody, items: list[Any]) -> tuple[tuple[Tool, ...], list[str]]:
+    """Function tools, and notes on the tools that are passed over because they run elsewhere."""
+    found = [(f"tools[{index}]", tool) for index, tool in enumerate(body.tools or [])]
+    for index, item in enumerate(items):
+        if isinstance(item, dict) and item.get("type") == "additional_tools":
+            added = item.get("tools") or []
+            found += [(f"input[{index}].tools[{place}]", tool) for place, tool in enumerate(added)]
+    tools, notes = [], []
+    for path, tool in found:
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind in PASSED_OVER:
+            name = tool.get("name") or tool.get("server_label") or kind
+            notes.append(f"{path} ({name}, type {kind})")
+        else:
+            tools.append(tool_of(tool, path))
+    if notes:
+        log.info("tools passed over: %s", ", ".join(notes))
+    return check_unique(tools), notes
+
+
+def _echo(body: ResponsesBody, data: Mapping[str, Any], notes: list[str], stored: bool) -> dict[str, Any]:
+    """The fields of a response that say what was asked."""
+    metadata = {name: value for name, value in (body.metadata or {}).items() if isinstance(value, str)}
+    if notes:
+        note = f"These tools were passed over, only functions can be called: {', '.join(notes)}"
+        metadata["start_llm_warnings"] = note if len(note) <= 512 else note[:509] + "..."
+    reasoning = body.reasoning or {}
+    return {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": metadata,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
+        "store": stored,
+        "temperature": body.temperature,
+        "text": body.text or {"format": {"type": "text"}},
+        "tool_choice": data.get("tool_choice") or "auto",
+        "tools": body.tools or [],
+        "top_p": body.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+    }
+
+
+class StoredResponses:
+    """``GET`` and ``DELETE /v1/responses/{id}``, and the input items of one."""
+
+    def __init__(self, store: ResponsesStore) -> None:
+        self._store = store
+
+    def get(self, inbound: Inbound) -> Reply:
+        return Reply(sse.dumps(self._find(inbound.params[0]).body))
+
+    def delete(self, inbound: Inbound) -> Reply:
+        wanted = inbound.params[0]
+        if not self._store.delete(wanted):
+            raise _missing(wanted)
+        return Reply(sse.dumps({"id": wanted, "object": "response", "deleted": True}))
+
+    def input_items(self, inbound: Inbound) -> Reply:
+        items = self._find(inbound.params[0]).items
+        return Reply(sse.dumps({"object": "list", "data": items, "has_more": False}))
+
+    def _find(self, response_id: str) -> Stored:
+        stored = self._store.get(response_id)
+        if stored is None:
+            raise _missing(response_id)
+        return stored
+
+
+def _missing(response_id: str) -> NotFound:
+    return NotFound(f"There is no stored response {short(response_id)}.", param="response_id")

@@ -1,0 +1,139 @@
+"""Items of the Responses API to messages, and the opaque form in which reasoning travels with a client."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from start_llm.api.fields import bad, short
+from start_llm.api.parts import join_text, string_in, text_of
+from start_llm.core.errors import BadRequest
+from start_llm.core.messages import Message, ToolCall
+
+SEAL = "start_llm.1."
+CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
+OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output", "local_shell_call_output"})
+KNOWN = (
+    "message, reasoning, function_call, function_call_output, custom_tool_call, custom_tool_call_output, "
+    "local_shell_call, local_shell_call_output, additional_tools"
+)
+
+
+def seal(reasoning: str) -> str:
+    """``encrypted_content``: opaque to clients, and whole, since some send back nothing else."""
+    packed = zlib.compress(reasoning.encode("utf-8", "replace"), 6)
+    return SEAL + base64.b64encode(packed).decode("ascii")
+
+
+def unseal(text: str) -> str | None:
+    """What `seal` was given; ``None`` if another server made it."""
+    if not text.startswith(SEAL):
+        return None
+    try:
+        return zlib.decompress(base64.b64decode(text.removeprefix(SEAL), validate=True)).decode()
+    except (binascii.Error, zlib.error, UnicodeDecodeError):
+        return None
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Assistant items that stand together are one message."""
+
+    texts: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
+
+    def message(self) -> list[Message]:
+        if not (self.texts or self.thoughts or self.calls):
+            return []
+        reasoning = join_text(self.thoughts) or None
+        return [Message("assistant", join_text(self.texts), reasoning=reasoning, tool_calls=tuple(self.calls))]
+
+
+def messages_of(items: list[Any], path: str = "input") -> tuple[Message, ...]:
+    """The conversation in its order. Raises BadRequest, NotSupported."""
+    result: list[Message] = []
+    turn = _Turn()
+    for index, item in enumerate(items):
+        where = f"{path}[{index}]"
+        if not isinstance(item, dict):
+            raise bad(where, "an object", item)
+        kind = item.get("type", "message" if "role" in item else None)
+        if kind == "reasoning" and (turn.texts or turn.calls):
+            result.extend(turn.message())
+            turn = _Turn()
+        if _join(turn, kind, item, where) or kind == "additional_tools":
+            continue
+        result.extend(turn.message())
+        turn = _Turn()
+        result.append(_other(kind, item, where))
+    result.extend(turn.message())
+    return tuple(result)
+
+
+def _join(turn: _Turn, kind: Any, item: dict[str, Any], path: str) -> bool:
+    """Adds an assistant's item to its turn; false if it is not one."""
+    if kind == "message" and item.get("role") == "assistant":
+        turn.texts.append(text_of(item.get("content"), f"{path}.content"))
+    elif kind == "reasoning":
+        turn.thoughts.extend(_reasoning(item, path))
+    elif kind in CALLS:
+        turn.calls.append(_call(kind, item, path))
+    elif kind == "local_shell_call":
+        action = json.dumps(item.get("action") or {}, ensure_ascii=False)
+        turn.calls.append(ToolCall(string_in(item, "call_id", path), "local_shell", action))
+    else:
+        return False
+    return True
+
+
+def _other(kind: Any, item: dict[str, Any], path: str) -> Message:
+    if kind == "message":
+        role = item.get("role")
+        if role not in {"user", "system", "developer"}:
+            raise bad(f"{path}.role", "user, assistant, system or developer", role)
+        content = text_of(item.get("content"), f"{path}.content")
+        return Message("user" if role == "user" else "system", content)
+    if kind in OUTPUTS:
+        call_id = item.get("call_id", item.get("id"))
+        if not isinstance(call_id, str):
+            raise bad(f"{path}.call_id", "a string", call_id)
+        return Message("tool", text_of(item.get("output"), f"{path}.output"), tool_call_id=call_id)
+    raise BadRequest(
+        f"{path}.type: items of type {short(kind)} are not supported, only {KNOWN}.",
+        param=f"{path}.type",
+        code="invalid_value",
+    )
+
+
+def _call(kind: str, item: dict[str, Any], path: str) -> ToolCall:
+    arguments = string_in(item, CALLS[kind], path)
+    if kind == "custom_tool_call":
+        arguments = json.dumps({"input": arguments}, ensure_ascii=False)
+    return ToolCall(string_in(item, "call_id", path), string_in(item, "name", path), arguments)
+
+
+def _reasoning(item: dict[str, Any], path: str) -> list[str]:
+    """The sealed text if it is ours, else the content, else the summary."""
+    sealed = item.get("encrypted_content")
+    if isinstance(sealed, str):
+        text = unseal(sealed)
+        if text is not None:
+            return [text]
+    for name in ("content", "summary"):
+        parts = item.get(name)
+        if parts is None or parts == []:
+            continue
+        if not isinstance(parts, list):
+            raise bad(f"{path}.{name}", "a list of parts", parts)
+        texts = []
+        for index, part in enumerate(parts):
+            if not isinstance(part, dict):
+                raise bad(f"{path}.{name}[{index}]", "an object", part)
+            texts.append(string_in(part, "text", f"{path}.{name}[{index}]"))
+        return texts
+    return []

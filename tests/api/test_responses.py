@@ -1,0 +1,308 @@
+"""Responses with the official client; every event checked against its typed models."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from start_llm.api.dialect import Inbound
+from start_llm.api.openai_responses import read_responses
+from start_llm.api.responses_items import seal, unseal
+from start_llm.api.responses_store import ResponsesStore
+from start_llm.api.server import ApiServer
+from start_llm.core.errors import NotSupported, OutOfMemory, StartLLMError
+from start_llm.core.events import (
+    Failed,
+    Progress,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
+from start_llm.core.messages import Message, ToolCall
+from start_llm.core.request import ChatRequest
+from start_llm.core.settings import Settings
+from tests.api.fakes import FIRST, FakeService, answer
+
+EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
+TOOL: Any = {"type": "function", "name": "read", "parameters": {"type": "object"}, "strict": False}
+TURN = [
+    ReasoningDelta("think "),
+    ReasoningDelta("hard"),
+    TextDelta("I "),
+    TextDelta("look."),
+    ToolCallStarted(0, "call_a", "read"),
+    ToolCallDelta(0, '{"path":'),
+    ToolCallDelta(0, ' "x"}'),
+    ToolCallFinished(0, "call_a", "read", '{"path": "x"}'),
+    ToolCallStarted(1, "call_b", "list"),
+    ToolCallFinished(1, "call_b", "list", "{}"),
+]
+
+
+@pytest.fixture
+def client(server: ApiServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def test_whole_response(client: openai.OpenAI, service: FakeService) -> None:
+    service.script = lambda request: answer(*TURN, finish="tool_calls")
+    response = client.responses.create(
+        model="gpt-x", input="Hi", instructions="Be brief.", tools=[TOOL], include=["reasoning.encrypted_content"]
+    )
+    Response.model_validate(response.to_dict(), strict=False)
+    assert [item.type for item in response.output] == ["reasoning", "message", "function_call", "function_call"]
+    assert response.output[0].content[0].text == "think hard"
+    assert unseal(response.output[0].encrypted_content) == "think hard"
+    assert response.output_text == "I look."
+    assert (response.output[2].call_id, response.output[2].arguments) == ("call_a", '{"path": "x"}')
+    assert response.status == "completed"
+    assert response.usage.input_tokens_details.cached_tokens == 100
+    assert response.usage.start_llm["computed"] == 20
+    assert service.requests[0].messages == (Message("system", "Be brief."), Message("user", "Hi"))
+
+
+@pytest.mark.parametrize("summary", [None, "auto"])
+def test_event_sequence(client: openai.OpenAI, service: FakeService, summary: Any) -> None:
+    service.script = lambda request: answer(Progress(1, 2), *TURN, finish="tool_calls")
+    events = list(client.responses.create(model="m", input="Hi", stream=True, reasoning={"summary": summary}))
+    names = [event.type.removeprefix("response.") for event in events]
+    shown = "reasoning_summary" if summary else "reasoning"
+    part = "reasoning_summary_part" if summary else "content_part"
+    assert names == [
+        "created", "in_progress",
+        "output_item.added", f"{part}.added", f"{shown}_text.delta", f"{shown}_text.delta", f"{shown}_text.done",
+        f"{part}.done", "output_item.done",
+        "output_item.added", "content_part.added", "output_text.delta", "output_text.delta", "output_text.done",
+        "content_part.done", "output_item.done",
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.delta",
+        "function_call_arguments.done", "output_item.done",
+        "output_item.added", "function_call_arguments.done", "output_item.done",
+        "completed",
+    ]  # fmt: skip
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    for event in events:
+        EVENTS.validate_python(event.to_dict())
+    added = [event for event in events if event.type == "response.output_item.added"]
+    done = [event for event in events if event.type == "response.output_item.done"]
+    assert [event.output_index for event in added] == [event.output_index for event in done] == [0, 1, 2, 3]
+    assert [event.item.id for event in added] == [event.item.id for event in done]
+    assert [item.to_dict() for item in events[-1].response.output] == [event.item.to_dict() for event in done]
+    reasoning = events[-1].response.output[0]
+    assert (reasoning.summary[0].text if summary else reasoning.content[0].text) == "think hard"
+
+
+def test_stream_helper(client: openai.OpenAI, service: FakeService) -> None:
+    service.script = lambda request: answer(*TURN, finish="tool_calls")
+    with client.responses.stream(model="m", input="Hi", tools=[TOOL]) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_response()
+    assert final.output_text == "I look."
+
+
+def test_incomplete_and_failed(client: openai.OpenAI, service: FakeService) -> None:
+    service.script = lambda request: answer(TextDelta("a"), finish="length")
+    response = client.responses.create(model="m", input="Hi")
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert list(client.responses.create(model="m", input="Hi", stream=True))[-1].type == "response.incomplete"
+    service.script = lambda request: [FIRST, TextDelta("a"), Failed(OutOfMemory("too big"))]
+    last = list(client.responses.create(model="m", input="Hi", stream=True))[-1]
+    EVENTS.validate_python(last.to_dict())
+    assert (last.type, last.response.error.code, last.response.error.message) == (
+        "response.failed", "server_error", "too big",
+    )  # fmt: skip
+
+
+def test_logprobs(client: openai.OpenAI, service: FakeService) -> None:
+    service.script = lambda request: answer(TextDelta("a", 0, (TokenLogprob(7, -0.5, ((8, -1.0),)),)))
+    response = client.responses.create(model="m", input="Hi", top_logprobs=1)
+    assert response.output[0].content[0].logprobs[0].top_logprobs[0].token == "<8>"
+
+
+def test_stored_responses(client: openai.OpenAI, service: FakeService) -> None:
+    service.script = lambda request: answer(*TURN[:4])
+    first = client.responses.create(model="m", input="One", instructions="Old.")
+    events = list(client.responses.create(model="m", input="Two", previous_response_id=first.id, stream=True))
+    second = events[-1].response
+    client.responses.create(model="m", input="Three", previous_response_id=second.id, instructions="New.")
+    said = Message("assistant", "I look.", reasoning="think hard")
+    assert service.requests[-1].messages == (
+        Message("system", "New."), Message("user", "One"), said, Message("user", "Two"), said, Message("user", "Three"),
+    )  # fmt: skip
+    assert client.responses.retrieve(first.id).output_text == "I look."
+    assert len(client.responses.input_items.list(second.id).data) == 4
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError, match="previous_response_id"):
+        client.responses.create(model="m", input="x", previous_response_id=first.id)
+    assert client.responses.retrieve(second.id).id == second.id
+
+
+def test_not_stored_unless_wanted(client: openai.OpenAI) -> None:
+    response = client.responses.create(model="m", input="One", store=False)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(response.id)
+
+
+def test_tools_that_run_elsewhere_are_noted(client: openai.OpenAI, service: FakeService) -> None:
+    tools: Any = [TOOL, {"type": "web_search"}, {"type": "custom", "name": "apply_patch"},
+                  {"type": "namespace", "name": "mcp", "description": "", "tools": []}]  # fmt: skip
+    response = client.responses.create(model="m", input="Hi", tools=tools, metadata={"k": "v"})
+    assert [tool.name for tool in service.requests[0].tools] == ["read"]
+    assert response.metadata["k"] == "v"
+    assert "tools[2] (apply_patch, type custom)" in response.metadata["start_llm_warnings"]
+
+
+# --- translation ---
+
+
+def read(headers: dict[str, str] | None = None, /, **body: Any) -> ChatRequest:
+    raw = json.dumps({"model": "m", "input": "Hi"} | body).encode()
+    store = ResponsesStore(Path("unused"), 0, 0)
+    return read_responses(Inbound("POST", "/v1/responses", headers or {}, raw), SETTINGS, str, store).request
+
+
+def test_items_of_one_turn_are_one_message() -> None:
+    request = read(
+        input=[
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "D"}]},
+            {"role": "user", "content": "U"},
+            {"type": "reasoning", "summary": [], "encrypted_content": seal("lông")},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "A"}]},
+            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'},
+            {"type": "custom_tool_call", "call_id": "c2", "name": "g", "input": "raw"},
+            {"type": "function_call_output", "call_id": "c1", "output": "ok"},
+            {"type": "custom_tool_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "ok2"}]},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "more"}]},
+            {"type": "local_shell_call", "call_id": "c3", "action": {"command": ["ls"]}},
+            {"type": "local_shell_call_output", "id": "c3", "output": "files"},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "theirs"}], "encrypted_content": "gAAA"},
+        ]
+    )  # fmt: skip
+    assert request.messages == (
+        Message("system", "D"),
+        Message("user", "U"),
+        Message("assistant", "A", reasoning="lông",
+                tool_calls=(ToolCall("c1", "f", '{"a": 1}'), ToolCall("c2", "g", '{"input": "raw"}'))),
+        Message("tool", "ok", tool_call_id="c1"),
+        Message("tool", "ok2", tool_call_id="c2"),
+        Message("assistant", reasoning="more", tool_calls=(ToolCall("c3", "local_shell", '{"command": ["ls"]}'),)),
+        Message("tool", "files", tool_call_id="c3"),
+        Message("assistant", reasoning="theirs"),
+    )  # fmt: skip
+
+
+def test_fields() -> None:
+    schema = {"type": "json_schema", "name": "s", "schema": {"type": "object"}, "strict": True}
+    request = read(
+        {"session_id": "abc"}, tools=[TOOL], tool_choice={"type": "function", "name": "read"}, max_output_tokens=7,
+        reasoning={"effort": "low", "summary": "auto"}, text={"format": schema, "verbosity": "low"},
+        parallel_tool_calls=False, temperature=0.5,
+    )  # fmt: skip
+    assert (request.tool_choice.name, request.max_tokens, request.reasoning_effort) == ("read", 7, "low")
+    assert (request.thinking, request.response_format.name, request.session) == (True, "s", "abc")
+    assert not request.parallel_tool_calls
+    added = {"type": "additional_tools", "role": "developer", "tools": [TOOL]}
+    assert [tool.name for tool in read(input=[added, {"role": "user", "content": "x"}]).tools] == ["read"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": ["x"]}, "input[0]"),
+        ({"input": [{"type": "hologram"}]}, "input[0].type"),
+        ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": [{"type": "x"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"tool_choice": "required"}, "tool_choice"),
+    ],
+)
+def test_bad_fields_are_named(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(StartLLMError) as caught:
+        read(**body)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"background": True},
+        {"conversation": "c"},
+        {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+    ],
+)
+def test_not_supported(body: dict[str, Any]) -> None:
+    with pytest.raises(NotSupported):
+        read(**body)
+
+
+@pytest.mark.parametrize("text", ["", "start_llm.1.", "start_llm.1.!!", "start_llm.1.AAAA", "gAAA"])
+def test_foreign_seals_are_nothing(text: str) -> None:
+    assert unseal(text) is None
+
+
+# --- the store ---
+
+
+def test_store_is_bounded_and_private(tmp_path: Path) -> None:
+    now = [1000.0]
+    store = ResponsesStore(tmp_path / "sub" / "r.sqlite3", 3, 100, lambda: now[0])
+    for name in "abcd":
+        now[0] += 1
+        store.put({"id": name, "output": []}, [name])
+    assert store.get("a") is None
+    found = store.get("b")
+    assert found is not None and found.items == ["b"]
+    now[0] += 1
+    store.put({"id": "e", "output": []}, [])
+    assert store.get("c") is None, "the least recently used goes"
+    assert store.get("b") is not None
+    store.close()
+    again = ResponsesStore(tmp_path / "sub" / "r.sqlite3", 3, 100, lambda: now[0])
+    assert again.get("e") is not None
+    now[0] += 101
+    assert again.get("e") is None
+    again.close()
+    assert stat.S_IMODE((tmp_path / "sub" / "r.sqlite3").stat().st_mode) == 0o600
+
+
+def test_a_store_of_size_zero_makes_no_file(tmp_path: Path) -> None:
+    store = ResponsesStore(tmp_path / "r.sqlite3", 0, 0)
+    store.put({"id": "a"}, [])
+    assert store.get("a") is None
+    assert not store.delete("a")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_explain_knows_every_dialect(server: ApiServer, service: FakeService) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    bodies: list[dict[str, Any]] = [
+        {"model": "m", "messages": [{"role": "user", "content": "x"}]},
+        {"model": "m", "messages": [{"role": "user", "content": "x"}], "system": "s"},
+        {"model": "m", "input": "x"},
+        {"model": "m", "prompt": "x"},
+    ]
+    for body in bodies:
+        report: Any = client.post("/cache/explain", cast_to=object, body=body)
+        assert report["reused"] == 100
+    dialects = [request.dialect for request in service.requests]
+    assert dialects == ["chat", "messages", "responses", "completions"]
