@@ -41,7 +41,12 @@ class Dialect:
 
 
 class JsonStream:
-    """Reads one value from `source` and writes it as valid JSON. `ended`: the text ended early; `clean`: nothing was left out."""
+    """Reads one value from `source` and writes it as valid JSON.
+
+    Attributes:
+        ended: the text ended early.
+        clean: nothing was left out.
+    """
 
     def __init__(self, source: Source, write: Callable[[str], None], dialect: Dialect) -> None:
         self.ended = False
@@ -132,9 +137,10 @@ class JsonStream:
 
     def _member(self, schema: Schema, closer: str, comma: str, before: str) -> Step[tuple[bool, bool]]:
         """A key and its value: (there may be more, something was written)."""
-        key = yield from self._key()
-        if key is None:
+        raw = yield from self._key()
+        if raw is None:
             return False, False
+        key = str(json.loads(raw, strict=False))
         space = yield from self._source.skip()
         char = yield from self._source.ahead()
         if char and char in ":=":
@@ -142,12 +148,12 @@ class JsonStream:
             space = yield from self._source.skip()
         elif not (yield from self._at_end()):
             if closer == ")" and key and schema.keys:  # Python, by position: the first parameter
-                self._write(f"{comma}{before}{dump(schema.keys[0])}: {dump(key)}")
+                self._write(f"{comma}{before}{dump(schema.keys[0])}: {raw}")
                 return True, True
             self.clean = False
             return bool(key), False
         write = self._write
-        pending = [f"{comma}{before}{dump(key)}:{space if self._dialect.separator == ':' else ' '}"]
+        pending = [f"{comma}{before}{raw}:{space if self._dialect.separator == ':' else ' '}"]
 
         def with_head(text: str) -> None:
             write(pending.pop() + text if pending else text)
@@ -159,13 +165,14 @@ class JsonStream:
         return not self.ended, not pending
 
     def _key(self) -> Step[str | None]:
+        """A key as JSON text; ``None`` if the text ends in it."""
         quote = yield from self._source.starts(self._dialect.quotes)
         if quote:
             held: list[str] = []
             write, self._write = self._write, held.append
             yield from self.string(self._dialect.separator, key=True)
             self._write = write
-            return None if self.ended else str(json.loads("".join(held), strict=False))
+            return None if self.ended else "".join(held)
         stops = (self._dialect.separator, ":", "=", ",", "}", ")", "\n")
         count = 0
         while count < _MAX_KEY:
@@ -174,7 +181,7 @@ class JsonStream:
                 self.ended = True
                 return None
             if char in stops:
-                return self._source.take(count).strip()
+                return dump(self._source.take(count).strip())
             count += 1
         self.ended = True
         return None
@@ -209,7 +216,7 @@ class JsonStream:
         count = 0
         while True:
             char = yield from self._source.ahead(count)
-            if char == '"' and _is_json(self._source.text[self._source.pos : self._source.pos + count].strip()):  # a comma is missing
+            if char == '"' and _is_json(self._source.peek(count).strip()):  # a comma is missing
                 break
             if not char or char in ",}])\n" or (yield from self._source.starts(self._dialect.enders, count)):
                 break

@@ -69,6 +69,10 @@ class Source:
         self.pos += len(piece)
         return piece
 
+    def peek(self, count: int) -> str:
+        """Characters that are known to be here, not consumed."""
+        return self.text[self.pos : self.pos + count]
+
     def ahead(self, offset: int = 0) -> Step[str]:
         """The character `offset` from here, ``""`` if the text ends before it."""
         while self.left <= offset and not self.closed:

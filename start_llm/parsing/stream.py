@@ -87,7 +87,7 @@ class OutputParser:
         if self._style.channels:
             self._tags |= {*harmony.HEADS, *harmony.ENDS}
         self._active = active
-        self._mark = 0
+        self._mark: int | None = None
         self._settled = False
         self._text_scanner = Scanner({*self._stops, *self._tags, *LEAKED, *self._openers, *self._closers})
         in_thought = {text for text, opener in self._openers.items() if not opener.keep}
@@ -155,7 +155,11 @@ class OutputParser:
             self._events.append(ReasoningDelta(text, self._choice))
 
     def _call_begins(self) -> None:
-        """A call's first event is next: what stood between the text and it goes."""
+        """A call's first event is next: what stood between the text and it goes, and nothing is given back."""
+        if self._mark is not None:
+            self._source.unmark(self._mark)
+        self._mark = None
+        self._settled = True
         self._thinking.drop_gap()
         self._content.drop_gap()
         self._reasoning_now = False
@@ -198,9 +202,7 @@ class OutputParser:
         elif self._code.inside:
             self._give_back(literal)
         elif literal in LEAKED:
-            if literal == "<|im_start|>":
-                literal += yield from self._source.accept(("assistant\n",))
-            self._content.leak(literal)
+            yield from self._leak(self._content, literal)
             yield from self._blank_after_call()
         elif literal == self._style.start:
             self._reasoning_now = True
@@ -225,7 +227,7 @@ class OutputParser:
             self._reasoning_now = False
             yield from self._source.skip("\n")
         elif literal in LEAKED:
-            self._thinking.leak(literal)
+            yield from self._leak(self._thinking, literal)
         elif literal not in self._style.drop:
             self._give_back(literal)
 
@@ -239,6 +241,10 @@ class OutputParser:
     def _blank_after_call(self) -> Step[None]:
         if self._after_call:
             self._visible((yield from self._source.skip()))
+
+    def _leak(self, channel: Channel, literal: str) -> Step[None]:
+        role = (yield from self._source.accept(("assistant\n",))) if literal == "<|im_start|>" else ""
+        channel.leak(literal + role)
 
     def _stop(self, literal: str) -> None:
         self._content.flush()
@@ -285,11 +291,13 @@ class OutputParser:
         try:
             yield from parse(Reading(source, self._calls, self._settle))
         except NotACall:
-            source.rewind(self._mark)
+            if self._mark is not None:
+                source.rewind(self._mark)
             if not self._settled:
                 return False
         else:
-            source.unmark(self._mark)
+            if self._mark is not None:
+                source.unmark(self._mark)
         yield from self._blank_after_call()
         return True
 
@@ -311,6 +319,7 @@ class OutputParser:
 
     def _settle(self) -> None:
         """A call is done: what failed after it is given back from here on."""
-        self._source.unmark(self._mark)
+        if self._mark is not None:
+            self._source.unmark(self._mark)
         self._mark = self._source.mark()
         self._settled = True

@@ -69,10 +69,12 @@ TAGS = (
     Case("a leaked turn start inside", f"<tool_call><|im_start|>{LS}</tool_call>", calls=_bash("ls")),
     Case("a leaked end of text", "Hello.<|endoftext|>", content="Hello."),
     Case("several leaked ends", "Hello.<|im_end|>\n<|endoftext|>\n", content="Hello."),
-    Case("an end of turn between calls",
-         f'<tool_call>{LS}</tool_call><|im_end|>\n<tool_call>{{"name": "now", "arguments": {{}}}}</tool_call>',
-         calls=(*_bash("ls"), ("now", {}))),
-)  # fmt: skip
+    Case(
+        "an end of turn between calls",
+        f'<tool_call>{LS}</tool_call><|im_end|>\n<tool_call>{{"name": "now", "arguments": {{}}}}</tool_call>',
+        calls=(*_bash("ls"), ("now", {})),
+    ),
+)
 
 JSON = (
     Case(
@@ -110,9 +112,7 @@ JSON = (
         '<tool_call>{"name": "bash", "arguments": "{\\"command\\": \\"ls\\"}"}</tool_call>',
         calls=_bash("ls"),
     ),
-    Case(
-        "arguments as a bare string", '<tool_call>{"name": "bash", "arguments": "ls"}</tool_call>', calls=_bash("ls")
-    ),
+    Case("arguments as a bare string", '<tool_call>{"name": "bash", "arguments": "ls"}</tool_call>', calls=_bash("ls")),
     Case("arguments null", '<tool_call>{"name": "now", "arguments": null}</tool_call>', calls=(("now", {}),)),
     Case("no arguments", '<tool_call>{"name": "now"}</tool_call>', calls=(("now", {}),)),
     Case(
@@ -120,9 +120,7 @@ JSON = (
         '<tool_call>{"arguments": {"command": "ls"}, "name": "bash"}</tool_call>',
         calls=_bash("ls"),
     ),
-    Case(
-        "arguments beside the name", '<tool_call>{"name": "bash", "command": "ls"}</tool_call>', calls=_bash("ls")
-    ),
+    Case("arguments beside the name", '<tool_call>{"name": "bash", "command": "ls"}</tool_call>', calls=_bash("ls")),
     Case(
         "OpenAI's nesting",
         '<tool_call>{"type": "function", "function": {"name": "bash", "arguments": {"command": "ls"}}}</tool_call>',
@@ -136,14 +134,16 @@ JSON = (
         "two braces missing", '<tool_call>{"name": "bash", "arguments": {"command": "ls"</tool_call>', calls=_bash("ls")
     ),
     Case(
-        "cut inside a string", '<tool_call>{"name": "write", "arguments": {"path": "a", "content": "one\\ntw',
+        "cut inside a string",
+        '<tool_call>{"name": "write", "arguments": {"path": "a", "content": "one\\ntw',
         calls=(("write", {"path": "a", "content": "one\ntw"}),),
     ),
     Case("cut after a backslash", '<tool_call>{"name": "bash", "arguments": {"command": "a\\', calls=_bash("a")),
     Case("cut inside a key", '<tool_call>{"name": "read", "arguments": {"path": "a", "lim', calls=_read("a")),
     Case("cut after a key", '<tool_call>{"name": "read", "arguments": {"path": "a", "limit":', calls=_read("a")),
     Case(
-        "cut inside a literal", '<tool_call>{"name": "read", "arguments": {"path": "a", "follow": tr',
+        "cut inside a literal",
+        '<tool_call>{"name": "read", "arguments": {"path": "a", "follow": tr',
         calls=_read("a", follow=True),
     ),
     Case("cut before the name is whole", '<tool_call>{"name": "ba', content='<tool_call>{"name": "ba'),
@@ -184,7 +184,8 @@ JSON = (
     ),
     Case("a fence inside the tags", f"<tool_call>\n```json\n{LS}\n```\n</tool_call>", calls=_bash("ls")),
     Case(
-        "a number as a string", '<tool_call>{"name": "read", "arguments": {"path": "a", "limit": "5"}}</tool_call>',
+        "a number as a string",
+        '<tool_call>{"name": "read", "arguments": {"path": "a", "limit": "5"}}</tool_call>',
         calls=_read("a", limit=5),
     ),
     Case(
@@ -202,22 +203,31 @@ JSON = (
         '<tool_call>{"name": "read", "arguments": {"path": "a", "tags": "x"}}</tool_call>',
         calls=_read("a", tags=["x"]),
     ),
-    Case("a number where a string is due", '<tool_call>{"name": "bash", "arguments": {"command": 42}}</tool_call>',
-         calls=_bash("42")),
+    Case(
+        "a number where a string is due",
+        '<tool_call>{"name": "bash", "arguments": {"command": 42}}</tool_call>',
+        calls=_bash("42"),
+    ),
     Case(
         "an object where a string is due",
         '<tool_call>{"name": "write", "arguments": {"path": "a", "content": {"k": [1, 2]}}}</tool_call>',
         calls=(("write", {"path": "a", "content": '{"k": [1, 2]}'}),),
     ),
-    Case("an unknown tool", '<tool_call>{"name": "grep", "arguments": {"q": 1}}</tool_call>', calls=(("grep", {"q": 1}),)),
     Case(
-        "an unknown tool, cut", 'So: <tool_call>{"name": "grep", "arguments": {"q": ',
+        "an unknown tool", '<tool_call>{"name": "grep", "arguments": {"q": 1}}</tool_call>', calls=(("grep", {"q": 1}),)
+    ),
+    Case(
+        "an unknown tool, cut",
+        'So: <tool_call>{"name": "grep", "arguments": {"q": ',
         content='So: <tool_call>{"name": "grep", "arguments": {"q": ',
     ),
     Case("no call at all in the tags", "<tool_call>what now?</tool_call>", content="<tool_call>what now?</tool_call>"),
-    Case("a namespace before the name", f"<tool_call>{LS}</tool_call>".replace("bash", "functions.bash"),
-         calls=_bash("ls")),
-)  # fmt: skip
+    Case(
+        "a namespace before the name",
+        f"<tool_call>{LS}</tool_call>".replace("bash", "functions.bash"),
+        calls=_bash("ls"),
+    ),
+)
 
 XML = (
     Case("no wrapper", "<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>", calls=_bash("ls")),
@@ -227,15 +237,21 @@ XML = (
         content="Now:",
         calls=_bash("ls"),
     ),
-    Case("parameter not closed", "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</function>\n</tool_call>",
-         calls=_bash("ls")),
+    Case(
+        "parameter not closed",
+        "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</function>\n</tool_call>",
+        calls=_bash("ls"),
+    ),
     Case(
         "parameter not closed before the next",
         "<tool_call>\n<function=read>\n<parameter=path>\na\n<parameter=limit>\n3\n</parameter>\n</function>\n</tool_call>",
         calls=_read("a", limit=3),
     ),
-    Case("function not closed", "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</tool_call>",
-         calls=_bash("ls")),
+    Case(
+        "function not closed",
+        "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</tool_call>",
+        calls=_bash("ls"),
+    ),
     Case(
         "function opened twice",
         "<tool_call>\n<function=bash>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>",
@@ -245,7 +261,8 @@ XML = (
     Case("cut inside a closing tag", "<function=bash>\n<parameter=command>\nls\n</param", calls=_bash("ls\n</param")),
     Case(
         "the closing tag as content",
-        "<tool_call>\n<function=bash>\n<parameter=command>\ngrep '</parameter>' x\n</parameter>\n</function>\n</tool_call>",
+        "<tool_call>\n<function=bash>\n<parameter=command>\ngrep '</parameter>' x\n</parameter>\n</function>\n"
+        "</tool_call>",
         calls=_bash("grep '</parameter>' x"),
     ),
     Case(
@@ -256,12 +273,16 @@ XML = (
     ),
     Case(
         "content with markup, indentation and blank lines",
-        "<tool_call>\n<function=write>\n<parameter=path>\na.html\n</parameter>\n<parameter=content>\n  <p>&amp; \"x\"</p>\n\n"
+        "<tool_call>\n<function=write>\n<parameter=path>\na.html\n</parameter>\n<parameter=content>\n"
+        '  <p>&amp; "x"</p>\n\n'
         "\n</parameter>\n</function>\n</tool_call>",
         calls=(("write", {"path": "a.html", "content": '  <p>&amp; "x"</p>\n\n'}),),
     ),
-    Case("values on the tag's line", "<function=read><parameter=path>a</parameter><parameter=limit>3</parameter></function>",
-         calls=_read("a", limit=3)),
+    Case(
+        "values on the tag's line",
+        "<function=read><parameter=path>a</parameter><parameter=limit>3</parameter></function>",
+        calls=_read("a", limit=3),
+    ),
     Case("JSON in the function tag", '<function=bash>{"command": "ls"}</function>', calls=_bash("ls")),
     Case(
         "types from the schema",
@@ -270,20 +291,32 @@ XML = (
         calls=_read("12", follow=True, tags=["a", "b"], note=None),
     ),
     Case("no parameters", "<tool_call>\n<function=now>\n</function>\n</tool_call>", calls=(("now", {}),)),
-    Case("a leaked end of turn", "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter><|im_end|>",
-         calls=_bash("ls")),
-    Case("two functions in one wrapper",
-         "<tool_call>\n<function=now>\n</function>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>",
-         calls=(("now", {}), *_bash("ls"))),
-)  # fmt: skip
+    Case(
+        "a leaked end of turn",
+        "<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter><|im_end|>",
+        calls=_bash("ls"),
+    ),
+    Case(
+        "two functions in one wrapper",
+        "<tool_call>\n<function=now>\n</function>\n<function=bash>\n<parameter=command>\nls\n</parameter>\n</function>\n</tool_call>",
+        calls=(("now", {}), *_bash("ls")),
+    ),
+)
 
 GLM = (
-    Case("the legacy form", "<tool_call>bash <arg_key>command</arg_key><arg_value>ls</arg_value></tool_call>",
-         calls=_bash("ls")),
-    Case("opening tag missing", "bash<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n</tool_call>",
-         calls=_bash("ls")),
     Case(
-        "closing tag missing", "Sure.\n<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n",
+        "the legacy form",
+        "<tool_call>bash <arg_key>command</arg_key><arg_value>ls</arg_value></tool_call>",
+        calls=_bash("ls"),
+    ),
+    Case(
+        "opening tag missing",
+        "bash<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n</tool_call>",
+        calls=_bash("ls"),
+    ),
+    Case(
+        "closing tag missing",
+        "Sure.\n<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>ls</arg_value>\n",
         content="Sure.",
         calls=_bash("ls"),
     ),
@@ -304,71 +337,160 @@ GLM = (
     ),
     Case("cut inside a value", "<tool_call>bash\n<arg_key>command</arg_key>\n<arg_value>ls", calls=_bash("ls")),
     Case("cut after the name", "<tool_call>bash\n", content="<tool_call>bash\n"),
-    Case("GLM-4's own XML", '<tool_call><name>bash</name><arguments>{"command": "ls"}</arguments></tool_call>',
-         calls=_bash("ls")),
-)  # fmt: skip
+    Case(
+        "GLM-4's own XML",
+        '<tool_call><name>bash</name><arguments>{"command": "ls"}</arguments></tool_call>',
+        calls=_bash("ls"),
+    ),
+)
 
 TEXT = (
     Case("a mention in backticks", "Use `<tool_call>` for that.", content="Use `<tool_call>` for that."),
-    Case("a whole call in backticks", f"Write `<tool_call>{LS}</tool_call>`.", content=f"Write `<tool_call>{LS}</tool_call>`."),
-    Case("a whole call in a fence", f"So:\n```xml\n<tool_call>\n{LS}\n</tool_call>\n```\nOk?",
-         content=f"So:\n```xml\n<tool_call>\n{LS}\n</tool_call>\n```\nOk?"),
-    Case("a call after a fence", f"So:\n```\nls\n```\n<tool_call>{LS}</tool_call>", content="So:\n```\nls\n```", calls=_bash("ls")),
+    Case(
+        "a whole call in backticks",
+        f"Write `<tool_call>{LS}</tool_call>`.",
+        content=f"Write `<tool_call>{LS}</tool_call>`.",
+    ),
+    Case(
+        "a whole call in a fence",
+        f"So:\n```xml\n<tool_call>\n{LS}\n</tool_call>\n```\nOk?",
+        content=f"So:\n```xml\n<tool_call>\n{LS}\n</tool_call>\n```\nOk?",
+    ),
+    Case(
+        "a call after a fence",
+        f"So:\n```\nls\n```\n<tool_call>{LS}</tool_call>",
+        content="So:\n```\nls\n```",
+        calls=_bash("ls"),
+    ),
     Case("a mention in prose", "The <tool_call> tag opens a call.", content="The <tool_call> tag opens a call."),
     Case("no tools in the request", "Call <function=bash> now.", content="Call <function=bash> now.", tools=False),
-    Case("JSON that only looks like a call", '{"name": "bash", "version": 3}', content='{"name": "bash", "version": 3}'),
+    Case(
+        "JSON that only looks like a call", '{"name": "bash", "version": 3}', content='{"name": "bash", "version": 3}'
+    ),
     Case("JSON of an unknown tool", '{"name": "npm", "arguments": {}}', content='{"name": "npm", "arguments": {}}'),
     Case("a tool's name in prose", "I will read and bash.", content="I will read and bash."),
     Case("a lone closing tag", "a </tool_call> b", content="a </tool_call> b"),
     Case("an ampersand and angles", "if a < b && c > d: <b>", content="if a < b && c > d: <b>"),
-    Case("text before, between and after", f"One.\n\n<tool_call>{LS}</tool_call>\n\nTwo.", content="One.\n\nTwo.", calls=_bash("ls")),
+    Case(
+        "text before, between and after",
+        f"One.\n\n<tool_call>{LS}</tool_call>\n\nTwo.",
+        content="One.\n\nTwo.",
+        calls=_bash("ls"),
+    ),
     Case("the word null before a tag", "null<|im_end|>", content="null"),
-    Case("talk about turn tokens", "ChatML ends a turn with <|im_end|> and goes on.",
-         content="ChatML ends a turn with <|im_end|> and goes on."),
-)  # fmt: skip
+    Case(
+        "talk about turn tokens",
+        "ChatML ends a turn with <|im_end|> and goes on.",
+        content="ChatML ends a turn with <|im_end|> and goes on.",
+    ),
+)
 
 REASONING = (
-    Case("thinking, then a call", f"<think>\nhm\n</think>\n\n<tool_call>{LS}</tool_call>", calls=_bash("ls"), reasoning="hm"),
+    Case(
+        "thinking, then a call",
+        f"<think>\nhm\n</think>\n\n<tool_call>{LS}</tool_call>",
+        calls=_bash("ls"),
+        reasoning="hm",
+    ),
     Case("opened by the template", "hm\n</think>\n\nHi.", content="Hi.", reasoning="hm", inside=True),
     Case("opened twice", "<think>\nhm\n</think>\nHi.", content="Hi.", reasoning="hm", inside=True),
     Case("closed twice", "<think>hm</think>\n</think>\n\nHi.", content="Hi.", reasoning="hm"),
     Case("never closed", "<think>\nhm, well", reasoning="hm, well"),
     Case("closed, never opened", "Fine.\n</think>\n\nHi.", content="Fine.\nHi."),
     Case("a call inside", f"hm\n<tool_call>\n{LS}\n</tool_call>", calls=_bash("ls"), reasoning="hm", inside=True),
-    Case("a call inside, closed after it", f"hm\n<tool_call>\n{LS}\n</tool_call>\n</think>\n\nOk.", content="Ok.",
-         calls=_bash("ls"), reasoning="hm", inside=True),
-    Case("a call planned inside and made after", f"<think>so\n<tool_call>{LS}</tool_call>\n</think>\n<tool_call>{LS}</tool_call>",
-         calls=_bash("ls"), reasoning="so"),
-    Case("a mention inside", "<think>use <tool_call> maybe</think>Hi.", content="Hi.", reasoning="use <tool_call> maybe"),
+    Case(
+        "a call inside, closed after it",
+        f"hm\n<tool_call>\n{LS}\n</tool_call>\n</think>\n\nOk.",
+        content="Ok.",
+        calls=_bash("ls"),
+        reasoning="hm",
+        inside=True,
+    ),
+    Case(
+        "a call planned inside and made after",
+        f"<think>so\n<tool_call>{LS}</tool_call>\n</think>\n<tool_call>{LS}</tool_call>",
+        calls=_bash("ls"),
+        reasoning="so",
+    ),
+    Case(
+        "a mention inside", "<think>use <tool_call> maybe</think>Hi.", content="Hi.", reasoning="use <tool_call> maybe"
+    ),
     Case("interleaved", "<think>a</think>One.<think>b</think>Two.", content="One.Two.", reasoning="a\nb"),
     Case("a leaked end of turn inside", "<think>hm<|im_end|>", reasoning="hm"),
     Case("an empty block", "<think>\n\n</think>\n\nHi.", content="Hi."),
-)  # fmt: skip
+)
 
 FAMILIES = (
     Case("Mistral, cut", '[TOOL_CALLS]bash[ARGS]{"command": "ls', calls=_bash("ls"), form="mistral"),
-    Case("Mistral, with an id", '[TOOL_CALLS]bash[CALL_ID]abc123456[ARGS]{"command": "ls"}', calls=_bash("ls"), form="mistral"),
-    Case("Mistral, prose after", '[TOOL_CALLS]bash[ARGS]{"command": "ls"}\nDone now.', "Done now.", _bash("ls"), form="mistral"),
-    Case("Mistral, a mention", "It starts with [TOOL_CALLS] in the text.", "It starts with [TOOL_CALLS] in the text.", form="mistral"),
-    Case("Kimi, without a section",
-         '<|tool_call_begin|>functions.bash:0<|tool_call_argument_begin|>{"command": "ls"}<|tool_call_end|>',
-         calls=_bash("ls"), form="kimi_k2"),
-    Case("Kimi, cut", '<|tool_calls_section_begin|><|tool_call_begin|>bash:0<|tool_call_argument_begin|>{"command": "ls',
-         calls=_bash("ls"), form="kimi_k2"),
+    Case(
+        "Mistral, with an id",
+        '[TOOL_CALLS]bash[CALL_ID]abc123456[ARGS]{"command": "ls"}',
+        calls=_bash("ls"),
+        form="mistral",
+    ),
+    Case(
+        "Mistral, prose after",
+        '[TOOL_CALLS]bash[ARGS]{"command": "ls"}\nDone now.',
+        "Done now.",
+        _bash("ls"),
+        form="mistral",
+    ),
+    Case(
+        "Mistral, a mention",
+        "It starts with [TOOL_CALLS] in the text.",
+        "It starts with [TOOL_CALLS] in the text.",
+        form="mistral",
+    ),
+    Case(
+        "Kimi, without a section",
+        '<|tool_call_begin|>functions.bash:0<|tool_call_argument_begin|>{"command": "ls"}<|tool_call_end|>',
+        calls=_bash("ls"),
+        form="kimi_k2",
+    ),
+    Case(
+        "Kimi, cut",
+        '<|tool_calls_section_begin|><|tool_call_begin|>bash:0<|tool_call_argument_begin|>{"command": "ls',
+        calls=_bash("ls"),
+        form="kimi_k2",
+    ),
     Case("Gemma, cut", '<|tool_call>call:bash{command:<|"|>ls', calls=_bash("ls"), form="gemma4"),
-    Case("Gemma, a bare word", "<start_function_call>call:bash{command:ls -la}<end_function_call>", calls=_bash("ls -la"),
-         form="function_gemma"),
-    Case("Python, JSON's literals", '<|tool_call_start|>[read(path="a", follow=true)]<|tool_call_end|>',
-         calls=_read("a", follow=True), form="pythonic"),
-    Case("Python, single quotes", "<|tool_call_start|>[bash(command='echo \"x\"')]<|tool_call_end|>",
-         calls=_bash('echo "x"'), form="pythonic"),
-    Case("Llama, JSON after the tag", '<|python_tag|>{"name": "bash", "parameters": {"command": "ls"}}<|eom_id|>',
-         calls=_bash("ls"), form="llama_python"),
-    Case("Llama, code after the tag", "<|python_tag|>print(1 + 1)\nx = 2", "<|python_tag|>print(1 + 1)\nx = 2",
-         form="llama_python"),
-    Case("MiniMax, cut", '<minimax:tool_call>\n<invoke name="bash">\n<parameter name="command">ls', calls=_bash("ls"),
-         form="minimax_m2"),
+    Case(
+        "Gemma, a bare word",
+        "<start_function_call>call:bash{command:ls -la}<end_function_call>",
+        calls=_bash("ls -la"),
+        form="function_gemma",
+    ),
+    Case(
+        "Python, JSON's literals",
+        '<|tool_call_start|>[read(path="a", follow=true)]<|tool_call_end|>',
+        calls=_read("a", follow=True),
+        form="pythonic",
+    ),
+    Case(
+        "Python, single quotes",
+        "<|tool_call_start|>[bash(command='echo \"x\"')]<|tool_call_end|>",
+        calls=_bash('echo "x"'),
+        form="pythonic",
+    ),
+    Case(
+        "Llama, JSON after the tag",
+        '<|python_tag|>{"name": "bash", "parameters": {"command": "ls"}}<|eom_id|>',
+        calls=_bash("ls"),
+        form="llama_python",
+    ),
+    Case(
+        "Llama, code after the tag",
+        "<|python_tag|>print(1 + 1)\nx = 2",
+        "<|python_tag|>print(1 + 1)\nx = 2",
+        form="llama_python",
+    ),
+    Case(
+        "MiniMax, cut",
+        '<minimax:tool_call>\n<invoke name="bash">\n<parameter name="command">ls',
+        calls=_bash("ls"),
+        form="minimax_m2",
+    ),
     Case("another family's call", f"<tool_call>{LS}</tool_call>", calls=_bash("ls"), form="mistral"),
-)  # fmt: skip
+)
 
 CASES = (*TAGS, *JSON, *XML, *GLM, *TEXT, *REASONING, *FAMILIES)

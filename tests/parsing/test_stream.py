@@ -106,3 +106,55 @@ def test_without_tools_markup_is_text() -> None:
     text = '<tool_call>{"name": "bash", "arguments": {}}</tool_call> <function=bash>'
     assert run(text, tools=())[1].content == text
     assert run(text, tool_calls=False)[1].content == text
+
+
+MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", "<|im_start|>assistant\n", "<|im_start|>")
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.sampled_from([*MARKUP, "\n", " ", "one", "two {", "}", "`x`", "<b>", "3 < 4", "```\n"]), max_size=20)
+)
+def test_nothing_is_lost(pieces: list[str]) -> None:
+    """Where there is no call, every character that is no tag and no white space comes out, in its order."""
+    text = "".join(pieces)
+    parsed = run(text)[1]
+    kept = [text, parsed.content, parsed.reasoning or ""]
+    for markup in MARKUP:
+        kept = [part.replace(markup, "") for part in kept]
+    source, content, reasoning = ("".join(part.split()) for part in kept)
+    assert sorted(content + reasoning) == sorted(source)
+    assert is_subsequence(content, source)
+    assert is_subsequence(reasoning, source)
+
+
+def is_subsequence(part: str, whole: str) -> bool:
+    rest = iter(whole)
+    return all(char in rest for char in part)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize(
+    "start",
+    [
+        "",
+        '<tool_call>{"name": "write", "arguments": {"path": "a", "content": "',
+        "<tool_call><function=write><parameter=content>",
+        "<tool_call>write<arg_key>content</arg_key><arg_value>",
+    ],
+)
+def test_long_output_is_not_kept_for_reading_again(start: str, inside: bool) -> None:
+    parser = OutputParser(style(), tools=TOOLS, in_reasoning=inside)
+    parser.feed(("hm</think>" if inside else "") + start)
+    for _ in range(2000):
+        parser.feed("some words < more. ")
+        assert len(parser._source.text) < 100
+
+
+def test_choices_and_ids() -> None:
+    parser = OutputParser(style(), tools=TOOLS, choice=2)
+    events = parser.feed('Hi <tool_call>{"name": "now"}</tool_call><tool_call>{"name": "bash"}</tool_call>')
+    assert {event.choice for event in events} == {2}
+    first, second = parser.parsed().tool_calls
+    assert first.id != second.id
+    assert first.id.startswith("call_")

@@ -45,7 +45,7 @@ def keyed_call(reading: Reading, tags: Arguments = GLM) -> Step[None]:
     if char == "{":
         call = reading.calls.begin(name)
         complete = yield from reading.json_arguments(call, Dialect(enders=(tags.outer[1], *LEAKED)))
-    elif follows:
+    elif follows == tags.key[0] or (follows and reading.calls.knows(name)):
         call = reading.calls.begin(name)
         complete = yield from _arguments(reading, call, tags)
     else:

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from start_llm.parsing.jsonstream import Dialect, JsonStream, mended
+from start_llm.parsing.schema import Schema
+from start_llm.parsing.source import Source
+
+TEXT = st.lists(st.sampled_from([*"ab\"\\\n\t{}[],:'<>/`é🙂u ", "</tool_call>", '"}', '", "']), max_size=8).map("".join)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+DIALECT = Dialect(enders=("</tool_call>",), restart=("<tool_call>",))
+
+
+def stream(text: str, cuts: list[int], schema: dict[str, Any] | None = None, dialect: Dialect = DIALECT) -> str:
+    source, out = Source(), list[str]()
+    reader = JsonStream(source, out.append, dialect).value(Schema(schema or {}))
+    places = sorted({0, len(text), *cuts})
+    for start, end in pairwise(places):
+        source.push(text[start:end])
+        next(reader, None)
+    source.close()
+    next(reader, None)
+    return "".join(out)
+
+
+@settings(max_examples=200, deadline=None)
+@given(VALUES, st.data(), st.booleans(), st.sampled_from([None, 1, "\t"]))
+def test_valid_json_passes_unchanged(value: Any, data: st.DataObject, ascii_only: bool, indent: Any) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only, indent=indent)
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=6))
+    assert stream(text, cuts) == text
+    assert stream(text, list(range(len(text)))) == text
+
+
+@settings(max_examples=200, deadline=None)
+@given(VALUES, st.data())
+def test_what_is_cut_still_parses(value: Any, data: st.DataObject) -> None:
+    text = json.dumps({"a": value, "b": [value]})
+    cut = text[: data.draw(st.integers(1, len(text)))]
+    assert isinstance(json.loads(stream(cut, [])), dict)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.sampled_from([*"{}[](),:\"'\\\n ", "a", "1", "-", ".", "true", "None", '"k": ']), max_size=20))
+def test_anything_in_braces_becomes_an_object(pieces: list[str]) -> None:
+    text = "{" + "".join(pieces)
+    written = stream(text, [])
+    assert isinstance(json.loads(written), dict)
+    assert stream(text, list(range(len(text)))) == written
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("{'a': True, 'b': None,}", {"a": True, "b": None}),
+        ('{a: 1, b: "x"}', {"a": 1, "b": "x"}),
+        ('{"a": NaN, "b": undefined}', {"a": None, "b": None}),
+        ('{"a": [1, 2,], "b": (3, 4)}', {"a": [1, 2], "b": [3, 4]}),
+        ('{"a": "\\u00e9\\uZZ", "b": "\\x"}', {"a": "é\\uZZ", "b": "\\x"}),
+        ('{"a": 12., "b": 1', {"a": 12.0, "b": 1}),
+        ('{"a": {"b": [1, {"c": "d', {"a": {"b": [1, {"c": "d"}]}}),
+        ('{"a" "b"}', {}),
+        ('{"a": "say "yes", then go", "b": 1}', {"a": 'say "yes", then go', "b": 1}),
+        ('{"a": word with blanks, "b": 1}', {"a": "word with blanks", "b": 1}),
+    ],
+)
+def test_mended(text: str, expected: Any) -> None:
+    assert json.loads(mended(text, Schema({}))) == expected
+
+
+def test_text_of_a_string_comes_as_it_is_written() -> None:
+    source, out = Source(), list[str]()
+    reader = JsonStream(source, out.append, DIALECT).value(Schema({}))
+    source.push('{"a": "one two')
+    next(reader)
+    assert "".join(out) == '{"a": "one two'
+
+
+def test_nested_values_are_coerced() -> None:
+    schema = {
+        "properties": {
+            "edits": {"type": "array", "items": {"type": "object", "properties": {"line": {"type": "integer"}}}},
+            "all": {"$ref": "#/$defs/flag"},
+        },
+        "$defs": {"flag": {"type": "boolean"}},
+    }
+    text = '{"edits": [{"line": "3"}, {"line": 4}], "all": "true"}'
+    assert json.loads(stream(text, [], schema)) == {"edits": [{"line": 3}, {"line": 4}], "all": True}
