@@ -28,7 +28,8 @@ from start_llm.engine.constraint import Grammars
 from start_llm.engine.runtime import TextRuntime, make_store
 from start_llm.engine.sampling import check_logit_bias
 from start_llm.engine.thread import EngineThread
-from start_llm.models.device import default_cache_bytes, inspect_device, recommended_model
+from start_llm.kvcache.disk import DiskTier
+from start_llm.models.device import default_cache_bytes, default_disk_bytes, inspect_device, recommended_model
 from start_llm.models.loader import LoadedModel, accelerator, load_model
 from start_llm.parsing.reasoning import reasoning_style
 from start_llm.parsing.registry import ExternalFormat, OutputStyle, output_style
@@ -117,9 +118,19 @@ class App:
         budget = self.settings.cache_memory_bytes
         if budget is None:
             budget = default_cache_bytes(inspect_device(accelerator).usable, loaded.weight_bytes)
-        runtime = TextRuntime(self.settings, loaded, make_store(self.settings, loaded, budget))
+        runtime = TextRuntime(self.settings, loaded, make_store(self.settings, loaded, budget, self._disk(loaded)))
         self._built = _Built(loaded, runtime.grammars)
         return runtime
+
+    def _disk(self, loaded: LoadedModel) -> DiskTier | None:
+        folder = self.settings.disk_dir
+        if folder is None:
+            return None
+        limit = self.settings.kv_disk_bytes
+        disk = DiskTier(folder, loaded.fingerprint, default_disk_bytes(folder) if limit is None else limit)
+        if not disk.active:
+            self._say(f"disk      off: {disk.detail}")
+        return disk
 
     # --- wiring ---------------------------------------------------------------
 

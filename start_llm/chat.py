@@ -56,6 +56,7 @@ _FOREIGN_NAMES = re.compile(r"(claude|gpt|chatgpt|codex|o\d)([-.:].*)?$", re.IGN
 _WATCH_SECONDS = 5.0
 _REPORTS_KEPT = 1000
 _MISS_SLACK_TOKENS = 16
+_ONE_SHOT_TOKENS = 2048  # what took longer to compute is worth keeping, whatever it was for
 
 # (choice, event); no event: the stream was closed
 _Queue = SimpleQueue[tuple[int, EngineEvent | None]]
@@ -255,7 +256,7 @@ class _Run:
                 logprobs=self.request.logprobs,
                 constraint=constraint,
                 session=self.prepared.session,
-                one_shot=self.prepared.one_shot,
+                one_shot=self.prepared.one_shot and len(self.prepared.prompt.tokens) < _ONE_SHOT_TOKENS,
             )
             try:
                 engine.submit(work)

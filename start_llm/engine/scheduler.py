@@ -140,6 +140,10 @@ class Scheduler:
             log.warning("re-anchoring failed", exc_info=True)
             self._anchor = None
 
+    def rest(self) -> None:
+        """To be called now and then while there is nothing to do."""
+        self._store.idle()
+
     def plan(self, tokens: tuple[int, ...]) -> CacheReport:
         array = as_array(tokens)
         plan = self._store.lookup(array, limit=len(array) - 1)

@@ -229,6 +229,7 @@ class EngineThread:
             except Empty:
                 if idle:
                     self._set("ready", scheduler)
+                    scheduler.rest()
                     continue
                 return True
             if isinstance(command, _Stop):

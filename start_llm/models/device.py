@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,6 +18,8 @@ SYSTEM_SHARE = 0.75  # of memory that a model and its KV may take on other back 
 PREFILL_BYTES = GIB  # activations of a prefill chunk, tokenizer, Python
 STORED_SHARE = 0.6  # of what is left for KV may be stored; the rest belongs to running requests
 LEAST_CACHE_BYTES = 256 * 2**20
+MOST_DISK_BYTES = 20 * 10**9
+DISK_SHARE = 0.1  # of the free disk
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +114,13 @@ def default_cache_bytes(memory: int, model_bytes: int) -> int:
     At least 256 MiB, so that one short conversation is kept even where the model hardly fits.
     """
     return max(LEAST_CACHE_BYTES, int((memory - model_bytes - PREFILL_BYTES) * STORED_SHARE))
+
+
+def default_disk_bytes(folder: Path) -> int:
+    """Bytes of KV that may lie in `folder` (which need not exist yet): 20 GB or 10% of the free disk, the lesser."""
+    while not folder.exists():
+        folder = folder.parent
+    return min(MOST_DISK_BYTES, int(shutil.disk_usage(folder).free * DISK_SHARE))
 
 
 # --- macOS ------------------------------------------------------------

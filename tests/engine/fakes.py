@@ -120,6 +120,9 @@ class FakeStore:
             self.entries.append(np.asarray(tokens))
             self.one_shot.append(one_shot)
 
+    def idle(self) -> None:
+        pass
+
     def has_room(self, tokens: int) -> bool:
         return self.room
 
