@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from start_llm.core.errors import ClientGone
 from start_llm.core.events import (
     ChoiceDone,
     Done,
@@ -43,11 +42,11 @@ class Collected:
     report: CacheReport = field(default_factory=CacheReport)
 
 
-def collect(events: Iterable[Event], n: int = 1) -> Collected:
-    """Reads `events` to their end.
+def collect(events: Iterable[Event], n: int = 1) -> Collected | None:
+    """Reads `events` to their end; ``None`` if that comes without a final one.
 
     Raises:
-        StartLLMError: what a `Failed` carries; ClientGone where the events end without a final one.
+        StartLLMError: what a `Failed` carries.
     """
     result = Collected([Choice() for _ in range(n)])
     text: list[list[str]] = [[] for _ in range(n)]
@@ -70,4 +69,4 @@ def collect(events: Iterable[Event], n: int = 1) -> Collected:
             for index, choice in enumerate(result.choices):
                 choice.text, choice.reasoning = "".join(text[index]), "".join(reasoning[index])
             return result
-    raise ClientGone("The request ended before its answer was complete.")
+    return None

@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from start_llm.api import sse
 from start_llm.api.access import allowed_origin, check_host, check_key
@@ -87,7 +87,7 @@ class ApiHandler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         self._fields = Headers(self.headers.items())
-        path = unquote(urlsplit(self.path).path).rstrip("/") or "/"
+        path = urlsplit(self.path).path.rstrip("/") or "/"
         try:
             lengths = self.headers.get_all("Content-Length") or []
             self._body_unread = "Transfer-Encoding" in self.headers or lengths not in ([], ["0"])
@@ -212,7 +212,7 @@ class ApiHandler(BaseHTTPRequestHandler):
         if error.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         self.reply(Reply(sse.dumps(body), error.status, kind, headers))
-        if self._body_unread:
+        if self._body_unread and self.command == "POST":
             self._linger()
 
     def _linger(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from start_llm.api.dialect import Exchange, Inbound, Reply
 from start_llm.core.errors import MethodNotAllowed, NotFound
@@ -14,14 +15,22 @@ Handler = Callable[[Inbound], Reply | Exchange]
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`pattern` holds ``{}`` where a path segment is a parameter."""
+    """One path.
+
+    Attributes:
+        pattern: holds ``{}`` where a path segment is a parameter, ``{*}`` where one may have slashes.
+        quick: answered at once from memory, in the reserved lane.
+    """
 
     pattern: str
     handlers: Mapping[str, Handler]
+    quick: bool = False
 
     def match(self, path: str) -> tuple[str, ...] | None:
-        found = re.fullmatch(re.escape(self.pattern).replace(r"\{\}", "([^/]+)"), path)
-        return None if found is None else found.groups()
+        """The parameters, unquoted; ``None`` if `path`, as it came, is another."""
+        regex = re.escape(self.pattern).replace(r"\{\*\}", "(.+)").replace(r"\{\}", "([^/]+)")
+        found = re.fullmatch(regex, path)
+        return None if found is None else tuple(unquote(value) for value in found.groups())
 
     @property
     def methods(self) -> list[str]:
@@ -43,16 +52,13 @@ class Routes:
     def __init__(self, routes: Sequence[Route]) -> None:
         self._routes = tuple(routes)
 
-    def __iter__(self) -> object:
-        return iter(self._routes)
-
     def find(self, path: str) -> tuple[Route, tuple[str, ...]]:
         """Raises NotFound."""
         for route in self._routes:
             params = route.match(path)
             if params is not None:
                 return route, params
-        known = ", ".join(route.pattern.replace("{}", "{id}") for route in self._routes)
+        known = ", ".join(re.sub(r"{.*?}", "{id}", route.pattern) for route in self._routes)
         raise NotFound(f"There is nothing at {path}. Paths: {known}.")
 
     def resolve(self, method: str, path: str) -> tuple[Handler, tuple[str, ...]]:
@@ -64,5 +70,6 @@ class Routes:
         return handler, params
 
     def is_quick(self, method: str, path: str) -> bool:
-        """May it be answered in the reserved lane? Only what has a body to read or a model to ask may not."""
-        return method != "POST" or all(route.match(path) is None for route in self._routes)
+        """May it be answered in the reserved lane? Nothing that reads a body may."""
+        found = any(route.quick and route.match(path) is not None for route in self._routes)
+        return found and method in {"GET", "HEAD", "OPTIONS"}

@@ -10,10 +10,10 @@ from contextlib import closing
 from typing import Protocol
 
 from start_llm.api import sse
-from start_llm.api.collect import collect
+from start_llm.api.collect import Collected, collect
 from start_llm.api.dialect import Exchange, Reply, StreamWriter
 from start_llm.api.watcher import DisconnectWatcher, Watch
-from start_llm.core.errors import ClientGone, Internal, StartLLMError
+from start_llm.core.errors import ClientGone, Internal, StartLLMError, Unavailable
 from start_llm.core.events import Done, Event, Failed, Progress, Started
 from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
@@ -66,7 +66,7 @@ class Runner:
                 if request.stream:
                     self._stream(exchange, tap.events(stream), watch, out)
                 else:
-                    result = collect(tap.events(stream), request.n)
+                    result = self._collect(tap.events(stream), request, watch)
                     headers = id_headers(request) | {CACHE_HEADER: result.report.header()}
                     out.reply(Reply(sse.dumps(exchange.body(result)), headers=headers))
         except StartLLMError as error:
@@ -75,31 +75,44 @@ class Runner:
         finally:
             tap.end(Internal("An unexpected error happened."))
 
+    def _collect(self, events: Iterator[Event], request: ChatRequest, watch: Watch) -> Collected:
+        result = collect(events, request.n)
+        if result is not None:
+            return result
+        raise _why_it_ended(watch)
+
     def _stream(self, exchange: Exchange, events: Iterator[Event], watch: Watch, out: Out) -> None:
         opened = _Opened(exchange, out, self._clock, self._ping_gap)
+        error: StartLLMError = Internal("The answer ended before it was complete.")
         try:
             for event in events:
-                if watch.gone:
+                if watch.gone or watch.stopped:
                     break
                 if isinstance(event, Failed):
                     raise event.error
                 opened.write(event)
                 if isinstance(event, Done):
                     return
-        except ClientGone:
+            error = _why_it_ended(watch)
+            raise error
+        except StartLLMError as known:
+            error = known
+            if opened.is_open and not isinstance(error, ClientGone):
+                raise StreamFailed(error) from error
             raise
-        except StartLLMError as error:
-            if not opened.is_open:
-                raise
-            out.write(opened.writer.fail(error))
-            raise StreamFailed(error) from error
-        if watch.gone:
-            raise ClientGone("The client went away while its answer was being made.")
-        broken = Internal("The answer ended before it was complete.")
-        if opened.is_open:
-            out.write(opened.writer.fail(broken))
-            raise StreamFailed(broken)
-        raise broken
+        finally:
+            # Whatever happened, a client that listens is told.
+            if opened.is_open and not opened.is_over and not isinstance(error, ClientGone):
+                out.write(opened.writer.fail(error))
+
+
+def _why_it_ended(watch: Watch) -> StartLLMError:
+    """The error of a request whose events ended without a final one."""
+    if watch.gone:
+        return ClientGone("The client went away while its answer was being made.")
+    if watch.stopped:
+        return Unavailable("The server is shutting down.")
+    return Internal("The answer ended before it was complete.")
 
 
 def id_headers(request: ChatRequest) -> dict[str, str]:
@@ -121,6 +134,7 @@ class _Opened:
     def __init__(self, exchange: Exchange, out: Out, clock: Callable[[], float], ping_gap: float) -> None:
         self.writer: StreamWriter = exchange.writer()
         self.is_open = False
+        self.is_over = False
         self._request = exchange.request
         self._out = out
         self._clock = clock
@@ -147,6 +161,7 @@ class _Opened:
         data += self.writer.write(event)
         if data:
             self._out.write(data)
+        self.is_over = isinstance(event, Done)
 
 
 class _Tap:

@@ -89,10 +89,10 @@ def build_routes(settings: Settings, service: Service, metrics: Metrics, request
     stored = StoredResponses(store)
     return Routes(
         [
-            Route("/health", {"GET": status.health}),
-            Route("/metrics", {"GET": status.metrics}),
-            Route("/v1/models", {"GET": status.models}),
-            Route("/v1/models/{}", {"GET": status.model}),
+            Route("/health", {"GET": status.health}, quick=True),
+            Route("/metrics", {"GET": status.metrics}, quick=True),
+            Route("/v1/models", {"GET": status.models}, quick=True),
+            Route("/v1/models/{*}", {"GET": status.model}, quick=True),
             Route("/v1/chat/completions", {"POST": dialects.chat}),
             Route("/v1/completions", {"POST": dialects.completions}),
             Route("/v1/messages", {"POST": dialects.messages}),

@@ -25,11 +25,12 @@ TICK = 0.05
 
 @dataclass(eq=False, slots=True)
 class Watch:
-    """One connection under watch. `gone` turns true once, before its stream is closed."""
+    """One connection under watch. `gone` or `stopped` turns true before its stream is closed."""
 
     connection: socket.socket
     stream: EventStream
     gone: bool = False
+    stopped: bool = False
 
 
 class DisconnectWatcher:
@@ -67,10 +68,11 @@ class DisconnectWatcher:
                 self._watches.discard(watch)
 
     def close_all(self) -> None:
-        """Ends every request under watch, as if its client had gone."""
+        """Ends every request under watch, because the server stops."""
         with self._changed:
             watches = list(self._watches)
         for watch in watches:
+            watch.stopped = True
             self._close(watch)
 
     def _run(self) -> None:
@@ -82,6 +84,7 @@ class DisconnectWatcher:
                     return
                 gone = self._look()
             for watch in gone:
+                watch.gone = True
                 self._close(watch)
             self._tick.wait(TICK)
 
@@ -95,7 +98,6 @@ class DisconnectWatcher:
         return [by_fd[fd] for fd, _ in poller.poll(0) if is_gone(by_fd[fd].connection)]
 
     def _close(self, watch: Watch) -> None:
-        watch.gone = True
         try:
             watch.stream.close()
         except Exception:  # this thread serves every client

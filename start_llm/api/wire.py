@@ -9,17 +9,10 @@ import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping
 
-from start_llm.core.errors import BadRequest, ClientGone, TooLarge
+from start_llm.core.errors import BadRequest, ClientGone, RequestTimeout, TooLarge
 
 LINE_LIMIT = 65536
 CHUNK_HEAD_LIMIT = 1024
-
-
-class RequestTimeout(BadRequest):
-    """The client sent its request too slowly."""
-
-    status = 408
-    code = "request_timeout"
 
 
 class Headers(Mapping[str, str]):

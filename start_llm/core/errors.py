@@ -7,6 +7,7 @@ StartLLMError 500
 ├── Forbidden 403
 ├── NotFound 404
 ├── MethodNotAllowed 405
+├── RequestTimeout 408         the client sends too slowly
 ├── TooLarge 413
 ├── UnsupportedMediaType 415
 ├── QueueFull 429              with Retry-After
@@ -73,6 +74,12 @@ class NotFound(StartLLMError):
 class MethodNotAllowed(StartLLMError):
     status = 405
     type = "invalid_request_error"
+
+
+class RequestTimeout(StartLLMError):
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
 
 
 class TooLarge(StartLLMError):

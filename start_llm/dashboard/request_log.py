@@ -54,7 +54,7 @@ class RequestLog:
             self._recent.append(entry)
             if self._root is None:
                 return
-            path = self._root / now.strftime("%Y-%m-%d") / f"session-{session_name(request.session)}.jsonl"
+            path = self._root / now.strftime("%Y-%m-%d") / f"session-{session_name(entry['session'])}.jsonl"
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 with path.open("a", encoding="utf-8", errors="replace") as file:
@@ -80,6 +80,7 @@ def log_entry(request: ChatRequest, outcome: Outcome, now: datetime) -> dict[str
     }
     if outcome.report is not None:
         entry |= outcome.report.as_dict()
+        entry["session"] = outcome.report.session or request.session
     if outcome.usage is not None:
         entry |= {"completion": outcome.usage.completion, "reasoning": outcome.usage.reasoning}
     if outcome.error is not None:

@@ -297,3 +297,36 @@ def test_cache_reports(server: ApiServer, connect: Connect) -> None:
 def test_url_is_usable(server: ApiServer) -> None:
     with urllib.request.urlopen(f"{server.url}/health", timeout=5) as reply:
         assert reply.status == 200
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_stop_tells_running_requests(serve: Serve, service: FakeService, connect: Connect, stream: bool) -> None:
+    server = serve()
+    stream_and_hold(service)
+    raw = connect(server).post(PATH, CHAT | {"stream": stream})
+    service.streams.get(timeout=5)
+    server.stop(0)
+    status, _, body = raw.response()
+    assert status == (200 if stream else 503)
+    assert b"shutting down" in body
+
+
+def test_an_answer_that_breaks_off_is_an_error(server: ApiServer, service: FakeService, connect: Connect) -> None:
+    service.script = lambda request: [FIRST, TextDelta("a")]
+    assert connect(server).post(PATH, CHAT).response()[0] == 500
+
+
+def test_an_unexpected_error_inside_a_stream_is_told(server: ApiServer, service: FakeService, connect: Connect) -> None:
+    def fail(stream: object) -> None:
+        raise ZeroDivisionError
+
+    service.script = lambda request: [FIRST, TextDelta("a"), fail]
+    status, _, body = connect(server).post(PATH, CHAT | {"stream": True}).response()
+    assert status == 200
+    assert b'"type":"server_error"' in body
+
+
+def test_model_ids_may_have_slashes(server: ApiServer, connect: Connect) -> None:
+    for path in ("/v1/models/gpt-x%2Fy", "/v1/models/gpt-x/y"):
+        status, _, body = connect(server).get(path).response()
+        assert (status, json.loads(body)["id"]) == (200, "gpt-x/y")

@@ -1,0 +1,188 @@
+"""What the terminal shows of requests: a live line for each, plain lines, or JSON lines."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from start_llm.core.events import Event, Progress, ReasoningDelta, Started, TextDelta, ToolCallDelta
+from start_llm.core.report import CacheReport
+from start_llm.core.request import ChatRequest
+from start_llm.core.settings import Settings
+from start_llm.dashboard.observer import Observer, Outcome
+from start_llm.dashboard.request_log import log_entry
+
+PROGRESS_SECONDS = 10.0
+"""Between two plain lines of one long prefill."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One request as it goes. Times are ``time.monotonic()`` seconds, the rest are tokens or events."""
+
+    name: str
+    began: float
+    state: str = "queued"
+    done: int = 0
+    total: int = 0
+    reused: int = 0
+    prefill_began: float = 0.0
+    prefill_from: int = 0
+    pieces: int = 0
+    answer_began: float = 0.0
+    told: float = 0.0
+
+    def see(self, event: Event, now: float) -> None:
+        if isinstance(event, Started):
+            self.state, self.total, self.reused = "prefill", event.report.prompt, event.report.reused
+            self.done = self.prefill_from = event.report.reused
+            self.prefill_began = now
+        elif isinstance(event, Progress):
+            if event.total:
+                self.state, self.done, self.total = "prefill", event.done, event.total
+        elif isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
+            if self.pieces == 0:
+                self.state, self.answer_began = "answer", now
+            self.pieces += 1
+
+    def line(self, now: float) -> str:
+        """Done and to do, rate, time left."""
+        if self.state == "queued":
+            return f"{self.name}  waiting {now - self.began:.0f} s"
+        if self.state == "prefill":
+            share = self.done / self.total if self.total else 0.0
+            line = f"{self.name}  prefill {self.done:,}/{self.total:,} ({share:.0%}), {self.reused:,} reused"
+            seconds = now - self.prefill_began
+            if self.done <= self.prefill_from or seconds <= 0:
+                return line
+            rate = (self.done - self.prefill_from) / seconds
+            return f"{line}, {rate:,.0f} token/s, {(self.total - self.done) / rate:.0f} s left"
+        seconds = max(now - self.answer_began, 1e-6)
+        return f"{self.name}  answer {self.pieces:,} pieces, {self.pieces / seconds:,.1f}/s"
+
+
+def row_name(request: ChatRequest) -> str:
+    """Dialect and the id's end: enough to find the request in the log."""
+    return f"{request.dialect:<11} {request.id[-6:]}"
+
+
+def summary(request: ChatRequest, outcome: Outcome) -> str:
+    """One line for a request that has ended."""
+    line = f"{row_name(request)}  {outcome.status}"
+    report = outcome.report or CacheReport()
+    if outcome.report is not None:
+        line += (
+            f"  prompt {report.prompt:,}, reused {report.reused:,}, computed {report.computed:,}, new {report.new:,}"
+        )
+    if outcome.usage is not None:
+        line += f", answer {outcome.usage.completion:,}"
+    if outcome.seconds_first is not None:
+        line += f"  first token {outcome.seconds_first:.2f} s"
+    line += f"  {outcome.seconds:.2f} s"
+    if report.miss is not None:
+        line += f"  miss: {report.miss.detail or report.miss.reason}"
+    return line if outcome.error is None else f"{line}  {outcome.error}"
+
+
+class LiveLines:
+    """An `Observer` for a terminal. Nothing is drawn, and no thread runs, while no request is active."""
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._rows: dict[str, Row] = {}
+        self._live: Live | None = None
+
+    def started(self, request: ChatRequest) -> None:
+        with self._lock:
+            self._rows[request.id] = Row(row_name(request), self._clock())
+            if self._live is None:
+                self._live = Live(
+                    console=self._console, get_renderable=self._render, refresh_per_second=4, transient=True
+                )
+                self._live.start()
+
+    def event(self, request: ChatRequest, event: Event) -> None:
+        row = self._rows.get(request.id)
+        if row is not None:
+            row.see(event, self._clock())
+
+    def ended(self, request: ChatRequest, outcome: Outcome) -> None:
+        with self._lock:
+            self._rows.pop(request.id, None)
+            if not self._rows and self._live is not None:
+                self._live.stop()
+                self._live = None
+            self._console.print(Text(summary(request, outcome)))
+
+    def _render(self) -> Table:
+        """On rich's refresh thread, which must not wait for `_lock`: `Live.stop` waits for it."""
+        now = self._clock()
+        table = Table.grid()
+        for row in list(self._rows.values()):
+            table.add_row(Text(row.line(now), no_wrap=True, overflow="ellipsis"))
+        return table
+
+
+class PlainLines:
+    """An `Observer` for a pipe or a file: a line per request, and now and then one for a long prefill."""
+
+    def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._write = write
+        self._clock = clock
+        self._rows: dict[str, Row] = {}
+
+    def started(self, request: ChatRequest) -> None:
+        now = self._clock()
+        self._rows[request.id] = Row(row_name(request), now, told=now)
+
+    def event(self, request: ChatRequest, event: Event) -> None:
+        row = self._rows.get(request.id)
+        if row is None:
+            return
+        now = self._clock()
+        row.see(event, now)
+        if isinstance(event, Progress) and now - row.told >= PROGRESS_SECONDS:
+            row.told = now
+            self._write(row.line(now))
+
+    def ended(self, request: ChatRequest, outcome: Outcome) -> None:
+        self._rows.pop(request.id, None)
+        self._write(summary(request, outcome))
+
+
+class JsonLines:
+    """An `Observer` that writes the log's entries, one JSON object a line."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+
+    def started(self, request: ChatRequest) -> None:
+        """A request is told when it has ended."""
+
+    def event(self, request: ChatRequest, event: Event) -> None:
+        """A request is told when it has ended."""
+
+    def ended(self, request: ChatRequest, outcome: Outcome) -> None:
+        self._write(json.dumps(log_entry(request, outcome, datetime.now(UTC)), ensure_ascii=False))
+
+
+def terminal(settings: Settings, console: Console) -> Observer:
+    """The right one of these for `console` and ``LOG_JSON``."""
+
+    def write(line: str) -> None:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    if settings.log_json:
+        return JsonLines(write)
+    return LiveLines(console) if console.is_terminal else PlainLines(write)

@@ -1,0 +1,144 @@
+"""Metrics, logs and terminal lines, fed by hand."""
+
+from __future__ import annotations
+
+import io
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from start_llm.core.events import Progress, Started, TextDelta, Usage
+from start_llm.core.report import CacheReport, Miss
+from start_llm.core.request import ChatRequest
+from start_llm.core.settings import Settings
+from start_llm.dashboard.metrics import Metrics
+from start_llm.dashboard.observer import Outcome
+from start_llm.dashboard.request_log import RequestLog, session_name
+from start_llm.dashboard.terminal import JsonLines, LiveLines, PlainLines, Row, terminal
+
+REPORT = CacheReport(prompt=1200, reused=1000, computed=200, new=150, miss=Miss("diverged", 1000, detail="the clock"))
+REQUEST = ChatRequest("chatcmpl-abcdef123456", "chat", "m", session="ses/1")
+GOOD = Outcome(200, 2.5, 0.5, Usage(1200, 30, 1000), REPORT)
+GONE = Outcome(499, 1.0, error="The client went away.")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_metrics_count_requests_and_tokens() -> None:
+    metrics = Metrics()
+    metrics.started(REQUEST)
+    assert "start_llm_requests_active 1.0" in metrics.text().decode()
+    metrics.ended(REQUEST, GOOD)
+    metrics.started(REQUEST)
+    metrics.ended(REQUEST, GONE)
+    text = metrics.text().decode()
+    for line in (
+        "start_llm_requests_active 0.0",
+        'start_llm_requests_total{dialect="chat",status="200"} 1.0',
+        'start_llm_requests_total{dialect="chat",status="499"} 1.0',
+        'start_llm_tokens_total{kind="reused"} 1000.0',
+        'start_llm_tokens_total{kind="generated"} 30.0',
+        'start_llm_misses_total{reason="diverged"} 1.0',
+        "start_llm_first_token_seconds_count 1.0",
+    ):
+        assert line in text.splitlines()
+
+
+def test_log_lines_by_session_and_day(tmp_path: Path) -> None:
+    log = RequestLog(tmp_path, lambda: datetime(2026, 11, 21, 9, 0, tzinfo=UTC))
+    log.ended(REQUEST, GOOD)
+    log.ended(REQUEST, GONE)
+    path = tmp_path / "2026-11-21" / f"session-{session_name('ses/1')}.jsonl"
+    first, second = [json.loads(line) for line in path.read_text().splitlines()]
+    assert (first["id"], first["computed"], first["new"], first["miss"]["detail"]) == (
+        REQUEST.id,
+        200,
+        150,
+        "the clock",
+    )
+    assert (second["status"], second["error"]) == (499, "The client went away.")
+    assert [entry["status"] for entry in log.recent()] == [499, 200]
+
+
+def test_the_session_that_was_found_names_the_file(tmp_path: Path) -> None:
+    log = RequestLog(tmp_path)
+    log.ended(REQUEST, Outcome(200, 1.0, report=CacheReport(session="found")))
+    assert [path.name for path in tmp_path.glob("*/*")] == [f"session-{session_name('found')}.jsonl"]
+
+
+def test_a_log_that_cannot_be_written_costs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    log = RequestLog(tmp_path / "file")
+    log.ended(REQUEST, GOOD)
+    assert len(log.recent()) == 1
+    assert REQUEST.id in caplog.text
+
+
+@pytest.mark.parametrize(("one", "other"), [("a/b", "a.b"), (None, "none"), ("../../x", "x")])
+def test_session_names_are_safe_and_differ(one: str | None, other: str) -> None:
+    assert "/" not in session_name(one)
+    assert ".." not in session_name(one)
+    assert session_name(one) != session_name(other)
+
+
+def test_a_row_tells_progress_rate_and_time_left() -> None:
+    row = Row("chat", 0.0)
+    assert row.line(3.0) == "chat  waiting 3 s"
+    row.see(Progress(0, 0), 3.0)
+    assert row.state == "queued"
+    row.see(Started(REPORT), 10.0)
+    row.see(Progress(1100, 1200), 12.0)
+    assert row.line(12.0) == "chat  prefill 1,100/1,200 (92%), 1,000 reused, 50 token/s, 2 s left"
+    row.see(TextDelta("a"), 14.0)
+    row.see(TextDelta("b"), 15.0)
+    assert row.line(16.0) == "chat  answer 2 pieces, 1.0/s"
+
+
+def test_plain_lines() -> None:
+    lines: list[str] = []
+    clock = Clock()
+    plain = PlainLines(lines.append, clock)
+    plain.started(REQUEST)
+    plain.event(REQUEST, Started(REPORT))
+    for done in (1050, 1100, 1150):
+        clock.now += 6
+        plain.event(REQUEST, Progress(done, 1200))
+    plain.ended(REQUEST, GOOD)
+    plain.ended(REQUEST, GONE)
+    assert [line.split()[2] for line in lines] == ["prefill", "200", "499"]
+    assert "computed 200, new 150, answer 30" in lines[1]
+    assert lines[1].endswith("miss: the clock")
+
+
+def test_live_lines_draw_and_stop() -> None:
+    stream = io.StringIO()
+    live = LiveLines(Console(file=stream, force_terminal=True, width=120), Clock())
+    live.started(REQUEST)
+    live.event(REQUEST, Started(REPORT))
+    live.started(ChatRequest("msg_other1", "messages", "m"))
+    live.ended(REQUEST, GOOD)
+    live.ended(ChatRequest("msg_other1", "messages", "m"), GONE)
+    assert live._live is None
+    shown = stream.getvalue()
+    assert "reused 1,000" in shown
+    assert "The client went away." in shown
+
+
+def test_the_terminal_decides() -> None:
+    stream = io.StringIO()
+    settings = Settings(_env_file=None)  # type: ignore[call-arg]
+    assert isinstance(terminal(settings, Console(file=stream)), PlainLines)
+    assert isinstance(terminal(settings, Console(file=stream, force_terminal=True)), LiveLines)
+    observer = terminal(settings.model_copy(update={"log_json": True}), Console(file=stream, force_terminal=True))
+    assert isinstance(observer, JsonLines)
+    observer.ended(REQUEST, GOOD)
+    assert json.loads(stream.getvalue())["reused"] == 1000
