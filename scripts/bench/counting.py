@@ -1,11 +1,12 @@
 """Which tokens of a request are new: the benchmark's yardstick, the same for every server.
 
-A request is laid out as *units*: a line per tool, then for each message its header, its reasoning, its lines, its tool
-calls (name and sorted arguments) and its end, and last the generation prompt. A unit costs what its text costs in the
-oracle's tokenizer. What was generated is laid out in the same way behind the request that it answers. A request's new
-units are those that are in no longest common subsequence with what one earlier request of the scenario carried or had
-generated; that earlier request is taken which leaves the fewest. So a changed clock line costs that line, a stripped
-reasoning costs nothing, an insertion costs what was inserted, a block that moved costs itself.
+A request is laid out as *units*: what Hermes says about tools, a line per tool, then for each message its header, its
+reasoning, its lines, its tool calls (name and sorted arguments) and its end, and last the generation prompt. A unit
+costs what its text costs in the oracle's tokenizer. What was generated is laid out in the same way behind the request
+that it answers. A request's new units are those that are in no common subsequence (difflib's) with what one earlier
+request of the scenario carried or had generated; that earlier request is taken which leaves the fewest. So a changed
+clock line costs that line, a stripped reasoning costs nothing, an insertion costs what was inserted, a block that
+moved costs itself.
 """
 
 from __future__ import annotations
@@ -21,6 +22,20 @@ from typing import Any
 
 Json = dict[str, Any]
 _THOUGHT = re.compile(r"^\s*<think>(.*?)</think>", re.DOTALL)
+
+
+TOOLS_PREAMBLE = """# Tools
+
+You may call one or more functions to help with the task.
+
+The functions, inside <tools></tools>:
+<tools>
+</tools>
+
+For each call, answer with a JSON object inside <tool_call></tool_call>:
+<tool_call>
+{"name": <name>, "arguments": <arguments>}
+</tool_call>"""
 
 
 def text_of(content: Any) -> str:
@@ -49,7 +64,7 @@ def assistant_units(content: str, reasoning: str, calls: Sequence[tuple[str, Any
 
 def request_units(messages: Sequence[Json], tools: Sequence[Json] = ()) -> list[str]:
     """A request's units, the generation prompt last."""
-    units = sorted(json.dumps(tool, sort_keys=True) + "\n" for tool in tools)
+    units = [TOOLS_PREAMBLE, *sorted(json.dumps(tool, sort_keys=True) + "\n" for tool in tools)] if tools else []
     for message in messages:
         units.append(f"<|im_start|>{message['role']}\n")
         content = text_of(message.get("content"))

@@ -45,17 +45,27 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _answers(url: str) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        status = httpx.get(url + "/health", timeout=5.0).status_code
+        if status == 404:  # no such route: then the list of models must do
+            status = httpx.get(url + "/v1/models", timeout=5.0).status_code
+        return status == 200
+    return False
+
+
 def wait_until_up(url: str, process: subprocess.Popen[bytes] | None, log: Path | None = None) -> None:
-    """Returns when ``/health`` or ``/v1/models`` answers 200. Raises RuntimeError if the process ends or time is up."""
+    """Returns when ``/health`` (or else ``/v1/models``) answers 200.
+
+    Raises RuntimeError if the process ends or time is up.
+    """
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if process is not None and process.poll() is not None:
             tail = log.read_text(errors="replace")[-2000:] if log else ""
             raise RuntimeError(f"the server ended with status {process.returncode}\n{tail}")
-        for path in ("/health", "/v1/models"):
-            with contextlib.suppress(httpx.HTTPError):
-                if httpx.get(url + path, timeout=5.0).status_code == 200:
-                    return
+        if _answers(url):
+            return
         time.sleep(0.1)
     raise RuntimeError(f"{url} did not come up within {START_SECONDS:.0f} s")
 

@@ -1,0 +1,112 @@
+"""Four questions to a live server's cache: does an append, a drift, a rewording, an insertion cost what is new in it?
+
+    python scripts/probe_session.py --url http://127.0.0.1:8080
+
+- normal: the conversation grows by one exchange.
+- drift: a clock line, a message id and a reminder change, nothing else.
+- semantic: an old assistant turn comes back with other white space and its reasoning stripped.
+- insert: a message is put into the middle; all before it should be reused.
+
+Exits 1 if one of them reused less than it should.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.bench.agent import Style
+from scripts.bench.client import Client, Reply
+from scripts.bench.drifts import Clock, MessageId, Reminder
+from scripts.bench.probing import add_server_options, client_of, reused, row_of
+from scripts.bench.texts import Writer
+
+Json = dict[str, Any]
+
+
+@dataclass
+class Probe:
+    """One scenario's last reply and the share of its prompt that should have been reused."""
+
+    name: str
+    reply: Reply
+    wanted: float
+
+    @property
+    def passed(self) -> bool:
+        return self.reply.error is None and reused(self.reply) >= self.wanted
+
+
+class Prober:
+    """Makes a conversation of its own for every scenario."""
+
+    def __init__(self, client: Client, seed: str, max_tokens: int) -> None:
+        self.client, self.seed, self.max_tokens = client, seed, max_tokens
+
+    def _ask(self, messages: list[Json]) -> Reply:
+        return self.client.ask({"messages": messages, "max_tokens": self.max_tokens})
+
+    def _start(self, name: str, exchanges: int = 3) -> tuple[Writer, list[Json]]:
+        writer = Writer(f"{self.seed}-{name}")
+        messages: list[Json] = [{"role": "system", "content": writer.system()}]
+        for _ in range(exchanges):
+            messages.append({"role": "user", "content": writer.task(8)})
+            messages.append(Style("echo").assistant(self._ask(messages)))
+        return writer, messages
+
+    def normal(self) -> Probe:
+        writer, messages = self._start("normal")
+        return Probe("normal", self._ask([*messages, {"role": "user", "content": writer.task()}]), 0.9)
+
+    def drift(self) -> Probe:
+        writer, messages = self._start("drift", exchanges=0)
+        reply = Reply()
+        for number in range(4):
+            messages.append({"role": "user", "content": writer.task()})
+            sent = messages
+            for drift in (Clock(), MessageId(), Reminder()):
+                sent = drift.apply(sent, number)
+            reply = self._ask(sent)
+            messages.append(Style("echo").assistant(reply))
+        return Probe("drift", reply, 0.8)
+
+    def semantic(self) -> Probe:
+        writer, messages = self._start("semantic")
+        turns = [dict(message) for message in messages]
+        for turn in turns:
+            if turn["role"] == "assistant":
+                turn.pop("reasoning_content", None)
+                turn["content"] = f"\n{turn['content'] or ''}\n"
+        return Probe("semantic", self._ask([*turns, {"role": "user", "content": writer.task()}]), 0.9)
+
+    def insert(self) -> Probe:
+        writer, messages = self._start("insert")
+        messages.insert(5, {"role": "user", "content": f"(A note: {writer.sentence()})"})
+        return Probe("insert", self._ask([*messages, {"role": "user", "content": writer.task()}]), 0.5)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_server_options(parser)
+    options = parser.parse_args(argv)
+    prober = Prober(client_of(options), options.seed, options.max_tokens)
+    table = Table(title="Cache probe: the last request of each scenario")
+    for heading in ("scenario", "verdict", "prompt", "reused", "share", "computed", "new", "first token (ms)", "why"):
+        table.add_column(heading)
+    probes = [prober.normal(), prober.drift(), prober.semantic(), prober.insert()]
+    for probe in probes:
+        table.add_row(probe.name, "ok" if probe.passed else f"below {probe.wanted:.0%}", *row_of(probe.reply))
+    Console().print(table)
+    return int(not all(probe.passed for probe in probes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

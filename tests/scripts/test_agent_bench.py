@@ -1,0 +1,173 @@
+"""The benchmark against a server that caches nothing: it must see all the work, and every wrong answer."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from scripts import agent_bench
+from scripts.bench.agent import Agent, Step, Style, judge
+from scripts.bench.client import Call, Reply
+from scripts.bench.replay import raw_reply, recorded, replay, summary
+from scripts.bench.runner import run_scenario
+from scripts.bench.scenarios import SCENARIOS
+from scripts.bench.servers import Server
+from tests.oracle import make_tokenizer
+
+TOKENIZER = make_tokenizer()
+
+
+def count(text: str) -> int:
+    return len(TOKENIZER.encode(text, add_special_tokens=False).ids)
+
+
+@pytest.mark.parametrize("name", ["append", pytest.param("tools_object", marks=pytest.mark.slow), "reminder"])
+def test_a_server_without_a_cache_computes_everything(name: str, server: Server) -> None:
+    result = run_scenario(name, server, count, "test")
+    assert result.wrong == []
+    assert result.computed == sum(row.report["prompt"] for row in result.rows if row.report)
+    assert result.ratio is not None and result.ratio > 2
+    assert result.unexplained == len(result.rows)
+
+
+def test_the_first_request_of_a_session_is_all_new(server: Server) -> None:
+    """Our plain rendering and the model's own template agree within two percent."""
+    row = run_scenario("append", server, count, "first").rows[0]
+    assert row.report is not None
+    assert abs(row.new - row.report["prompt"]) < 0.02 * row.report["prompt"]
+
+
+@pytest.mark.slow
+def test_sessions_in_parallel_are_counted_together(server: Server) -> None:
+    result = run_scenario("parallel", server, count, "test")
+    assert result.wrong == []
+    assert result.computed == sum(row.report["prompt"] for row in result.rows if row.report)
+
+
+def test_restart_is_skipped_where_nobody_can_restart(server: Server) -> None:
+    assert "restart" in str(run_scenario("restart", server, count, "test").skipped)
+
+
+def test_without_the_oracles_log_work_is_unknown(server: Server) -> None:
+    result = run_scenario("append", replace(server, log=None), count, "test")
+    assert result.ratio is None and not result.wrong
+
+
+STEP = Step("Look.", "hm", ("ls", {"path": "."}))
+GOOD = Reply("Look.\n", "\nhm\n", [Call("1", "ls", '{"path":"."}')])
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({}, None),
+        ({"content": "Loook."}, "said"),
+        ({"reasoning": ""}, "reasoned"),
+        ({"calls": []}, "called"),
+        ({"calls": [Call("1", "ls", '{"path": "/"}')]}, "called"),
+        ({"error": "500"}, "500"),
+    ],
+)
+def test_wrong_answers_are_seen(change: dict, complaint: str | None) -> None:
+    said = judge(replace(GOOD, **change), STEP, "")
+    assert (complaint or "") in (said or "") and bool(said) == bool(complaint)
+
+
+@pytest.mark.parametrize(
+    ("found", "complaint"),
+    [
+        ("(now 1@3, before 1@0)", None),
+        ("(now 0@-1, before 1@0)", "not visible"),
+        ("(now 1@0, before 1@3)", "behind"),
+        ("", "no find result"),
+    ],
+)
+def test_a_hidden_value_is_a_wrong_answer(found: str, complaint: str | None) -> None:
+    said = judge(replace(GOOD, content=f"Look. {found}"), STEP, " (now {find: x}, before {find: y})")
+    assert (complaint or "") in (said or "") and bool(said) == bool(complaint)
+
+
+def test_styles_send_history_back_as_clients_do() -> None:
+    assert "reasoning_content" not in Style("strip").assistant(GOOD)
+    assert Style("echo").assistant(GOOD)["reasoning_content"] == "hm"
+    doubled = Style("doubled").assistant(GOOD)
+    assert doubled["content"].startswith("<think>\nhm\n</think>") and doubled["reasoning_content"] == "hm"
+    arguments = [
+        Style("echo", how).assistant(GOOD)["tool_calls"][0]["function"]["arguments"]
+        for how in ("as_is", "compact", "object")
+    ]
+    assert arguments == ['{"path":"."}', '{"path":".' + '"}', {"path": "."}]
+
+
+def test_tool_results_follow_the_calls(server: Server) -> None:
+    class Asker:
+        def ask(self, messages, tools, wrong):
+            return GOOD if len(messages) < 4 else Reply("Done.")
+
+    agent = Agent(Asker(), "Be.", [])
+    agent.turn("Go.", [replace(STEP, result="a b"), Step("Done.")])
+    assert [message["role"] for message in agent.messages] == ["system", "user", "assistant", "tool", "assistant"]
+    assert agent.messages[3]["content"] == "a b"
+
+
+def trace(folder: Path) -> Path:
+    """Two requests of one session, as recorded."""
+    reply = {"reasoning": "hm", "text": "", "calls": [{"id": "1", "name": "ls", "arguments": '{"path": "."}'}]}
+    call = {"id": "1", "type": "function", "function": {"name": "ls", "arguments": '{"path":"."}'}}
+    first = [{"role": "system", "content": "Be."}, {"role": "user", "content": [{"type": "text", "text": "Go."}]}]
+    turn = {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [call]}
+    second = [*first, turn, {"role": "tool", "tool_call_id": "1", "content": "a b"}]
+    lines = [
+        {"path": "/v1/chat/completions", "body": {"messages": first}, "reply": reply},
+        {"path": "/v1/messages", "body": {}, "reply": reply},
+        {"path": "/v1/chat/completions", "body": {"messages": second}, "reply": {"text": "It is a b."}},
+    ]
+    (folder / "pi").mkdir()
+    (folder / "pi" / "1-main.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return folder
+
+
+def test_recorded_requests_are_answered_as_then(server: Server, checkpoint: Path, tmp_path: Path) -> None:
+    rows = replay(server, checkpoint, trace(tmp_path))
+    assert [row.wrong for row in rows] == [None, None]
+    assert rows[0].optimum == rows[0].prompt == rows[0].computed
+    assert 0 < rows[1].optimum < rows[1].prompt == rows[1].computed
+    assert summary(rows)[-1]["computed"] == rows[0].prompt + rows[1].prompt
+
+
+def test_only_chat_completions_are_replayed(tmp_path: Path) -> None:
+    assert len(list(recorded(trace(tmp_path)))) == 2
+    assert list(recorded(tmp_path, ["opencode"])) == []
+
+
+def test_a_recorded_reply_is_written_as_the_model_writes_it() -> None:
+    reply = {
+        "reasoning": "r",
+        "text": "t",
+        "calls": [{"name": "a", "arguments": "{}"}, {"name": "b", "arguments": "{}"}],
+    }
+    assert raw_reply(reply) == (
+        "<think>\nr\n</think>\n\nt"
+        '\n<tool_call>\n{"name": "a", "arguments": {}}\n</tool_call>'
+        '\n<tool_call>\n{"name": "b", "arguments": {}}\n</tool_call>'
+    )
+
+
+def test_the_command_writes_figures_and_a_picture(server: Server, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    options = ["--url", server.url, "--oracle-log", str(server.log), "--scenarios", "append", "--plot"]
+    assert agent_bench.main([*options, "--out", str(tmp_path)]) == 1  # it recomputes and gives no reason
+    data = json.loads((tmp_path / "agent_bench.json").read_text())
+    assert data["scenarios"]["default_model"]["total"]["ratio"] > 2
+    assert (tmp_path / "agent_bench.png").stat().st_size > 1000
+    assert "| append |" in (tmp_path / "agent_bench.md").read_text()
+
+
+def test_unknown_scenarios_are_refused() -> None:
+    with pytest.raises(SystemExit, match="none of"):
+        agent_bench.main(["--url", "http://127.0.0.1:9", "--scenarios", "nonsense"])
+
+
+def test_every_scenario_says_what_it_is_called() -> None:
+    assert all(run.__name__ == name for name, run in SCENARIOS.items())

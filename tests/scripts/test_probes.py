@@ -1,0 +1,79 @@
+"""The probes against a live server, the readers against logs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scripts import diff_turns, inspect_mlx_cache, pi_like_probe, probe_session
+from scripts.bench.servers import Server
+
+
+def test_pi_like_probe_runs_through(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert pi_like_probe.main(["--url", server.url, "--turns", "2", "--lines", "5"]) == 0
+    assert "reused after the first request: 0.0%" in capsys.readouterr().out
+
+
+def test_pi_like_probe_fails_where_nobody_answers(server: Server) -> None:
+    assert pi_like_probe.main(["--url", "http://127.0.0.1:9", "--model", "x", "--turns", "1"]) == 1
+
+
+def test_probe_session_sees_that_nothing_is_reused(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    assert probe_session.main(["--url", server.url]) == 1
+    assert capsys.readouterr().out.count("below") == 4
+
+
+ENTRY = {"id": "r2", "prompt": 100, "reused": 20, "computed": 80, "new": 5}
+MISS = {
+    "reason": "diverged",
+    "token": 20,
+    "message": 0,
+    "field": "content",
+    "rule": "clock",
+    "expected": "a",
+    "found": "b",
+}
+
+
+def write_log(folder: Path) -> Path:
+    day = folder / "2026-11-21"
+    day.mkdir(parents=True)
+    lines = [json.dumps({**ENTRY, "id": "r1", "computed": 5}), json.dumps({**ENTRY, "miss": MISS}), '{"id": "cut']
+    (day / "session-x.jsonl").write_text("\n".join(lines))
+    return day / "session-x.jsonl"
+
+
+def test_diff_turns_tells_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_log(tmp_path)
+    assert diff_turns.main(["--logs", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "r2 prompt=100 reused=20 computed=80 new=5 twice=75" in out and "r1" not in out
+    assert "diverged at token 20, message 0, content, rule clock" in out and "now:    'b'" in out
+
+
+def test_diff_turns_shows_all_on_demand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert diff_turns.main([str(write_log(tmp_path)), "--all"]) == 0
+    assert "r1" in capsys.readouterr().out
+
+
+def test_diff_turns_without_logs(tmp_path: Path) -> None:
+    assert diff_turns.main(["--logs", str(tmp_path)]) == 1
+
+
+METRICS = """# TYPE start_llm_tokens counter
+start_llm_tokens_total{kind="reused"} 41.0
+# TYPE other gauge
+other 1.0
+# TYPE start_llm_first_token_seconds histogram
+start_llm_first_token_seconds_bucket{le="+Inf"} 2.0
+start_llm_first_token_seconds_count 2.0
+"""
+
+
+def test_metrics_of_ours_are_read() -> None:
+    assert inspect_mlx_cache.figures(METRICS) == {"tokens_total (reused)": 41.0, "first_token_seconds_count": 2.0}
+
+
+def test_inspect_says_when_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert inspect_mlx_cache.main(["--url", "http://127.0.0.1:9"]) == 1
+    assert "127.0.0.1:9" in capsys.readouterr().err
