@@ -106,7 +106,7 @@ def as_call(tool: Tool, param: str) -> Call:
     """
     schema: Schema = dict(tool.parameters) or {"type": "object", "properties": {}}
     schema.setdefault("type", "object")
-    if not {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"} & schema.keys() and schema.get("properties"):
+    if "properties" in schema and not {"$ref", "allOf", "anyOf", "oneOf", "patternProperties"} & schema.keys():
         schema.setdefault("additionalProperties", False)
     if tool.strict:
         check_schema(schema, param)

@@ -57,7 +57,8 @@ def _object(rng: random.Random, depth: int) -> dict[str, Any]:
         "additionalProperties": False,
     }
     if rng.random() < 0.1:
-        return {"type": "object", "additionalProperties": _scalar(rng), "maxProperties": 3}
+        keys = {"^[a-z]{1,4}$": _scalar(rng)}
+        return {"type": "object", "patternProperties": keys, "additionalProperties": False, "maxProperties": 3}
     return schema
 
 

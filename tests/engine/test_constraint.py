@@ -95,7 +95,7 @@ def test_random_schemas_give_valid_output_batched_and_alone(
                 complete += 1
                 jsonschema.validate(json.loads(text_of(tokens)), schemas[start + i])
     print(f"{complete} of {len(jobs)} outputs complete and valid")
-    assert complete >= 0.8 * len(jobs)
+    assert complete >= 0.95 * len(jobs)
 
 
 def parse(tool_format: str, text: str, tools: Sequence[Tool]) -> list[dict[str, Any]]:
