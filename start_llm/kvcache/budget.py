@@ -75,11 +75,11 @@ def thin_after(end: Segment, policy: Policy) -> list[Segment]:
 def thin_under_pressure(segments: Iterable[Segment], policy: Policy) -> Iterator[Segment]:
     """Interior checkpoints to give up, least painful first; the caller drops each as it comes and stops when it fits.
 
-    Four passes, each with a grid twice as wide and half as many recent ones spared; in each the longest unused first.
+    Six passes, each with a grid twice as wide and half as many recent ones spared; in each the longest unused first.
     """
     holders = sorted((s for s in segments if s.checkpoint is not None), key=lambda s: s.used)
     grid, recent = policy.grid, policy.recent
-    for _ in range(4):
+    for _ in range(6):
         for segment in holders:
             if segment.checkpoint is None or segment.is_leaf:
                 continue
@@ -95,6 +95,13 @@ def _branches(segment: Segment) -> bool:
 
 def _next_above(segment: Segment) -> int:
     return next((above.end for above in segment.ancestors() if above.checkpoint is not None), 0)
+
+
+def checkpoints_below(segment: Segment, enough: int) -> int:
+    """The fewest checkpoints between a segment and a leaf below it, not counted beyond `enough`."""
+    if segment.is_leaf or segment.rows is None:
+        return 0
+    return _next_below(segment, enough)[1]
 
 
 def _next_below(segment: Segment, enough: int) -> tuple[int, int]:

@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
-from start_llm.kvcache.pieces import Checkpoint, Form, Slices, Unstorable
+from start_llm.kvcache.pieces import Checkpoint, Form, Slices, Unstorable, Window, WindowPiece
 
 _NO_ROWS: Form = (-1,)  # a cut layer that this model never writes
 _STEP = 256  # mlx-lm's caches grow by this many tokens
@@ -69,17 +69,24 @@ class LayerKit:
             forms.append(form)
         return _slices(arrays, forms, stop - start)
 
-    def checkpoint(self, cache: Sequence[Any]) -> Checkpoint:
-        """Copies the state of every state layer.
+    def checkpoint(self, cache: Sequence[Any], before: Checkpoint | None = None) -> Checkpoint:
+        """Copies the state of every state layer; rows of windows that `before` holds are shared with it.
+
+        Args:
+            before: a checkpoint of a shorter prefix of the same tokens.
 
         Raises:
             Unstorable: a layer has no state that could be copied.
         """
+        leaves = [leaf for leaf, cut in zip(_leaves(cache), self._kinds(cache), strict=True) if not cut]
+        earlier = before.states if before is not None else (None,) * len(leaves)
         states = tuple(
-            _copy_state(_state(leaf)) for leaf, cut in zip(_leaves(cache), self._kinds(cache), strict=True) if not cut
+            _window(leaf, old) if _is_windowed(leaf) else _copy_state(_state(leaf))
+            for leaf, old in zip(leaves, earlier, strict=True)
         )
         arrays = list(_arrays(states))
-        mx.eval(arrays)
+        pieces = [piece for state in states if isinstance(state, Window) for piece in state.pieces]
+        mx.eval(arrays, [piece.arrays for piece in pieces])
         return Checkpoint(states, sum(a.nbytes for a in arrays))
 
     # --- stored pieces ------------------------------------------------------
@@ -122,8 +129,8 @@ class LayerKit:
             if not is_cut:
                 state = next(states, None)
                 if state is not None:
-                    leaf.state = _copy_state(state)
-                    copied += sum(a.nbytes for a in _arrays(state))
+                    leaf.state = _rotating_state(state) if isinstance(state, Window) else _copy_state(state)
+                    copied += sum(a.nbytes for a in _arrays(leaf.state))
                 return leaf
             number += 1
             if length == 0:
@@ -134,7 +141,7 @@ class LayerKit:
 
         kinds = iter(self._is_cut)
         cache = [_replace_leaves(entry, lambda leaf: fill(leaf, next(kinds))) for entry in self._make()]
-        mx.eval(list(_arrays([_state(leaf, raw=True) for leaf in _leaves(cache)])))
+        mx.eval(list(_arrays([_state(leaf) for leaf in _leaves(cache)])))
         return cache, copied
 
     # --- to and from plain buffers (the disk tier) ---------------------------
@@ -163,10 +170,11 @@ class LayerKit:
 
         def get(name: str) -> Any:
             a = mx.array(buffers[name])
-            return a.view(mx.bfloat16) if said["dtypes"][name] == "bfloat16" else a
+            a = a.view(mx.bfloat16) if said["dtypes"][name] == "bfloat16" else a
+            mx.eval(a)
+            return a
 
         tree = _decode(said["tree"], get)
-        mx.eval(list(_arrays(tree)))
         layers = sum(self._is_cut) if said["kind"] == "slices" else len(self._is_cut) - sum(self._is_cut)
         if len(tree) != layers:
             raise ValueError(f"{len(tree)} layers, not {layers}")
@@ -252,24 +260,44 @@ def _quantise(rows: tuple[Any, ...], group_size: int, bits: int) -> tuple[Any, .
     )
 
 
-def _state(leaf: Any, raw: bool = False) -> Any:
-    """A layer's state. A rotating cache is put in temporal order and keeps its window only."""
-    if isinstance(leaf, RotatingKVCache) and not raw and leaf.keys is not None:
-        keys, values = (_window(leaf, leaf._temporal_order(v)) for v in (leaf.keys, leaf.values))
-        return keys, values, leaf.offset, leaf.keep, leaf.max_size, keys.shape[2]
+def _state(leaf: Any) -> Any:
+    """A layer's state."""
     try:
         return leaf.state
     except (AttributeError, TypeError, ValueError, NotImplementedError) as error:
         raise Unstorable(f"{type(leaf).__name__} has no readable state: {error}") from error
 
 
-def _window(leaf: Any, rows: Any) -> Any:
-    surplus = rows.shape[2] - leaf.max_size
-    if surplus <= 0:
-        return rows
-    if not leaf.keep:
-        return rows[..., surplus:, :]
-    return mx.concatenate([rows[..., : leaf.keep, :], rows[..., leaf.keep + surplus :, :]], axis=2)
+def _is_windowed(leaf: Any) -> bool:
+    return type(leaf) is RotatingKVCache and not leaf.keep and leaf.keys is not None
+
+
+def _window(leaf: Any, before: Any) -> Window:
+    """A rotating layer's window, in temporal order: what `before` has of it, and a copy of the rest (not evaluated)."""
+    keys, values = leaf._temporal_order(leaf.keys), leaf._temporal_order(leaf.values)
+    held = keys.shape[2]
+    start = leaf.offset - min(leaf.max_size, held)
+    shared: tuple[WindowPiece, ...] = ()
+    at = start
+    if isinstance(before, Window) and before.start <= start <= before.offset < leaf.offset:
+        shared = tuple(piece for piece in before.pieces if piece.stop > start)
+        at = before.offset
+    first = held - (leaf.offset - at)
+    rows = mx.contiguous(keys[..., first:, :]), mx.contiguous(values[..., first:, :])
+    new = WindowPiece(at, leaf.offset, rows, rows[0].nbytes + rows[1].nbytes)
+    return Window((*shared, new), start, leaf.offset, leaf.max_size)
+
+
+def _rotating_state(window: Window) -> tuple[Any, ...]:
+    """The state of a `RotatingKVCache` with these rows, in new arrays (not evaluated)."""
+    cut = [max(0, window.start - piece.start) for piece in window.pieces]
+    joined = [
+        mx.contiguous(
+            mx.concatenate([p.arrays[i][..., c:, :] for p, c in zip(window.pieces, cut, strict=True)], axis=2)
+        )
+        for i in (0, 1)
+    ]
+    return *joined, window.offset, 0, window.size, window.offset - window.start
 
 
 def _copy_state(state: Any) -> Any:
@@ -301,6 +329,9 @@ def _arrays(tree: Any) -> Iterator[Any]:
 def _encode(tree: Any, put: Callable[[Any], dict[str, str]]) -> Any:
     if isinstance(tree, mx.array):
         return put(tree)
+    if isinstance(tree, Window):
+        keys, values, *_ = _rotating_state(tree)
+        return {"window": [tree.start, tree.offset, tree.size], "rows": [put(keys), put(values)]}
     if isinstance(tree, tuple):
         return {"tuple": [_encode(item, put) for item in tree]}
     if isinstance(tree, list):
@@ -317,6 +348,10 @@ def _decode(tree: Any, get: Callable[[str], Any]) -> Any:
         return tree
     if "array" in tree:
         return get(tree["array"])
+    if "window" in tree:
+        start, offset, size = tree["window"]
+        keys, values = (_decode(rows, get) for rows in tree["rows"])
+        return Window((WindowPiece(start, offset, (keys, values), keys.nbytes + values.nbytes),), start, offset, size)
     if "tuple" in tree:
         return tuple(_decode(item, get) for item in tree["tuple"])
     return {key: _decode(item, get) for key, item in tree["dict"]}

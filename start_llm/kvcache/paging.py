@@ -8,11 +8,15 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from start_llm.kvcache.blocks import PrefixHash
+from start_llm.kvcache.budget import checkpoints_below
 from start_llm.kvcache.disk import DiskTier
 from start_llm.kvcache.diskindex import Run
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.pieces import Checkpoint, FilePart, Slices
 from start_llm.kvcache.tree import Segment, Tree
+
+_LARGE = 64 << 20  # bytes of a checkpoint that is written only once its conversation rests
+_ENDS = 3  # of such, how many at a conversation's end
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +31,7 @@ class Paging:
         self._kit = kit
         self._disk = disk
         self._waiting: deque[Segment] = deque()
+        self._large: deque[Segment] = deque()
         self._last_read: tuple[str, Slices] | None = None
 
     def fill(self, tree: Tree) -> int:
@@ -63,7 +68,17 @@ class Paging:
             chain = [segment, *(above for above in segment.ancestors() if above.file is None)]
             for part in reversed(chain):
                 self._write_rows(part)
-            self._write_checkpoint(segment)
+            if segment.checkpoint_bytes > _LARGE:
+                self._large.append(segment)
+            else:
+                self._write_checkpoint(segment)
+
+    def write_large(self) -> None:
+        """Queues large checkpoints of conversation ends. Those that a turn leaves behind are not worth their bytes."""
+        while self._large and self._disk.has_room(self._large[0].checkpoint_bytes):
+            segment = self._large.popleft()
+            if checkpoints_below(segment, _ENDS) < _ENDS:
+                self._write_checkpoint(segment)
 
     def _write_rows(self, segment: Segment) -> None:
         if segment.file is not None or segment.rows is None or segment.parent is None:
@@ -161,9 +176,10 @@ class Paging:
         until = time.monotonic() + timeout
         while True:
             self.write()
+            self.write_large()
             if not self._disk.flush(max(0.0, until - time.monotonic())):
                 return False
-            if not self._waiting:
+            if not self._waiting and not self._large:
                 return True
 
     def close(self) -> None:

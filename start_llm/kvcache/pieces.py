@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +32,69 @@ class Slices:
     nbytes: int
 
 
+@dataclass(slots=True, eq=False)
+class WindowPiece:
+    """Rows [start, stop) of one windowed layer. Checkpoints whose windows overlap share it.
+
+    Attributes:
+        arrays: keys and values, each [1, heads, stop - start, dim].
+        holders: checkpoints in the store that need it.
+    """
+
+    start: int
+    stop: int
+    arrays: tuple[Any, Any]
+    nbytes: int
+    holders: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A windowed layer's state: the rows [start, offset), at most `size`; the first piece may begin before `start`."""
+
+    pieces: tuple[WindowPiece, ...]
+    start: int
+    offset: int
+    size: int
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The state of every state layer at one place: nested lists of arrays and plain values."""
+    """The state of every state layer at one place.
+
+    Attributes:
+        states: per state layer a `Window`, or nested lists of arrays and plain values.
+        own_bytes: of the arrays that no other checkpoint shares.
+    """
 
     states: tuple[Any, ...]
-    nbytes: int
+    own_bytes: int
+
+    def pieces(self) -> Iterator[WindowPiece]:
+        for state in self.states:
+            if isinstance(state, Window):
+                yield from state.pieces
+
+    @property
+    def nbytes(self) -> int:
+        """Its own bytes and its share of the pieces."""
+        return self.own_bytes + sum(piece.nbytes // max(piece.holders, 1) for piece in self.pieces())
+
+    def hold(self) -> int:
+        """Counts it in. Returns the bytes that this adds to what is held."""
+        added = self.own_bytes
+        for piece in self.pieces():
+            added += piece.nbytes if piece.holders == 0 else 0
+            piece.holders += 1
+        return added
+
+    def release(self) -> int:
+        """The reverse of `hold`."""
+        freed = self.own_bytes
+        for piece in self.pieces():
+            piece.holders -= 1
+            freed += piece.nbytes if piece.holders == 0 else 0
+        return freed
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ from start_llm.kvcache.blocks import TokenMemo, Tokens, TokenSequence
 from start_llm.kvcache.disk import DiskTier
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.paging import Paging
-from start_llm.kvcache.pieces import Plan, Restored, Slices, Unstorable
+from start_llm.kvcache.pieces import Checkpoint, Plan, Restored, Slices, Unstorable
 from start_llm.kvcache.sessions import Sessions
-from start_llm.kvcache.tree import Segment, Tree
+from start_llm.kvcache.tree import Match, Segment, Tree
 
 __all__ = ["Counters", "KVStore", "Plan", "Restored", "StoreStats"]
 
@@ -185,8 +185,7 @@ class KVStore:
                 state = paging.checkpoint(path[-1])
                 if state is None:
                     return False
-                path[-1].checkpoint = state
-                self._bytes += state.nbytes
+                self._attach(path[-1], state)
             return True
         finally:
             paging.forget_read()
@@ -242,6 +241,7 @@ class KVStore:
         """To be called now and then while nothing runs: hands to the disk thread what its queue had no room for."""
         if self._paging is not None:
             self._paging.write()
+            self._paging.write_large()
 
     def touch(self, session: str) -> None:
         """The conversation is in progress: its protection starts anew."""
@@ -256,7 +256,8 @@ class KVStore:
         """Forgets everything that is in memory only."""
         for segment in self._tree:
             self._ghosts += segment.length if segment.rows is not None else 0
-            segment.rows = segment.checkpoint = None
+            segment.rows = None
+            self._drop_state(segment)
         self._bytes = 0
         self._sessions.clear()
         self._drop_ghosts(0)
@@ -309,7 +310,7 @@ class KVStore:
             self._use(match.path)
             return match.path[-1]
         # Everything that can fail comes before the tree changes.
-        state = self._kit.checkpoint(cache) if want_state else None
+        state = self._checkpoint(tokens, match, cache) if want_state else None
         first_missing = next((s.start for s in match.path if s.rows is None), match.length)
         joint = next((s.rows for s in reversed(match.path) if s.rows is not None), None)
         if first_missing < len(tokens) and joint is not None:
@@ -324,11 +325,21 @@ class KVStore:
                 segment.seconds_per_token = seconds_per_token
         end = path[-1]
         if state is not None and end.checkpoint is None:
-            end.checkpoint = state
-            self._bytes += state.nbytes
-            self._state_bytes = state.nbytes
+            self._attach(end, state)
         self._use(path)
         return end
+
+    def _checkpoint(self, tokens: Tokens, match: Match, cache: Sequence[Any]) -> Checkpoint | None:
+        """The state to attach at the end of `tokens`; ``None`` if it is there."""
+        for segment in reversed(match.path):
+            if segment.end <= match.length and segment.checkpoint is not None:
+                return None if segment.end == len(tokens) else self._kit.checkpoint(cache, segment.checkpoint)
+        return self._kit.checkpoint(cache)
+
+    def _attach(self, segment: Segment, checkpoint: Checkpoint) -> None:
+        segment.checkpoint = checkpoint
+        self._bytes += checkpoint.hold()
+        self._state_bytes = checkpoint.nbytes
 
     def _fill(self, segment: Segment, rows: Slices) -> None:
         segment.rows = rows
@@ -399,15 +410,21 @@ class KVStore:
     def _drop(self, segment: Segment) -> None:
         """The segment becomes a ghost."""
         self._counters.evicted_leaves += 1
-        self._counters.evicted_bytes += segment.nbytes
-        self._bytes -= segment.nbytes
+        before = self._bytes
+        self._bytes -= segment.row_bytes
         self._ghosts += segment.length
-        segment.rows = segment.checkpoint = None
+        segment.rows = None
+        self._drop_state(segment)
+        self._counters.evicted_bytes += before - self._bytes
 
     def _drop_checkpoint(self, segment: Segment) -> None:
         self._counters.thinned_checkpoints += 1
-        self._bytes -= segment.checkpoint_bytes
-        segment.checkpoint = None
+        self._drop_state(segment)
+
+    def _drop_state(self, segment: Segment) -> None:
+        if segment.checkpoint is not None:
+            self._bytes -= segment.checkpoint.release()
+            segment.checkpoint = None
 
     def _drop_ghosts(self, down_to: int) -> None:
         """Forgets the longest unused ghosts that are not on disk either."""

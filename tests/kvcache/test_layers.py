@@ -85,6 +85,22 @@ def test_windowed_checkpoint_holds_the_window_only() -> None:
     assert kit.checkpoint(cache).nbytes == 2 * 16 * 4 * 4
 
 
+def test_overlapping_windows_are_held_once() -> None:
+    kit = LayerKit(lambda: [RotatingKVCache(max_size=100)])
+    store = KVStore(kit, budget_bytes=1 << 30)
+    cache = kit.new()
+    tokens = list(range(400))
+    a_token = 2 * 64 * 4
+    for stop in range(50, 401, 10):
+        start = 0 if stop == 50 else stop - 10
+        cache[0].update_and_fetch(rows(stop - start, start), rows(stop - start, start))
+        store.put(tokens[:stop], cache)
+    assert store.stats().bytes <= 400 * a_token
+    for stop in (400, 390, 330):
+        got = store.restore(tokens[:stop], store.lookup(tokens[:stop])).cache[0]
+        assert mx.array_equal(got.keys, rows(100, stop - 100)) and got.offset == stop
+
+
 def test_upstream_internals_of_the_rotating_cache() -> None:
     """`layers` relies on these; fails when mlx-lm changes them."""
     cache = RotatingKVCache(max_size=4)

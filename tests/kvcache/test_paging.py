@@ -1,28 +1,28 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from mlx_lm.models.cache import ArraysCache, KVCache
+from mlx_lm.models.cache import KVCache
 
 from start_llm.kvcache.disk import DiskTier
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore
 from tests.kvcache import tiny
-from tests.kvcache.test_store import TOKEN_BYTES, Clock, put, restored, run
+from tests.kvcache.test_store import STATE_BYTES, TOKEN_BYTES, Clock, held_bytes, put, restored, run
 
 MAX = 100 << 20
 
 
 def store_on(folder: Path, hybrid: bool = False, budget_tokens: int = 1 << 20, **options: Any) -> KVStore:
-    make: Callable[[], list[Any]] = lambda: [KVCache(), ArraysCache(2)] if hybrid else [KVCache()]  # noqa: E731
     tier = DiskTier(folder, "model", MAX, queue_bytes=options.pop("queue_bytes", 1 << 30))
     assert tier.active
-    return KVStore(LayerKit(make), budget_bytes=budget_tokens * TOKEN_BYTES, disk=tier, **options)
+    return KVStore(
+        LayerKit(lambda: tiny.known_cache([], hybrid)), budget_bytes=budget_tokens * TOKEN_BYTES, disk=tier, **options
+    )
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
@@ -40,7 +40,7 @@ def test_found_again_after_a_restart(tmp_path: Path, hybrid: bool) -> None:
     assert restored(again, run(0, 120)) == run(0, 100)
     assert restored(again, run(0, 60) + run(500, 60)) == run(0, 60) + run(500, 40)
     assert restored(again, run(0, 90), limit=80) == (run(0, 60) if hybrid else run(0, 80))
-    assert again.stats().bytes == 140 * TOKEN_BYTES + (3 * 8 if hybrid else 0)
+    assert again.stats().bytes == 140 * TOKEN_BYTES + (3 * STATE_BYTES if hybrid else 0)
     put(again, run(0, 150), hybrid)
     again.close()
 
@@ -223,7 +223,7 @@ def test_nothing_is_lost_or_mixed_up(
                 tokens = stored[-1] + tokens
             put(store, tokens, hybrid)
             stored.append(tokens)
-        assert store.stats().bytes == sum(s.nbytes for s in store._tree)
+        assert store.stats().bytes == held_bytes(store)
     store.close()
     store = store_on(folder, hybrid, clock=clock)
     for tokens in stored:

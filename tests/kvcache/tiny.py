@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 from mlx.utils import tree_flatten, tree_unflatten
-from mlx_lm.models.cache import ArraysCache, KVCache, make_prompt_cache
+from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache, make_prompt_cache
 from mlx_lm.utils import _get_classes
 
 VOCAB = 512
@@ -174,8 +174,14 @@ def random_tokens(count: int, seed: int = 0) -> list[int]:
 # --- caches that hold their own tokens ----------------------------------------
 
 
+WINDOW = 5
+
+
 def known_cache(tokens: Sequence[int], hybrid: bool = False) -> list[Any]:
-    """Keys hold the tokens, values their negatives; the hybrid one's state is (sum, count)."""
+    """Keys hold the tokens, values their negatives.
+
+    The hybrid one also has a state of (sum, count) and a windowed layer of the last tokens.
+    """
     row = mx.array(np.asarray(tokens, dtype=np.float32).reshape(1, 1, -1, 1))
     layer = KVCache()
     if len(tokens):
@@ -186,7 +192,10 @@ def known_cache(tokens: Sequence[int], hybrid: bool = False) -> list[Any]:
         if len(tokens):
             state[0] = mx.array([[float(sum(tokens))]])
             state[1] = mx.array([[len(tokens)]])
-        cache.append(state)
+        window = RotatingKVCache(max_size=WINDOW)
+        if len(tokens):
+            window.update_and_fetch(row, -row)
+        cache += [state, window]
     return cache
 
 
@@ -201,4 +210,8 @@ def read_known(cache: list[Any]) -> list[int]:
     if len(cache) > 1:
         assert float(cache[1][0].item()) == float(keys.sum())
         assert int(cache[1][1].item()) == len(keys)
+        window = cache[2]
+        rows = np.array(window._temporal_order(window.keys)[0, 0, :, 0])
+        assert window.offset == len(keys) and (rows == keys[-len(rows) :]).all() and len(rows) == min(len(keys), WINDOW)
+        assert (np.array(window._temporal_order(window.values)[0, 0, :, 0]) == -rows).all()
     return [int(k) for k in keys]
