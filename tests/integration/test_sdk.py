@@ -1,0 +1,199 @@
+"""The official OpenAI and Anthropic clients against the real server, directly and through the proxy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from tests.integration.live import TOOLS, WAIT, Live, live
+from tests.oracle import script
+
+CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py", "line": 3}}\n</tool_call>'
+THOUGHT = "<think>\nI must read it\n</think>\n\n"
+ANTHROPIC_TOOLS: Any = [
+    {
+        "name": t["function"]["name"],  # type: ignore[index]
+        "description": t["function"]["description"],  # type: ignore[index]
+        "input_schema": t["function"]["parameters"],  # type: ignore[index]
+    }
+    for t in TOOLS
+]
+
+
+@pytest.fixture(scope="module")
+def proxied(oracle_path: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    cache = tmp_path_factory.mktemp("proxied")
+    settings = {"proxy": "on", "proxy_port": 0, "proxy_startup_wait_seconds": 90.0, "litellm_master_key": "sk-test"}
+    with live(oracle_path("plain"), cache, **settings) as server:
+        assert server.app.proxy is not None
+        assert server.app.proxy.wait_ready(90.0), server.app.proxy.log_tail()
+        yield server
+
+
+@pytest.fixture(params=["direct", "proxy"])
+def target(request: pytest.FixtureRequest, proxied: Live) -> tuple[str, str]:
+    """(base URL, key)"""
+    if request.param == "direct":
+        return proxied.url, "none"
+    assert proxied.app.proxy_url is not None
+    return proxied.app.proxy_url, "sk-test"
+
+
+@pytest.fixture
+def client(target: tuple[str, str]) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{target[0]}/v1", api_key=target[1], max_retries=0, timeout=WAIT) as made:
+        yield made
+
+
+@pytest.fixture
+def claude(target: tuple[str, str]) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=target[0], api_key=target[1], max_retries=0, timeout=WAIT) as made:
+        yield made
+
+
+def asked(*answers: str) -> list[Any]:
+    return [{"role": "user", "content": script(*answers)}]
+
+
+def test_openai_chat(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model="gpt-4o", messages=asked("Hello there."))
+    assert answer.choices[0].message.content == "Hello there."
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens > 0
+
+
+def test_openai_stream_with_reasoning_and_usage(client: openai.OpenAI) -> None:
+    stream = client.chat.completions.create(
+        model="gpt-4o",
+        messages=asked(THOUGHT + "It is a long answer, in many pieces."),
+        stream=True,
+        stream_options={"include_usage": True},
+    )
+    text, reasoning, usage, pieces = "", "", None, 0
+    for chunk in stream:
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            reasoning += getattr(choice.delta, "reasoning_content", None) or ""
+            pieces += bool(choice.delta.content)
+    assert text == "It is a long answer, in many pieces."
+    assert reasoning.strip() == "I must read it"
+    assert pieces > 3
+    assert usage is not None
+    assert usage.prompt_tokens > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_openai_tool_calls(client: openai.OpenAI, stream: bool) -> None:
+    other = CALL.replace("a.py", "b.py")
+    messages = asked(f"{THOUGHT}I look.\n{CALL}\n{other}", "Both read.")
+    tools: Any = TOOLS
+    if stream:
+        calls: dict[int, dict[str, str]] = {}
+        for chunk in client.chat.completions.create(model="gpt-4o", messages=messages, tools=tools, stream=True):
+            for choice in chunk.choices:
+                for part in choice.delta.tool_calls or ():
+                    call = calls.setdefault(part.index, {"name": "", "arguments": ""})
+                    assert part.function is not None
+                    call["name"] += part.function.name or ""
+                    call["arguments"] += part.function.arguments or ""
+        found = [(c["name"], json.loads(c["arguments"])) for c in calls.values()]
+    else:
+        answer = client.chat.completions.create(model="gpt-4o", messages=messages, tools=tools)
+        assert answer.choices[0].finish_reason == "tool_calls"
+        assert answer.choices[0].message.content == "I look."
+        made: Any = answer.choices[0].message.tool_calls
+        found = [(c.function.name, json.loads(c.function.arguments)) for c in made]
+    assert found == [("read", {"path": "a.py", "line": 3}), ("read", {"path": "b.py", "line": 3})]
+
+
+def test_openai_responses(client: openai.OpenAI) -> None:
+    answer = client.responses.create(model="gpt-4o", input=script("A response."))
+    assert answer.output_text == "A response."
+    text = ""
+    for event in client.responses.create(model="gpt-4o", input=script("A streamed response."), stream=True):
+        if event.type == "response.output_text.delta":
+            text += event.delta
+    assert text == "A streamed response."
+
+
+def test_anthropic_message_with_thinking_and_tool(claude: anthropic.Anthropic) -> None:
+    message = claude.messages.create(
+        model="claude-local",
+        max_tokens=500,
+        messages=asked(f"{THOUGHT}I look.\n{CALL}"),
+        tools=ANTHROPIC_TOOLS,
+        thinking={"type": "enabled", "budget_tokens": 1024},
+    )
+    kinds = [block.type for block in message.content]
+    assert kinds == ["thinking", "text", "tool_use"]
+    call: Any = message.content[-1]
+    assert (call.name, call.input) == ("read", {"path": "a.py", "line": 3})
+    assert message.stop_reason == "tool_use"
+
+
+def test_anthropic_stream(claude: anthropic.Anthropic) -> None:
+    with claude.messages.stream(
+        model="claude-local",
+        max_tokens=500,
+        messages=asked(f"{THOUGHT}I look.\n{CALL}"),
+        tools=ANTHROPIC_TOOLS,
+    ) as stream:
+        events = [event.type for event in stream]
+        message = stream.get_final_message()
+    assert events[0] == "message_start"
+    assert events[-1] == "message_stop"
+    call: Any = message.content[-1]
+    assert call.input == {"path": "a.py", "line": 3}
+    assert message.usage.output_tokens > 0
+
+
+def test_anthropic_count_tokens(claude: anthropic.Anthropic, target: tuple[str, str], proxied: Live) -> None:
+    if target[0] != proxied.url:
+        pytest.skip("LiteLLM counts tokens itself")
+    count = claude.messages.count_tokens(model="claude-local", messages=asked("Hello"), tools=ANTHROPIC_TOOLS)
+    message = claude.messages.create(
+        model="claude-local", max_tokens=50, messages=asked("Hello"), tools=ANTHROPIC_TOOLS
+    )
+    usage = message.usage
+    cached = (usage.cache_read_input_tokens or 0) + (usage.cache_creation_input_tokens or 0)
+    assert count.input_tokens == usage.input_tokens + cached
+
+
+def test_grammar_forces_json_and_a_tool(proxied: Live) -> None:
+    with proxied.openai as client:
+        schema = {"type": "object", "properties": {"n": {"type": "integer", "maximum": 99}}, "required": ["n"]}
+        answer = client.chat.completions.create(
+            model="gpt-4o",
+            messages=asked("not json at all"),
+            max_tokens=200,
+            response_format={
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {**schema, "additionalProperties": False}, "strict": True},
+            },
+        )
+        assert isinstance(json.loads(answer.choices[0].message.content or "")["n"], int)
+        tools: Any = TOOLS
+        forced = client.chat.completions.create(
+            model="gpt-4o", messages=asked("no call"), tools=tools, tool_choice="required", max_tokens=300
+        )
+        made: Any = forced.choices[0].message.tool_calls
+        assert made[0].function.name in {"read", "edit", "run"}
+
+
+def test_anthropic_system_and_history_through_both(claude: anthropic.Anthropic) -> None:
+    message = claude.messages.create(
+        model="claude-local",
+        max_tokens=500,
+        system="Be the blue heron.",
+        messages=[{"role": "user", "content": "[[find: blue heron]]"}],
+    )
+    block: Any = message.content[0]
+    assert block.text.startswith("find: 1@0")
