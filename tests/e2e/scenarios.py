@@ -1,0 +1,280 @@
+"""What each agent is asked to do, in its own tool names. The user's prompt carries the oracle's script.
+
+Three user turns, each in a process of its own: repair a function and try it; write notes in the same session; resume
+the session (with a sub-agent where the agent has one). Then a fresh session in the repository as it is by then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.oracle.oracle import script
+
+TRY = "python3 -c 'import src.calc as c; print(c.add(1, 2))' > out.txt"
+STATUS = "git status --short > status.txt"
+NOTES = "# Notes\n\n- add subtracted; it adds now\n"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """An agent.
+
+    Attributes:
+        first, again, fresh: (arguments, standard input) of a run, given the prompt and the folder of its data.
+        work: raw answers of the first turn, given the repository.
+        note: raw answers of the second turn.
+        more: raw answers of the resumed turn; the sub-agent's script is inside a call.
+        look: raw answers of the fresh session.
+        sub_agent: the resumed turn has one.
+        fresh_reuse: least share of the fresh session's first prompt that must be reused.
+        seconds: limit of a run.
+        skip_ratio: why the reuse per turn is not what the others must show; ``None``: it is.
+    """
+
+    name: str
+    first: Callable[[str, Path], tuple[list[str], str]]
+    again: Callable[[str, Path], tuple[list[str], str]]
+    work: Callable[[Path], list[str]]
+    note: Callable[[Path], list[str]]
+    more: Callable[[Path], list[str]]
+    look: Callable[[Path], list[str]]
+    fresh: Callable[[str, Path], tuple[list[str], str]] | None = None
+    sub_agent: bool = False
+    fresh_reuse: float = 0.0
+    seconds: float = 120
+    skip_ratio: str | None = None
+
+
+def call(name: str, **arguments: Any) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def think(text: str) -> str:
+    return f"<think>\n{text}\n</think>\n\n"
+
+
+def nested(*texts: str) -> str:
+    """A sub-agent's prompt, for use inside a call of an outer script: its own marks must not be seen there."""
+    return "Which functions does src/util.py define? " + script(*texts)
+
+
+def hidden(raw: str) -> str:
+    """The raw answer with the marks of scripts inside its JSON escaped; JSON decoding brings them back."""
+    return raw.replace("[[", "\\u005b\\u005b")
+
+
+def tools(
+    read: Callable[[Path], str], edit: Callable[[Path], str], run: Callable[[str], str], write: Callable[[Path], str]
+) -> dict[str, Callable[[Path], list[str]]]:
+    """The four parts of a scenario from an agent's four basic calls."""
+    return {
+        "work": lambda repo: [
+            think("The function is in src/calc.py.") + "I read it first.\n" + read(repo / "src" / "calc.py"),
+            "It subtracts.\n" + edit(repo / "src" / "calc.py"),
+            run(TRY),
+            "`add` adds now.",
+        ],
+        "note": lambda repo: [
+            think("Notes go to NOTES.md.") + write(repo / "NOTES.md"),
+            "And the state of the tree.\n" + run(STATUS),
+            "NOTES.md is written.",
+        ],
+        "more": lambda repo: [read(repo / "src" / "util.py"), "It defines `clamp`."],
+        "look": lambda repo: ["A look.\n" + read(repo / "src" / "calc.py"), "It adds."],
+    }
+
+
+def with_agent(parts: dict[str, Any], read: Callable[[Path], str], delegate: Callable[[str], str]) -> dict[str, Any]:
+    """`parts` with a resumed turn that hands the question to a sub-agent."""
+
+    def more(repo: Path) -> list[str]:
+        inner = nested(read(repo / "src" / "util.py"), "It defines `clamp`.")
+        return ["I ask a helper.\n" + hidden(delegate(inner)), "The helper says: `clamp`."]
+
+    return parts | {"more": more}
+
+
+OLD, NEW = "a - b", "a + b"
+
+PI = Scenario(
+    name="pi",
+    first=lambda prompt, data: (["-p", prompt], ""),
+    again=lambda prompt, data: (["-c", "-p", prompt], ""),
+    **tools(
+        lambda path: call("read", path=str(path)),
+        lambda path: call("edit", path=str(path), edits=[{"oldText": OLD, "newText": NEW}]),
+        lambda command: call("bash", command=command),
+        lambda path: call("write", path=str(path), content=NOTES),
+    ),
+)
+
+
+def _claude_read(path: Path) -> str:
+    return call("Read", file_path=str(path))
+
+
+_CLAUDE = ["--permission-mode", "bypassPermissions", "-p"]
+CLAUDE = Scenario(
+    name="claude",
+    first=lambda prompt, data: ([*_CLAUDE, prompt], ""),
+    again=lambda prompt, data: (["--continue", *_CLAUDE, prompt], ""),
+    sub_agent=True,
+    fresh_reuse=0.8,
+    **with_agent(
+        tools(
+            _claude_read,
+            lambda path: call("Edit", file_path=str(path), old_string=OLD, new_string=NEW),
+            lambda command: call("Bash", command=command, description="Try it"),
+            lambda path: call("Write", file_path=str(path), content=NOTES),
+        ),
+        _claude_read,
+        lambda prompt: call(
+            "Agent", description="Look", prompt=prompt, subagent_type="general-purpose", run_in_background=False
+        ),
+    ),
+)
+
+
+def _opencode_read(path: Path) -> str:
+    return call("read", filePath=str(path))
+
+
+OPENCODE = Scenario(
+    name="opencode",
+    first=lambda prompt, data: (["run"], prompt),
+    again=lambda prompt, data: (["run", "--continue"], prompt),
+    sub_agent=True,
+    **with_agent(
+        tools(
+            _opencode_read,
+            lambda path: call("edit", filePath=str(path), oldString=OLD, newString=NEW),
+            lambda command: call("bash", command=command, description="Try it"),
+            lambda path: call("write", filePath=str(path), content=NOTES),
+        ),
+        _opencode_read,
+        lambda prompt: call("task", description="Look", prompt=prompt, subagent_type="general"),
+    ),
+)
+
+
+def _codex_run(command: str) -> str:
+    return call("exec_command", cmd=command)
+
+
+_CODEX = ["exec", "--dangerously-bypass-approvals-and-sandbox"]
+CODEX = Scenario(
+    name="codex",
+    first=lambda prompt, data: ([*_CODEX, "-"], prompt),
+    again=lambda prompt, data: ([*_CODEX, "resume", "--last", "-"], prompt),
+    fresh_reuse=0.95,
+    **tools(
+        lambda path: _codex_run(f"cat {path}"),
+        lambda path: _codex_run(f"sed -i 's/{OLD}/{NEW}/' {path}"),
+        _codex_run,
+        lambda path: _codex_run(f"printf '%s' '{NOTES}' > {path}"),
+    ),
+)
+
+
+def _qwen_read(path: Path) -> str:
+    return call("read_file", file_path=str(path))
+
+
+QWEN = Scenario(
+    name="qwen",
+    first=lambda prompt, data: (["--yolo"], prompt),
+    again=lambda prompt, data: (["--yolo", "--continue"], prompt),
+    sub_agent=True,
+    **with_agent(
+        tools(
+            _qwen_read,
+            lambda path: call("edit", file_path=str(path), old_string=OLD, new_string=NEW),
+            lambda command: call("run_shell_command", command=command, is_background=False),
+            lambda path: call("write_file", file_path=str(path), content=NOTES),
+        ),
+        _qwen_read,
+        lambda prompt: call(
+            "agent", description="Look", prompt=prompt, subagent_type="general-purpose", run_in_background=False
+        ),
+    ),
+)
+
+
+def _openclaw(session: str) -> Callable[[str, Path], tuple[list[str], str]]:
+    arguments = ["agent", "--local", "--agent", "main", "--session-id", session, "--message"]
+    return lambda prompt, data: ([*arguments, prompt], "")
+
+
+_OPENCLAW_TOOLS = {
+    "read": lambda path: call("read", path=str(path)),
+    "edit": lambda path: call("edit", path=str(path), edits=[{"oldText": OLD, "newText": NEW}]),
+    "write": lambda path: call("write", path=str(path), content=NOTES),
+}
+
+
+def _openclaw_parts() -> dict[str, Callable[[Path], list[str]]]:
+    """OpenClaw works in its own workspace, so commands say where."""
+
+    def for_repository(part: str) -> Callable[[Path], list[str]]:
+        def raw(repo: Path) -> list[str]:
+            run = lambda command: call("exec", command=f"cd {repo} && {command}")  # noqa: E731
+            parts = tools(_OPENCLAW_TOOLS["read"], _OPENCLAW_TOOLS["edit"], run, _OPENCLAW_TOOLS["write"])
+            return parts[part](repo)
+
+        return raw
+
+    return {part: for_repository(part) for part in ("work", "note", "more", "look")}
+
+
+OPENCLAW = Scenario(
+    name="openclaw",
+    first=_openclaw("first"),
+    again=_openclaw("first"),
+    fresh=_openclaw("second"),
+    seconds=300,
+    **_openclaw_parts(),
+)
+
+
+def _cline_again(prompt: str, data: Path) -> tuple[list[str], str]:
+    sessions = sorted((data / "sessions").iterdir())  # their names begin with the time
+    return ["--id", sessions[-1].name, prompt], ""
+
+
+CLINE = Scenario(
+    name="cline",
+    first=lambda prompt, data: ([prompt], ""),
+    again=_cline_again,
+    **tools(
+        lambda path: call("read_files", paths=[str(path)]),
+        lambda path: call("editor", path=str(path), old_text=OLD, new_text=NEW),
+        lambda command: call("run_commands", commands=[command]),
+        lambda path: call("editor", path=str(path), new_text=NOTES),
+    ),
+)
+
+
+def _block(path: str, old: str, new: str) -> str:
+    return f"{path}\n```python\n<<<<<<< SEARCH\n{old}=======\n{new}>>>>>>> REPLACE\n```\n"
+
+
+_AIDER = ["--yes-always", "--no-pretty", "--auto-test", "--test-cmd", f"{TRY}; {STATUS}", "--message"]
+AIDER = Scenario(
+    name="aider",
+    first=lambda prompt, data: ([*_AIDER, prompt, "src/calc.py"], ""),
+    again=lambda prompt, data: (["--restore-chat-history", *_AIDER, prompt, "src/calc.py"], ""),
+    fresh=lambda prompt, data: ([*_AIDER, prompt, "src/calc.py"], ""),
+    work=lambda repo: [
+        think("It subtracts.") + "Here.\n\n" + _block("src/calc.py", "    return a - b\n", "    return a + b\n")
+    ],
+    note=lambda repo: ["Notes.\n\n" + _block("NOTES.md", "", NOTES)],
+    more=lambda repo: ["It defines `add`."],
+    look=lambda repo: ["It adds."],
+    skip_ratio="aider moves the files' text behind the history on every turn",
+)
+
+SCENARIOS = {scenario.name: scenario for scenario in (PI, CLAUDE, OPENCODE, CODEX, QWEN, OPENCLAW, CLINE, AIDER)}

@@ -1,0 +1,118 @@
+"""Real agents against the real server: they read, edit and run, over turns, resumed sessions and sub-agents."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from start_llm.launch.clients import CLIENTS
+from tests.e2e.counting import Counter
+from tests.e2e.install import search_path
+from tests.e2e.scenarios import NOTES, SCENARIOS, Scenario
+from tests.e2e.world import Run, World
+from tests.oracle import make_tokenizer
+from tests.oracle.oracle import script
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+MOST_COMPUTED = 1.2
+
+
+@pytest.fixture(scope="module")
+def counter() -> Counter:
+    tokenizer = make_tokenizer()
+    return Counter(lambda text: len(tokenizer.encode(text).ids))
+
+
+def check(run: Run, expected: int) -> None:
+    """The agent ended well, and so did every request, of which there were at least `expected`."""
+    assert run.code == 0, f"exit code {run.code} (None: out of time)\n{run.output[-3000:]}"
+    failed = [(entry["path"], entry["status"]) for entry in run.sent if entry["status"] != 200]
+    assert failed == [], run.output[-2000:]
+    assert [entry["id"] for entry in run.served if entry["status"] != 200] == []
+    assert len(run.served) >= expected, run.output[-3000:]
+
+
+def measure(run: Run, counter: Counter) -> tuple[int, int]:
+    """(computed, new) tokens of a run."""
+    new = sum(counter.new_tokens(entry["body"]) for entry in run.sent if "count_tokens" not in entry["path"])
+    return sum(entry["computed"] for entry in run.served), new
+
+
+class Session:
+    """One agent in its repository; every turn's figures are kept."""
+
+    def __init__(self, world: World, scenario: Scenario, counter: Counter) -> None:
+        self.world, self.scenario, self.counter = world, scenario, counter
+        self.repository = world.repository(scenario.name)
+        self.data = world.folder / scenario.name / "cache" / "launch" / scenario.name
+        self.figures: dict[str, tuple[int, int]] = {}
+
+    def turn(self, turn: str, ask: str, texts: list[str], how: tuple[list[str], str]) -> Run:
+        arguments, text = how
+        run = self.world.launch(self.scenario.name, self.repository, arguments, text, self.scenario.seconds)
+        check(run, len(texts))
+        self.figures[turn] = measure(run, self.counter)
+        return run
+
+    def prompt(self, ask: str, texts: list[str]) -> str:
+        return f"{ask} {script(*texts)}"
+
+    def line(self) -> str:
+        cells = [f"{turn} {computed}/{new}" for turn, (computed, new) in self.figures.items()]
+        return f"{self.scenario.name:10}" + "".join(f"{cell:>24}" for cell in cells)
+
+
+@pytest.mark.parametrize("name", list(CLIENTS))
+def test_agent(name: str, world: World, counter: Counter, table: list[str]) -> None:
+    path = os.pathsep.join(str(folder) for folder in search_path(name))
+    if shutil.which(CLIENTS[name].command, path=path) is None:
+        pytest.skip(f"{CLIENTS[name].title} is not installed: python tests/e2e/install.py {name}")
+    scenario = SCENARIOS[name]
+    session = Session(world, scenario, counter)
+    repo, data = session.repository, session.data
+    try:
+        first_turn(session, repo, data)
+        second_turn(session, repo, data)
+        resumed_turn(session, repo, data)
+        fresh_session(session, repo, data)
+    finally:
+        table.append(session.line())
+    if scenario.skip_ratio is None:
+        over = {turn: c / max(n, 1) for turn, (c, n) in session.figures.items() if turn in {"second", "resumed"}}
+        assert {turn: ratio for turn, ratio in over.items() if ratio > MOST_COMPUTED} == {}
+
+
+def first_turn(session: Session, repo: Path, data: Path) -> None:
+    texts = session.scenario.work(repo)
+    ask = session.prompt("Repair add in src/calc.py and try it.", texts)
+    session.turn("first", ask, texts, session.scenario.first(ask, data))
+    assert (repo / "src" / "calc.py").read_text() == "def add(a, b):\n    return a + b\n"
+    assert (repo / "out.txt").read_text() == "3\n"
+
+
+def second_turn(session: Session, repo: Path, data: Path) -> None:
+    texts = session.scenario.note(repo)
+    ask = session.prompt("Write it down in NOTES.md.", texts)
+    session.turn("second", ask, texts, session.scenario.again(ask, data))
+    assert (repo / "NOTES.md").read_text().strip() == NOTES.strip()
+    assert (repo / "status.txt").exists()
+
+
+def resumed_turn(session: Session, repo: Path, data: Path) -> None:
+    texts = session.scenario.more(repo)
+    ask = session.prompt("What does src/util.py define?", texts)
+    run = session.turn("resumed", ask, texts, session.scenario.again(ask, data))
+    if session.scenario.sub_agent:
+        assert len(run.served) >= len(texts) + 2, f"no sub-agent ran\n{run.output[-2000:]}"
+
+
+def fresh_session(session: Session, repo: Path, data: Path) -> None:
+    scenario = session.scenario
+    texts = scenario.look(repo)
+    ask = session.prompt("Does add add?", texts)
+    run = session.turn("fresh", ask, texts, (scenario.fresh or scenario.first)(ask, data))
+    opening = next(entry for entry in run.served if entry["tools"] or scenario.name == "aider")
+    assert opening["reused"] >= scenario.fresh_reuse * opening["prompt"], opening

@@ -1,0 +1,223 @@
+"""Where the end-to-end tests happen: a network of loopback only, the real server on the oracle, and agents in it.
+
+Everything that is started here is ended here, by its own process group.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from start_llm.launch.server import free_port
+from tests.e2e.install import search_path
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORDER = Path(__file__).with_name("recorder.py")
+FIXED_PORTS = (18080, 18081)  # free in a network of one's own
+START_SECONDS = 120
+# Sets the loopback interface up and stays until its standard input closes.
+HOLDER = """
+import fcntl, socket, struct, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+    fcntl.ioctl(s, 0x8914, struct.pack("16sh14x", b"lo", 0x1 | 0x40))  # SIOCSIFFLAGS: up, running
+print("ready", flush=True)
+sys.stdin.read()
+"""
+WAIT = """
+import sys, time, urllib.request
+for _ in range(int(sys.argv[2]) * 10):
+    try:
+        if urllib.request.urlopen(sys.argv[1], timeout=5).status == 200:
+            sys.exit(0)
+    except OSError:
+        time.sleep(0.1)
+sys.exit("no answer from " + sys.argv[1])
+"""
+KEPT = ("LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of an agent. `requests` are those that it sent, as the recorder and the server's log tell."""
+
+    code: int | None
+    output: str
+    seconds: float
+    sent: list[dict[str, Any]]
+    served: list[dict[str, Any]]
+
+
+@contextmanager
+def loopback_network() -> Iterator[list[str]]:
+    """Words to put before a command, so that it runs where nothing but loopback exists; none where that cannot be."""
+    unshare, nsenter = shutil.which("unshare"), shutil.which("nsenter")
+    if unshare is None or nsenter is None:
+        yield []
+        return
+    command = [unshare, "--user", "--map-root-user", "--net", sys.executable, "-c", HOLDER]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    assert holder.stdin is not None and holder.stdout is not None
+    try:
+        ready = holder.stdout.readline() == b"ready\n"
+        target = ["--preserve-credentials", "--user", "--net", "--target", str(holder.pid)]
+        yield [nsenter, *target] if ready else []
+    finally:
+        holder.stdin.close()
+        holder.wait()
+        holder.stdout.close()
+
+
+def end(process: subprocess.Popen[Any], seconds: float = 15) -> None:
+    """Ends a process that leads its group, and what it has left in it."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(seconds)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@dataclass
+class World:
+    """The server, the recorder before it, and a folder for agents. Made by `make_world`."""
+
+    folder: Path
+    network: list[str]
+    server_port: int
+    client_port: int
+
+    @property
+    def record(self) -> Path:
+        return self.folder / "sent.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.folder / "logs"
+
+    def environment(self, name: str) -> dict[str, str]:
+        """An agent's variables: nothing of the user's but the language and this machine's libraries."""
+        home = self.folder / name / "home"
+        home.mkdir(parents=True, exist_ok=True)
+        own = [str(path) for path in search_path(name)]
+        path = os.pathsep.join([*own, str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
+        who = {f"GIT_{role}_{what}": "e2e@localhost" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+        return {
+            **{key: os.environ[key] for key in KEPT if key in os.environ},
+            **who,
+            "PATH": path,
+            "HOME": str(home),
+            "SHELL": "/bin/bash",
+            "TERM": "dumb",
+            "PYTHONPATH": str(ROOT),
+            "MLX_PORT": str(self.client_port),
+            "START_LLM_CACHE_DIR": str(self.folder / name / "cache"),
+            "LOG_ROOT": str(self.folder / name / "logs"),
+            # Claude Code lets root go without asking only where this says that it is boxed in.
+            "IS_SANDBOX": "1",
+        }
+
+    def repository(self, name: str) -> Path:
+        """A fresh scratch repository."""
+        folder = self.folder / name / "repo"
+        (folder / "src").mkdir(parents=True)
+        (folder / "src" / "calc.py").write_text("def add(a, b):\n    return a - b\n")
+        (folder / "src" / "util.py").write_text("def clamp(x, low, high):\n    return max(low, min(x, high))\n")
+        (folder / "README.md").write_text("# Demo\n\nA scratch project.\n")
+        for command in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-q", "-m", "first"]):
+            subprocess.run(["git", *command], cwd=folder, env=self.environment(name), check=True)
+        return folder
+
+    def launch(self, name: str, folder: Path, arguments: list[str], text: str, seconds: float) -> Run:
+        """Runs ``launch NAME -- ARGUMENTS`` in `folder` with `text` on its standard input, for at most `seconds`."""
+        sent, served = len(self.sent()), len(self.served())
+        command = [*self.network, sys.executable, "-m", "start_llm", "launch", name, "--", *arguments]
+        output, began = self.folder / name / "output.txt", time.monotonic()
+        (self.folder / name / "input.txt").write_text(text)
+        with output.open("wb") as out, (self.folder / name / "input.txt").open("rb") as given:
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=self.environment(name),
+                stdin=given,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                code = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                end(process)
+        took = time.monotonic() - began
+        return Run(code, output.read_text(errors="replace"), took, self.sent()[sent:], self.served()[served:])
+
+    def sent(self) -> list[dict[str, Any]]:
+        """All POST requests that agents sent so far."""
+        return _lines(self.record)
+
+    def served(self) -> list[dict[str, Any]]:
+        """The server's log of all requests so far, in order of their ends."""
+        entries = [entry for path in self.logs.rglob("*.jsonl") for entry in _lines(path)]
+        return sorted(entries, key=lambda entry: str(entry["time"]))
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@contextmanager
+def make_world(folder: Path, oracle: Path) -> Iterator[World]:
+    """Server and recorder, up and answering."""
+    with loopback_network() as network:
+        world = World(folder, network, *(FIXED_PORTS if network else (free_port(), free_port())))
+        settings = {
+            "MODEL_PATH": str(oracle),
+            "SERVED_MODEL_NAME": "oracle",
+            "TRUST_REMOTE_CODE": "true",
+            "MLX_PORT": str(world.server_port),
+            "PROXY": "off",
+            "LOG_ROOT": str(world.logs),
+            "START_LLM_CACHE_DIR": str(folder / "cache"),
+            "PYTHONPATH": str(ROOT),
+        }
+        environment = {name: value for name, value in os.environ.items() if name in (*KEPT, "PATH", "HOME")} | settings
+        ports = [str(world.client_port), str(world.server_port)]
+        commands = {
+            "server": [sys.executable, "-m", "start_llm", "serve"],
+            "recorder": [sys.executable, str(RECORDER), *ports, str(world.record)],
+        }
+        running = []
+        try:
+            for name, command in commands.items():
+                with (folder / f"{name}.txt").open("wb") as out:
+                    process = subprocess.Popen(
+                        [*network, *command],
+                        env=environment,
+                        cwd=folder,
+                        stdin=subprocess.DEVNULL,
+                        stdout=out,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,
+                    )
+                running.append(process)
+            url = f"http://127.0.0.1:{world.client_port}/health"
+            waited = subprocess.run([*network, sys.executable, "-c", WAIT, url, str(START_SECONDS)], check=False)
+            assert waited.returncode == 0, (folder / "server.txt").read_text()[-2000:]
+            yield world
+        finally:
+            for process in reversed(running):
+                end(process)
