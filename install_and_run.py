@@ -35,12 +35,14 @@ COMMANDS = {
     "test": "all checks; --slow and --e2e add tests, anything else goes to pytest",
 }
 UV = "uv==0.13.8"
-INSTALLER = 1  # part of the stamp: raise it when what is done to the venv below changes
+INSTALLER = 2  # part of the stamp: raise it when what is done to the venv below changes
 STAMP = "start_llm.json"
 UNFINISHED = "start_llm.unfinished"
 
 # MLX's CPU wheel computes float32 matrix products with a reference BLAS. This stands in front of it and gives them to
-# OpenBLAS, which is loaded at the first product only: so preloading it costs other programs nothing.
+# OpenBLAS, which is loaded at the first product only: so preloading it costs other programs nothing. One core is left
+# to the HTTP threads, the proxy and the agent: OpenBLAS waits for its slowest thread, so with a thread on every core a
+# busy neighbour made it 8 times slower (measured on 2 cores; the second thread gains 1.7 times on an idle machine).
 SHIM = r"""
 #include <dlfcn.h>
 #include <stdio.h>
@@ -50,7 +52,10 @@ static gemm openblas;
 static gemm find(void) {
   void *library = dlopen(OPENBLAS, RTLD_NOW | RTLD_LOCAL);
   gemm found = library ? (gemm)dlsym(library, "scipy_cblas_sgemm") : 0;
+  int (*threads)(void) = library ? (int (*)(void))dlsym(library, "scipy_openblas_get_num_threads") : 0;
+  void (*set)(int) = library ? (void (*)(int))dlsym(library, "scipy_openblas_set_num_threads") : 0;
   if (!found) { fprintf(stderr, "start_llm: %s; delete .venv and start again\n", dlerror()); abort(); }
+  if (threads && set && !getenv("OPENBLAS_NUM_THREADS") && threads() > 1) set(threads() - 1);
   __atomic_store_n(&openblas, found, __ATOMIC_RELEASE);
   return found;
 }

@@ -6,8 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from start_llm.models.embedded import ensure_embedded_model
+from start_llm.progress import ProgressBars
 
 OPTIONAL = {"slow": "takes over ten seconds", "e2e": "drives a real agent client"}
 
@@ -24,8 +26,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.skip(reason=f"run with --{name}"))
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Fetches the embedded model before the first test, so that a slow network is not taken for a test that hangs."""
+    if session.config.getoption("collectonly"):
+        return
+    for item in session.items:
+        if "smol_path" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("skip"):
+            embedded_model()
+            return
+
+
 @pytest.fixture(scope="session")
 def smol_path() -> Path:
     """The embedded model in float32, made once and kept in the user's cache folder."""
+    return embedded_model()
+
+
+def embedded_model() -> Path:
     folder = os.environ.get("START_LLM_CACHE_DIR", "~/.cache/start_llm")
-    return ensure_embedded_model(Path(folder).expanduser(), quantised=False, progress=lambda stage, part: None)
+    bars = ProgressBars(Console(stderr=True))
+    return ensure_embedded_model(Path(folder).expanduser(), quantised=False, progress=bars)
