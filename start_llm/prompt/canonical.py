@@ -52,6 +52,7 @@ def canonical_arguments(arguments: str) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
+@lru_cache(maxsize=4096)
 def answer_key(content: str, calls: tuple[ToolCall, ...]) -> bytes:
     """The identity of an assistant turn, however a client writes it down: its text and its calls, ids left out."""
     parts = [content.strip()]

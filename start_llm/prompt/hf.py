@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from jinja2.exceptions import TemplateError as JinjaError
 
 from start_llm.prompt.ports import TemplateError
 
+_SURROGATES = re.compile("[\ud800-\udfff]")
 PLAIN_CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -59,6 +61,9 @@ class HFTokenizer:
         self._eos = frozenset(int(index) for index in eos_ids)
 
     def encode(self, text: str) -> list[int]:
+        if not text.isascii():
+            # JSON can carry half a surrogate pair, which has no UTF-8 form. One character stays one character.
+            text = _SURROGATES.sub("\N{REPLACEMENT CHARACTER}", text)
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -26,6 +26,7 @@ from start_llm.prompt.probe import probe
 from start_llm.prompt.render import Rendered, Renderer
 from start_llm.prompt.tokenise import Coded, Coder, boundaries
 from start_llm.prompt.toolorder import ToolOrder
+from start_llm.prompt.turndb import TurnDB
 from start_llm.prompt.turns import Generation, Open, Record, Shown, TurnMemory, inherited_opens, with_generation
 from start_llm.prompt.view import Entry, View, append_only, as_sent
 from start_llm.prompt.volatile import Rules
@@ -83,7 +84,13 @@ class Pipeline:
         *,
         settings: Settings,
         rules: Rules,
+        store: TurnDB | None = None,
     ) -> None:
+        """Probes the template and reads what `store` holds for it; `close` closes the store.
+
+        Raises:
+            TemplateError: the template cannot render one user message.
+        """
         self._settings = settings
         self._tokenizer = tokenizer
         self.traits = probe(template, tokenizer)
@@ -95,6 +102,17 @@ class Pipeline:
         self._turns = TurnMemory()
         self._guesses = Guesses()
         self._tools = ToolOrder()
+        self._store = store
+        if store is not None:
+            self._restore(store)
+
+    def _restore(self, store: TurnDB) -> None:
+        stored = store.load(self.traits.fingerprint)
+        self._turns.restore(stored.records, stored.next_id)
+        for parent, key, entry in stored.healing:
+            self._healing.restore(parent, key, entry)
+        for names in stored.toollists:
+            self._tools.learn(names)
 
     # --- request ------------------------------------------------------------
 
@@ -238,7 +256,7 @@ class Pipeline:
         turn = prepared.turn
         if turn is None or not tokens:
             return
-        self._healing.put(turn.parent, answer)
+        healed = self._healing.put(turn.parent, answer)
         record = self._record_of(turn)
         replaces = turn.base[0] if turn.base is not None else None
         found = self._turns.find(turn.chain, [None] * len(turn.chain), turn.view.tools)
@@ -247,9 +265,15 @@ class Pipeline:
         generation = _generation(answer, tokens)
         if self._faithful(answer, generation):
             record = with_generation(record, generation)
-        self._turns.put(record, replaces)
-        self._tools.learn(tool.name for tool in turn.view.tools)
+        record_id, gone = self._turns.put(record, replaces)
+        names = self._tools.learn(tool.name for tool in turn.view.tools)
         self._guesses.seen(prepared.session, turn.chain, turn.coded.tokens)
+        if self._store is not None:
+            self._store.save_record(record_id, record, gone)
+            if healed is not None:
+                self._store.save_healing(turn.parent, *healed)
+            if names is not None:
+                self._store.save_tools(names)
 
     def predict(self, prepared: Prepared, answer: Message, tokens: Sequence[int]) -> Prompt | None:
         """The prefix that this client's next request will probably have, the answer included.
@@ -314,7 +338,9 @@ class Pipeline:
         return self._tokenizer.decode(tokens[max(0, index - 8) : index + 8])
 
     def close(self) -> None:
-        """Ends background work; the pipeline must not be used after."""
+        """Writes what is waiting to disk; nothing may be recorded after."""
+        if self._store is not None:
+            self._store.close()
 
 
 def _next_generation(record: Record, depth: int, keys: Sequence[bytes | None]) -> tuple[Open, Generation] | None:

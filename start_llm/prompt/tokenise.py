@@ -112,7 +112,7 @@ class Coder:
         char, token, _ = base.anchors[index - 1]
         tokens, anchors = self.encode(text[char:], char=char, token=token)
         kept = base.anchors[: index - 1]
-        return Coded((*base.tokens[:token], *tokens), (*kept, *anchors), common, token, token, None, char)
+        return Coded(base.tokens[:token] + tuple(tokens), (*kept, *anchors), common, token, token, None, char)
 
     def _stands(self, text: str, anchor: Anchor) -> bool:
         """The special token of an anchor stands in `text` too (the common prefix may end right before it)."""
@@ -126,10 +126,10 @@ class Coder:
         generated = generation.tokens
         if generated and generated[-1] in self._eos:
             generated = generated[:-1]
-        head = (*base.tokens[: opened.end], *generated)
+        head = base.tokens[: opened.end] + generated
         tokens, anchors = self.encode(text[end:], char=end, token=len(head))
         kept = base.anchors[: bisect_right(base.anchors, opened.char, key=_CHAR)]
-        return Coded((*head, *tokens), (*kept, *anchors), common, opened.end, len(head), generation, end)
+        return Coded(head + tuple(tokens), (*kept, *anchors), common, opened.end, len(head), generation, end)
 
     def _turn_end(self, text: str, start: int, generation: Generation) -> int | None:
         """Where the assistant turn that begins at `start` ends: at a token that ends turns, or at the next message."""

@@ -172,6 +172,13 @@ class TurnMemory:
         spoke = record.generation(depth, key) is not None
         return spoke, _same_tools(record.tools, tools), record_id
 
+    def restore(self, records: Sequence[tuple[int, Record]], next_id: int) -> None:
+        """Takes over records from disk under their ids, oldest first; only into an empty memory."""
+        with self._lock:
+            self._next = max(next_id, self._next)
+            for record_id, record in records:
+                self._add(record_id, record)
+
     def put(self, record: Record, replaces: int | None = None) -> tuple[int, list[int]]:
         """Keeps a record; returns its id and the ids that are gone.
 
@@ -185,15 +192,18 @@ class TurnMemory:
                 self._drop(replaces)
             record_id = self._next
             self._next += 1
-            self._records[record_id] = record
-            self._used += record.size
-            for link in record.chain:
-                self._index[link] = (*self._index.get(link, ()), record_id)[-8:]
+            self._add(record_id, record)
             while self._used > self._limit and len(self._records) > 1:
                 oldest = next(iter(self._records))
                 gone.append(oldest)
                 self._drop(oldest)
             return record_id, gone
+
+    def _add(self, record_id: int, record: Record) -> None:
+        self._records[record_id] = record
+        self._used += record.size
+        for link in record.chain:
+            self._index[link] = (*self._index.get(link, ()), record_id)[-8:]
 
     def _drop(self, record_id: int) -> None:
         record = self._records.pop(record_id)

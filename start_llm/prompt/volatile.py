@@ -110,9 +110,9 @@ BUILT_IN = (
         marker="<|subagent_stats|>",
     ),
     _rule("runtime_line", "identity", "system user", r"^Runtime: (?P<value>\S.*)$"),
-    _rule("current_time", "clock", "system user", r"\b[Cc]urrent time(?: is|:) ?(?P<value>\S.*)$"),
-    _rule("current_date", "clock", "system user", r"^[ \t]*Current date(?: is|:) ?(?P<value>\S.*)$"),
-    _rule("todays_date", "clock", "system user", r"\b[Tt]oday(?:'s|’s) date(?: is|:) ?(?P<value>\S.*)$"),
+    _rule("current_time", "clock", "system user", r"\b[Cc]urrent time(?: is:?|:) ?(?P<value>\S.*)$"),
+    _rule("current_date", "clock", "system user", r"^[ \t]*Current date(?: is:?|:) ?(?P<value>\S.*)$"),
+    _rule("todays_date", "clock", "system user", r"\b[Tt]oday(?:'s|’s) date(?: is:?|:) ?(?P<value>\S.*)$"),
     _rule(
         "message_id",
         "identity",
