@@ -1,0 +1,87 @@
+"""Long prefills: health answers, clients that go away free the model, nothing computed is lost, retries join."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.live import WAIT, Live, live
+
+CHUNK = 128
+TOKENS = 10_000
+MESSAGES = [{"role": "user", "content": "word " * (TOKENS // 2) + "[[truth]]"}]
+
+
+@pytest.fixture
+def slow(oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Live]:
+    """About half a millisecond a token."""
+    monkeypatch.setenv("ORACLE_SLEEP_PER_TOKEN", "0.0005")
+    with live(oracle_path("plain"), tmp_path, prefill_step_size=CHUNK, sse_ping_seconds=0.2) as server:
+        yield server
+
+
+def until(condition: Callable[[], Any], seconds: float = WAIT) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def start_and_leave(server: Live, work: int) -> None:
+    """Opens a stream, waits until `work` prompt tokens are computed, and closes the connection."""
+    body = json.dumps({"model": "default", "messages": MESSAGES, "stream": True}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+    with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) as connection:
+        connection.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + body)
+        until(lambda: server.work() >= work)
+
+
+def test_health_answers_during_a_prefill(slow: Live) -> None:
+    thread = threading.Thread(target=lambda: slow.chat(MESSAGES))
+    thread.start()
+    until(lambda: slow.work() > 0)
+    answers = [httpx.get(f"{slow.url}/health", timeout=WAIT).json() for _ in range(5)]
+    assert {a["state"] for a in answers} == {"busy"}
+    assert answers[0]["running"] == 1
+    thread.join()
+
+
+def test_a_client_that_goes_away_frees_the_model_and_its_prefill_is_kept(slow: Live) -> None:
+    start_and_leave(slow, 2000)
+    until(lambda: slow.app.service.health().running == 0)
+    done = slow.work()
+    assert done < TOKENS / 2
+    answer = slow.chat(MESSAGES)
+    prompt = len(slow.prompt_of(answer))
+    assert slow.work() <= prompt + CHUNK
+    assert answer["report"]["reused"] >= done - CHUNK
+
+
+def test_a_retry_joins_the_running_prefill(slow: Live) -> None:
+    results: list[dict[str, Any]] = []
+    threads = [threading.Thread(target=lambda: results.append(slow.chat(MESSAGES))) for _ in range(2)]
+    threads[0].start()
+    until(lambda: slow.work() >= 1000)
+    threads[1].start()
+    for thread in threads:
+        thread.join()
+    assert results[0]["message"]["content"] == results[1]["message"]["content"]
+    assert slow.work() <= len(slow.prompt_of(results[0])) + CHUNK
+    assert max(r["report"]["joined"] for r in results) > TOKENS / 2
+
+
+def test_a_stream_shows_life(slow: Live) -> None:
+    body = {"model": "default", "messages": MESSAGES, "stream": True}
+    with httpx.stream("POST", f"{slow.url}/v1/chat/completions", json=body, timeout=WAIT) as response:
+        lines = [line for line in response.iter_lines() if line]
+    pings = [line for line in lines if line.startswith(":")]
+    assert len(pings) >= 3
+    assert lines[-1] == "data: [DONE]"
