@@ -1,4 +1,8 @@
-"""Whether visible text stands inside Markdown code: markup quoted there is talked about, not meant."""
+"""Whether visible text stands inside Markdown code: markup quoted there is talked about, not meant.
+
+More forgiving than CommonMark, since a fence taken wrongly would hide every call after it: a fence may open after
+other text in its line, and may close at the end of a line of code.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ _BREAKS = re.compile(r"\n|`+")
 
 
 class CodeTracker:
-    """Follows fences (three or more backticks that begin a line) and inline spans (which end with their line).
+    """Follows fences (three or more backticks) and inline spans (which end with their line).
 
     O(new text). Runs of backticks may be split between calls of `add`.
     """
@@ -41,7 +45,7 @@ class CodeTracker:
     def inside(self) -> bool:
         """For the character that comes next, which is no backtick."""
         self._end_run()
-        return bool(self._fence or self._inline)
+        return bool(self._inline or (self._fence and not self._closing))
 
     @property
     def line_start(self) -> bool:
@@ -63,7 +67,7 @@ class CodeTracker:
         if self._opened_here:  # an info string holds no backticks, so this was an inline span
             self._fence, self._opened_here = 0, False
         elif self._fence:
-            self._closing = self._run_at_start and run >= self._fence
+            self._closing = run >= self._fence
         elif self._run_at_start and run >= 3:
             self._fence, self._opened_here = run, True
         elif not self._inline:
@@ -74,6 +78,8 @@ class CodeTracker:
     def _newline(self) -> None:
         if self._closing:
             self._fence = 0
+        elif self._inline >= 3:
+            self._fence = self._inline
         self._closing = False
         self._opened_here = False
         self._inline = 0

@@ -17,7 +17,10 @@ from dataclasses import dataclass
 from start_llm.parsing.schema import Schema, dump, escape, parse_literal
 from start_llm.parsing.source import WHITESPACE, Source, Step
 
-_PLAIN = re.compile(r"[^\x00-\x1f\"'\\<]+")
+# What passes as it is, by the string's quote: escapes that JSON knows too, but not where backslashes are content.
+_IN_DOUBLE = re.compile(r'(?:[^\x00-\x1f"\\<]|\\["\\/bfnrt])+')
+_IN_OTHER = re.compile(r'(?:[^\x00-\x1f"\'\\<]|\\["\\/bfnrt])+')
+_IN_RAW = re.compile(r'[^\x00-\x1f"\\<]+')
 _HEX = re.compile(r"[0-9a-fA-F]")
 _WORD = re.compile(r"[\w.\-]")
 _MAX_KEY = 400
@@ -241,17 +244,19 @@ class JsonStream:
         source = self._source
         quote = yield from source.accept(self._dialect.quotes)
         self._write('"')
+        escapes = quote[0] in "\"'"
+        plain = _IN_DOUBLE if quote == '"' else _IN_OTHER if escapes else _IN_RAW
         write = self._write
         held: list[str] = []
         mark: int | None = None
         while True:
-            run = _PLAIN.match(source.text, source.pos)
-            if run and run.end() > source.pos:
+            run = plain.match(source.text, source.pos)
+            if run:
                 write(source.take(run.end() - source.pos))
             char = yield from source.ahead()
             if not char:
                 break
-            if _PLAIN.match(char):
+            if plain.match(char):
                 continue
             if (yield from source.starts((quote,))):
                 source.pos += len(quote)
@@ -265,7 +270,7 @@ class JsonStream:
                 mark, write = source.mark(), held.append
             elif mark is not None and (yield from source.starts(self._dialect.restart)):
                 break
-            elif quote[0] in "\"'":
+            elif escapes:
                 yield from self._character(char, write)
             else:  # between quotes of its own a format needs no escapes
                 write(escape(source.take(1)))

@@ -118,7 +118,13 @@ class OutputParser:
             self._content.end()
         return self._drain()
 
+    @property
+    def in_reasoning(self) -> bool:
+        """Whether the text now being generated is reasoning."""
+        return self._reasoning_now
+
     def parsed(self) -> Parsed:
+        """Everything so far; O(length of the answer)."""
         return Parsed(self._content.text, self._thinking.text or None, tuple(self._calls.finished))
 
     # --- events -------------------------------------------------------------

@@ -108,7 +108,8 @@ def test_without_tools_markup_is_text() -> None:
     assert run(text, tool_calls=False)[1].content == text
 
 
-MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<|im_end|>", "<|im_start|>assistant\n", "<|im_start|>")
+TURNS = ("<|im_end|>", "<|im_start|>assistant\n", "<|im_start|>")
+MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", *TURNS)
 
 
 @settings(max_examples=300, deadline=None)
@@ -158,3 +159,45 @@ def test_choices_and_ids() -> None:
     first, second = parser.parsed().tool_calls
     assert first.id != second.id
     assert first.id.startswith("call_")
+
+
+HARMONY = style("harmony", "harmony")
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "reasoning", "expected"),
+    [
+        (
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hi.<|return|>",
+            "Hi.",
+            "hm",
+            [],
+        ),
+        (
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary<|message|>Let me see."
+            "<|end|><|start|>assistant<|channel|>commentary to=functions.bash <|constrain|>json<|message|>"
+            '{"command":"ls"}<|call|>',
+            "Let me see.",
+            "hm",
+            [("bash", {"command": "ls"})],
+        ),
+        (
+            '<|start|>assistant to=functions.bash<|channel|>commentary json<|message|>{"command":"ls',
+            "",
+            None,
+            [("bash", {"command": "ls"})],
+        ),
+        (
+            "<|channel|>commentary to=functions.bash<|message|>not JSON<|call|>",
+            "",
+            None,
+            [("bash", {"command": "not JSON"})],
+        ),
+        ("plain text", "plain text", None, []),
+        ("<|channel|>analysis<|message|>a<|end|><|channel|>analysis<|message|>b", "", "a\nb", []),
+    ],
+)
+def test_harmony(text: str, content: str, reasoning: str | None, expected: list[tuple[str, object]]) -> None:
+    for cuts in ((), 1, 5):
+        parsed = run(text, cuts, form=HARMONY)[1]
+        assert (parsed.content, parsed.reasoning, calls(parsed)) == (content, reasoning, expected)

@@ -42,7 +42,7 @@ def keyed_call(reading: Reading, tags: Arguments = GLM) -> Step[None]:
     if not name:
         raise NotACall
     char = yield from source.ahead()
-    if char == "{":
+    if char == "{" and reading.calls.knows(name):
         call = reading.calls.begin(name)
         complete = yield from reading.json_arguments(call, Dialect(enders=(tags.outer[1], *LEAKED)))
     elif follows == tags.key[0] or (follows and reading.calls.knows(name)):
