@@ -4,9 +4,10 @@ A request is laid out as *units*: what Hermes says about tools, a line per tool,
 reasoning, its lines, its tool calls (name and sorted arguments) and its end, and last the generation prompt. A unit
 costs what its text costs in the oracle's tokenizer. What was generated is laid out in the same way behind the request
 that it answers. A request's new units are those that are in no common subsequence (difflib's) with what one earlier
-request of the scenario carried or had generated; that earlier request is taken which leaves the fewest. So a changed
-clock line costs that line, a stripped reasoning costs nothing, an insertion costs what was inserted, a block that
-moved costs itself.
+request of the scenario carried or had generated; that earlier request is taken which leaves the fewest, of those
+whose first message has a line in common with this one's (what another conversation quotes is new). So a changed clock
+line costs that line, a stripped reasoning costs nothing, an insertion costs what was inserted, a block that moved
+costs itself.
 """
 
 from __future__ import annotations
@@ -100,6 +101,8 @@ class NewTokens:
         wanted = Counter(units)
         bounded = []
         for old in self.held:
+            if not _head(units) & _head(old):
+                continue
             common = wanted & Counter(old)
             bounded.append((best - self.price(list(common.elements())), old))
         for bound, old in sorted(bounded, key=lambda pair: pair[0]):
@@ -111,6 +114,13 @@ class NewTokens:
     def add(self, units: list[str], generated: list[str]) -> None:
         """Remembers a request and its answer (`assistant_units`)."""
         self.held.append([*units, *generated])
+
+
+def _head(units: Sequence[str]) -> set[str]:
+    """The lines of the first message."""
+    first = next((i for i, unit in enumerate(units) if unit.startswith("<|im_start|>")), len(units))
+    end = next((i for i in range(first, len(units)) if units[i] == "<|im_end|>\n"), len(units))
+    return set(units[first + 1 : end])
 
 
 def _unmatched(units: list[str], old: list[str]) -> list[str]:

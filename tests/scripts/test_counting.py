@@ -76,6 +76,11 @@ def test_tools_in_another_order_cost_nothing() -> None:
     assert books.new(request_units(messages, tools[::-1])) == 1
 
 
+def test_what_another_conversation_quotes_is_new(books: NewTokens) -> None:
+    units = request_units([say("system", "Write a title."), say("user", "one two three")])
+    assert books.new(units) == books.price(units)
+
+
 def test_the_closest_earlier_request_counts() -> None:
     books = NewTokens(words)
     for text in ("a b c", "d e f", "g h i"):
