@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import sqlite3
 import sys
 import threading
 import time
@@ -36,6 +37,8 @@ from start_llm.parsing.registry import ExternalFormat, OutputStyle, output_style
 from start_llm.parsing.structured import ModelText, make_constraint, special_tokens
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.pipeline import Pipeline
+from start_llm.prompt.ports import TemplateError
+from start_llm.prompt.turndb import TurnDB
 from start_llm.prompt.volatile import RuleError, Rules
 from start_llm.proxy.launcher import LiteLLMProxy
 
@@ -85,7 +88,11 @@ class App:
         if self._built is None or status.state == "failed":
             self.stop()
             raise Unavailable(status.detail or "The model could not be loaded.")
-        self._serve(self._built)
+        try:
+            self._serve(self._built)
+        except StartLLMError:
+            self.stop()
+            raise
         self._say(f"model     {self._built.loaded.name}  (context {self._context(self._built.loaded):,} tokens)")
         if self.settings.proxy == "on":
             self._start_proxy(self._built.loaded)
@@ -137,7 +144,11 @@ class App:
     def _serve(self, built: _Built) -> None:
         loaded = built.loaded
         template, tokenizer = HFTemplate(loaded.tokenizer), HFTokenizer(loaded.tokenizer, eos_ids=loaded.eos)
-        self._pipeline = Pipeline(template, tokenizer, settings=self.settings, rules=self._rules)
+        turns = self._turns(loaded)
+        try:
+            self._pipeline = Pipeline(template, tokenizer, settings=self.settings, rules=self._rules, store=turns)
+        except TemplateError as error:
+            raise NotSupported(f"The chat template of {loaded.source} cannot be used: {error}") from error
         style, vocab = _style(loaded), len(loaded.tokenizer)
         self.service.serve(
             Served(
@@ -153,6 +164,17 @@ class App:
                 constraint=_constraints(built),
             )
         )
+
+    def _turns(self, loaded: LoadedModel) -> TurnDB | None:
+        """Turn records live and die with the KV on disk."""
+        folder = self.settings.disk_dir
+        if folder is None:
+            return None
+        try:
+            return TurnDB(folder / f"turns-{loaded.fingerprint[:16]}.sqlite3")
+        except (OSError, sqlite3.Error) as error:
+            self._say(f"disk      turn records are off: {error}")
+            return None
 
     def _context(self, loaded: LoadedModel) -> int:
         return min(self.settings.max_kv_size, loaded.capabilities.context)
