@@ -21,18 +21,20 @@ log = logging.getLogger(__name__)
 HEAD_LIMIT = 65536
 HEAD_SECONDS = 20.0
 IDLE_SECONDS = 75.0
+DRAIN_SECONDS = 3.0
 MOST_WAITING = 1000
 SWEEP_SECONDS = 0.5
 
 
 @dataclass(eq=False, slots=True)
 class Arriving:
-    """A connection without a complete head. `deadline` is on the monotonic clock."""
+    """A connection without a complete head, or one that is drained. `deadline` is on the monotonic clock."""
 
     connection: socket.socket
     address: tuple[str, int]
     deadline: float
     received: bytes = b""
+    draining: bool = False
 
 
 Dispatch = Callable[[socket.socket, tuple[str, int], bytes], None]
@@ -62,6 +64,14 @@ class Front:
     def give_back(self, connection: socket.socket, address: tuple[str, int], rest: bytes) -> None:
         """A connection that has been answered and stays open; `rest` is the begin of its next request."""
         self._returned.append(Arriving(connection, address, time.monotonic() + IDLE_SECONDS, rest))
+        self._wake()
+
+    def drain(self, connection: socket.socket, address: tuple[str, int]) -> None:
+        """A connection that has been answered with part of its request unread: closed when that has come.
+
+        Closing at once would send a reset, which can overtake the answer.
+        """
+        self._returned.append(Arriving(connection, address, time.monotonic() + DRAIN_SECONDS, draining=True))
         self._wake()
 
     def stop_accepting(self) -> None:
@@ -122,7 +132,7 @@ class Front:
     def _take_returned(self) -> None:
         while self._returned:
             arriving = self._returned.popleft()
-            if not self._accepting:
+            if not self._accepting and not arriving.draining:
                 arriving.connection.close()
                 continue
             arriving.connection.setblocking(False)
@@ -132,7 +142,7 @@ class Front:
 
     def _receive(self, arriving: Arriving) -> None:
         try:
-            data = arriving.connection.recv(65536)
+            data = arriving.connection.recv(1 << 20 if arriving.draining else 65536)
         except BlockingIOError:
             return
         except OSError:
@@ -140,6 +150,8 @@ class Front:
         if not data:
             self._forget(arriving)
             arriving.connection.close()
+            return
+        if arriving.draining:
             return
         if not arriving.received:
             arriving.deadline = time.monotonic() + HEAD_SECONDS
@@ -173,7 +185,7 @@ class Front:
             self._selector.unregister(self._listener)
             self._listener.close()
         for arriving in list(self._waiting):
-            if not arriving.received:
+            if not arriving.received and not arriving.draining:
                 self._forget(arriving)
                 arriving.connection.close()
 

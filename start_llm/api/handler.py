@@ -26,12 +26,15 @@ log = logging.getLogger(__name__)
 
 BODY_SECONDS = 120.0
 SILENCE_SECONDS = 20.0
-LINGER_SECONDS = 2.0
 OPEN_PATHS = frozenset({"/health"})
 
 
 class ApiHandler(BaseHTTPRequestHandler):
-    """Lives for one request. `close_connection` tells afterwards whether the connection can take another."""
+    """Lives for one request.
+
+    `close_connection` tells afterwards whether the connection can take another, `body_unread`
+    whether part of this one may still be on its way.
+    """
 
     protocol_version = "HTTP/1.1"
     timeout = SILENCE_SECONDS
@@ -41,7 +44,7 @@ class ApiHandler(BaseHTTPRequestHandler):
     def __init__(self, connection: socket.socket, address: tuple[str, int], received: bytes, edge: Edge) -> None:
         self._edge = edge
         self._received = received
-        self._body_unread = False
+        self.body_unread = False
         self._head_sent = False
         self._expects = False
         self._origin: str | None = None
@@ -90,7 +93,7 @@ class ApiHandler(BaseHTTPRequestHandler):
         path = urlsplit(self.path).path.rstrip("/") or "/"
         try:
             lengths = self.headers.get_all("Content-Length") or []
-            self._body_unread = "Transfer-Encoding" in self.headers or lengths not in ([], ["0"])
+            self.body_unread = "Transfer-Encoding" in self.headers or lengths not in ([], ["0"])
             self._check(path)
             if self.command == "OPTIONS":
                 self._options(path)
@@ -148,7 +151,7 @@ class ApiHandler(BaseHTTPRequestHandler):
             self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
         self.rfile.set_deadline(BODY_SECONDS)
         body = read_chunked(self.rfile, limit) if length is None else self.rfile.read(length)
-        self._body_unread = False
+        self.body_unread = False
         return body
 
     # --- answering (`run.Out`) ---
@@ -157,7 +160,7 @@ class ApiHandler(BaseHTTPRequestHandler):
         return self.connection
 
     def reply(self, reply: Reply) -> None:
-        if self._body_unread:
+        if self.body_unread:
             self.close_connection = True
         self.send_response_only(reply.status)
         self.send_header("Date", self.date_time_string())
@@ -212,19 +215,6 @@ class ApiHandler(BaseHTTPRequestHandler):
         if error.status == 401:
             headers["WWW-Authenticate"] = "Bearer"
         self.reply(Reply(sse.dumps(body), error.status, kind, headers))
-        if self._body_unread and self.command == "POST":
-            self._linger()
-
-    def _linger(self) -> None:
-        """Takes what is still being sent, for a moment: a reset would overtake the answer."""
-        until = time.monotonic() + LINGER_SECONDS
-        try:
-            self.connection.shutdown(socket.SHUT_WR)
-            self.connection.settimeout(LINGER_SECONDS)
-            while time.monotonic() < until and self.connection.recv(1 << 20):
-                pass
-        except OSError:
-            return
 
     def _name(self) -> str:
         return getattr(self, "requestline", "") or "request"

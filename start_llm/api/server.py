@@ -136,13 +136,13 @@ class ApiServer:
             self._connections.add(connection)
         lane = self._quick if self._edge.routes.is_quick(method, path) else self._work
         if not lane.submit(self._handle, connection, address, received):
-            self._refuse(connection, path)
+            self._refuse(connection, address, path)
 
     def _handle(self, connection: socket.socket, address: tuple[str, int], received: bytes) -> None:
-        keep = False
+        keep = unread = False
         try:
             handler = ApiHandler(connection, address, received, self._edge)
-            keep = not handler.close_connection
+            keep, unread = not handler.close_connection, handler.body_unread
         except OSError as error:
             log.info("connection of %s failed: %s", address[0], error)
         finally:
@@ -150,11 +150,13 @@ class ApiServer:
                 self._connections.discard(connection)
             if keep:
                 self._front.give_back(connection, address, handler.rfile.rest)
+            elif unread and _shut(connection, socket.SHUT_WR):
+                self._front.drain(connection, address)
             else:
                 _shut(connection)
                 connection.close()
 
-    def _refuse(self, connection: socket.socket, path: str) -> None:
+    def _refuse(self, connection: socket.socket, address: tuple[str, int], path: str) -> None:
         error = QueueFull("Every HTTP thread is busy and the queue is full. Try again later.", retry_after=2)
         body, kind = error_body(error, style_of(path))
         headers = {"Content-Type": kind, "Connection": "close"} | error_headers(error)
@@ -167,8 +169,10 @@ class ApiServer:
             log.debug("a refused client had gone")
         with self._lock:
             self._connections.discard(connection)
-        _shut(connection)
-        connection.close()
+        if _shut(connection, socket.SHUT_WR):
+            self._front.drain(connection, address)
+        else:
+            connection.close()
 
 
 def make_server(
@@ -214,8 +218,10 @@ def _listen(host: str, port: int) -> socket.socket:
         raise SettingsError(f"MLX_PORT={port}: {error}.") from None
 
 
-def _shut(connection: socket.socket) -> None:
+def _shut(connection: socket.socket, how: int = socket.SHUT_RDWR) -> bool:
+    """False if the other side had gone."""
     try:
-        connection.shutdown(socket.SHUT_RDWR)
+        connection.shutdown(how)
     except OSError:
-        return
+        return False
+    return True

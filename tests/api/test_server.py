@@ -54,7 +54,8 @@ def test_a_full_pool_refuses(serve: Serve, service: FakeService, connect: Connec
     held = [connect(server).post(PATH, CHAT | {"stream": True}) for _ in range(10)]
     for _ in range(2):
         service.streams.get(timeout=5)
-    status, headers, body = connect(server).post(PATH, CHAT).response()
+    big = CHAT | {"x": "x" * 5_000_000}
+    status, headers, body = connect(server).post(PATH, big).response()
     assert (status, headers["retry-after"]) == (429, "2")
     assert json.loads(body)["error"]["code"] == "queue_full"
     assert len(held) == 10
@@ -142,6 +143,22 @@ def test_expect_is_refused_before_the_body(serve: Serve, connect: Connect) -> No
     server = serve(max_body_bytes=1024)
     head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 5000\r\n\r\n"
     assert connect(server).send(head).response()[0] == 413
+
+
+@pytest.mark.parametrize("path", [PATH, "/nothing"])
+def test_an_early_refusal_reaches_a_client_that_is_still_sending(serve: Serve, connect: Connect, path: str) -> None:
+    server = serve(max_body_bytes=1024)
+    status, headers, _ = connect(server).post(path, b"x" * 8_000_000).response()
+    assert status in (404, 413)
+    assert headers["connection"] == "close"
+
+
+def test_many_connections_at_once(server: ApiServer, service: FakeService, connect: Connect) -> None:
+    raws = [connect(server) for _ in range(100)]
+    for raw in raws[:60]:
+        raw.post(PATH, CHAT)
+    assert [raw.response()[0] for raw in raws[:60]] == [200] * 60
+    assert raws[-1].get("/health").response()[0] == 200
 
 
 def test_too_large_is_refused_unread(serve: Serve, connect: Connect) -> None:
