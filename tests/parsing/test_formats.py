@@ -15,7 +15,7 @@ from start_llm.core.events import ToolCallDelta, ToolCallStarted
 from start_llm.parsing.registry import TOOL_FORMATS, ExternalFormat, OutputStyle, output_style
 from start_llm.parsing.stream import OutputParser
 from tests.parsing.formats import RENDER, mistral_list
-from tests.parsing.helpers import TOOLS, calls, run
+from tests.parsing.helpers import NOW, TOOLS, calls, run
 
 WORDS = st.lists(
     st.sampled_from(
@@ -154,6 +154,27 @@ def test_mlx_lm_reads_the_same(ident: str) -> None:
         found = found if isinstance(found, list) else [found]
         theirs += [(item["name"], item["arguments"]) for item in found]
     assert ours == theirs == made
+
+
+@pytest.mark.parametrize("ident", ROUND_TRIP)
+def test_unknown_tools_in_sound_markup_are_calls(ident: str) -> None:
+    text = RENDER[ident]([("bash", {"command": "ls"})])
+    form = style_of(ident)
+    for cuts in ((), 1):
+        ((name, arguments),) = calls(run(text, cuts, form=form, tools=(NOW,))[1])
+        assert (name.removesuffix(".call"), arguments) == ("bash", {"command": "ls"})
+        assert run(text, cuts, form=form, tools=())[1].tool_calls == ()
+
+
+@pytest.mark.parametrize("ident", ROUND_TRIP)
+def test_unknown_tools_in_broken_markup_are_text(ident: str) -> None:
+    text = "So: " + RENDER[ident]([("bash", {"command": "ls"})])
+    cut = text[: text.index("ls") + 1]
+    for cuts in ((), 1):
+        parsed = run(cut, cuts, form=style_of(ident), tools=(NOW,))[1]
+        assert parsed.tool_calls == ()
+        if ident != "harmony":  # whose header is no text
+            assert parsed.content == cut
 
 
 def test_mistral_list() -> None:
