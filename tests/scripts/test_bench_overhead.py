@@ -1,0 +1,31 @@
+"""The overhead benchmark runs, on small sizes, and its figures are what they say."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from mlx_lm.models.cache import PromptTrie
+
+from scripts import bench_overhead
+
+
+def test_it_measures_and_extrapolates(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(bench_overhead, "STORED", 20)
+    assert bench_overhead.main(["--sizes", "1000,2000", "--limit", "0", "--out", str(tmp_path / "o.json")]) == 0
+    small, large = json.loads((tmp_path / "o.json").read_text())
+    assert abs(small["tokens"] - 1000) < 400 and abs(large["tokens"] - 2000) < 400
+    assert not small["trie_extrapolated"] and large["trie_extrapolated"]
+    assert large["trie_ms"] == 4 * small["trie_ms"]
+
+
+def test_the_stored_sequences_are_found_as_far_as_they_agree() -> None:
+    store, main, _ = bench_overhead.stored_sequences(600)
+    other = np.concatenate([main[:450], main[:100] + bench_overhead.VOCABULARY])
+    assert store.lookup(tuple(other.tolist())).length == 450
+    assert store.stats().leaves > bench_overhead.STORED // 2
+
+
+def test_mlx_lms_trie_still_has_the_interface_that_is_timed() -> None:
+    trie = PromptTrie()
+    trie.add("model", [1, 2, 3], "kv")
+    assert trie.search("model", [1, 2, 9]).common_prefix == 2
