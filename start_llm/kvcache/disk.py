@@ -86,6 +86,7 @@ class DiskTier:
         self._lost: set[str] = set()
         self._found: tuple[list[Run], dict[bytes, str]] = ([], {})
         self._counters = DiskCounters()
+        self._abandoned = False
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._work, name="kv-disk", daemon=True)
         try:
@@ -167,11 +168,12 @@ class DiskTier:
         self._tasks.put(done.set)
         return done.wait(timeout)
 
-    def close(self) -> None:
-        """Writes what is queued and lets go of the folder."""
+    def close(self, timeout: float = 20.0) -> None:
+        """Writes what is queued, for at most `timeout` seconds, and lets go of the folder."""
         if not self.active:
             return
         self.active = False
+        self._abandoned = not self.flush(timeout)
         self._tasks.put(None)
         self._thread.join()
         self._index.close()
@@ -267,6 +269,8 @@ class DiskTier:
         return name
 
     def _write(self, name: str, piece: _Pending) -> None:
+        if self._abandoned:
+            return
         written: FileRecord | None = None
         try:
             data = safetensors.numpy.save(piece.buffers)

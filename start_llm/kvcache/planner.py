@@ -9,6 +9,8 @@ from start_llm.core.prompt import Prompt
 from start_llm.kvcache.pieces import Plan
 from start_llm.kvcache.tree import Match, Segment
 
+_WORTH = 16  # tokens that a restore point at a parting must save
+
 
 def has_rows(segment: Segment) -> bool:
     """In memory or on disk."""
@@ -56,10 +58,10 @@ def pauses(prompt: Prompt, match: Match, start: int, recent: int, grid: int) -> 
     are taken for that where there are any, since that is where histories are cut.
     """
     last = len(prompt.tokens) - 1
-    wanted = {prompt.head, prompt.generation, *prompt.boundaries[-recent:]} if recent else {prompt.head}
+    wanted = {prompt.head, prompt.generation, *(prompt.boundaries[-recent:] if recent else ())}
     if prompt.transient is not None:
         wanted.add(prompt.transient)
-    wanted.update(_partings(match))
+    wanted.update(offset for offset in _partings(match) if offset - start >= _WORTH)
     fixed = sorted(offset for offset in wanted if start < offset <= last)
     return tuple(_fill(fixed, prompt.boundaries, start, last, grid))
 
@@ -76,11 +78,11 @@ def _partings(match: Match) -> Iterable[int]:
 def _fill(fixed: list[int], boundaries: tuple[int, ...], start: int, last: int, grid: int) -> Iterable[int]:
     """`fixed` with places added so that no gap is wider than `grid`."""
     at = start
-    for stop in [*fixed, last]:
+    for stop in dict.fromkeys([*fixed, last]):
         while stop - at > grid:
             index = bisect_right(boundaries, at + grid) - 1
             at = boundaries[index] if index >= 0 and boundaries[index] > at else at + grid
             yield at
-        if stop != last or stop in fixed:
+        if stop in fixed:
             yield stop
         at = stop

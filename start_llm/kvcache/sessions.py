@@ -62,9 +62,7 @@ class Sessions:
         reserving = True
         for number, session in enumerate(sorted(self._live(now), key=lambda s: s.created)):
             ends = [end for end in session.ends if end.rows is not None]
-            path = {id(s): s.nbytes for end in ends for s in (end, *end.ancestors()) if id(s) not in seen}
-            left -= sum(path.values())
-            seen.update(path)
+            left -= sum(_path_bytes(end, seen) for end in ends)
             lately = not self._idle or now - session.used <= self._idle / 6
             reserving = reserving and (left >= 0 or (number == 0 and lately))
             strength = (2, -session.created) if reserving else (1, session.used)
@@ -74,8 +72,8 @@ class Sessions:
 
     def protected_bytes(self, now: float) -> int:
         """KV that the protected ends stand on, themselves included."""
-        ends = (end for session in self._live(now) for end in session.ends)
-        return sum({id(s): s.nbytes for end in ends for s in (end, *end.ancestors())}.values())
+        seen = set[int]()
+        return sum(_path_bytes(end, seen) for session in self._live(now) for end in session.ends)
 
     def _live(self, now: float) -> list[Session]:
         return [s for s in self._known.values() if not self._idle or now - s.used <= self._idle]
@@ -85,3 +83,14 @@ class Sessions:
 
     def __len__(self) -> int:
         return len(self._known)
+
+
+def _path_bytes(end: Segment, seen: set[int]) -> int:
+    """KV on the path to `end` that is not in `seen` yet, and enters it there."""
+    total = 0
+    for segment in (end, *end.ancestors()):
+        if id(segment) in seen:
+            break  # and so are all above it
+        seen.add(id(segment))
+        total += segment.nbytes
+    return total

@@ -86,6 +86,8 @@ class KVStore:
         ttl_seconds: KV unused for so long leaves memory (0: never).
         session_idle_seconds: a conversation idle for longer loses its protection (0: never).
         sessions_keep: protected ends of one conversation.
+        block_size, use_block_index: taken for old configurations. A walk of the tree compares tokens, so it
+            is exact and costs a tenth of hashing them; hashes name prefixes on disk.
         disk: keeps KV beyond memory and beyond the process; the store closes it.
         max_leaves: most conversation ends (0: bounded by bytes only).
         ghost_tokens: most tokens remembered after their KV was evicted.

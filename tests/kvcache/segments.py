@@ -1,0 +1,29 @@
+"""Trees without MLX: rows are counted, not held."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from start_llm.kvcache.pieces import Checkpoint, Slices
+from start_llm.kvcache.tree import Segment, Tree
+
+A_TOKEN = 10  # bytes
+
+
+def fake_rows(length: int) -> Slices:
+    return Slices((), (), length, length * A_TOKEN)
+
+
+def fake_tree(longest: int = 2048) -> Tree:
+    return Tree(lambda rows, at: (fake_rows(at), fake_rows(rows.length - at)), longest)
+
+
+def grow(tree: Tree, tokens: list[int], checkpoint: bool = False, used: float = 0.0) -> Segment:
+    """Stores `tokens` with rows, and a checkpoint at the end if asked; returns the end."""
+    path = tree.extend(np.array(tokens, np.int32))
+    for segment in path:
+        segment.rows = segment.rows or fake_rows(segment.length)
+        segment.used = max(segment.used, used)
+    if checkpoint:
+        path[-1].checkpoint = Checkpoint((), 100)
+    return path[-1]

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from start_llm.kvcache.blocks import PrefixHash, TokenMemo, as_tokens, common_prefix
+
+tokens = st.lists(st.integers(-(2**31), 2**31 - 1), max_size=200)
+
+
+@given(tokens)
+def test_all_forms_are_the_same_tokens(values: list[int]) -> None:
+    array = np.array(values, np.int32)
+    for form in (values, tuple(values), array, array.astype(np.int64)):
+        made = as_tokens(form)
+        assert made.dtype == np.int32 and made.tolist() == values
+
+
+def test_an_array_of_tokens_is_taken_as_it_is() -> None:
+    array = np.arange(5, dtype=np.int32)
+    assert as_tokens(array) is array
+
+
+def test_bad_tokens_are_refused() -> None:
+    with pytest.raises(ValueError, match="one-dimensional"):
+        as_tokens(np.zeros((1, 4), np.int32))
+    with pytest.raises(ValueError, match="32 bits"):
+        as_tokens([2**31])
+
+
+@given(tokens, st.integers(0, 200))
+def test_common_prefix(values: list[int], cut: int) -> None:
+    a = np.array(values * 2, np.int32)
+    b = a.copy()
+    assert common_prefix(a, b) == len(a)
+    assert common_prefix(a, b[:cut]) == min(cut, len(a))
+    if cut < len(b):
+        b[cut] ^= 1
+        assert common_prefix(a, b) == common_prefix(b, a) == cut
+
+
+@given(st.lists(tokens, max_size=5))
+def test_the_chain_does_not_depend_on_the_division(runs: list[list[int]]) -> None:
+    chain = PrefixHash()
+    for run in runs:
+        before = chain.digest()
+        following = chain.then(np.array(run, np.int32))
+        assert chain.digest() == before
+        chain = following
+    whole = np.array([token for run in runs for token in run], "<i4")
+    assert chain.digest() == hashlib.sha256(whole.tobytes()).digest()
+
+
+def test_memo_makes_an_array_once() -> None:
+    memo = TokenMemo(keep=2)
+    first = (1, 2, 3)
+    made = memo.get(first)
+    assert memo.get(first) is made
+    others = [tuple(range(n, n + 3)) for n in range(10, 13)]
+    assert [memo.get(other).tolist() for other in others] == [list(other) for other in others]
+    assert memo.get(first) is not made  # two newer ones took its place
+    changing = [1, 2]
+    memo.get(changing)
+    changing.append(3)
+    assert memo.get(changing).tolist() == [1, 2, 3]

@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from start_llm.core.prompt import Prompt
+from start_llm.kvcache.pieces import FilePart
+from start_llm.kvcache.planner import pauses, plan
+from tests.kvcache.segments import fake_tree, grow
+
+
+def array(tokens: list[int]) -> np.ndarray:
+    return np.array(tokens, np.int32)
+
+
+RUN = list(range(100))
+
+
+@pytest.mark.parametrize(
+    ("limit", "cuttable", "length", "reason"),
+    [(100, True, 80, ""), (70, True, 70, "limit"), (100, False, 60, "no_checkpoint"), (60, False, 60, "limit")],
+)
+def test_plan(limit: int, cuttable: bool, length: int, reason: str) -> None:
+    tree = fake_tree()
+    grow(tree, RUN[:30], checkpoint=True)
+    grow(tree, RUN[:60], checkpoint=True)
+    grow(tree, RUN[:80])
+    got = plan(tree.walk(array(RUN)), limit, cuttable)
+    assert (got.length, got.matched, got.seen, got.reason) == (length, 80, 80, reason)
+
+
+def test_ghosts_are_seen_and_what_is_on_disk_counts() -> None:
+    tree = fake_tree()
+    grow(tree, RUN[:30])
+    end = grow(tree, RUN[:80])
+    end.rows = None
+    got = plan(tree.walk(array(RUN)), 100, True)
+    assert (got.length, got.matched, got.seen, got.reason) == (30, 30, 80, "evicted")
+    end.file = FilePart("f")
+    assert plan(tree.walk(array(RUN)), 100, True).length == 80
+    assert plan(tree.walk(array(RUN)), 100, False).length == 0
+    end.checkpoint_file = "c"
+    assert plan(tree.walk(array(RUN)), 100, False).length == 80
+
+
+def test_no_pause_beyond_the_last_token_or_before_the_start() -> None:
+    prompt = Prompt(tuple(RUN), boundaries=(10, 40, 99), head=10, generation=100)
+    empty = fake_tree().walk(array(RUN))
+    assert pauses(prompt, empty, 10, recent=8, grid=1000) == (40, 99)
+    assert pauses(prompt, empty, 99, recent=8, grid=1000) == ()
+    assert pauses(Prompt((1,)), fake_tree().walk(array([1])), 0, recent=8, grid=10) == ()
+
+
+def test_no_recent_boundaries_leaves_head_and_grid() -> None:
+    prompt = Prompt(tuple(RUN), boundaries=(10, 40, 70), head=10, generation=90)
+    assert pauses(prompt, fake_tree().walk(array(RUN)), 0, recent=0, grid=50) == (10, 40, 90)
+
+
+def test_partings_are_worth_a_pause_if_they_save_something() -> None:
+    tree = fake_tree()
+    grow(tree, [*RUN[:50], 777, 778], checkpoint=True)
+    grow(tree, [*RUN[:50], 888], checkpoint=True)
+    prompt = Prompt(tuple(RUN), generation=95)
+    match = tree.walk(array(RUN))
+    assert match.length == 50
+    assert pauses(prompt, match, 0, recent=8, grid=1000) == (50, 95)
+    assert pauses(prompt, match, 40, recent=8, grid=1000) == (95,)
+    match.path[-1].checkpoint_file = "c"
+    assert pauses(prompt, match, 0, recent=8, grid=1000) == (95,)
+
+
+def test_gaps_are_no_wider_than_the_grid() -> None:
+    boundaries = (3, 50, 51, 180, 400)
+    prompt = Prompt(tuple(range(1000)), boundaries=boundaries, generation=1000)
+    stops = pauses(prompt, fake_tree().walk(array([1])), 7, recent=1, grid=100)
+    assert all(b - a <= 100 for a, b in zip((7, *stops), (*stops, 999), strict=True))
+    assert {51, 400} <= set(stops) and list(stops) == sorted(set(stops))

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from start_llm.kvcache.sessions import Sessions
+from tests.kvcache.segments import A_TOKEN, fake_tree, grow
+
+BUDGET = 100 * A_TOKEN
+
+
+def run(start: int, count: int) -> list[int]:
+    return list(range(start, start + count))
+
+
+def test_an_end_that_grew_is_an_end_no_more() -> None:
+    tree, sessions = fake_tree(), Sessions(idle=60, keep=2)
+    first = grow(tree, run(0, 10))
+    sessions.add_end("a", first, 0.0)
+    second = grow(tree, run(0, 20))
+    sessions.add_end("a", second, 1.0)
+    branch = grow(tree, [*run(0, 10), 99])
+    sessions.add_end("a", branch, 2.0)
+    assert sessions.protection(2.0, BUDGET).keys() == {id(second), id(branch)}
+    third = grow(tree, [*run(0, 10), 88])
+    sessions.add_end("a", third, 3.0)
+    assert sessions.protection(3.0, BUDGET).keys() == {id(branch), id(third)}
+
+
+def test_no_end_is_protected_if_none_is_kept() -> None:
+    sessions = Sessions(idle=60, keep=0)
+    sessions.add_end("a", grow(fake_tree(), run(0, 10)), 0.0)
+    assert sessions.protection(0.0, BUDGET) == {}
+
+
+def test_the_eldest_that_fit_half_of_the_budget_are_reserved() -> None:
+    tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
+    ends = [grow(tree, run(n * 1000, 20)) for n in range(4)]
+    for number, end in enumerate(ends):
+        sessions.add_end(str(number), end, float(number))
+    strengths = sessions.protection(10.0, BUDGET)
+    assert [strengths[id(end)] for end in ends] == [(2, -0.0), (2, -1.0), (1, 2.0), (1, 3.0)]
+
+
+def test_a_large_eldest_is_reserved_while_it_is_active() -> None:
+    tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
+    large, small = grow(tree, run(0, 90)), grow(tree, run(1000, 5))
+    sessions.add_end("large", large, 0.0)
+    sessions.add_end("small", small, 1.0)
+    assert sessions.protection(100.0, BUDGET)[id(large)][0] == 2
+    assert sessions.protection(101.0, BUDGET)[id(large)][0] == 1
+    sessions.touch("large", 101.0)
+    assert sessions.protection(101.0, BUDGET)[id(large)][0] == 2
+
+
+def test_idle_conversations_are_not_protected() -> None:
+    sessions = Sessions(idle=60, keep=2)
+    sessions.add_end("a", grow(fake_tree(), run(0, 10)), 0.0)
+    assert len(sessions.protection(60.0, BUDGET)) == 1
+    assert sessions.protection(60.1, BUDGET) == {} and sessions.protected_bytes(60.1) == 0
+    for_ever = Sessions(idle=0, keep=2)
+    for_ever.add_end("a", grow(fake_tree(), run(0, 10)), 0.0)
+    assert len(for_ever.protection(1e9, BUDGET)) == 1
+
+
+def test_common_segments_are_counted_once() -> None:
+    tree, sessions = fake_tree(), Sessions(idle=60, keep=2)
+    for name, own in (("a", 500), ("b", 600)):
+        sessions.add_end(name, grow(tree, [*run(0, 10), own]), 0.0)
+    assert sessions.protected_bytes(0.0) == 12 * A_TOKEN
+
+
+def test_the_longest_unused_name_is_forgotten() -> None:
+    tree, sessions = fake_tree(), Sessions(idle=0, keep=1, most=2)
+    for number in range(3):
+        sessions.add_end(str(number), grow(tree, [number]), float(number))
+    assert len(sessions) == 2
+    sessions.touch("0", 5.0)
+    assert len(sessions) == 2

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from start_llm.kvcache.pieces import FilePart
+from start_llm.kvcache.tree import Tree
+from tests.kvcache.segments import fake_tree, grow
+
+
+def array(*tokens: int) -> np.ndarray:
+    return np.array(tokens, np.int32)
+
+
+def test_a_long_run_is_divided() -> None:
+    tree = fake_tree(longest=10)
+    end = grow(tree, list(range(25)))
+    assert [s.length for s in tree] == [10, 10, 5]
+    assert (end.start, end.end, end.first) == (20, 25, 20)
+    assert [s.start for s in end.ancestors()] == [10, 0]
+
+
+def test_a_branch_divides_the_segment_that_it_leaves() -> None:
+    tree = fake_tree()
+    lower = grow(tree, [1, 2, 3, 4])
+    lower.file = FilePart("f", 7)
+    branch = grow(tree, [1, 2, 9])
+    upper = branch.parent
+    assert upper is not None and upper is lower.parent
+    assert (upper.tokens.tolist(), lower.tokens.tolist(), branch.tokens.tolist()) == ([1, 2], [3, 4], [9])
+    assert upper.rows is not None and upper.rows.length == 2
+    assert (upper.file, lower.file) == (FilePart("f", 7), FilePart("f", 9))
+    assert not upper.is_leaf and lower.is_leaf and branch.is_leaf
+
+
+def test_negative_tokens_are_tokens() -> None:
+    tree = fake_tree()
+    grow(tree, [-5, -6])
+    assert tree.walk(array(-5, -6, 1)).length == 2
+
+
+def test_walk_says_where_a_sequence_parts() -> None:
+    tree = fake_tree()
+    grow(tree, [1, 2, 3])
+    assert (tree.walk(array(1, 2)).length, tree.walk(array(1, 2)).parted) == (2, True)
+    assert (tree.walk(array(1, 2, 3, 4)).length, tree.walk(array(1, 2, 3, 4)).parted) == (3, False)
+    assert tree.walk(array(7)).path == ()
+
+
+def test_only_childless_ghosts_are_removed() -> None:
+    tree = fake_tree()
+    end = grow(tree, [1, 2])
+    with pytest.raises(ValueError, match="ghost"):
+        tree.remove(end)
+    end.rows = None
+    tree.remove(end)
+    assert list(tree) == []
+    with pytest.raises(ValueError, match="cannot split"):
+        tree.split(grow(tree, [1, 2]), 2)
+
+
+def test_attach_refuses_what_begins_alike() -> None:
+    tree = fake_tree()
+    assert tree.attach(tree.root, array(1, 2).tobytes()) is not None
+    assert tree.attach(tree.root, array(1, 3).tobytes()) is None
+
+
+def path_tokens(tree: Tree, tokens: list[int]) -> list[int]:
+    return [int(t) for segment in tree.walk(np.array(tokens, np.int32)).path for t in segment.tokens]
+
+
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=20))
+def test_every_path_is_what_was_put_in(sequences: list[list[int]]) -> None:
+    tree = fake_tree(longest=4)
+    for tokens in sequences:
+        assert grow(tree, tokens).end == len(tokens)
+    for tokens in sequences:
+        assert tree.walk(np.array(tokens, np.int32)).length == len(tokens)
+        assert path_tokens(tree, tokens)[: len(tokens)] == tokens
+    prefixes = {tuple(tokens[:n]) for tokens in sequences for n in range(1, len(tokens) + 1)}
+    assert sum(s.length for s in tree) == len(prefixes)  # nothing is held twice
