@@ -112,7 +112,7 @@ def facts_of(message: Message, rules: Rules) -> Facts:
     transient = any(field.rule.kind == "transient" and field.text.strip() == whole for field in others)
     counts = message.role == "tool" or bool(canonical.strip())
     digest = _sha(_plain(replace(message, content=canonical)))
-    return Facts(digest, counts, transient, others, shown, len(message.content) - len(canonical))
+    return Facts(digest, counts, transient, others, shown, sum(field.end - field.start for field in fields))
 
 
 class FactsMemory:

@@ -284,8 +284,10 @@ class Pipeline:
         if turn is None or not tokens:
             return None
         kept = [shown.message for shown in turn.view.shown if not shown.transient]
+        transient = [shown.message for shown in turn.view.shown[-1:] if shown.transient]
         try:
-            rendered = self._renderer.render([*kept, answer, *followers(answer)], turn.view.tools, turn.variables)
+            expected = [*kept, answer, *followers(answer, transient)]
+            rendered = self._renderer.render(expected, turn.view.tools, turn.variables)
         except BadRequest:
             return None
         generation = _generation(answer, tokens)

@@ -56,11 +56,15 @@ class Guesses:
                 self._misses.popitem(last=False)
 
 
-def followers(answer: Message) -> list[Message]:
-    """Stand-ins for what the client sends after `answer`: results if it called tools, else words of the user."""
+def followers(answer: Message, transient: list[Message]) -> list[Message]:
+    """Stand-ins for what the client sends after `answer`: results if it called tools, else words of the user.
+
+    A client that ended its request with a transient message will end the next one with such a message too; templates
+    look for the last user message.
+    """
     if not answer.tool_calls:
-        return [Message("user", _NEXT)]
-    return [Message("tool", _NEXT, tool_call_id=call.id, name=call.name) for call in answer.tool_calls]
+        return [Message("user", _NEXT), *transient]
+    return [*(Message("tool", _NEXT, tool_call_id=call.id, name=call.name) for call in answer.tool_calls), *transient]
 
 
 def known_until(text: str) -> int:

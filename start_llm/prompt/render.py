@@ -203,8 +203,8 @@ class Renderer:
         if not self.traits.results:
             return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
         result = {"role": "tool", "content": content}
-        if message.tool_call_id is not None:
-            result["tool_call_id"] = self._call_id(message.tool_call_id)
+        if message.tool_call_id is not None or self.traits.short_ids:
+            result["tool_call_id"] = self._call_id(message.tool_call_id or "")
         name = message.name or names.get(message.tool_call_id or "")
         if name:
             result["name"] = name

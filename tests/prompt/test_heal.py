@@ -1,0 +1,95 @@
+"""Healing: what comes back unchanged is given back whole; what a client changed is left alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from start_llm.core.messages import Message, ToolCall
+from start_llm.prompt.heal import HealingStore, split_embedded
+from tests.prompt.client import ECHOES, say
+
+PARENT = b"parent"
+ANSWER = say("\n\nLook:\n", "First this.\nThen that.", read={"path": "a.py", "limit": 3}, bash={"command": "ls"})
+
+
+@pytest.fixture
+def store() -> HealingStore:
+    made = HealingStore()
+    made.put(PARENT, ANSWER)
+    return made
+
+
+@pytest.mark.parametrize("echo", ECHOES)
+def test_every_way_of_writing_it_down_heals(store, echo):
+    healed = store.heal(PARENT, ECHOES[echo](ANSWER))
+    assert (healed.content, healed.reasoning) == (ANSWER.content, ANSWER.reasoning)
+    assert [call.arguments for call in healed.tool_calls] == [call.arguments for call in ANSWER.tool_calls]
+
+
+def test_the_clients_ids_stay(store):
+    calls = tuple(ToolCall("other", call.name, call.arguments) for call in ANSWER.tool_calls)
+    assert store.heal(PARENT, Message("assistant", ANSWER.content, None, calls)).tool_calls == calls
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        Message("assistant", "Look there:", None, ANSWER.tool_calls),
+        Message("assistant", ANSWER.content, None, ANSWER.tool_calls[:1]),
+        Message("assistant", ANSWER.content, None, ANSWER.tool_calls[::-1]),
+        Message("assistant", ANSWER.content, None, (ToolCall("1", "read", '{"path": "b.py", "limit": 3}'),)),
+        Message("user", ANSWER.content),
+    ],
+)
+def test_a_changed_turn_stays_as_it_came(store, changed):
+    assert store.heal(PARENT, changed) == changed
+
+
+def test_other_reasoning_stands(store):
+    healed = store.heal(PARENT, Message("assistant", ANSWER.content, "Mine.", ANSWER.tool_calls))
+    assert healed.reasoning == "Mine."
+    embedded = Message("assistant", f"<think>\nMine.\n</think>\n\n{ANSWER.content}", None, ANSWER.tool_calls)
+    assert store.heal(PARENT, embedded) == embedded
+
+
+def test_reasoning_that_the_content_carries_is_taken_once():
+    content = "<think>\nSame.\n</think>\n\nUnknown turn."
+    message = Message("assistant", content, "Same.")
+    assert HealingStore().heal(PARENT, message) == Message("assistant", content)
+    different = Message("assistant", content, "Other.")
+    assert HealingStore().heal(PARENT, different) == different
+
+
+def test_another_conversation_heals_with_the_newest(store):
+    store.put(b"elsewhere", Message("assistant", ANSWER.content, "Later thought.", ANSWER.tool_calls))
+    stripped = ECHOES["stripped"](ANSWER)
+    assert store.heal(PARENT, stripped).reasoning == ANSWER.reasoning
+    assert store.heal(b"third", stripped).reasoning == "Later thought."
+
+
+def test_empty_turns_are_not_remembered():
+    store = HealingStore()
+    assert store.put(PARENT, Message("assistant", " \n", "Only thoughts.")) is None
+    assert store.heal(PARENT, Message("assistant", "")).reasoning is None
+
+
+def test_the_least_recently_used_goes_first():
+    store = HealingStore(capacity=3)
+    for name in ("a", "b", "c"):
+        store.put(PARENT, Message("assistant", name, f"why {name}"))
+    store.heal(PARENT, Message("assistant", "a"))
+    store.put(PARENT, Message("assistant", "d", "why d"))
+    assert len(store) == 3
+    assert [store.heal(PARENT, Message("assistant", n)).reasoning for n in "abcd"] == ["why a", None, "why c", "why d"]
+
+
+def test_broken_arguments_heal_by_their_text():
+    store = HealingStore()
+    store.put(PARENT, Message("assistant", "", "why", (ToolCall("1", "f", '{"a": '),)))
+    assert store.heal(PARENT, Message("assistant", "", None, (ToolCall("2", "f", '{"a":'),))).reasoning == "why"
+
+
+def test_only_a_leading_block_is_embedded_thinking():
+    assert split_embedded("<think>\na\n</think>\n\nb") == ("a", "b")
+    assert split_embedded("b <think>a</think>") == (None, "b <think>a</think>")
+    assert split_embedded("<think>never closed") == (None, "<think>never closed")

@@ -1,0 +1,86 @@
+"""Re-anchoring: the guess is what the client's next request really begins with."""
+
+from __future__ import annotations
+
+import pytest
+
+from start_llm.core.messages import Message
+from tests.prompt.client import Client, odd_tokens, pipeline, raw_answer, say
+from tests.prompt.models import EOS, TEMPLATES, model
+from tests.prompt.test_append import INTERNAL
+
+
+def guess_and_answer(client: Client, answer: Message):
+    assert client.prepared is not None
+    prepared = client.prepared
+    client.answer(answer)
+    tokens = odd_tokens(model(client.family)[1], raw_answer(client.family, answer, prepared.in_reasoning), client.count)
+    end = model(client.family)[1].special_tokens[EOS[client.family][0]]
+    return client.pipe.predict(prepared, answer, [*tokens, end])
+
+
+@pytest.mark.parametrize("family", ["chatml", "qwen35", "glm4", "qwen3"])
+def test_a_transient_message_is_guessed_to_go(family):
+    client = Client(family, pipeline(family))
+    client.ask(Message("system", "Help."), Message("user", "Go"), Message("user", INTERNAL.format("none")))
+    for step in range(3):
+        guess = guess_and_answer(client, say("x", "why", bash={"command": f"ls {step}"}))
+        assert guess is not None and guess.transient is None
+        assert INTERNAL[:20] not in model(family)[1].decode(guess.tokens)
+        client.messages = [message for message in client.messages if "OPENCLAW" not in message.content]
+        new = (Message("tool", f"r{step}", tool_call_id="call_bash"), Message("user", INTERNAL.format(step)))
+        prompt = client.ask(*new).prompt
+        assert prompt.tokens[: len(guess.tokens)] == guess.tokens
+        assert len(guess.tokens) > client.prepared.prompt.tokens.index(guess.tokens[-1])
+        # nothing but the result and the new transient message is left to compute
+        rest = model(family)[1].decode(prompt.tokens[len(guess.tokens) :])
+        assert "ls" not in rest and f"r{step}" in rest
+
+
+def test_dropped_reasoning_is_guessed():
+    client = Client("qwen3", pipeline("qwen3"))
+    client.ask(Message("system", "Help."), Message("user", "Go"))
+    guess_and_answer(client, say("x", "thought one", bash={"command": "ls"}))
+    client.ask(Message("tool", "r", tool_call_id="call_bash"))
+    guess = guess_and_answer(client, say("Done.", "thought two"))
+    assert guess is not None
+    text = model("qwen3")[1].decode(guess.tokens)
+    assert "thought" not in text and "Done." in text
+    assert client.ask(Message("user", "And?")).prompt.tokens[: len(guess.tokens)] == guess.tokens
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_nothing_is_guessed_where_all_is_computed(family):
+    client = Client(family, pipeline(family), tools=())
+    client.ask(Message("system", "Help."), Message("user", "Go"))
+    answer = say("x", None) if family in ("qwen3", "gemma", "llama3", "mistral") else say("x", "why")
+    assert guess_and_answer(client, answer) is None
+
+
+def test_a_client_that_proves_the_guesses_wrong_gets_none_until_one_is_right():
+    client = Client("chatml", pipeline("chatml"))
+    internal = Message("user", INTERNAL.format("none"))
+    client.ask(Message("system", "Help."), Message("user", "Go"), internal)
+    outcomes = []
+    for honest in (False, False, True, True):
+        guess = guess_and_answer(client, say("x", "why", bash={"command": "ls"}))
+        outcomes.append(guess is not None)
+        client.messages = [message for message in client.messages if message != internal]
+        if not honest:
+            client.messages[-1] = Message("assistant", "I rewrote this.")
+        client.ask(Message("tool", "r", tool_call_id="call_bash"), internal)
+    assert outcomes == [True, True, False, True]
+
+
+def test_a_side_request_does_not_spoil_the_guess():
+    client = Client("chatml", pipeline("chatml"))
+    internal = Message("user", INTERNAL.format("none"))
+    client.ask(Message("user", "Go"), internal)
+    assert guess_and_answer(client, say("x", "why", bash={"command": "ls"})) is not None
+    for _ in range(4):
+        side = Client("chatml", client.pipe, tools=())
+        side.ask(Message("user", "Go"), Message("user", "A title, please"))
+        side.answer(say("Title"))
+    del client.messages[1]
+    client.ask(Message("tool", "r", tool_call_id="call_bash"), internal)
+    assert guess_and_answer(client, say("y", "why", bash={"command": "ls"})) is not None

@@ -1,0 +1,176 @@
+"""What templates do is found by rendering, and conversations are fitted to it."""
+
+from __future__ import annotations
+
+import pytest
+
+from start_llm.core.errors import BadRequest
+from start_llm.core.messages import Message, Tool, ToolCall
+from start_llm.prompt.hf import HFTemplate, HFTokenizer
+from start_llm.prompt.ports import TemplateError
+from start_llm.prompt.probe import probe
+from start_llm.prompt.render import Renderer, common_prefix
+from tests.prompt.client import READ, pipeline, request, say
+from tests.prompt.models import CHATML, TEMPLATES, fast_tokenizer, model
+
+
+def renderer(family: str, preserve: bool = True) -> Renderer:
+    template, tokenizer = model(family)
+    return Renderer(template, probe(template, tokenizer), preserve_thinking=preserve)
+
+
+def text_of(family: str, *messages: Message, tools: tuple[Tool, ...] = (), **variables) -> str:
+    return renderer(family).render(messages, tools, variables).text
+
+
+EXPECTED = {
+    "chatml": {"reasoning_key": None, "reasoning_inline": True, "tools": True, "starts": {"<|im_start|>"}},
+    "qwen3": {"reasoning_key": "reasoning_content", "old_reasoning": False, "switches": ("enable_thinking",)},
+    "qwen35": {"reasoning_key": "reasoning_content", "old_reasoning": False, "preserve": True},
+    "glm4": {"old_reasoning": True, "string_too": False,
+             "starts": {"<|user|>", "<|assistant|>", "<|observation|>", "<|system|>"}},
+    "llama3": {"many_calls": False, "starts": {"<|start_header_id|>"}, "results": True},
+    "gemma": {"system": False, "repeats": False, "tools": False, "calls": None, "starts": {"<start_of_turn>"}},
+    "mistral": {"mid_system": False, "short_ids": True, "calls": "mapping", "switches": ()},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_traits_are_found(family):
+    template, tokenizer = model(family)
+    traits = probe(template, tokenizer)
+    assert {name: getattr(traits, name) for name in EXPECTED[family]} == EXPECTED[family]
+    assert probe(template, tokenizer).fingerprint == traits.fingerprint
+    assert len({probe(*model(name)).fingerprint for name in TEMPLATES}) == len(TEMPLATES)
+
+
+def test_a_template_that_renders_nothing_stops_the_load():
+    tokenizer = fast_tokenizer()
+    template = HFTemplate(tokenizer, "{{ raise_exception('never') }}")
+    with pytest.raises(TemplateError, match="never"):
+        probe(template, HFTokenizer(tokenizer, []))
+
+
+def test_arguments_that_templates_want_as_text():
+    tokenizer = fast_tokenizer()
+    as_text = CHATML.replace("call.function.arguments | tojson", "raise_exception('text only')")
+    template = HFTemplate(tokenizer, as_text)
+    traits = probe(template, HFTokenizer(tokenizer, []))
+    assert traits.calls == "string" and traits.results
+    text = Renderer(template, traits, preserve_thinking=True).render(
+        [Message("user", "x"), say("", None, read={"path": "p"})], (), {}
+    )
+    assert '"arguments": {"path": "p"}' in text.text
+
+
+def test_a_refused_conversation_is_a_bad_request():
+    tokenizer = fast_tokenizer()
+    refusing = "{% if 'forbidden' in messages[0].content %}{{ raise_exception('not that word') }}{% endif %}" + CHATML
+    template = HFTemplate(tokenizer, refusing)
+    made = Renderer(template, probe(template, HFTokenizer(tokenizer, [])), preserve_thinking=True)
+    with pytest.raises(BadRequest, match="not that word") as caught:
+        made.render([Message("user", "forbidden")], (), {})
+    assert caught.value.param == "messages"
+
+
+def test_tools_and_calls_become_text_where_the_template_knows_none():
+    text = text_of(
+        "gemma",
+        Message("system", "Be brief."),
+        Message("user", "Go"),
+        say("Reading.", None, read={"path": "a.py"}),
+        Message("tool", "content of a", tool_call_id="call_read"),
+        tools=(READ,),
+    )
+    assert text.index("Be brief.") < text.index('"name": "read", "description": "Reads a file"') < text.index("Go")
+    assert '<tool_call>\n{"name": "read", "arguments": {"path": "a.py"}}\n</tool_call>' in text
+    assert "<tool_response>\ncontent of a\n</tool_response>" in text
+    assert text.count("<start_of_turn>user") == 2
+
+
+def test_a_system_message_in_the_middle_stays_there():
+    talk = (Message("user", "one"), Message("assistant", "two"), Message("system", "NOW"), Message("user", "three"))
+    for family in TEMPLATES:
+        text = text_of(family, *talk)
+        assert text.index("two") < text.index("NOW") < text.index("three"), family
+    assert "<system-message>\nNOW\n</system-message>" in text_of("gemma", *talk)
+    assert "<|im_start|>system\nNOW" in text_of("chatml", *talk)
+
+
+def test_conversations_of_any_shape_render_in_every_family():
+    shapes = [
+        [Message("assistant", "first"), Message("user", "second")],
+        [Message("user", "one"), Message("user", "two"), Message("assistant", "a"), Message("assistant", "b")],
+        [Message("system", "s1"), Message("system", "s2"), Message("user", "one")],
+        [Message("user", "u"), say("t", None, read={"p": 1}, bash={"c": 2}), Message("tool", "r1", tool_call_id="x")],
+        [Message("user", "u"), say("", None, read={"p": 1}), say("", None, bash={"c": 2}), Message("tool", "r1")],
+    ]
+    for family in TEMPLATES:
+        for messages in shapes:
+            text = text_of(family, *messages)
+            for message in messages:
+                assert message.content in text, (family, messages)
+                assert all(call.name in text for call in message.tool_calls)
+
+
+def test_broken_arguments_are_shown():
+    broken = Message("assistant", "", None, (ToolCall("1", "read", '{"path": "a'), ToolCall("2", "read", "[1, 2]")))
+    for family in TEMPLATES:
+        text = text_of(family, Message("user", "u"), broken).replace("\\", "")
+        assert '{"path": "a' in text and "[1, 2]" in text, family
+
+
+def test_an_error_result_says_so():
+    text = text_of("chatml", Message("user", "u"), Message("tool", "no such file", is_error=True))
+    assert "Error: no such file" in text
+    text = text_of("chatml", Message("user", "u"), Message("tool", "error: gone", is_error=True))
+    assert "Error: error" not in text
+
+
+def test_the_generation_prompt_is_found():
+    for family in TEMPLATES:
+        made = renderer(family)
+        rendered = made.render([Message("user", "u")], (READ,), made.variables(thinking=True, effort=None, extra={}))
+        closed = made.render([Message("user", "u"), Message("assistant", "")], (READ,), {}).text
+        assert closed.startswith(rendered.text[: rendered.generation]), family
+        assert "u" in rendered.text[: rendered.generation]
+
+
+def test_variables():
+    made = renderer("qwen35")
+    assert made.variables(thinking=False, effort="low", extra={"x": 1}) == {
+        "enable_thinking": False,
+        "preserve_thinking": True,
+        "reasoning_effort": "low",
+        "x": 1,
+    }
+    assert made.variables(thinking=False, effort=None, extra={"enable_thinking": True})["enable_thinking"] is True
+
+
+def test_preserve_thinking_embeds_reasoning_where_the_template_knows_none():
+    talk = (Message("user", "u"), Message("assistant", "a", "why"), Message("user", "v"))
+    shown = renderer("chatml", preserve=True).render(talk, (), {}).text
+    assert "<think>\nwhy\n</think>\n\na" in shown
+    assert "why" not in renderer("chatml", preserve=False).render(talk, (), {}).text
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "length"),
+    [("", "x", 0), ("abc", "abd", 2), ("abc", "abc", 3), ("ab", "abc", 2), ("x" * 999, "x" * 1000, 999)],
+)
+def test_common_prefix(a, b, length):
+    for chunk in (1, 2, 7, 65536):
+        assert common_prefix(a, b, chunk) == common_prefix(b, a, chunk) == length
+
+
+def test_special_text_in_a_message_is_never_taken_for_the_end_of_a_turn():
+    """A turn that quotes the end-of-turn token falls back to plain encoding, and stays complete."""
+    pipe = pipeline("chatml")
+    first = pipe.prepare(request([Message("user", "u")]), thinking=True)
+    tokenizer = model("chatml")[1]
+    said = "It ends with <|im_end|> always."
+    pipe.record(first, Message("assistant", said), [*tokenizer.encode(said), tokenizer.special_tokens["<|im_end|>"]])
+    talk = [Message("user", "u"), Message("assistant", said), Message("user", "v")]
+    second = pipe.prepare(request(talk), thinking=True)
+    assert said in tokenizer.decode(second.prompt.tokens)
+    assert second.prompt.tokens == tuple(tokenizer.encode(tokenizer.decode(second.prompt.tokens)))
