@@ -15,6 +15,7 @@ from start_llm.api import sse
 from start_llm.api.errors import error_body, error_headers, style_of
 from start_llm.api.front import Front
 from start_llm.api.handler import ApiHandler
+from start_llm.api.responses_store import ResponsesStore
 from start_llm.api.routes import Routes
 from start_llm.api.run import Runner
 from start_llm.api.table import build_routes
@@ -86,10 +87,18 @@ class Lane:
 class ApiServer:
     """`start` and `stop` belong to one thread, the app's."""
 
-    def __init__(self, settings: Settings, listener: socket.socket, edge: Edge, watcher: DisconnectWatcher) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        listener: socket.socket,
+        edge: Edge,
+        watcher: DisconnectWatcher,
+        store: ResponsesStore,
+    ) -> None:
         self._edge = edge
         self._host = settings.mlx_host
         self._watcher = watcher
+        self._store = store
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
         self.port: int = listener.getsockname()[1]
@@ -127,6 +136,7 @@ class ApiServer:
             _shut(connection)
         self._front.stop()
         self._watcher.stop()
+        self._store.close()
 
     def _dispatch(self, connection: socket.socket, address: tuple[str, int], received: bytes) -> None:
         """On the front thread: picks the lane by the request's first line."""
@@ -198,9 +208,12 @@ def make_server(
     request_log = request_log or RequestLog(settings.log_root if settings.enable_request_logging else None)
     watcher = DisconnectWatcher()
     runner = Runner(service, watcher, [metrics, request_log, *observers], settings.sse_ping_seconds)
-    routes = build_routes(settings, service, metrics, request_log)
+    store = ResponsesStore(
+        settings.cache_dir / "responses.sqlite3", settings.responses_store_max, settings.responses_store_ttl_seconds
+    )
+    routes = build_routes(settings, service, metrics, request_log, store)
     listener = _listen(settings.mlx_host, settings.mlx_port)
-    return ApiServer(settings, listener, Edge(settings, routes, runner, metrics), watcher)
+    return ApiServer(settings, listener, Edge(settings, routes, runner, metrics), watcher, store)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -80,11 +80,10 @@ class Dialects:
         return replace(request, model=cards[0].id if cards else "")
 
 
-def build_routes(settings: Settings, service: Service, metrics: Metrics, request_log: RequestLog) -> Routes:
+def build_routes(
+    settings: Settings, service: Service, metrics: Metrics, request_log: RequestLog, store: ResponsesStore
+) -> Routes:
     status = Status(service, metrics, request_log)
-    store = ResponsesStore(
-        settings.cache_dir / "responses.sqlite3", settings.responses_store_max, settings.responses_store_ttl_seconds
-    )
     dialects = Dialects(settings, service, store)
     stored = StoredResponses(store)
     return Routes(
