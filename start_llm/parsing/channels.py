@@ -23,6 +23,11 @@ class Channel:
         return "".join(self._parts)
 
     @property
+    def started(self) -> bool:
+        """Whether anything was emitted."""
+        return bool(self._parts)
+
+    @property
     def last(self) -> str:
         """The last character, held back or not."""
         return (self._tail + self._gap + self._leaks)[-1:]

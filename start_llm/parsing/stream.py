@@ -90,7 +90,7 @@ class OutputParser:
         self._mark: int | None = None
         self._settled = False
         self._text_scanner = Scanner({*self._stops, *self._tags, *LEAKED, *self._openers, *self._closers})
-        in_thought = {text for text, opener in self._openers.items() if not opener.keep}
+        in_thought = {text for text, opener in self._openers.items() if not (opener.keep or opener.first)}
         self._thought_scanner = Scanner({*self._tags, *LEAKED, *in_thought})
         self._run = self._main()
         self._over = False
@@ -271,8 +271,10 @@ class OutputParser:
 
     def _may_open(self, opener: Opener) -> bool:
         if self._reasoning_now:
-            return self._thinking.line_start
+            return self._thinking.line_start and not opener.first
         if self._code.inside or (opener.line_start and not self._code.line_start):
+            return False
+        if opener.first and self._content.started:
             return False
         first_is_name = opener.keep and NAME.match(opener.text)
         return not (first_is_name and NAME.match(self._content.last or " "))

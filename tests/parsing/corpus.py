@@ -344,6 +344,13 @@ GLM = (
     ),
 )
 
+FENCED = (
+    Case("only a call object in a fence", f"```json\n{LS}\n```", calls=_bash("ls")),
+    Case("the same without a language", f"\n```\n{LS}\n```\n", calls=_bash("ls")),
+    Case("an example in a fence", f"So:\n```json\n{LS}\n```", content=f"So:\n```json\n{LS}\n```"),
+    Case("other JSON in a fence", '```json\n{"name": "x"}\n```', content='```json\n{"name": "x"}\n```'),
+)
+
 TEXT = (
     Case("a mention in backticks", "Use `<tool_call>` for that.", content="Use `<tool_call>` for that."),
     Case(
@@ -493,4 +500,4 @@ FAMILIES = (
     Case("another family's call", f"<tool_call>{LS}</tool_call>", calls=_bash("ls"), form="mistral"),
 )
 
-CASES = (*TAGS, *JSON, *XML, *GLM, *TEXT, *REASONING, *FAMILIES)
+CASES = (*TAGS, *JSON, *XML, *GLM, *FENCED, *TEXT, *REASONING, *FAMILIES)

@@ -88,6 +88,7 @@ class Opener:
             if it is none; what was read since the last `settled` is then text.
         known_only: only calls of known tools count, since nothing else marks this as one.
         line_start: only at the start of a line.
+        first: only where nothing visible was said before.
     """
 
     text: str
@@ -95,6 +96,7 @@ class Opener:
     keep: bool = False
     known_only: bool = False
     line_start: bool = False
+    first: bool = False
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,14 @@ def _named(reading: Reading) -> Step[None]:
     reading.finish(call, complete)
 
 
+def fenced_json(reading: Reading) -> Step[None]:
+    """A call object in a fence, which is all that some small models say."""
+    yield from bare_json(reading)
+    yield from reading.source.skip()
+    yield from reading.source.accept(("```",))
+    reading.settled()
+
+
 def bare_function(reading: Reading) -> Step[None]:
     """``<function=name>`` without a wrapper."""
     yield from tagged_call(reading, QWEN)
@@ -76,6 +84,8 @@ SHARED = ToolFormat(
         Opener(OPEN, tool_call_block),
         Opener("<function=", bare_function, keep=True),
         Opener("{", bare_json, keep=True, known_only=True, line_start=True),
+        Opener("```json\n", fenced_json, known_only=True, line_start=True, first=True),
+        Opener("```\n", fenced_json, known_only=True, line_start=True, first=True),
     ),
     closers=(CLOSE, "</function>", "</parameter>", "</arg_value>", "</arguments>"),
     per_tool=bare_openers,
