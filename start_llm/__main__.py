@@ -33,6 +33,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run(command: str, arguments: list[str], overrides: dict[str, Any]) -> int:
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises PyTorch, which nothing here needs
     if command != "launch":  # an agent works in the caller's folder; `.env` and logs are the server's
         os.chdir(ROOT)
     try:

@@ -35,6 +35,7 @@ def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeModule:
     caller.mkdir()
     monkeypatch.setattr(command_line, "ROOT", project)
     monkeypatch.chdir(caller)
+    monkeypatch.setenv("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # so that it is put back
     for name in ("MODEL_PATH", "MLX_PORT", "PROXY_PORT", "PROXY", "MLX_HOST"):
         monkeypatch.delenv(name, raising=False)
     return fake
