@@ -24,7 +24,7 @@ def naive(text: str, literals: list[str]) -> list[str]:
     return [*found, rest]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.text("abcd", max_size=30), LITERALS, st.data())
 def test_against_a_naive_scanner(text: str, literals: list[str], data: st.DataObject) -> None:
     cuts = sorted({0, len(text), *data.draw(st.lists(st.integers(0, len(text)), max_size=5))})

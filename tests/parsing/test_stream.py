@@ -37,7 +37,7 @@ PIECES = st.sampled_from(
 TEXTS = st.lists(PIECES, max_size=25).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(TEXTS, st.data(), st.booleans(), st.sampled_from([(), ("STOP",), ("\n\n", "STO")]))
 def test_any_chunking_gives_the_same(text: str, data: st.DataObject, inside: bool, stop: tuple[str, ...]) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
@@ -112,7 +112,7 @@ TURNS = ("<|im_end|>", "<|im_start|>assistant\n", "<|im_start|>")
 MARKUP = ("<think>", "</think>", "<tool_call>", "</tool_call>", *TURNS)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(
     st.lists(st.sampled_from([*MARKUP, "\n", " ", "one", "two {", "}", "`x`", "<b>", "3 < 4", "```\n"]), max_size=20)
 )
