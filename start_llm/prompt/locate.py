@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from start_llm.core.messages import Message
 from start_llm.prompt.render import Rendered
@@ -52,14 +54,24 @@ def message_offsets(text: str, messages: Sequence[Message]) -> list[int | None]:
     return offsets
 
 
-def locate(rendered: Rendered, shown: Sequence[Shown], entries: Sequence[Entry], char: int, around: str) -> Where:
-    """The message whose words begin last at or before `char`."""
+def locate(
+    rendered: Rendered,
+    marks: Sequence[int],
+    shown: Sequence[Shown],
+    entries: Sequence[Entry],
+    char: int,
+    around: str,
+) -> Where:
+    """The message that character `char` of the rendered text belongs to.
+
+    Args:
+        marks: character offsets, ascending, at which messages begin in the text.
+    """
     if char >= rendered.generation:
         return Where(None, "generation", None, around)
     messages = [item.message for item in shown]
     offsets = message_offsets(rendered.text, messages)
-    starts = [_turn_start(rendered.text, offset) for offset in offsets]
-    best = max((i for i, start in enumerate(starts) if start is not None and start <= char), default=None)
+    best = max((i for i, start in enumerate(_starts(offsets, marks)) if start <= char), default=None)
     if best is None:
         return Where(None, "tools" if rendered.head and char < rendered.head else None, None, around)
     message, offset = messages[best], offsets[best]
@@ -69,11 +81,17 @@ def locate(rendered: Rendered, shown: Sequence[Shown], entries: Sequence[Entry],
     return Where(index, field, _rule(entries[index], char - offset) if index is not None else None, around)
 
 
-def _turn_start(text: str, offset: int | None) -> int | None:
-    """The line before the words usually holds the role's mark."""
-    if offset is None:
-        return None
-    return max(0, text.rfind("\n", 0, max(0, offset - 1)))
+def _starts(offsets: Sequence[int | None], marks: Sequence[int]) -> Iterator[float]:
+    """Where each message begins: at its mark, or with its own words if it shares the mark with one before it."""
+    previous = -1
+    for offset in offsets:
+        if offset is None:
+            yield inf
+            continue
+        index = bisect_right(marks, offset)
+        mark = marks[index - 1] if index else 0
+        yield offset if mark == previous else mark
+        previous = mark
 
 
 def _client_index(shown: Sequence[Shown], entries: Sequence[Entry], best: int) -> int | None:

@@ -334,7 +334,8 @@ class Pipeline:
         text = self._around(prepared.prompt.tokens, token_index)
         char, token, _ = turn.coded.anchor_before(token_index)
         char += len(self._tokenizer.decode(prepared.prompt.tokens[token:token_index]))
-        return locate(turn.rendered, turn.view.shown, turn.entries, char, text)
+        marks = [place for place, _, start in turn.coded.anchors if start]
+        return locate(turn.rendered, marks, turn.view.shown, turn.entries, char, text)
 
     def _around(self, tokens: Sequence[int], index: int) -> str:
         return self._tokenizer.decode(tokens[max(0, index - 8) : index + 8])

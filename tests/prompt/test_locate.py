@@ -1,0 +1,88 @@
+"""Explaining: a prompt token is led back to its message, field and rule."""
+
+from __future__ import annotations
+
+import pytest
+
+from start_llm.core.messages import Message
+from tests.prompt.client import BASH, READ, pipeline, request, say
+from tests.prompt.models import TEMPLATES, model
+
+TALK = [
+    Message("system", "You are the zebra helper.\nCurrent time is yellow"),
+    Message("user", "Please paint the fence."),
+    say("Now walking over.", "Thinking about brushes.", bash={"command": "ls garden"}),
+    Message("tool", "hammer and nails", tool_call_id="call_bash"),
+    Message("user", "Paint it [message_id: pink42] twice."),
+]
+
+
+def where(family: str, word: str, messages: list[Message] = TALK):
+    pipe = pipeline(family)
+    prepared = pipe.prepare(request(messages, (READ, BASH)), thinking=True)
+    tokenizer = model(family)[1]
+    low = next(
+        index
+        for index in range(len(prepared.prompt.tokens))
+        if word in tokenizer.decode(prepared.prompt.tokens[: index + 1])
+    )
+    return pipe.locate(prepared, low)
+
+
+@pytest.mark.parametrize("family", ["chatml", "qwen35", "glm4"])
+@pytest.mark.parametrize(
+    ("word", "message", "field", "rule"),
+    [
+        ("zebra", 0, "system", None),
+        ("yellow", 0, "system", "current_time"),
+        ("Please paint", 1, "content", None),
+        ("brushes", 2, "reasoning", None),
+        ("walking", 2, "content", None),
+        ("ls garden", 2, "tool_calls", None),
+        ("nails", 3, "content", None),
+        ("pink42", 4, "content", "message_id"),
+    ],
+)
+def test_a_token_is_led_back(family, word, message, field, rule):
+    found = where(family, word)
+    if family == "qwen35" and field == "reasoning":
+        assert found.message == message  # PRESERVE_THINKING shows it
+    assert (found.message, found.field, found.rule) == (message, field, rule)
+    assert word.split()[-1][-3:] in found.text
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_tools_and_the_generation_prompt_have_no_message(family):
+    if family != "gemma":
+        found = where(family, "Runs a command", TALK[:2])
+        assert (found.field in ("tools", "system")) and found.rule is None
+    pipe = pipeline(family)
+    prepared = pipe.prepare(request(TALK[:2]), thinking=True)
+    if prepared.prompt.generation < len(prepared.prompt.tokens):
+        last = pipe.locate(prepared, len(prepared.prompt.tokens) - 1)
+        assert (last.message, last.field) == (None, "generation")
+
+
+def test_a_note_is_called_one():
+    pipe = pipeline("chatml")
+    first = pipe.prepare(request(TALK[:2]), thinking=True)
+    tokenizer = model("chatml")[1]
+    pipe.record(
+        first, TALK[2], [*tokenizer.encode("<think>\nThinking about brushes.\n</think>\n\nNow walking over."), 1]
+    )
+    changed = [Message("system", TALK[0].content.replace("yellow", "purple")), *TALK[1:]]
+    prepared = pipe.prepare(request(changed), thinking=True)
+    text = tokenizer.decode(prepared.prompt.tokens)
+    assert "purple" in text
+    index = next(
+        i for i in range(len(prepared.prompt.tokens)) if "purple" in tokenizer.decode(prepared.prompt.tokens[:i])
+    )
+    found = pipe.locate(prepared, index - 1)
+    assert (found.message, found.field) == (4, "note")
+
+
+def test_a_raw_prompt_has_only_text():
+    pipe = pipeline("chatml")
+    prepared = pipe.prepare(request([], prompt="one two three"), thinking=False)
+    found = pipe.locate(prepared, 0)
+    assert (found.message, found.field) == (None, "prompt") and "one" in found.text

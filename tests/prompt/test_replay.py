@@ -1,0 +1,77 @@
+"""Recorded requests of real agents, in order: what is computed is what is new."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.prompt.client import pipeline, raw_answer
+from tests.prompt.models import EOS, model
+from tests.prompt.traces import folder, requests
+
+pytestmark = pytest.mark.skipif(folder() is None, reason="no recorded traces here")
+
+
+def common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
+    low, high = 0, min(len(a), len(b))
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if a[low:middle] == b[low:middle] else (low, middle - 1)
+    return low
+
+
+@pytest.mark.parametrize(("client", "family", "limit"), [
+    ("pi", "qwen35", 1.01), ("pi", "chatml", 1.01), ("openclaw", "qwen35", 1.02), ("opencode", "qwen35", 1.15),
+])  # fmt: skip
+def test_computed_over_new(client, family, limit):
+    """`new` counts from the first message that no earlier request carried; a sub-agent's other tools come on top."""
+    pipe = pipeline(family)
+    tokenizer = model(family)[1]
+    held: list[tuple[int, ...]] = []
+    computed = new = hits = 0
+    for _, request, answer in requests(client):
+        prepared = pipe.prepare(request, thinking=True)
+        tokens = prepared.prompt.tokens
+        computed += len(tokens) - max((common(tokens, other) for other in held), default=0)
+        new += prepared.fresh
+        generated = tokenizer.encode(raw_answer(family, answer, prepared.in_reasoning))
+        generated.append(tokenizer.special_tokens[EOS[family][0]])
+        pipe.record(prepared, answer, generated)
+        hits += prepared.turn.coded.generated is not None
+        held.append((*tokens, *generated[:-1]))
+    assert computed <= limit * new
+    assert hits >= (0 if client == "openclaw" else len(held) // 2)
+
+
+def test_openclaw_with_guesses_computes_less_than_new_and_transient():
+    pipe = pipeline("qwen35")
+    tokenizer = model("qwen35")[1]
+    held: list[tuple[int, ...]] = []
+    sessions: set[str] = set()
+    computed = new = 0
+    for _, request, answer in requests("openclaw"):
+        prepared = pipe.prepare(request, thinking=True)
+        tokens = prepared.prompt.tokens
+        assert prepared.prompt.transient is not None
+        if prepared.session in sessions:
+            computed += len(tokens) - max(common(tokens, other) for other in held)
+            new += prepared.fresh
+        sessions.add(prepared.session)
+        generated = tokenizer.encode(raw_answer("qwen35", answer, prepared.in_reasoning))
+        generated.append(tokenizer.special_tokens["<|im_end|>"])
+        pipe.record(prepared, answer, generated)
+        guess = pipe.predict(prepared, answer, generated)
+        held.append((*tokens, *generated[:-1]))
+        held += [guess.tokens] if guess is not None else []
+    assert computed <= 1.15 * new
+
+
+def test_every_word_of_every_request_reaches_the_prompt():
+    for client in ("pi", "opencode", "openclaw"):
+        pipe = pipeline("qwen35")
+        tokenizer = model("qwen35")[1]
+        for _, request, answer in requests(client):
+            prepared = pipe.prepare(request, thinking=True)
+            text = tokenizer.decode(prepared.prompt.tokens)
+            for message in request.messages:
+                assert [line for line in message.content.split("\n") if line.strip() not in text] == []
+            pipe.record(prepared, answer, tokenizer.encode(raw_answer("qwen35", answer, prepared.in_reasoning)))
