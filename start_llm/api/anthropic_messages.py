@@ -61,6 +61,10 @@ class MessagesExchange:
     request: ChatRequest
     scale: float
 
+    @property
+    def requests(self) -> tuple[ChatRequest, ...]:
+        return (self.request,)
+
     def body(self, result: Collected) -> dict[str, Any]:
         return message_body(self.request, result, self.scale)
 

@@ -62,6 +62,11 @@ class Exchange(Protocol):
     @property
     def request(self) -> ChatRequest: ...
 
+    @property
+    def requests(self) -> tuple[ChatRequest, ...]:
+        """What is run: `request`, and where a body has several prompts the others."""
+        ...
+
     def body(self, result: Collected) -> dict[str, Any]:
         """The whole answer as JSON."""
         ...

@@ -74,6 +74,10 @@ class ChatExchange:
     created: int
     token_text: Callable[[int], str]
 
+    @property
+    def requests(self) -> tuple[ChatRequest, ...]:
+        return (self.request,)
+
     def body(self, result: Collected) -> dict[str, Any]:
         return chat_body(self.request, self.created, result, self.token_text)
 

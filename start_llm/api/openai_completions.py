@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -17,12 +17,14 @@ from start_llm.api.errors import openai_error
 from start_llm.api.fields import SamplingBody, bad, parse_body, sampling_of, session_of, stop_of
 from start_llm.api.openai_chat import StreamOptions
 from start_llm.api.openai_stream import finish_word, usage_body
-from start_llm.core.errors import BadRequest, NotSupported, StartLLMError
+from start_llm.core.errors import NotSupported, StartLLMError
 from start_llm.core.events import ChoiceDone, Done, Event, Progress, ReasoningDelta, TextDelta, TokenLogprob
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 
 TokenText = Callable[[int], str]
+Prompt = str | tuple[int, ...]
+MOST_PROMPTS = 64
 
 
 class CompletionBody(SamplingBody):
@@ -41,22 +43,37 @@ class CompletionBody(SamplingBody):
 
 @dataclass(frozen=True, slots=True)
 class CompletionExchange:
-    """A completion that is being answered. `echo` is the prompt's text where the client wants it back."""
+    """A completion that is being answered.
+
+    Attributes:
+        request: that of the first prompt; the others differ in their id and prompt only.
+        echo: the prompts' texts where the client wants them back, else one ``""`` a prompt.
+    """
 
     request: ChatRequest
     include_usage: bool
     created: int
     token_text: TokenText
-    echo: str = ""
+    prompts: tuple[Prompt, ...]
+    echo: tuple[str, ...]
+
+    @property
+    def requests(self) -> tuple[ChatRequest, ...]:
+        first, *others = self.prompts
+        more = (replace(self.request, id=f"{self.request.id}-{i}", prompt=p) for i, p in enumerate(others, 1))
+        return (replace(self.request, prompt=first), *more)
+
+    def echo_of(self, choice: int) -> str:
+        return self.echo[choice // self.request.n]
 
     def body(self, result: Collected) -> dict[str, Any]:
         choices = []
         for index, choice in enumerate(result.choices):
-            text = choice.reasoning + choice.text
+            text, echo = choice.reasoning + choice.text, self.echo_of(index)
             logprobs = None
             if self.request.logprobs is not None:
-                logprobs = legacy_logprobs(choice.logprobs, self.token_text, len(self.echo))
-            choices.append(_choice(index, self.echo + text, logprobs, finish_word(choice.finish_reason)))
+                logprobs = legacy_logprobs(choice.logprobs, self.token_text, len(echo))
+            choices.append(_choice(index, echo + text, logprobs, finish_word(choice.finish_reason)))
         return _head(self) | {"choices": choices, "usage": usage_body(result.usage, result.report)}
 
     def writer(self) -> StreamWriter:
@@ -70,12 +87,12 @@ def read_completion(inbound: Inbound, settings: Settings, token_text: TokenText)
         raise NotSupported("suffix: text after the answer is not supported; leave it out.", param="suffix")
     if body.best_of is not None and body.best_of > (body.n or 1):
         raise NotSupported("best_of: more candidates than n are not supported; set n instead.", param="best_of")
-    prompt = prompt_of(body.prompt)
+    prompts = prompts_of(body.prompt)
     request = ChatRequest(
         id=f"cmpl-{uuid.uuid4().hex}",
         dialect="completions",
         model=body.model,
-        prompt=prompt,
+        prompt=prompts[0],
         sampling=sampling_of(body, settings),
         max_tokens=body.max_tokens,
         stop=stop_of(body.stop),
@@ -86,27 +103,29 @@ def read_completion(inbound: Inbound, settings: Settings, token_text: TokenText)
         received=inbound.received,
     )
     include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    echo = ""
-    if body.echo:
-        echo = prompt if isinstance(prompt, str) else "".join(token_text(token) for token in prompt)
-    return CompletionExchange(request, include_usage, int(time.time()), token_text, echo)
+    echo = tuple(_text(prompt, token_text) if body.echo else "" for prompt in prompts)
+    return CompletionExchange(request, include_usage, int(time.time()), token_text, prompts, echo)
 
 
-def prompt_of(value: Any) -> str | tuple[int, ...]:
-    """A string, a list of token ids, or a list with one of these."""
+def prompts_of(value: Any) -> tuple[Prompt, ...]:
+    """A string, a list of token ids, or a list of either."""
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        if len(value) > MOST_PROMPTS:
+            raise bad("prompt", f"at most {MOST_PROMPTS} prompts", len(value))
+        return tuple(_prompt(item, f"prompt[{index}]") for index, item in enumerate(value))
+    return (_prompt(value, "prompt"),)
+
+
+def _prompt(value: Any, path: str) -> Prompt:
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and value:
-        if all(isinstance(item, int) and not isinstance(item, bool) and item >= 0 for item in value):
-            return tuple(value)
-        if isinstance(value[0], str | list):
-            if len(value) > 1:
-                raise BadRequest(
-                    f"prompt: one prompt per request is supported, but got {len(value)}; send them one by one.",
-                    param="prompt",
-                )
-            return prompt_of(value[0])
-    raise bad("prompt", "a string or a list of token ids that is not empty", value)
+    if isinstance(value, list) and value and all(type(item) is int and item >= 0 for item in value):
+        return tuple(value)
+    raise bad(path, "a string or a list of token ids that is not empty", value)
+
+
+def _text(prompt: Prompt, token_text: TokenText) -> str:
+    return prompt if isinstance(prompt, str) else "".join(token_text(token) for token in prompt)
 
 
 def legacy_logprobs(items: Sequence[TokenLogprob], token_text: TokenText, offset: int = 0) -> dict[str, Any]:
@@ -138,12 +157,12 @@ class CompletionWriter:
 
     def __init__(self, exchange: CompletionExchange) -> None:
         self._exchange = exchange
-        self._offsets = [len(exchange.echo)] * exchange.request.n
+        self._choices = range(exchange.request.n * len(exchange.prompts))
+        self._offsets = [len(exchange.echo_of(index)) for index in self._choices]
 
     def open(self) -> bytes:
-        if not self._exchange.echo:
-            return b""
-        return b"".join(self._chunk(index, self._exchange.echo) for index in range(self._exchange.request.n))
+        echoes = [(index, self._exchange.echo_of(index)) for index in self._choices]
+        return b"".join(self._chunk(index, echo) for index, echo in echoes if echo)
 
     def write(self, event: Event) -> bytes:
         if isinstance(event, TextDelta):

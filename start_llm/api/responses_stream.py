@@ -66,6 +66,10 @@ class ResponsesExchange:
     token_text: Callable[[int], str]
     store: ResponsesStore | None
 
+    @property
+    def requests(self) -> tuple[ChatRequest, ...]:
+        return (self.request,)
+
     def body(self, result: Collected) -> dict[str, Any]:
         choice = result.choices[0]
         output: list[Item] = []

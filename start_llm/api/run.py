@@ -12,6 +12,7 @@ from typing import Protocol
 from start_llm.api import sse
 from start_llm.api.collect import Collected, collect
 from start_llm.api.dialect import Exchange, Reply, StreamWriter
+from start_llm.api.together import submit_all
 from start_llm.api.watcher import DisconnectWatcher, Watch
 from start_llm.core.errors import ClientGone, Internal, StartLLMError, Unavailable
 from start_llm.core.events import Done, Event, Failed, Progress, Started
@@ -59,14 +60,15 @@ class Runner:
     def run(self, exchange: Exchange, out: Out) -> None:
         """Answers; raises StartLLMError where nothing has been sent yet."""
         request = exchange.request
+        choices = request.n * len(exchange.requests)
         tap = _Tap(request, self._observers, self._clock)
         try:
-            stream = self._service.chat(request)
+            stream = submit_all(self._service, exchange.requests)
             with closing(stream), self._watcher.watch(out.connection_socket(), stream) as watch:
                 if request.stream:
                     self._stream(exchange, tap.events(stream), watch, out)
                 else:
-                    result = self._collect(tap.events(stream), request, watch)
+                    result = self._collect(tap.events(stream), choices, watch)
                     headers = id_headers(request) | {CACHE_HEADER: result.report.header()}
                     out.reply(Reply(sse.dumps(exchange.body(result)), headers=headers))
         except StartLLMError as error:
@@ -75,8 +77,8 @@ class Runner:
         finally:
             tap.end(Internal("An unexpected error happened."))
 
-    def _collect(self, events: Iterator[Event], request: ChatRequest, watch: Watch) -> Collected:
-        result = collect(events, request.n)
+    def _collect(self, events: Iterator[Event], choices: int, watch: Watch) -> Collected:
+        result = collect(events, choices)
         if result is not None:
             return result
         raise _why_it_ended(watch)

@@ -9,6 +9,7 @@ from start_llm.api.server import ApiServer
 from start_llm.core.errors import QueueFull
 from start_llm.core.events import (
     ChoiceDone,
+    Event,
     Failed,
     Progress,
     ReasoningDelta,
@@ -18,6 +19,7 @@ from start_llm.core.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
+from start_llm.core.request import ChatRequest
 from tests.api.fakes import DONE, FIRST, FakeService, answer
 
 USER = [{"role": "user", "content": "Hi"}]
@@ -153,8 +155,46 @@ def test_completion_logprobs(client: openai.OpenAI, service: FakeService) -> Non
     assert (logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs) == (["<7>"], [-0.5], [{"<8>": -1.0}])
 
 
-@pytest.mark.parametrize(("field", "value"), [("suffix", "x"), ("prompt", ["a", "b"]), ("prompt", []), ("best_of", 3)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("suffix", "x"), ("prompt[1]", ["a", []]), ("prompt", []), ("best_of", 3)]
+)
 def test_completions_refusals(client: openai.OpenAI, field: str, value: object) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
-        client.completions.create(**({"model": "m", "prompt": "a"} | {field: value}))
+        client.completions.create(**({"model": "m", "prompt": "a"} | {field.partition("[")[0]: value}))
     assert caught.value.body["param"] == field
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_several_prompts_are_the_choices_of_one_answer(
+    client: openai.OpenAI, service: FakeService, stream: bool
+) -> None:
+    service.script = lambda request: [
+        FIRST, TextDelta(f"0 {request.prompt}", 0), TextDelta(f"1 {request.prompt}", 1),
+        ChoiceDone("stop", 1), ChoiceDone("length", 0), DONE,
+    ]  # fmt: skip
+    asked = {"model": "m", "prompt": ["a", "b"], "n": 2, "echo": True, "stream_options": {"include_usage": True}}
+    texts, usage = ["", "", "", ""], None
+    if stream:
+        for chunk in client.completions.create(**asked, stream=True):
+            usage = chunk.usage or usage
+            for choice in chunk.choices:
+                texts[choice.index] += choice.text
+    else:
+        completion = client.completions.create(**asked)
+        texts, usage = [choice.text for choice in completion.choices], completion.usage
+    assert texts == ["a0 a", "a1 a", "b0 b", "b1 b"]
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.start_llm["reused"]) == (240, 200)
+    assert len({request.id for request in service.requests}) == 2
+
+
+def test_a_refused_prompt_takes_the_others_with_it(client: openai.OpenAI, service: FakeService) -> None:
+    def script(request: ChatRequest) -> list[Event]:
+        if request.prompt == "b":
+            raise QueueFull("full", retry_after=1)
+        return answer()
+
+    service.script = script
+    with pytest.raises(openai.RateLimitError):
+        client.completions.create(model="m", prompt=["a", "b"])
+    assert service.streams.get(timeout=1).closed.is_set()
