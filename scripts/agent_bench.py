@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from tokenizers import Tokenizer
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.bench import replay, report  # noqa: E402 - the script runs from any folder
+from scripts.bench import limits, replay, report  # noqa: E402 - the script runs from any folder
 from scripts.bench.runner import Result, run_scenario  # noqa: E402
 from scripts.bench.scenarios import SCENARIOS  # noqa: E402
 from scripts.bench.servers import Server, restarter, served  # noqa: E402
@@ -45,6 +46,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--reanchor", choices=["on", "off"], default="off", help="with --serve: REANCHOR (off: all work counts)"
     )
+    parser.add_argument("--limits", action="store_true", help="with --serve: also what needs a server set up for it")
     parser.add_argument("--model", default="default_model", help="the model's name at --url")
     parser.add_argument("--key", default="none", help="API key at --url")
     parser.add_argument("--scenarios", default="", help=f"comma-separated, of: {', '.join(SCENARIOS)}; 'none' for none")
@@ -84,6 +86,7 @@ class Session:
         self.nonce = f"{time.time_ns():x}"
         self.scenarios: dict[str, list[Result]] = {}
         self.replays: dict[str, list[replay.Replayed]] = {}
+        self.limits: dict[str, list[limits.Limit]] = {}
 
     def measure(self, label: str, server: Server) -> None:
         """Runs scenarios and traces against one server."""
@@ -110,6 +113,7 @@ class Session:
         """Prints and writes everything; 1 if an answer was wrong or a miss had no reason."""
         tables: list[Table] = [report.scenario_table(label, results) for label, results in self.scenarios.items()]
         tables += [report.replay_table(f"traces, {label}", rows) for label, rows in self.replays.items()]
+        tables += [report.limits_table(f"limits, {label}", found) for label, found in self.limits.items()]
         report.show(tables)
         if out := self.options.out:
             data = {
@@ -117,6 +121,7 @@ class Session:
                     label: {"total": report.totals(results), "scenarios": [result.as_dict() for result in results]}
                     for label, results in self.scenarios.items()
                 },
+                "limits": {label: [asdict(limit) for limit in found] for label, found in self.limits.items()},
                 "traces": {label: replay.as_json(rows) for label, rows in self.replays.items()},
             }
             report.save(out, "agent_bench", data)
@@ -125,7 +130,8 @@ class Session:
                 print(report.plot(out, self.scenarios))
         ours = {label: results for label, results in self.scenarios.items() if not label.startswith("mlx_lm")}
         totals = [report.totals(results) for results in ours.values()]
-        return int(any(total["wrong"] or total["unexplained"] for total in totals))
+        broken = [limit for found in self.limits.values() for limit in found if not limit.kept]
+        return int(bool(broken) or any(total["wrong"] or total["unexplained"] for total in totals))
 
 
 def _serve_all(session: Session, folder: Path) -> None:
@@ -133,6 +139,9 @@ def _serve_all(session: Session, folder: Path) -> None:
     servers = ([] if options.only_against else ["start_llm"]) + options.against
     for kind in options.kinds.split(","):
         checkpoint = build_oracle(folder / f"oracle-{kind}", kind)
+        if options.limits:
+            work = folder / f"limits-{kind}"
+            session.limits[f"start_llm, {kind}"] = limits.measure(checkpoint, work, session.count, session.nonce)
         for name in servers:
             label = f"{name}, {kind}"
             with served(name, checkpoint, folder / f"{name}-{kind}", options.reanchor) as server:

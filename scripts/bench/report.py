@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from scripts.bench.limits import Limit
 from scripts.bench.replay import Replayed, summary
 from scripts.bench.runner import Result
 
@@ -76,6 +77,18 @@ def replay_table(title: str, rows: list[Replayed]) -> Table:
         ratios = (_ratio(line["computed"] / line["optimum"]), _ratio(line["computed"] / line["new"]))
         counts = (str(line[key]) for key in ("requests", "prompt", "optimum", "computed"))
         table.add_row(line["run"], *counts, *ratios, str(len(line["wrong"])))
+    return table
+
+
+def limits_table(title: str, found: list[Limit]) -> Table:
+    table = Table(title=title)
+    for heading in ("what", "measured", "limit", "kept", "detail"):
+        table.add_column(heading)
+    for limit in found:
+        kept = "yes" if limit.kept else "NO"
+        table.add_row(
+            limit.name, f"{limit.value:.4g}", f"{limit.limit:g}", kept, " ".join((limit.detail, *limit.wrong))
+        )
     return table
 
 

@@ -89,7 +89,9 @@ def _command(kind: str, checkpoint: Path, port: int, work: Path, reanchor: str) 
 class Started:
     """A server process of ours, in its own folder and process group."""
 
-    def __init__(self, kind: str, checkpoint: Path, work: Path, reanchor: str = "off") -> None:
+    def __init__(
+        self, kind: str, checkpoint: Path, work: Path, reanchor: str = "off", extra: dict[str, str] | None = None
+    ) -> None:
         work.mkdir(parents=True, exist_ok=True)
         self.port = free_port()
         self.output = work / "output.log"
@@ -97,7 +99,7 @@ class Started:
         self.command, settings = _command(kind, checkpoint, self.port, work, reanchor)
         python_path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         oracle = {"ORACLE_LOG": str(self.log), "ORACLE_REPLIES": str(self.replies), "PYTHONPATH": python_path}
-        self.environment = {**os.environ, **settings, **oracle}
+        self.environment = {**os.environ, **settings, **oracle, **(extra or {})}
         self.work = work
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -130,9 +132,11 @@ class Started:
 
 
 @contextlib.contextmanager
-def served(kind: str, checkpoint: Path, work: Path, reanchor: str = "off") -> Iterator[Server]:
-    """Runs ``start_llm`` or ``mlx_lm`` on a checkpoint; stops it at the end."""
-    started = Started(kind, checkpoint, work, reanchor)
+def served(
+    kind: str, checkpoint: Path, work: Path, reanchor: str = "off", extra: dict[str, str] | None = None
+) -> Iterator[Server]:
+    """Runs ``start_llm`` or ``mlx_lm`` on a checkpoint, `extra` in its environment; stops it at the end."""
+    started = Started(kind, checkpoint, work, reanchor, extra)
     try:
         started.start()
         model = "default_model"
