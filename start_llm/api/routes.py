@@ -52,14 +52,17 @@ class Routes:
     def __init__(self, routes: Sequence[Route]) -> None:
         self._routes = tuple(routes)
 
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        return tuple(re.sub(r"{.*?}", "{id}", route.pattern) for route in self._routes)
+
     def find(self, path: str) -> tuple[Route, tuple[str, ...]]:
         """Raises NotFound."""
         for route in self._routes:
             params = route.match(path)
             if params is not None:
                 return route, params
-        known = ", ".join(re.sub(r"{.*?}", "{id}", route.pattern) for route in self._routes)
-        raise NotFound(f"There is nothing at {path}. Paths: {known}.")
+        raise NotFound(f"There is nothing at {path}. Paths: {', '.join(self.patterns)}.")
 
     def resolve(self, method: str, path: str) -> tuple[Handler, tuple[str, ...]]:
         """Raises NotFound, WrongMethod."""

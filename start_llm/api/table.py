@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from start_llm.api import sse
 from start_llm.api.anthropic_messages import read_messages
@@ -16,11 +17,13 @@ from start_llm.api.responses_store import ResponsesStore
 from start_llm.api.routes import Route, Routes
 from start_llm.api.run import CACHE_HEADER
 from start_llm.api.status import Status
-from start_llm.core.request import ChatRequest
+from start_llm.core.request import ChatRequest, Dialect
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.request_log import RequestLog
+
+BLOCKS = frozenset({"tool_use", "tool_result", "redacted_thinking", "document", "search_result"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +62,13 @@ class Dialects:
         return Reply(sse.dumps(report.as_dict()), headers={CACHE_HEADER: report.header()})
 
     def _any(self, inbound: Inbound) -> Exchange:
-        """Tells the dialect of a body by the fields that only it has."""
-        data = parse_json(inbound.body)
-        names = set(data) if isinstance(data, dict) else set()
-        tools = data.get("tools") if isinstance(data, dict) else None
-        first = tools[0] if isinstance(tools, list) and tools and isinstance(tools[0], dict) else {}
-        if "anthropic-version" in inbound.headers or "input_schema" in first or names & {"system", "stop_sequences"}:
+        """Reads a body of whichever dialect it is in."""
+        dialect = dialect_of(parse_json(inbound.body))
+        if dialect == "messages" or "anthropic-version" in inbound.headers:
             return read_messages(inbound, self.settings)
-        if "input" in names and "messages" not in names:
+        if dialect == "responses":
             return read_responses(inbound, self.settings, self.service.token_text, self.store)
-        if "prompt" in names and "messages" not in names:
+        if dialect == "completions":
             return read_completion(inbound, self.settings, self.service.token_text)
         return read_chat(inbound, self.settings, self.service.token_text)
 
@@ -78,6 +78,26 @@ class Dialects:
             return request
         cards = self.service.models()
         return replace(request, model=cards[0].id if cards else "")
+
+
+def dialect_of(data: Any) -> Dialect:
+    """Told by what only one dialect has: a field of the body, a tool's schema, a block of a message."""
+    if not isinstance(data, dict):
+        return "chat"
+    if "messages" not in data and ("input" in data or "prompt" in data):
+        return "responses" if "input" in data else "completions"
+    if data.keys() & {"system", "stop_sequences"}:
+        return "messages"
+    tools = [tool for tool in _list(data.get("tools")) if isinstance(tool, dict)]
+    messages = [message for message in _list(data.get("messages")) if isinstance(message, dict)]
+    blocks = [block for message in messages for block in _list(message.get("content")) if isinstance(block, dict)]
+    if any("input_schema" in tool for tool in tools) or any(block.get("type") in BLOCKS for block in blocks):
+        return "messages"
+    return "chat"
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def build_routes(

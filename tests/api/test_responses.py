@@ -298,6 +298,7 @@ def test_explain_knows_every_dialect(server: ApiServer, service: FakeService) ->
     bodies: list[dict[str, Any]] = [
         {"model": "m", "messages": [{"role": "user", "content": "x"}]},
         {"model": "m", "messages": [{"role": "user", "content": "x"}], "system": "s"},
+        {"model": "m", "messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]},
         {"model": "m", "input": "x"},
         {"model": "m", "prompt": "x"},
     ]
@@ -305,4 +306,4 @@ def test_explain_knows_every_dialect(server: ApiServer, service: FakeService) ->
         report: Any = client.post("/cache/explain", cast_to=object, body=body)
         assert report["reused"] == 100
     dialects = [request.dialect for request in service.requests]
-    assert dialects == ["chat", "messages", "responses", "completions"]
+    assert dialects == ["chat", "messages", "messages", "responses", "completions"]
