@@ -13,7 +13,7 @@ from start_llm.core.errors import NotSupported
 from start_llm.core.events import TokenLogprob
 from start_llm.core.settings import Settings
 from start_llm.core.work import Submit
-from start_llm.engine.constraint import Grammars
+from start_llm.engine.constraint import GrammarProcessor, Grammars
 from start_llm.engine.runner import Runner
 from start_llm.engine.sampling import LogprobTap, make_processors, make_sampler, top_logprobs
 from start_llm.engine.scheduler import Limits, Processors, Scheduler
@@ -34,10 +34,14 @@ class TextDrawing:
         self.sampler: Callable[[Any], Any] = make_sampler(work.sampling)
         self.processors: Processors = [self._tap] if self._tap is not None else []
         self.processors += make_processors(work.sampling, work.prompt.tokens)
+        self._grammar: GrammarProcessor | None = None
         if work.constraint is not None and grammars is not None:
-            self.processors.append(grammars.processor(work.constraint))
+            self._grammar = grammars.processor(work.constraint)
+            self.processors.append(self._grammar)
 
     def logprob(self, token: int) -> TokenLogprob | None:
+        if self._grammar is not None and self._grammar.error is not None:
+            raise self._grammar.error
         if self._tap is None or self._top is None:
             return None
         return top_logprobs(self._tap.take(), token, self._top)

@@ -35,7 +35,10 @@ class Drawing(Protocol):
     processors: Processors
 
     def logprob(self, token: int) -> TokenLogprob | None:
-        """Of the row's next reported token, if the client asked; called once per token, in order."""
+        """Of the row's next reported token, if the client asked; called once per token, in order.
+
+        Raises what went wrong with the row's grammar: such a request ends with an error, never with garbage.
+        """
         ...
 
 
