@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from start_llm.kvcache.tree import Segment
@@ -12,6 +12,9 @@ Strengths = dict[int, tuple[int, float]]
 
 _LEAST_SECONDS_PER_TOKEN = 1e-4  # where nothing was measured, all tokens cost alike
 _UNPROTECTED = (0, 0.0)
+_TAIL = 3  # checkpoints at a conversation's end where its next request is likely to land
+_HEAD = 4  # how likely a new conversation begins with a known system text, against one landing elsewhere
+_FAR = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +38,12 @@ def value(segment: Segment, now: float) -> float:
     return seconds * max(segment.uses, 1) / (max(segment.nbytes, 1) * (now - segment.used + 1.0))
 
 
-def rank(segment: Segment, strengths: Strengths, policy: Policy, now: float) -> tuple[int, tuple[int, float], float]:
-    """Order in which leaves go, smallest first: useless ones, side requests, the unprotected, then conversations.
+Rank = tuple[int, tuple[int, float], float]
+"""Order in which things go, smallest first: level, strength of protection, value."""
+
+
+def rank(segment: Segment, strengths: Strengths, policy: Policy, now: float) -> Rank:
+    """Of a leaf. Levels: 0 useless, 1 of side requests only, 2 unprotected, 3 ends of conversations.
 
     A leaf without a checkpoint restores nothing in a model that needs one.
     """
@@ -48,6 +55,34 @@ def rank(segment: Segment, strengths: Strengths, policy: Policy, now: float) -> 
     else:
         level = 1 if segment.one_shot else 2
     return level, strength, value(segment, now)
+
+
+def checkpoint_rank(segment: Segment, below: int, now: float) -> Rank:
+    """Of a checkpoint that is not a leaf's, beside the leaves' ranks.
+
+    What losing it costs: the tokens back to the next one above, for each time that a request lands here.
+    That is likely near a conversation's end, at the end of a system text, and where it happened before.
+    The first go only after all unprotected leaves, a system text's only after conversations unused for longer.
+
+    Args:
+        below: checkpoints from here to the nearest protected end.
+    """
+    tokens = segment.end - _next_above(segment)
+    likely = segment.landed + 1.0 / (1 + below) + (_HEAD if segment.head else 0)
+    seconds = max(segment.seconds_per_token, _LEAST_SECONDS_PER_TOKEN) * tokens
+    worth = seconds * likely / (max(segment.checkpoint_bytes, 1) * (now - segment.used + 1.0))
+    if segment.head:
+        return 3, (1, segment.used), worth
+    return 3 if below < _TAIL else 2, _UNPROTECTED, worth
+
+
+def checkpoints_to_end(segments: Iterable[Segment], strengths: Strengths) -> dict[int, int]:
+    """For each segment (by `id`) the fewest checkpoints from it to a protected end below it, itself not counted."""
+    fewest: dict[int, int] = {}
+    for segment in reversed(list(segments)):  # children before their parents
+        ways = [fewest[id(child)] + (child.checkpoint is not None) for child in segment.children.values()]
+        fewest[id(segment)] = 0 if id(segment) in strengths else min(ways, default=_FAR)
+    return fewest
 
 
 def thin_after(end: Segment, policy: Policy) -> list[Segment]:
@@ -65,28 +100,23 @@ def thin_after(end: Segment, policy: Policy) -> list[Segment]:
             marks.append(above)
     kept = end
     for index in range(1, len(marks) - 1):
-        if index > policy.recent and kept.end - marks[index + 1].end <= policy.grid:
+        if index > policy.recent and not marks[index].head and kept.end - marks[index + 1].end <= policy.grid:
             drop.append(marks[index])
         else:
             kept = marks[index]
     return drop
 
 
-def thin_under_pressure(segments: Iterable[Segment], policy: Policy) -> Iterator[Segment]:
-    """Interior checkpoints to give up, least painful first; the caller drops each as it comes and stops when it fits.
-
-    Six passes, each with a grid twice as wide and half as many recent ones spared; in each the longest unused first.
-    """
-    holders = sorted((s for s in segments if s.checkpoint is not None), key=lambda s: s.used)
-    grid, recent = policy.grid, policy.recent
-    for _ in range(6):
-        for segment in holders:
-            if segment.checkpoint is None or segment.is_leaf:
-                continue
-            below, depth = _next_below(segment, recent)
-            if depth >= recent and below - _next_above(segment) <= grid:
-                yield segment
-        grid, recent = grid * 2, recent // 2
+def near_end(segment: Segment) -> bool:
+    """At most two checkpoints stand between here and a leaf."""
+    ways = [(segment, 0)]
+    while ways:
+        here, passed = ways.pop()
+        if here.is_leaf:
+            return True
+        below = [child for child in here.children.values() if child.rows is not None]
+        ways += [(c, passed + (c.checkpoint is not None)) for c in below if passed + (c.checkpoint is not None) < _TAIL]
+    return False
 
 
 def _branches(segment: Segment) -> bool:
@@ -95,28 +125,3 @@ def _branches(segment: Segment) -> bool:
 
 def _next_above(segment: Segment) -> int:
     return next((above.end for above in segment.ancestors() if above.checkpoint is not None), 0)
-
-
-def checkpoints_below(segment: Segment, enough: int) -> int:
-    """The fewest checkpoints between a segment and a leaf below it, not counted beyond `enough`."""
-    if segment.is_leaf or segment.rows is None:
-        return 0
-    return _next_below(segment, enough)[1]
-
-
-def _next_below(segment: Segment, enough: int) -> tuple[int, int]:
-    """The farthest of the next checkpoints on the ways down, and the fewest checkpoints to a leaf (or `enough`)."""
-    farthest, fewest = segment.end, 1 << 30
-    todo = [(child, 0) for child in segment.children.values() if child.rows is not None]
-    while todo:
-        here, count = todo.pop()
-        if here.checkpoint is not None:
-            if count == 0:
-                farthest = max(farthest, here.end)
-            count += 1
-        below = [child for child in here.children.values() if child.rows is not None]
-        if not below or count > enough:
-            fewest = min(fewest, count)
-        else:
-            todo.extend((child, count) for child in below)
-    return farthest, fewest

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from start_llm.kvcache.blocks import PrefixHash
-from start_llm.kvcache.budget import checkpoints_below
+from start_llm.kvcache.budget import near_end
 from start_llm.kvcache.disk import DiskTier
 from start_llm.kvcache.diskindex import Run
 from start_llm.kvcache.layers import LayerKit
@@ -16,7 +16,6 @@ from start_llm.kvcache.pieces import Checkpoint, FilePart, Slices
 from start_llm.kvcache.tree import Segment, Tree
 
 _LARGE = 64 << 20  # bytes of a checkpoint that is written only once its conversation rests
-_ENDS = 3  # of such, how many at a conversation's end
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +76,7 @@ class Paging:
         """Queues large checkpoints of conversation ends. Those that a turn leaves behind are not worth their bytes."""
         while self._large and self._disk.has_room(self._large[0].checkpoint_bytes):
             segment = self._large.popleft()
-            if checkpoints_below(segment, _ENDS) < _ENDS:
+            if segment.rows is not None and near_end(segment):
                 self._write_checkpoint(segment)
 
     def _write_rows(self, segment: Segment) -> None:

@@ -9,70 +9,26 @@ from __future__ import annotations
 import heapq
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from start_llm.core.prompt import Prompt
 from start_llm.kvcache import budget, planner
-from start_llm.kvcache.blocks import TokenMemo, Tokens, TokenSequence
+from start_llm.kvcache.blocks import PrefixHash, TokenMemo, Tokens, TokenSequence
 from start_llm.kvcache.disk import DiskTier
 from start_llm.kvcache.layers import LayerKit
-from start_llm.kvcache.paging import Paging
+from start_llm.kvcache.paging import Paging, chain_of
 from start_llm.kvcache.pieces import Checkpoint, Plan, Restored, Slices, Unstorable
 from start_llm.kvcache.sessions import Sessions
+from start_llm.kvcache.stats import Counters, StoreStats
 from start_llm.kvcache.tree import Match, Segment, Tree
 
 __all__ = ["Counters", "KVStore", "Plan", "Restored", "StoreStats"]
 
 log = logging.getLogger(__name__)
 
-
-@dataclass(slots=True)
-class Counters:
-    """Events since the start."""
-
-    hits: int = 0
-    misses: int = 0
-    stored_tokens: int = 0
-    restored_tokens: int = 0
-    copied_bytes: int = 0
-    paged_tokens: int = 0
-    evicted_leaves: int = 0
-    evicted_bytes: int = 0
-    thinned_checkpoints: int = 0
-    splits: int = 0
-    refused: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StoreStats:
-    """A snapshot.
-
-    Attributes:
-        segments: segments with KV in memory.
-        leaves: those without such children: conversation ends.
-        bytes: KV in memory, checkpoints included.
-        checkpoints, checkpoint_bytes: restore points of layers that cannot be cut.
-        ghost_tokens: tokens remembered without KV.
-        sessions: conversations known.
-        counters: name to value, see `Counters`.
-        disk: the same of the disk tier, empty if there is none.
-    """
-
-    segments: int
-    leaves: int
-    bytes: int
-    budget_bytes: int
-    checkpoints: int
-    checkpoint_bytes: int
-    ghost_tokens: int
-    sessions: int
-    hits: int
-    misses: int
-    evicted: int
-    counters: dict[str, int]
-    disk: dict[str, int]
+_HEADS = 256
 
 
 class KVStore:
@@ -124,6 +80,7 @@ class KVStore:
         self._sessions = Sessions(session_idle_seconds, sessions_keep)
         self._bytes = 0
         self._ghosts = self._paging.fill(self._tree) if self._paging is not None else 0
+        self._heads: OrderedDict[bytes, int] = OrderedDict()  # hash and length of system texts seen lately
         self._token_bytes = 0.0  # of the last rows and the last checkpoint, to estimate others
         self._state_bytes = 0
         self._counters = Counters()
@@ -140,7 +97,12 @@ class KVStore:
         """Ascending offsets beyond `start` at which prefill should pause for `put`; none if all layers can be cut."""
         if self._kit.cuttable:
             return ()
-        match = self._tree.walk(self._memo.get(prompt.tokens))
+        tokens = self._memo.get(prompt.tokens)
+        if prompt.head:
+            self._heads[PrefixHash().then(tokens[: prompt.head]).digest()] = prompt.head
+            if len(self._heads) > _HEADS:
+                self._heads.popitem(last=False)
+        match = self._tree.walk(tokens)
         return planner.pauses(prompt, match, start, self._policy.recent, self._policy.grid)
 
     def restore(self, tokens: TokenSequence, plan: Plan) -> Restored:
@@ -153,6 +115,7 @@ class KVStore:
         length = min(path[-1].end, len(array))
         cache, copied = self._kit.build([s.rows for s in path if s.rows is not None], path[-1].checkpoint, length)
         self._use(path)
+        path[-1].landed += length == path[-1].end
         self._counters.hits += 1
         self._counters.restored_tokens += length
         self._counters.copied_bytes += copied
@@ -328,6 +291,8 @@ class KVStore:
         end = path[-1]
         if state is not None and end.checkpoint is None:
             self._attach(end, state)
+            if end.end in self._heads.values():
+                end.head = chain_of(end).digest() in self._heads
         self._use(path)
         return end
 
@@ -365,49 +330,56 @@ class KVStore:
         """Brings memory back under its limits."""
         now = self._clock()
         if self._ttl:
-            self._evict_leaves(lambda s: now - s.used > self._ttl)
+            self._expire(now - self._ttl)
         if self._bytes > self._budget:
-            strengths = self._sessions.protection(now, self._budget)
-            thinning = budget.thin_under_pressure(self._tree, self._policy) if not self._kit.cuttable else iter(())
-            self._evict(now, strengths, lambda: self._bytes > self._budget, thinning)
+            self._evict(now, lambda: self._bytes > self._budget, thin=not self._kit.cuttable)
         if self._max_leaves:
             excess = sum(s.is_leaf for s in self._tree) - self._max_leaves
             if excess > 0:
                 target = self._counters.evicted_leaves + excess
-                strengths = self._sessions.protection(now, self._budget)
-                self._evict(now, strengths, lambda: self._counters.evicted_leaves < target, iter(()))
+                self._evict(now, lambda: self._counters.evicted_leaves < target, thin=False)
         if self._ghosts > self._ghost_limit:
             self._drop_ghosts(int(self._ghost_limit * 0.9))
 
-    def _evict_leaves(self, chosen: Callable[[Segment], bool]) -> None:
+    def _expire(self, before: float) -> None:
+        """Evicts what was not used since `before`."""
         todo = [s for s in self._tree if s.is_leaf]
         while todo:
             segment = todo.pop()
-            if not chosen(segment):
+            if segment.used >= before:
                 continue
             above = segment.parent
             self._drop(segment)
             if above is not None and above.is_leaf:
                 todo.append(above)
 
-    def _evict(
-        self, now: float, strengths: budget.Strengths, more: Callable[[], bool], thinning: Iterator[Segment]
-    ) -> None:
-        """Leaves go by rank; before the first one that matters (level 2 and up) goes, checkpoints are thinned."""
-        policy = self._policy
-        queue = [(budget.rank(s, strengths, policy, now), id(s), s) for s in self._tree if s.is_leaf]
+    def _evict(self, now: float, more: Callable[[], bool], thin: bool) -> None:
+        """Gives up leaves, and with `thin` checkpoints above them, in the order of their ranks."""
+        policy, strengths = self._policy, self._sessions.protection(now, self._budget)
+        below = budget.checkpoints_to_end(self._tree, strengths) if thin else {}
+
+        def rank(segment: Segment) -> budget.Rank:
+            if segment.is_leaf:
+                return budget.rank(segment, strengths, policy, now)
+            return budget.checkpoint_rank(segment, below[id(segment)], now)
+
+        queue = [(rank(s), id(s), s) for s in self._tree if s.is_leaf or (thin and s.checkpoint is not None)]
         heapq.heapify(queue)
         while more() and queue:
-            if queue[0][0][0] >= 2:
-                for segment in thinning:
-                    self._drop_checkpoint(segment)
-                    if not more():
-                        return
-            _, _, segment = heapq.heappop(queue)
+            before, _, segment = heapq.heappop(queue)
+            if not segment.is_leaf and segment.checkpoint is None:
+                continue
+            here = rank(segment)
+            if here > before:  # it has become a leaf, or the checkpoint above it has gone
+                heapq.heappush(queue, (here, id(segment), segment))
+                continue
+            if not segment.is_leaf:
+                self._drop_checkpoint(segment)
+                continue
             above = segment.parent
             self._drop(segment)
             if above is not None and above.is_leaf:
-                heapq.heappush(queue, (budget.rank(above, strengths, policy, now), id(above), above))
+                heapq.heappush(queue, (rank(above), id(above), above))
 
     def _drop(self, segment: Segment) -> None:
         """The segment becomes a ghost."""

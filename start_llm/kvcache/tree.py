@@ -33,6 +33,8 @@ class Segment:
         seconds_per_token: measured cost of computing these tokens.
         uses: times that a request restored or stored through here.
         used: clock of the last time.
+        landed: restores that ended exactly here.
+        head: a tools+system block ends here.
         one_shot: only side requests went through here.
         chain: hash chain of the whole path up to the segment's end, where it was asked for.
     """
@@ -48,6 +50,8 @@ class Segment:
     seconds_per_token: float = 0.0
     uses: int = 0
     used: float = 0.0
+    landed: int = 0
+    head: bool = False
     one_shot: bool = False
     chain: PrefixHash | None = None
 

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from start_llm.kvcache.budget import Policy, checkpoints_below, rank, thin_after, thin_under_pressure, value
+import numpy as np
+
+from start_llm.kvcache.budget import Policy, checkpoint_rank, checkpoints_to_end, near_end, rank, thin_after, value
 from start_llm.kvcache.pieces import Checkpoint, WindowPiece
 from start_llm.kvcache.pieces import Window as WindowState
 from tests.kvcache.segments import fake_tree, grow
@@ -50,27 +52,39 @@ def test_thinning_stops_at_a_branch() -> None:
     assert thin_after(end, HYBRID) == []
 
 
-def test_pressure_thins_wider_and_wider_and_spares_leaves() -> None:
+def test_a_head_outlasts_what_lies_before_and_behind_it() -> None:
     tree = fake_tree()
-    for stop in range(10, 201, 10):
-        grow(tree, list(range(stop)), checkpoint=True, used=float(stop))
-    order = []
-    for segment in thin_under_pressure(tree, HYBRID):
-        segment.checkpoint = None
-        order.append(segment.end)
-    assert order[0] == 10  # the longest unused first
-    assert 200 not in order
-    firsts = order[: order.index(max(order)) + 1]
-    assert all(stop <= 180 for stop in firsts[:5])
+    for stop in range(10, 101, 10):
+        end = grow(tree, list(range(stop)), checkpoint=True)
+        end.head = stop == 40
+    grow(tree, [*range(40), 500], checkpoint=True)  # another conversation, unprotected
+    below = checkpoints_to_end(tree, {id(end): (1, 0.0)})
+    inside = [s for s in tree if s.checkpoint is not None and not s.is_leaf]
+    ordered = [s.end for s in sorted(inside, key=lambda s: checkpoint_rank(s, below[id(s)], 10.0))]
+    assert ordered[-1] == 40
+    assert set(ordered[-3:-1]) == {80, 90}  # the next request may well land here
+    leaf = next(s for s in tree if s.is_leaf and s is not end)
+    levels = {s.end: checkpoint_rank(s, below[id(s)], 10.0)[0] for s in inside}
+    assert levels[40] > rank(leaf, {}, HYBRID, 10.0)[0] == levels[50]
 
 
-def test_checkpoints_below() -> None:
+def test_checkpoints_are_worth_what_their_loss_costs() -> None:
     tree = fake_tree()
-    first = grow(tree, list(range(10)), checkpoint=True)
-    grow(tree, list(range(20)), checkpoint=True)
-    end = grow(tree, list(range(30)), checkpoint=True)
-    assert (checkpoints_below(first, 5), checkpoints_below(end, 5)) == (2, 0)
-    assert checkpoints_below(first, 1) >= 1
+    near, far = (grow(tree, list(range(stop)), checkpoint=True) for stop in (10, 90))
+    grow(tree, list(range(100)), checkpoint=True)
+    assert checkpoint_rank(near, 9, 0.0) < checkpoint_rank(far, 9, 0.0)  # 10 tokens back, or 80
+    near.landed = 9
+    assert checkpoint_rank(near, 9, 0.0) > checkpoint_rank(far, 9, 0.0)
+    far.checkpoint = None
+    after = checkpoint_rank(grow(tree, list(range(95)), checkpoint=True), 9, 0.0)
+    far.checkpoint = near.checkpoint
+    assert after > checkpoint_rank(tree.walk(np.arange(95, dtype=np.int32)).path[-1], 9, 0.0)
+
+
+def test_near_end() -> None:
+    tree = fake_tree()
+    ends = [grow(tree, list(range(stop)), checkpoint=True) for stop in (10, 20, 30, 40)]
+    assert [near_end(end) for end in ends] == [False, True, True, True]
 
 
 def test_shared_pieces_are_counted_once() -> None:

@@ -248,6 +248,22 @@ def test_old_checkpoints_thin_out_to_the_grid() -> None:
         previous = length
 
 
+def test_a_system_text_outlasts_the_conversations_behind_it() -> None:
+    clock = Clock()
+    system = random_tokens(500)
+    store = store_of(hybrid=True, budget_tokens=1100, clock=clock, checkpoint_grid=100)
+    for n in range(12):
+        clock.now += 1
+        tokens = tuple(system + random_tokens(200, seed=n + 1))
+        prompt = Prompt(tokens, boundaries=(500, 600), head=500, generation=700)
+        plan = store.lookup(tokens)
+        assert n == 0 or plan.length == 500
+        start = store.restore(tokens, plan).length
+        for stop in store.pauses(prompt, start):
+            put(store, list(tokens[:stop]), hybrid=True, session=str(n))
+        put(store, list(tokens), hybrid=True, session=str(n))
+
+
 def test_checkpoints_thin_before_a_session_loses_tokens() -> None:
     store = store_of(hybrid=True, budget_tokens=1060, checkpoints_recent=64, checkpoint_grid=10)
     for end in range(20, 1001, 20):
