@@ -63,7 +63,11 @@ def scaled(tokens: int, scale: float) -> int:
 
 def usage_body(usage: Usage, report: CacheReport, scale: float) -> dict[str, Any]:
     counts: dict[str, Any] = dict(input_usage(usage.prompt, usage.cached, scale))
-    return counts | {"output_tokens": scaled(usage.completion, scale), "start_llm": report.as_dict()}
+    return counts | {
+        "output_tokens": scaled(usage.completion, scale),
+        "output_tokens_details": {"thinking_tokens": scaled(usage.reasoning, scale)},
+        "start_llm": report.as_dict(),
+    }
 
 
 def message_body(request: ChatRequest, result: Collected, scale: float) -> dict[str, Any]:

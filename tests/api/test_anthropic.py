@@ -82,7 +82,7 @@ def test_whole_message(client: anthropic.Anthropic, service: FakeService) -> Non
     assert message.stop_reason == "tool_use"
     usage = message.usage
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.cache_creation_input_tokens) == (20, 100, 0)
-    assert usage.output_tokens == 3
+    assert (usage.output_tokens, usage.output_tokens_details.thinking_tokens) == (3, 1)
     assert message._request_id == service.requests[0].id
     assert (service.requests[0].thinking, service.requests[0].thinking_budget) == (True, 1024)
 
