@@ -44,6 +44,7 @@ class Traits:
         string_too: with ``mapping``, arguments as a string are shown as well.
         results: it shows tool messages.
         reasoning_key: the message key it reads reasoning from, or None.
+        reasoning_beside_text: a turn with calls may have both reasoning and text.
         reasoning_inline: it shows thinking tags in the content of past turns.
         old_reasoning: it shows reasoning of turns before the last user message.
         switches: template variables that turn thinking on and off.
@@ -65,6 +66,7 @@ class Traits:
     string_too: bool = False
     results: bool = True
     reasoning_key: str | None = None
+    reasoning_beside_text: bool = True
     reasoning_inline: bool = False
     old_reasoning: bool = False
     switches: tuple[str, ...] = ()
@@ -156,6 +158,7 @@ def probe(template: Template, tokenizer: Tokenizer) -> Traits:
         string_too=string_too,
         results=results,
         reasoning_key=key,
+        reasoning_beside_text=key is None or calls is None or _takes_both(prober, key, calls),
         reasoning_inline=inline,
         old_reasoning=old,
         switches=switches,
@@ -197,6 +200,12 @@ def _takes_many_calls(prober: _Prober, calls: str) -> bool:
         for text, call in zip((_C, _D), pair, strict=True)
     ]
     return prober.shows([_user(_A), _assistant("", tool_calls=pair), *results], _A, "v7", "v7", _C, _D)
+
+
+def _takes_both(prober: _Prober, key: str, calls: str) -> bool:
+    call = _call(_probe_arguments(calls))
+    result = {"role": "tool", "content": _C, "tool_call_id": "callprobe", "name": "probe_tool7"}
+    return prober.shows([_user(_A), _assistant(_B, tool_calls=[call], **{key: "why7"}), result], _A, _B, _C)
 
 
 def _refuses_long_ids(prober: _Prober, calls: str) -> bool:

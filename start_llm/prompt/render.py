@@ -222,6 +222,9 @@ class Renderer:
         if message.reasoning:
             if traits.reasoning_key is not None:
                 result[traits.reasoning_key] = message.reasoning
+                if message.tool_calls and content.strip() and not traits.reasoning_beside_text:
+                    result[traits.reasoning_key] = f"{message.reasoning}\n\n{content}"
+                    content = ""
             elif traits.reasoning_inline and self._preserve:
                 # The template knows no reasoning but shows what the content says.
                 content = f"<think>\n{message.reasoning.strip()}\n</think>\n\n{content.lstrip()}"

@@ -63,8 +63,7 @@ class Coder:
         self._start_ids = frozenset(special[name] for name in self.starts)
         self._pattern = special_pattern(self.cuts)
         self._ids = frozenset(special[name] for name in self.cuts)
-        self._names = {special[name]: name for name in self.cuts}
-        self._ends = {name: special[name] for name in self.cuts if special[name] in self._eos}
+        self._special = special
 
     def _cuts_at(self, name: str) -> bool:
         encode = self._tokenizer.encode
@@ -120,7 +119,7 @@ class Coder:
 
     def _continue(self, text: str, base: Record, opened: Open, generation: Generation, common: int) -> Coded | None:
         """The record's prompt up to `opened`, what was generated, and the rest; None if the text does not show it."""
-        end = self._turn_end(text, opened.char, generation)
+        end = self._turn_end(text, base, opened, generation)
         if end is None or not generation.shown_in(text[opened.char : end]):
             return None
         generated = generation.tokens
@@ -131,19 +130,22 @@ class Coder:
         kept = base.anchors[: bisect_right(base.anchors, opened.char, key=_CHAR)]
         return Coded(head + tuple(tokens), (*kept, *anchors), common, opened.end, len(head), generation, end)
 
-    def _turn_end(self, text: str, start: int, generation: Generation) -> int | None:
-        """Where the assistant turn that begins at `start` ends: at a token that ends turns, or at the next message."""
+    def _turn_end(self, text: str, base: Record, opened: Open, generation: Generation) -> int | None:
+        """Where the rendered turn ends: at the first special token that neither prompt nor model wrote in it."""
         if self._pattern is None:
             return None
-        inside = frozenset(generation.tokens[:-1])
-        ends = set(self._ends) | {name for name in self.starts if self._special(name) not in inside}
-        pattern = special_pattern(ends)
-        own = self._pattern.match(text, start)
-        found = pattern.search(text, own.end() if own else start) if pattern is not None else None
-        return found.start() if found is not None else None
-
-    def _special(self, name: str) -> int:
-        return self._tokenizer.special_tokens[name]
+        index = bisect_right(base.anchors, opened.char, key=_CHAR)
+        begins = base.anchors[index - 1][1] if index and base.anchors[index - 1][0] == opened.char else opened.end
+        header = [token for token in base.tokens[begins : opened.end] if token in self._ids]
+        stopped = bool(generation.tokens) and generation.tokens[-1] in self._eos
+        inside = frozenset(generation.tokens[:-1] if stopped else generation.tokens)
+        for match in self._pattern.finditer(text, opened.char):
+            token = self._special[match.group()]
+            if header and header[0] == token:
+                header.pop(0)
+            elif token not in inside:
+                return match.start()
+        return None
 
     def generation_text(self, generation: Generation) -> str:
         """What was generated, as text, without the token that ended it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,6 +38,13 @@ def request(messages: list[Message], tools: tuple[Tool, ...] = (), **more: Any) 
 def raw_answer(family: str, answer: Message, opened: bool) -> str:
     """What a model of this family generates for `answer`; `opened`: the prompt has opened the reasoning block."""
     text = ""
+    if family == "harmony":
+        if answer.reasoning is not None:
+            text = f"<|channel|>analysis<|message|>{answer.reasoning}<|end|><|start|>assistant"
+        if not answer.tool_calls:
+            return f"{text}<|channel|>final<|message|>{answer.content}"
+        call = answer.tool_calls[0]
+        return f"{text} to=functions.{call.name}<|channel|>commentary json<|message|>{call.arguments}"
     if answer.reasoning is not None:
         text = f"{'' if opened else '<think>' + chr(10)}{answer.reasoning}\n</think>\n\n"
     elif opened:
@@ -56,8 +64,12 @@ def odd_tokens(tokenizer: HFTokenizer, text: str, seed: int = 1) -> list[int]:
     """Tokens of `text` as no tokenizer would choose them: cut at random places."""
     chooser = random.Random(seed)
     tokens: list[int] = []
+    specials = "|".join(re.escape(name) for name in tokenizer.special_tokens)
     while text:
-        size = chooser.randint(1, 5)
+        special = re.match(specials, text)
+        size = special.end() if special else chooser.randint(1, 5)
+        if not special and (later := re.search(specials, text[1:])):
+            size = min(size, 1 + later.start())
         tokens += tokenizer.encode(text[:size])
         text = text[size:]
     return tokens

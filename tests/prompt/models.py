@@ -23,6 +23,7 @@ SPECIALS = [
     "<s>", "</s>", "<|endoftext|>", "<|im_start|>", "<|im_end|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>",
     "<|assistant|>", "<|observation|>", "<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>",
     "<bos>", "<start_of_turn>", "<end_of_turn>", "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]",
+    "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>",
     "[TOOL_CALLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]",
 ]  # fmt: skip
 
@@ -138,6 +139,26 @@ MISTRAL = """{{- '<s>' }}{%- if messages[0].role == 'system' %}{%- set system = 
 {%- if not loop.last %}{{- ', ' }}{%- endif %}{%- endfor %}{{- ']' }}{%- endif %}{{- '</s>' }}
 {%- else %}{{- raise_exception('Only user, assistant and tool roles are supported') }}{%- endif %}{%- endfor %}"""
 
+HARMONY = """{{- '<|start|>system<|message|>Reasoning: medium<|end|>' }}
+{%- if messages[0].role == 'system' %}{%- set system = messages[0].content %}{%- set messages = messages[1:] %}{%- else %}{%- set system = '' %}{%- endif %}
+{%- if system or tools %}{{- '<|start|>developer<|message|>' + system }}{%- for t in tools or [] %}{{- '\n' + (t | tojson) }}{%- endfor %}{{- '<|end|>' }}{%- endif %}
+{%- set ns = namespace(last=-1, tool='') %}
+{%- for message in messages %}{%- if message.role == 'user' %}{%- set ns.last = loop.index0 %}{%- endif %}{%- endfor %}
+{%- for message in messages %}
+{%- if message.role == 'assistant' %}
+{%- if message.tool_calls %}{%- if message.tool_calls|length > 1 %}{{- raise_exception('one call') }}{%- endif %}
+{%- if message.content and message.thinking %}{{- raise_exception('Cannot pass both content and thinking') }}{%- endif %}
+{%- if (message.content or message.thinking) and loop.index0 > ns.last %}{{- '<|start|>assistant<|channel|>analysis<|message|>' + (message.content or message.thinking) + '<|end|>' }}{%- endif %}
+{%- set ns.tool = message.tool_calls[0].function.name %}
+{{- '<|start|>assistant to=functions.' + ns.tool + '<|channel|>commentary json<|message|>' + message.tool_calls[0].function.arguments|tojson + '<|call|>' }}
+{%- else %}{{- '<|start|>assistant<|channel|>final<|message|>' + message.content + '<|end|>' }}{%- endif %}
+{%- elif message.role == 'tool' %}
+{%- if not ns.tool %}{{- raise_exception('no call before') }}{%- endif %}
+{{- '<|start|>functions.' + ns.tool + ' to=assistant<|channel|>commentary<|message|>' + message.content|tojson + '<|end|>' }}
+{%- elif message.role == 'user' %}{{- '<|start|>user<|message|>' + message.content + '<|end|>' }}{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}"""
+
 TEMPLATES: dict[str, str] = {
     "chatml": CHATML,
     "qwen3": QWEN3,
@@ -146,6 +167,7 @@ TEMPLATES: dict[str, str] = {
     "llama3": LLAMA3,
     "gemma": GEMMA,
     "mistral": MISTRAL,
+    "harmony": HARMONY,
 }
 EOS = {
     "chatml": ["<|im_end|>"],
@@ -155,6 +177,7 @@ EOS = {
     "llama3": ["<|eot_id|>"],
     "gemma": ["<end_of_turn>"],
     "mistral": ["</s>"],
+    "harmony": ["<|return|>", "<|call|>"],
 }
 
 

@@ -31,6 +31,7 @@ EXPECTED = {
              "starts": {"<|user|>", "<|assistant|>", "<|observation|>", "<|system|>"}},
     "llama3": {"many_calls": False, "starts": {"<|start_header_id|>"}, "results": True},
     "gemma": {"system": False, "repeats": False, "tools": False, "calls": None, "starts": {"<start_of_turn>"}},
+    "harmony": {"many_calls": False, "reasoning_beside_text": False, "mid_system": False},
     "mistral": {"mid_system": False, "short_ids": True, "calls": "mapping", "switches": ()},
 }  # fmt: skip
 
