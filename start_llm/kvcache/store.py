@@ -389,6 +389,7 @@ class KVStore:
         self._ghosts += segment.length
         segment.rows = None
         self._drop_state(segment)
+        self._tree.absorb(segment)
         self._counters.evicted_bytes += before - self._bytes
 
     def _drop_checkpoint(self, segment: Segment) -> None:
@@ -414,4 +415,4 @@ class KVStore:
 
 
 def _forgettable(segment: Segment) -> bool:
-    return segment.rows is None and segment.file is None and not segment.children
+    return segment.is_ghost and not segment.children

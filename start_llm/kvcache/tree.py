@@ -85,6 +85,11 @@ class Segment:
         return 0 if self.checkpoint is None else self.checkpoint.nbytes
 
     @property
+    def is_ghost(self) -> bool:
+        """Only the tokens are left."""
+        return self.rows is None and self.file is None
+
+    @property
     def is_leaf(self) -> bool:
         """Holds KV and no child does."""
         return self.rows is not None and not any(child.rows is not None for child in self.children.values())
@@ -169,9 +174,13 @@ class Tree:
             All segments of the path, top first; the last one ends where `tokens` ends.
         """
         match = self.walk(tokens)
-        path = list(match.path)
-        if match.parted:
-            path[-1] = self.split(path[-1], match.length - path[-1].start)
+        path: list[Segment] = []
+        for segment in match.path:
+            if segment.end > match.length:
+                segment = self.split(segment, match.length - segment.start)
+            while segment.is_ghost and segment.length > self._longest:  # joined ghosts are about to hold KV again
+                path.append(self.split(segment, self._longest))
+            path.append(segment)
         here = path[-1] if path else self.root
         for at in range(match.length, len(tokens), self._longest):
             new = Segment(tokens[at : at + self._longest].tobytes(), at, here, {})
@@ -214,9 +223,22 @@ class Tree:
         above.children[made.first] = made
         return made
 
+    def absorb(self, segment: Segment) -> None:
+        """Joins a ghost with its only child, if that is one too and neither is on disk: ghosts need no joints."""
+        if len(segment.children) != 1 or not segment.is_ghost:
+            return
+        (child,) = segment.children.values()
+        if child.is_ghost:
+            segment.raw += child.raw
+            segment.chain = child.chain
+            segment.used = max(segment.used, child.used)
+            segment.children = child.children
+            for below in segment.children.values():
+                below.parent = segment
+
     def remove(self, segment: Segment) -> None:
         """Takes out a ghost without children."""
-        if segment.parent is None or segment.children or segment.rows is not None:
+        if segment.parent is None or segment.children or not segment.is_ghost:
             raise ValueError("only a ghost without children can be removed")
         del segment.parent.children[segment.first]
         segment.parent = None

@@ -61,6 +61,44 @@ def test_only_childless_ghosts_are_removed() -> None:
         tree.split(grow(tree, [1, 2]), 2)
 
 
+def test_ghosts_are_joined() -> None:
+    tree = fake_tree()
+    for stop in (2, 4, 6):
+        grow(tree, [1, 2, 3, 4, 5, 6][:stop])
+    top, middle, bottom = sorted(tree, key=lambda s: s.start)
+    grow(tree, [1, 2, 3, 4, 5, 6, 7])
+    for segment in (next(s for s in tree if s.start == 6), bottom, middle):
+        segment.rows = None
+        tree.absorb(segment)
+    assert [(s.start, s.end) for s in tree] == [(0, 2), (2, 7)]
+    assert tree.walk(array(1, 2, 3, 4, 5, 6, 7)).length == 7
+    tree.absorb(top)  # holds rows: stays
+    middle.file = FilePart("f")
+    top.rows = None
+    tree.absorb(top)  # its child is on disk: stays
+    assert len(list(tree)) == 2
+    middle.file = None
+    grow(tree, [1, 2, 9]).rows = None
+    tree.absorb(top)  # two children: stays
+    assert len(list(tree)) == 3
+
+
+def test_long_ghosts_are_divided_again_before_they_hold_rows() -> None:
+    tree = fake_tree(longest=4)
+    grow(tree, list(range(10)))
+    for segment in sorted(tree, key=lambda s: -s.start):
+        segment.rows = None
+        tree.absorb(segment)
+    assert [s.length for s in tree] == [10]
+    grow(tree, list(range(9)))
+    assert [(s.start, s.length, s.rows is not None) for s in tree] == [
+        (0, 4, True),
+        (4, 4, True),
+        (8, 1, True),
+        (9, 1, False),
+    ]
+
+
 def test_attach_refuses_what_begins_alike() -> None:
     tree = fake_tree()
     assert tree.attach(tree.root, array(1, 2).tobytes()) is not None
