@@ -33,6 +33,7 @@ COMMANDS = {
     "doctor": "what this machine has and what is missing",
     "launch": "an agent, connected to the server: launch claude|codex|opencode|openclaw|pi|qwen|cline|aider",
     "test": "all checks; --slow and --e2e add tests, anything else goes to pytest",
+    "run": "run a script in this environment: run scripts/agent_bench.py --help",
 }
 UV = "uv==0.13.8"
 INSTALLER = 2  # part of the stamp: raise it when what is done to the venv below changes
@@ -75,7 +76,7 @@ def main(arguments: list[str]) -> int:
         print(f"{folder} holds parts of another Python than 3.12:", *foreign, sep="\n  ", file=sys.stderr)
         print(f"Mend it: delete these, or the whole folder (rm -rf {folder}), and start again.", file=sys.stderr)
         return 1
-    dev = command == "test"
+    dev = command in {"test", "run"}
     if not is_ready(folder, dev=dev):
         root = os.open(ROOT, os.O_RDONLY)
         try:
@@ -84,7 +85,9 @@ def main(arguments: list[str]) -> int:
                 install(folder, dev=dev)
         finally:
             os.close(root)
-    return run_checks(folder, flags) if dev else hand_over(folder, [command, *flags])
+    if command == "test":
+        return run_checks(folder, flags)
+    return hand_over(folder, flags if command == "run" else ["-m", "start_llm", command, *flags])
 
 
 def parse(arguments: list[str]) -> tuple[str, list[str]]:
@@ -324,7 +327,7 @@ def run_environment(folder: Path) -> dict[str, str]:
 def hand_over(folder: Path, arguments: list[str]) -> NoReturn:
     python = str(folder / "bin" / "python")
     sys.stdout.flush()
-    os.execve(python, [python, "-m", "start_llm", *arguments], run_environment(folder))
+    os.execve(python, [python, *arguments], run_environment(folder))
 
 
 def run_checks(folder: Path, flags: list[str]) -> int:

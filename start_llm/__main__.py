@@ -25,6 +25,7 @@ COMMANDS = {
 
 def main(arguments: Sequence[str]) -> int:
     """Runs one command. The exit code: 2 for a bad flag or setting, else the command's own."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns of what is no fault here: no PyTorch
     if arguments and arguments[0] == "launch":  # the rest is its own, down to the agent's flags
         return _run("launch", list(arguments[1:]), {})
     parsed = vars(_parser().parse_args(_with_command(arguments)))

@@ -25,6 +25,7 @@ from start_llm.core.errors import NotSupported, StartLLMError, Unavailable
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings, SettingsError
 from start_llm.core.work import Constraint
+from start_llm.dashboard.terminal import terminal
 from start_llm.engine.constraint import Grammars
 from start_llm.engine.runtime import TextRuntime, make_store
 from start_llm.engine.sampling import check_logit_bias
@@ -35,6 +36,7 @@ from start_llm.models.loader import LoadedModel, accelerator, load_model
 from start_llm.parsing.reasoning import reasoning_style
 from start_llm.parsing.registry import ExternalFormat, OutputStyle, output_style
 from start_llm.parsing.structured import ModelText, make_constraint, special_tokens
+from start_llm.progress import ProgressBars
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.ports import TemplateError
@@ -56,12 +58,15 @@ class App:
 
     def __init__(self, settings: Settings, *, say: Callable[[str], None] | None = None) -> None:
         self.settings = settings
-        self._say = say or _printer(settings)
+        console = Console(stderr=settings.log_json, highlight=False, soft_wrap=True)
+        self._say = say or (lambda line: console.print(line, markup=False))
+        self._progress: Callable[[str, float], None] = ProgressBars(console) if say is None else _quiet
         self._rules = Rules.load(settings.cache_rules_file)
         self._built: _Built | None = None
         self.engine = EngineThread(self._load, max_queue=settings.max_queue, max_concurrency=settings.max_concurrency)
         self.service = ChatService(settings, self.engine)
-        self._server: ApiServer = make_server(settings, self.service)
+        observers = [terminal(settings, console)] if say is None else []
+        self._server: ApiServer = make_server(settings, self.service, observers=observers)
         self._proxy: LiteLLMProxy | None = None
         self._pipeline: Pipeline | None = None
         self._stopped = threading.Event()
@@ -188,10 +193,6 @@ class App:
         ready = self._proxy.wait_ready(self.settings.proxy_startup_wait_seconds)
         self._say(f"proxy     {self._proxy.url}  ({'ready' if ready else 'starting'}; key {self._proxy.master_key})")
 
-    def _progress(self, step: str, fraction: float) -> None:
-        if fraction in (0.0, 1.0):
-            self._say(f"{'done' if fraction else 'begin':9s} {step}")
-
 
 def _style(loaded: LoadedModel) -> OutputStyle:
     parser, capabilities = loaded.tool_parser, loaded.capabilities
@@ -224,9 +225,8 @@ def _constraints(built: _Built) -> Callable[[ChatRequest, bool], Constraint | No
     return constraint
 
 
-def _printer(settings: Settings) -> Callable[[str], None]:
-    console = Console(stderr=settings.log_json, highlight=False, soft_wrap=True)
-    return lambda line: console.print(line, markup=False)
+def _quiet(step: str, part: float) -> None:
+    """No progress: the caller gave its own `say`."""
 
 
 def main_serve(settings: Settings) -> int:

@@ -91,7 +91,7 @@ def test_unknown_command_names_the_allowed_ones(capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit) as exit_:
         bootstrap.parse(["srve"])
     assert exit_.value.code == 2
-    assert capsys.readouterr().err == "Unknown command 'srve'. Allowed: serve, demo, doctor, launch, test.\n"
+    assert capsys.readouterr().err == "Unknown command 'srve'. Allowed: serve, demo, doctor, launch, test, run.\n"
 
 
 def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -224,6 +224,8 @@ class EngineThread:
         """Takes all pending commands; waits for one if there is nothing to do. False: stop."""
         while True:
             idle = not scheduler.busy and not scheduler.has_idle_work
+            if idle and self._status.state == "busy":
+                self._set("ready", scheduler)
             try:
                 command = self._commands.get(timeout=1.0) if idle else self._commands.get_nowait()
             except Empty:
