@@ -4,7 +4,9 @@ A folder of traces holds a folder per client, in it a JSON-lines file per run; a
 ``reply`` (``reasoning``, ``text``, ``calls[{name, arguments}]``). Only chat completions without images are sent.
 
 The *optimum* of a request is counted in tokens: what lies beyond the longest common prefix of its plain rendering with
-any prompt rendered before, the tokens generated for it included.
+any prompt rendered before, the tokens generated for it included. A request's *new* tokens are what lies beyond that or
+beyond any earlier history without its transient message (OpenClaw's last one, which is gone in the next request) with
+the answer behind it: what a server would compute that had prepared for the message to go.
 """
 
 from __future__ import annotations
@@ -21,12 +23,13 @@ import numpy as np
 from transformers import AutoTokenizer
 
 from scripts.bench.client import Client, Reply
-from scripts.bench.counting import NewTokens, assistant_units, request_units, text_of
+from scripts.bench.counting import text_of
 from scripts.bench.servers import Server
 from tests.oracle.answers import END
 from tests.oracle.log import mark, work_done
 
 Json = dict[str, Any]
+TRANSIENT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 
 
 @dataclass(frozen=True)
@@ -86,23 +89,28 @@ class Optimum:
     def __init__(self, checkpoint: Path) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(str(checkpoint))
         self.held: list[np.ndarray] = []
+        self.prepared: list[np.ndarray] = []
 
-    def count(self, text: str) -> int:
-        return len(self.tokenizer.encode(text, add_special_tokens=False))
-
-    def of(self, body: Json, answer: str) -> tuple[int, int]:
-        """(tokens of the prompt, tokens beyond what is held); holds the prompt and the answer from now on."""
+    def _prompt(self, body: Json, messages: list[Json]) -> np.ndarray:
         text = self.tokenizer.apply_chat_template(
-            [_for_template(message) for message in body["messages"]],
+            [_for_template(message) for message in messages],
             tools=body.get("tools"),
             add_generation_prompt=True,
             tokenize=False,
         )
-        prompt = np.array(self.tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
+        return np.array(self.tokenizer.encode(text, add_special_tokens=False), dtype=np.int32)
+
+    def of(self, body: Json, answer: str) -> tuple[int, int, int]:
+        """(tokens of the prompt, optimum, new); holds the prompt and the answer from now on."""
+        messages = body["messages"]
+        prompt = self._prompt(body, messages)
         common = max((_common(prompt, other) for other in self.held), default=0)
-        generated = [*self.tokenizer.encode(answer, add_special_tokens=False), END]
-        self.held.append(np.concatenate([prompt, np.array(generated, dtype=np.int32)]))
-        return len(prompt), max(1, len(prompt) - common)
+        prepared = max((_common(prompt, other) for other in self.prepared), default=0)
+        generated = np.array([*self.tokenizer.encode(answer, add_special_tokens=False), END], dtype=np.int32)
+        self.held.append(np.concatenate([prompt, generated]))
+        if text_of(messages[-1].get("content")).startswith(TRANSIENT):
+            self.prepared.append(np.concatenate([self._prompt(body, messages[:-1]), generated]))
+        return len(prompt), max(1, len(prompt) - common), max(1, len(prompt) - max(common, prepared))
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> int:
@@ -132,18 +140,14 @@ def replay(
     """Sends every recorded request; waits `pause` seconds before each. The server must have its log and reply file."""
     assert server.log is not None and server.replies is not None
     optimum, client, rows = Optimum(checkpoint), Client(server.url, server.model, server.key), []
-    books = NewTokens(optimum.count)
     for run, entry in recorded(folder, clients):
         time.sleep(pause)
         body, answer, log = entry["body"], raw_reply(entry["reply"]), server.log
         server.replies.write_text(answer, "utf-8")
-        prompt, best = optimum.of(body, answer)
-        units = request_units(body["messages"], body.get("tools") or [])
+        prompt, best, new = optimum.of(body, answer)
         first: list[int] = []
-        new, before = books.new(units), mark(log)
+        before = mark(log)
         reply = client.ask(body, on_first=partial(_note, log, first))
-        calls = [(call.name, call.arguments) for call in reply.calls]
-        books.add(units, assistant_units(reply.content, reply.reasoning, calls))
         computed = work_done(log, before, first[0])
         wrong = _wrong(reply, entry["reply"])
         rows.append(Replayed(run, prompt, best, new, computed, reply.seconds_to_first, wrong, reply.report))
