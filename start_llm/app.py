@@ -67,6 +67,7 @@ class App:
         self.service = ChatService(settings, self.engine)
         observers = [terminal(settings, console)] if say is None else []
         self._server: ApiServer = make_server(settings, self.service, observers=observers)
+        self._server.metrics.watch_figures(lambda: self.engine.status().figures)
         self._proxy: LiteLLMProxy | None = None
         self._pipeline: Pipeline | None = None
         self._stopped = threading.Event()

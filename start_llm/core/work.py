@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -66,6 +67,7 @@ class EngineStatus:
         running, queued: requests.
         beat: ``time.monotonic()`` of the last sign of life.
         detail: a sentence, e.g. why it failed.
+        figures: totals and sizes by name, for `/metrics`; read-only, at most a second old.
     """
 
     state: str
@@ -73,6 +75,7 @@ class EngineStatus:
     queued: int = 0
     beat: float = 0.0
     detail: str = ""
+    figures: Mapping[str, float] = field(default_factory=dict)
 
 
 class Engine(Protocol):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from start_llm.core.events import Event
 from start_llm.core.request import ChatRequest
@@ -47,6 +51,10 @@ class Metrics:
         self.running.set_function(lambda: service.health().running)
         self.queued.set_function(lambda: service.health().queued)
 
+    def watch_figures(self, figures: Callable[[], Mapping[str, float]]) -> None:
+        """Shows ``figures()`` as gauges ``start_llm_NAME`` at every scrape."""
+        self.registry.register(_Figures(figures))
+
     def started(self, request: ChatRequest) -> None:
         self.active.inc()
 
@@ -71,3 +79,12 @@ class Metrics:
 
     def text(self) -> bytes:
         return generate_latest(self.registry)
+
+
+class _Figures(Collector):
+    def __init__(self, figures: Callable[[], Mapping[str, float]]) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterator[Metric]:
+        for name, value in self._figures().items():
+            yield GaugeMetricFamily(f"start_llm_{name}", name.replace("_", " "), value)

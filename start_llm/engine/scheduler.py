@@ -25,6 +25,10 @@ from start_llm.kvcache.store import KVStore, Plan
 
 log = logging.getLogger(__name__)
 
+KV_FIGURES = (
+    *("segments", "leaves", "bytes", "budget_bytes"),
+    *("checkpoints", "checkpoint_bytes", "sessions", "evicted"),
+)
 Processors = list[Callable[[Any, Any], Any]]
 
 
@@ -81,6 +85,7 @@ class Scheduler:
         self.tokens_idle = 0
         self.tokens_prefilled = 0
         self.tokens_decoded = 0
+        self.trim_misses = 0
 
     # --- what the engine thread calls -------------------------------------
 
@@ -146,6 +151,28 @@ class Scheduler:
     def rest(self) -> None:
         """To be called now and then while there is nothing to do."""
         self._store.idle()
+
+    def figures(self) -> dict[str, float]:
+        """Totals of the work done and the store's sizes, by the names that `/metrics` shows."""
+        stats = self._store.stats()
+        sizes = (
+            "segments",
+            "leaves",
+            "bytes",
+            "budget_bytes",
+            "checkpoints",
+            "checkpoint_bytes",
+            "sessions",
+            "evicted",
+        )
+        return {
+            "tokens_prefilled": self.tokens_prefilled,
+            "tokens_prefilled_idle": self.tokens_idle,
+            "tokens_decoded": self.tokens_decoded,
+            "hybrid_trim_miss": self.trim_misses,
+            **{f"kv_{name}": getattr(stats, name) for name in KV_FIGURES},
+            **{f"kv_disk_{name}": value for name, value in stats.disk.items()},
+        }
 
     def plan(self, tokens: tuple[int, ...]) -> CacheReport:
         array = as_array(tokens)
@@ -244,6 +271,7 @@ class Scheduler:
 
     def _restore(self, job: Job, plan: Plan, joined: int) -> None:
         restored = self._store.restore(job.tokens, plan)
+        self.trim_misses += plan.reason == "no_checkpoint"
         job.cache, job.position, job.leader = restored.cache, restored.length, None
         job.pauses = [p for p in self._store.pauses(job.work.prompt, job.position) if p < job.prefix]
         job.report = replace(

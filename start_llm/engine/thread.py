@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
@@ -19,6 +19,8 @@ from start_llm.core.work import EngineStatus, Submit
 from start_llm.engine.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
+
+FIGURES_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +105,8 @@ class EngineThread:
         self._loaded = threading.Event()
         self._thread = threading.Thread(target=self._main, name="model", daemon=True)
         self._anchors = 0
+        self._figures: Mapping[str, float] = {}
+        self._figures_at = 0.0
 
     # --- any thread -----------------------------------------------------------
 
@@ -199,7 +203,7 @@ class EngineThread:
             self._set("failed", detail=str(error))
             self._loaded.set()
             return
-        self._set("ready")
+        self._set("ready", runtime.scheduler)
         self._loaded.set()
         try:
             self._loop(runtime.scheduler)
@@ -251,8 +255,13 @@ class EngineThread:
             command.answer.put(_guard(lambda: command.function(scheduler)))
 
     def _set(self, state: str, scheduler: Scheduler | None = None, detail: str = "") -> None:
-        running, queued = (scheduler.running, scheduler.queued) if scheduler is not None else (0, 0)
-        self._status = EngineStatus(state, running, queued, time.monotonic(), detail)
+        now = time.monotonic()
+        if scheduler is None:
+            self._status = EngineStatus(state, beat=now, detail=detail)
+            return
+        if now - self._figures_at >= FIGURES_SECONDS:
+            self._figures, self._figures_at = scheduler.figures(), now
+        self._status = EngineStatus(state, scheduler.running, scheduler.queued, now, detail, self._figures)
 
 
 def _guard(function: Callable[[], Any]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
 from start_llm.engine.jobs import common_prefix
 from start_llm.engine.runner import Row
+from start_llm.engine.scheduler import KV_FIGURES
 from start_llm.kvcache.store import Plan
 
 EOS = 0
@@ -122,6 +124,18 @@ class FakeStore:
 
     def idle(self) -> None:
         pass
+
+    def stats(self) -> Any:
+            "segments",
+            "leaves",
+            "bytes",
+            "budget_bytes",
+            "checkpoints",
+            "checkpoint_bytes",
+            "sessions",
+            "evicted",
+        ]
+        return SimpleNamespace(**dict.fromkeys(KV_FIGURES, len(self.entries)), disk={"files": 1})
 
     def has_room(self, tokens: int) -> bool:
         return self.room

@@ -189,3 +189,8 @@ def test_an_error_in_a_step_fails_the_requests_and_not_the_thread(start: Any) ->
     again, after = submit("b", [1, 2, 3])
     engine.submit(again)
     assert isinstance(final(after), EngineDone)
+
+
+def test_figures_are_told_in_the_status(start: Any) -> None:
+    engine, _ = start()
+    assert {"tokens_prefilled", "hybrid_trim_miss", "kv_bytes", "kv_disk_files"} <= set(engine.status().figures)
