@@ -155,16 +155,6 @@ class Scheduler:
     def figures(self) -> dict[str, float]:
         """Totals of the work done and the store's sizes, by the names that `/metrics` shows."""
         stats = self._store.stats()
-        sizes = (
-            "segments",
-            "leaves",
-            "bytes",
-            "budget_bytes",
-            "checkpoints",
-            "checkpoint_bytes",
-            "sessions",
-            "evicted",
-        )
         return {
             "tokens_prefilled": self.tokens_prefilled,
             "tokens_prefilled_idle": self.tokens_idle,

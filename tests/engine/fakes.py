@@ -126,15 +126,6 @@ class FakeStore:
         pass
 
     def stats(self) -> Any:
-            "segments",
-            "leaves",
-            "bytes",
-            "budget_bytes",
-            "checkpoints",
-            "checkpoint_bytes",
-            "sessions",
-            "evicted",
-        ]
         return SimpleNamespace(**dict.fromkeys(KV_FIGURES, len(self.entries)), disk={"files": 1})
 
     def has_room(self, tokens: int) -> bool:
