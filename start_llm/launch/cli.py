@@ -112,6 +112,8 @@ def print_plan(client: Client, plan: Plan) -> None:
         print(f"cat > {shlex.quote(str(path))} <<'END'\n{text.rstrip()}\nEND")
     for name in plan.unset:
         print(f"unset {name}")
+    for name, value in plan.defaults.items():
+        print(f': "${{{name}:={value}}}"; export {name}')
     for name, value in plan.env.items():
         print(f"export {name}={shlex.quote(value)}")
     print(shlex.join([client.command, *plan.arguments]))
@@ -137,7 +139,7 @@ def client_environment(inherited: Mapping[str, str], plan: Plan) -> dict[str, st
     hosts = "127.0.0.1,localhost"
     for name in ("NO_PROXY", "no_proxy"):
         environment[name] = ",".join(filter(None, [environment.get(name), hosts]))
-    return environment | plan.env
+    return plan.defaults | environment | plan.env
 
 
 def run(executable: str, plan: Plan, arguments: Sequence[str]) -> int:

@@ -38,12 +38,14 @@ class Plan:
 
     Attributes:
         env: variables to set.
+        defaults: variables to set where the user has not set them.
         unset: variables to take away: they would lead the client to another server.
         files: files to write (0600), path to text; all inside the client's private folder.
         arguments: what stands before the user's own arguments.
     """
 
     env: dict[str, str] = field(default_factory=dict)
+    defaults: dict[str, str] = field(default_factory=dict)
     unset: tuple[str, ...] = ()
     files: dict[Path, str] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from start_llm.launch.clients import CLIENTS
-from tests.e2e.counting import Counter
+from tests.e2e.counting import NewTokens, is_opening
 from tests.e2e.install import search_path
 from tests.e2e.scenarios import NOTES, SCENARIOS, Scenario
 from tests.e2e.world import Run, World
@@ -21,9 +23,9 @@ MOST_COMPUTED = 1.2
 
 
 @pytest.fixture(scope="module")
-def counter() -> Counter:
+def counter() -> NewTokens:
     tokenizer = make_tokenizer()
-    return Counter(lambda text: len(tokenizer.encode(text).ids))
+    return NewTokens(cache(lambda text: len(tokenizer.encode(text).ids)))
 
 
 def check(run: Run, expected: int) -> None:
@@ -35,38 +37,57 @@ def check(run: Run, expected: int) -> None:
     assert len(run.served) >= expected, run.output[-3000:]
 
 
-def measure(run: Run, counter: Counter) -> tuple[int, int]:
-    """(computed, new) tokens of a run."""
-    new = sum(counter.new_tokens(entry["body"]) for entry in run.sent if "count_tokens" not in entry["path"])
-    return sum(entry["computed"] for entry in run.served), new
+@dataclass(frozen=True)
+class Figures:
+    """(computed, new) tokens of a run: of requests that go on with a conversation, and of those that open one."""
+
+    going_on: tuple[int, int]
+    opening: tuple[int, int]
+
+
+def measure(run: Run, counter: NewTokens) -> Figures:
+    """Counted in the order of the requests' ends, which both records have."""
+    asked = [entry for entry in run.sent if "count_tokens" not in entry["path"]]
+    sums = {True: [0, 0], False: [0, 0]}
+    for sent, served in zip(asked, run.served, strict=True):
+        part = sums[is_opening(sent["body"])]
+        part[0] += served["computed"]
+        part[1] += counter.count(sent["body"])
+    return Figures((sums[False][0], sums[False][1]), (sums[True][0], sums[True][1]))
 
 
 class Session:
     """One agent in its repository; every turn's figures are kept."""
 
-    def __init__(self, world: World, scenario: Scenario, counter: Counter) -> None:
+    def __init__(self, world: World, scenario: Scenario, counter: NewTokens) -> None:
         self.world, self.scenario, self.counter = world, scenario, counter
         self.repository = world.repository(scenario.name)
         self.data = world.folder / scenario.name / "cache" / "launch" / scenario.name
-        self.figures: dict[str, tuple[int, int]] = {}
+        self.figures: dict[str, Figures] = {}
+        self.reused = ""
 
     def turn(self, turn: str, ask: str, texts: list[str], how: tuple[list[str], str]) -> Run:
         arguments, text = how
         run = self.world.launch(self.scenario.name, self.repository, arguments, text, self.scenario.seconds)
         check(run, len(texts))
-        self.figures[turn] = measure(run, self.counter)
+        # A fresh session repeats what another one has seen: what it is told there is new here.
+        counter = NewTokens(self.counter.tokens) if turn == "fresh" else self.counter
+        self.figures[turn] = measure(run, counter)
         return run
 
     def prompt(self, ask: str, texts: list[str]) -> str:
         return f"{ask} {script(*texts)}"
 
     def line(self) -> str:
-        cells = [f"{turn} {computed}/{new}" for turn, (computed, new) in self.figures.items()]
-        return f"{self.scenario.name:10}" + "".join(f"{cell:>24}" for cell in cells)
+        cells = []
+        for turn, figures in self.figures.items():
+            (computed, new), (opened, _) = figures.going_on, figures.opening
+            cells.append(f"{turn} {computed}/{new}" + (f" (opening {opened})" if opened else ""))
+        return f"{self.scenario.name:10}" + "".join(f"{cell:>34}" for cell in cells) + self.reused
 
 
 @pytest.mark.parametrize("name", list(CLIENTS))
-def test_agent(name: str, world: World, counter: Counter, table: list[str]) -> None:
+def test_agent(name: str, world: World, counter: NewTokens, table: list[str]) -> None:
     path = os.pathsep.join(str(folder) for folder in search_path(name))
     if shutil.which(CLIENTS[name].command, path=path) is None:
         pytest.skip(f"{CLIENTS[name].title} is not installed: python tests/e2e/install.py {name}")
@@ -81,8 +102,9 @@ def test_agent(name: str, world: World, counter: Counter, table: list[str]) -> N
     finally:
         table.append(session.line())
     if scenario.skip_ratio is None:
-        over = {turn: c / max(n, 1) for turn, (c, n) in session.figures.items() if turn in {"second", "resumed"}}
-        assert {turn: ratio for turn, ratio in over.items() if ratio > MOST_COMPUTED} == {}
+        later = {turn: figures.going_on for turn, figures in session.figures.items() if turn != "first"}
+        ratios = {turn: computed / max(1, new) for turn, (computed, new) in later.items()}
+        assert {turn: ratio for turn, ratio in ratios.items() if ratio > MOST_COMPUTED} == {}
 
 
 def first_turn(session: Session, repo: Path, data: Path) -> None:
@@ -115,4 +137,5 @@ def fresh_session(session: Session, repo: Path, data: Path) -> None:
     ask = session.prompt("Does add add?", texts)
     run = session.turn("fresh", ask, texts, (scenario.fresh or scenario.first)(ask, data))
     opening = next(entry for entry in run.served if entry["tools"] or scenario.name == "aider")
+    session.reused = f"  {opening['reused'] / opening['prompt']:.1%} of the fresh session's first prompt reused"
     assert opening["reused"] >= scenario.fresh_reuse * opening["prompt"], opening

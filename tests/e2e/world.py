@@ -129,7 +129,7 @@ class World:
 
     def repository(self, name: str) -> Path:
         """A fresh scratch repository."""
-        folder = self.folder / name / "repo"
+        folder = self.folder / name / "the-repository"
         (folder / "src").mkdir(parents=True)
         (folder / "src" / "calc.py").write_text("def add(a, b):\n    return a - b\n")
         (folder / "src" / "util.py").write_text("def clamp(x, low, high):\n    return max(low, min(x, high))\n")

@@ -128,11 +128,12 @@ def test_bad_arguments_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_the_environment_loses_what_is_for_this_python_only() -> None:
     given = {"LD_PRELOAD": f"{sys.prefix}/lib/shim.so:/opt/theirs.so", "A": "1", "B": "2", "NO_PROXY": "x"}
-    made = client_environment(given, Plan(env={"C": "3"}, unset=("A",)))
+    made = client_environment(given, Plan(env={"C": "3"}, defaults={"B": "0", "D": "4"}, unset=("A",)))
     assert made == {
         "LD_PRELOAD": "/opt/theirs.so",
         "B": "2",
         "C": "3",
+        "D": "4",
         "NO_PROXY": "x,127.0.0.1,localhost",
         "no_proxy": "127.0.0.1,localhost",
     }

@@ -35,5 +35,6 @@ def test_a_client_says_how_to_install_it_and_has_a_page(name: str) -> None:
 def test_only_documented_variables_are_set(tmp_path: Path) -> None:
     for name, client in CLIENTS.items():
         page = (DOCS / f"{name}.md").read_text()
-        missing = [variable for variable in client.plan(ENDPOINT, tmp_path).env if variable not in page]
+        plan = client.plan(ENDPOINT, tmp_path)
+        missing = [variable for variable in {**plan.env, **plan.defaults} if variable not in page]
         assert missing == [], f"docs/clients/{name}.md does not name {missing}"

@@ -31,7 +31,11 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
         "DISABLE_ERROR_REPORTING": "1",
         "API_TIMEOUT_MS": str(3600 * 1000),
     }
-    return Plan(env=env, unset=("ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX"))
+    # 4,000 tokens of every session: skills for the vendor's own services, told behind the first prompt, and a tool that
+    # starts fleets of agents.
+    defaults = {"CLAUDE_CODE_DISABLE_BUNDLED_SKILLS": "1", "CLAUDE_CODE_DISABLE_WORKFLOWS": "1"}
+    unset = ("ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX")
+    return Plan(env=env, defaults=defaults, unset=unset)
 
 
 CLAUDE = Client(

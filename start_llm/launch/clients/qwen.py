@@ -13,6 +13,9 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
         "general": {"enableAutoUpdate": False},
         "privacy": {"usageStatisticsEnabled": False},
         "telemetry": {"enabled": False},
+        # Each would send the whole conversation a second time, under another system text.
+        "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
+        "ui": {"enableFollowupSuggestions": False},
         "security": {"auth": {"selectedType": "openai"}},
         "model": {
             "name": endpoint.model,
