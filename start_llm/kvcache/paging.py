@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from start_llm.kvcache.blocks import PrefixHash
@@ -29,8 +29,8 @@ class Paging:
     def __init__(self, kit: LayerKit, disk: DiskTier) -> None:
         self._kit = kit
         self._disk = disk
-        self._waiting: deque[Segment] = deque()
-        self._large: deque[Segment] = deque()
+        self._waiting: OrderedDict[int, Segment] = OrderedDict()  # by id, so that none waits twice
+        self._large: OrderedDict[int, Segment] = OrderedDict()
         self._last_read: tuple[str, Slices] | None = None
 
     def fill(self, tree: Tree) -> int:
@@ -55,27 +55,27 @@ class Paging:
 
     def stored(self, path: Sequence[Segment]) -> None:
         """These hold something new; what lasts is queued, as far as the queue has room."""
-        self._waiting.extend(s for s in path if not s.one_shot and _unwritten(s))
+        self._waiting.update((id(s), s) for s in path if not s.one_shot and _unwritten(s))
         self.write()
 
     def write(self) -> None:
         """Queues what still waits, as far as there is room."""
-        while self._waiting and self._disk.has_room(self._waiting[0].nbytes):
-            segment = self._waiting.popleft()
+        while self._waiting and self._disk.has_room(next(iter(self._waiting.values())).nbytes):
+            _, segment = self._waiting.popitem(last=False)
             if not _unwritten(segment):
                 continue
             chain = [segment, *(above for above in segment.ancestors() if above.file is None)]
             for part in reversed(chain):
                 self._write_rows(part)
             if segment.checkpoint_bytes > _LARGE:
-                self._large.append(segment)
+                self._large[id(segment)] = segment
             else:
                 self._write_checkpoint(segment)
 
     def write_large(self) -> None:
         """Queues large checkpoints of conversation ends. Those that a turn leaves behind are not worth their bytes."""
-        while self._large and self._disk.has_room(self._large[0].checkpoint_bytes):
-            segment = self._large.popleft()
+        while self._large and self._disk.has_room(next(iter(self._large.values())).checkpoint_bytes):
+            _, segment = self._large.popitem(last=False)
             if segment.rows is not None and near_end(segment):
                 self._write_checkpoint(segment)
 
@@ -185,7 +185,7 @@ class Paging:
         self._disk.close()
 
     def stats(self) -> dict[str, int]:
-        return {**self._disk.stats(), "waiting_segments": len(self._waiting)}
+        return {**self._disk.stats(), "waiting_segments": len(self._waiting), "waiting_large": len(self._large)}
 
 
 def _unwritten(segment: Segment) -> bool:

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from mlx_lm.models.cache import KVCache
 
+from start_llm.kvcache import paging
 from start_llm.kvcache.disk import DiskTier
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore
@@ -136,6 +137,20 @@ def test_outgrown_checkpoints_leave_the_disk(tmp_path: Path) -> None:
     store.flush_disk()
     assert len(list(next(tmp_path.iterdir()).glob("c*"))) == store.stats().checkpoints <= 12
     store.close()
+
+
+def test_large_checkpoints_wait_until_the_conversation_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paging, "_LARGE", 0)
+    store = store_on(tmp_path, hybrid=True)
+    for end in range(10, 101, 10):
+        put(store, run(0, end), hybrid=True)
+    assert store.stats().disk["waiting_large"] == 10
+    store.idle()
+    store.close()
+    assert len(list(next(tmp_path.iterdir()).glob("c*"))) == 3  # of ten, those at the end
+    again = store_on(tmp_path, hybrid=True)
+    assert restored(again, run(0, 100)) == run(0, 100)
+    again.close()
 
 
 def test_a_small_queue_is_filled_again_and_again(tmp_path: Path) -> None:
