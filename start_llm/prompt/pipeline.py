@@ -239,10 +239,17 @@ class Pipeline:
             return len(coded.tokens) - coded.taken
         _, record, depth = turn.base
         known = turn.view.matched + (_next_generation(record, depth, turn.keys) is not None)
-        for offset in offsets[known:]:
-            if offset is not None:
-                return len(coded.tokens) - coded.token_at(offset)
-        return len(coded.tokens) - self._generation_offset(turn)
+        starts = [coded.token_at(offset) if offset is not None else None for offset in offsets[known:]]
+        if all(start is None for start in starts):
+            return len(coded.tokens) - self._generation_offset(turn)
+        # After an insertion or an edit, messages follow that were sent before.
+        seen = {shown.digest for shown in record.shown if shown.link is not None}
+        fresh, end = 0, len(coded.tokens)
+        for shown, start in zip(reversed(turn.view.shown[known:]), reversed(starts), strict=True):
+            if start is not None:
+                fresh += 0 if shown.link is not None and shown.digest in seen else end - start
+                end = start
+        return fresh
 
     # --- afterwards ---------------------------------------------------------
 

@@ -70,15 +70,14 @@ def _shown(item: Shown) -> list[Any]:
     m = item.message
     calls = [[call.id, call.name, call.arguments] for call in m.tool_calls]
     fields = [m.role, m.content, m.reasoning, calls, m.tool_call_id, m.name, m.is_error]
-    return [fields, item.link.hex() if item.link is not None else None, item.told, item.transient]
+    return [fields, item.link.hex() if item.link is not None else None, item.told, item.transient, item.digest.hex()]
 
 
 def _read_shown(data: list[Any]) -> Shown:
-    (role, content, reasoning, calls, call_id, name, is_error), link, told, transient = data
+    (role, content, reasoning, calls, call_id, name, is_error), link, told, transient, digest = data
     message = Message(role, content, reasoning, tuple(ToolCall(*call) for call in calls), call_id, name, is_error)
-    return Shown(
-        message, bytes.fromhex(link) if link is not None else None, tuple((a, b) for a, b in told), bool(transient)
-    )
+    chained = bytes.fromhex(link) if link is not None else None
+    return Shown(message, chained, tuple((a, b) for a, b in told), bool(transient), bytes.fromhex(digest))
 
 
 def _record(header: dict[str, Any], numbers: array[int]) -> Record:

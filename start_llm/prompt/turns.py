@@ -29,12 +29,14 @@ class Shown:
         link: the chain's hash after it, or None if its canonical form is empty.
         told: what it told the model, the note's contents included.
         transient: it is gone in the next request.
+        digest: of its canonical form.
     """
 
     message: Message
     link: bytes | None
     told: tuple[Told, ...] = ()
     transient: bool = False
+    digest: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from start_llm.prompt.turns import Record, Shown, Told
 
 NOTE_OPEN = "<update-note>"
 NOTE_CLOSE = "</update-note>"
-_NOTE_INTRO = "Since earlier in this conversation the following has changed; what stands here is current:"
+_NOTE_INTRO = "Changed since first shown above; these are current:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def _shown_from(entries: Sequence[Entry], position: int, telemetry: bool = False
         told = _told(facts, position)
         message = entry.message if telemetry else facts.shown
         if not (facts.shown is not entry.message and not message.content.strip() and not facts.counts):
-            result.append(Shown(message, entry.link, told, facts.transient))
+            result.append(Shown(message, entry.link, told, facts.transient, facts.digest))
         position += facts.counts
     return result
 

@@ -204,6 +204,22 @@ def test_boundaries_are_message_starts(family):
     assert "And now?" in tokenizer.decode(prompt.tokens[: prompt.generation])
 
 
+def test_an_insertion_is_all_that_is_new():
+    """What follows the inserted message was sent before; it may have to be computed, but it is not new."""
+    client = Client("chatml", pipeline("chatml"), tools=())
+    client.ask(SYSTEM, Message("user", "First question"))
+    for step in range(3):
+        client.answer(say(f"A long answer with many words, number {step}.", None))
+        prepared = client.ask(Message("user", f"A question of some length, number {step}"))
+    client.messages.insert(4, Message("user", "(inserted)"))
+    inserted = client.pipe.prepare(request(client.messages), thinking=True)
+    rest = model("chatml")[1].decode(inserted.prompt.tokens).split("(inserted)")[1]
+    assert rest.count("number") == 4
+    # the inserted message and the last question, which no finished request carried
+    assert 0 < inserted.fresh < len(prepared.prompt.tokens) // 2
+    assert inserted.fresh < len(model("chatml")[1].encode(rest)) - 60
+
+
 def test_prepare_is_deterministic_and_leaves_no_trace():
     client = Client("qwen35", pipeline("qwen35"))
     client.ask(SYSTEM, Message("user", "Hello"))
