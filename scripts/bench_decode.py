@@ -36,6 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from start_llm.app import App
 from start_llm.core.settings import Settings, load_settings
 from start_llm.models.embedded import ensure_embedded_model
+from start_llm.models.loader import accelerator
 
 QUESTION = "Write a very long story about a lighthouse keeper, a storm, and a ship. Tell every detail."
 

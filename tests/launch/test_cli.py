@@ -141,6 +141,8 @@ def test_the_environment_loses_what_is_for_this_python_only() -> None:
 
 
 def test_settings_that_were_given_reach_a_started_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(name.upper(), raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     given = load_settings(None, model_path="model", kv_bits="off", log_root="logs", default_thinking=False)
