@@ -27,7 +27,7 @@ from start_llm.prompt.render import Rendered, Renderer
 from start_llm.prompt.tokenise import Coded, Coder, boundaries
 from start_llm.prompt.toolorder import ToolOrder
 from start_llm.prompt.turndb import TurnDB
-from start_llm.prompt.turns import Generation, Open, Record, Shown, TurnMemory, inherited_opens, with_generation
+from start_llm.prompt.turns import Generation, Open, Record, TurnMemory, inherited_opens, with_generation
 from start_llm.prompt.view import Entry, View, append_only, as_sent
 from start_llm.prompt.volatile import Rules
 
@@ -379,4 +379,4 @@ def _session(entries: Sequence[Entry]) -> str:
     return f"auto-{chosen.hex()[:24]}"
 
 
-__all__ = ["Pipeline", "Prepared", "Shown", "Where"]
+__all__ = ["Pipeline", "Prepared", "Where"]

@@ -175,6 +175,8 @@ def _candidates(rule: Rule, text: str) -> Iterator[tuple[int, int]]:
     while (match := rule.pattern.search(text, position)) is not None:
         position = max(match.end(), match.start() + 1)
         if rule.end is not None:
+            if rule.end.search(text, match.end()) is None:
+                return  # nothing closes this block, nor any later one
             end = _block_end(rule, text, match.end())
             if end is None:
                 continue

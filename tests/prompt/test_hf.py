@@ -1,0 +1,39 @@
+"""What is taken from a Hugging Face tokenizer object."""
+
+from __future__ import annotations
+
+import pytest
+
+from start_llm.prompt.hf import HFTemplate, HFTokenizer
+from start_llm.prompt.ports import TemplateError
+from tests.prompt.models import fast_tokenizer, model
+
+
+def test_special_tokens_and_ends_of_turns():
+    inner = fast_tokenizer()
+    tokenizer = HFTokenizer(inner, [5, 6])
+    assert tokenizer.eos_ids == {5, 6}
+    assert tokenizer.special_tokens["<|im_end|>"] == inner.convert_tokens_to_ids("<|im_end|>")
+    assert "the" not in tokenizer.special_tokens
+    assert HFTokenizer(inner).eos_ids == frozenset()
+
+
+def test_nothing_is_added_and_special_text_becomes_its_id():
+    tokenizer = model("chatml")[1]
+    tokens = tokenizer.encode("<|im_start|>user\nHi")
+    assert tokens[0] == tokenizer.special_tokens["<|im_start|>"]
+    assert tokenizer.decode(tokens) == "<|im_start|>user\nHi"
+    assert tokenizer.encode("") == []
+
+
+def test_a_tokenizer_without_a_template_gets_plain_chatml():
+    text = HFTemplate(fast_tokenizer()).render([{"role": "user", "content": "x"}], None, True)
+    assert text == "<|im_start|>user\nx<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    "source", ["{{ raise_exception('no') }}", "{{ 1 + 'a' }}", "{% for x in %}", "{{ {}['a'].b.c }}"]
+)
+def test_every_failure_of_a_template_is_one_error(source):
+    with pytest.raises(TemplateError):
+        HFTemplate(fast_tokenizer(), source).render([{"role": "user", "content": "x"}], None, True)
