@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -55,9 +55,9 @@ def settings_for(folder: str, **more: Any) -> Settings:
     )
 
 
-def body(tokens: int, variant: int = 0) -> dict[str, Any]:
+def body(tokens: int, variant: int = 0, model: str = "default") -> dict[str, Any]:
     return {
-        "model": "default",
+        "model": model,
         "messages": [{"role": "user", "content": f"{QUESTION} ({variant})"}],
         "max_tokens": tokens,
         "temperature": 0,
@@ -107,12 +107,12 @@ def direct(model: Any, wrapper: Any, tokens: int) -> float:
     return (len(stamps) - 1) / (stamps[-1] - stamps[0])
 
 
-def throughput(url: str, streams: int, tokens: int, salt: int) -> float:
+def throughput(url: str, model: str, streams: int, tokens: int, salt: int) -> float:
     """Tokens per second over all streams; every stream has a prompt of its own."""
     results: list[int] = []
 
     def one(i: int) -> None:
-        results.append(streamed(url, body(tokens, salt * 1000 + i))[0])
+        results.append(streamed(url, body(tokens, salt * 1000 + i, model))[0])
 
     threads = [threading.Thread(target=one, args=(i,)) for i in range(streams)]
     began = time.perf_counter()
@@ -168,11 +168,11 @@ def concurrent(cache: str, checkpoint: Path, streams: int, tokens: int, rounds: 
         child(ours_command, f"http://127.0.0.1:{ours_port}", "/health", environment) as a,
         child(theirs_command, f"http://127.0.0.1:{theirs_port}", "/v1/models", {}) as b,
     ):
-        measured: Callable[[str, int], float] = lambda url, salt: throughput(url, streams, tokens, salt)  # noqa: E731
-        measured(a, 900), measured(b, 901)
+        throughput(a, "default", streams, 8, 900)
+        throughput(b, str(checkpoint), streams, 8, 901)
         for i in range(rounds):
-            ours.append(measured(a, 2 * i))
-            theirs.append(measured(b, 2 * i + 1))
+            ours.append(throughput(a, "default", streams, tokens, 2 * i))
+            theirs.append(throughput(b, str(checkpoint), streams, tokens, 2 * i + 1))
     return statistics.median(ours), statistics.median(theirs)
 
 
