@@ -28,6 +28,29 @@ _TOOLS_OUTRO = (
 )
 
 
+# Arguments of `apply_chat_template` itself.
+_RESERVED = frozenset(
+    [
+        "self",
+        "messages",
+        "conversation",
+        "tools",
+        "documents",
+        "chat_template",
+        "add_generation_prompt",
+        "continue_final_message",
+        "tokenize",
+        "padding",
+        "truncation",
+        "max_length",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "tokenizer_kwargs",
+    ]
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Rendered:
     """A prompt's text.
@@ -86,7 +109,16 @@ class Renderer:
         self._lock = threading.Lock()
 
     def variables(self, *, thinking: bool, effort: str | None, extra: dict[str, Any]) -> dict[str, Any]:
-        """Template variables of a request; the client's own win."""
+        """Template variables of a request; the client's own win.
+
+        Raises:
+            BadRequest: the client names something that is no variable of a template.
+        """
+        if reserved := sorted(_RESERVED & extra.keys()):
+            raise BadRequest(
+                f"chat_template_kwargs.{reserved[0]} is not allowed: it is not a variable of the template",
+                param="chat_template_kwargs",
+            )
         chosen: dict[str, Any] = dict.fromkeys(self.traits.switches, thinking)
         if self.traits.preserve:
             chosen["preserve_thinking"] = self._preserve

@@ -148,6 +148,13 @@ def test_variables():
     assert made.variables(thinking=False, effort=None, extra={"enable_thinking": True})["enable_thinking"] is True
 
 
+@pytest.mark.parametrize("name", ["messages", "tools", "chat_template", "tokenize", "add_generation_prompt"])
+def test_a_client_cannot_replace_more_than_variables(name):
+    with pytest.raises(BadRequest, match=name) as caught:
+        pipeline("chatml").prepare(request([Message("user", "x")], template_kwargs={name: "y"}), thinking=True)
+    assert caught.value.param == "chat_template_kwargs"
+
+
 def test_preserve_thinking_embeds_reasoning_where_the_template_knows_none():
     talk = (Message("user", "u"), Message("assistant", "a", "why"), Message("user", "v"))
     shown = renderer("chatml", preserve=True).render(talk, (), {}).text
