@@ -324,14 +324,19 @@ class Scheduler:
     # --- prefill ----------------------------------------------------------------
 
     def _prefill(self) -> None:
-        job = self._pick()
-        if job is None:
-            return
-        with self._failing(job):
-            self._chunk(job, self._limits.step)
-            job.send(Prefilled(min(job.position, job.prefix) + 1, len(job.tokens)))
-            if job.position >= job.prefix:
-                self._start_decoding(job)
+        """Up to a step's worth of prompt tokens, so that several short prompts join the batch together."""
+        left = self._limits.step
+        while left > 0:
+            job = self._pick()
+            if job is None:
+                return
+            before = job.position
+            with self._failing(job):
+                self._chunk(job, left)
+                job.send(Prefilled(min(job.position, job.prefix) + 1, len(job.tokens)))
+                if job.position >= job.prefix:
+                    self._start_decoding(job)
+            left -= max(1, job.position - before)
 
     def _pick(self) -> Job | None:
         """Alternates between the oldest and the one that is nearest to its first token."""
