@@ -18,7 +18,7 @@ TOOL_MARKUP = "<|im_start|>user\n<tool_response>\n\n</tool_response><|im_end|>\n
 OPENING = "<|im_start|>assistant\n"
 _NOT_SHOWN = {"type", "role", "id", "cache_control", "tool_use_id", "tool_call_id", "call_id", "status"}
 _GENERATED = {"function_call", "custom_tool_call", "reasoning", "local_shell_call"}
-# A message with this is gone in the next request: it is new in every one.
+# A user message with this is gone in the next request: it is new in every one.
 TRANSIENT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
 _RESULTS = {"tool_result", "function_call_output"}
 
@@ -59,11 +59,15 @@ def _results(message: dict[str, Any]) -> int:
     return int(message.get("role") == "tool" or message.get("type") in _RESULTS)
 
 
+def _transient(message: dict[str, Any]) -> bool:
+    return message.get("role") == "user" and any(TRANSIENT in text for text in _texts(message))
+
+
 def _lines(body: dict[str, Any], kept: bool = False) -> Counter[str]:
     """The lines that a prompt shows; with `kept` those that later requests will have too."""
     messages = messages_of(body)
     if kept:
-        messages = [message for message in messages if not any(TRANSIENT in text for text in _texts(message))]
+        messages = [message for message in messages if not _transient(message)]
     shown = [body.get("tools"), body.get("system"), body.get("instructions")]
     shown += [message for message in messages if not generated(message)]
     lines: Counter[str] = Counter()

@@ -30,6 +30,7 @@ class Scenario:
         more: raw answers of the resumed turn; the sub-agent's script is inside a call.
         look: raw answers of the fresh session.
         sub_agent: the resumed turn has one.
+        typed: it goes on with a session in a terminal only; the prompt is typed there.
         fresh_reuse: least share of the fresh session's first prompt that must be reused.
         seconds: limit of a run.
         skip_ratio: why the reuse per turn is not what the others must show; ``None``: it is.
@@ -44,6 +45,7 @@ class Scenario:
     look: Callable[[Path], list[str]]
     fresh: Callable[[str, Path], tuple[list[str], str]] | None = None
     sub_agent: bool = False
+    typed: bool = False
     fresh_reuse: float = 0.0
     seconds: float = 120
     skip_ratio: str | None = None
@@ -242,18 +244,28 @@ OPENCLAW = Scenario(
 
 def _cline_again(prompt: str, data: Path) -> tuple[list[str], str]:
     sessions = sorted((data / "sessions").iterdir())  # their names begin with the time
-    return ["--id", sessions[-1].name, prompt], ""
+    return ["--tui", "--id", sessions[-1].name], prompt
+
+
+def _cline_read(path: Path) -> str:
+    return call("read_files", paths=[str(path)])
 
 
 CLINE = Scenario(
     name="cline",
     first=lambda prompt, data: ([prompt], ""),
     again=_cline_again,
-    **tools(
-        lambda path: call("read_files", paths=[str(path)]),
-        lambda path: call("editor", path=str(path), old_text=OLD, new_text=NEW),
-        lambda command: call("run_commands", commands=[command]),
-        lambda path: call("editor", path=str(path), new_text=NOTES),
+    typed=True,
+    sub_agent=True,
+    **with_agent(
+        tools(
+            _cline_read,
+            lambda path: call("editor", path=str(path), old_text=OLD, new_text=NEW),
+            lambda command: call("run_commands", commands=[command]),
+            lambda path: call("editor", path=str(path), new_text=NOTES),
+        ),
+        _cline_read,
+        lambda prompt: call("spawn_agent", systemPrompt="You look things up.", task=prompt),
     ),
 )
 

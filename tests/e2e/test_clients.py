@@ -68,7 +68,8 @@ class Session:
 
     def turn(self, turn: str, ask: str, texts: list[str], how: tuple[list[str], str]) -> Run:
         arguments, text = how
-        run = self.world.launch(self.scenario.name, self.repository, arguments, text, self.scenario.seconds)
+        typed = len(texts) if self.scenario.typed and turn in {"second", "resumed"} else None
+        run = self.world.launch(self.scenario.name, self.repository, arguments, text, self.scenario.seconds, typed)
         check(run, len(texts))
         # A fresh session repeats what another one has seen: what it is told there is new here.
         counter = NewTokens(self.counter.tokens) if turn == "fresh" else self.counter

@@ -22,6 +22,7 @@ from start_llm.launch.server import free_port
 from tests.e2e.install import search_path
 
 ROOT = Path(__file__).resolve().parents[2]
+TERMINAL = Path(__file__).with_name("terminal.py")
 RECORDER = Path(__file__).with_name("recorder.py")
 FIXED_PORTS = (18080, 18081)  # free in a network of one's own
 START_SECONDS = 120
@@ -138,17 +139,26 @@ class World:
             subprocess.run(["git", *command], cwd=folder, env=self.environment(name), check=True)
         return folder
 
-    def launch(self, name: str, folder: Path, arguments: list[str], text: str, seconds: float) -> Run:
-        """Runs ``launch NAME -- ARGUMENTS`` in `folder` with `text` on its standard input, for at most `seconds`."""
+    def launch(
+        self, name: str, folder: Path, arguments: list[str], text: str, seconds: float, typed: int | None = None
+    ) -> Run:
+        """Runs ``launch NAME -- ARGUMENTS`` in `folder`, for at most `seconds`.
+
+        `text` is its standard input; with `typed`, it is typed in a terminal, which is left after that many requests.
+        """
         sent, served = len(self.sent()), len(self.served())
-        command = [*self.network, sys.executable, "-m", "start_llm", "launch", name, "--", *arguments]
+        command = [sys.executable, "-m", "start_llm", "launch", name, "--", *arguments]
+        environment = self.environment(name)
+        if typed is not None:
+            command = [sys.executable, str(TERMINAL), str(self.record), str(typed), *command]
+            environment["TERM"] = "xterm-256color"
         output, began = self.folder / name / "output.txt", time.monotonic()
         (self.folder / name / "input.txt").write_text(text)
         with output.open("wb") as out, (self.folder / name / "input.txt").open("rb") as given:
             process = subprocess.Popen(
-                command,
+                [*self.network, *command],
                 cwd=folder,
-                env=self.environment(name),
+                env=environment,
                 stdin=given,
                 stdout=out,
                 stderr=subprocess.STDOUT,
