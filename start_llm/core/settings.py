@@ -130,19 +130,25 @@ class Settings(BaseSettings):
         1800, description="Seconds after which an idle session loses its protection (0 = never)."
     )
     prompt_cache_block_size: Annotated[int, Field(ge=4, le=256)] = Field(
-        16, description="Tokens per block of the hash chain."
+        16, description="Kept for old configurations: stored prefixes are compared token by token, not by block."
     )
-    cache_use_block_index: bool = Field(True, description="Find prefixes by block hashes; false walks the tree.")
+    cache_use_block_index: bool = Field(
+        True,
+        description="Kept for old configurations: lookup always walks the tree, which is exact and faster than hashing.",
+    )
     cache_canonicalize_tool_context: bool = Field(
         True, description="Apply the volatile rules; false keys the cache on the client's bytes."
     )
-    cache_vlm_image_identity: bool = Field(True, description="Make an image's pixels part of the cache key.")
+    cache_vlm_image_identity: bool = Field(
+        True, description="Make an image's pixels part of the cache key (once images are served)."
+    )
     cache_session_partitioning: bool = Field(True, description="Kept for old configurations; lookup is always global.")
     cache_norm_safety_check: bool = Field(
         False, description="Fall back to strict where the rules take away over 10% of a prompt."
     )
     normalize_write_tool_content_for_prompt: bool = Field(
-        False, description="Key the cache on a digest of a write tool's content argument."
+        False,
+        description="Kept for old configurations: the key is a digest anyway, and the model always sees the content.",
     )
 
     # Generation
