@@ -19,6 +19,7 @@ from typing import Any
 from start_llm.core.settings import Settings
 
 KEY_NAME = "LITELLM_MASTER_KEY"
+ANY_MODEL = "default"  # the server's name for whatever it serves
 WILDCARDS = ("gpt-*", "claude-*")
 # LiteLLM gives up on a request after this long; a long cold prefill must fit.
 REQUEST_SECONDS = 6 * 3600
@@ -35,16 +36,28 @@ _ABILITIES = {
 _NOT_INHERITED = ("DATABASE_URL", "REDIS_URL", "REDIS_HOST", "LITELLM_SALT_KEY", "CONFIG_FILE_PATH", "NUM_WORKERS")
 
 
+def served_name(settings: Settings, model_id: str) -> str:
+    """The name that the server is asked for; it knows `model_id`, but not what PROXY_MODEL_ID makes up."""
+    return ANY_MODEL if model_id == settings.proxy_model_id else model_id.removeprefix("openai/")
+
+
 def proxy_model_names(settings: Settings, model_id: str) -> list[str]:
     """Names under which the proxy serves the model, the served name first; no duplicates."""
-    named = settings.proxy_model_id or f"openai/{settings.model_path or model_id}"
-    return list(dict.fromkeys([model_id, named, *WILDCARDS]))
+    name = served_name(settings, model_id)
+    shown = [] if name == ANY_MODEL else [name]
+    named = settings.proxy_model_id or f"openai/{settings.model_path or name}"
+    return list(dict.fromkeys([*shown, model_id, named, *WILDCARDS]))
 
 
 def proxy_config(settings: Settings, *, server_url: str, model_id: str, master_key: str) -> dict[str, Any]:
-    """LiteLLM's configuration as plain JSON types (JSON is YAML)."""
+    """LiteLLM's configuration as plain JSON types (JSON is YAML).
+
+    Args:
+        model_id: the served name, bare or as ``openai/NAME``, or PROXY_MODEL_ID.
+    """
+    name_behind = served_name(settings, model_id)
     parameters = {
-        "model": f"hosted_vllm/{model_id}",
+        "model": f"hosted_vllm/{name_behind}",
         "api_base": f"{server_url.rstrip('/')}/v1",
         # Without a key LiteLLM would look for one in the environment and send that.
         "api_key": settings.api_key or "none",
@@ -55,7 +68,7 @@ def proxy_config(settings: Settings, *, server_url: str, model_id: str, master_k
     for index, name in enumerate(proxy_model_names(settings, model_id)):
         # LiteLLM looks abilities of a messages request up under the bare name of the model behind, where it
         # files an entry under its id: so one entry, and only one, carries that name as its id.
-        identity = model_id if index == 0 else f"start_llm:{name}"
+        identity = name_behind if index == 0 else f"start_llm:{name}"
         info = {"id": identity, "supported_endpoints": ["/v1/messages"], **_ABILITIES}
         entries.append({"model_name": name, "litellm_params": parameters, "model_info": info})
     return {

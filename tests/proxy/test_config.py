@@ -25,6 +25,15 @@ def test_names_are_the_served_one_the_public_one_and_the_wildcards() -> None:
     named = settings(model_path="org/Big-4bit", proxy_model_id=None)
     assert proxy_model_names(named, "Big-4bit") == ["Big-4bit", "openai/org/Big-4bit", "gpt-*", "claude-*"]
     assert proxy_model_names(settings(proxy_model_id="mine"), "mine") == ["mine", "gpt-*", "claude-*"]
+    assert proxy_model_names(settings(), "openai/small") == ["small", "openai/small", "gpt-*", "claude-*"]
+
+
+@pytest.mark.parametrize(("given", "asked"), [("small", "small"), ("openai/small", "small"), ("mine", "default")])
+def test_the_server_is_asked_for_a_name_that_it_knows(given: str, asked: str) -> None:
+    named = settings(proxy_model_id="mine")
+    config = proxy_config(named, server_url="http://h:1", model_id=given, master_key="k")
+    assert {entry["litellm_params"]["model"] for entry in config["model_list"]} == {f"hosted_vllm/{asked}"}
+    assert "mine" in [entry["model_name"] for entry in config["model_list"]]
 
 
 def test_every_entry_leads_to_the_served_model_and_takes_messages() -> None:
