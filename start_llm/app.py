@@ -42,15 +42,20 @@ from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.ports import TemplateError
 from start_llm.prompt.turndb import TurnDB
 from start_llm.prompt.volatile import RuleError, Rules
-from start_llm.proxy.launcher import LiteLLMProxy
+from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
 
 log = logging.getLogger(__name__)
+
+GIB = 2**30
+PROXY_SECONDS = 120.0  # after that a proxy that is not ready is not going to be
 
 
 @dataclass(frozen=True)
 class _Built:
     loaded: LoadedModel
     grammars: Grammars | None
+    cache_bytes: int
+    disk: str
 
 
 class App:
@@ -99,7 +104,7 @@ class App:
         except StartLLMError:
             self.stop()
             raise
-        self._say(f"model     {self._built.loaded.name}  (context {self._context(self._built.loaded):,} tokens)")
+        self._welcome(self._built)
         if self.settings.proxy == "on":
             self._start_proxy(self._built.loaded)
 
@@ -131,19 +136,24 @@ class App:
         budget = self.settings.cache_memory_bytes
         if budget is None:
             budget = default_cache_bytes(inspect_device(accelerator).usable, loaded.weight_bytes)
-        runtime = TextRuntime(self.settings, loaded, make_store(self.settings, loaded, budget, self._disk(loaded)))
-        self._built = _Built(loaded, runtime.grammars)
+        disk = self._disk(loaded)
+        where = f"{self._disk_bytes() / GIB:.1f} GiB in {self.settings.disk_dir}" if disk and disk.active else ""
+        runtime = TextRuntime(self.settings, loaded, make_store(self.settings, loaded, budget, disk))
+        self._built = _Built(loaded, runtime.grammars, budget, where)
         return runtime
 
     def _disk(self, loaded: LoadedModel) -> DiskTier | None:
         folder = self.settings.disk_dir
         if folder is None:
             return None
-        limit = self.settings.kv_disk_bytes
-        disk = DiskTier(folder, loaded.fingerprint, default_disk_bytes(folder) if limit is None else limit)
+        disk = DiskTier(folder, loaded.fingerprint, self._disk_bytes())
         if not disk.active:
             self._say(f"disk      off: {disk.detail}")
         return disk
+
+    def _disk_bytes(self) -> int:
+        folder, limit = self.settings.disk_dir, self.settings.kv_disk_bytes
+        return default_disk_bytes(folder) if limit is None and folder is not None else limit or 0
 
     # --- wiring ---------------------------------------------------------------
 
@@ -186,13 +196,36 @@ class App:
         return min(self.settings.max_kv_size, loaded.capabilities.context)
 
     def _start_proxy(self, loaded: LoadedModel) -> None:
+        """The server does its work without the proxy, so what goes wrong here is said and no more."""
         model_id = self.settings.proxy_model_id or f"openai/{loaded.name}"
-        self._proxy = LiteLLMProxy(
+        proxy = LiteLLMProxy(
             self.settings, server_url=self.server_url, model_id=model_id, log_path=self.settings.log_root / "proxy.log"
         )
-        self._proxy.start()
-        ready = self._proxy.wait_ready(self.settings.proxy_startup_wait_seconds)
-        self._say(f"proxy     {self._proxy.url}  ({'ready' if ready else 'starting'}; key {self._proxy.master_key})")
+        try:
+            proxy.start()
+        except ProxyError as error:
+            self._say(f"proxy     off: {error}")
+            return
+        self._proxy = proxy
+        self._say(f"proxy     {proxy.url}  (key {proxy.master_key})")
+        if not proxy.wait_ready(self.settings.proxy_startup_wait_seconds):
+            threading.Thread(target=self._watch_proxy, args=(proxy,), name="proxy-start", daemon=True).start()
+
+    def _watch_proxy(self, proxy: LiteLLMProxy) -> None:
+        if proxy.wait_ready(PROXY_SECONDS):
+            self._say("proxy     ready")
+        elif not self._stopped.is_set():
+            self._say(
+                f"proxy     not ready after {PROXY_SECONDS:.0f} s; its output is in {self.settings.log_root}/proxy.log"
+            )
+
+    def _welcome(self, built: _Built) -> None:
+        """What somebody needs to know in the first minute."""
+        memory = f"{built.cache_bytes / GIB:.1f} GiB in memory"
+        self._say(f"model     {built.loaded.name}  (context {self._context(built.loaded):,} tokens)")
+        self._say(f"KV cache  {memory}, {built.disk or 'nothing on disk'}")
+        self._say(f"ready     OpenAI {self.server_url}/v1   Anthropic {self.server_url}")
+        self._say("agents    python3.12 install_and_run.py launch claude|codex|opencode|openclaw|pi|qwen|cline|aider")
 
 
 def _style(loaded: LoadedModel) -> OutputStyle:

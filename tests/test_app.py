@@ -1,0 +1,113 @@
+"""Starting and stopping the whole: what is said, what goes wrong, and how."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from start_llm.app import App
+from start_llm.core.errors import Unavailable
+from start_llm.core.settings import SettingsError, load_settings
+from tests.oracle import build_oracle
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_oracle(tmp_path_factory.mktemp("model") / "oracle", "plain")
+
+
+@pytest.fixture
+def make(model: Path, tmp_path: Path) -> Iterator[Callable[..., tuple[App, list[str]]]]:
+    apps: list[App] = []
+
+    def app(**settings: Any) -> tuple[App, list[str]]:
+        said: list[str] = []
+        defaults = {
+            "model_path": str(model),
+            "trust_remote_code": True,
+            "start_llm_cache_dir": tmp_path,
+            "mlx_port": 0,
+            "proxy": "off",
+            "log_root": tmp_path / "logs",
+        }
+        made = App(load_settings(None, **{**defaults, **settings}), say=said.append)
+        apps.append(made)
+        return made, said
+
+    yield app
+    for made in apps:
+        made.stop()
+
+
+def test_the_first_minute_says_what_one_needs_to_know(make: Callable[..., Any]) -> None:
+    app, said = make()
+    app.start()
+    text = "\n".join(said)
+    for part in (app.server_url, "oracle", "GiB in memory", "/kv", "launch claude"):
+        assert part in text
+    assert httpx.get(f"{app.server_url}/health", timeout=10).json()["state"] == "ready"
+
+
+def test_untrusted_code_is_refused_with_the_settings_name(make: Callable[..., Any]) -> None:
+    app, _ = make(trust_remote_code=False)
+    with pytest.raises(Unavailable, match="TRUST_REMOTE_CODE=true"):
+        app.start()
+
+
+def test_a_missing_model_is_named(make: Callable[..., Any], tmp_path: Path) -> None:
+    app, _ = make(model_path=str(tmp_path / "nothing"))
+    with pytest.raises(Unavailable, match="nothing"):
+        app.start()
+
+
+def test_a_port_in_use_is_named(make: Callable[..., Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(SettingsError, match=str(port)):
+            make(mlx_port=port)
+
+
+def test_a_stranger_on_the_proxys_port_is_named_and_the_server_goes_on(make: Callable[..., Any]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        app, said = make(proxy="on", proxy_port=taken.getsockname()[1], litellm_master_key="sk-test")
+        app.start()
+        assert any(line.startswith("proxy     off") for line in said)
+        assert httpx.get(f"{app.server_url}/health", timeout=10).status_code == 200
+
+
+def test_before_loading_requests_get_503(make: Callable[..., Any]) -> None:
+    app, _ = make()
+    app._server.start()
+    answer = httpx.post(
+        f"{app.server_url}/v1/chat/completions",
+        json={"model": "x", "messages": [{"role": "user", "content": "hi"}]},
+        timeout=10,
+    )
+    assert answer.status_code == 503
+    assert "loading" in answer.json()["error"]["message"]
+    assert httpx.get(f"{app.server_url}/health", timeout=10).json()["state"] == "loading"
+
+
+def test_a_context_that_is_too_long_is_refused_with_the_numbers(make: Callable[..., Any]) -> None:
+    app, _ = make(max_kv_size=256)
+    app.start()
+    body = {"model": "default", "messages": [{"role": "user", "content": "word " * 400}]}
+    answer = httpx.post(f"{app.server_url}/v1/chat/completions", json=body, timeout=30)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert "256" in error["message"]
+
+
+def test_an_unknown_model_is_404_and_vendors_names_are_not(make: Callable[..., Any]) -> None:
+    app, _ = make()
+    app.start()
+    body = {"messages": [{"role": "user", "content": "hi"}]}
+    for name, status in {"claude-opus-9": 200, "gpt-7": 200, "oracle": 200, "mistral-large": 404}.items():
+        answer = httpx.post(f"{app.server_url}/v1/chat/completions", json={"model": name, **body}, timeout=30)
+        assert answer.status_code == status, name
