@@ -178,6 +178,7 @@ class App:
                 token_text=lambda token: str(loaded.tokenizer.decode([token])),
                 check=lambda request: check_logit_bias(request.sampling, vocab),
                 constraint=_constraints(built),
+                think_tokens=_think_tokens(loaded),
             )
         )
 
@@ -240,6 +241,12 @@ def _style(loaded: LoadedModel) -> OutputStyle:
     if known == "tags" and capabilities.think_tags is not None:
         style = replace(style, reasoning=reasoning_style(*capabilities.think_tags))
     return style
+
+
+def _think_tokens(loaded: LoadedModel) -> tuple[int, int] | None:
+    vocab = loaded.tokenizer.get_vocab()
+    opens, closes = (vocab.get(tag) for tag in loaded.capabilities.think_tags or ("<think>", "</think>"))
+    return None if opens is None or closes is None else (opens, closes)
 
 
 def _constraints(built: _Built) -> Callable[[ChatRequest, bool], Constraint | None]:

@@ -43,7 +43,7 @@ from start_llm.core.report import CacheReport, Miss
 from start_llm.core.request import ChatRequest
 from start_llm.core.service import Health, ModelCard
 from start_llm.core.settings import Settings
-from start_llm.core.work import Constraint, Engine, Submit
+from start_llm.core.work import Constraint, Engine, Submit, ThinkingLimit
 from start_llm.parsing.detokenise import Detokenizer
 from start_llm.parsing.registry import OutputStyle
 from start_llm.parsing.stream import OutputParser
@@ -73,6 +73,7 @@ class Served:
         detokenizer: makes a fresh streaming detokenizer of mlx-lm.
         check: raises BadRequest for what this model cannot do with a request's numbers.
         constraint: the grammar a request asks for, given whether its prompt ends inside reasoning.
+        think_tokens: ids of the reasoning tags, where each is one token; else budgets are not enforced.
     """
 
     name: str
@@ -85,6 +86,7 @@ class Served:
     token_text: Callable[[int], str]
     check: Callable[[ChatRequest], None]
     constraint: Callable[[ChatRequest, bool], Constraint | None]
+    think_tokens: tuple[int, int] | None = None
 
 
 class ChatService:
@@ -255,6 +257,7 @@ class _Run:
                 sink=_Tagged(self.queue, choice.index),
                 logprobs=self.request.logprobs,
                 constraint=constraint,
+                thinking=self._thinking_limit(),
                 session=self.prepared.session,
                 one_shot=self.prepared.one_shot and len(self.prepared.prompt.tokens) < _ONE_SHOT_TOKENS,
             )
@@ -264,6 +267,12 @@ class _Run:
                 for other in self.choices:
                     engine.cancel(other.work_id)
                 raise
+
+    def _thinking_limit(self) -> ThinkingLimit | None:
+        budget, tags = self.request.thinking_budget, self.served.think_tokens
+        if budget is None or tags is None:
+            return None
+        return ThinkingLimit(budget, *tags, inside=self.prepared.in_reasoning)
 
 
 class _Tagged:

@@ -134,7 +134,7 @@ class Settings(BaseSettings):
     )
     cache_use_block_index: bool = Field(
         True,
-        description="Kept for old configurations: lookup always walks the tree, which is exact and faster than hashing.",
+        description="Kept for old configurations: lookup walks the tree, exact and faster than hashing.",
     )
     cache_canonicalize_tool_context: bool = Field(
         True, description="Apply the volatile rules; false keys the cache on the client's bytes."

@@ -36,6 +36,22 @@ class Constraint:
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingLimit:
+    """Most reasoning tokens of an answer.
+
+    Attributes:
+        tokens: the budget.
+        opens, closes: token ids of the reasoning tags.
+        inside: the prompt ends inside an open reasoning block.
+    """
+
+    tokens: int
+    opens: int
+    closes: int
+    inside: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Submit:
     """Run this prompt. Events go to `sink`, the last one is `EngineDone` or `EngineFailed`.
 
@@ -54,6 +70,7 @@ class Submit:
     sink: Sink = field(compare=False)
     logprobs: int | None = None
     constraint: Constraint | None = None
+    thinking: ThinkingLimit | None = None
     session: str | None = None
     one_shot: bool = False
 

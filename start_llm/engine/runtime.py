@@ -18,6 +18,7 @@ from start_llm.engine.runner import Runner
 from start_llm.engine.sampling import LogprobTap, make_processors, make_sampler, top_logprobs
 from start_llm.engine.scheduler import Limits, Processors, Scheduler
 from start_llm.engine.text import BatchRunner, SequentialRunner
+from start_llm.engine.thinking import ThinkingBudget
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore
 from start_llm.models.loader import LoadedModel
@@ -34,6 +35,8 @@ class TextDrawing:
         self.sampler: Callable[[Any], Any] = make_sampler(work.sampling)
         self.processors: Processors = [self._tap] if self._tap is not None else []
         self.processors += make_processors(work.sampling, work.prompt.tokens)
+        if work.thinking is not None:
+            self.processors.append(ThinkingBudget(work.thinking))
         self._grammar: GrammarProcessor | None = None
         if work.constraint is not None and grammars is not None:
             self._grammar = grammars.processor(work.constraint)
