@@ -33,7 +33,8 @@ class Scenario:
         typed: it goes on with a session in a terminal only; the prompt is typed there.
         fresh_reuse: least share of the fresh session's first prompt that must be reused.
         seconds: limit of a run.
-        skip_ratio: why the reuse per turn is not what the others must show; ``None``: it is.
+        most_computed: greatest ratio of computed to new tokens in a turn.
+        skip_ratio: why there is no such limit; ``None``: there is.
     """
 
     name: str
@@ -48,6 +49,7 @@ class Scenario:
     typed: bool = False
     fresh_reuse: float = 0.0
     seconds: float = 120
+    most_computed: float = 1.2
     skip_ratio: str | None = None
 
 
@@ -186,8 +188,11 @@ def _qwen_read(path: Path) -> str:
     return call("read_file", file_path=str(path))
 
 
+# A new process tells the state of git and the folder's tree anew, at the head of the prompt: they come, whole, in an
+# update note at its end, of which only the changed lines count as new.
 QWEN = Scenario(
     name="qwen",
+    most_computed=3.0,
     first=lambda prompt, data: (["--yolo"], prompt),
     again=lambda prompt, data: (["--yolo", "--continue"], prompt),
     sub_agent=True,

@@ -19,7 +19,6 @@ from tests.oracle import make_tokenizer
 from tests.oracle.oracle import script
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
-MOST_COMPUTED = 1.2
 
 
 @pytest.fixture(scope="module")
@@ -105,7 +104,7 @@ def test_agent(name: str, world: World, counter: NewTokens, table: list[str]) ->
     if scenario.skip_ratio is None:
         later = {turn: figures.going_on for turn, figures in session.figures.items() if turn != "first"}
         ratios = {turn: computed / max(1, new) for turn, (computed, new) in later.items()}
-        assert {turn: ratio for turn, ratio in ratios.items() if ratio > MOST_COMPUTED} == {}
+        assert {turn: ratio for turn, ratio in ratios.items() if ratio > scenario.most_computed} == {}
 
 
 def first_turn(session: Session, repo: Path, data: Path) -> None:

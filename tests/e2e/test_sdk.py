@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,8 +15,11 @@ import anthropic
 import openai
 import pytest
 
+from start_llm.launch.clients import CLIENTS
 from start_llm.launch.server import free_port, get_json, wait_for
-from tests.e2e.world import ROOT, end
+from tests.e2e.install import search_path
+from tests.e2e.scenarios import SCENARIOS
+from tests.e2e.world import ROOT, World, end
 from tests.oracle.oracle import script
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -38,7 +42,7 @@ class Target:
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory, oracle_folder: Path) -> Iterator[dict[str, Target]]:
+def served(tmp_path_factory: pytest.TempPathFactory, oracle_folder: Path) -> Iterator[tuple[dict[str, Target], World]]:
     """The real server, which starts the real proxy; both on free ports."""
     folder = tmp_path_factory.mktemp("served")
     port, proxy_port = free_port(), free_port()
@@ -68,18 +72,21 @@ def served(tmp_path_factory: pytest.TempPathFactory, oracle_folder: Path) -> Ite
         for ready in (f"{url}/health", f"{proxy_url}/health/readiness"):
             up = wait_for(lambda ready=ready: get_json(ready)[0] == 200, lambda: process.poll() is None, 120)  # type: ignore[misc]
             assert up, (folder / "server.txt").read_text()[-3000:]
-        yield {
-            "direct": Target(url, "none", "oracle"),
-            "proxy": Target(proxy_url, KEY, "oracle"),
-            "wildcard": Target(proxy_url, KEY, "claude-opus-4-6"),
-        }
+        yield (
+            {
+                "direct": Target(url, "none", "oracle"),
+                "proxy": Target(proxy_url, KEY, "oracle"),
+                "wildcard": Target(proxy_url, KEY, "claude-opus-4-6"),
+            },
+            World(folder, [], port, port, (proxy_port, KEY)),
+        )
     finally:
         end(process)
 
 
 @pytest.fixture(params=["direct", "proxy", "wildcard"])
-def target(request: pytest.FixtureRequest, served: dict[str, Target]) -> Target:
-    return served[request.param]
+def target(request: pytest.FixtureRequest, served: tuple[dict[str, Target], World]) -> Target:
+    return served[0][request.param]
 
 
 @pytest.fixture
@@ -163,3 +170,23 @@ def test_responses_stream(target: Target, chat: openai.OpenAI) -> None:
     assert [event.sequence_number for event in events] == list(range(len(events)))
     text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
     assert text.strip() == TEXT
+
+
+@pytest.mark.parametrize("name", ["pi", "claude", "codex"])
+def test_an_agent_of_each_dialect_through_the_proxy(name: str, served: tuple[dict[str, Target], World]) -> None:
+    path = os.pathsep.join(str(folder) for folder in search_path(name))
+    if shutil.which(CLIENTS[name].command, path=path) is None:
+        pytest.skip(f"{CLIENTS[name].title} is not installed: python tests/e2e/install.py {name}")
+    world, scenario = served[1], SCENARIOS[name]
+    repository = world.repository(name)
+    data = world.folder / name / "cache" / "launch" / name
+    texts = scenario.work(repository)
+    arguments, text = scenario.first(f"Repair add. {script(*texts)}", data)
+    run = world.launch(name, repository, arguments, text, scenario.seconds)
+    assert run.code == 0, run.output[-3000:]
+    assert (repository / "out.txt").read_text() == "3\n"
+    assert [entry["status"] for entry in run.served] == [200] * len(texts)
+    dialect = {"pi": "chat", "claude": "messages", "codex": "responses"}[name]
+    assert {entry["dialect"] for entry in run.served} == {dialect}
+    for entry in run.served[1:]:
+        assert entry["reused"] > 0.9 * entry["prompt"], entry

@@ -91,12 +91,19 @@ def end(process: subprocess.Popen[Any], seconds: float = 15) -> None:
 
 @dataclass
 class World:
-    """The server, the recorder before it, and a folder for agents. Made by `make_world`."""
+    """The server, the recorder before it, and a folder for agents. Made by `make_world`.
+
+    Attributes:
+        network: words before a command, see `loopback_network`.
+        client_port: where agents connect.
+        proxy: port and key of the server's proxy, if agents are to go through it.
+    """
 
     folder: Path
     network: list[str]
     server_port: int
     client_port: int
+    proxy: tuple[int, str] | None = None
 
     @property
     def record(self) -> Path:
@@ -113,9 +120,13 @@ class World:
         own = [str(path) for path in search_path(name)]
         path = os.pathsep.join([*own, str(Path(sys.executable).parent), "/usr/local/bin", "/usr/bin", "/bin"])
         who = {f"GIT_{role}_{what}": "e2e@localhost" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+        through = {}
+        if self.proxy is not None:
+            through = {"PROXY_PORT": str(self.proxy[0]), "LITELLM_MASTER_KEY": self.proxy[1]}
         return {
             **{key: os.environ[key] for key in KEPT if key in os.environ},
             **who,
+            **through,
             "PATH": path,
             "HOME": str(home),
             "SHELL": "/bin/bash",
@@ -147,7 +158,8 @@ class World:
         `text` is its standard input; with `typed`, it is typed in a terminal, which is left after that many requests.
         """
         sent, served = len(self.sent()), len(self.served())
-        command = [sys.executable, "-m", "start_llm", "launch", name, "--", *arguments]
+        via = ["--via-proxy"] if self.proxy is not None else []
+        command = [sys.executable, "-m", "start_llm", "launch", name, *via, "--", *arguments]
         environment = self.environment(name)
         if typed is not None:
             command = [sys.executable, str(TERMINAL), str(self.record), str(typed), *command]
