@@ -63,7 +63,7 @@ def install(name: str) -> None:
     uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     if uv is None:
         raise FileNotFoundError("uv (it comes with requirements.txt)")
-    _run([uv, "venv", "--quiet", "--allow-existing", "--python", "3.12", str(folder)], folder.parent)
+    _run([uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(folder)], folder.parent)
     _run([uv, "pip", "install", "--quiet", "--python", str(folder / "bin" / "python"), PYPI[name]], folder.parent)
 
 
