@@ -129,6 +129,8 @@ class ChatService:
         if run.request.prompt is not None:
             return
         choice = run.choices[0]
+        if choice.aborted:
+            return  # a turn that the watchdog cut is no turn
         answer = choice.answer()
         pipeline = run.served.pipeline
         pipeline.record(run.prepared, answer, choice.tokens)
@@ -199,6 +201,7 @@ class _Choice:
     completion: int = 0
     reasoning: int = 0
     done: bool = False
+    aborted: bool = False
     report: CacheReport = field(default_factory=CacheReport)
 
     def answer(self) -> Message:
@@ -371,12 +374,15 @@ class ChatStream:
 
     def _choice_done(self, choice: _Choice, event: EngineDone) -> None:
         choice.done = True
+        choice.aborted = event.reason == "deadline"
         stopped = choice.parser.stopped
         if stopped is None:
             choice.tokens = event.tokens
             self._ready.extend(choice.take(choice.detokenizer.finish()))
         self._ready.extend(choice.with_logprobs(choice.parser.finish()))
-        reason: FinishReason = "stop" if stopped is not None else event.reason
+        reason: FinishReason = "length" if event.reason == "deadline" else event.reason
+        if stopped is not None:
+            reason = "stop"
         if choice.parser.parsed().tool_calls and reason == "stop":
             reason = "tool_calls"
         self._ready.append(ChoiceDone(reason, choice.index, choice.parser.stopped))

@@ -57,12 +57,12 @@ class EngineDone:
     """The generation ended.
 
     Attributes:
-        reason: ``stop`` (an end-of-turn token), ``length``, or ``cancelled``.
+        reason: ``stop`` (an end-of-turn token), ``length``, ``cancelled``, or ``deadline`` (the watchdog ended it).
         tokens: all generated tokens, the end-of-turn token included if there was one.
         report: final counts.
     """
 
-    reason: Literal["stop", "length", "cancelled"]
+    reason: Literal["stop", "length", "cancelled", "deadline"]
     tokens: tuple[int, ...]
     report: CacheReport
 

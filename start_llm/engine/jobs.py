@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from start_llm.core.events import EngineDone, EngineEvent, EngineFailed
 from start_llm.core.report import CacheReport
 from start_llm.core.work import Submit
 from start_llm.engine.runner import Cache
+
+EndReason = Literal["stop", "length", "cancelled", "deadline"]
 
 
 class Stage(Enum):
@@ -67,12 +69,11 @@ class Job:
         if self.stage is not Stage.ENDED:
             self.work.sink.put(event)
 
-    def end(self, reason: str) -> None:
+    def end(self, reason: EndReason) -> None:
         """Sends the final event; later calls do nothing."""
         if self.stage is Stage.ENDED:
             return
-        final = {"stop": "stop", "length": "length"}.get(reason, "cancelled")
-        self.send(EngineDone(final, tuple(self.generated), self.report))  # type: ignore[arg-type]
+        self.send(EngineDone(reason, tuple(self.generated), self.report))
         self.stage = Stage.ENDED
 
     def fail(self, error: StartLLMError) -> None:

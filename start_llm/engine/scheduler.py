@@ -19,7 +19,7 @@ from start_llm.core.errors import Internal, OutOfMemory, StartLLMError
 from start_llm.core.events import Admitted, Prefilled, Sampled, TokenLogprob
 from start_llm.core.report import CacheReport, Miss
 from start_llm.core.work import Submit
-from start_llm.engine.jobs import Job, Stage, as_array, common_prefix
+from start_llm.engine.jobs import EndReason, Job, Stage, as_array, common_prefix
 from start_llm.engine.runner import Cache, Row, Runner
 from start_llm.kvcache.store import KVStore, Plan
 
@@ -186,9 +186,9 @@ class Scheduler:
     def _reap(self) -> None:
         now = self._clock()
         for job in [j for j in self._by_id.values() if j.cancelled or now >= j.deadline]:
-            self._abort(job, "cancelled" if job.cancelled else "length")
+            self._abort(job, "cancelled" if job.cancelled else "deadline")
 
-    def _abort(self, job: Job, reason: str) -> None:
+    def _abort(self, job: Job, reason: EndReason) -> None:
         """Ends a job early; the KV that is already computed is kept."""
         if job.stage is Stage.WAITING:
             self._waiting.remove(job)
@@ -203,7 +203,7 @@ class Scheduler:
                 self._store_end(job, *removed)
         self._end(job, reason)
 
-    def _end(self, job: Job, reason: str) -> None:
+    def _end(self, job: Job, reason: EndReason) -> None:
         job.report = replace(job.report, generated=len(job.generated))
         job.cache = None
         self._by_id.pop(job.work.id, None)

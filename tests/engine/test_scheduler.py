@@ -160,7 +160,7 @@ def test_cancel_while_decoding_keeps_the_kv_and_ends_once() -> None:
     assert runner.rows == {}
 
 
-def test_the_watchdog_ends_a_request_with_length() -> None:
+def test_the_watchdog_ends_a_request_at_its_deadline() -> None:
     scheduler, _, _, clock = make(runner=FakeRunner(answer=10_000), deadline=5.0)
     work, sink = submit("a", range(1, 60), max_tokens=100_000)
     scheduler.add(work)
@@ -168,7 +168,7 @@ def test_the_watchdog_ends_a_request_with_length() -> None:
         scheduler.step()
     clock.now += 10
     drain(scheduler)
-    assert sink.done.reason == "length"
+    assert sink.done.reason == "deadline"
 
 
 def test_one_failing_request_leaves_the_others_alone() -> None:
