@@ -1,0 +1,1 @@
+"""The model thread: the only one that touches MLX arrays."""
