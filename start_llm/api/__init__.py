@@ -1,1 +1,1 @@
-"""The HTTP edge: bytes to requests, events to bytes. Dialects only translate."""
+"""The HTTP edge and its dialects: bodies in, `core` requests on; `core` events in, bodies out. No MLX."""
