@@ -198,7 +198,7 @@ class App:
 
     def _start_proxy(self, loaded: LoadedModel) -> None:
         """The server does its work without the proxy, so what goes wrong here is said and no more."""
-        model_id = self.settings.proxy_model_id or f"openai/{loaded.name}"
+        model_id = self.settings.proxy_model_id or loaded.name
         proxy = LiteLLMProxy(
             self.settings, server_url=self.server_url, model_id=model_id, log_path=self.settings.log_root / "proxy.log"
         )

@@ -55,6 +55,11 @@ class Dialects:
         count = self.service.count_tokens(self._named(exchange.request))
         return Reply(sse.dumps({"input_tokens": scaled(count, exchange.scale)}))
 
+    def count_response_tokens(self, inbound: Inbound) -> Reply:
+        exchange = read_responses(inbound, self.settings, self.service.token_text, self.store)
+        count = self.service.count_tokens(self._named(exchange.request))
+        return Reply(sse.dumps({"object": "response.input_tokens", "input_tokens": count}))
+
     def explain(self, inbound: Inbound) -> Reply:
         """What a request of any dialect would reuse and compute; nothing is run."""
         exchange = self._any(inbound)
@@ -117,6 +122,7 @@ def build_routes(
             Route("/v1/messages", {"POST": dialects.messages}),
             Route("/v1/messages/count_tokens", {"POST": dialects.count_tokens}),
             Route("/v1/responses", {"POST": dialects.responses}),
+            Route("/v1/responses/input_tokens", {"POST": dialects.count_response_tokens}),
             Route("/v1/responses/{}", {"GET": stored.get, "DELETE": stored.delete}),
             Route("/v1/responses/{}/input_items", {"GET": stored.input_items}),
             Route("/v1/cache/explain", {"POST": dialects.explain}),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -307,3 +308,10 @@ def test_explain_knows_every_dialect(server: ApiServer, service: FakeService) ->
         assert report["reused"] == 100
     dialects = [request.dialect for request in service.requests]
     assert dialects == ["chat", "messages", "messages", "responses", "completions"]
+
+
+def test_input_tokens_are_counted(serve: Callable[..., ApiServer], service: FakeService) -> None:
+    with openai.OpenAI(base_url=f"{serve().url}/v1", api_key="none", max_retries=0) as client:
+        counted = client.responses.input_tokens.count(model="gpt-x", input="hello", instructions="be brief")
+    assert counted.object == "response.input_tokens"
+    assert counted.input_tokens > 0
