@@ -27,11 +27,12 @@ from start_llm.core.settings import Settings, SettingsError
 from start_llm.core.work import Constraint
 from start_llm.dashboard.terminal import terminal
 from start_llm.engine.constraint import Grammars
+from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.runtime import TextRuntime, make_store
 from start_llm.engine.sampling import check_logit_bias
 from start_llm.engine.thread import EngineThread
 from start_llm.kvcache.disk import DiskTier
-from start_llm.models.device import default_cache_bytes, default_disk_bytes, inspect_device, recommended_model
+from start_llm.models.device import default_cache_bytes, default_disk_bytes, inspect_device, kv_bytes, recommended_model
 from start_llm.models.loader import LoadedModel, accelerator, load_model
 from start_llm.parsing.reasoning import reasoning_style
 from start_llm.parsing.registry import ExternalFormat, OutputStyle, output_style
@@ -133,12 +134,14 @@ class App:
 
     def _load(self) -> TextRuntime:
         loaded = load_model(self.settings, self._progress)
-        budget = self.settings.cache_memory_bytes
+        usable, budget = inspect_device(accelerator).usable, self.settings.cache_memory_bytes
         if budget is None:
-            budget = default_cache_bytes(inspect_device(accelerator).usable, loaded.weight_bytes)
+            budget = default_cache_bytes(usable, loaded.weight_bytes)
         disk = self._disk(loaded)
         where = f"{self._disk_bytes() / GIB:.1f} GiB in {self.settings.disk_dir}" if disk and disk.active else ""
-        runtime = TextRuntime(self.settings, loaded, make_store(self.settings, loaded, budget, disk))
+        store = make_store(self.settings, loaded, budget, disk)
+        guard = MemoryGuard(store, total=kv_bytes(usable, loaded.weight_bytes), most_stored=budget)
+        runtime = TextRuntime(self.settings, loaded, store, guard)
         self._built = _Built(loaded, runtime.grammars, budget, where)
         return runtime
 

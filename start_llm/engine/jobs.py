@@ -65,6 +65,11 @@ class Job:
         """Prompt tokens that prefill covers: the last one is fed by the first decode step."""
         return len(self.tokens) - 1
 
+    @property
+    def most_tokens(self) -> int:
+        """Tokens its KV may come to hold."""
+        return len(self.tokens) + self.work.max_tokens
+
     def send(self, event: EngineEvent) -> None:
         if self.stage is not Stage.ENDED:
             self.work.sink.put(event)

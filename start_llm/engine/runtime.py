@@ -14,6 +14,7 @@ from start_llm.core.events import TokenLogprob
 from start_llm.core.settings import Settings
 from start_llm.core.work import Submit
 from start_llm.engine.constraint import GrammarProcessor, Grammars
+from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.runner import Runner
 from start_llm.engine.sampling import LogprobTap, make_processors, make_sampler, top_logprobs
 from start_llm.engine.scheduler import Limits, Processors, Scheduler
@@ -53,7 +54,7 @@ class TextDrawing:
 class TextRuntime:
     """Implements `engine.thread.Runtime` for a text model."""
 
-    def __init__(self, settings: Settings, loaded: LoadedModel, store: KVStore) -> None:
+    def __init__(self, settings: Settings, loaded: LoadedModel, store: KVStore, memory: MemoryGuard) -> None:
         self.store = store
         self.runner = make_runner(settings, loaded)
         self.grammars = make_grammars(loaded)
@@ -68,6 +69,7 @@ class TextRuntime:
                 deadline=settings.generation_watchdog_seconds,
             ),
             max_concurrency=settings.max_concurrency,
+            memory=memory,
             clock=time.monotonic,
         )
 

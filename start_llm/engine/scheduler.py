@@ -20,6 +20,7 @@ from start_llm.core.events import Admitted, Prefilled, Sampled, TokenLogprob
 from start_llm.core.report import CacheReport, Miss
 from start_llm.core.work import Submit
 from start_llm.engine.jobs import EndReason, Job, Stage, as_array, common_prefix
+from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.runner import Cache, Row, Runner
 from start_llm.kvcache.store import KVStore, Plan
 
@@ -69,10 +70,12 @@ class Scheduler:
         eos: frozenset[int],
         limits: Limits,
         max_concurrency: int,
+        memory: MemoryGuard,
         clock: Callable[[], float],
     ) -> None:
         self._runner, self._store, self._draw = runner, store, draw
         self._eos, self._limits, self._clock = eos, limits, clock
+        self._memory = memory
         self._room = min(max_concurrency, runner.max_rows)
         self._waiting: deque[Job] = deque()
         self._prefilling: list[Job] = []
@@ -172,6 +175,7 @@ class Scheduler:
     def fail_all(self, error: StartLLMError) -> None:
         """Ends everything; nothing of what was running is stored."""
         for job in list(self._by_id.values()):
+            self._memory.give(job.work.id)
             job.fail(error)
         for uid in list(self._decoding):
             self._runner.remove(uid)
@@ -206,6 +210,7 @@ class Scheduler:
     def _end(self, job: Job, reason: EndReason) -> None:
         job.report = replace(job.report, generated=len(job.generated))
         job.cache = None
+        self._memory.give(job.work.id)
         self._by_id.pop(job.work.id, None)
         job.end(reason)
 
@@ -218,7 +223,10 @@ class Scheduler:
             self._fail(job, error)
 
     def _fail(self, job: Job, error: Exception) -> None:
-        log.warning("request %s failed", job.work.id, exc_info=error)
+        log.warning("request %s failed: %s", job.work.id, error, exc_info=not isinstance(error, StartLLMError))
+        self._memory.give(job.work.id)
+        if job in self._waiting:
+            self._waiting.remove(job)
         if job in self._prefilling:
             self._prefilling.remove(job)
         if self._decoding.pop(job.uid, None) is not None:
@@ -231,8 +239,12 @@ class Scheduler:
 
     def _admit(self) -> None:
         while self._waiting and self.running < self._room:
-            job = self._waiting.popleft()
+            job = self._waiting[0]
             with self._failing(job):
+                if not self._memory.admits(job.most_tokens):
+                    return
+                self._waiting.popleft()
+                self._memory.take(job.work.id, job.most_tokens)
                 self._begin(job)
 
     def _begin(self, job: Job) -> None:

@@ -217,6 +217,15 @@ class KVStore:
         protected = self._sessions.protected_bytes(self._clock())
         return protected + tokens * self._token_bytes + self._state_bytes <= self._budget
 
+    def estimate(self, tokens: int) -> int:
+        """Bytes of KV of so many tokens, judged by what was stored last; 0 before that."""
+        return int(tokens * self._token_bytes) + self._state_bytes
+
+    def set_budget(self, budget_bytes: int) -> None:
+        """From now on at most so many bytes in memory."""
+        self._budget = budget_bytes
+        self._enforce()
+
     def clear(self) -> None:
         """Forgets everything that is in memory only."""
         for segment in self._tree:

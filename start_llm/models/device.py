@@ -116,6 +116,11 @@ def default_cache_bytes(memory: int, model_bytes: int) -> int:
     return max(LEAST_CACHE_BYTES, int((memory - model_bytes - PREFILL_BYTES) * STORED_SHARE))
 
 
+def kv_bytes(memory: int, model_bytes: int) -> int:
+    """Bytes that running and stored KV may take together; the arguments are those of `default_cache_bytes`."""
+    return max(2 * LEAST_CACHE_BYTES, memory - model_bytes - PREFILL_BYTES)
+
+
 def default_disk_bytes(folder: Path) -> int:
     """Bytes of KV that may lie in `folder` (which need not exist yet): 20 GB or 10% of the free disk, the lesser."""
     while not folder.exists():

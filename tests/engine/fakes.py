@@ -96,6 +96,8 @@ class FakeStore:
     entries: list[np.ndarray] = field(default_factory=list)
     one_shot: list[bool] = field(default_factory=list)
     room: bool = True
+    token_bytes: int = 0
+    budgets: list[int] = field(default_factory=list)
 
     def lookup(self, tokens: Any, limit: int | None = None) -> Plan:
         array = np.asarray(tokens)
@@ -124,6 +126,12 @@ class FakeStore:
 
     def idle(self) -> None:
         pass
+
+    def estimate(self, tokens: int) -> int:
+        return tokens * self.token_bytes
+
+    def set_budget(self, budget_bytes: int) -> None:
+        self.budgets.append(budget_bytes)
 
     def stats(self) -> Any:
         return SimpleNamespace(**dict.fromkeys(KV_FIGURES, len(self.entries)), disk={"files": 1})

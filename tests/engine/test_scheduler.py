@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from start_llm.core.events import EngineFailed, Prefilled
+from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.scheduler import Limits, Scheduler
 from tests.engine.fakes import EOS, FakeDrawing, FakeRunner, FakeStore, submit
 
@@ -20,7 +21,7 @@ class Clock:
         return self.now
 
 
-def make(runner: FakeRunner | None = None, store: FakeStore | None = None, **limits: Any) -> Any:
+def make(runner: FakeRunner | None = None, store: FakeStore | None = None, memory: int = 0, **limits: Any) -> Any:
     runner, store, clock = runner or FakeRunner(), store or FakeStore(), Clock()
     scheduler = Scheduler(
         runner,
@@ -29,6 +30,7 @@ def make(runner: FakeRunner | None = None, store: FakeStore | None = None, **lim
         eos=frozenset({EOS}),
         limits=Limits(**{"step": 100, "idle_step": 10, **limits}),
         max_concurrency=8,
+        memory=MemoryGuard(store, total=memory, most_stored=memory),
         clock=clock,
     )
     return scheduler, runner, store, clock
@@ -253,3 +255,32 @@ def test_reanchoring_never_evicts() -> None:
     while scheduler.has_idle_work:
         scheduler.idle_step()
     assert runner.work == 0
+
+
+GIB = 2**30
+
+
+def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
+    scheduler, _, _, _ = make(store=FakeStore(token_bytes=2**20), memory=1 * GIB)
+    work, sink = submit("a", range(1, 2000), max_tokens=10)
+    scheduler.add(work)
+    drain(scheduler)
+    assert isinstance(sink.final, EngineFailed)
+    assert sink.final.error.status == 507
+    assert "2.0 GiB" in sink.final.error.message
+    assert "1.0 GiB" in sink.final.error.message
+
+
+def test_requests_wait_for_memory_and_the_store_makes_room() -> None:
+    store = FakeStore(token_bytes=2**20)
+    scheduler, runner, _, _ = make(runner=FakeRunner(answer=5), store=store, memory=1 * GIB)
+    sinks = []
+    for i in range(4):
+        work, sink = submit(f"r{i}", range(1000 * i + 1, 1000 * i + 401), max_tokens=20)
+        scheduler.add(work)
+        sinks.append(sink)
+    drain(scheduler)
+    assert [sink.done.reason for sink in sinks] == ["stop"] * 4
+    assert runner.widest == 2
+    assert min(store.budgets) == GIB - 2 * 420 * 2**20
+    assert store.budgets[-1] == GIB

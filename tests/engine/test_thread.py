@@ -12,6 +12,7 @@ import pytest
 from start_llm.core.errors import QueueFull, Unavailable
 from start_llm.core.events import EngineDone, EngineFailed
 from start_llm.core.prompt import Prompt
+from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.scheduler import Limits, Scheduler
 from start_llm.engine.thread import EngineThread
 from tests.engine.fakes import EOS, Collected, FakeDrawing, FakeRunner, FakeStore, submit
@@ -29,6 +30,7 @@ class FakeRuntime:
             eos=frozenset({EOS}),
             limits=Limits(step=50),
             max_concurrency=4,
+            memory=MemoryGuard(FakeStore(), total=0, most_stored=0),
             clock=time.monotonic,
         )
 
