@@ -1,11 +1,14 @@
-"""What a grammar costs per token: decoding with and without one, on the same model, in the same run.
+"""What a grammar costs per token: decoding with and without one, on the same model, in short rounds that alternate.
 
-    python scripts/bench_grammar.py [--model FOLDER] [--tokens 96] [--rounds 5] [--rows 1]
+    python scripts/bench_grammar.py [--model FOLDER] [--rows 1] [--constrained 1] [--rounds 16] [--steps 6]
 
-The free run decodes greedily without any processor, the others under a grammar: JSON of a schema, any JSON object, a
-forced tool call, and free text beside a strict tool. Rounds are interleaved, so that a busy machine slows all alike.
-`processor` is what the processor itself takes per token, measured by feeding it the same tokens again with no model
-behind it; beside a model most of that runs while the forward pass does.
+Two generators decode the same prompt greedily, one without any processor and one under a grammar: JSON of a schema,
+any JSON object, a forced tool call, free text beside a strict tool. They take turns, a round of a few steps each, so
+that whatever else the machine does hits both alike. A round ends when the device has finished what was launched:
+otherwise one side would pay for what the other left running. Each pair of rounds gives one difference; the table shows
+medians, of wall time and of the CPU time of the whole process (which waiting for other programs does not change). The
+first line sets two free generators against each other: that is what the measurement itself is good for. `processor` is
+what the processor takes per token with no model behind it, fed the same tokens again.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,6 +30,7 @@ from start_llm.core.request import ChatRequest, ResponseFormat, ToolChoice
 from start_llm.core.settings import load_settings
 from start_llm.core.work import Constraint
 from start_llm.engine.constraint import Grammars
+from start_llm.engine.sampling import Processor
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.parsing.structured import ModelText, make_constraint, special_tokens
 
@@ -50,9 +54,10 @@ TOOL = Tool("save_cities", "Saves cities.", CITIES, strict=True)
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("--model", type=Path, help="a checkpoint; default: the embedded SmolLM2, float32")
-    parser.add_argument("--tokens", type=int, default=96, help="tokens per run")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--rows", type=int, default=1, help="requests in the batch, all alike")
+    parser.add_argument("--rows", type=int, default=1, help="requests in the batch")
+    parser.add_argument("--constrained", type=int, default=1, help="how many of them have the grammar")
+    parser.add_argument("--rounds", type=int, default=16, help="rounds of each generator per case")
+    parser.add_argument("--steps", type=int, default=6, help="tokens per round")
     options = parser.parse_args(arguments)
     folder = options.model or ensure_embedded_model(
         load_settings().cache_dir, quantised=False, progress=lambda stage, part: None
@@ -68,7 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             grammars.prepare(constraint)
             print(f"compiling {name}: {1e3 * (time.perf_counter() - start):.1f} ms")
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": PROMPT}], add_generation_prompt=True)
-    measure(model, grammars, prompt, cases, options)
+    print(f"\n{options.rows} rows, {options.constrained} with the grammar; milliseconds per step, medians\n")
+    print(f"{'':14}{'free wall':>10}{'over':>9}{'':9}{'free CPU':>10}{'over':>9}{'':9}{'processor':>14}{'rounds':>8}")
+    for name, constraint in cases.items():
+        free, bound = measure(model, grammars, prompt, constraint, options)
+        own, ends = 0.0, ()
+        if constraint is not None:
+            own = replay(grammars, constraint, bound.tokens, model.args.vocab_size)
+            ends = tokenizer.eos_token_ids
+        report(name, free, bound, own, whole_rounds(bound.tokens, ends, options))
     return 0
 
 
@@ -85,40 +98,67 @@ def constraints(text: ModelText) -> dict[str, Constraint | None]:
     }
 
 
-def measure(model: Any, grammars: Grammars, prompt: Sequence[int], cases: Any, options: argparse.Namespace) -> None:
-    seconds: dict[str, list[float]] = {name: [] for name in cases}
-    own: dict[str, float] = dict.fromkeys(cases, 0.0)
-    for turn in range(options.rounds + 1):  # the first warms up
-        for name, constraint in cases.items():
-            spent, tokens = decode(model, grammars, prompt, constraint, options)
-            if turn > 0:
-                seconds[name].append(spent)
-            if constraint is not None and turn == options.rounds:
-                own[name] = replay(grammars, constraint, tokens, model.args.vocab_size)
-    free = median(seconds["free"])
-    print(f"\n{'':14}{'ms/step':>9}{'over free':>11}{'processor ms':>14}   ({options.rows} rows)")
-    for name, each in seconds.items():
-        over = 100 * (median(each) / free - 1)
-        print(f"{name:14}{1e3 * median(each):9.2f}{over:+10.1f}%{1e3 * own[name]:14.3f}")
+class Side:
+    """One of the two generators, and the seconds per step that each of its rounds took."""
+
+    def __init__(
+        self, model: Any, prompt: Sequence[int], processors: Sequence[Sequence[Processor]], max_tokens: int
+    ) -> None:
+        self.wall: list[float] = []
+        self.cpu: list[float] = []
+        self.tokens: list[int] = []
+        self._generator = BatchGenerator(model)
+        rows = len(processors)
+        self._uids = self._generator.insert(
+            [list(prompt)] * rows, max_tokens=[max_tokens] * rows, logits_processors=[list(p) for p in processors]
+        )
+        while not self.tokens:  # prefill and the first token, which are not counted
+            self._step()
+        mx.synchronize(self._generator.stream)
+
+    def _step(self) -> None:
+        self.tokens += [r.token for r in self._generator.next()[1] if r.uid == self._uids[0]]
+
+    def round(self, steps: int) -> None:
+        wall, cpu = time.perf_counter(), time.process_time()
+        for _ in range(steps):
+            self._step()
+        mx.synchronize(self._generator.stream)
+        self.wall.append((time.perf_counter() - wall) / steps)
+        self.cpu.append((time.process_time() - cpu) / steps)
 
 
-def decode(
+def measure(
     model: Any, grammars: Grammars, prompt: Sequence[int], constraint: Constraint | None, options: argparse.Namespace
-) -> tuple[float, list[int]]:
-    """(seconds per step without prefill and first token, tokens of the first row)."""
-    rows = options.rows
-    generator = BatchGenerator(model)
-    processors = [[] if constraint is None else [grammars.processor(constraint)] for _ in range(rows)]
-    uids = generator.insert([list(prompt)] * rows, max_tokens=[options.tokens] * rows, logits_processors=processors)
-    tokens: list[int] = []
-    done, start = 0, 0.0
-    while done < rows:
-        responses = generator.next()[1]
-        if responses and not tokens:
-            start = time.perf_counter()
-        tokens += [r.token for r in responses if r.uid == uids[0]]
-        done += sum(r.finish_reason is not None for r in responses)
-    return (time.perf_counter() - start) / (len(tokens) - 1), tokens
+) -> tuple[Side, Side]:
+    """(free, constrained); the first rows of the constrained one have the grammar."""
+    sides = []
+    for grammar in (None, constraint):
+        processors: list[list[Processor]] = [[] for _ in range(options.rows)]
+        if grammar is not None:
+            processors[: options.constrained] = [[grammars.processor(grammar)] for _ in range(options.constrained)]
+        sides.append(Side(model, prompt, processors, options.rounds * options.steps + 2))
+    free, bound = sides
+    for turn in range(options.rounds):
+        for side in (free, bound) if turn % 2 else (bound, free):
+            side.round(options.steps)
+    return free, bound
+
+
+def report(name: str, free: Side, bound: Side, own: float, rounds: int) -> None:
+    columns = []
+    for one, other in ((free.wall, bound.wall), (free.cpu, bound.cpu)):
+        more = [b - a for a, b in zip(one[:rounds], other[:rounds], strict=True)]
+        part = 100 * median(more) / median(one[:rounds])
+        columns.append(f"{1e3 * median(one[:rounds]):10.2f}{1e3 * median(more):+9.2f}{part:+8.1f}%")
+    print(f"{name:14}{''.join(columns)}{1e3 * own:14.3f}{rounds:8}", flush=True)
+
+
+def whole_rounds(tokens: Sequence[int], ends: Collection[int], options: argparse.Namespace) -> int:
+    """Rounds before the answer's end; after it nothing is left to constrain."""
+    rounds: int = options.rounds
+    steps = next((i for i, token in enumerate(tokens[1:]) if token in ends), rounds * options.steps)
+    return max(1, min(rounds, steps // int(options.steps)))
 
 
 def replay(grammars: Grammars, constraint: Constraint, tokens: Sequence[int], vocab: int) -> float:

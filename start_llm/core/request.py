@@ -18,7 +18,7 @@ class Sampling:
         temperature: 0 is greedy.
         top_k: 0 is off.
         repetition_penalty: 1.0 is off; looks back `repetition_context_size` tokens.
-        presence_penalty, frequency_penalty: OpenAI's, over the generated text and the prompt's end.
+        presence_penalty, frequency_penalty: OpenAI's, over the generated tokens only.
         logit_bias: (token id, bias) pairs.
         seed: ``None`` draws from the process's generator.
     """

@@ -7,7 +7,9 @@ The mask is applied with `mx.where` over bits that numpy unpacked. That is the s
 MLX kernel is written in Metal only and saves nothing that can be measured beside a forward pass.
 
 Off the critical path: the mask for the next token needs the newest one, and that is known while the device is free to
-run ahead. So the processor starts the forward pass first and computes the mask, without the GIL, while it runs.
+run ahead. So the processor launches the forward pass first and computes the mask, without the GIL, while it runs. On a
+CPU back end that halves what a grammar costs (SmolLM2, two cores: 2 % of a step, 5 % without the launch); the processor
+itself takes 0.1 to 0.2 ms. `scripts/bench_grammar.py` measures it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 =================================  ==============================================================================
 ``response_format`` json_object    one JSON object
 ``response_format`` json_schema    JSON that validates; an unsupported schema is refused, never weakened
-``tool_choice`` required           one call or more of any tool (exactly one without `parallel_tool_calls`)
+``tool_choice`` required           one to `MOST_CALLS` calls of any tool (exactly one without `parallel_tool_calls`)
 ``tool_choice`` named              the same, of that tool
 auto, with a strict tool           free text; once the format's opening marker is written, the call is held to the
                                    tools' names and schemas (arguments of tools that are not strict: any object)
@@ -33,6 +33,8 @@ from start_llm.parsing.structured_schema import any_object, check_schema, embed
 from start_llm.parsing.structured_tools import ANY_TEXT, Call, Lark, Markers, as_call, call_grammar, literal
 
 SCHEMA_PARAM = "response_format.json_schema.schema"
+MOST_CALLS = 16
+"""Of one forced answer. Without a limit a weak model that is only asked "another call or the end?" may never stop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +167,7 @@ def _calls(request: ChatRequest, indices: Sequence[int], model: ModelText, lark:
     if not request.parallel_tool_calls:
         return "call"
     between = f"{literal(call_format.between)} " if call_format.between else ""
-    return lark.rule("calls", f"call ({between}call)*")
+    return lark.rule("calls", f"call ({between}call){{0,{MOST_CALLS - 1}}}")
 
 
 def _text_and_calls(request: ChatRequest, model: ModelText, lark: Lark, markers: Markers) -> str:

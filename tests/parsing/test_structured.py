@@ -14,7 +14,7 @@ from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Tool
 from start_llm.core.request import ChatRequest, ResponseFormat, ToolChoice
 from start_llm.core.work import Constraint
-from start_llm.parsing.structured import ModelText, make_constraint, special_tokens
+from start_llm.parsing.structured import MOST_CALLS, ModelText, make_constraint, special_tokens
 
 MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<arg_key>", "</arg_key>")
 MARKERS += ("<arg_value>", "</arg_value>")
@@ -189,7 +189,6 @@ GOOD = {
 }
 GOOD["json_tools"] = GOOD["something_else"] = GOOD["hermes_json"]
 GOOD["glm4_xml"] = GOOD["glm4_native"] = GOOD["glm47"]
-GAPS = {"mistral": ""}
 
 
 @BOTH
@@ -223,6 +222,15 @@ def test_without_parallel_calls_there_is_exactly_one(words: Vocabulary, tool_for
     good = GOOD[tool_format]
     assert words.accepts(wanted, good)
     assert not words.begins(wanted, good + "\n")
+
+
+@BOTH
+@pytest.mark.parametrize("tool_format", GOOD)
+def test_forced_calls_come_to_an_end(words: Vocabulary, tool_format: str) -> None:
+    wanted = constraint(words, tool_format, tools=(WEATHER,), tool_choice=ToolChoice("required"))
+    most = "\n".join([GOOD[tool_format]] * MOST_CALLS)
+    assert words.accepts(wanted, most)
+    assert not words.begins(wanted, most + "\n")
 
 
 def test_a_named_tool_is_the_only_one() -> None:
