@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jinja2.exceptions import TemplateError as JinjaError
 
+from start_llm.prompt.clock import VARIABLE
 from start_llm.prompt.ports import TemplateError
 
 _SURROGATES = re.compile("[\ud800-\udfff]")
+_ASKS = re.compile(r"\bstrftime_now\s*\(")
+_FORMAT = re.compile(r"""\bstrftime_now\s*\(\s*(['"])([^'"\\]*)\1\s*\)""")
+# The line break goes with the block before it, so the template itself begins a line as always.
+_PINNED = "{% macro strftime_now(form) %}{{ pinned_dates[form] }}{% endmacro %}\n"
 PLAIN_CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
@@ -33,9 +38,12 @@ class HFTemplate:
         add_generation_prompt: bool,
         **kwargs: Any,
     ) -> str:
-        if self._override is not None:
-            kwargs["chat_template"] = self._override
+        clock = kwargs.pop(VARIABLE, None)
         try:
+            if callable(clock):
+                kwargs = {**self._stopped(clock, tools), **kwargs}
+            elif self._override is not None:
+                kwargs["chat_template"] = self._override
             text = self._tokenizer.apply_chat_template(
                 messages, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False, **kwargs
             )
@@ -43,6 +51,18 @@ class HFTemplate:
             # Templates fail in every way that Python expressions can fail.
             raise TemplateError(str(error) or type(error).__name__) from error
         return str(text)
+
+    def _stopped(self, clock: Callable[[str], str], tools: list[dict[str, Any]] | None) -> dict[str, Any]:
+        """Arguments that make the template print the dates of `clock`.
+
+        Template variables are plain data for transformers, so a macro in front of the template stands for the function.
+        """
+        text = self._override or self._tokenizer.get_chat_template(None, tools)
+        formats = _FORMAT.findall(text)
+        if len(formats) != len(_ASKS.findall(text)):
+            raise TemplateError("the template computes the format of its date")
+        dates = {form: clock(form) for _, form in formats}
+        return {"chat_template": _PINNED + text if dates else text, "pinned_dates": dates}
 
 
 class HFTokenizer:

@@ -8,8 +8,9 @@ rendered text is compared before any token is taken over.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from start_llm.core.errors import BadRequest
@@ -18,6 +19,8 @@ from start_llm.core.prompt import Prompt
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 from start_llm.prompt.canonical import ROOT, FactsMemory, answer_key, link
+from start_llm.prompt.clock import OWN_DATES, VARIABLE, Clock
+from start_llm.prompt.counters import Counters, healed_turns, rejected
 from start_llm.prompt.heal import HealingStore
 from start_llm.prompt.locate import Where, locate, message_offsets
 from start_llm.prompt.ports import Template, Tokenizer
@@ -68,6 +71,8 @@ class Turn:
     rendered: Rendered
     coded: Coded
     base: tuple[int, Record, int] | None
+    clock: Clock | None = None
+    healed: int = 0
 
     @property
     def parent(self) -> bytes:
@@ -85,8 +90,11 @@ class Pipeline:
         settings: Settings,
         rules: Rules,
         store: TurnDB | None = None,
+        now: Callable[[], datetime] = datetime.now,
     ) -> None:
         """Probes the template and reads what `store` holds for it; `close` closes the store.
+
+        `now` tells the local time.
 
         Raises:
             TemplateError: the template cannot render one user message.
@@ -101,6 +109,8 @@ class Pipeline:
         self._healing = HealingStore()
         self._turns = TurnMemory()
         self._guesses = Guesses()
+        self._counters = Counters()
+        self._now = now
         self._tools = ToolOrder()
         self._store = store
         if store is not None:
@@ -128,13 +138,18 @@ class Pipeline:
             raise BadRequest("messages is empty; at least one message is needed", param="messages")
         entries, chain, keys = self._chain(request.messages)
         base = self._turns.find(chain, keys, request.tools)
-        view = self._view(request, entries, keys, base)
+        strict = self._strict(entries)
+        clock = None if strict else self._clock(request, base)
+        view = self._view(request, entries, keys, base, strict, clock)
         variables = self._renderer.variables(
             thinking=thinking, effort=request.reasoning_effort, extra=request.template_kwargs
         )
+        if clock is not None:
+            variables[VARIABLE] = clock
         rendered = self._renderer.render([shown.message for shown in view.shown], view.tools, variables)
         coded = self._code(rendered, base, keys)
-        turn = Turn(tuple(entries), view, chain, tuple(keys), variables, rendered, coded, base)
+        healed = healed_turns(request.messages, entries, base[1].chain[: base[2]] if base is not None else ())
+        turn = Turn(tuple(entries), view, chain, tuple(keys), variables, rendered, coded, base, clock, healed)
         offsets = message_offsets(rendered.text, [shown.message for shown in view.shown])
         return Prepared(
             prompt=self._prompt(turn, offsets),
@@ -177,25 +192,38 @@ class Pipeline:
             entries.append(Entry(message, fact, parent if fact.counts else None))
         return entries, tuple(chain), keys
 
+    def _strict(self, entries: list[Entry]) -> bool:
+        """The model is to be shown the client's own bytes."""
+        settings = self._settings
+        if settings.cache_drift_policy == "strict" or not settings.cache_canonicalize_tool_context:
+            return True
+        removed = sum(entry.facts.removed for entry in entries) if settings.cache_norm_safety_check else 0
+        return removed * 10 > sum(len(entry.message.content) for entry in entries)
+
+    def _clock(self, request: ChatRequest, base: tuple[int, Record, int] | None) -> Clock | None:
+        """The clock that the conversation began with, for a template that prints a date."""
+        if not self.traits.dates or OWN_DATES & request.template_kwargs.keys():
+            return None
+        began = base[1].clock if base is not None else None
+        return Clock(began or self._now(), self.traits.dates)
+
     def _view(
         self,
         request: ChatRequest,
         entries: list[Entry],
         keys: list[bytes | None],
         base: tuple[int, Record, int] | None,
+        strict: bool,
+        clock: Clock | None,
     ) -> View:
-        settings = self._settings
-        strict = settings.cache_drift_policy == "strict" or not settings.cache_canonicalize_tool_context
-        if settings.cache_norm_safety_check and not strict:
-            removed = sum(entry.facts.removed for entry in entries)
-            strict = removed * 10 > sum(len(entry.message.content) for entry in entries)
         if strict:
             return as_sent(entries, request.tools, telemetry=True)
         if base is None:
             return as_sent(entries, self._tools.arrange(request.tools), telemetry=False)
         _, record, depth = base
         continues = _next_generation(record, depth, keys) is not None
-        return append_only(entries, request.tools, record, depth, self._tools, continues=continues)
+        dates = (clock.value, Clock(self._now(), clock.formats).value) if clock is not None else ("", "")
+        return append_only(entries, request.tools, record, depth, self._tools, continues=continues, dates=dates)
 
     def _code(self, rendered: Rendered, base: tuple[int, Record, int] | None, keys: list[bytes | None]) -> Coded:
         if base is None:
@@ -274,7 +302,7 @@ class Pipeline:
             record = with_generation(record, generation)
         record_id, gone = self._turns.put(record, replaces)
         names = self._tools.learn(tool.name for tool in turn.view.tools)
-        self._guesses.seen(prepared.session, turn.chain, turn.coded.tokens)
+        self._count(turn, self._guesses.seen(prepared.session, turn.chain, turn.coded.tokens))
         if self._store is not None:
             self._store.save_record(record_id, record, gone)
             if healed is not None:
@@ -324,7 +352,28 @@ class Pipeline:
             tokens=coded.tokens,
             anchors=coded.anchors,
             opens=(*opens, opened),
+            clock=turn.clock.moment if turn.clock is not None else None,
         )
+
+    # --- figures ------------------------------------------------------------
+
+    def _count(self, turn: Turn, guessed: bool | None) -> None:
+        counters = self._counters
+        counters.add("healed_turns", turn.healed)
+        counters.add("notes", bool(turn.view.notes))
+        if guessed is not None:
+            counters.add("guesses_right" if guessed else "guesses_wrong")
+        if turn.base is not None:
+            _, record, depth = turn.base
+            counters.add("exact_key_rejected_by_model_lcp", rejected(record, depth, turn.view, turn.coded))
+
+    def counters(self) -> Mapping[str, int]:
+        """Totals of finished requests since the start, and how many turn records are held now.
+
+        ``exact_key_rejected_by_model_lcp``: see `counters.rejected`. ``healed_turns``: assistant turns, each counted
+        when it comes back first. ``notes``: requests that an update note was added to.
+        """
+        return {**self._counters.totals(), "records": len(self._turns)}
 
     def _faithful(self, answer: Message, generation: Generation) -> bool:
         """The tokens say what the client was told, and nothing after it (a stop string cuts what was generated)."""

@@ -18,7 +18,10 @@ class Template(Protocol):
         add_generation_prompt: bool,
         **kwargs: Any,
     ) -> str:
-        """The prompt's text. `kwargs` are extra template variables. Raises TemplateError."""
+        """The prompt's text. Raises TemplateError.
+
+        `kwargs` are extra template variables: plain data, or `clock.VARIABLE`, a callable.
+        """
         ...
 
 

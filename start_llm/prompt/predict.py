@@ -42,18 +42,22 @@ class Guesses:
                 self._open.popitem(last=False)
             return self._misses.get(session, 0) < PATIENCE
 
-    def seen(self, session: str, chain: tuple[bytes, ...], tokens: tuple[int, ...]) -> None:
-        """Checks the open guess against a request that goes on from it; another branch leaves it open."""
+    def seen(self, session: str, chain: tuple[bytes, ...], tokens: tuple[int, ...]) -> bool | None:
+        """Checks the open guess against a request that goes on from it; another branch leaves it open.
+
+        Returns whether it was right, or None if there was none to check.
+        """
         with self._lock:
             guess = self._open.get(session)
             if guess is None or len(chain) <= guess.depth or (guess.depth and chain[guess.depth - 1] != guess.link):
-                return
+                return None
             del self._open[session]
             right = tokens[: len(guess.tokens)] == guess.tokens
             self._misses[session] = 0 if right else self._misses.get(session, 0) + 1
             self._misses.move_to_end(session)
             while len(self._misses) > self._capacity:
                 self._misses.popitem(last=False)
+            return right
 
 
 def followers(answer: Message, transient: list[Message]) -> list[Message]:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
+from start_llm.prompt.clock import VARIABLE, Clock
 from start_llm.prompt.ports import Template, TemplateError, Tokenizer
 
 REASONING_TAGS = (
@@ -19,6 +21,7 @@ REASONING_TAGS = (
     ("<|START_THINKING|>", "<|END_THINKING|>"),
 )
 _A, _B, _C, _D = "alpha7", "bravo7", "carol7", "delta7"
+_MOMENTS = (datetime(2001, 2, 3, 4, 5, 6), datetime(2012, 11, 10, 21, 48, 57))
 _PROBE_TOOL = {
     "type": "function",
     "function": {
@@ -53,6 +56,7 @@ class Traits:
         short_ids: it refuses call ids that are not nine letters and digits.
         starts: special tokens that begin a message.
         structure: special tokens that it writes.
+        dates: formats of the dates that it prints by itself, of no message.
         fingerprint: of everything it rendered here, and the tokens of that.
     """
 
@@ -75,6 +79,7 @@ class Traits:
     short_ids: bool = False
     starts: frozenset[str] = frozenset()
     structure: frozenset[str] = frozenset()
+    dates: tuple[str, ...] = ()
     fingerprint: str = field(default="", compare=False)
 
 
@@ -90,15 +95,47 @@ def _call(arguments: Any, call_id: str = "callprobe") -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": "probe_tool7", "arguments": arguments}}
 
 
+class _Asked:
+    """A clock that remembers what it was asked for."""
+
+    def __init__(self, moment: datetime, formats: dict[str, None]) -> None:
+        self._moment = moment
+        self._formats = formats
+
+    def __call__(self, form: str) -> str:
+        self._formats[form] = None
+        return self._moment.strftime(form)
+
+
+def _probe_dates(template: Template) -> tuple[str, ...]:
+    """Formats of the dates in what the template prints, found by rendering with two clocks."""
+    found: dict[str, None] = {}
+    for messages in ([_user(_A)], [{"role": "system", "content": _D}, _user(_A)]):
+        for tools in (None, [_PROBE_TOOL]):
+            asked: dict[str, None] = {}
+            try:
+                texts = {
+                    template.render(messages, tools, True, **{VARIABLE: _Asked(moment, asked)}) for moment in _MOMENTS
+                }
+            except TemplateError:
+                continue
+            if len(texts) > 1:
+                found.update(asked)
+    return tuple(found)
+
+
 class _Prober:
     def __init__(self, template: Template, tokenizer: Tokenizer) -> None:
         self.template = template
         self.tokenizer = tokenizer
         self.seen = hashlib.sha256()
+        self.dates = _probe_dates(template)
+        # With a clock that stands the fingerprint is the same tomorrow.
+        self._pinned = {VARIABLE: Clock(_MOMENTS[0], self.dates)} if self.dates else {}
 
     def render(self, messages: list[dict[str, Any]], tools: Any = None, agp: bool = False, **kwargs: Any) -> str | None:
         try:
-            text = self.template.render(messages, tools, agp, **kwargs)
+            text = self.template.render(messages, tools, agp, **self._pinned, **kwargs)
         except TemplateError:
             text = None
         self.seen.update(repr(text).encode())
@@ -167,6 +204,7 @@ def probe(template: Template, tokenizer: Tokenizer) -> Traits:
         short_ids=calls is not None and _refuses_long_ids(prober, calls),
         starts=starts,
         structure=structure,
+        dates=prober.dates,
         fingerprint=prober.seen.hexdigest(),
     )
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import zlib
 from array import array
+from datetime import datetime
 from typing import Any
 
 from start_llm.core.messages import Message, Tool, ToolCall
@@ -44,6 +45,7 @@ def encode(record: Record) -> bytes:
         "tokens": len(record.tokens),
         "anchors": record.anchors,
         "opens": opens,
+        "clock": record.clock.isoformat() if record.clock is not None else None,
     }
     head = json.dumps(header, separators=(",", ":")).encode()
     body = zlib.compress(len(head).to_bytes(8, "little") + head + numbers.tobytes(), 1)
@@ -101,6 +103,7 @@ def _record(header: dict[str, Any], numbers: array[int]) -> Record:
         opens.append(Open(depth, char, end, tuple(generations)))
     if position != len(numbers):
         raise DamagedRecord("tokens are missing")
+    clock = header.get("clock")
     return Record(
         shown=tuple(_read_shown(item) for item in header["shown"]),
         chain=tuple(bytes.fromhex(link) for link in header["chain"]),
@@ -109,4 +112,5 @@ def _record(header: dict[str, Any], numbers: array[int]) -> Record:
         tokens=tokens,
         anchors=tuple((char, token, bool(start)) for char, token, start in header["anchors"]),
         opens=tuple(opens),
+        clock=datetime.fromisoformat(clock) if clock else None,
     )

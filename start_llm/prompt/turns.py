@@ -10,6 +10,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 
 from start_llm.core.messages import Message, Tool
 
@@ -83,6 +84,7 @@ class Record:
         text: the template's rendering of it, the generation prompt included.
         tokens: the prompt's tokens; generated turns in it are as generated.
         opens: places where the model spoke, the record's own one last.
+        clock: local time at which the template's own date stands, if it prints one.
     """
 
     shown: tuple[Shown, ...]
@@ -92,6 +94,7 @@ class Record:
     tokens: tuple[int, ...]
     anchors: tuple[Anchor, ...]
     opens: tuple[Open, ...]
+    clock: datetime | None = None
 
     @property
     def size(self) -> int:

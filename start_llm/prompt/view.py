@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from start_llm.core.messages import Message, Tool
 from start_llm.prompt.canonical import Facts
+from start_llm.prompt.clock import SLOT, date_line
 from start_llm.prompt.toolorder import ToolOrder
 from start_llm.prompt.turns import Record, Shown, Told
 
@@ -28,12 +29,16 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What to render. `matched` messages at the front are shown as before; `notes` are the lines of the update note."""
+    """What to render. `matched` messages at the front are shown as before; `notes` are the lines of the update note.
+
+    `strict`: the messages are the client's, byte for byte.
+    """
 
     shown: tuple[Shown, ...]
     tools: tuple[Tool, ...]
     notes: tuple[str, ...] = ()
     matched: int = 0
+    strict: bool = False
 
 
 @dataclass(slots=True)
@@ -72,7 +77,7 @@ def _definition(tool: Tool) -> str:
 
 def as_sent(entries: Sequence[Entry], tools: Sequence[Tool], *, telemetry: bool) -> View:
     """The client's messages; without telemetry if `telemetry` is False."""
-    return View(tuple(_shown_from(entries, 0, telemetry)), tuple(tools))
+    return View(tuple(_shown_from(entries, 0, telemetry)), tuple(tools), strict=telemetry)
 
 
 def _shown_from(entries: Sequence[Entry], position: int, telemetry: bool = False) -> list[Shown]:
@@ -88,11 +93,19 @@ def _shown_from(entries: Sequence[Entry], position: int, telemetry: bool = False
 
 
 def append_only(
-    entries: Sequence[Entry], tools: Sequence[Tool], base: Record, depth: int, order: ToolOrder, *, continues: bool
+    entries: Sequence[Entry],
+    tools: Sequence[Tool],
+    base: Record,
+    depth: int,
+    order: ToolOrder,
+    *,
+    continues: bool,
+    dates: tuple[str, str] = ("", ""),
 ) -> View:
     """Shows the first `depth` messages that count as `base` showed them, and the rest as the client sent them.
 
-    `continues`: the next message is what the model answered there.
+    `continues`: the next message is what the model answered there. `dates`: the one that the template prints in this
+    conversation, and the present one.
     """
     old = _old_shown(base, depth)
     matched = _matched(entries, depth)
@@ -109,7 +122,7 @@ def append_only(
         old += [shown for shown in after if not shown.transient]
     spoke = continues or any(shown.message.role == "assistant" for shown in old)
     told = _fold(old)
-    changes = _field_changes(entries[:matched], told)
+    changes = [*_date_change(dates, told), *_field_changes(entries[:matched], told)]
     if spoke and (base.tools or not tools):
         head = base.tools
         changes += _tool_changes(tools, head, told)
@@ -164,6 +177,14 @@ def _fold(shown: Sequence[Shown]) -> dict[str, str]:
         if item.told:
             told.update(item.told)
     return told
+
+
+def _date_change(dates: tuple[str, str], told: dict[str, str]) -> list[_Change]:
+    printed, present = dates
+    if told.get(SLOT, printed) == present:
+        return []
+    told[SLOT] = present
+    return [_Change((SLOT, present), date_line(present))]
 
 
 def _field_changes(matched: Sequence[Entry], told: dict[str, str]) -> list[_Change]:

@@ -37,3 +37,17 @@ def test_a_tokenizer_without_a_template_gets_plain_chatml():
 def test_every_failure_of_a_template_is_one_error(source):
     with pytest.raises(TemplateError):
         HFTemplate(fast_tokenizer(), source).render([{"role": "user", "content": "x"}], None, True)
+
+
+def test_a_stopped_clock_takes_the_place_of_the_templates_own():
+    user = [{"role": "user", "content": "x"}]
+    text = "\n  {% if strftime_now is defined %}\n"
+    text += '{%- macro m() %}{{ strftime_now( "%Y" ) }}{% endmacro %}{{ m() }}{% endif %}'
+    template = HFTemplate(fast_tokenizer(), text + " {{ strftime_now('%H:%M') }} {{ y is defined }}")
+    own = template.render(user, None, True)
+    pinned = template.render(user, None, True, strftime_now=lambda form: {"%Y": "1970", "%H:%M": "noon"}[form], y=1)
+    assert pinned == "\n1970 noon True" and own.startswith("\n20") and own.endswith("False")
+    computed = HFTemplate(fast_tokenizer(), "{{ strftime_now('%Y' ~ '%m') }}")
+    with pytest.raises(TemplateError, match="format of its date"):
+        computed.render(user, None, True, strftime_now=str)
+    assert HFTemplate(fast_tokenizer(), "plain").render(user, None, True, strftime_now=str) == "plain"

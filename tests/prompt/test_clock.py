@@ -1,0 +1,169 @@
+"""Templates that print the date by themselves: the head stands still, the new date is told."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from start_llm.core.messages import Message
+from start_llm.prompt.clock import SLOT
+from start_llm.prompt.hf import HFTemplate, HFTokenizer
+from start_llm.prompt.pipeline import Pipeline
+from start_llm.prompt.turndb import TurnDB
+from start_llm.prompt.view import NOTE_OPEN
+from start_llm.prompt.volatile import Rules
+from tests.prompt.client import Client, request, say, settings
+from tests.prompt.models import EOS, TEMPLATES, fast_tokenizer, model
+
+LATE, EARLY = datetime(2026, 11, 21, 23, 58), datetime(2026, 11, 22, 0, 3)
+DATED = {
+    "llama3": TEMPLATES["llama3"].replace(
+        "{{- '<|start_header_id|>system<|end_header_id|>\n\n' }}",
+        "{%- if date_string is not defined %}{%- if strftime_now is defined %}"
+        "{%- set date_string = strftime_now('%d %b %Y') %}{%- else %}{%- set date_string = '26 Jul 2024' %}{%- endif %}"
+        "{%- endif %}{{- '<|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\n"
+        "Today Date: ' + date_string + '\n\n' }}",
+    ),
+    "harmony": "{%- macro build() %}{{- 'You are ChatGPT.\nCurrent date: ' + strftime_now('%Y-%m-%d') + '\n\n' }}"
+    "{%- endmacro %}"
+    + TEMPLATES["harmony"].replace("<|message|>Reasoning:", "<|message|>' }}{{- build() }}{{- 'Reasoning:"),
+}
+DATES = {"llama3": ("21 Nov 2026", "22 Nov 2026"), "harmony": ("2026-11-21", "2026-11-22")}
+
+
+class Wall:
+    """A clock on the wall that a test sets."""
+
+    def __init__(self) -> None:
+        self.time = LATE
+
+    def __call__(self) -> datetime:
+        return self.time
+
+
+def dated(family: str, wall: Wall, store: TurnDB | None = None, **changes: str) -> Pipeline:
+    tokenizer = fast_tokenizer()
+    eos = [tokenizer.convert_tokens_to_ids(name) for name in EOS[family]]
+    template = HFTemplate(tokenizer, DATED[family])
+    return Pipeline(
+        template,
+        HFTokenizer(tokenizer, eos),
+        settings=settings(**changes),
+        rules=Rules.load(None),
+        store=store,
+        now=wall,
+    )
+
+
+def text(client: Client) -> str:
+    assert client.prepared is not None
+    return model(client.family)[1].decode(client.prepared.prompt.tokens)
+
+
+@pytest.mark.parametrize("family", DATED)
+def test_a_conversation_over_midnight_keeps_its_head_and_is_told_the_date_once(family):
+    wall = Wall()
+    client = Client(family, dated(family, wall))
+    before, after = DATES[family]
+    client.ask(Message("system", "You help."), Message("user", "Go"))
+    assert before in text(client)
+    spoken = client.answer(say("", None, bash={"command": "ls"}))
+    wall.time = EARLY
+    prepared = client.ask(Message("tool", "a listing", tool_call_id="call_bash"))
+    assert prepared.prompt.tokens[: len(spoken)] == spoken
+    assert prepared.notes == (f"Current date: {after}",)
+    assert after in text(client)[text(client).index(NOTE_OPEN) :]
+    spoken = client.answer(say("", None, bash={"command": "pwd"}))
+    prepared = client.ask(Message("tool", "/home", tool_call_id="call_bash"))
+    assert prepared.prompt.tokens[: len(spoken)] == spoken and prepared.notes == ()
+    assert text(client).count(after) == 1
+
+
+@pytest.mark.parametrize("family", DATED)
+def test_the_date_is_kept_over_a_restart(family, tmp_path: Path):
+    wall = Wall()
+    first = dated(family, wall, TurnDB(tmp_path / "turns.sqlite3"))
+    client = Client(family, first)
+    client.ask(Message("system", "You help."), Message("user", "Go"))
+    spoken = client.answer(say("", None, bash={"command": "ls"}))
+    first.close()
+    wall.time = EARLY
+    client.pipe = dated(family, wall, TurnDB(tmp_path / "turns.sqlite3"))
+    prepared = client.ask(Message("tool", "a listing", tool_call_id="call_bash"))
+    assert prepared.prompt.tokens[: len(spoken)] == spoken
+    assert prepared.notes == (f"Current date: {DATES[family][1]}",)
+    client.pipe.close()
+
+
+def test_a_new_conversation_on_the_next_day_shares_the_head_and_is_told_the_date():
+    wall = Wall()
+    pipe = dated("llama3", wall)
+    old = Client("llama3", pipe)
+    head = old.ask(Message("system", "You help."), Message("user", "Go")).prompt
+    old.answer(say("Done.", None))
+    wall.time = EARLY
+    prepared = Client("llama3", pipe).ask(Message("system", "You help."), Message("user", "Else"))
+    assert head.head and prepared.prompt.tokens[: head.head] == head.tokens[: head.head]
+    assert prepared.notes == ("Current date: 22 Nov 2026",)
+    stranger = Client("llama3", pipe)
+    assert stranger.ask(Message("system", "Other."), Message("user", "Go")).notes == ()
+    assert "Today Date: 22 Nov 2026" in text(stranger)
+
+
+def test_strict_leaves_the_template_its_own_clock():
+    wall = Wall()
+    client = Client("llama3", dated("llama3", wall, cache_drift_policy="strict"))
+    client.ask(Message("user", "Go"))
+    assert f"Today Date: {datetime.now():%d %b %Y}" in text(client)
+
+
+def test_a_client_that_sets_the_date_itself_is_told_nothing():
+    wall = Wall()
+    pipe = dated("llama3", wall)
+    asked = request([Message("user", "Go")], template_kwargs={"date_string": "1 Jan 1970"})
+    prepared = pipe.prepare(asked, thinking=True)
+    pipe.record(prepared, say("Hi.", None), [1, 2])
+    wall.time = EARLY
+    assert pipe.prepare(asked, thinking=True).notes == ()
+    assert "Today Date: 1 Jan 1970" in model("llama3")[1].decode(prepared.prompt.tokens)
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_templates_without_a_date_get_no_clock(family):
+    wall = Wall()
+    template, tokenizer = model(family)
+    pipe = Pipeline(template, tokenizer, settings=settings(), rules=Rules.load(None), now=wall)
+    assert pipe.traits.dates == ()
+    client = Client(family, pipe, tools=())
+    client.ask(Message("user", "Go"))
+    client.answer(say("Done.", None))
+    wall.time = EARLY
+    prepared = client.ask(Message("user", "More"))
+    assert prepared.notes == () and prepared.turn is not None
+    assert not any(slot == SLOT for shown in prepared.turn.view.shown for slot, _ in shown.told)
+
+
+@pytest.mark.parametrize("family", DATED)
+def test_the_probe_finds_the_format_and_its_fingerprint_is_the_same_tomorrow(family, monkeypatch):
+    form = {"llama3": "%d %b %Y", "harmony": "%Y-%m-%d"}[family]
+    pipe = dated(family, Wall())
+    assert pipe.traits.dates == (form,)
+
+    class Tomorrow(datetime):
+        @classmethod
+        def now(cls, tz=None):
+            return datetime(2031, 1, 1)
+
+    monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Tomorrow)
+    other = HFTemplate(fast_tokenizer(), DATED[family] + "{# another text, so compiled anew #}")
+    assert ("2031" in other.render([{"role": "user", "content": "x"}], None, True)) is True
+    later = Pipeline(other, HFTokenizer(fast_tokenizer(), [1]), settings=settings(), rules=Rules.load(None))
+    same = Pipeline(
+        HFTemplate(fast_tokenizer(), DATED[family]),
+        HFTokenizer(fast_tokenizer(), [1]),
+        settings=settings(),
+        rules=Rules.load(None),
+    )
+    assert later.traits.fingerprint == same.traits.fingerprint
