@@ -168,6 +168,10 @@ class App:
             self._pipeline = Pipeline(template, tokenizer, settings=self.settings, rules=self._rules, store=turns)
         except TemplateError as error:
             raise NotSupported(f"The chat template of {loaded.source} cannot be used: {error}") from error
+        pipeline = self._pipeline
+        self._server.metrics.watch_figures(
+            lambda: {f"prompt_{name}": value for name, value in pipeline.counters().items()}
+        )
         style, vocab = _style(loaded), len(loaded.tokenizer)
         self.service.serve(
             Served(
