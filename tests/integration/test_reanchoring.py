@@ -1,0 +1,124 @@
+"""Work in idle gaps: what a template drops is not paid for in the turn, and who cannot be guessed is not guessed for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from tests.integration.live import TOOLS, WAIT, Live, echoed, live
+from tests.oracle import expected_truth, script
+
+THOUGHT = " ".join(f"first I weigh point {i} of the matter" for i in range(40))
+ANSWER = " ".join(f"The answer has part {i} in it." for i in range(60))
+CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py", "line": 1}}\n</tool_call>'
+
+
+@contextmanager
+def server(path: Path, cache: Path, reanchor: str) -> Iterator[tuple[Live, list[int]]]:
+    """A server, and the lengths of the guesses that it sent to the engine."""
+    with live(path, cache, reanchor=reanchor) as running:
+        guesses: list[int] = []
+        anchor = running.app.engine.anchor
+
+        def seen(prompt: Any, session: str) -> None:
+            guesses.append(len(prompt.tokens))
+            anchor(prompt, session)
+
+        running.app.engine.anchor = seen  # type: ignore[method-assign]
+        yield running, guesses
+
+
+def settled(running: Live) -> int:
+    """Waits until the model thread has nothing left to do; prompt tokens that it computed so far."""
+    deadline = time.monotonic() + WAIT
+    while running.app.engine.call(lambda scheduler: scheduler.has_idle_work or scheduler.busy, WAIT):
+        assert time.monotonic() < deadline, "the idle work does not end"
+    return running.work()
+
+
+def turn(running: Live, messages: list[dict[str, Any]], **more: Any) -> tuple[dict[str, Any], int]:
+    """An answer, and the prompt tokens computed for it while the client waited."""
+    before = settled(running)
+    answer = running.chat(messages, **more)
+    return answer, running.work() - before
+
+
+def talk(running: Live, tool: bool) -> tuple[int, int]:
+    """An answer with reasoning, then one more question: (computed for that, tokens of what is new in it)."""
+    thoughts = f"<think>\n{THOUGHT}\n</think>\n\n"
+    raw = [f"{thoughts}{CALL}"] * tool + [f"{thoughts}{ANSWER}", "It is {truth}"]
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": f"You are {uuid4().hex}."},
+        {"role": "user", "content": f"{script(*raw)} go"},
+    ]
+    if tool:
+        answer, _ = turn(running, messages, tools=TOOLS)
+        messages.append(echoed(answer["message"], "strip"))
+        (call,) = answer["message"]["tool_calls"]
+        messages.append({"role": "tool", "tool_call_id": call["id"], "content": "a = 1"})
+    answer, _ = turn(running, messages, tools=TOOLS)
+    assert answer["message"]["content"] == ANSWER
+    assert answer["message"]["reasoning_content"].strip() == THOUGHT
+    messages += [
+        echoed(answer["message"], "strip"),
+        {"role": "user", "content": f"[[script]]It is {{truth}}[[end]] {'and now ' * 30}"},
+    ]
+    answer, computed = turn(running, messages, tools=TOOLS)
+    prompt = running.prompt_of(answer)
+    assert answer["message"]["content"] == f"It is {expected_truth(prompt)}"
+    text = running.app.on_model_thread(lambda _, wrapper: wrapper.decode(list(prompt)))
+    assert "I weigh point" not in text.split("[[end]]", 1)[1], "this template drops old reasoning"
+    place = text.rindex("<|im_start|>user")
+    new = running.app.on_model_thread(lambda _, wrapper: len(wrapper.encode(text[place:], add_special_tokens=False)))
+    return computed, new
+
+
+@pytest.mark.parametrize("kind", ["plain", "hybrid"])
+def test_dropped_reasoning_costs_nothing_in_the_turn_if_there_was_idle_time(
+    oracle_path: Callable[..., Path], tmp_path: Path, kind: str
+) -> None:
+    with server(oracle_path(kind, "qwen3"), tmp_path, "on") as (running, guesses):
+        for tool in (False, True):
+            computed, new = talk(running, tool)
+            assert computed <= new + 16, (tool, computed, new)
+        assert guesses
+        figures = httpx.get(f"{running.url}/metrics", timeout=WAIT).text
+        assert "start_llm_prompt_guesses_right " in figures
+        assert "start_llm_prompt_exact_key_rejected_by_model_lcp 0.0" in figures
+
+
+@pytest.mark.parametrize("kind", ["plain", "hybrid"])
+def test_without_reanchoring_the_answer_is_computed_once_more(
+    oracle_path: Callable[..., Path], tmp_path: Path, kind: str
+) -> None:
+    with server(oracle_path(kind, "qwen3"), tmp_path, "off") as (running, guesses):
+        answer = running.app.on_model_thread(lambda _, wrapper: len(wrapper.encode(ANSWER, add_special_tokens=False)))
+        computed, new = talk(running, False)
+        assert computed >= new + answer
+        assert guesses == []
+
+
+def test_a_client_that_edits_its_history_is_guessed_for_no_more_until_it_stops(
+    oracle_path: Callable[..., Path], tmp_path: Path
+) -> None:
+    with server(oracle_path("plain", "qwen3"), tmp_path, "on") as (running, guesses):
+        raw = [f"<think>\n{THOUGHT}\n</think>\n\nStep {step}." for step in range(9)]
+        messages: list[dict[str, Any]] = [{"role": "user", "content": f"{script(*raw)} {uuid4().hex}"}]
+        made = []
+        for step in range(8):
+            answer, _ = turn(running, messages)
+            settled(running)
+            made.append(len(guesses))
+            back = echoed(answer["message"], "strip")
+            if step < 5:
+                back["content"] = f"(edited) {back['content']}"
+            messages += [back, {"role": "user", "content": f"go on, {step}"}]
+        # The third request shows the second guess wrong, the seventh the first one right.
+        assert made == [1, 2, 2, 2, 2, 2, 3, 4]
