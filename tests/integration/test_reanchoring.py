@@ -1,4 +1,4 @@
-"""Work in idle gaps: what a template drops is not paid for in the turn, and who cannot be guessed is not guessed for."""
+"""Work in idle gaps: what a template drops is not paid for in the turn; who cannot be guessed is not guessed for."""
 
 from __future__ import annotations
 
