@@ -15,7 +15,8 @@ they are plain text, the grammar's first part is "anything up to the closing tag
 
 Known limits: with ``auto``, a marker that the model spells otherwise than its format does (a bare ``<function=`` in
 the Qwen format, Hermes JSON in a GLM model) is text to the grammar, though the parser may read it as a call. After
-`max_tokens` an answer ends wherever it is.
+`max_tokens` an answer ends wherever it is. White space and forced calls are bounded; what a schema leaves open is not
+(a recursive definition, a string or list without a maximum, the digits of a number), so a weak model may get there.
 """
 
 from __future__ import annotations
