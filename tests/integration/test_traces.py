@@ -1,4 +1,4 @@
-"""Claude Code's recorded sessions, sent again: a turn computes what is new, a new session starts from the known head."""
+"""Recorded sessions of Claude Code: a turn computes what is new, a new session starts from the known head."""
 
 from __future__ import annotations
 
