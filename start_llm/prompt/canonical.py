@@ -115,6 +115,14 @@ def facts_of(message: Message, rules: Rules) -> Facts:
     return Facts(digest, counts, transient, others, shown, sum(field.end - field.start for field in fields))
 
 
+def is_reply(message: Message, before: Facts) -> bool:
+    """The client made this assistant message up to follow a moving block, the message whose facts are `before`."""
+    if message.role != "assistant" or before.counts or message.tool_calls:
+        return False
+    replies = (field.rule.reply for field in before.fields if field.rule.kind == "moving")
+    return any(reply is not None and reply.fullmatch(message.content.strip()) for reply in replies)
+
+
 class FactsMemory:
     """Facts of recent messages, bounded by their characters. Thread-safe."""
 

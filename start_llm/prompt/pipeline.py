@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -18,7 +18,7 @@ from start_llm.core.messages import Message
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
-from start_llm.prompt.canonical import ROOT, FactsMemory, answer_key, link
+from start_llm.prompt.canonical import ROOT, FactsMemory, answer_key, is_reply, link
 from start_llm.prompt.clock import OWN_DATES, VARIABLE, Clock
 from start_llm.prompt.counters import Counters, healed_turns, rejected
 from start_llm.prompt.heal import HealingStore
@@ -179,12 +179,15 @@ class Pipeline:
         facts = self._facts.get([message for message in messages if message.role != "assistant"])
         known = iter(facts)
         for message in messages:
-            if message.role == "assistant":
+            key: bytes | None = None
+            if entries and is_reply(message, entries[-1].facts):
+                fact = replace(self._facts.get([message])[0], counts=False)
+            elif message.role == "assistant":
                 message = self._healing.heal(parent, message)
                 fact = self._facts.get([message])[0]
-                key: bytes | None = answer_key(message.content, message.tool_calls)
+                key = answer_key(message.content, message.tool_calls)
             else:
-                fact, key = next(known), None
+                fact = next(known)
             if fact.counts:
                 parent = link(parent, fact.digest)
                 chain.append(parent)

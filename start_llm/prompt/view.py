@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from start_llm.core.messages import Message, Tool
 from start_llm.prompt.canonical import Facts
 from start_llm.prompt.clock import SLOT, date_line
+from start_llm.prompt.textdiff import changes as text_changes
+from start_llm.prompt.textdiff import name_of
 from start_llm.prompt.toolorder import ToolOrder
 from start_llm.prompt.turns import Record, Shown, Told
+from start_llm.prompt.volatile import Field
 
 NOTE_OPEN = "<update-note>"
 NOTE_CLOSE = "</update-note>"
 _NOTE_INTRO = "Changed since first shown above; these are current:"
+_DIFF_INTRO = "Changed since shown above (+ new, - gone):"
+_SHORT = 400
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +57,68 @@ def _reminder_slot(text: str) -> str:
     return "reminder:" + hashlib.sha256(text.strip().encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
-def _slots(facts: Facts, position: int) -> list[tuple[str, str, str, str]]:
-    """(slot, kind, value, line) of every field of the message at chain `position`."""
+@dataclass(frozen=True, slots=True)
+class _Slot:
+    """A field of a request: its name through all requests, its value, and the line that tells it in a note."""
+
+    name: str
+    value: str
+    line: str
+    field: Field
+
+    @property
+    def kind(self) -> str:
+        return self.name.partition(":")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    entry: Entry
+    slots: tuple[_Slot, ...] = ()
+
+    @property
+    def whole(self) -> _Slot | None:
+        """The block that moves, if the message is nothing else."""
+        return next((slot for slot in self.slots if slot.kind == "moving" and not self.entry.facts.counts), None)
+
+
+def _read(entries: Sequence[Entry]) -> list[_Seen]:
+    """The entries with their fields' slots. A field belongs to its place in the chain; a block that moves does not."""
+    moved: Counter[str] = Counter()
+    position = 0
+    seen = []
+    for entry in entries:
+        seen.append(_Seen(entry, tuple(_slots(entry.facts, position, moved))) if entry.facts.fields else _Seen(entry))
+        position += entry.facts.counts
+    return seen
+
+
+def _slots(facts: Facts, position: int, moved: Counter[str]) -> list[_Slot]:
+    """The fields of the message at chain `position`; `moved` counts the moving blocks before it."""
     result = []
     counts: dict[str, int] = {}
     for field in facts.fields:
-        rule = field.rule
+        rule, value = field.rule, field.text.strip()
         if rule.kind in ("reminder", "transient"):
-            result.append((_reminder_slot(field.text), "reminder", field.text.strip(), field.text.strip()))
-            continue
-        number = counts.get(rule.name, 0)
-        counts[rule.name] = number + 1
-        slot = f"{rule.kind}:{position}:{rule.name}:{number}"
-        result.append((slot, rule.kind, field.text.strip(), field.line))
+            result.append(_Slot(_reminder_slot(value), value, value, field))
+        elif rule.kind == "moving":
+            result.append(_Slot(f"moving:{rule.name}:{moved[rule.name]}", value, value, field))
+            moved[rule.name] += 1
+        else:
+            number = counts.get(rule.name, 0)
+            counts[rule.name] = number + 1
+            result.append(_Slot(f"{rule.kind}:{position}:{rule.name}:{number}", value, field.line, field))
     return result
 
 
-def _told(facts: Facts, position: int) -> tuple[Told, ...]:
-    return tuple((slot, value) for slot, _, value, _ in _slots(facts, position)) if facts.fields else ()
+def _told(slots: Sequence[_Slot]) -> tuple[Told, ...]:
+    told = [(slot.name, slot.value) for slot in slots]
+    return (*told, *((_patched(slot.name), "0") for slot in slots if slot.kind == "moving"))
+
+
+def _patched(slot: str) -> str:
+    """The slot that counts the characters of changes told since a block was shown whole."""
+    return f"patched:{slot}"
 
 
 def _definition(tool: Tool) -> str:
@@ -77,18 +127,16 @@ def _definition(tool: Tool) -> str:
 
 def as_sent(entries: Sequence[Entry], tools: Sequence[Tool], *, telemetry: bool) -> View:
     """The client's messages; without telemetry if `telemetry` is False."""
-    return View(tuple(_shown_from(entries, 0, telemetry)), tuple(tools), strict=telemetry)
+    return View(tuple(_shown_from(_read(entries), telemetry)), tuple(tools), strict=telemetry)
 
 
-def _shown_from(entries: Sequence[Entry], position: int, telemetry: bool = False) -> list[Shown]:
+def _shown_from(seen: Sequence[_Seen], telemetry: bool = False) -> list[Shown]:
     result = []
-    for entry in entries:
-        facts = entry.facts
-        told = _told(facts, position)
+    for item in seen:
+        entry, facts = item.entry, item.entry.facts
         message = entry.message if telemetry else facts.shown
         if not (facts.shown is not entry.message and not message.content.strip() and not facts.counts):
-            result.append(Shown(message, entry.link, told, facts.transient, facts.digest))
-        position += facts.counts
+            result.append(Shown(message, entry.link, _told(item.slots), facts.transient, facts.digest))
     return result
 
 
@@ -112,24 +160,27 @@ def append_only(
     while continues and entries[matched].link is None:
         # What comes between the prompt and its answer came after the answer was given.
         matched += 1
-    rest = list(entries[matched:])
+    seen = _read(entries)
+    known, rest = seen[:matched], seen[matched:]
     full = depth == len(base.chain)
     after = _after(base, depth)
-    while after and rest and not rest[0].facts.counts and rest[0].facts.shown == after[0].message:
+    while after and rest and _stays(rest[0], after[0], _fold(old)):
         old.append(after.pop(0))
-        rest.pop(0)
+        known.append(rest.pop(0))
     if full:
         old += [shown for shown in after if not shown.transient]
     spoke = continues or any(shown.message.role == "assistant" for shown in old)
     told = _fold(old)
-    changes = [*_date_change(dates, told), *_field_changes(entries[:matched], told)]
+    changes = [*_date_change(dates, told), *_field_changes(known, told)]
+    rest = _settled(rest, told, old, changes)
+    changes += _gone(seen, known, told)
     if spoke and (base.tools or not tools):
         head = base.tools
         changes += _tool_changes(tools, head, told)
     else:
         # Nothing was said with other tools yet, or the head does not say how to call any.
         head = order.arrange(tools, base.tools)
-    new = _shown_from(rest, depth)
+    new = _shown_from(rest)
     if not changes:
         return View((*old, *new), tuple(head), (), len(old))
     return _with_note([*old, *new], tuple(head), changes, len(old))
@@ -187,25 +238,88 @@ def _date_change(dates: tuple[str, str], told: dict[str, str]) -> list[_Change]:
     return [_Change((SLOT, present), date_line(present))]
 
 
-def _field_changes(matched: Sequence[Entry], told: dict[str, str]) -> list[_Change]:
+def _stays(seen: _Seen, shown: Shown, told: dict[str, str]) -> bool:
+    """A message that does not count stands where it was shown, word for word or as a block whose changes are told."""
+    if seen.entry.facts.counts:
+        return False
+    if seen.entry.facts.shown == shown.message:
+        return True
+    block, was = seen.whole, dict(shown.told)
+    return block is not None and bool(was.get(block.name)) and bool(_patch(block, told | was))
+
+
+def _patch(slot: _Slot, told: dict[str, str]) -> list[_Change]:
+    """What changed in a block since it was told, as lines; nothing where telling the whole block is better."""
+    old, size = told.get(slot.name), len(slot.value)
+    if not old or "\n" not in slot.value or slot.kind not in ("context", "moving"):
+        return []
+    text = text_changes(old, slot.value, 2 if slot.kind == "moving" else 0)
+    if text is None or len(text) * (2 if slot.kind == "moving" else 1) >= size:
+        return []
+    # Changes to changes add up: a reader should not have to apply more of them than the block is long.
+    spent = int(told.get(_patched(slot.name), "0")) + len(text)
+    if spent >= size:
+        return []
+    return [_Change((slot.name, slot.value), text), _Change((_patched(slot.name), str(spent)), text)]
+
+
+def _field_changes(known: Sequence[_Seen], told: dict[str, str]) -> list[_Change]:
+    """What differs in messages that are shown as before; `told` is kept up to date."""
     changes: list[_Change] = []
-    present: set[str] = set()
-    position = 0
-    for entry in matched:
-        if entry.facts.fields:
-            for slot, kind, value, line in _slots(entry.facts, position):
-                present.add(slot)
-                if told.get(slot) == value:
-                    continue
-                told[slot] = value
-                changes.append(_Change((slot, value), line if kind != "reminder" else value))
-        position += entry.facts.counts
+    for slot in (slot for item in known for slot in item.slots):
+        if told.get(slot.name) == slot.value:
+            continue
+        new = _patch(slot, told) or [_Change((slot.name, slot.value), slot.line)]
+        if len(new) == 1 and told.get(_patched(slot.name), "0") != "0":
+            new.append(_Change((_patched(slot.name), "0"), slot.line))
+        told.update(change.told for change in new)
+        changes += new
+    return changes
+
+
+def _settled(rest: Sequence[_Seen], told: dict[str, str], old: Sequence[Shown], changes: list[_Change]) -> list[_Seen]:
+    """New messages without the moving blocks that the model knows; what changed in those is added to `changes`."""
+    head = [shown.message.content for shown in old if shown.message.role == "system"]
+    result: list[_Seen] = []
+    dropped = False
+    for item in rest:
+        entry = item.entry
+        if dropped and entry.message.role == "assistant" and not entry.facts.counts:
+            dropped = False
+            continue
+        content, settled = entry.facts.shown.content, 0
+        for slot in item.slots:
+            if slot.kind != "moving":
+                continue
+            was = told.get(slot.name)
+            same = slot.value == was or (was is None and any(slot.value in text for text in head))
+            patch = [] if same else _patch(slot, told)
+            told.update(_told([slot]) if not patch else (change.told for change in patch))
+            changes += patch
+            if same or patch:
+                settled += 1
+                mention = f"[As above: {name_of(slot.value)}]" if len(slot.value) > _SHORT else ""
+                content = content.replace(slot.field.text, mention, 1)
+        dropped = not entry.facts.counts and 0 < settled == len(item.slots)
+        if settled and not dropped:
+            facts = replace(entry.facts, shown=replace(entry.facts.shown, content=content))
+            item = replace(item, entry=replace(entry, facts=facts))
+        if not dropped:
+            result.append(item)
+    return result
+
+
+def _gone(seen: Sequence[_Seen], known: Sequence[_Seen], told: dict[str, str]) -> list[_Change]:
+    """Blocks that the request does not have any more, though the part of it that they stood in is there."""
+    present = {slot.name for item in seen for slot in item.slots}
+    position = sum(item.entry.facts.counts for item in known)
+    changes = []
     for slot, value in list(told.items()):
         kind, _, rest = slot.partition(":")
-        if kind == "context" and value and slot not in present and int(rest.split(":")[0]) < position:
+        left = kind == "moving" or (kind == "context" and int(rest.split(":")[0]) < position)
+        if left and value and slot not in present:
             told[slot] = ""
-            first = value.split("\n", 1)[0]
-            changes.append(_Change((slot, ""), f"No longer part of the conversation's context: {first}"))
+            changes.append(_Change((slot, ""), f"No longer part of the conversation's context: {name_of(value)}"))
     return changes
 
 
@@ -229,7 +343,8 @@ def _with_note(shown: list[Shown], tools: tuple[Tool, ...], changes: list[_Chang
     for change in changes:
         if change.line not in lines:
             lines.append(change.line)
-    note = "\n".join([NOTE_OPEN, _NOTE_INTRO, *lines, NOTE_CLOSE])
+    diffs = any(change.told[0].startswith("patched:") and change.told[1] != "0" for change in changes)
+    note = "\n".join([NOTE_OPEN, _DIFF_INTRO if diffs else _NOTE_INTRO, *lines, NOTE_CLOSE])
     places = [index for index, item in enumerate(shown) if item.message.role in ("user", "tool") and not item.transient]
     told = tuple(change.told for change in changes)
     if not places:

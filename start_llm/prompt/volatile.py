@@ -9,6 +9,9 @@ A rule finds a field in a message's text, a line or a block of lines at a time. 
 | context | nothing | the first text stays, a note tells what changed, came or went |
 | reminder | nothing | stays where it was seen; a new text comes where the client put it |
 | transient | nothing (the whole message) | shown where the client puts it, gone the next time |
+| moving | nothing | where the client moves it to, it is left out if it was shown; a note tells what changed in it |
+
+A ``moving`` block that takes a whole message may have a reply, an assistant message right behind it that goes with it.
 """
 
 from __future__ import annotations
@@ -22,11 +25,11 @@ from typing import Any, Literal, get_args
 
 from start_llm.core.messages import Message
 
-Kind = Literal["telemetry", "clock", "identity", "context", "reminder", "transient"]
+Kind = Literal["telemetry", "clock", "identity", "context", "reminder", "transient", "moving"]
 KINDS: tuple[str, ...] = get_args(Kind)
 ROLES = ("system", "user", "tool")
 MAX_BLOCK_LINES = 2000
-_VANISHING = {"telemetry", "context", "reminder", "transient"}
+_VANISHING = {"telemetry", "context", "reminder", "transient", "moving"}
 
 
 class RuleError(ValueError):
@@ -40,7 +43,9 @@ class Rule:
     Attributes:
         pattern: matches within one line. With a group named ``value`` only that group is volatile.
         end: the block runs from the match of `pattern` to the match of `end`, on the same or a later line.
+            A block of the kind ``moving`` without it runs to the end of the message.
         tail: lines that directly follow the block and match this belong to it.
+        reply: the whole text of the assistant message that belongs to a ``moving`` block.
         where: roles of the messages it applies to.
         marker: stands for the field in the canonical form.
     """
@@ -52,6 +57,7 @@ class Rule:
     end: re.Pattern[str] | None = None
     tail: re.Pattern[str] | None = None
     marker: str = ""
+    reply: re.Pattern[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +72,23 @@ class Field:
 
 
 def _rule(
-    name: str, kind: Kind, where: str, pattern: str, end: str | None = None, tail: str | None = None, marker: str = ""
+    name: str,
+    kind: Kind,
+    where: str,
+    pattern: str,
+    *,
+    end: str | None = None,
+    tail: str | None = None,
+    marker: str = "",
+    reply: str | None = None,
 ) -> Rule:
     if not marker and kind not in _VANISHING:
         marker = f"<|{name}|>"
-    compiled = [None if part is None else re.compile(part, re.MULTILINE) for part in (end, tail)]
+    closing, trailing, answer = (
+        None if part is None else re.compile(part, re.MULTILINE) for part in (end, tail, reply)
+    )
     return Rule(
-        name, kind, frozenset(where.split()), re.compile(pattern, re.MULTILINE), compiled[0], compiled[1], marker
+        name, kind, frozenset(where.split()), re.compile(pattern, re.MULTILINE), closing, trailing, marker, answer
     )
 
 
@@ -83,6 +99,58 @@ BUILT_IN = (
         "user system",
         r"^<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>",
         end=r"<<<END_OPENCLAW_INTERNAL_CONTEXT>>>[ \t]*$",
+    ),
+    _rule(
+        "qwen_startup_context",
+        "context",
+        "system user",
+        r"^This is the Qwen Code\. We are setting up the context\b.*$",
+        end=r"^</system-reminder>",
+    ),
+    _rule(
+        "qwen_current_date",
+        "moving",
+        "user",
+        r"<system-reminder>\nThe current date is: .*\bauthoritative\b.*$",
+        end=r"^</system-reminder>",
+    ),
+    _rule(
+        "qwen_git_snapshot",
+        "context",
+        "system user",
+        r"^Git snapshot at conversation start\b.*$",
+        end=r"^```[ \t]*$",
+    ),
+    _rule(
+        "aider_files",
+        "moving",
+        "user",
+        r"^(?:I have|These files have been) \*added these files to the chat\*.*$"
+        r"|^I am not sharing (?:any files that you can edit yet|the full contents of any files with you yet)\.$",
+        reply=r"Ok\.|Ok, any changes I propose will be to those files\."
+        r"|Ok, I will use that as the true, current contents of the files\.",
+    ),
+    _rule(
+        "aider_read_only_files",
+        "moving",
+        "user",
+        r"^Here are some READ ONLY files, provided for your reference\.$",
+        reply=r"Ok, I will use these files as references\.",
+    ),
+    _rule(
+        "aider_repo_map",
+        "moving",
+        "user",
+        r"^Here are summaries of some (?:other )?files present in my git repository\.$"
+        r"|^I am working with you on code in a git repository\.$",
+        reply=r"Ok, I won't try and edit those files without asking first\.",
+    ),
+    _rule(
+        "aider_edit_rules",
+        "moving",
+        "user",
+        r"^# \*SEARCH/REPLACE block\* Rules:$|^# V4A Diff Format Rules:$|^# File editing rules:$"
+        r"|^To suggest changes to a file you MUST return the entire content of the updated file\.$",
     ),
     _rule("system_reminder", "reminder", "system user tool", r"<system-reminder>", end=r"</system-reminder>"),
     _rule("billing_header", "telemetry", "system user", r"^[ \t]*x-anthropic-billing-header:.*$"),
@@ -182,6 +250,9 @@ def _candidates(rule: Rule, text: str) -> Iterator[tuple[int, int]]:
                 continue
             yield match.start(), end
             position = max(position, end)
+        elif rule.kind == "moving":
+            yield match.start(), len(text)
+            return
         elif "value" in rule.pattern.groupindex:
             yield match.span("value")
         else:
@@ -233,7 +304,7 @@ class Rules:
         return tuple(found)
 
 
-_KEYS = {"name", "kind", "where", "pattern", "end", "tail", "marker"}
+_KEYS = {"name", "kind", "where", "pattern", "end", "tail", "marker", "reply"}
 
 
 def _parse(table: Any, where: str) -> Rule:
@@ -252,7 +323,7 @@ def _parse(table: Any, where: str) -> Rule:
     if not isinstance(roles, list) or not roles or any(role not in ROLES for role in roles):
         raise RuleError(f"{where}: where={roles!r}: must be a list of {', '.join(ROLES)}")
     parts: dict[str, str | None] = {}
-    for key in ("pattern", "end", "tail"):
+    for key in ("pattern", "end", "tail", "reply"):
         value = table.get(key)
         if value is None and key != "pattern":
             parts[key] = None
@@ -271,8 +342,14 @@ def _parse(table: Any, where: str) -> Rule:
         raise RuleError(f"{where}: marker={marker!r}: must be text")
     if parts["tail"] is not None and parts["end"] is None:
         raise RuleError(f"{where}: tail needs end")
+    if parts["reply"] is not None and kind != "moving":
+        raise RuleError(f"{where}: reply is for the kind moving")
+    if marker and kind == "moving":
+        raise RuleError(f"{where}: marker={marker!r}: the kind moving has none")
     pattern = parts["pattern"]
     assert pattern is not None
     if re.compile(pattern).match("") is not None:
         raise RuleError(f"{where}: pattern={pattern!r}: matches the empty line")
-    return _rule(name, kind, " ".join(roles), pattern, parts["end"], parts["tail"], marker)
+    return _rule(
+        name, kind, " ".join(roles), pattern, end=parts["end"], tail=parts["tail"], marker=marker, reply=parts["reply"]
+    )
