@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import os
 import re
 import threading
 from collections import deque
@@ -57,10 +58,15 @@ class RequestLog:
             path = self._root / now.strftime("%Y-%m-%d") / f"session-{session_name(entry['session'])}.jsonl"
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                with path.open("a", encoding="utf-8", errors="replace") as file:
+                with open(path, "a", encoding="utf-8", errors="replace", opener=_private) as file:
                     file.write(line + "\n")
             except OSError as error:
                 log.warning("request %s could not be logged to %s: %s", request.id, path, error)
+
+
+def _private(path: str, flags: int) -> int:
+    """A miss quotes the conversation: the log is its owner's only."""
+    return os.open(path, flags, 0o600)
 
 
 def log_entry(request: ChatRequest, outcome: Outcome, now: datetime) -> dict[str, Any]:

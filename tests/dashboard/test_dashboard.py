@@ -142,3 +142,10 @@ def test_the_terminal_decides() -> None:
     assert isinstance(observer, JsonLines)
     observer.ended(REQUEST, GOOD)
     assert json.loads(stream.getvalue())["reused"] == 1000
+
+
+def test_the_log_is_its_owners_only(tmp_path: Path) -> None:
+    log = RequestLog(tmp_path)
+    log.ended(ChatRequest(id="r", dialect="chat", model="m"), Outcome(200, 1.0))
+    (path,) = tmp_path.rglob("*.jsonl")
+    assert path.stat().st_mode & 0o077 == 0
