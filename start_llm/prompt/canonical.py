@@ -85,7 +85,9 @@ def _cut(text: str, fields: tuple[Field, ...]) -> str:
         if field.rule.marker:
             result += field.rule.marker
         elif not text[position:].strip():
-            result, position = result.rstrip(), len(text)
+            # Without a block that moves, the message has the white space that its writer gave it.
+            result = result.removesuffix("\n\n") if field.rule.kind == "moving" else result.rstrip()
+            position = len(text)
         elif (not result or result.rstrip(" \t").endswith("\n")) and (gap := _LINE_BREAKS.match(text, position)):
             position = gap.end()
     return result + text[position:]

@@ -8,20 +8,19 @@ from difflib import SequenceMatcher
 
 MAX_LINES = 3000
 _NAME = 60
-_SENTENCE = re.compile(r"^.{8,60}?[.:](?=\s)")
+_SHORT_NAME = 24
+_SENTENCE = re.compile(r"^.{8,60}?[.:](?=\s|$)")
 _TAG = re.compile(r"^<[/\w-]+>$")
 _FENCE = re.compile(r"^(`{3,}|<(?:source|code|pre|codeblock|sourcecode)>)[\w.+-]*$")
 
 
-def name_of(text: str) -> str:
+def name_of(text: str, limit: int = _NAME) -> str:
     """The beginning of a block's first line, by which a reader finds it."""
     lines = (line.strip() for line in text.split("\n"))
     first = next((line for line in lines if line and not _TAG.match(line)), "")
     if sentence := _SENTENCE.match(first):
-        return sentence.group()[:-1]
-    if len(first) <= _NAME:
-        return first
-    return first[:_NAME].rsplit(" ", 1)[0].rstrip(" ,.;:") + "..."
+        first = sentence.group()[:-1]
+    return first if len(first) <= limit else first[:limit].rsplit(" ", 1)[0].rstrip(" ,.;:")
 
 
 def changes(old: str, new: str, neighbours: int) -> str | None:
@@ -41,7 +40,7 @@ def changes(old: str, new: str, neighbours: int) -> str | None:
         return None
     places = _places(after)
     lines: list[str] = []
-    whole, named = name_of(new), ""
+    whole, named = name_of(new, _NAME if neighbours else _SHORT_NAME), ""
     for group in SequenceMatcher(None, a, b).get_grouped_opcodes(neighbours):
         first = next(code for code in group if code[0] != "equal")
         index = min(start + first[3], len(places) - 1)

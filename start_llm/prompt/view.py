@@ -20,7 +20,8 @@ from start_llm.prompt.volatile import Field
 NOTE_OPEN = "<update-note>"
 NOTE_CLOSE = "</update-note>"
 _NOTE_INTRO = "Changed since first shown above; these are current:"
-_DIFF_INTRO = "Changed since shown above (+ new, - gone):"
+_DIFF_INTRO = "Changed above (diff):"
+_MOVED_INTRO = "Newer than what is shown above; trust this instead (diff):"
 _SHORT = 400
 
 
@@ -167,6 +168,10 @@ def append_only(
     while after and rest and _stays(rest[0], after[0], _fold(old)):
         old.append(after.pop(0))
         known.append(rest.pop(0))
+    while after and _moves(rest, after[0], _fold(old)):
+        old.append(after.pop(0))
+        if after and after[0].message.role == "assistant":
+            old.append(after.pop(0))
     if full:
         old += [shown for shown in after if not shown.transient]
     spoke = continues or any(shown.message.role == "assistant" for shown in old)
@@ -248,13 +253,20 @@ def _stays(seen: _Seen, shown: Shown, told: dict[str, str]) -> bool:
     return block is not None and bool(was.get(block.name)) and bool(_patch(block, told | was))
 
 
+def _moves(rest: Sequence[_Seen], shown: Shown, told: dict[str, str]) -> bool:
+    """A block at the end of what is known comes later in the request, the same or with changes that can be told."""
+    was = dict(shown.told)
+    slots = [slot for item in rest for slot in item.slots if slot.kind == "moving" and was.get(slot.name)]
+    return bool(slots) and all(was[slot.name] == slot.value or _patch(slot, told | was) for slot in slots)
+
+
 def _patch(slot: _Slot, told: dict[str, str]) -> list[_Change]:
     """What changed in a block since it was told, as lines; nothing where telling the whole block is better."""
     old, size = told.get(slot.name), len(slot.value)
     if not old or "\n" not in slot.value or slot.kind not in ("context", "moving"):
         return []
     text = text_changes(old, slot.value, 2 if slot.kind == "moving" else 0)
-    if text is None or len(text) * (2 if slot.kind == "moving" else 1) >= size:
+    if text is None or len(text) >= (0.9 * size if slot.kind == "moving" else size):
         return []
     # Changes to changes add up: a reader should not have to apply more of them than the block is long.
     spent = int(told.get(_patched(slot.name), "0")) + len(text)
@@ -343,8 +355,11 @@ def _with_note(shown: list[Shown], tools: tuple[Tool, ...], changes: list[_Chang
     for change in changes:
         if change.line not in lines:
             lines.append(change.line)
-    diffs = any(change.told[0].startswith("patched:") and change.told[1] != "0" for change in changes)
-    note = "\n".join([NOTE_OPEN, _DIFF_INTRO if diffs else _NOTE_INTRO, *lines, NOTE_CLOSE])
+    diffs = [change.told[0] for change in changes if change.told[0].startswith("patched:") and change.told[1] != "0"]
+    intro = _DIFF_INTRO if diffs else _NOTE_INTRO
+    if any(slot.startswith(_patched("moving:")) for slot in diffs):
+        intro = _MOVED_INTRO
+    note = "\n".join([NOTE_OPEN, intro, *lines, NOTE_CLOSE])
     places = [index for index, item in enumerate(shown) if item.message.role in ("user", "tool") and not item.transient]
     told = tuple(change.told for change in changes)
     if not places:

@@ -306,3 +306,138 @@ def test_nothing_is_hidden_by_any_drift(family, sequence):
         answer = say(f"Answer {step}.", f"Thought {step}.")
         client.answer(answer)
         history.append(client.messages[-1])
+
+
+# --- blocks that are told as changes, blocks that move ------------------------
+
+
+def test_a_long_block_is_told_as_the_lines_that_changed():
+    status = "\n".join(f"M src/file{n}.py" for n in range(20))
+    client, spoken = two_turns("A\n\n" + GIT.format(status), "A\n\n" + GIT.format(status.replace("file7.", "seven.")))
+    assert client.prepared is not None and client.prepared.prompt.tokens[: len(spoken)] == spoken
+    (note,) = client.prepared.notes
+    assert note.split("\n")[1:] == ["-M src/file7.py", "+M src/seven.py"]
+    client.answer(say("x", bash={"command": "ls"}))
+    assert client.ask(Message("tool", "b", tool_call_id="call_bash")).notes == ()
+
+
+def test_changes_of_changes_end_with_the_whole_block():
+    client = Client("chatml", pipeline("chatml"))
+    lines = [f"M src/file{n}.py" for n in range(8)]
+    client.ask(Message("system", GIT.format("\n".join(lines))), Message("user", "Go"))
+    whole = []
+    for number in range(8):
+        client.answer(say(f"answer {number}"))
+        lines[number] = f"M src/other{number}.py"
+        client.messages[0] = Message("system", GIT.format("\n".join(lines)))
+        whole.append(
+            "This is the git status" in "".join(client.ask(Message("user", f"More {number}")).notes)
+            and "Recent commits" in "".join(client.prepared.notes if client.prepared else ())
+        )
+    assert not whole[0] and 1 <= sum(whole) < 8
+
+
+FILES = "I have *added these files to the chat* so you can go ahead and edit them.\n\n*Trust this message*\n\na.py\n```\n{}```\n"
+REPLY = Message("assistant", "Ok, any changes I propose will be to those files.")
+RULES_OF_EDITS = "\n\n# *SEARCH/REPLACE block* Rules:\n\n" + "Every block must use this format.\n" * 20
+CODE = "".join(f"line {n}\n" for n in range(20))
+
+
+class Aider:
+    """Sends the files before the last words, and the rules behind them."""
+
+    def __init__(self, family: str = "chatml") -> None:
+        self.family, self.pipe = family, pipeline(family)
+        self.history: list[Message] = [Message("system", "You edit.")]
+        self.spoken: tuple[int, ...] = ()
+        self.text = ""
+
+    def turn(self, words: str, code: str | None, rules: str = RULES_OF_EDITS) -> bool:
+        """Whether the prompt goes on where the model had stopped."""
+        files = [] if code is None else [Message("user", FILES.format(code)), REPLY]
+        client = Client(self.family, self.pipe, tools=(), messages=[*self.history, *files])
+        self.prepared = client.ask(Message("user", words + rules))
+        goes_on = self.prepared.prompt.tokens[: len(self.spoken)] == self.spoken
+        self.text = decoded(client)[len(model(self.family)[1].decode(self.spoken)) if goes_on else 0 :]
+        self.spoken = client.answer(say(f"Done: {words}", None))
+        self.history += [Message("user", words), client.messages[-1]]
+        return goes_on
+
+
+@pytest.mark.parametrize("family", ["chatml", "qwen35", "glm4"])
+def test_files_behind_the_history_stay_where_they_were_shown(family):
+    aider = Aider(family)
+    aider.turn("First", CODE)
+    assert "line 7" in aider.text and REPLY.content in aider.text
+    assert aider.turn("Second", CODE) and aider.prepared.notes == ()
+    assert "Second" in aider.text and "line 7" not in aider.text and REPLY.content not in aider.text
+    assert "As above: # *SEARCH/REPLACE block* Rules" in aider.text and "Every block" not in aider.text
+
+
+def test_what_changed_in_the_files_is_told_with_its_place():
+    aider = Aider()
+    aider.turn("First", CODE)
+    assert aider.turn("Second", CODE.replace("line 7\n", "LINE 7\n"))
+    assert aider.prepared.notes == ("a.py, line 8:\n line 5\n line 6\n-line 7\n+LINE 7\n line 8\n line 9",)
+    assert aider.turn("Third", CODE.replace("line 7\n", "LINE 7\n")) and aider.prepared.notes == ()
+    assert aider.turn("Fourth", CODE) and "-LINE 7\n+line 7" in aider.text
+
+
+def test_files_that_changed_much_are_shown_again_where_the_client_puts_them():
+    aider = Aider()
+    aider.turn("First", CODE)
+    assert aider.turn("Second", CODE.replace("line", "row"))
+    assert aider.prepared.notes == ()
+    assert aider.text.index("row 19") < aider.text.index(REPLY.content) < aider.text.index("Second")
+    assert aider.turn("Third", CODE.replace("line", "row")) and "row 19" not in aider.text
+
+
+def test_files_and_rules_that_go_and_come_are_told():
+    aider = Aider()
+    aider.turn("First", CODE)
+    assert aider.turn("Second", None, rules="")
+    assert len(aider.prepared.notes) == 2 and all("No longer part" in note for note in aider.prepared.notes)
+    assert aider.turn("Third", CODE) and "line 7" in aider.text and "Every block" in aider.text
+
+
+def test_a_reply_that_follows_no_block_is_an_answer():
+    client = Client("chatml", pipeline("chatml"), tools=())
+    client.ask(Message("user", "Go"))
+    client.answer(replace(REPLY, reasoning=None))
+    assert len(client.ask(Message("user", "More")).turn.chain) == 3
+
+
+def test_rules_that_the_system_text_has_are_not_repeated_in_a_later_session():
+    pipe = pipeline("chatml")
+    for number in range(2):
+        client = Client("chatml", pipe, tools=())
+        client.ask(Message("system", "You edit." + RULES_OF_EDITS), Message("user", f"Words {number}" + RULES_OF_EDITS))
+        assert decoded(client).count("Every block") == (40 if number == 0 else 20)
+        client.answer(say("Done.", None))
+
+
+_CODE = st.lists(st.sampled_from(["a = 1", "b = 2", "", "def f():", "    return", "x"]), max_size=9)
+
+
+@pytest.mark.parametrize("family", ["chatml", "glm4"])
+@hypothesis_settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(files=st.lists(st.none() | _CODE, min_size=2, max_size=5))
+def test_the_files_can_be_told_from_what_was_shown(family, files):
+    aider = Aider(family)
+    shown: list[str] = []
+    before = None
+    for number, lines in enumerate(files):
+        code = None if lines is None else "".join(f"{line} # {index % 3}\n" for index, line in enumerate(lines))
+        assert aider.turn(f"Words {number}", code)
+        shown.append(aider.text)
+        everything = "\n".join(shown)
+        for line in (code or "").split("\n"):
+            assert line in everything
+        if code is not None and before is not None and FILES.format(code) not in aider.text:
+            for line in set(before.split("\n")) - set(code.split("\n")):
+                assert f"-{line}" in aider.text
+            for line in set(code.split("\n")) - set(before.split("\n")):
+                assert f"+{line}" in aider.text
+        if code is None and before is not None:
+            assert "No longer part" in aider.text
+        before = code

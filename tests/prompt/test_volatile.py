@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 
 from start_llm.core.messages import Message, ToolCall
-from start_llm.prompt.canonical import FactsMemory, facts_of
+from start_llm.prompt.canonical import FactsMemory, facts_of, is_reply
 from start_llm.prompt.volatile import BUILT_IN, KINDS, RuleError, Rules
 
 RULES = Rules.load(None)
@@ -142,6 +142,50 @@ def test_a_block_rule_with_a_tail(tmp_path):
     assert field.text == "LOG\nx\nEND\n- one\n- two"
 
 
+def test_a_moving_block_runs_to_the_end_or_to_its_own_end(tmp_path):
+    path = write(
+        tmp_path,
+        "[[rule]]\nname = 'notes'\nkind = 'moving'\npattern = '^NOTES$'\nreply = 'Fine\\.'\n"
+        "[[rule]]\nname = 'box'\nkind = 'moving'\npattern = '^BOX$'\nend = '^END$'\n",
+    )
+    rules = Rules.load(path)
+    (field,) = rules.find(Message("user", "Hi\n\nNOTES\na\n\nb\n"))
+    assert field.text == "NOTES\na\n\nb\n"
+    assert [f.text for f in rules.find(Message("user", "BOX\na\nEND\nb"))] == ["BOX\na\nEND"]
+    whole, tail = facts_of(Message("user", "NOTES\na"), rules), facts_of(Message("user", "Hi \n\nNOTES\na"), rules)
+    assert not whole.counts and tail.digest == facts_of(Message("user", "Hi "), rules).digest
+    assert is_reply(Message("assistant", " Fine."), whole)
+    assert not is_reply(Message("assistant", "Fine. And more."), whole)
+    assert not is_reply(Message("assistant", "Fine."), tail)
+    assert not is_reply(Message("user", "Fine."), whole)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "block"),
+    [
+        ("qwen_git_snapshot", "A\nGit snapshot at conversation start. Old.\n```text\ngit: x\n```\nB", "git: x\n```"),
+        (
+            "qwen_startup_context",
+            "<system-reminder>\nThis is the Qwen Code. We are setting up the context for our chat.\na/\n</system-reminder>\nB",
+            "a/\n</system-reminder>",
+        ),
+        (
+            "qwen_current_date",
+            "<system-reminder>\nThe current date is: Monday. Note: This is the authoritative current date.\n"
+            "</system-reminder>\nB",
+            "date.\n</system-reminder>",
+        ),
+        ("aider_files", "I have *added these files to the chat* so you can go ahead and edit them.\n\na.py", "a.py"),
+        ("aider_read_only_files", "Here are some READ ONLY files, provided for your reference.\nx", "x"),
+        ("aider_repo_map", "Here are summaries of some files present in my git repository.\nx", "x"),
+        ("aider_edit_rules", "Do it.\n\n# *SEARCH/REPLACE block* Rules:\n\nx\ny", "x\ny"),
+    ],
+)
+def test_the_blocks_of_agents(name, text, block):
+    ((rule, value),) = found(text)
+    assert rule == name and value.endswith(block)
+
+
 GOOD = {"name": "'r'", "kind": "'clock'", "pattern": "'^a$'"}
 
 
@@ -160,6 +204,9 @@ GOOD = {"name": "'r'", "kind": "'clock'", "pattern": "'^a$'"}
         ({"end": "5"}, ["end", "5"]),
         ({"tail": "'x'"}, ["tail needs end"]),
         ({"marker": "1"}, ["marker"]),
+        ({"reply": "'^Ok$'"}, ["reply", "moving"]),
+        ({"kind": "'moving'", "reply": "'('"}, ["reply", "("]),
+        ({"kind": "'moving'", "marker": "'M'"}, ["marker", "moving"]),
         ({"colour": "'red'"}, ["colour", "allowed"]),
     ],
 )
