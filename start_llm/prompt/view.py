@@ -299,6 +299,10 @@ def _settled(rest: Sequence[_Seen], told: dict[str, str], old: Sequence[Shown], 
         if dropped and entry.message.role == "assistant" and not entry.facts.counts:
             dropped = False
             continue
+        if item is rest[-1] and not entry.facts.counts:
+            # What the model is to answer is shown, whatever it is.
+            result.append(item)
+            break
         content, settled = entry.facts.shown.content, 0
         for slot in item.slots:
             if slot.kind != "moving":
@@ -310,7 +314,8 @@ def _settled(rest: Sequence[_Seen], told: dict[str, str], old: Sequence[Shown], 
             changes += patch
             if same or patch:
                 settled += 1
-                mention = f"[As above: {name_of(slot.value)}]" if len(slot.value) > _SHORT else ""
+                brief = len(slot.value) <= _SHORT and entry.message.role != "tool"
+                mention = "" if brief else f"[As above: {name_of(slot.value)}]"
                 content = content.replace(slot.field.text, mention, 1)
         dropped = not entry.facts.counts and 0 < settled == len(item.slots)
         if settled and not dropped:

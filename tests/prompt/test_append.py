@@ -407,6 +407,15 @@ def test_a_reply_that_follows_no_block_is_an_answer():
     assert len(client.ask(Message("user", "More")).turn.chain) == 3
 
 
+def test_a_block_that_is_to_be_answered_is_shown():
+    client = Client("chatml", pipeline("chatml"), tools=())
+    block = Message("user", FILES.format(CODE))
+    client.ask(block, REPLY, Message("user", "Go"))
+    client.answer(say("Done.", None))
+    client.ask(block)
+    assert decoded(client).count("line 19") == 2
+
+
 def test_rules_that_the_system_text_has_are_not_repeated_in_a_later_session():
     pipe = pipeline("chatml")
     for number in range(2):
