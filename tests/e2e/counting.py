@@ -1,7 +1,8 @@
 """How much of a request is new: counted on what the client sent, whatever the server reports.
 
 The lines of a request's tools, system text and messages are compared with those of every earlier request; against the
-most similar one, new is what this request has more of. What the model generated (assistant messages) is never new. A
+most similar one, new is what this request has more of. What the model generated (assistant messages) is never new,
+unless a client writes down something else instead (`NewTokens.rewritten`). A
 text that only moved, and a text that stands behind a changed one, count nothing: recomputing them is the server's loss.
 """
 
@@ -63,34 +64,38 @@ def _transient(message: dict[str, Any]) -> bool:
     return message.get("role") == "user" and any(TRANSIENT in text for text in _texts(message))
 
 
-def _lines(body: dict[str, Any], kept: bool = False) -> Counter[str]:
+def _lines(body: dict[str, Any], kept: bool = False, rewritten: bool = False) -> Counter[str]:
     """The lines that a prompt shows; with `kept` those that later requests will have too."""
     messages = messages_of(body)
     if kept:
         messages = [message for message in messages if not _transient(message)]
     shown = [body.get("tools"), body.get("system"), body.get("instructions")]
-    shown += [message for message in messages if not generated(message)]
+    shown += [message for message in messages if rewritten or not generated(message)]
     lines: Counter[str] = Counter()
     for text in _texts(shown):
         lines.update(text.splitlines(keepends=True))
     for message in messages:
-        if not generated(message):
+        if rewritten or not generated(message):
             lines.update([TOOL_MARKUP] * _results(message) or [MARKUP])
     return lines
 
 
 @dataclass
 class NewTokens:
-    """Remembers every request. `tokens` counts the tokens of a text."""
+    """Remembers every request. `tokens` counts the tokens of a text.
+
+    `rewritten`: the client's assistant messages are not what the model said, so they count like all others.
+    """
 
     tokens: Callable[[str], int]
     seen: list[Counter[str]] = field(default_factory=list)
+    rewritten: bool = False
 
     def count(self, body: dict[str, Any]) -> int:
         """Tokens of `body` that are new; it is then known."""
-        lines = _lines(body)
+        lines = _lines(body, rewritten=self.rewritten)
         fewest = min((self._size(lines - earlier) for earlier in self.seen), default=self._size(lines))
-        self.seen.append(_lines(body, kept=True))
+        self.seen.append(_lines(body, kept=True, rewritten=self.rewritten))
         return fewest + self.tokens(OPENING)
 
     def _size(self, lines: Counter[str]) -> int:

@@ -34,7 +34,8 @@ class Scenario:
         fresh_reuse: least share of the fresh session's first prompt that must be reused.
         seconds: limit of a run.
         most_computed: greatest ratio of computed to new tokens in a turn.
-        skip_ratio: why there is no such limit; ``None``: there is.
+        live: the first three turns are typed into one process; a new one has a history of its own words, which the
+            turn "restored" measures.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Scenario:
     fresh_reuse: float = 0.0
     seconds: float = 120
     most_computed: float = 1.2
-    skip_ratio: str | None = None
+    live: bool = False
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -188,11 +189,8 @@ def _qwen_read(path: Path) -> str:
     return call("read_file", file_path=str(path))
 
 
-# A new process tells the state of git and the folder's tree anew, at the head of the prompt: they come, whole, in an
-# update note at its end, of which only the changed lines count as new.
 QWEN = Scenario(
     name="qwen",
-    most_computed=3.0,
     first=lambda prompt, data: (["--yolo"], prompt),
     again=lambda prompt, data: (["--yolo", "--continue"], prompt),
     sub_agent=True,
@@ -279,19 +277,27 @@ def _block(path: str, old: str, new: str) -> str:
     return f"{path}\n```python\n<<<<<<< SEARCH\n{old}=======\n{new}>>>>>>> REPLACE\n```\n"
 
 
-_AIDER = ["--yes-always", "--no-pretty", "--auto-test", "--test-cmd", f"{TRY}; {STATUS}", "--message"]
+def typed(prompt: str) -> str:
+    """A prompt of several lines for aider's standard input."""
+    return f"{{\n{prompt}\n}}\n"
+
+
+# A turn of aider's is one request: with longer notes it tells about as much as a turn of the others.
+LONG_NOTES = NOTES + "".join(
+    f"- {name}({n}, {n + 1}) was tried by hand\n" for n in range(24) for name in ("add", "clamp")
+)
+_AIDER = ["--yes-always", "--no-pretty", "--auto-test", "--test-cmd", f"{TRY}; {STATUS}", "src/calc.py"]
 AIDER = Scenario(
     name="aider",
-    first=lambda prompt, data: ([*_AIDER, prompt, "src/calc.py"], ""),
-    again=lambda prompt, data: (["--restore-chat-history", *_AIDER, prompt, "src/calc.py"], ""),
-    fresh=lambda prompt, data: ([*_AIDER, prompt, "src/calc.py"], ""),
+    first=lambda prompt, data: (_AIDER, typed(prompt)),
+    again=lambda prompt, data: (["--restore-chat-history", *_AIDER], typed(prompt)),
     work=lambda repo: [
         think("It subtracts.") + "Here.\n\n" + _block("src/calc.py", "    return a - b\n", "    return a + b\n")
     ],
-    note=lambda repo: ["Notes.\n\n" + _block("NOTES.md", "", NOTES)],
+    note=lambda repo: ["Notes.\n\n" + _block("NOTES.md", "", LONG_NOTES)],
     more=lambda repo: ["It defines `add`."],
     look=lambda repo: ["It adds."],
-    skip_ratio="aider moves the files' text behind the history on every turn",
+    live=True,
 )
 
 SCENARIOS = {scenario.name: scenario for scenario in (PI, CLAUDE, OPENCODE, CODEX, QWEN, OPENCLAW, CLINE, AIDER)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import pytest
 from start_llm.launch.clients import CLIENTS
 from tests.e2e.counting import NewTokens, is_opening
 from tests.e2e.install import search_path
-from tests.e2e.scenarios import NOTES, SCENARIOS, Scenario
+from tests.e2e.scenarios import LONG_NOTES, NOTES, SCENARIOS, Scenario
 from tests.e2e.world import Run, World
 from tests.oracle import make_tokenizer
 from tests.oracle.oracle import script
@@ -70,9 +70,30 @@ class Session:
         typed = len(texts) if self.scenario.typed and turn in {"second", "resumed"} else None
         run = self.world.launch(self.scenario.name, self.repository, arguments, text, self.scenario.seconds, typed)
         check(run, len(texts))
-        # A fresh session repeats what another one has seen: what it is told there is new here.
-        counter = NewTokens(self.counter.tokens) if turn == "fresh" else self.counter
+        counter = self.counter
+        if turn == "fresh":
+            # It repeats what another one has seen: what it is told there is new here.
+            counter = NewTokens(counter.tokens)
+        elif turn == "restored":
+            counter = NewTokens(counter.tokens, rewritten=True)
+            for entry in self.world.sent()[: -len(run.sent)]:
+                counter.count(entry["body"])
         self.figures[turn] = measure(run, counter)
+        return run
+
+    def live(self, turns: dict[str, tuple[str, list[str]]]) -> Run:
+        """Types the prompts of several turns into one process; a request belongs to the last of them that it tells."""
+        arguments, _ = self.scenario.first("", self.data)
+        text = "".join(self.scenario.first(self.prompt(*turn), self.data)[1] for turn in turns.values())
+        run = self.world.launch(self.scenario.name, self.repository, arguments, text, self.scenario.seconds)
+        check(run, sum(len(texts) for _, texts in turns.values()))
+        names = [[name for name, (ask, _) in turns.items() if ask in str(entry["body"])][-1] for entry in run.sent]
+        for turn in turns:
+            sent, served = (
+                [entry for entry, name in zip(entries, names, strict=True) if name == turn]
+                for entries in (run.sent, run.served)
+            )
+            self.figures[turn] = measure(replace(run, sent=sent, served=served), self.counter)
         return run
 
     def prompt(self, ask: str, texts: list[str]) -> str:
@@ -95,16 +116,35 @@ def test_agent(name: str, world: World, counter: NewTokens, table: list[str]) ->
     session = Session(world, scenario, counter)
     repo, data = session.repository, session.data
     try:
-        first_turn(session, repo, data)
-        second_turn(session, repo, data)
-        resumed_turn(session, repo, data)
+        if scenario.live:
+            live_turns(session, repo, data)
+        else:
+            first_turn(session, repo, data)
+            second_turn(session, repo, data)
+            resumed_turn(session, repo, data)
         fresh_session(session, repo, data)
     finally:
         table.append(session.line())
-    if scenario.skip_ratio is None:
-        later = {turn: figures.going_on for turn, figures in session.figures.items() if turn != "first"}
-        ratios = {turn: computed / max(1, new) for turn, (computed, new) in later.items()}
-        assert {turn: ratio for turn, ratio in ratios.items() if ratio > scenario.most_computed} == {}
+    # A restored history of the client's own words is a new text, and tells much twice.
+    later = {turn: figures.going_on for turn, figures in session.figures.items() if turn not in ("first", "restored")}
+    ratios = {turn: computed / max(1, new) for turn, (computed, new) in later.items()}
+    assert {turn: ratio for turn, ratio in ratios.items() if ratio > scenario.most_computed} == {}
+
+
+def live_turns(session: Session, repo: Path, data: Path) -> None:
+    scenario = session.scenario
+    session.live(
+        {
+            "first": ("Repair add in src/calc.py and try it.", scenario.work(repo)),
+            "second": ("Write it down in NOTES.md.", scenario.note(repo)),
+            "resumed": ("What does src/util.py define?", scenario.more(repo)),
+        }
+    )
+    assert (repo / "src" / "calc.py").read_text() == "def add(a, b):\n    return a + b\n"
+    assert (repo / "NOTES.md").read_text().strip() == LONG_NOTES.strip()
+    texts = scenario.look(repo)
+    ask = session.prompt("What does add do?", texts)
+    session.turn("restored", ask, texts, scenario.again(ask, data))
 
 
 def first_turn(session: Session, repo: Path, data: Path) -> None:

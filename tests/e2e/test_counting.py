@@ -61,3 +61,11 @@ def test_dialects_and_openings() -> None:
     assert is_opening({"input": "hi"}) and not is_opening({"input": [ASK, {"type": "function_call", "name": "ls"}]})
     result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "x"}]}
     assert NewTokens(len).count({"messages": [result]}) == len("x") + len(TOOL_MARKUP) + len(OPENING)
+
+
+def test_answers_that_a_client_rewrote_count_where_they_are_said_to() -> None:
+    answer = {"role": "assistant", "content": "Other words"}
+    for rewritten, more in ((False, 0), (True, len("Other words") + len(MARKUP))):
+        new = NewTokens(len, rewritten=rewritten)
+        new.count(body(SYSTEM, ASK))
+        assert new.count(body(SYSTEM, ASK, answer)) == more + len(OPENING)

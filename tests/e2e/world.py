@@ -23,7 +23,6 @@ from tests.e2e.install import search_path
 
 ROOT = Path(__file__).resolve().parents[2]
 TERMINAL = Path(__file__).with_name("terminal.py")
-RULES = Path(__file__).with_name("rules.toml")
 RECORDER = Path(__file__).with_name("recorder.py")
 FIXED_PORTS = (18080, 18081)  # free in a network of one's own
 START_SECONDS = 120
@@ -214,7 +213,6 @@ def make_world(folder: Path, oracle: Path) -> Iterator[World]:
             "MLX_PORT": str(world.server_port),
             "PROXY": "off",
             "LOG_ROOT": str(world.logs),
-            "CACHE_RULES_FILE": str(RULES),
             "START_LLM_CACHE_DIR": str(folder / "cache"),
             "PYTHONPATH": str(ROOT),
         }
