@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Literal
@@ -86,14 +85,3 @@ class Job:
             return
         self.send(EngineFailed(error))
         self.stage = Stage.ENDED
-
-
-def as_array(tokens: Sequence[int]) -> np.ndarray:
-    return np.asarray(tokens, dtype=np.int32)
-
-
-def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-    """Length of the longest common prefix of two token arrays."""
-    n = min(len(a), len(b))
-    differs = np.flatnonzero(a[:n] != b[:n])
-    return int(differs[0]) if len(differs) else n

@@ -19,9 +19,10 @@ from start_llm.core.errors import Internal, OutOfMemory, StartLLMError
 from start_llm.core.events import Admitted, Prefilled, Sampled, TokenLogprob
 from start_llm.core.report import CacheReport, Miss
 from start_llm.core.work import Submit
-from start_llm.engine.jobs import EndReason, Job, Stage, as_array, common_prefix
+from start_llm.engine.jobs import EndReason, Job, Stage
 from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.runner import Cache, Row, Runner
+from start_llm.kvcache.blocks import as_tokens, common_prefix
 from start_llm.kvcache.store import KVStore, Plan
 
 log = logging.getLogger(__name__)
@@ -111,14 +112,14 @@ class Scheduler:
     def add(self, work: Submit) -> None:
         now = self._clock()
         deadline = now + self._limits.deadline if self._limits.deadline else float("inf")
-        job = Job(work, as_array(work.prompt.tokens), submitted=now, deadline=deadline)
+        job = Job(work, as_tokens(work.prompt.tokens), submitted=now, deadline=deadline)
         self._by_id[work.id] = job
         self._waiting.append(job)
 
     def add_anchor(self, work: Submit) -> None:
         """Replaces the pending re-anchoring work, if there is one."""
         self._drop_anchor()
-        self._anchor = Job(work, as_array(work.prompt.tokens), submitted=self._clock(), idle=True)
+        self._anchor = Job(work, as_tokens(work.prompt.tokens), submitted=self._clock(), idle=True)
 
     def cancel(self, work_id: str) -> None:
         job = self._by_id.get(work_id)
@@ -168,7 +169,7 @@ class Scheduler:
         }
 
     def plan(self, tokens: tuple[int, ...]) -> CacheReport:
-        array = as_array(tokens)
+        array = as_tokens(tokens)
         plan = self._store.lookup(array, limit=len(array) - 1)
         return _report(len(array), plan)
 
@@ -326,7 +327,7 @@ class Scheduler:
 
     def _store_end(self, job: Job, cache: Cache, tokens: Any) -> None:
         self._store.put(
-            as_array(tokens),
+            as_tokens(tokens),
             cache,
             session=job.work.session,
             one_shot=job.work.one_shot,
