@@ -19,6 +19,7 @@ from tests.oracle import make_tokenizer
 from tests.oracle.oracle import script
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+SUB_AGENT_REQUESTS = 2  # it reads a file and answers
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,9 @@ class Session:
 
     def turn(self, turn: str, ask: str, texts: list[str], how: tuple[list[str], str]) -> Run:
         arguments, text = how
-        typed = len(texts) if self.scenario.typed and turn in {"second", "resumed"} else None
+        typed = None
+        if self.scenario.typed and turn in {"second", "resumed"}:
+            typed = len(texts) + SUB_AGENT_REQUESTS * (self.scenario.sub_agent and turn == "resumed")
         run = self.world.launch(self.scenario.name, self.repository, arguments, text, self.scenario.seconds, typed)
         check(run, len(texts))
         counter = self.counter
@@ -168,7 +171,7 @@ def resumed_turn(session: Session, repo: Path, data: Path) -> None:
     ask = session.prompt("What does src/util.py define?", texts)
     run = session.turn("resumed", ask, texts, session.scenario.again(ask, data))
     if session.scenario.sub_agent:
-        assert len(run.served) >= len(texts) + 2, f"no sub-agent ran\n{run.output[-2000:]}"
+        assert len(run.served) >= len(texts) + SUB_AGENT_REQUESTS, f"no sub-agent ran\n{run.output[-2000:]}"
 
 
 def fresh_session(session: Session, repo: Path, data: Path) -> None:
