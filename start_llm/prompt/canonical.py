@@ -58,10 +58,11 @@ def answer_key(content: str, calls: tuple[ToolCall, ...]) -> bytes:
     parts = [content.strip()]
     for call in calls:
         parts += (call.name, canonical_arguments(call.arguments))
-    return _sha(parts)
+    return digest_of(parts)
 
 
-def _sha(parts: list[str]) -> bytes:
+def digest_of(parts: list[str]) -> bytes:
+    """SHA-256 of the parts, their lengths included."""
     digest = hashlib.sha256()
     for part in parts:
         data = part.encode("utf-8", "surrogatepass")
@@ -93,8 +94,21 @@ def _cut(text: str, fields: tuple[Field, ...]) -> str:
     return result + text[position:]
 
 
+def from_history(content: str) -> str | None:
+    """A user message that a client read back from a Markdown file, as it was before; None if it is not one.
+
+    aider ends every line with the two spaces of a Markdown line break (aider/io.py, `append_chat_history`).
+    """
+    lines = content.split("\n")
+    if len(lines) < 2 or lines[-1] or not all(line.endswith("  ") for line in lines[:-1]):
+        return None
+    return "\n".join(line[:-2] for line in lines[:-1])
+
+
 def _plain(message: Message) -> list[str]:
-    return [message.role, message.content, message.name or "", "error" if message.is_error else ""]
+    # White space at the end of what a user says comes and goes with the client's way to keep it.
+    content = message.content.rstrip() if message.role == "user" else message.content
+    return [message.role, content, message.name or "", "error" if message.is_error else ""]
 
 
 def facts_of(message: Message, rules: Rules) -> Facts:
@@ -102,10 +116,12 @@ def facts_of(message: Message, rules: Rules) -> Facts:
     if message.role == "assistant":
         reasoning = (message.reasoning or "").strip()
         key = answer_key(message.content, message.tool_calls)
-        return Facts(_sha(["assistant", key.hex(), reasoning]), True, False, (), message, 0)
+        return Facts(digest_of(["assistant", key.hex(), reasoning]), True, False, (), message, 0)
+    if message.role == "user" and (before := from_history(message.content)) is not None:
+        return replace(facts_of(replace(message, content=before), rules), fields=(), shown=message)
     fields = rules.find(message)
     if not fields:
-        return Facts(_sha(_plain(message)), True, False, (), message, 0)
+        return Facts(digest_of(_plain(message)), True, False, (), message, 0)
     telemetry = tuple(field for field in fields if field.rule.kind == "telemetry")
     others = tuple(field for field in fields if field.rule.kind != "telemetry")
     shown = replace(message, content=_cut(message.content, telemetry)) if telemetry else message
@@ -113,15 +129,15 @@ def facts_of(message: Message, rules: Rules) -> Facts:
     whole = message.content.strip()
     transient = any(field.rule.kind == "transient" and field.text.strip() == whole for field in others)
     counts = message.role == "tool" or bool(canonical.strip())
-    digest = _sha(_plain(replace(message, content=canonical)))
+    digest = digest_of(_plain(replace(message, content=canonical)))
     return Facts(digest, counts, transient, others, shown, sum(field.end - field.start for field in fields))
 
 
 def is_reply(message: Message, before: Facts) -> bool:
-    """The client made this assistant message up to follow a moving block, the message whose facts are `before`."""
+    """The client made this assistant message up to follow a block, the message whose facts are `before`."""
     if message.role != "assistant" or before.counts or message.tool_calls:
         return False
-    replies = (field.rule.reply for field in before.fields if field.rule.kind == "moving")
+    replies = (field.rule.reply for field in before.fields)
     return any(reply is not None and reply.fullmatch(message.content.strip()) for reply in replies)
 
 

@@ -36,7 +36,7 @@ def healed_turns(messages: Sequence[Message], entries: Sequence[Entry], known: S
     return sum(
         entry.message != message
         for message, entry in zip(messages, entries, strict=True)
-        if message.role == "assistant" and entry.link not in seen
+        if message.role == "assistant" and entry.link is not None and entry.link not in seen
     )
 
 

@@ -13,10 +13,12 @@ from collections import OrderedDict
 from dataclasses import dataclass, replace
 
 from start_llm.core.messages import Message, ToolCall
-from start_llm.prompt.canonical import answer_key
+from start_llm.prompt.canonical import answer_key, digest_of
 
 CAPACITY = 2000
 _EMBEDDED = re.compile(r"\s*<(think|thinking)>((?:(?!</?\1>)[\s\S])*)</\1>")
+# aider's mark for reasoning in its files (aider/reasoning_tags.py).
+_FILED = re.compile(r"<(?P<tag>thinking-content-[0-9a-f]{32})>(?P<reasoning>[\s\S]*?)</(?P=tag)>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,15 @@ def split_embedded(content: str) -> tuple[str | None, str]:
     return (match.group(2).strip(), content[match.end() :].lstrip("\n")) if match else (None, content)
 
 
+def _filed(content: str) -> tuple[str, bytes]:
+    """Reasoning and text of an answer as far as aider's history file keeps them (aider/utils.py,
+    `split_chat_history_markdown`): lines that look like a heading or a quotation are gone, blank ones come and go."""
+    match = _FILED.search(content)
+    text = _FILED.sub("", content) if match else content
+    lines = (line.strip() for line in text.split("\n") if not line.startswith(("# ", "> ")))
+    return match["reasoning"].strip() if match else "", digest_of([line for line in lines if line])
+
+
 class HealingStore:
     """The last `capacity` generated turns, least recently used first out. Thread-safe."""
 
@@ -41,6 +52,7 @@ class HealingStore:
         self._capacity = capacity
         self._turns: OrderedDict[tuple[bytes, bytes], Healed] = OrderedDict()
         self._newest: dict[bytes, tuple[bytes, bytes]] = {}
+        self._files: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -64,8 +76,11 @@ class HealingStore:
             self._turns[parent, key] = entry
             self._turns.move_to_end((parent, key))
             self._newest[key] = (parent, key)
+            if not entry.arguments:
+                self._files[parent, _filed(entry.content)[1]] = (parent, key)
             while len(self._turns) > self._capacity:
-                gone, _ = self._turns.popitem(last=False)
+                gone, old = self._turns.popitem(last=False)
+                self._files.pop((gone[0], _filed(old.content)[1]), None)
                 if self._newest.get(gone[1]) == gone:
                     del self._newest[gone[1]]
 
@@ -92,6 +107,18 @@ class HealingStore:
         if embedded is not None and message.reasoning is not None and message.reasoning.strip() == embedded:
             return replace(message, reasoning=None)
         return message
+
+    def from_file(self, parent: bytes, parts: list[str]) -> Message | None:
+        """The turn that stands in a client's history file as these assistant messages, one behind the other.
+
+        None if no turn of this very conversation is known that reads so, or if it was thought otherwise.
+        """
+        reasoning, digest = _filed("\n".join(parts))
+        with self._lock:
+            entry = self._turns.get(self._files.get((parent, digest), (b"", b"")))
+        if entry is None or (reasoning and reasoning != (entry.reasoning or "").strip()):
+            return None
+        return Message("assistant", entry.content, reasoning=entry.reasoning)
 
     def _find(self, parent: bytes, key: bytes) -> Healed | None:
         with self._lock:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from math import inf
 
 from start_llm.core.messages import Message
+from start_llm.prompt.notes import NOTE_OPEN
 from start_llm.prompt.render import Rendered
 from start_llm.prompt.turns import Shown
-from start_llm.prompt.view import NOTE_OPEN, Entry
+from start_llm.prompt.view import Entry
 
 _SNIPPET = 80
 

@@ -18,7 +18,7 @@ from start_llm.core.messages import Message
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
-from start_llm.prompt.canonical import ROOT, FactsMemory, answer_key, is_reply, link
+from start_llm.prompt.canonical import ROOT, FactsMemory, answer_key, from_history, is_reply, link
 from start_llm.prompt.clock import OWN_DATES, VARIABLE, Clock
 from start_llm.prompt.counters import Counters, healed_turns, rejected
 from start_llm.prompt.heal import HealingStore
@@ -178,9 +178,19 @@ class Pipeline:
         parent = ROOT
         facts = self._facts.get([message for message in messages if message.role != "assistant"])
         known = iter(facts)
-        for message in messages:
+        filed = _filed_turns(messages)
+        told = 0
+        for index, message in enumerate(messages):
             key: bytes | None = None
-            if entries and is_reply(message, entries[-1].facts):
+            if index in filed and (turn := self._healing.from_file(parent, filed[index])) is not None:
+                message, told = turn, index + len(filed[index])
+                fact = self._facts.get([message])[0]
+                key = answer_key(message.content, message.tool_calls)
+            elif index < told:
+                # Told with the message before it; the prompt leaves an empty message out.
+                message = replace(message, content="")
+                fact = replace(self._facts.get([message])[0], counts=False, shown=replace(message))
+            elif entries and is_reply(message, entries[-1].facts):
                 fact = replace(self._facts.get([message])[0], counts=False)
             elif message.role == "assistant":
                 message = self._healing.heal(parent, message)
@@ -418,6 +428,19 @@ def _generation(answer: Message, tokens: Sequence[int]) -> Generation:
         names=tuple(call.name for call in answer.tool_calls),
         tokens=tuple(tokens),
     )
+
+
+def _filed_turns(messages: Sequence[Message]) -> dict[int, list[str]]:
+    """Answers in a client's own history file, by the index of their first message: all behind a user message of it."""
+    turns: dict[int, list[str]] = {}
+    parts: list[str] | None = None
+    for index, message in enumerate(messages):
+        if message.role != "assistant":
+            parts = [] if message.role == "user" and from_history(message.content) is not None else None
+        elif parts is not None:
+            turns.setdefault(index - len(parts), parts)
+            parts.append(message.content)
+    return turns
 
 
 def _session(entries: Sequence[Entry]) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 MAX_LINES = 3000
 _NAME = 60
 _SHORT_NAME = 24
+_ELIDE = 3
 _SENTENCE = re.compile(r"^.{8,60}?[.:](?=\s|$)")
 _TAG = re.compile(r"^<[/\w-]+>$")
 _FENCE = re.compile(r"^(`{3,}|<(?:source|code|pre|codeblock|sourcecode)>)[\w.+-]*$")
@@ -23,42 +26,93 @@ def name_of(text: str, limit: int = _NAME) -> str:
     return first if len(first) <= limit else first[:limit].rsplit(" ", 1)[0].rstrip(" ,.;:")
 
 
-def changes(old: str, new: str, neighbours: int) -> str | None:
-    """The lines by which `new` differs from `old`, with `neighbours` lines around them, under a line that says where.
+@dataclass(frozen=True, slots=True)
+class File:
+    """A file that a block shows between fences, under a line with its name. `text` is what stands between them."""
 
-    A place inside a fenced file is named by the file and the line in it, any other by the block's first line and the
-    line in the block, as they are numbered now. Without neighbours, a line that is gone may stand for the number. None
-    where the texts are too long to compare.
+    name: str
+    text: str
+    whole: str
+
+
+def split_files(text: str) -> tuple[str, dict[tuple[str, int], File]]:
+    """A block's own words, and its files by name (and number, where two have the same name)."""
+    lines = text.split("\n")
+    prose: list[str] = []
+    files: dict[tuple[str, int], File] = {}
+    seen: Counter[str] = Counter()
+    index = 0
+    while index < len(lines):
+        opened = _FENCE.match(lines[index])
+        end = _closing(lines, index, opened.group(1)) if opened and index and lines[index - 1].strip() else None
+        if end is None:
+            prose.append(lines[index])
+            index += 1
+            continue
+        name = prose.pop().strip()
+        whole = "\n".join(lines[index - 1 : end + 1])
+        files[name, seen[name]] = File(name, "\n".join(lines[index + 1 : end]), whole)
+        seen[name] += 1
+        # The empty line after a file comes and goes with it.
+        index = end + 2 if lines[end + 1 : end + 2] == [""] else end + 1
+    return "\n".join(prose), files
+
+
+def _closing(lines: Sequence[str], opened: int, mark: str) -> int | None:
+    closing = mark.replace("<", "</") if mark.startswith("<") else mark
+    return next((i for i in range(opened + 1, len(lines)) if lines[i].endswith(closing)), None)
+
+
+def changes(old: str, new: str, edited: Callable[[File | None, File], bool] = lambda old, new: False) -> str | None:
+    """The lines by which `new` differs from `old`, under lines that say where.
+
+    A place in a file is named by the file and the line in it, any other by the block's first line and the line in the
+    block's own words, as they are numbered now; a line that is gone and stood there once may stand for the number. Of
+    a run of lines that are gone the first is told, and how many. A file that `edited` knows is only named: the reader
+    made that change, or wrote that file. None where the texts are too long to compare.
     """
+    (before, had), (after, has) = split_files(old), split_files(new)
+    parts = [_hunks(before, after, name_of(new, _SHORT_NAME), prose=True)]
+    if gone := [had[key].name for key in had if key not in has]:
+        parts.append([f"Not there any more: {', '.join(gone)}"])
+    for key, file in has.items():
+        was = had.get(key)
+        if was is None or was.text != file.text:
+            parts.append(_file_changes(was, file, edited(was, file)))
+    told = [part for part in parts if part is not None]
+    return "\n".join(line for part in told for line in part) if len(told) == len(parts) else None
+
+
+def _file_changes(was: File | None, file: File, edited: bool) -> list[str] | None:
+    if edited:
+        return [f"{file.name}: as you {'wrote' if was is None else 'edited'} it above"]
+    if was is None:
+        return [f"New: {file.whole}"]
+    hunks = _hunks(was.text, file.text, file.name)
+    return hunks if hunks is None or len("\n".join(hunks)) < len(file.whole) else [f"Now: {file.whole}"]
+
+
+def _hunks(old: str, new: str, name: str, *, prose: bool = False) -> list[str] | None:
+    """The changed places of a text that is called `name`; in `prose` blank lines that are gone say nothing."""
     before, after = old.split("\n"), new.split("\n")
     head = _common(before, after)
     tail = _common(before[head:][::-1], after[head:][::-1])
-    start = max(0, head - neighbours)
-    a = before[start : min(len(before), len(before) - tail + neighbours)]
-    b = after[start : min(len(after), len(after) - tail + neighbours)]
+    a, b = before[head : len(before) - tail], after[head : len(after) - tail]
     if max(len(a), len(b)) > MAX_LINES:
         return None
-    places = _places(after)
     lines: list[str] = []
-    whole, named = name_of(new, _NAME if neighbours else _SHORT_NAME), ""
-    for group in SequenceMatcher(None, a, b).get_grouped_opcodes(neighbours):
-        first = next(code for code in group if code[0] != "equal")
-        index = min(start + first[3], len(places) - 1)
-        name, number = places[index] or (whole, index + 1)
-        gone = a[first[1] : first[2]]
-        if not neighbours and gone and before.count(gone[0]) == 1:
-            # A line that stood there once says where.
-            lines.append("@@" if name == named else f"{name}:")
-        else:
-            lines.append(f"line {number}:" if name == named else f"{name}, line {number}:")
-        named = name
-        for kind, a1, a2, b1, b2 in group:
-            if kind == "equal":
-                lines += (f" {line}" for line in a[a1:a2])
-            else:
-                lines += (f"-{line}" for line in a[a1:a2])
-                lines += (f"+{line}" for line in b[b1:b2])
-    return "\n".join(lines)
+    for kind, a1, a2, b1, b2 in SequenceMatcher(None, a, b).get_opcodes():
+        if kind == "equal":
+            continue
+        gone, more = a[a1:a2], []
+        if len(gone) >= _ELIDE:
+            first = next((line for line in gone if line.strip()), gone[0]) if prose else gone[0]
+            gone, more = [first], [f"(-{len(gone) - 1} more lines)"]
+        place = f"line {head + b1 + 1}" if not gone or before.count(gone[0]) > 1 else ""
+        title = ", ".join(part for part in ("" if lines else name, place) if part)
+        lines += [f"{title}:" if title else "@@", *(f"-{line}" for line in gone), *more]
+        lines += (f"+{line}" for line in b[b1:b2])
+    return lines
 
 
 def _common(a: Sequence[str], b: Sequence[str]) -> int:
@@ -69,23 +123,3 @@ def _common(a: Sequence[str], b: Sequence[str]) -> int:
             break
         count += 1
     return count
-
-
-def _places(lines: Sequence[str]) -> list[tuple[str, int] | None]:
-    """For every line the fenced file in which it stands and its number there."""
-    places: list[tuple[str, int] | None] = []
-    closing, name, number = "", "", 0
-    for index, line in enumerate(lines):
-        if closing:
-            number += 1
-            places.append((name, number))
-            if line.endswith(closing):
-                closing = ""
-            continue
-        opened = _FENCE.match(line)
-        places.append(None)
-        if opened is not None and index and lines[index - 1].strip():
-            mark = opened.group(1)
-            closing = mark.replace("<", "</") if mark.startswith("<") else mark
-            name, number = name_of(lines[index - 1]), 0
-    return places

@@ -11,17 +11,11 @@ from dataclasses import dataclass, replace
 from start_llm.core.messages import Message, Tool
 from start_llm.prompt.canonical import Facts
 from start_llm.prompt.clock import SLOT, date_line
-from start_llm.prompt.textdiff import changes as text_changes
+from start_llm.prompt.notes import Change, Patcher, Slot, patched, told_by, with_note
 from start_llm.prompt.textdiff import name_of
 from start_llm.prompt.toolorder import ToolOrder
-from start_llm.prompt.turns import Record, Shown, Told
-from start_llm.prompt.volatile import Field
+from start_llm.prompt.turns import Record, Shown
 
-NOTE_OPEN = "<update-note>"
-NOTE_CLOSE = "</update-note>"
-_NOTE_INTRO = "Changed since first shown above; these are current:"
-_DIFF_INTRO = "Changed above (diff):"
-_MOVED_INTRO = "Newer than what is shown above; trust this instead (diff):"
 _SHORT = 400
 
 
@@ -48,37 +42,17 @@ class View:
     strict: bool = False
 
 
-@dataclass(slots=True)
-class _Change:
-    told: Told
-    line: str
-
-
 def _reminder_slot(text: str) -> str:
     return "reminder:" + hashlib.sha256(text.strip().encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
 @dataclass(frozen=True, slots=True)
-class _Slot:
-    """A field of a request: its name through all requests, its value, and the line that tells it in a note."""
-
-    name: str
-    value: str
-    line: str
-    field: Field
-
-    @property
-    def kind(self) -> str:
-        return self.name.partition(":")[0]
-
-
-@dataclass(frozen=True, slots=True)
 class _Seen:
     entry: Entry
-    slots: tuple[_Slot, ...] = ()
+    slots: tuple[Slot, ...] = ()
 
     @property
-    def whole(self) -> _Slot | None:
+    def whole(self) -> Slot | None:
         """The block that moves, if the message is nothing else."""
         return next((slot for slot in self.slots if slot.kind == "moving" and not self.entry.facts.counts), None)
 
@@ -94,32 +68,22 @@ def _read(entries: Sequence[Entry]) -> list[_Seen]:
     return seen
 
 
-def _slots(facts: Facts, position: int, moved: Counter[str]) -> list[_Slot]:
+def _slots(facts: Facts, position: int, moved: Counter[str]) -> list[Slot]:
     """The fields of the message at chain `position`; `moved` counts the moving blocks before it."""
     result = []
     counts: dict[str, int] = {}
     for field in facts.fields:
         rule, value = field.rule, field.text.strip()
         if rule.kind in ("reminder", "transient"):
-            result.append(_Slot(_reminder_slot(value), value, value, field))
+            result.append(Slot(_reminder_slot(value), value, value, field))
         elif rule.kind == "moving":
-            result.append(_Slot(f"moving:{rule.name}:{moved[rule.name]}", value, value, field))
+            result.append(Slot(f"moving:{rule.name}:{moved[rule.name]}", value, value, field))
             moved[rule.name] += 1
         else:
             number = counts.get(rule.name, 0)
             counts[rule.name] = number + 1
-            result.append(_Slot(f"{rule.kind}:{position}:{rule.name}:{number}", value, field.line, field))
+            result.append(Slot(f"{rule.kind}:{position}:{rule.name}:{number}", value, field.line, field))
     return result
-
-
-def _told(slots: Sequence[_Slot]) -> tuple[Told, ...]:
-    told = [(slot.name, slot.value) for slot in slots]
-    return (*told, *((_patched(slot.name), "0") for slot in slots if slot.kind == "moving"))
-
-
-def _patched(slot: str) -> str:
-    """The slot that counts the characters of changes told since a block was shown whole."""
-    return f"patched:{slot}"
 
 
 def _definition(tool: Tool) -> str:
@@ -137,7 +101,7 @@ def _shown_from(seen: Sequence[_Seen], telemetry: bool = False) -> list[Shown]:
         entry, facts = item.entry, item.entry.facts
         message = entry.message if telemetry else facts.shown
         if not (facts.shown is not entry.message and not message.content.strip() and not facts.counts):
-            result.append(Shown(message, entry.link, _told(item.slots), facts.transient, facts.digest))
+            result.append(Shown(message, entry.link, told_by(item.slots), facts.transient, facts.digest))
     return result
 
 
@@ -165,10 +129,11 @@ def append_only(
     known, rest = seen[:matched], seen[matched:]
     full = depth == len(base.chain)
     after = _after(base, depth)
-    while after and rest and _stays(rest[0], after[0], _fold(old)):
+    later = [item.entry.message.content for item in rest if item.entry.link and item.entry.message.role == "assistant"]
+    while after and rest and _stays(rest[0], after[0], Patcher([*old, after[0]], later)):
         old.append(after.pop(0))
         known.append(rest.pop(0))
-    while after and _moves(rest, after[0], _fold(old)):
+    while after and _moves(rest, after[0], Patcher([*old, after[0]], later)):
         old.append(after.pop(0))
         if after and after[0].message.role == "assistant":
             old.append(after.pop(0))
@@ -176,8 +141,9 @@ def append_only(
         old += [shown for shown in after if not shown.transient]
     spoke = continues or any(shown.message.role == "assistant" for shown in old)
     told = _fold(old)
-    changes = [*_date_change(dates, told), *_field_changes(known, told)]
-    rest = _settled(rest, told, old, changes)
+    patcher = Patcher(tuple(old), later)
+    changes = [*_date_change(dates, told), *_field_changes(known, told, patcher)]
+    rest = _settled(rest, told, patcher, changes)
     changes += _gone(seen, known, told)
     if spoke and (base.tools or not tools):
         head = base.tools
@@ -188,7 +154,9 @@ def append_only(
     new = _shown_from(rest)
     if not changes:
         return View((*old, *new), tuple(head), (), len(old))
-    return _with_note([*old, *new], tuple(head), changes, len(old))
+    shown = [*old, *new]
+    place, lines = with_note(shown, changes)
+    return View(tuple(shown), tuple(head), lines, min(len(old), place))
 
 
 def _old_shown(base: Record, depth: int) -> list[Shown]:
@@ -235,63 +203,48 @@ def _fold(shown: Sequence[Shown]) -> dict[str, str]:
     return told
 
 
-def _date_change(dates: tuple[str, str], told: dict[str, str]) -> list[_Change]:
+def _date_change(dates: tuple[str, str], told: dict[str, str]) -> list[Change]:
     printed, present = dates
     if told.get(SLOT, printed) == present:
         return []
     told[SLOT] = present
-    return [_Change((SLOT, present), date_line(present))]
+    return [Change((SLOT, present), date_line(present))]
 
 
-def _stays(seen: _Seen, shown: Shown, told: dict[str, str]) -> bool:
+def _stays(seen: _Seen, shown: Shown, patcher: Patcher) -> bool:
     """A message that does not count stands where it was shown, word for word or as a block whose changes are told."""
     if seen.entry.facts.counts:
         return False
     if seen.entry.facts.shown == shown.message:
         return True
     block, was = seen.whole, dict(shown.told)
-    return block is not None and bool(was.get(block.name)) and bool(_patch(block, told | was))
+    return block is not None and bool(was.get(block.name)) and bool(patcher.patch(block, _fold(patcher.shown)))
 
 
-def _moves(rest: Sequence[_Seen], shown: Shown, told: dict[str, str]) -> bool:
+def _moves(rest: Sequence[_Seen], shown: Shown, patcher: Patcher) -> bool:
     """A block at the end of what is known comes later in the request, the same or with changes that can be told."""
-    was = dict(shown.told)
+    was, told = dict(shown.told), _fold(patcher.shown)
     slots = [slot for item in rest for slot in item.slots if slot.kind == "moving" and was.get(slot.name)]
-    return bool(slots) and all(was[slot.name] == slot.value or _patch(slot, told | was) for slot in slots)
+    return bool(slots) and all(was[slot.name] == slot.value or patcher.patch(slot, told) for slot in slots)
 
 
-def _patch(slot: _Slot, told: dict[str, str]) -> list[_Change]:
-    """What changed in a block since it was told, as lines; nothing where telling the whole block is better."""
-    old, size = told.get(slot.name), len(slot.value)
-    if not old or "\n" not in slot.value or slot.kind not in ("context", "moving"):
-        return []
-    text = text_changes(old, slot.value, 2 if slot.kind == "moving" else 0)
-    if text is None or len(text) >= (0.9 * size if slot.kind == "moving" else size):
-        return []
-    # Changes to changes add up: a reader should not have to apply more of them than the block is long.
-    spent = int(told.get(_patched(slot.name), "0")) + len(text)
-    if spent >= size:
-        return []
-    return [_Change((slot.name, slot.value), text), _Change((_patched(slot.name), str(spent)), text)]
-
-
-def _field_changes(known: Sequence[_Seen], told: dict[str, str]) -> list[_Change]:
+def _field_changes(known: Sequence[_Seen], told: dict[str, str], patcher: Patcher) -> list[Change]:
     """What differs in messages that are shown as before; `told` is kept up to date."""
-    changes: list[_Change] = []
+    changes: list[Change] = []
     for slot in (slot for item in known for slot in item.slots):
         if told.get(slot.name) == slot.value:
             continue
-        new = _patch(slot, told) or [_Change((slot.name, slot.value), slot.line)]
-        if len(new) == 1 and told.get(_patched(slot.name), "0") != "0":
-            new.append(_Change((_patched(slot.name), "0"), slot.line))
+        new = patcher.patch(slot, told) or [Change((slot.name, slot.value), slot.line)]
+        if len(new) == 1 and told.get(patched(slot.name), "0") != "0":
+            new.append(Change((patched(slot.name), "0"), slot.line))
         told.update(change.told for change in new)
         changes += new
     return changes
 
 
-def _settled(rest: Sequence[_Seen], told: dict[str, str], old: Sequence[Shown], changes: list[_Change]) -> list[_Seen]:
+def _settled(rest: Sequence[_Seen], told: dict[str, str], patcher: Patcher, changes: list[Change]) -> list[_Seen]:
     """New messages without the moving blocks that the model knows; what changed in those is added to `changes`."""
-    head = [shown.message.content for shown in old if shown.message.role == "system"]
+    head = [shown.message.content for shown in patcher.shown if shown.message.role == "system"]
     result: list[_Seen] = []
     dropped = False
     for item in rest:
@@ -308,15 +261,17 @@ def _settled(rest: Sequence[_Seen], told: dict[str, str], old: Sequence[Shown], 
             if slot.kind != "moving":
                 continue
             was = told.get(slot.name)
-            same = slot.value == was or (was is None and any(slot.value in text for text in head))
-            patch = [] if same else _patch(slot, told)
-            told.update(_told([slot]) if not patch else (change.told for change in patch))
+            in_head = any(slot.value in text for text in head)
+            same = slot.value == was or (was is None and in_head)
+            patch = [] if same else patcher.patch(slot, told)
+            told.update(told_by([slot]) if not patch else (change.told for change in patch))
             changes += patch
             if same or patch:
                 settled += 1
-                brief = len(slot.value) <= _SHORT and entry.message.role != "tool"
+                # What the system text says holds anyway; a tool's answer does not become empty.
+                brief = (in_head or len(slot.value) <= _SHORT) and entry.message.role != "tool"
                 mention = "" if brief else f"[As above: {name_of(slot.value)}]"
-                content = content.replace(slot.field.text, mention, 1)
+                content = content.replace(slot.field.text, mention, 1).rstrip("\n")
         dropped = not entry.facts.counts and 0 < settled == len(item.slots)
         if settled and not dropped:
             facts = replace(entry.facts, shown=replace(entry.facts.shown, content=content))
@@ -326,7 +281,7 @@ def _settled(rest: Sequence[_Seen], told: dict[str, str], old: Sequence[Shown], 
     return result
 
 
-def _gone(seen: Sequence[_Seen], known: Sequence[_Seen], told: dict[str, str]) -> list[_Change]:
+def _gone(seen: Sequence[_Seen], known: Sequence[_Seen], told: dict[str, str]) -> list[Change]:
     """Blocks that the request does not have any more, though the part of it that they stood in is there."""
     present = {slot.name for item in seen for slot in item.slots}
     position = sum(item.entry.facts.counts for item in known)
@@ -336,11 +291,11 @@ def _gone(seen: Sequence[_Seen], known: Sequence[_Seen], told: dict[str, str]) -
         left = kind == "moving" or (kind == "context" and int(rest.split(":")[0]) < position)
         if left and value and slot not in present:
             told[slot] = ""
-            changes.append(_Change((slot, ""), f"No longer part of the conversation's context: {name_of(value)}"))
+            changes.append(Change((slot, ""), f"No longer part of the conversation's context: {name_of(value)}"))
     return changes
 
 
-def _tool_changes(tools: Sequence[Tool], head: Sequence[Tool], told: dict[str, str]) -> list[_Change]:
+def _tool_changes(tools: Sequence[Tool], head: Sequence[Tool], told: dict[str, str]) -> list[Change]:
     """What the model must be told about its tools; `head` are those in the prompt's head."""
     known = {tool.name: _definition(tool) for tool in head}
     known.update({slot[5:]: value for slot, value in told.items() if slot.startswith("tool:")})
@@ -349,29 +304,7 @@ def _tool_changes(tools: Sequence[Tool], head: Sequence[Tool], told: dict[str, s
     for name, definition in now.items():
         if known.get(name) != definition:
             word = "This tool has changed" if known.get(name) else "This tool is now available too"
-            changes.append(_Change((f"tool:{name}", definition), f"{word}: {definition}"))
+            changes.append(Change((f"tool:{name}", definition), f"{word}: {definition}"))
     gone = [name for name, definition in known.items() if definition and name not in now]
     line = f"No longer available, do not call: {', '.join(gone)}"
-    return changes + [_Change((f"tool:{name}", ""), line) for name in gone]
-
-
-def _with_note(shown: list[Shown], tools: tuple[Tool, ...], changes: list[_Change], matched: int) -> View:
-    lines: list[str] = []
-    for change in changes:
-        if change.line not in lines:
-            lines.append(change.line)
-    diffs = [change.told[0] for change in changes if change.told[0].startswith("patched:") and change.told[1] != "0"]
-    intro = _DIFF_INTRO if diffs else _NOTE_INTRO
-    if any(slot.startswith(_patched("moving:")) for slot in diffs):
-        intro = _MOVED_INTRO
-    note = "\n".join([NOTE_OPEN, intro, *lines, NOTE_CLOSE])
-    places = [index for index, item in enumerate(shown) if item.message.role in ("user", "tool") and not item.transient]
-    told = tuple(change.told for change in changes)
-    if not places:
-        shown.append(Shown(Message("user", note), None, told))
-        return View(tuple(shown), tools, tuple(lines), matched)
-    place = places[-1]
-    target = shown[place]
-    content = f"{target.message.content}\n\n{note}" if target.message.content else note
-    shown[place] = replace(target, message=replace(target.message, content=content), told=(*target.told, *told))
-    return View(tuple(shown), tools, tuple(lines), min(matched, place))
+    return changes + [Change((f"tool:{name}", ""), line) for name in gone]

@@ -11,7 +11,8 @@ A rule finds a field in a message's text, a line or a block of lines at a time. 
 | transient | nothing (the whole message) | shown where the client puts it, gone the next time |
 | moving | nothing | where the client moves it to, it is left out if it was shown; a note tells what changed in it |
 
-A ``moving`` block that takes a whole message may have a reply, an assistant message right behind it that goes with it.
+A ``moving`` or ``reminder`` block that takes a whole message may have a reply, an assistant message right behind it
+that goes with it.
 """
 
 from __future__ import annotations
@@ -43,9 +44,9 @@ class Rule:
     Attributes:
         pattern: matches within one line. With a group named ``value`` only that group is volatile.
         end: the block runs from the match of `pattern` to the match of `end`, on the same or a later line.
-            A block of the kind ``moving`` without it runs to the end of the message.
+            A block of the kind ``moving``, or with a `reply`, runs to the end of the message without it.
         tail: lines that directly follow the block and match this belong to it.
-        reply: the whole text of the assistant message that belongs to a ``moving`` block.
+        reply: the whole text of the assistant message that the client puts behind the block.
         where: roles of the messages it applies to.
         marker: stands for the field in the canonical form.
     """
@@ -152,6 +153,15 @@ BUILT_IN = (
         r"^# \*SEARCH/REPLACE block\* Rules:$|^# V4A Diff Format Rules:$|^# File editing rules:$"
         r"|^To suggest changes to a file you MUST return the entire content of the updated file\.$",
     ),
+    _rule(
+        "aider_outcome",
+        "reminder",
+        "user",
+        # The conversation that aider restores from its file is without them.
+        r"\AI committed the changes with git hash [0-9a-f]+ & commit msg: .*$|\AI updated the files\.$"
+        r"|\AI edited the files myself\.$|\AI didn't see any properly formatted edits in your reply\?!$",
+        reply=r"Ok\.",
+    ),
     _rule("system_reminder", "reminder", "system user tool", r"<system-reminder>", end=r"</system-reminder>"),
     _rule("billing_header", "telemetry", "system user", r"^[ \t]*x-anthropic-billing-header:.*$"),
     _rule(
@@ -250,7 +260,7 @@ def _candidates(rule: Rule, text: str) -> Iterator[tuple[int, int]]:
                 continue
             yield match.start(), end
             position = max(position, end)
-        elif rule.kind == "moving":
+        elif rule.kind == "moving" or rule.reply is not None:
             yield match.start(), len(text)
             return
         elif "value" in rule.pattern.groupindex:
@@ -342,8 +352,8 @@ def _parse(table: Any, where: str) -> Rule:
         raise RuleError(f"{where}: marker={marker!r}: must be text")
     if parts["tail"] is not None and parts["end"] is None:
         raise RuleError(f"{where}: tail needs end")
-    if parts["reply"] is not None and kind != "moving":
-        raise RuleError(f"{where}: reply is for the kind moving")
+    if parts["reply"] is not None and kind not in ("moving", "reminder"):
+        raise RuleError(f"{where}: reply is for the kinds moving and reminder")
     if marker and kind == "moving":
         raise RuleError(f"{where}: marker={marker!r}: the kind moving has none")
     pattern = parts["pattern"]

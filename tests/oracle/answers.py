@@ -1,6 +1,7 @@
 """What the oracle says: a function of the tokens that it sees. Copied into the checkpoint as `oracle_answers.py`.
 
-Cues, in the text of user messages (tool responses are not read for cues):
+A system text with ``[[say: text]]`` is answered with the text. All other cues stand in the text of user messages (tool
+responses are not read for cues):
 
 - ``[[script]]raw 1[[next]]raw 2[[end]]``: the k-th assistant turn after that message is the k-th raw text, verbatim,
   with ``{truth}`` and ``{find: text}`` replaced as below. When the script has run out: ``Done.``, if no cue follows.
@@ -30,6 +31,7 @@ MISMATCH = "!!STATE MISMATCH: "
 FILLER = " the"
 MEMO_LIMIT = 4096
 
+SAY = re.compile(r"\[\[say: (.*?)\]\]")
 SCRIPT = re.compile(r"\[\[script\]\](.*?)\[\[end\]\]", re.DOTALL)
 FIND = re.compile(r"\[\[find: (.*?)\]\]", re.DOTALL)
 INLINE_FIND = re.compile(r"\{find: (.*?)\}", re.DOTALL)
@@ -64,17 +66,20 @@ def find(messages: list[tuple[str, str]], text: str) -> str:
 
 def compose(messages: list[tuple[str, str]], fingerprint: str) -> str:
     """The answer to a conversation."""
-    said = [TOOL_RESPONSE.sub("", body) if role == "user" else "" for role, body in messages]
-    scripted = max((i for i, body in enumerate(said) if SCRIPT.search(body)), default=-1)
+    for role, body in messages:
+        if role == "system" and (said := SAY.search(body)):
+            return str(said[1])
+    asks = [TOOL_RESPONSE.sub("", body) if role == "user" else "" for role, body in messages]
+    scripted = max((i for i, body in enumerate(asks) if SCRIPT.search(body)), default=-1)
     turns = [i for i, (role, _) in enumerate(messages) if role == "assistant"]
     if scripted >= 0:
-        texts = SCRIPT.findall(said[scripted])[-1].split("[[next]]")
+        texts = SCRIPT.findall(asks[scripted])[-1].split("[[next]]")
         k = sum(i > scripted for i in turns)
         if k < len(texts):
             raw = texts[k].replace("{truth}", fingerprint)
             return INLINE_FIND.sub(lambda match: find(messages, match[1]), raw)
     current = messages[turns[-1] + 1 :] if turns else messages
-    asked = "\n".join(SCRIPT.sub("", body) for body in said[len(messages) - len(current) :])
+    asked = "\n".join(SCRIPT.sub("", body) for body in asks[len(messages) - len(current) :])
     parts = [fingerprint] if "[[truth]]" in asked else []
     if wanted := FIND.findall(asked):
         parts.append("find: " + " ".join(find(messages, text) for text in wanted))

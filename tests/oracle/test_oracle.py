@@ -73,6 +73,14 @@ def test_script_answers_turn_by_turn(oracle: Oracle) -> None:
     assert oracle.say(messages) == "again"
 
 
+def test_a_system_text_may_say_the_answer(oracle: Oracle) -> None:
+    messages = [
+        {"role": "system", "content": "Write a title. [[say: A title]]"},
+        {"role": "user", "content": "Go. " + script("Something else")},
+    ]
+    assert text(oracle, oracle.generate(oracle.prompt(messages))) == "A title"
+
+
 def test_a_scripted_turn_comes_back_with_the_same_tokens(oracle: Oracle) -> None:
     """What the template makes of a parsed answer equals what was generated."""
     question = [{"role": "user", "content": script(CALL)}]

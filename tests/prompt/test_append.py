@@ -12,7 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from start_llm.core.messages import Message
-from start_llm.prompt.view import NOTE_OPEN
+from start_llm.prompt.notes import NOTE_OPEN
 from tests.prompt.client import BASH, EDIT, READ, Client, pipeline, request, say
 from tests.prompt.models import TEMPLATES, model
 
@@ -352,14 +352,14 @@ class Aider:
         self.spoken: tuple[int, ...] = ()
         self.text = ""
 
-    def turn(self, words: str, code: str | None, rules: str = RULES_OF_EDITS) -> bool:
+    def turn(self, words: str, code: str | None, rules: str = RULES_OF_EDITS, answer: str = "") -> bool:
         """Whether the prompt goes on where the model had stopped."""
         files = [] if code is None else [Message("user", FILES.format(code)), REPLY]
         client = Client(self.family, self.pipe, tools=(), messages=[*self.history, *files])
         self.prepared = client.ask(Message("user", words + rules))
         goes_on = self.prepared.prompt.tokens[: len(self.spoken)] == self.spoken
         self.text = decoded(client)[len(model(self.family)[1].decode(self.spoken)) if goes_on else 0 :]
-        self.spoken = client.answer(say(f"Done: {words}", None))
+        self.spoken = client.answer(say(answer or f"Done: {words}", None))
         self.history += [Message("user", words), client.messages[-1]]
         return goes_on
 
@@ -378,18 +378,58 @@ def test_what_changed_in_the_files_is_told_with_its_place():
     aider = Aider()
     aider.turn("First", CODE)
     assert aider.turn("Second", CODE.replace("line 7\n", "LINE 7\n"))
-    assert aider.prepared.notes == ("a.py, line 8:\n line 5\n line 6\n-line 7\n+LINE 7\n line 8\n line 9",)
+    assert aider.prepared.notes == ("a.py:\n-line 7\n+LINE 7",)
     assert aider.turn("Third", CODE.replace("line 7\n", "LINE 7\n")) and aider.prepared.notes == ()
     assert aider.turn("Fourth", CODE) and "-LINE 7\n+line 7" in aider.text
 
 
-def test_files_that_changed_much_are_shown_again_where_the_client_puts_them():
+def test_a_file_that_changed_altogether_is_told_whole():
     aider = Aider()
     aider.turn("First", CODE)
     assert aider.turn("Second", CODE.replace("line", "row"))
-    assert aider.prepared.notes == ()
-    assert aider.text.index("row 19") < aider.text.index(REPLY.content) < aider.text.index("Second")
+    assert "Now: a.py" in aider.text and "row 19" in aider.text and REPLY.content not in aider.text
     assert aider.turn("Third", CODE.replace("line", "row")) and "row 19" not in aider.text
+
+
+def test_after_many_changes_files_are_shown_again_where_the_client_puts_them():
+    aider = Aider()
+    aider.turn("First", CODE)
+    for number in range(20):
+        code = CODE.replace("line 1\n", f"{number} {'x' * 60}\n")
+        assert aider.turn(f"More {number}", code) and f"{number} xxx" in aider.text
+        if not aider.prepared.notes:
+            break
+    assert 3 < number < 19
+    assert aider.text.index(f"{number} xxx") < aider.text.index(REPLY.content) < aider.text.index(f"More {number}")
+    assert aider.turn("Last", code) and "xxx" not in aider.text
+
+
+BLOCK = "Done.\n\n{}\n```python\n<<<<<<< SEARCH\n{}=======\n{}>>>>>>> REPLACE\n```"
+
+
+def test_an_edit_of_the_models_own_is_named_and_not_repeated():
+    aider = Aider()
+    aider.turn("First", CODE, answer=BLOCK.format("a.py", "line 7\n", "LINE 7\n"))
+    assert aider.turn("Second", CODE.replace("line 7\n", "LINE 7\n"), answer="Words.")
+    assert aider.prepared.notes == ("a.py: as you edited it above",)
+    assert "<update>\na.py: as you edited it above\n</update>" in aider.text
+    # Somebody else's edit comes on top of an own one: then all of it is told.
+    aider.turn("Third", CODE.replace("line 7\n", "LINE 7\n"), answer=BLOCK.format("a.py", "line 3\n", ""))
+    assert aider.turn("Fourth", CODE.replace("line 7\n", "LINE 7\n").replace("line 3\n", "mine\n"))
+    assert aider.prepared.notes == ("a.py:\n-line 3\n+mine",)
+
+
+def test_what_aider_says_of_its_commits_may_go():
+    """A conversation restored from the history file has none of it; what was shown stays."""
+    aider = Aider()
+    aider.turn("First", CODE)
+    aider.history += [
+        Message("user", "I committed the changes with git hash 840fad6 & commit msg: fix: more\n\n- x"),
+        Message("assistant", "Ok."),
+    ]
+    assert aider.turn("Second", CODE) and "840fad6" in aider.text
+    aider.history = [item for item in aider.history if "840fad6" not in item.content and item.content != "Ok."]
+    assert aider.turn("Third", CODE) and aider.prepared.notes == ()
 
 
 def test_files_and_rules_that_go_and_come_are_told():
@@ -442,11 +482,6 @@ def test_the_files_can_be_told_from_what_was_shown(family, files):
         everything = "\n".join(shown)
         for line in (code or "").split("\n"):
             assert line in everything
-        if code is not None and before is not None and FILES.format(code) not in aider.text:
-            for line in set(before.split("\n")) - set(code.split("\n")):
-                assert f"-{line}" in aider.text
-            for line in set(code.split("\n")) - set(before.split("\n")):
-                assert f"+{line}" in aider.text
         if code is None and before is not None:
             assert "No longer part" in aider.text
         before = code

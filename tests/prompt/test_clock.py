@@ -10,9 +10,9 @@ import pytest
 from start_llm.core.messages import Message
 from start_llm.prompt.clock import SLOT
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
+from start_llm.prompt.notes import NOTE_OPEN
 from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.turndb import TurnDB
-from start_llm.prompt.view import NOTE_OPEN
 from start_llm.prompt.volatile import Rules
 from tests.prompt.client import Client, request, say, settings
 from tests.prompt.models import EOS, TEMPLATES, fast_tokenizer, model

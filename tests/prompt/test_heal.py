@@ -93,3 +93,22 @@ def test_only_a_leading_block_is_embedded_thinking():
     assert split_embedded("<think>\na\n</think>\n\nb") == ("a", "b")
     assert split_embedded("b <think>a</think>") == (None, "b <think>a</think>")
     assert split_embedded("<think>never closed") == (None, "<think>never closed")
+
+
+FILED = say("Here.\n\n# Title\n\n> quoted\ntext", "It\nsubtracts.")
+MARK = "thinking-content-7bbeb8e1441453ad999a0bbba8a46d4b"
+KEPT = f"\n<{MARK}>\n\n{{}}\n\n</{MARK}>\n\nHere.\n\n"
+
+
+def test_an_answer_in_aiders_history_file_is_known_in_its_own_conversation():
+    store = HealingStore(capacity=2)
+    store.put(PARENT, FILED)
+    turn = store.from_file(PARENT, [KEPT.format("It\nsubtracts."), "text\n\n"])
+    assert turn is not None and (turn.content, turn.reasoning) == (FILED.content, FILED.reasoning)
+    assert store.from_file(PARENT, ["Here.\n\ntext  \n"]) == turn
+    assert store.from_file(PARENT, [KEPT.format("It adds."), "text"]) is None
+    assert store.from_file(PARENT, ["Here.\n", "other text"]) is None
+    assert store.from_file(b"another", ["Here.\n\ntext\n"]) is None
+    for number in range(2):
+        store.put(PARENT, say(f"More {number}"))
+    assert store.from_file(PARENT, ["Here.\n\ntext\n"]) is None

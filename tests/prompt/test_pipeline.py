@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from start_llm.core.errors import BadRequest
@@ -255,3 +257,41 @@ def test_side_requests_and_sessions():
     title = pipe.prepare(request([SYSTEM, Message("user", "Title?")]), thinking=False)
     assert title.one_shot and title.session != first.session
     assert pipe.prepare(request([SYSTEM, Message("user", "Hello")], session="mine"), thinking=False).session == "mine"
+
+
+def filed(text: str) -> str:
+    """A user's words as aider writes them into its history file, and reads them back."""
+    return "".join(f"{line}  \n" for line in text.rstrip().splitlines())
+
+
+@pytest.mark.parametrize("words", ["Do it", "Do it.\n\n  def f():\n    pass", "Do it\n"])
+def test_a_conversation_read_back_from_a_file_is_the_same_one(words):
+    pipe = pipeline("qwen35")
+    client = Client("qwen35", pipe, tools=())
+    client.ask(Message("system", "You edit."), Message("user", words))
+    client.answer(say("Here.\n\n# Title\n> quoted\nx = 1", "It subtracts."))
+    client.ask(Message("user", "And then?"))
+    spoken = client.answer(say("Nothing."))
+    restored = [
+        Message("system", "You edit."),
+        Message("user", filed(words)),
+        Message("assistant", "\nHere.\n\n"),
+        Message("assistant", "x = 1\n\n"),
+        Message("user", filed("And then?")),
+        Message("assistant", "\nNothing.\n\n"),
+    ]
+    later = Client("qwen35", pipe, tools=(), messages=restored)
+    prepared = later.ask(Message("user", "Go on"))
+    assert prepared.prompt.tokens[: len(spoken)] == spoken
+    # Other words are other words.
+    changed = [replace(item, content=item.content.replace("x = 1", "x = 2")) for item in restored]
+    other = Client("qwen35", pipe, tools=(), messages=changed).ask(Message("user", "Go on"))
+    text = model("qwen35")[1].decode(other.prompt.tokens)
+    assert "x = 2" in text and "x = 1" not in text
+
+
+def test_an_unknown_conversation_read_from_a_file_is_shown_as_it_is():
+    words = [Message("user", filed("Do it")), Message("assistant", "A\n"), Message("assistant", "B\n")]
+    prepared = pipeline("chatml").prepare(request([*words, Message("user", "Go on")]), thinking=False)
+    text = model("chatml")[1].decode(prepared.prompt.tokens)
+    assert "Do it  \n" in text and text.index("A\n") < text.index("B\n")

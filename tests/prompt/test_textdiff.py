@@ -2,41 +2,71 @@
 
 from __future__ import annotations
 
+import re
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.prompt.textdiff import MAX_LINES, changes, name_of
+from start_llm.prompt.textdiff import MAX_LINES, changes, name_of, split_files
 
-FILES = "Some files follow.\n\na.py\n```\none\ntwo\nthree\nfour\nfive\n```\n\nb.py\n```python\none\ntwo\n```"
+A, B = "a.py\n```\none\ntwo\nthree\nfour\nfive\n```", "b.py\n```python\none\ntwo\n```"
+FILES = f"Some files follow.\n\n{A}\n\n{B}\n\nThat is all."
 
 
 def test_a_place_in_a_file_is_named_by_the_file_and_its_line():
-    text = changes(FILES, FILES.replace("three", "3"), 1)
-    assert text == "a.py, line 3:\n two\n-three\n+3\n four"
+    assert changes(FILES, FILES.replace("three", "3\n3")) == "a.py:\n-three\n+3\n+3"
+    assert changes(FILES, FILES.replace("three\n", "three\n\n")) == "a.py, line 4:\n+"
 
 
 def test_each_place_is_named():
-    new = FILES.replace("\none\ntwo\n```", "\none\n2\n```").replace("four", "4")
-    text = changes(FILES, new, 0)
-    assert text == "a.py:\n-four\n+4\nb.py, line 2:\n-two\n+2"
+    new = FILES.replace("\none\ntwo\n```", "\none\n2\n```").replace("four", "4").replace("one\ntwo\nt", "1\ntwo\nt")
+    assert changes(FILES, new) == "a.py:\n-one\n+1\n@@\n-four\n+4\nb.py:\n-two\n+2"
 
 
-def test_without_neighbours_a_line_that_stood_there_once_is_place_enough():
+def test_a_line_that_stood_there_once_is_place_enough():
     old = "Tree of it.\nx\nx\nlast"
-    assert changes(old, old.replace("last", "end"), 0) == "Tree of it:\n-last\n+end"
-    assert changes(old, "Tree of it.\nx\nnew\nx\nlast", 0) == "Tree of it, line 3:\n+new"
+    assert changes(old, old.replace("last", "end")) == "Tree of it:\n-last\n+end"
+    assert changes(old, "Tree of it.\nx\nnew\nx\nlast") == "Tree of it, line 3:\n+new"
+
+
+def test_files_come_and_go_whatever_their_order():
+    a, b = "a.py\n```\n1\n```\n", "b.py\n```\n2\n```\n"
+    head = "Some files follow.\n\n"
+    assert changes(f"{head}{a}\n{b}", f"{head}{b}\n{a}") == ""
+    assert changes(head + a, f"{head}{b}\n{a}") == "New: b.py\n```\n2\n```"
+    assert changes(f"{head}{a}\n{b}", head + b) == "Not there any more: a.py"
+
+
+def test_a_file_that_changed_altogether_is_told_whole():
+    assert changes(FILES, FILES.replace("one\ntwo\n```", "1\n2\n3\n```")) == "Now: b.py\n```python\n1\n2\n3\n```"
+
+
+def test_a_file_that_the_reader_edited_is_named():
+    new = FILES.replace("three", "3").replace("That", "c.py\n```\n9\n```\n\nThat")
+    text = changes(FILES, new, lambda was, now: (was is None) or now.text.startswith("one\ntwo\n3"))
+    assert text == "a.py: as you edited it above\nc.py: as you wrote it above"
+
+
+def test_of_lines_that_are_gone_the_first_is_told():
+    old = "Map.\n\na:\n one\n two\n\nb:\n three\n four"
+    assert changes(old, "Map.\n\na:\n one\n two") == "Map.:\n-b:\n(-3 more lines)"
 
 
 def test_other_fences_close_with_their_own_marks():
     old = "Files\n\na.md\n````\n```\nx\n```\ny\n````\n\nb.py\n<source>\nz\n</source>"
-    assert changes(old, old.replace("\ny", "\nY"), 0) == "a.md:\n-y\n+Y"
-    assert changes(old, old.replace("z", "Z"), 0) == "b.py:\n-z\n+Z"
+    assert changes(old, old.replace("\ny", "\nY")) == "a.md:\n-y\n+Y"
+    assert split_files(old)[1]["b.py", 0].text == "z"
+
+
+def test_a_fence_that_is_not_closed_is_no_file():
+    assert split_files("Files\n\na.md\n```\nx") == ("Files\n\na.md\n```\nx", {})
+    assert changes("Files\n\na.md\n```\nx", "Files\n\na.md\n```\ny") == "Files:\n-x\n+y"
 
 
 def test_texts_too_long_to_compare_have_no_changes():
     long = "\n".join(f"line {n}" for n in range(MAX_LINES + 10))
-    assert changes("head\n" + long, "head\n" + long.replace("line", "row"), 1) is None
-    assert changes("head\n" + long, "hand\n" + long, 1) == "hand, line 1:\n-head\n+hand\n line 0"
+    assert changes("head\n" + long, "head\n" + long.replace("line", "row")) is None
+    assert changes("head\n" + long, "hand\n" + long) == "hand:\n-head\n+hand"
 
 
 def test_names():
@@ -46,18 +76,48 @@ def test_names():
     assert name_of("word " * 30, 10) == "word word"
 
 
-LINES = st.lists(st.sampled_from(["a", "b", "", "  c", "```", "f.py"]), max_size=12)
+def applied(old: list[str], told: list[str]) -> list[str]:
+    """A file's new lines, from its old ones and the changes told: what a careful reader would do."""
+    result: list[str] = []
+    rest = list(old)
+    index = 0
+    while index < len(told):
+        place = re.search(r"line (\d+):$", told[index])
+        index += 1
+        gone, came, more = [], [], 0
+        while index < len(told) and (told[index][:1] in "+-" or told[index].startswith("(-")):
+            line = told[index]
+            if elided := re.fullmatch(r"\(-(\d+) more lines\)", line):
+                more = int(elided[1])
+            else:
+                (gone if line[0] == "-" else came).append(line[1:])
+            index += 1
+        until = int(place[1]) - 1 - len(result) if place else rest.index(gone[0])
+        result += [*rest[:until], *came]
+        assert rest[until : until + len(gone)] == gone
+        rest = rest[until + len(gone) + more :]
+    return result + rest
 
 
-@given(LINES, LINES, st.integers(0, 2))
-def test_nothing_is_left_out(old, new, neighbours):
-    text = changes("\n".join(["Head of it.", *old]), "\n".join(["Head of it.", *new]), neighbours)
+LINES = st.lists(st.sampled_from(["a", "b", "", "  c", "d", "e"]), max_size=12)
+
+
+@given(LINES, LINES)
+def test_a_file_can_be_told_from_its_changes(old, new):
+    block = "Head of it.\n\nf.py\n```\n{}\n```"
+    text = changes(block.format("\n".join(old)), block.format("\n".join(new)))
     assert text is not None
-    told = text.split("\n")
+    if text.startswith("Now: "):
+        assert text == "Now: f.py\n```\n{}\n```".format("\n".join(new))
+    elif text:
+        assert "\n".join(applied("\n".join(old).split("\n"), text.split("\n"))) == "\n".join(new)
+    else:
+        assert "\n".join(old) == "\n".join(new)
+
+
+@given(LINES, LINES)
+def test_new_words_are_never_left_out(old, new):
+    text = changes("\n".join(["Head of it.", *old]), "\n".join(["Head of it.", *new]))
+    assert text is not None
     for line in set(new) - set(old):
-        assert f"+{line}" in told
-    for line in set(old) - set(new):
-        assert f"-{line}" in told
-    gone = sum(line.startswith("-") for line in told)
-    came = sum(line.startswith("+") for line in told)
-    assert came - gone == len(new) - len(old)
+        assert f"+{line}" in text.split("\n")

@@ -66,8 +66,13 @@ def test_removed_blocks_leave_no_trace(block):
     assert end.digest == facts_of(Message("user", block.rstrip()), RULES).digest
 
 
+def test_white_space_at_the_end_of_what_a_user_says_makes_no_difference():
+    assert facts_of(Message("user", "A \n"), RULES).digest == facts_of(Message("user", "A"), RULES).digest
+    assert facts_of(Message("tool", "A \n"), RULES).digest != facts_of(Message("tool", "A"), RULES).digest
+
+
 def test_different_words_never_share_a_canonical_form():
-    texts = ["A", "A ", "B", "Current time is 1 A\nB", "Current time is 1 A", "", "a\nCurrent time is 1\nb"]
+    texts = ["A", " A", "B", "Current time is 1 A\nB", "Current time is 1 A", "", "a\nCurrent time is 1\nb"]
     digests = {facts_of(Message(role, text), RULES).digest for text in texts for role in ("user", "system")}
     assert len(digests) == 2 * len(texts)
 
@@ -178,6 +183,7 @@ def test_a_moving_block_runs_to_the_end_or_to_its_own_end(tmp_path):
         ("aider_files", "I have *added these files to the chat* so you can go ahead and edit them.\n\na.py", "a.py"),
         ("aider_read_only_files", "Here are some READ ONLY files, provided for your reference.\nx", "x"),
         ("aider_repo_map", "Here are summaries of some files present in my git repository.\nx", "x"),
+        ("aider_outcome", "I committed the changes with git hash 840fad6 & commit msg: fix\n\nmore", "more"),
         ("aider_edit_rules", "Do it.\n\n# *SEARCH/REPLACE block* Rules:\n\nx\ny", "x\ny"),
     ],
 )
