@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -13,25 +13,19 @@ from pydantic import Field
 from start_llm.api import sse
 from start_llm.api.dialect import Inbound, Reply
 from start_llm.api.fields import SamplingBody, bad, parse_body, sampling_of, session_of, short, stop_of
-from start_llm.api.openai_tools import check_unique, choose, response_format_of, tool_of
+from start_llm.api.openai_tools import response_format_of
 from start_llm.api.responses_items import messages_of
 from start_llm.api.responses_store import ResponsesStore, Stored
 from start_llm.api.responses_stream import ResponsesExchange, Style
+from start_llm.api.responses_tools import Toolbox, toolbox
 from start_llm.api.thinking import template_kwargs_of, thinking_of
 from start_llm.core.errors import NotFound, NotSupported
-from start_llm.core.messages import Message, Tool
+from start_llm.core.messages import Message
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 
 log = logging.getLogger(__name__)
 
-PASSED_OVER = frozenset(
-    {
-        "custom", "namespace", "web_search", "web_search_preview", "web_search_2025_08_26", "file_search",
-        "code_interpreter", "computer", "computer_use_preview", "image_generation", "local_shell", "shell", "mcp",
-        "apply_patch", "tool_search", "programmatic_tool_calling",
-    }
-)  # fmt: skip
 REFUSED = {
     "background": "answers in the background are not supported; leave it out or set it to false.",
     "conversation": "conversations are not kept; use previous_response_id.",
@@ -69,8 +63,7 @@ def read_responses(
             raise NotSupported(f"{name}: {why}", param=name)
     items = [*_previous(body.previous_response_id, store), *_input(body.input)]
     messages = messages_of(items)
-    tools, notes = _tools(body, items)
-    choice, tools = choose(body.tool_choice, tools)
+    tools = _tools(body, items)
     if body.instructions:
         messages = (Message("system", body.instructions), *messages)
     thinking = thinking_of(data)
@@ -81,8 +74,8 @@ def read_responses(
         dialect="responses",
         model=body.model,
         messages=messages,
-        tools=tools,
-        tool_choice=choice,
+        tools=tools.tools,
+        tool_choice=tools.choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         response_format=response_format_of((body.text or {}).get("format"), "text.format"),
         sampling=sampling_of(body, settings),
@@ -102,9 +95,8 @@ def read_responses(
         sealed="reasoning.encrypted_content" in include,
     )
     keep = store if body.store is not False and store.enabled else None
-    return ResponsesExchange(
-        request, _echo(body, data, notes, keep is not None), items, style, time.time(), token_text, keep
-    )
+    echo = _echo(body, data, tools.notes, keep is not None)
+    return ResponsesExchange(request, echo, items, style, time.time(), token_text, keep, tools.origin)
 
 
 def _input(value: Any) -> list[Any]:
@@ -129,31 +121,23 @@ def _previous(response_id: str | None, store: ResponsesStore) -> list[Any]:
     return [*stored.items, *stored.body["output"]]
 
 
-def _tools(body: ResponsesBody, items: list[Any]) -> tuple[tuple[Tool, ...], list[str]]:
-    """Function tools, and notes on the tools that are passed over because they run elsewhere."""
+def _tools(body: ResponsesBody, items: list[Any]) -> Toolbox:
     found = [(f"tools[{index}]", tool) for index, tool in enumerate(body.tools or [])]
     for index, item in enumerate(items):
         if isinstance(item, dict) and item.get("type") == "additional_tools":
             added = item.get("tools") or []
             found += [(f"input[{index}].tools[{place}]", tool) for place, tool in enumerate(added)]
-    tools, notes = [], []
-    for path, tool in found:
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if kind in PASSED_OVER:
-            name = tool.get("name") or tool.get("server_label") or kind
-            notes.append(f"{path} ({name}, type {kind})")
-        else:
-            tools.append(tool_of(tool, path))
-    if notes:
-        log.info("tools passed over: %s", ", ".join(notes))
-    return check_unique(tools), notes
+    tools = toolbox(found, body.tool_choice)
+    if tools.notes:
+        log.info("tools passed over: %s", ", ".join(tools.notes))
+    return tools
 
 
-def _echo(body: ResponsesBody, data: Mapping[str, Any], notes: list[str], stored: bool) -> dict[str, Any]:
+def _echo(body: ResponsesBody, data: Mapping[str, Any], notes: Sequence[str], stored: bool) -> dict[str, Any]:
     """The fields of a response that say what was asked."""
     metadata = {name: value for name, value in (body.metadata or {}).items() if isinstance(value, str)}
     if notes:
-        note = f"These tools were passed over, only functions can be called: {', '.join(notes)}"
+        note = f"These tools were passed over, they would run elsewhere: {', '.join(notes)}"
         metadata["start_llm_warnings"] = note if len(note) <= 512 else note[:509] + "..."
     reasoning = body.reasoning or {}
     return {

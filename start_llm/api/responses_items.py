@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from start_llm.api.fields import bad, short
-from start_llm.api.parts import join_text, string_in, text_of
+from start_llm.api.parts import join_text, part_text, string_in, text_of
+from start_llm.api.responses_tools import flat_name
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, ToolCall
 
@@ -19,7 +20,7 @@ CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
 OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output", "local_shell_call_output"})
 KNOWN = (
     "message, reasoning, function_call, function_call_output, custom_tool_call, custom_tool_call_output, "
-    "local_shell_call, local_shell_call_output, additional_tools"
+    "local_shell_call, local_shell_call_output, agent_message, additional_tools"
 )
 
 
@@ -98,6 +99,8 @@ def _other(kind: Any, item: dict[str, Any], path: str) -> Message:
             raise bad(f"{path}.role", "user, assistant, system or developer", role)
         content = text_of(item.get("content"), f"{path}.content")
         return Message("user" if role == "user" else "system", content)
+    if kind == "agent_message":
+        return Message("user", _agents_text(item, path))
     if kind in OUTPUTS:
         call_id = item.get("call_id", item.get("id"))
         if not isinstance(call_id, str):
@@ -110,11 +113,28 @@ def _other(kind: Any, item: dict[str, Any], path: str) -> Message:
     )
 
 
+def _agents_text(item: dict[str, Any], path: str) -> str:
+    """What one of Codex's agents tells another. A call's argument travels as ``encrypted_content``: as we gave it."""
+    parts = item.get("content")
+    if not isinstance(parts, list):
+        raise bad(f"{path}.content", "a list of parts", parts)
+    texts = []
+    for index, part in enumerate(parts):
+        place = f"{path}.content[{index}]"
+        sealed = isinstance(part, dict) and part.get("type") == "encrypted_content"
+        texts.append(string_in(part, "encrypted_content", place) if sealed else part_text(part, place))
+    return "".join(texts)
+
+
 def _call(kind: str, item: dict[str, Any], path: str) -> ToolCall:
     arguments = string_in(item, CALLS[kind], path)
     if kind == "custom_tool_call":
         arguments = json.dumps({"input": arguments}, ensure_ascii=False)
-    return ToolCall(string_in(item, "call_id", path), string_in(item, "name", path), arguments)
+    namespace = item.get("namespace")
+    if namespace is not None and not isinstance(namespace, str):
+        raise bad(f"{path}.namespace", "a string", namespace)
+    name = flat_name(string_in(item, "name", path), namespace)
+    return ToolCall(string_in(item, "call_id", path), name, arguments)
 
 
 def _reasoning(item: dict[str, Any], path: str) -> list[str]:

@@ -13,8 +13,10 @@ from start_llm.api import sse
 from start_llm.api.collect import Collected
 from start_llm.api.dialect import StreamWriter
 from start_llm.api.openai_stream import logprobs_body
+from start_llm.api.responses_custom import InputText, input_of
 from start_llm.api.responses_items import seal
 from start_llm.api.responses_store import ResponsesStore
+from start_llm.api.responses_tools import Named
 from start_llm.core.errors import StartLLMError
 from start_llm.core.events import (
     ChoiceDone,
@@ -56,6 +58,7 @@ class ResponsesExchange:
         items: the whole input, that of earlier responses included.
         created: unix seconds.
         store: where the response is kept, ``None`` if it is not.
+        origin: the client's tool by the name that the model calls.
     """
 
     request: ChatRequest
@@ -65,6 +68,7 @@ class ResponsesExchange:
     created: float
     token_text: Callable[[int], str]
     store: ResponsesStore | None
+    origin: Callable[[str], Named]
 
     @property
     def requests(self) -> tuple[ChatRequest, ...]:
@@ -77,7 +81,10 @@ class ResponsesExchange:
             output.append(reasoning_item(new_id("rs"), choice.reasoning, self.style))
         if choice.text:
             output.append(message_item(new_id("msg"), choice.text, self.logprobs(choice.logprobs)))
-        output += [call_item(new_id("fc"), call.id, call.name, call.arguments) for call in choice.calls]
+        for call in choice.calls:
+            tool = self.origin(call.name)
+            written = input_of(call.arguments) if tool.custom else call.arguments
+            output.append(call_item(new_call_id(tool), call.id, tool, written))
         return self.finish(output, choice.finish_reason, result.usage, result.report)
 
     def writer(self) -> StreamWriter:
@@ -148,15 +155,18 @@ def message_item(item_id: str, text: str, logprobs: list[dict[str, Any]]) -> Ite
     return {"type": "message", "id": item_id, "role": "assistant", "status": "completed", "content": content}
 
 
-def call_item(item_id: str, call_id: str, name: str, arguments: str, status: str = "completed") -> Item:
-    return {
-        "type": "function_call",
-        "id": item_id,
-        "call_id": call_id,
-        "name": name,
-        "arguments": arguments,
-        "status": status,
-    }
+def new_call_id(tool: Named) -> str:
+    return new_id("ctc" if tool.custom else "fc")
+
+
+def call_item(item_id: str, call_id: str, tool: Named, written: str, status: str = "completed") -> Item:
+    """A call as the client names its tool; `written` are the arguments, or a custom tool's text."""
+    item: Item = {"type": "function_call", "id": item_id, "call_id": call_id, "name": tool.name}
+    if tool.namespace:
+        item["namespace"] = tool.namespace
+    if tool.custom:
+        return item | {"type": "custom_tool_call", "input": written, "status": status}
+    return item | {"arguments": written, "status": status}
 
 
 class ResponsesWriter:
@@ -172,6 +182,8 @@ class ResponsesWriter:
         self._text: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
         self._reason: FinishReason = "stop"
+        self._tool = Named("")
+        self._input = InputText()
 
     def open(self) -> bytes:
         body = self._exchange.response("in_progress", [])
@@ -185,7 +197,7 @@ class ResponsesWriter:
         if isinstance(event, ToolCallStarted):
             return self._begin_call(event)
         if isinstance(event, ToolCallDelta):
-            return self._item_event("response.function_call_arguments.delta", delta=event.arguments)
+            return self._call_delta(event.arguments)
         if isinstance(event, ToolCallFinished):
             return self._end_call(event)
         if isinstance(event, ChoiceDone):
@@ -291,12 +303,27 @@ class ResponsesWriter:
 
     def _begin_call(self, event: ToolCallStarted) -> bytes:
         head = self._end()
-        self._id = new_id("fc")
-        return head + self._added("call", call_item(self._id, event.id, event.name, "", "in_progress"))
+        self._tool, self._input = self._exchange.origin(event.name), InputText()
+        self._id = new_call_id(self._tool)
+        return head + self._added("call", call_item(self._id, event.id, self._tool, "", "in_progress"))
+
+    def _call_delta(self, arguments: str) -> bytes:
+        if not self._tool.custom:
+            return self._item_event("response.function_call_arguments.delta", delta=arguments)
+        return self._input_delta(self._input.feed(arguments))
+
+    def _input_delta(self, text: str) -> bytes:
+        return self._item_event("response.custom_tool_call_input.delta", delta=text) if text else b""
 
     def _end_call(self, event: ToolCallFinished) -> bytes:
-        done = self._item_event("response.function_call_arguments.done", name=event.name, arguments=event.arguments)
-        return done + self._finished(call_item(self._id, event.id, event.name, event.arguments))
+        if self._tool.custom:
+            head = self._input_delta(self._input.finish(event.arguments))
+            written = self._input.text
+            head += self._item_event("response.custom_tool_call_input.done", input=written)
+        else:
+            written = event.arguments
+            head = self._item_event("response.function_call_arguments.done", name=self._tool.name, arguments=written)
+        return head + self._finished(call_item(self._id, event.id, self._tool, written))
 
     def _done(self, event: Done) -> bytes:
         head = self._end()

@@ -10,7 +10,7 @@ from typing import Any
 
 import openai
 import pytest
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response, ResponseCustomToolCallItem, ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from start_llm.api.dialect import Inbound
@@ -160,12 +160,102 @@ def test_not_stored_unless_wanted(client: openai.OpenAI) -> None:
 
 
 def test_tools_that_run_elsewhere_are_noted(client: openai.OpenAI, service: FakeService) -> None:
-    tools: Any = [TOOL, {"type": "web_search"}, {"type": "custom", "name": "apply_patch"},
-                  {"type": "namespace", "name": "mcp", "description": "", "tools": []}]  # fmt: skip
+    tools: Any = [TOOL, {"type": "web_search"}, {"type": "mcp", "server_label": "far"},
+                  {"type": "namespace", "name": "near", "description": "", "tools": [{"type": "shell"}]}]  # fmt: skip
     response = client.responses.create(model="m", input="Hi", tools=tools, metadata={"k": "v"})
     assert [tool.name for tool in service.requests[0].tools] == ["read"]
     assert response.metadata["k"] == "v"
-    assert "tools[2] (apply_patch, type custom)" in response.metadata["start_llm_warnings"]
+    warnings = response.metadata["start_llm_warnings"]
+    assert "tools[2] (far, type mcp)" in warnings
+    assert "tools[3].tools[0] (shell, type shell)" in warnings
+
+
+CLIENTS_TOOLS: Any = [
+    TOOL,
+    {"type": "namespace", "name": "agents", "description": "", "tools": [TOOL, {"type": "custom", "name": "ask"}]},
+    {"type": "custom", "name": "patch", "format": {"type": "text"}},
+]  # fmt: skip
+NAMED_TURN = [
+    ToolCallStarted(0, "call_a", "agents__read"),
+    ToolCallDelta(0, '{"path": "x"}'),
+    ToolCallFinished(0, "call_a", "agents__read", '{"path": "x"}'),
+    ToolCallStarted(1, "call_b", "patch"),
+    ToolCallDelta(1, '{"input": "+a\\'),
+    ToolCallDelta(1, "n-b"),
+    ToolCallDelta(1, "\\ud83d"),
+    ToolCallDelta(1, '\\ude00"'),
+    ToolCallDelta(1, "}"),
+    ToolCallFinished(1, "call_b", "patch", '{"input": "+a\\n-b\\ud83d\\ude00"}'),
+    ToolCallStarted(2, "call_c", "ask"),
+    ToolCallFinished(2, "call_c", "ask", '{"input": ""}'),
+]
+NAMED_OUTPUT = [
+    ("function_call", "agents", "read", '{"path": "x"}'),
+    ("custom_tool_call", None, "patch", "+a\n-b\U0001f600"),
+    ("custom_tool_call", "agents", "ask", ""),
+]
+
+
+def _calls(output: list[Any]) -> list[tuple[str, str | None, str, str]]:
+    return [
+        (item.type, item.namespace, item.name, item.arguments if item.type == "function_call" else item.input)
+        for item in output
+    ]
+
+
+def test_calls_name_the_clients_own_tools(client: openai.OpenAI, service: FakeService) -> None:
+    service.script = lambda request: answer(*NAMED_TURN, finish="tool_calls")
+    response = client.responses.create(model="m", input="Hi", tools=CLIENTS_TOOLS)
+    Response.model_validate(response.to_dict(), strict=False)
+    assert [tool.name for tool in service.requests[0].tools] == ["read", "agents__read", "agents__ask", "patch"]
+    assert _calls(response.output) == NAMED_OUTPUT
+    assert "start_llm_warnings" not in response.metadata
+    assert [tool.type for tool in response.tools] == ["function", "namespace", "custom"]
+    for item in response.output[1:]:
+        ResponseCustomToolCallItem.model_validate(item.to_dict())
+
+
+def test_events_of_the_clients_own_tools(client: openai.OpenAI, service: FakeService) -> None:
+    service.script = lambda request: answer(*NAMED_TURN, finish="tool_calls")
+    events = list(client.responses.create(model="m", input="Hi", tools=CLIENTS_TOOLS, stream=True))
+    for event in events:
+        EVENTS.validate_python(event.to_dict())
+    assert [event.type.removeprefix("response.") for event in events[2:-1]] == [
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
+        "output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.delta",
+        "custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done",
+        "output_item.added", "custom_tool_call_input.done", "output_item.done",
+    ]  # fmt: skip
+    pieces = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+    assert pieces == ["+a", "\n-b", "\U0001f600"]
+    added = [event.item for event in events if event.type == "response.output_item.added"]
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [(item.type, item.id, item.name, item.namespace) for item in added] == [
+        (item.type, item.id, item.name, item.namespace) for item in done
+    ]
+    assert _calls(done) == _calls(events[-1].response.output) == NAMED_OUTPUT
+    named = [event.name for event in events if event.type == "response.function_call_arguments.done"]
+    assert named == ["read"]
+
+
+def test_history_has_the_models_names(client: openai.OpenAI, service: FakeService) -> None:
+    """What comes back, by the client or out of the store, are the calls that the model made."""
+    service.script = lambda request: answer(*NAMED_TURN[:10], finish="tool_calls")
+    first = client.responses.create(model="m", input="Hi", tools=CLIENTS_TOOLS)
+    results: Any = [
+        {"type": "function_call_output", "call_id": "call_a", "output": "A"},
+        {"type": "custom_tool_call_output", "call_id": "call_b", "output": "B"},
+    ]
+    client.responses.create(model="m", input=results, tools=CLIENTS_TOOLS, previous_response_id=first.id)
+    sent: Any = [{"role": "user", "content": "Hi"}, *[item.to_dict() for item in first.output], *results]
+    client.responses.create(model="m", input=sent)
+    calls = (ToolCall("call_a", "agents__read", '{"path": "x"}'), ToolCall("call_b", "patch", '{"input": "+a\\n-b😀"}'))
+    assert service.requests[1].messages == service.requests[2].messages == (
+        Message("user", "Hi"),
+        Message("assistant", tool_calls=calls),
+        Message("tool", "A", tool_call_id="call_a"),
+        Message("tool", "B", tool_call_id="call_b"),
+    )  # fmt: skip
 
 
 # --- translation ---
@@ -191,6 +281,10 @@ def test_items_of_one_turn_are_one_message() -> None:
             {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "more"}]},
             {"type": "local_shell_call", "call_id": "c3", "action": {"command": ["ls"]}},
             {"type": "local_shell_call_output", "id": "c3", "output": "files"},
+            {"type": "agent_message", "author": "/root", "recipient": "/root/helper", "content": [
+                {"type": "input_text", "text": "Payload:\n"},
+                {"type": "encrypted_content", "encrypted_content": "Look."},
+            ]},
             {"type": "reasoning", "summary": [{"type": "summary_text", "text": "theirs"}], "encrypted_content": "gAAA"},
         ]
     )  # fmt: skip
@@ -203,6 +297,7 @@ def test_items_of_one_turn_are_one_message() -> None:
         Message("tool", "ok2", tool_call_id="c2"),
         Message("assistant", reasoning="more", tool_calls=(ToolCall("c3", "local_shell", '{"command": ["ls"]}'),)),
         Message("tool", "files", tool_call_id="c3"),
+        Message("user", "Payload:\nLook."),
         Message("assistant", reasoning="theirs"),
     )  # fmt: skip
 
@@ -232,6 +327,15 @@ def test_fields() -> None:
         ({"input": [{"role": "user", "content": [{"type": "x"}]}]}, "input[0].content[0].type"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
         ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+        (
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "", "namespace": 1}]},
+            "input[0].namespace",
+        ),
+        ({"input": [{"type": "agent_message", "content": "x"}]}, "input[0].content"),
+        (
+            {"input": [{"type": "agent_message", "content": [{"type": "encrypted_content"}]}]},
+            "input[0].content[0].encrypted_content",
+        ),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"tool_choice": "required"}, "tool_choice"),
