@@ -42,14 +42,15 @@ class Recorder(BaseHTTPRequestHandler):
             self.end_headers()
             while piece := answer.read1(65536):
                 self.wfile.write(piece)
-            self._write(arrived, body, answer.status)
+            self._write(arrived, body, answer.status, answer.getheader("x-request-id"))
         finally:
             back.close()
 
-    def _write(self, arrived: float, body: bytes, status: int) -> None:
+    def _write(self, arrived: float, body: bytes, status: int, request_id: str | None) -> None:
         if self.command != "POST":
             return
-        entry = {"t": arrived, "path": self.path, "status": status, "body": json.loads(body or b"null")}
+        entry = {"t": arrived, "path": self.path, "status": status, "id": request_id}
+        entry["body"] = json.loads(body or b"null")
         with self.lock, self.file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
 

@@ -170,17 +170,36 @@ def _codex_run(command: str) -> str:
     return call("exec_command", cmd=command)
 
 
+def _codex_read(path: Path) -> str:
+    return _codex_run(f"cat {path}")
+
+
+def _codex_delegated(parts: dict[str, Any]) -> dict[str, Any]:
+    """The sub-agent works beside its parent, which waits for it by the id that it was told."""
+    delegated = with_agent(parts, _codex_read, lambda prompt: call("multi_agent_v1__spawn_agent", message=prompt))
+
+    def more(repo: Path) -> list[str]:
+        spawn, answer = delegated["more"](repo)
+        wait = call("multi_agent_v1__wait_agent", targets=["{after: agent_id}"], timeout_ms=60_000)
+        return [spawn, wait, answer]
+
+    return delegated | {"more": more}
+
+
 _CODEX = ["exec", "--dangerously-bypass-approvals-and-sandbox"]
 CODEX = Scenario(
     name="codex",
     first=lambda prompt, data: ([*_CODEX, "-"], prompt),
     again=lambda prompt, data: ([*_CODEX, "resume", "--last", "-"], prompt),
+    sub_agent=True,
     fresh_reuse=0.95,
-    **tools(
-        lambda path: _codex_run(f"cat {path}"),
-        lambda path: _codex_run(f"sed -i 's/{OLD}/{NEW}/' {path}"),
-        _codex_run,
-        lambda path: _codex_run(f"printf '%s' '{NOTES}' > {path}"),
+    **_codex_delegated(
+        tools(
+            _codex_read,
+            lambda path: _codex_run(f"sed -i 's/{OLD}/{NEW}/' {path}"),
+            _codex_run,
+            lambda path: _codex_run(f"printf '%s' '{NOTES}' > {path}"),
+        ),
     ),
 )
 

@@ -49,7 +49,7 @@ KEPT = ("LANG", "LC_ALL", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_NUM_TH
 
 @dataclass(frozen=True)
 class Run:
-    """One run of an agent. `requests` are those that it sent, as the recorder and the server's log tell."""
+    """One run of an agent: the requests that it sent, as the recorder and the server's log tell, in one order."""
 
     code: int | None
     output: str
@@ -157,7 +157,7 @@ class World:
 
         `text` is its standard input; with `typed`, it is typed in a terminal, which is left after that many requests.
         """
-        sent, served = len(self.sent()), len(self.served())
+        before, served = len(self.sent()), len(self.served())
         via = ["--via-proxy"] if self.proxy is not None else []
         command = [sys.executable, "-m", "start_llm", "launch", name, *via, "--", *arguments]
         environment = self.environment(name)
@@ -183,7 +183,11 @@ class World:
             finally:
                 end(process)
         took = time.monotonic() - began
-        return Run(code, output.read_text(errors="replace"), took, self.sent()[sent:], self.served()[served:])
+        sent = self.sent()[before:]
+        # Requests of agents that run beside each other may end in one order and be written down in another.
+        place = {entry["id"]: n for n, entry in enumerate(sent)}
+        logged = sorted(self.served()[served:], key=lambda entry: place.get(entry["id"], len(place)))
+        return Run(code, output.read_text(errors="replace"), took, sent, logged)
 
     def sent(self) -> list[dict[str, Any]]:
         """All POST requests that agents sent so far."""

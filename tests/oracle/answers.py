@@ -4,7 +4,9 @@ A system text with ``[[say: text]]`` is answered with the text. All other cues s
 responses are not read for cues):
 
 - ``[[script]]raw 1[[next]]raw 2[[end]]``: the k-th assistant turn after that message is the k-th raw text, verbatim,
-  with ``{truth}`` and ``{find: text}`` replaced as below. When the script has run out: ``Done.``, if no cue follows.
+  with ``{truth}`` and ``{find: text}`` replaced as below, and ``{after: text}`` by the first word (letters, digits,
+  ``-``) behind the last such text in the visible history (cues left out), nothing if there is none. When the script has
+  run out: ``Done.``, if no cue follows.
 - ``[[truth]]``: SHA-256 (hex) of all visible tokens up to and including ``<|im_start|>assistant\\n``.
 - ``[[find: text]]``, any number: ``find: 2@5 0@-1``, how often each text occurs in the visible history (cues left out)
   and the index of the last message that holds it.
@@ -35,6 +37,7 @@ SAY = re.compile(r"\[\[say: (.*?)\]\]")
 SCRIPT = re.compile(r"\[\[script\]\](.*?)\[\[end\]\]", re.DOTALL)
 FIND = re.compile(r"\[\[find: (.*?)\]\]", re.DOTALL)
 INLINE_FIND = re.compile(r"\{find: (.*?)\}", re.DOTALL)
+INLINE_AFTER = re.compile(r"\{after: (.*?)\}", re.DOTALL)
 LONG = re.compile(r"\[\[long (\d+)\]\]")
 TOOL_RESPONSE = re.compile(r"<tool_response>.*?</tool_response>", re.DOTALL)
 THOUGHT = re.compile(r"^\s*<think>.*?</think>\s*", re.DOTALL)
@@ -64,6 +67,14 @@ def find(messages: list[tuple[str, str]], text: str) -> str:
     return f"{sum(counts)}@{max((i for i, n in enumerate(counts) if n), default=-1)}"
 
 
+def after(messages: list[tuple[str, str]], text: str) -> str:
+    """The first word behind the last `text`; empty if it does not occur."""
+    seen = "\n".join(_without_cues(body) for _, body in messages)
+    _, _, behind = seen.rpartition(text)
+    word = re.search(r"[\w-]+", behind) if text in seen else None
+    return word[0] if word else ""
+
+
 def compose(messages: list[tuple[str, str]], fingerprint: str) -> str:
     """The answer to a conversation."""
     for role, body in messages:
@@ -77,6 +88,7 @@ def compose(messages: list[tuple[str, str]], fingerprint: str) -> str:
         k = sum(i > scripted for i in turns)
         if k < len(texts):
             raw = texts[k].replace("{truth}", fingerprint)
+            raw = INLINE_AFTER.sub(lambda match: after(messages, match[1]), raw)
             return INLINE_FIND.sub(lambda match: find(messages, match[1]), raw)
     current = messages[turns[-1] + 1 :] if turns else messages
     asked = "\n".join(SCRIPT.sub("", body) for body in asks[len(messages) - len(current) :])

@@ -91,6 +91,15 @@ def test_a_scripted_turn_comes_back_with_the_same_tokens(oracle: Oracle) -> None
     assert again[: len(generated)] == generated
 
 
+def test_a_script_copies_what_it_could_not_know(oracle: Oracle) -> None:
+    messages = [
+        {"role": "user", "content": script("Who?", "{after: agent_id}, {after: nobody}.")},
+        {"role": "assistant", "content": "Who?"},
+        {"role": "tool", "content": '{"agent_id": "old"}{"agent_id": "0a-1b", "name": "Max"}'},
+    ]
+    assert oracle.say(messages) == "0a-1b, ."
+
+
 def test_find_counts_what_is_visible(oracle: Oracle) -> None:
     messages = [
         {"role": "system", "content": "Current time is 10:05. Current time is 10:05."},
