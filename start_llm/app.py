@@ -30,7 +30,7 @@ from start_llm.dashboard.terminal import terminal
 from start_llm.engine.constraint import Grammars
 from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.runtime import TextRuntime, make_store
-from start_llm.engine.sampling import check_logit_bias
+from start_llm.engine.sampling import check_logit_bias, check_prompt_tokens
 from start_llm.engine.thread import EngineThread
 from start_llm.kvcache.disk import DiskTier
 from start_llm.models.device import default_cache_bytes, default_disk_bytes, inspect_device, kv_bytes, recommended_model
@@ -184,7 +184,7 @@ class App:
                 style=style,
                 detokenizer=lambda: loaded.wrapper.detokenizer,
                 token_text=lambda token: str(loaded.tokenizer.decode([token])),
-                check=lambda request: check_logit_bias(request.sampling, vocab),
+                check=lambda request: _check(request, vocab),
                 constraint=_constraints(built),
                 think_tokens=_think_tokens(loaded),
             )
@@ -239,6 +239,12 @@ class App:
             )
         self._say(f"ready     OpenAI {self.server_url}/v1   Anthropic {self.server_url}")
         self._say("agents    python3.12 install_and_run.py launch claude|codex|opencode|openclaw|pi|qwen|cline|aider")
+
+
+def _check(request: ChatRequest, vocab: int) -> None:
+    """Token ids that come from the client itself."""
+    check_logit_bias(request.sampling, vocab)
+    check_prompt_tokens(request.prompt, vocab)
 
 
 def _style(loaded: LoadedModel) -> OutputStyle:

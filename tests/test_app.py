@@ -111,3 +111,14 @@ def test_an_unknown_model_is_404_and_vendors_names_are_not(make: Callable[..., A
     for name, status in {"claude-opus-9": 200, "gpt-7": 200, "oracle": 200, "mistral-large": 404}.items():
         answer = httpx.post(f"{app.server_url}/v1/chat/completions", json={"model": name, **body}, timeout=30)
         assert answer.status_code == status, name
+
+
+def test_a_token_that_the_model_does_not_have_is_refused_and_hurts_nobody(make: Callable[..., Any]) -> None:
+    app, _ = make()
+    app.start()
+    for prompt in ([99_999_999], [[1], [1, 99_999_999]]):
+        body = {"prompt": prompt, "max_tokens": 2}
+        answer = httpx.post(f"{app.server_url}/v1/completions", json=body, timeout=30)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt"
+        assert "99999999" in answer.json()["error"]["message"]
+    assert httpx.get(f"{app.server_url}/health", timeout=10).json()["state"] == "ready"

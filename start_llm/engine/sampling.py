@@ -40,6 +40,19 @@ def check_logit_bias(sampling: Sampling, vocab_size: int) -> None:
             )
 
 
+def check_prompt_tokens(prompt: str | tuple[int, ...] | None, vocab_size: int) -> None:
+    """Raises BadRequest for a raw prompt's token id that the model does not have: looking it up ends the process."""
+    if prompt is None or isinstance(prompt, str):
+        return
+    strange = next((token for token in prompt if not 0 <= token < vocab_size), None)
+    if strange is not None:
+        raise BadRequest(
+            f"prompt names token {strange}; this model has tokens 0 to {vocab_size - 1}.",
+            param="prompt",
+            code="invalid_value",
+        )
+
+
 # --- samplers ---------------------------------------------------------------
 
 

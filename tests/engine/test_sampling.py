@@ -19,6 +19,7 @@ from start_llm.engine.sampling import (
     LogprobTap,
     candidates,
     check_logit_bias,
+    check_prompt_tokens,
     make_processors,
     make_sampler,
     top_logprobs,
@@ -229,3 +230,11 @@ def test_the_tap_gives_the_models_own_distribution_for_every_reported_token(mode
             assert found.token == tokens[step]
             assert found.logprob == pytest.approx(expected.logprob, abs=1e-3)
             assert [v for _, v in found.top] == pytest.approx([v for _, v in expected.top], abs=1e-3)
+
+
+def test_raw_prompts_hold_only_tokens_that_the_model_has() -> None:
+    for prompt in (None, "text", (), (0, VOCAB - 1)):
+        check_prompt_tokens(prompt, VOCAB)
+    for token in (VOCAB, 10**9):
+        with pytest.raises(BadRequest, match=f"prompt names token {token}; .* 0 to {VOCAB - 1}"):
+            check_prompt_tokens((1, token, 2), VOCAB)
