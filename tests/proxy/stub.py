@@ -15,6 +15,7 @@ from typing import Any
 REASONING = "Two and two."
 TEXT = "It is four."
 ARGUMENTS = '{"path": "a.txt"}'
+PATCH = "*** Begin Patch"
 HEADER = "prompt=12; reused=8; computed=4; new=4"
 REPORT = {"prompt": 12, "reused": 8, "computed": 4, "new": 4}
 CHAT_USAGE = {
@@ -52,12 +53,17 @@ class Seen:
 
 @dataclass
 class StubServer:
-    """Listens on a free loopback port; `seen` grows in order of arrival."""
+    """Listens on a free loopback port; `seen` grows in order of arrival.
+
+    While `go` is cleared, streams stop after their first event, as a long prefill does.
+    """
 
     seen: list[Seen] = field(default_factory=list)
+    go: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
-        self._httpd = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self.seen))
+        self.go.set()
+        self._httpd = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self.seen, self.go))
         self._httpd.daemon_threads = True
         self._thread = threading.Thread(target=self._httpd.serve_forever, daemon=True)
         self._thread.start()
@@ -71,7 +77,7 @@ class StubServer:
         self._httpd.server_close()
 
 
-def _handler(seen: list[Seen]) -> type[BaseHTTPRequestHandler]:
+def _handler(seen: list[Seen], go: threading.Event) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *args: Any) -> None:
             pass
@@ -106,6 +112,7 @@ def _handler(seen: list[Seen]) -> type[BaseHTTPRequestHandler]:
                 head = f"event: {name}\n" if name else ""
                 text = data if isinstance(data, str) else json.dumps(data)
                 self.wfile.write(f"{head}data: {text}\n\n".encode())
+                go.wait(60)
 
         def _json(self, body: dict[str, Any]) -> None:
             data = json.dumps(body).encode()
@@ -228,6 +235,13 @@ def responses_items(body: dict[str, Any]) -> list[dict[str, Any]]:
     if functions:
         call = {"type": "function_call", "id": "fc_1", "call_id": "call_1", "status": "completed"}
         items.append(call | {"name": functions[0]["name"], "arguments": ARGUMENTS})
+    for tool in body.get("tools") or []:
+        if tool["type"] == "namespace":
+            call = {"type": "function_call", "id": "fc_2", "call_id": "call_2", "status": "completed"}
+            items.append(call | {"namespace": tool["name"], "name": tool["tools"][0]["name"], "arguments": ARGUMENTS})
+        elif tool["type"] == "custom":
+            call = {"type": "custom_tool_call", "id": "ctc_3", "call_id": "call_3", "status": "completed"}
+            items.append(call | {"name": tool["name"], "input": PATCH})
     return items
 
 
@@ -264,6 +278,9 @@ def responses_events(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]
             yield event("response.output_text.done", content_index=0, text=TEXT, **place)
         elif item["type"] == "reasoning":
             yield event("response.reasoning_summary_text.delta", summary_index=0, delta=REASONING, **place)
+        elif item["type"] == "custom_tool_call":
+            yield event("response.custom_tool_call_input.delta", delta=PATCH, **place)
+            yield event("response.custom_tool_call_input.done", input=PATCH, **place)
         else:
             yield event("response.function_call_arguments.delta", delta=ARGUMENTS, **place)
             yield event("response.function_call_arguments.done", arguments=ARGUMENTS, **place)

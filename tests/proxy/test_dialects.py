@@ -6,14 +6,16 @@ These tests fail when a LiteLLM update changes the way of a dialect; `start_llm/
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import anthropic
+import httpx
 import openai
 import pytest
 
 from start_llm.core.settings import load_settings
 from start_llm.proxy.launcher import LiteLLMProxy
-from tests.proxy.stub import ARGUMENTS, HEADER, REASONING, REPORT, TEXT, StubServer
+from tests.proxy.stub import ARGUMENTS, HEADER, PATCH, REASONING, REPORT, TEXT, StubServer
 
 MODELS = ["served", "gpt-5.5", "claude-opus-4-6", "openai/org/big"]
 FUNCTION = {"name": "read", "description": "d", "parameters": {"type": "object", "properties": {}}}
@@ -33,7 +35,12 @@ def back() -> Iterator[StubServer]:
 def proxy(back: StubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiteLLMProxy]:
     folder = tmp_path_factory.mktemp("proxy")
     settings = load_settings(
-        None, proxy_port=0, start_llm_cache_dir=folder / "cache", api_key="server-key", model_path="org/big"
+        None,
+        proxy_port=0,
+        start_llm_cache_dir=folder / "cache",
+        api_key="server-key",
+        model_path="org/big",
+        sse_ping_seconds=0.5,
     )
     proxy = LiteLLMProxy(
         settings,
@@ -175,6 +182,40 @@ def test_responses(back: StubServer, chat: openai.OpenAI, model: str) -> None:
     assert back.seen[-1].body["previous_response_id"] == "resp_1"
 
 
+CODEX_TOOLS = [
+    {"type": "namespace", "name": "agents", "description": "d", "tools": [RESPONSES_TOOL]},
+    {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}},
+]
+CODEX_CALLS = [("function_call", "agents", "read", ARGUMENTS), ("custom_tool_call", None, "patch", PATCH)]
+
+
+def test_responses_namespaces_and_custom_tools(back: StubServer, chat: openai.OpenAI) -> None:
+    history = [
+        {"role": "user", "content": "u"},
+        {"type": "function_call", "namespace": "agents", "call_id": "c1", "name": "read", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "o"},
+        {"type": "custom_tool_call", "call_id": "c2", "name": "patch", "input": PATCH},
+        {"type": "custom_tool_call_output", "call_id": "c2", "output": "o"},
+        {"type": "agent_message", "author": "/root", "recipient": "/root/a", "content": [
+            {"type": "encrypted_content", "encrypted_content": "Look."}
+        ]},
+    ]  # fmt: skip
+    body = {"input": history, "tools": CODEX_TOOLS}
+
+    def calls(output: Any) -> list[Any]:
+        items = [item for item in output if item.type.endswith("_call")]
+        return [(i.type, i.namespace, i.name, i.input if i.type == "custom_tool_call" else i.arguments) for i in items]
+
+    answer = chat.responses.create(model="served", **body)  # type: ignore[call-overload]
+    assert back.seen[-1].body == body | {"model": "served"}
+    assert calls(answer.output) == CODEX_CALLS
+    events = list(chat.responses.create(model="served", stream=True, **body))  # type: ignore[call-overload]
+    assert back.seen[-1].body == body | {"model": "served", "stream": True}
+    assert calls(event.item for event in events if event.type == "response.output_item.done") == CODEX_CALLS
+    assert calls(events[-1].response.output) == CODEX_CALLS
+    assert "response.custom_tool_call_input.delta" in [event.type for event in events]
+
+
 def test_responses_stream(back: StubServer, chat: openai.OpenAI) -> None:
     events = list(chat.responses.create(model="served", input="hi", tools=[RESPONSES_TOOL], stream=True))  # type: ignore[call-overload]
     assert back.seen[-1].path == "/v1/responses" and back.seen[-1].body["stream"] is True
@@ -191,3 +232,26 @@ def test_the_served_names_are_listed_and_a_key_is_needed(proxy: LiteLLMProxy, ch
     with stranger, pytest.raises(openai.APIStatusError) as refused:
         stranger.models.list()
     assert refused.value.status_code in {400, 401}
+
+
+WAITING = {
+    "chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 50},
+    "responses": {"input": "hi"},
+}
+
+
+@pytest.mark.parametrize("path", WAITING)
+def test_a_stream_that_waits_shows_life(back: StubServer, proxy: LiteLLMProxy, path: str) -> None:
+    """LiteLLM drops the server's own comments, so it must write some itself."""
+    body = {"model": "served", "stream": True} | WAITING[path]
+    headers = {"Authorization": f"Bearer {proxy.master_key}"}
+    back.go.clear()
+    try:
+        with httpx.stream("POST", f"{proxy.url}/v1/{path}", json=body, headers=headers, timeout=30) as stream:
+            lines = stream.iter_lines()
+            assert any(line.startswith(": ping") or line == "event: ping" for line in lines)
+            back.go.set()
+            assert TEXT in "".join(lines)
+    finally:
+        back.go.set()
