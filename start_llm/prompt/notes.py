@@ -22,7 +22,7 @@ _CHANGES_LIMIT = 600
 
 @dataclass(slots=True)
 class Change:
-    """A line of the note and the slot's value that it tells; `plain` lines need no word before them."""
+    """A line of the note (none if empty) and the slot's value that it tells; `plain` lines need no word before them."""
 
     told: Told
     line: str
@@ -78,6 +78,9 @@ class Patcher:
         text = text_changes(old, slot.value, edited)
         if text is None or len(text) >= size:
             return []
+        if not text:
+            # The same files in another order.
+            return [Change((slot.name, slot.value), "", True)]
         # Changes to changes add up: a reader should not have to apply more of them than the block is long.
         spent = int(told.get(patched(slot.name), "0")) + len(text)
         if spent >= (max(size, _CHANGES_LIMIT) if slot.kind == "moving" else size):
@@ -94,7 +97,7 @@ class Patcher:
 
 def with_note(shown: list[Shown], changes: Sequence[Change]) -> tuple[int, tuple[str, ...]]:
     """Adds the note to the last message of `shown` that can bear it; its index, and the note's lines."""
-    lines = tuple(dict.fromkeys(change.line for change in changes))
+    lines = tuple(dict.fromkeys(change.line for change in changes if change.line))
     note = "\n".join([NOTE_OPEN, *_intro(changes), *lines, NOTE_CLOSE])
     places = [index for index, item in enumerate(shown) if item.message.role in ("user", "tool") and not item.transient]
     told = tuple(change.told for change in changes)

@@ -12,6 +12,7 @@ MAX_LINES = 3000
 _NAME = 60
 _SHORT_NAME = 24
 _ELIDE = 3
+_WORDS_OF_A_PATH = 4
 _SENTENCE = re.compile(r"^.{8,60}?[.:](?=\s|$)")
 _TAG = re.compile(r"^<[/\w-]+>$")
 _FENCE = re.compile(r"^(`{3,}|<(?:source|code|pre|codeblock|sourcecode)>)[\w.+-]*$")
@@ -44,7 +45,7 @@ def split_files(text: str) -> tuple[str, dict[tuple[str, int], File]]:
     index = 0
     while index < len(lines):
         opened = _FENCE.match(lines[index])
-        end = _closing(lines, index, opened.group(1)) if opened and index and lines[index - 1].strip() else None
+        end = _closing(lines, index, opened.group(1)) if opened and index and _is_name(lines[index - 1]) else None
         if end is None:
             prose.append(lines[index])
             index += 1
@@ -56,6 +57,11 @@ def split_files(text: str) -> tuple[str, dict[tuple[str, int], File]]:
         # The empty line after a file comes and goes with it.
         index = end + 2 if lines[end + 1 : end + 2] == [""] else end + 1
     return "\n".join(prose), files
+
+
+def _is_name(line: str) -> bool:
+    """A sentence above a fence is not the name of a file."""
+    return 1 <= len(line.split()) <= _WORDS_OF_A_PATH and line.rstrip()[-1] not in ".:!?"
 
 
 def _closing(lines: Sequence[str], opened: int, mark: str) -> int | None:
@@ -85,7 +91,7 @@ def changes(old: str, new: str, edited: Callable[[File | None, File], bool] = la
 
 def _file_changes(was: File | None, file: File, edited: bool) -> list[str] | None:
     if edited:
-        return [f"{file.name}: as you {'wrote' if was is None else 'edited'} it above"]
+        return [f"{file.name}: as {'written' if was is None else 'edited'} above"]
     if was is None:
         return [f"New: {file.whole}"]
     hunks = _hunks(was.text, file.text, file.name)

@@ -152,7 +152,7 @@ def append_only(
         # Nothing was said with other tools yet, or the head does not say how to call any.
         head = order.arrange(tools, base.tools)
     new = _shown_from(rest)
-    if not changes:
+    if not any(change.line for change in changes):
         return View((*old, *new), tuple(head), (), len(old))
     shown = [*old, *new]
     place, lines = with_note(shown, changes)

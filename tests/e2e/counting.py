@@ -1,13 +1,14 @@
 """How much of a request is new: counted on what the client sent, whatever the server reports.
 
 The lines of a request's tools, system text and messages are compared with those of every earlier request; against the
-most similar one, new is what this request has more of. What the model generated (assistant messages) is never new,
-unless a client writes down something else instead (`NewTokens.rewritten`). A
-text that only moved, and a text that stands behind a changed one, count nothing: recomputing them is the server's loss.
+most similar one, new is what this request has more of. White space at a line's end makes no difference. What the model
+generated (assistant messages) is never new, however its client writes it down. A text that only moved, and a text that
+stands behind a changed one, count nothing: recomputing them is the server's loss.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -17,10 +18,14 @@ from typing import Any
 MARKUP = "<|im_start|>user\n<|im_end|>\n"
 TOOL_MARKUP = "<|im_start|>user\n<tool_response>\n\n</tool_response><|im_end|>\n"
 OPENING = "<|im_start|>assistant\n"
+# Behind the answer before, whose last token ends it.
+CLOSING = "\n"
 _NOT_SHOWN = {"type", "role", "id", "cache_control", "tool_use_id", "tool_call_id", "call_id", "status"}
 _GENERATED = {"function_call", "custom_tool_call", "reasoning", "local_shell_call"}
 # A user message with this is gone in the next request: it is new in every one.
 TRANSIENT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
+# Assistant messages that aider itself writes behind its own: nobody generated them.
+_MADE_UP = re.compile(r"Ok\.|Ok, (?:any changes I propose|I won't try and edit|I will use) .*")
 _RESULTS = {"tool_result", "function_call_output"}
 
 
@@ -44,7 +49,8 @@ def messages_of(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def generated(message: dict[str, Any]) -> bool:
-    return message.get("role") == "assistant" or message.get("type") in _GENERATED
+    made_up = isinstance(message.get("content"), str) and _MADE_UP.fullmatch(message["content"])
+    return (message.get("role") == "assistant" and not made_up) or message.get("type") in _GENERATED
 
 
 def is_opening(body: dict[str, Any]) -> bool:
@@ -64,39 +70,57 @@ def _transient(message: dict[str, Any]) -> bool:
     return message.get("role") == "user" and any(TRANSIENT in text for text in _texts(message))
 
 
-def _lines(body: dict[str, Any], kept: bool = False, rewritten: bool = False) -> Counter[str]:
-    """The lines that a prompt shows; with `kept` those that later requests will have too."""
-    messages = messages_of(body)
-    if kept:
-        messages = [message for message in messages if not _transient(message)]
-    shown = [body.get("tools"), body.get("system"), body.get("instructions")]
-    shown += [message for message in messages if rewritten or not generated(message)]
-    lines: Counter[str] = Counter()
-    for text in _texts(shown):
-        lines.update(text.splitlines(keepends=True))
-    for message in messages:
-        if rewritten or not generated(message):
-            lines.update([TOOL_MARKUP] * _results(message) or [MARKUP])
-    return lines
+@dataclass(frozen=True)
+class _Part:
+    """Lines that a prompt shows together, and what its template puts around them."""
+
+    lines: tuple[str, ...]
+    markup: str = ""
+
+    @property
+    def size(self) -> int:
+        return sum(len(line) + 1 for line in self.lines)
+
+
+def _parts(body: dict[str, Any], kept: bool = False) -> list[_Part]:
+    """What a prompt shows; with `kept` what later prompts will show too."""
+    parts = [_Part(_lines(body.get(name))) for name in ("tools", "system", "instructions")]
+    for message in messages_of(body):
+        if not generated(message) and not (kept and _transient(message)):
+            parts.append(_Part(_lines(message) or ("",), TOOL_MARKUP * _results(message) or MARKUP))
+    return parts
+
+
+def _lines(value: Any) -> tuple[str, ...]:
+    return tuple(
+        line.rstrip() + "\n" * line.endswith("\n") for text in _texts(value) for line in text.splitlines(keepends=True)
+    )
 
 
 @dataclass
 class NewTokens:
-    """Remembers every request. `tokens` counts the tokens of a text.
-
-    `rewritten`: the client's assistant messages are not what the model said, so they count like all others.
-    """
+    """Remembers every request. `tokens` counts the tokens of a text."""
 
     tokens: Callable[[str], int]
     seen: list[Counter[str]] = field(default_factory=list)
-    rewritten: bool = False
 
     def count(self, body: dict[str, Any]) -> int:
         """Tokens of `body` that are new; it is then known."""
-        lines = _lines(body, rewritten=self.rewritten)
-        fewest = min((self._size(lines - earlier) for earlier in self.seen), default=self._size(lines))
-        self.seen.append(_lines(body, kept=True, rewritten=self.rewritten))
-        return fewest + self.tokens(OPENING)
+        parts = _parts(body)
+        fewest = min(self._new(parts, earlier) for earlier in (self.seen or [Counter()]))
+        self.seen.append(Counter(line for part in _parts(body, kept=True) for line in part.lines))
+        return fewest + self.tokens(OPENING) + (0 if is_opening(body) else self.tokens(CLOSING))
 
-    def _size(self, lines: Counter[str]) -> int:
-        return sum(self.tokens(line) * n for line, n in lines.items())
+    def _new(self, parts: list[_Part], earlier: Counter[str]) -> int:
+        """Against one earlier request. A message that is new, but for lines like others, has its markup anew."""
+        left = Counter(earlier)
+        count = 0
+        for part in parts:
+            new = []
+            for line in part.lines:
+                left[line] -= 1
+                if left[line] < 0:
+                    new.append(line)
+            count += sum(self.tokens(line) for line in new)
+            count += self.tokens(part.markup) * (4 * sum(len(line) + 1 for line in new) > 3 * part.size)
+        return count

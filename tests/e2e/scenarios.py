@@ -33,9 +33,7 @@ class Scenario:
         typed: it goes on with a session in a terminal only; the prompt is typed there.
         fresh_reuse: least share of the fresh session's first prompt that must be reused.
         seconds: limit of a run.
-        most_computed: greatest ratio of computed to new tokens in a turn.
-        live: the first three turns are typed into one process; a new one has a history of its own words, which the
-            turn "restored" measures.
+        live: the first three turns are typed into one process; the session is then resumed in a new one.
     """
 
     name: str
@@ -50,7 +48,6 @@ class Scenario:
     typed: bool = False
     fresh_reuse: float = 0.0
     seconds: float = 120
-    most_computed: float = 1.2
     live: bool = False
 
 
@@ -301,20 +298,20 @@ def typed(prompt: str) -> str:
     return f"{{\n{prompt}\n}}\n"
 
 
-# A turn of aider's is one request: with longer notes it tells about as much as a turn of the others.
-LONG_NOTES = NOTES + "".join(
-    f"- {name}({n}, {n + 1}) was tried by hand\n" for n in range(24) for name in ("add", "clamp")
-)
-_AIDER = ["--yes-always", "--no-pretty", "--auto-test", "--test-cmd", f"{TRY}; {STATUS}", "src/calc.py"]
+# The model writes the commit messages too: one line, as in life, and not the script's next text.
+_COMMIT = ["--commit-prompt", "Write a commit message. [[say: fix: what the user asked for]]"]
+_AIDER = ["--yes-always", "--no-pretty", "--auto-test", "--test-cmd", f"{TRY}; {STATUS}", *_COMMIT, "src/calc.py"]
+# aider does not keep which files are in the chat.
+_AGAIN = ["--restore-chat-history", *_AIDER, "src/util.py", "NOTES.md"]
 AIDER = Scenario(
     name="aider",
     first=lambda prompt, data: (_AIDER, typed(prompt)),
-    again=lambda prompt, data: (["--restore-chat-history", *_AIDER], typed(prompt)),
+    again=lambda prompt, data: (_AGAIN, typed(prompt)),
     work=lambda repo: [
         think("It subtracts.") + "Here.\n\n" + _block("src/calc.py", "    return a - b\n", "    return a + b\n")
     ],
-    note=lambda repo: ["Notes.\n\n" + _block("NOTES.md", "", LONG_NOTES)],
-    more=lambda repo: ["It defines `add`."],
+    note=lambda repo: ["Notes.\n\n" + _block("NOTES.md", "", NOTES)],
+    more=lambda repo: ["It defines `clamp`."],
     look=lambda repo: ["It adds."],
     live=True,
 )

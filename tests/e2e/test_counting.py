@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.counting import MARKUP, OPENING, TOOL_MARKUP, TRANSIENT, NewTokens, is_opening
+from tests.e2e.counting import CLOSING, MARKUP, OPENING, TOOL_MARKUP, TRANSIENT, NewTokens, is_opening
 
 SYSTEM = {"role": "system", "content": "You help.\nToday: Monday"}
 ASK = {"role": "user", "content": "Look."}
@@ -30,13 +30,13 @@ def test_a_first_request_is_new_altogether(new: NewTokens) -> None:
 
 def test_what_was_generated_is_not_new_and_its_result_is(new: NewTokens) -> None:
     new.count(body(SYSTEM, ASK))
-    assert new.count(body(SYSTEM, ASK, CALL, RESULT)) == len("a.py\nb.py\n") + len(TOOL_MARKUP) + len(OPENING)
+    assert new.count(body(SYSTEM, ASK, CALL, RESULT)) == len("a.py\nb.py\n") + len(TOOL_MARKUP) + len(CLOSING + OPENING)
 
 
 def test_the_same_result_again_is_new_again(new: NewTokens) -> None:
     new.count(body(SYSTEM, ASK, CALL, RESULT))
     again = body(SYSTEM, ASK, CALL, RESULT, CALL, RESULT)
-    assert new.count(again) == len("a.py\nb.py\n") + len(TOOL_MARKUP) + len(OPENING)
+    assert new.count(again) == len("a.py\nb.py\n") + len(TOOL_MARKUP) + len(CLOSING + OPENING)
 
 
 def test_only_the_changed_line_of_a_changed_text_is_new(new: NewTokens) -> None:
@@ -63,9 +63,12 @@ def test_dialects_and_openings() -> None:
     assert NewTokens(len).count({"messages": [result]}) == len("x") + len(TOOL_MARKUP) + len(OPENING)
 
 
-def test_answers_that_a_client_rewrote_count_where_they_are_said_to() -> None:
-    answer = {"role": "assistant", "content": "Other words"}
-    for rewritten, more in ((False, 0), (True, len("Other words") + len(MARKUP))):
-        new = NewTokens(len, rewritten=rewritten)
-        new.count(body(SYSTEM, ASK))
-        assert new.count(body(SYSTEM, ASK, answer)) == more + len(OPENING)
+def test_white_space_that_a_client_adds_is_not_new(new: NewTokens) -> None:
+    new.count(body(SYSTEM, {"role": "user", "content": "Look.\nNow\n"}))
+    assert new.count(body(SYSTEM, {"role": "user", "content": "Look.  \nNow  \n"})) == len(OPENING)
+
+
+def test_replies_that_a_client_makes_up_are_new(new: NewTokens) -> None:
+    new.count(body(SYSTEM, ASK))
+    more = [{"role": "assistant", "content": text} for text in ("Generated.", "Ok.")]
+    assert new.count(body(SYSTEM, ASK, *more)) == len("Ok.") + len(MARKUP) + len(CLOSING + OPENING)

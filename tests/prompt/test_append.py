@@ -352,9 +352,11 @@ class Aider:
         self.spoken: tuple[int, ...] = ()
         self.text = ""
 
-    def turn(self, words: str, code: str | None, rules: str = RULES_OF_EDITS, answer: str = "") -> bool:
+    def turn(
+        self, words: str, code: str | None, rules: str = RULES_OF_EDITS, answer: str = "", first: str = "a.py"
+    ) -> bool:
         """Whether the prompt goes on where the model had stopped."""
-        files = [] if code is None else [Message("user", FILES.format(code)), REPLY]
+        files = [] if code is None else [Message("user", FILES.replace("a.py", first).format(code)), REPLY]
         client = Client(self.family, self.pipe, tools=(), messages=[*self.history, *files])
         self.prepared = client.ask(Message("user", words + rules))
         goes_on = self.prepared.prompt.tokens[: len(self.spoken)] == self.spoken
@@ -404,6 +406,13 @@ def test_after_many_changes_files_are_shown_again_where_the_client_puts_them():
     assert aider.turn("Last", code) and "xxx" not in aider.text
 
 
+def test_files_in_another_order_are_the_same_files():
+    aider = Aider()
+    aider.turn("First", CODE + "```\n\nb.py\n```\nx\n")
+    assert aider.turn("Second", "x\n```\n\na.py\n```\n" + CODE, first="b.py") and aider.prepared.notes == ()
+    assert "line 7" not in aider.text and "<update>" not in aider.text
+
+
 BLOCK = "Done.\n\n{}\n```python\n<<<<<<< SEARCH\n{}=======\n{}>>>>>>> REPLACE\n```"
 
 
@@ -411,8 +420,8 @@ def test_an_edit_of_the_models_own_is_named_and_not_repeated():
     aider = Aider()
     aider.turn("First", CODE, answer=BLOCK.format("a.py", "line 7\n", "LINE 7\n"))
     assert aider.turn("Second", CODE.replace("line 7\n", "LINE 7\n"), answer="Words.")
-    assert aider.prepared.notes == ("a.py: as you edited it above",)
-    assert "<update>\na.py: as you edited it above\n</update>" in aider.text
+    assert aider.prepared.notes == ("a.py: as edited above",)
+    assert "<update>\na.py: as edited above\n</update>" in aider.text
     # Somebody else's edit comes on top of an own one: then all of it is told.
     aider.turn("Third", CODE.replace("line 7\n", "LINE 7\n"), answer=BLOCK.format("a.py", "line 3\n", ""))
     assert aider.turn("Fourth", CODE.replace("line 7\n", "LINE 7\n").replace("line 3\n", "mine\n"))

@@ -44,7 +44,7 @@ def test_a_file_that_changed_altogether_is_told_whole():
 def test_a_file_that_the_reader_edited_is_named():
     new = FILES.replace("three", "3").replace("That", "c.py\n```\n9\n```\n\nThat")
     text = changes(FILES, new, lambda was, now: (was is None) or now.text.startswith("one\ntwo\n3"))
-    assert text == "a.py: as you edited it above\nc.py: as you wrote it above"
+    assert text == "a.py: as edited above\nc.py: as written above"
 
 
 def test_of_lines_that_are_gone_the_first_is_told():

@@ -34,6 +34,8 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
             "AIDER_CHECK_UPDATE": "false",
             "AIDER_SHOW_RELEASE_NOTES": "false",
             "AIDER_SHOW_MODEL_WARNINGS": "false",
+            # A long history costs nothing here; a summary of it, which aider makes early, is a call and a new text.
+            "AIDER_MAX_CHAT_HISTORY_TOKENS": str(endpoint.context // 2),
             "AIDER_TIMEOUT": "3600",
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         },
