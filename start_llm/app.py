@@ -44,12 +44,12 @@ from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.ports import TemplateError
 from start_llm.prompt.turndb import TurnDB
 from start_llm.prompt.volatile import RuleError, Rules
+from start_llm.proxy.keeper import ProxyKeeper
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
 
 log = logging.getLogger(__name__)
 
 GIB = 2**30
-PROXY_SECONDS = 120.0  # after that a proxy that is not ready is not going to be
 
 
 @dataclass(frozen=True)
@@ -76,6 +76,7 @@ class App:
         self._server: ApiServer = make_server(settings, self.service, observers=observers)
         self._server.metrics.watch_figures(lambda: self.engine.status().figures)
         self._proxy: LiteLLMProxy | None = None
+        self._keeper: ProxyKeeper | None = None
         self._pipeline: Pipeline | None = None
         self._stopped = threading.Event()
 
@@ -116,6 +117,8 @@ class App:
 
     def stop(self) -> None:
         """May be called twice. Running requests end with an error of their dialect."""
+        if self._keeper is not None:
+            self._keeper.stop()
         if self._proxy is not None:
             self._proxy.stop()
         self._server.stop(graceful_seconds=2.0)
@@ -217,16 +220,10 @@ class App:
             return
         self._proxy = proxy
         self._say(f"proxy     {proxy.url}  (key {proxy.master_key})")
-        if not proxy.wait_ready(self.settings.proxy_startup_wait_seconds):
-            threading.Thread(target=self._watch_proxy, args=(proxy,), name="proxy-start", daemon=True).start()
-
-    def _watch_proxy(self, proxy: LiteLLMProxy) -> None:
-        if proxy.wait_ready(PROXY_SECONDS):
-            self._say("proxy     ready")
-        elif not self._stopped.is_set():
-            self._say(
-                f"proxy     not ready after {PROXY_SECONDS:.0f} s; its output is in {self.settings.log_root}/proxy.log"
-            )
+        proxy.wait_ready(self.settings.proxy_startup_wait_seconds)
+        self._keeper = ProxyKeeper(proxy, self._say)
+        self._server.metrics.watch_figures(self._keeper.figures)
+        self._keeper.start()
 
     def _welcome(self, built: _Built) -> None:
         """What somebody needs to know in the first minute."""

@@ -23,6 +23,7 @@ ANY_MODEL = "default"  # the server's name for whatever it serves
 WILDCARDS = ("gpt-*", "claude-*")
 # LiteLLM gives up on a request after this long; a long cold prefill must fit.
 REQUEST_SECONDS = 6 * 3600
+PING_SHARE = 0.8  # of what was promised: its timers are late rather than early
 # LiteLLM leaves `thinking` and `output_config` out of messages to models that it does not know to take them.
 _ABILITIES = {
     "supports_reasoning": True,
@@ -56,6 +57,7 @@ def proxy_config(settings: Settings, *, server_url: str, model_id: str, master_k
         model_id: the served name, bare or as ``openai/NAME``, or PROXY_MODEL_ID.
     """
     name_behind = served_name(settings, model_id)
+    ping_seconds = settings.sse_ping_seconds * PING_SHARE
     parameters = {
         "model": f"hosted_vllm/{name_behind}",
         "api_base": f"{server_url.rstrip('/')}/v1",
@@ -63,6 +65,8 @@ def proxy_config(settings: Settings, *, server_url: str, model_id: str, master_k
         "api_key": settings.api_key or "none",
         "timeout": REQUEST_SECONDS,
         "stream_timeout": REQUEST_SECONDS,
+        # It drops the comments that the server sends while it prefills, so it has to show life itself.
+        "keepalive_seconds": ping_seconds,
     }
     entries = []
     for index, name in enumerate(proxy_model_names(settings, model_id)):
@@ -73,7 +77,12 @@ def proxy_config(settings: Settings, *, server_url: str, model_id: str, master_k
         entries.append({"model_name": name, "litellm_params": parameters, "model_info": info})
     return {
         "model_list": entries,
-        "litellm_settings": {"telemetry": False, "request_timeout": REQUEST_SECONDS, "num_retries": 0},
+        "litellm_settings": {
+            "telemetry": False,
+            "request_timeout": REQUEST_SECONDS,
+            "num_retries": 0,
+            "sse_keepalive_ping_interval_seconds": ping_seconds,
+        },
         # One server behind: a retry would compute twice, a cool-down would refuse what could be answered.
         "router_settings": {"num_retries": 0, "disable_cooldowns": True},
         "general_settings": {"master_key": master_key, "disable_spend_logs": True},

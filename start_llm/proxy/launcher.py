@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import itertools
 import json
+import logging
 import os
 import shutil
 import signal
@@ -23,6 +24,8 @@ import psutil
 from start_llm.core.settings import Settings
 from start_llm.proxy import config as proxy_config
 from start_llm.proxy.child import MARKER
+
+log = logging.getLogger(__name__)
 
 CHILD = Path(__file__).with_name("child.py")
 _POLL_SECONDS = 0.05
@@ -97,29 +100,33 @@ class LiteLLMProxy:
     def start(self) -> None:
         """Starts LiteLLM and returns at once; `wait_ready` tells when it answers.
 
+        A free port that was picked once is kept: clients know it.
+
         Raises:
-            ProxyError: the port is taken by something that is not a leftover proxy of ours.
+            ProxyError: the port is taken by something that is no leftover proxy of ours, or a file cannot be written.
         """
         with self._lock:
             if self._process is not None and self._process.poll() is None:
                 return
             host = self._settings.mlx_host
-            if self._settings.proxy_port:
-                self._clear_port(host, self._settings.proxy_port)
+            if self._port:
+                self._clear_port(host, self._port)
             else:
                 self._port = _free_port(host)
-            key = self.master_key
-            config = proxy_config.proxy_config(
-                self._settings, server_url=self._server_url, model_id=self._model_id, master_key=key
-            )
-            path = proxy_config.write_config(config)
-            self._folder = path.parent
             try:
-                self._process = self._spawn(host, path)
-            except BaseException:
+                self._launch(host)
+            except OSError as error:
                 self._clean()
-                raise
-            self._remember(self._process.pid)
+                raise ProxyError(f"it cannot be started: {error}") from error
+
+    def _launch(self, host: str) -> None:
+        config = proxy_config.proxy_config(
+            self._settings, server_url=self._server_url, model_id=self._model_id, master_key=self.master_key
+        )
+        path = proxy_config.write_config(config)
+        self._folder = path.parent
+        self._process = self._spawn(host, path)
+        self._remember(self._process.pid)
 
     def _spawn(self, host: str, config: Path) -> subprocess.Popen[bytes]:
         self._log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -181,7 +188,8 @@ class LiteLLMProxy:
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(process.pid, signal.SIGKILL)  # the group outlives its leader if anything is left in it
                 process.wait()
-                self._record_path(self._port).unlink(missing_ok=True)
+                with suppress(OSError):
+                    self._record_path(self._port).unlink(missing_ok=True)
                 self._process = None
             self._clean()
 
@@ -189,7 +197,7 @@ class LiteLLMProxy:
         """The last lines of LiteLLM's output, for an error message."""
         try:
             text = self._log_path.read_text(encoding="utf-8", errors="replace")
-        except FileNotFoundError:
+        except OSError:
             return ""
         return "\n".join(text.splitlines()[-lines:])
 
@@ -213,10 +221,13 @@ class LiteLLMProxy:
             return
         owner = psutil.Process()
         path = self._record_path(self._port)
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         temporary = path.with_suffix(f".{owner.pid}.tmp")
-        temporary.write_text(json.dumps(asdict(_Record(pid, created, owner.pid, owner.create_time()))))
-        os.replace(temporary, path)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            temporary.write_text(json.dumps(asdict(_Record(pid, created, owner.pid, owner.create_time()))))
+            os.replace(temporary, path)
+        except OSError as error:
+            log.warning("the proxy runs, but is not remembered: %s", error)
 
     def _clear_port(self, host: str, port: int) -> None:
         """Returns once `port` can be bound: a leftover proxy of ours is ended, anything else is a ProxyError."""

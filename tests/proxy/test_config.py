@@ -49,6 +49,12 @@ def test_every_entry_leads_to_the_served_model_and_takes_messages() -> None:
     assert config["general_settings"]["master_key"] == "sk-1"
 
 
+def test_the_proxy_shows_life_a_little_more_often_than_was_promised() -> None:
+    config = proxy_config(settings(sse_ping_seconds=5), server_url="http://h:1", model_id="m", master_key="k")
+    assert {entry["litellm_params"]["keepalive_seconds"] for entry in config["model_list"]} == {4.0}
+    assert config["litellm_settings"]["sse_keepalive_ping_interval_seconds"] == 4.0
+
+
 def test_the_environment_is_offline_and_not_the_users() -> None:
     given = {"PATH": "/bin", "DATABASE_URL": "postgres://x", "LITELLM_MODE": "DEV", "NO_PROXY": "example.org"}
     made = proxy_environment(given)

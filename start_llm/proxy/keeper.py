@@ -1,0 +1,122 @@
+"""Keeps the proxy alive: says when it is ready, and starts it again when it has died.
+
+A proxy that dies at every start is given up after `PAUSES` are used up; the server itself goes on either way.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from start_llm.proxy.launcher import ProxyError
+
+log = logging.getLogger(__name__)
+
+PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Seconds before each restart in a row; as many restarts as there are pauses."""
+STABLE_SECONDS = 600.0
+"""A proxy that has lived this long is sound: its next death counts as the first."""
+READY_SECONDS = 120.0
+"""After that a proxy that is not ready is not going to be."""
+LOOK_SECONDS = 0.25
+
+
+class Proxy(Protocol):
+    """What is kept: `LiteLLMProxy`."""
+
+    @property
+    def url(self) -> str: ...
+
+    def alive(self) -> bool: ...
+
+    def healthy(self) -> bool: ...
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def log_tail(self, lines: int = 20) -> str: ...
+
+
+class ProxyKeeper:
+    """Watches a proxy that has been started, in a thread of its own; `start` and `stop` belong to the app's thread.
+
+    Between `start` and the return of `stop` only this thread starts or stops the proxy.
+    """
+
+    def __init__(
+        self,
+        proxy: Proxy,
+        say: Callable[[str], None],
+        *,
+        pauses: Sequence[float] = PAUSES,
+        ready_seconds: float = READY_SECONDS,
+        stable_seconds: float = STABLE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._proxy, self._say = proxy, say
+        self._pauses, self._ready_seconds, self._stable_seconds = tuple(pauses), ready_seconds, stable_seconds
+        self._clock = clock
+        self._restarts = 0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="proxy-keeper", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends the watch; the proxy is left as it is."""
+        self._over.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def figures(self) -> dict[str, float]:
+        """For ``/metrics``."""
+        return {"proxy_up": float(self._proxy.alive()), "proxy_restarts": float(self._restarts)}
+
+    def _run(self) -> None:
+        failures = 0
+        while not self._over.is_set():
+            began = self._clock()
+            self._watch()
+            if self._over.is_set():
+                return
+            failures = 1 if self._clock() - began >= self._stable_seconds else failures + 1
+            if failures > len(self._pauses):
+                log.error(
+                    "the proxy has died %d times in a row and is given up; the server goes on without it at its own "
+                    "address. The proxy's last words:\n%s",
+                    failures,
+                    self._proxy.log_tail(5),
+                )
+                return
+            self._again(failures)
+
+    def _watch(self) -> None:
+        """Returns when the proxy has died, or the watch is over."""
+        said = self._proxy.healthy()  # then the start-up has said so
+        deadline = self._clock() + self._ready_seconds
+        while self._proxy.alive() and not self._over.wait(LOOK_SECONDS):
+            if said:
+                continue
+            if self._proxy.healthy():
+                self._say("proxy     ready")
+                said = True
+            elif self._clock() >= deadline:
+                log.warning("the proxy is not ready after %.0f s:\n%s", self._ready_seconds, self._proxy.log_tail(5))
+                said = True
+
+    def _again(self, failures: int) -> None:
+        pause = self._pauses[failures - 1]
+        log.warning("the proxy has died; it is started again in %g s (%d of %d)", pause, failures, len(self._pauses))
+        if self._over.wait(pause):
+            return
+        self._restarts += 1
+        try:
+            self._proxy.stop()
+            self._proxy.start()
+        except ProxyError as error:
+            log.warning("the proxy cannot be started: %s", error)
