@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import shlex
 import shutil
 import signal
@@ -11,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -24,6 +26,7 @@ from start_llm.proxy.config import master_key
 STARTUP_SECONDS = 3600.0  # a first start downloads the model
 PROXY_SECONDS = 120.0
 MIN_ANSWER_TOKENS = 256
+SECRET_BYTES = 24
 
 
 def main(argv: Sequence[str], settings: Settings) -> int:
@@ -46,7 +49,7 @@ def main(argv: Sequence[str], settings: Settings) -> int:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             plan = client.plan(endpoint, folder)
             write_files(plan)
-            return run(executable or client.command, plan, arguments)
+            return run(executable or client.command, with_secrets(plan), arguments)
     except LaunchError as error:
         print(f"launch: {error}", file=sys.stderr)
         return 1
@@ -116,6 +119,11 @@ def print_plan(client: Client, plan: Plan) -> None:
         print(f': "${{{name}:={value}}}"; export {name}')
     for name, value in plan.env.items():
         print(f"export {name}={shlex.quote(value)}")
+    for name, path in plan.secrets.items():
+        kept = shlex.quote(str(path))
+        made = f"head -c {SECRET_BYTES} /dev/urandom | od -An -v -tx1 | tr -d ' \\n'"
+        print(f"[ -s {kept} ] || (umask 077; {made} > {kept})")
+        print(f'export {name}="$(cat {kept})"')
     print(shlex.join([client.command, *plan.arguments]))
 
 
@@ -127,6 +135,21 @@ def write_files(plan: Plan) -> None:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(temporary, path)
+
+
+def with_secrets(plan: Plan) -> Plan:
+    """The plan with its secrets as variables. A secret is made when it is first needed, and kept."""
+    made = {}
+    for name, path in plan.secrets.items():
+        if not path.exists():
+            handle, temporary = tempfile.mkstemp(dir=path.parent)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(secrets.token_hex(SECRET_BYTES))
+            with suppress(FileExistsError):  # made elsewhere by now: that one counts
+                os.link(temporary, path)
+            os.unlink(temporary)
+        made[name] = path.read_text(encoding="utf-8").strip()
+    return replace(plan, env=plan.env | made)
 
 
 def client_environment(inherited: Mapping[str, str], plan: Plan) -> dict[str, str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from start_llm.launch.clients.openclaw import GATEWAY_PORT
 from tests.oracle.oracle import script
 
 TRY = "python3 -c 'import src.calc as c; print(c.add(1, 2))' > out.txt"
@@ -30,6 +31,8 @@ class Scenario:
         more: raw answers of the resumed turn; the sub-agent's script is inside a call.
         look: raw answers of the fresh session.
         sub_agent: the resumed turn has one.
+        told: requests of the resumed turn in which the parent goes on once it is told what the sub-agent said.
+        beside: (arguments, address of its health) of what runs as long as the session does.
         typed: it goes on with a session in a terminal only; the prompt is typed there.
         fresh_reuse: least share of the fresh session's first prompt that must be reused.
         seconds: limit of a run.
@@ -45,6 +48,8 @@ class Scenario:
     look: Callable[[Path], list[str]]
     fresh: Callable[[str, Path], tuple[list[str], str]] | None = None
     sub_agent: bool = False
+    told: int = 0
+    beside: tuple[list[str], str] | None = None
     typed: bool = False
     fresh_reuse: float = 0.0
     seconds: float = 120
@@ -71,7 +76,7 @@ def hidden(raw: str) -> str:
 
 def tools(
     read: Callable[[Path], str], edit: Callable[[Path], str], run: Callable[[str], str], write: Callable[[Path], str]
-) -> dict[str, Callable[[Path], list[str]]]:
+) -> dict[str, Any]:
     """The four parts of a scenario from an agent's four basic calls."""
     return {
         "work": lambda repo: [
@@ -226,7 +231,7 @@ QWEN = Scenario(
 
 
 def _openclaw(session: str) -> Callable[[str, Path], tuple[list[str], str]]:
-    arguments = ["agent", "--local", "--agent", "main", "--session-id", session, "--message"]
+    arguments = ["agent", "--agent", "main", "--session-id", session, "--message"]
     return lambda prompt, data: ([*arguments, prompt], "")
 
 
@@ -237,18 +242,27 @@ _OPENCLAW_TOOLS = {
 }
 
 
-def _openclaw_parts() -> dict[str, Callable[[Path], list[str]]]:
+def _openclaw_parts() -> dict[str, Any]:
     """OpenClaw works in its own workspace, so commands say where."""
 
     def for_repository(part: str) -> Callable[[Path], list[str]]:
         def raw(repo: Path) -> list[str]:
             run = lambda command: call("exec", command=f"cd {repo} && {command}")  # noqa: E731
             parts = tools(_OPENCLAW_TOOLS["read"], _OPENCLAW_TOOLS["edit"], run, _OPENCLAW_TOOLS["write"])
-            return parts[part](repo)
+            texts: list[str] = parts[part](repo)
+            return texts
 
         return raw
 
-    return {part: for_repository(part) for part in ("work", "note", "more", "look")}
+    def more(repo: Path) -> list[str]:
+        # The message that tells the sub-agent's answer quotes its task, script included, with the tags escaped: the
+        # parent does the same then, it looks for itself. Bare calls stay calls.
+        read = {"name": "read", "arguments": {"path": str(repo / "src" / "util.py")}}
+        task = nested(json.dumps(read), "It defines `clamp`.")
+        spawn = call("tool_call", id="sessions_spawn", args={"task": task})
+        return ["I ask a helper.\n" + hidden(spawn), call("sessions_yield")]
+
+    return {part: for_repository(part) for part in ("work", "note", "look")} | {"more": more}
 
 
 OPENCLAW = Scenario(
@@ -256,6 +270,9 @@ OPENCLAW = Scenario(
     first=_openclaw("first"),
     again=_openclaw("first"),
     fresh=_openclaw("second"),
+    sub_agent=True,
+    told=2,
+    beside=(["gateway"], f"http://127.0.0.1:{GATEWAY_PORT}/readyz"),
     seconds=300,
     **_openclaw_parts(),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -71,10 +72,12 @@ class Session:
 
     def turn(self, turn: str, ask: str, texts: list[str], how: tuple[list[str], str]) -> Run:
         arguments, text = how
-        typed = None
-        if self.scenario.typed and turn in {"second", "resumed"}:
-            typed = len(texts) + SUB_AGENT_REQUESTS * (self.scenario.sub_agent and turn == "resumed")
-        run = self.world.launch(self.scenario.name, self.repository, arguments, text, self.scenario.seconds, typed)
+        requests, scenario = len(texts), self.scenario
+        if turn == "resumed" and scenario.sub_agent:
+            requests += SUB_AGENT_REQUESTS + scenario.told
+        typed = requests if scenario.typed and turn in {"second", "resumed"} else None
+        late = requests if scenario.beside else 0
+        run = self.world.launch(scenario.name, self.repository, arguments, text, scenario.seconds, typed, late)
         check(run, len(texts))
         counter = self.counter
         if turn == "fresh":
@@ -117,14 +120,16 @@ def test_agent(name: str, world: World, counter: NewTokens, table: list[str]) ->
     scenario = SCENARIOS[name]
     session = Session(world, scenario, counter)
     repo, data = session.repository, session.data
+    beside = world.beside(name, repo, *scenario.beside) if scenario.beside else nullcontext()
     try:
-        if scenario.live:
-            live_turns(session, repo, data)
-        else:
-            first_turn(session, repo, data)
-            second_turn(session, repo, data)
-            resumed_turn(session, repo, data)
-        fresh_session(session, repo, data)
+        with beside:
+            if scenario.live:
+                live_turns(session, repo, data)
+            else:
+                first_turn(session, repo, data)
+                second_turn(session, repo, data)
+                resumed_turn(session, repo, data)
+            fresh_session(session, repo, data)
     finally:
         table.append(session.line())
     later = {turn: figures.going_on for turn, figures in session.figures.items() if turn != "first"}
@@ -169,7 +174,8 @@ def resumed_turn(session: Session, repo: Path, data: Path) -> None:
     ask = session.prompt("What does src/util.py define?", texts)
     run = session.turn("resumed", ask, texts, session.scenario.again(ask, data))
     if session.scenario.sub_agent:
-        assert len(run.served) >= len(texts) + SUB_AGENT_REQUESTS, f"no sub-agent ran\n{run.output[-2000:]}"
+        expected = len(texts) + SUB_AGENT_REQUESTS + session.scenario.told
+        assert len(run.served) >= expected, f"no sub-agent ran\n{run.output[-2000:]}"
 
 
 def fresh_session(session: Session, repo: Path, data: Path) -> None:

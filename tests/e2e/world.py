@@ -113,6 +113,10 @@ class World:
     def logs(self) -> Path:
         return self.folder / "logs"
 
+    @property
+    def via(self) -> list[str]:
+        return ["--via-proxy"] if self.proxy is not None else []
+
     def environment(self, name: str) -> dict[str, str]:
         """An agent's variables: nothing of the user's but the language and this machine's libraries."""
         home = self.folder / name / "home"
@@ -151,15 +155,22 @@ class World:
         return folder
 
     def launch(
-        self, name: str, folder: Path, arguments: list[str], text: str, seconds: float, typed: int | None = None
+        self,
+        name: str,
+        folder: Path,
+        arguments: list[str],
+        text: str,
+        seconds: float,
+        typed: int | None = None,
+        late: int = 0,
     ) -> Run:
         """Runs ``launch NAME -- ARGUMENTS`` in `folder`, for at most `seconds`.
 
         `text` is its standard input; with `typed`, it is typed in a terminal, which is left after that many requests.
+        What runs beside it may still send some once it has ended: `late` is how many there are in all then.
         """
         before, served = len(self.sent()), len(self.served())
-        via = ["--via-proxy"] if self.proxy is not None else []
-        command = [sys.executable, "-m", "start_llm", "launch", name, *via, "--", *arguments]
+        command = [sys.executable, "-m", "start_llm", "launch", name, *self.via, "--", *arguments]
         environment = self.environment(name)
         if typed is not None:
             command = [sys.executable, str(TERMINAL), str(self.record), str(typed), *command]
@@ -183,11 +194,40 @@ class World:
             finally:
                 end(process)
         took = time.monotonic() - began
+        self.wait_for(before + late, served + late, seconds - took)
         sent = self.sent()[before:]
         # Requests of agents that run beside each other may end in one order and be written down in another.
         place = {entry["id"]: n for n, entry in enumerate(sent)}
         logged = sorted(self.served()[served:], key=lambda entry: place.get(entry["id"], len(place)))
         return Run(code, output.read_text(errors="replace"), took, sent, logged)
+
+    @contextmanager
+    def beside(self, name: str, folder: Path, arguments: list[str], url: str) -> Iterator[None]:
+        """Runs ``launch NAME -- ARGUMENTS`` in the background; `url` answers once it is up."""
+        command = [*self.network, sys.executable, "-m", "start_llm", "launch", name, *self.via, "--", *arguments]
+        output = self.folder / name / "beside.txt"
+        with output.open("wb") as out:
+            process = subprocess.Popen(
+                command,
+                cwd=folder,
+                env=self.environment(name),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            waited = subprocess.run([*self.network, sys.executable, "-c", WAIT, url, str(START_SECONDS)], check=False)
+            assert waited.returncode == 0, output.read_text(errors="replace")[-2000:]
+            yield
+        finally:
+            end(process)
+
+    def wait_for(self, sent: int, served: int, seconds: float) -> None:
+        """Waits until so many requests are in both records, for at most `seconds`."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and (len(self.sent()) < sent or len(self.served()) < served):
+            time.sleep(0.1)
 
     def sent(self) -> list[dict[str, Any]]:
         """All POST requests that agents sent so far."""

@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import stat
+import subprocess
 import sys
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Every client is installed, and writes to this file how it was run."""
     folder = tmp_path / "bin"
     folder.mkdir()
-    for command in ("pi", "claude", "codex"):
+    for command in ("pi", "claude", "codex", "openclaw"):
         make_client(folder, command)
     monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
     monkeypatch.setenv("START_LLM_TEST_OUT", str(tmp_path / "out"))
@@ -118,6 +119,27 @@ def test_print_starts_nothing_and_writes_nothing(tmp_path: Path, capsys: pytest.
     assert f"http://127.0.0.1:{port}/v1" in said and "export PI_OFFLINE=1" in said
     assert said.splitlines()[-1] == "pi --provider start_llm --model big"
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_secret_is_made_once_and_is_its_owners_only(tmp_path: Path, out: Path) -> None:
+    told = []
+    with serving() as port:
+        for _ in range(2):
+            assert main(["openclaw"], settings(tmp_path, mlx_port=port)) == 7
+            told += [line for line in lines(out) if line.startswith("OPENCLAW_GATEWAY_TOKEN=")]
+    kept = tmp_path / "cache" / "launch" / "openclaw" / "gateway-token"
+    assert told == [f"OPENCLAW_GATEWAY_TOKEN={kept.read_text()}"] * 2 and len(kept.read_text()) == 48
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert kept.read_text() not in (kept.parent / "openclaw.json").read_text()
+
+
+def test_the_printed_text_makes_a_secret_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["openclaw", "--print"], settings(tmp_path / "a folder", mlx_port=1)) == 0
+    text = capsys.readouterr().out.removesuffix("openclaw\n") + "echo $OPENCLAW_GATEWAY_TOKEN\n"
+    told = {subprocess.run(["sh", "-c", text], capture_output=True, check=True).stdout for _ in range(2)}
+    kept = tmp_path / "a folder" / "cache" / "launch" / "openclaw" / "gateway-token"
+    assert told == {f"{kept.read_text()}\n".encode()} and len(kept.read_text()) == 48
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
 def test_bad_arguments_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ def test_a_plan_leads_to_the_endpoint_and_stays_in_its_folder(name: str, tmp_pat
     plan = CLIENTS[name].plan(ENDPOINT, tmp_path)
     said = " ".join([*plan.env.values(), *plan.files.values(), *plan.arguments])
     assert "http://127.0.0.1:4321" in said and "the-key" in said and "the-model" in said
-    assert all(path.is_relative_to(tmp_path) for path in plan.files)
+    assert all(path.is_relative_to(tmp_path) for path in (*plan.files, *plan.secrets.values()))
     assert not set(plan.unset) & set(plan.env)
     assert name == "aider" or "54321" in said or name == "cline"
     assert list(tmp_path.iterdir()) == []
@@ -36,5 +36,5 @@ def test_only_documented_variables_are_set(tmp_path: Path) -> None:
     for name, client in CLIENTS.items():
         page = (DOCS / f"{name}.md").read_text()
         plan = client.plan(ENDPOINT, tmp_path)
-        missing = [variable for variable in {**plan.env, **plan.defaults} if variable not in page]
+        missing = [variable for variable in {**plan.env, **plan.defaults, **plan.secrets} if variable not in page]
         assert missing == [], f"docs/clients/{name}.md does not name {missing}"

@@ -1,4 +1,4 @@
-"""OpenClaw: a state folder and a configuration of its own, chat completions. It works in the current folder."""
+"""OpenClaw: a state folder, a configuration and a gateway of its own, chat completions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,26 @@ from pathlib import Path
 from start_llm.launch.plan import Client, Endpoint, Plan, to_json
 
 REQUEST_SECONDS = 3600
+# A gateway takes this port and the 110 above it; that of a user's own OpenClaw stands on 18789.
+GATEWAY_PORT = 18909
+# Tools of the owner alone. The turn in which a sub-agent's answer comes back is not the owner's: with these it would
+# have another tool list and another system text, and its whole history would be computed anew.
+OWNERS_TOOLS = (
+    "automations",
+    "conversations_list",
+    "conversations_send",
+    "conversations_turn",
+    "gateway",
+    "intent",
+    "mobile_ui",
+    "nodes",
+    "openclaw",
+    "plugins",
+    "portal",
+    "sessions",
+    "terminal",
+    "transcripts",
+)
 
 
 def plan(endpoint: Endpoint, folder: Path) -> Plan:
@@ -27,15 +47,23 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
         "models": [model],
     }
     config = {
-        "models": {"mode": "merge", "providers": {"start_llm": provider}},
+        "models": {
+            "mode": "merge",
+            "providers": {"start_llm": provider},
+            "catalogRefresh": {"enabled": False},
+        },
         "agents": {
             "defaults": {
                 "model": {"primary": f"start_llm/{endpoint.model}"},
                 "workspace": str(folder / "workspace"),
                 "timeoutSeconds": REQUEST_SECONDS,
+                "heartbeat": {"every": "0m"},  # no turns that nobody asked for
             }
         },
+        "gateway": {"mode": "local", "bind": "loopback", "port": GATEWAY_PORT, "auth": {"mode": "token"}},
+        "tools": {"deny": list(OWNERS_TOOLS)},
         "update": {"checkOnStart": False},
+        "logging": {"file": str(folder / "openclaw.log")},
     }
     path = folder / "openclaw.json"
     return Plan(
@@ -44,9 +72,12 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
             "OPENCLAW_CONFIG_PATH": str(path),
             "OPENCLAW_NO_AUTO_UPDATE": "1",
             "OPENCLAW_DISABLE_BONJOUR": "1",
+            "OPENCLAW_GATEWAY_PORT": str(GATEWAY_PORT),
             "START_LLM_KEY": endpoint.key,
         },
+        unset=("OPENCLAW_GATEWAY_URL", "OPENCLAW_GATEWAY_PASSWORD"),
         files={path: to_json(config)},
+        secrets={"OPENCLAW_GATEWAY_TOKEN": folder / "gateway-token"},
     )
 
 
