@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ from start_llm.core.events import (
     Started,
     TextDelta,
     TokenLogprob,
+    ToolCallStarted,
     Usage,
 )
 from start_llm.core.messages import Message
@@ -54,6 +56,7 @@ log = logging.getLogger(__name__)
 # Names that clients are hard-wired to; they all mean the model that is served.
 _FOREIGN_NAMES = re.compile(r"(claude|gpt|chatgpt|codex|o\d)([-.:].*)?$", re.IGNORECASE)
 _WATCH_SECONDS = 5.0
+_PING_SHARE = 0.8  # the edge swallows pings that come too soon after each other
 _REPORTS_KEPT = 1000
 _MISS_SLACK_TOKENS = 16
 _ONE_SHOT_TOKENS = 2048  # what took longer to compute is worth keeping, whatever it was for
@@ -117,7 +120,7 @@ class ChatService:
         run = _Run(self, request, served, prepared, max_tokens=min(asked, room))
         run.submit(self._engine, served.constraint(request, prepared.in_reasoning))
         # 4. tokens come back as events
-        return ChatStream(run, self._engine, poll=min(_WATCH_SECONDS, self._settings.sse_ping_seconds))
+        return ChatStream(run, self._engine, poll=min(_WATCH_SECONDS, self._settings.sse_ping_seconds) * _PING_SHARE)
 
     def _prepare(self, served: Served, request: ChatRequest) -> Prepared:
         thinking = self._settings.default_thinking if request.thinking is None else request.thinking
@@ -202,7 +205,14 @@ class _Choice:
     reasoning: int = 0
     done: bool = False
     aborted: bool = False
+    one_call: bool = False  # a second call is not passed on and ends the answer
+    full: bool = False
     report: CacheReport = field(default_factory=CacheReport)
+
+    @property
+    def cut(self) -> bool:
+        """Nothing that is generated from here on belongs to the answer."""
+        return self.full or self.parser.stopped is not None
 
     def answer(self) -> Message:
         parsed = self.parser.parsed()
@@ -210,7 +220,16 @@ class _Choice:
 
     def take(self, text: str) -> list[Event]:
         """Parses new text and hands the logprobs of its tokens to the visible text among it."""
-        events = self.parser.feed(text)
+        return self.passed(self.parser.feed(text))
+
+    def passed(self, events: list[Event]) -> list[Event]:
+        """What of the parser's events the client is told."""
+        if self.one_call and not self.full:
+            second = (i for i, event in enumerate(events) if isinstance(event, ToolCallStarted) and event.index > 0)
+            end = next(second, None)
+            self.full, events = end is not None, events[:end]
+        elif self.full:
+            events = []
         return self.with_logprobs(events)
 
     def with_logprobs(self, events: list[Event]) -> list[Event]:
@@ -244,7 +263,8 @@ class _Run:
             tool_calls=bool(self.request.tools) and self.request.tool_choice.mode != "none",
             choice=index,
         )
-        return _Choice(index, parser, Detokenizer(self.served.detokenizer()), f"{self.request.id}#{index}")
+        detokenizer, work_id = Detokenizer(self.served.detokenizer()), f"{self.request.id}#{index}"
+        return _Choice(index, parser, detokenizer, work_id, one_call=not self.request.parallel_tool_calls)
 
     def submit(self, engine: Engine, constraint: Constraint | None) -> None:
         """All choices or none."""
@@ -294,6 +314,7 @@ class ChatStream:
     def __init__(self, run: _Run, engine: Engine, poll: float) -> None:
         self._run, self._engine, self._poll = run, engine, poll
         self._ready: deque[Event] = deque()
+        self._shown = time.monotonic()
         self._progress = Progress(0, 0)
         self._started = False
         self._over = False
@@ -306,16 +327,21 @@ class ChatStream:
     def __next__(self) -> Event:
         while not self._closed.is_set():
             if self._ready:
+                self._shown = time.monotonic()
                 return self._ready.popleft()
             if self._over:
                 break
+            # Tokens that show nothing yet (a call that is read as a whole) are no sign of life to the client.
+            left = self._shown + self._poll - time.monotonic()
             try:
-                index, event = self._run.queue.get(timeout=self._poll)
+                index, event = self._run.queue.get(timeout=max(left, 0.0))
             except Empty:
                 self._watch()
                 continue
             if event is not None:
                 self._handle(self._run.choices[index], event)
+            if left <= 0 and not self._ready:
+                self._ready.append(self._progress)
         raise StopIteration
 
     def close(self) -> None:
@@ -361,7 +387,7 @@ class ChatStream:
 
     def _sampled(self, choice: _Choice, event: Sampled) -> None:
         choice.completion += 1
-        if choice.parser.stopped is not None:
+        if choice.cut:
             return
         if event.logprob is not None:
             choice.pending.append(event.logprob)
@@ -369,19 +395,20 @@ class ChatStream:
         if events and all(isinstance(e, ReasoningDelta) for e in events):
             choice.reasoning += 1
         self._ready.extend(events)
-        if choice.parser.stopped is not None:
+        if choice.cut:
             self._engine.cancel(choice.work_id)
 
     def _choice_done(self, choice: _Choice, event: EngineDone) -> None:
         choice.done = True
         choice.aborted = event.reason == "deadline"
-        stopped = choice.parser.stopped
-        if stopped is None:
+        if not choice.cut:
             choice.tokens = event.tokens
             self._ready.extend(choice.take(choice.detokenizer.finish()))
-        self._ready.extend(choice.with_logprobs(choice.parser.finish()))
+        self._ready.extend(choice.passed(choice.parser.finish()))
+        if choice.full:  # only now, perhaps: a call may be complete at the end of the text alone
+            choice.tokens = ()
         reason: FinishReason = "length" if event.reason == "deadline" else event.reason
-        if stopped is not None:
+        if choice.cut:
             reason = "stop"
         if choice.parser.parsed().tool_calls and reason == "stop":
             reason = "tool_calls"

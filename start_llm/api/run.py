@@ -54,7 +54,7 @@ class Runner:
         self._service = service
         self._watcher = watcher
         self._observers = observers
-        self._ping_gap = min(1.0, ping_seconds / 2)
+        self._ping_gap = min(1.0, ping_seconds / 5)
         self._clock = clock
 
     def run(self, exchange: Exchange, out: Out) -> None:

@@ -1,0 +1,97 @@
+"""The stream of one request, on a fake engine: signs of life, and the end of an answer with one call too many."""
+
+from __future__ import annotations
+
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+from start_llm.chat import ChatStream, _Choice, _Run
+from start_llm.core.events import ChoiceDone, Done, EngineDone, Event, Progress, Sampled, TextDelta, ToolCallFinished
+from start_llm.core.messages import Tool
+from start_llm.core.prompt import Prompt
+from start_llm.core.report import CacheReport
+from start_llm.core.request import ChatRequest
+from start_llm.parsing.registry import output_style
+from start_llm.parsing.stream import OutputParser
+
+TOOLS = (Tool("get", "", {"type": "object"}), Tool("put", "", {"type": "object"}))
+CALL = '<tool_call>\n{"name": "%s", "arguments": {"x": "a"}}\n</tool_call>'
+
+
+class FakeEngine:
+    def __init__(self) -> None:
+        self.cancelled: list[str] = []
+
+    def cancel(self, work_id: str) -> None:
+        self.cancelled.append(work_id)
+
+    def status(self) -> Any:
+        return SimpleNamespace(state="busy", detail="")
+
+
+class Letters:
+    """A token is a letter's code point."""
+
+    def feed(self, token: int) -> str:
+        return chr(token)
+
+    def finish(self) -> str:
+        return ""
+
+
+class Service:
+    def __init__(self) -> None:
+        self.finished: list[_Run] = []
+
+    def finish(self, run: _Run, report: CacheReport) -> None:
+        self.finished.append(run)
+
+
+def stream_of(text: str, *, parallel: bool, end: str = "stop", poll: float = 60.0) -> tuple[list[Event], Any, Any]:
+    """All events of an answer, the engine, and the choice."""
+    request = ChatRequest("r", "chat", "m", tools=TOOLS, parallel_tool_calls=parallel)
+    run: Any = _Run.__new__(_Run)
+    run.service, run.request, run.served = Service(), request, SimpleNamespace(pipeline=None)
+    run.prepared = SimpleNamespace(prompt=Prompt((1, 2)), session=None, in_reasoning=False)
+    parser = OutputParser(output_style(tool_parser="hermes_json"), tools=TOOLS)
+    choice = _Choice(0, parser, Letters(), "r#0", one_call=not parallel)  # type: ignore[arg-type]
+    run.choices = [choice]
+    engine = FakeEngine()
+    run.queue = SimpleQueue()
+    for letter in text:
+        run.queue.put((0, Sampled(ord(letter))))
+    run.queue.put((0, EngineDone(end, tuple(map(ord, text)), CacheReport())))  # type: ignore[arg-type]
+    return list(ChatStream(run, engine, poll=poll)), engine, choice  # type: ignore[arg-type]
+
+
+def calls(events: list[Event]) -> list[str]:
+    return [event.name for event in events if isinstance(event, ToolCallFinished)]
+
+
+def test_several_calls_come_where_they_are_allowed() -> None:
+    events, engine, _ = stream_of(CALL % "get" + "\n" + CALL % "put", parallel=True)
+    assert calls(events) == ["get", "put"] and engine.cancelled == []
+
+
+def test_without_parallel_calls_a_second_one_ends_the_answer() -> None:
+    text = "Now. " + CALL % "get" + "\n" + CALL % "put" + "more"
+    events, engine, choice = stream_of(text, parallel=False, end="cancelled")
+    assert calls(events) == ["get"]
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "Now."
+    assert engine.cancelled == ["r#0"] and choice.tokens == ()
+    assert [event.finish_reason for event in events if isinstance(event, ChoiceDone)] == ["tool_calls"]
+    assert isinstance(events[-1], Done)
+
+
+def test_without_parallel_calls_one_call_is_an_answer_like_any_other() -> None:
+    text = CALL % "get"
+    events, engine, choice = stream_of(text, parallel=False)
+    assert calls(events) == ["get"] and engine.cancelled == [] and choice.tokens == tuple(map(ord, text))
+
+
+def test_tokens_that_show_nothing_yet_are_covered_by_signs_of_life() -> None:
+    events, _, _ = stream_of("<tool_ca", parallel=True, poll=0.0)
+    assert sum(isinstance(event, Progress) for event in events) >= len("<tool_ca")
+    events, _, _ = stream_of("<tool_ca", parallel=True)
+    assert not any(isinstance(event, Progress) for event in events)
