@@ -1,4 +1,4 @@
-"""The process that LiteLLM runs in. Standard library only; the launcher starts it by path.
+"""The process that LiteLLM runs in. Nothing of this project is imported here; the launcher starts it by path.
 
 ``python -P child.py --start-llm-proxy FD FOLDER -- LITELLM ARGUMENTS``: FD is the read end of a pipe whose write end
 only the server holds. When that end closes, however the server ended, this process and all that it started end at
@@ -7,14 +7,18 @@ once. FOLDER holds LiteLLM's configuration and goes with it.
 
 from __future__ import annotations
 
+import importlib
+import json
 import os
 import runpy
 import shutil
 import signal
 import sys
 import threading
+from pathlib import Path
 
 MARKER = "--start-llm-proxy"
+COUNTS = Path(__file__).with_name("counts.py")
 
 
 def _end_with(pipe: int, folder: str) -> None:
@@ -33,6 +37,10 @@ def main() -> None:
         raise SystemExit(f"{sys.argv[0]}: must lead its own process group")
     threading.Thread(target=_end_with, args=(int(pipe), folder), name="owner-watch", daemon=True).start()
     sys.argv[1:] = arguments
+    count_behind = runpy.run_path(str(COUNTS))["count_behind"]
+    proxy = importlib.import_module("litellm.proxy.proxy_server")
+    config = json.loads(Path(arguments[arguments.index("--config") + 1]).read_text(encoding="utf-8"))
+    count_behind(proxy.app, config, proxy.user_api_key_auth)
     runpy.run_module("litellm.proxy.proxy_cli", run_name="__main__", alter_sys=True)
 
 

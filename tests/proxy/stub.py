@@ -91,6 +91,8 @@ def _handler(seen: list[Seen], go: threading.Event) -> type[BaseHTTPRequestHandl
             path = self.path.split("?")[0]
             if path.endswith("/messages/count_tokens"):
                 self._json({"input_tokens": 12})
+            elif path.endswith("/responses/input_tokens"):
+                self._json({"object": "response.input_tokens", "input_tokens": 12})
             elif path.endswith("/messages"):
                 self._answer(messages_events(body) if body.get("stream") else messages_body(body))
             elif path.endswith("/responses"):

@@ -189,6 +189,32 @@ CODEX_TOOLS = [
 CODEX_CALLS = [("function_call", "agents", "read", ARGUMENTS), ("custom_tool_call", None, "patch", PATCH)]
 
 
+@pytest.mark.parametrize("model", ["claude-sonnet-4-5", "served"])
+def test_tokens_are_counted_by_the_server(back: StubServer, claude: anthropic.Anthropic, model: str) -> None:
+    tool: Any = {"name": "read", "input_schema": {"type": "object"}}
+    ask: Any = [{"role": "user", "content": "Count."}]
+    counted = claude.messages.count_tokens(model=model, messages=ask, tools=[tool], system="Be.")
+    assert counted.to_dict() == {"input_tokens": 12}
+    seen = back.seen[-1]
+    assert seen.path.endswith("/v1/messages/count_tokens") and seen.headers["x-api-key"] == "server-key"
+    assert seen.body == {"model": "served", "messages": ask, "tools": [tool], "system": "Be."}
+
+
+def test_input_tokens_of_responses_are_counted_by_the_server(back: StubServer, chat: openai.OpenAI) -> None:
+    assert chat.responses.input_tokens.count(model="gpt-5.5", input="Count.").input_tokens == 12
+    assert back.seen[-1].body == {"model": "served", "input": "Count."}
+
+
+def test_a_count_needs_the_key_and_a_model(back: StubServer, proxy: LiteLLMProxy) -> None:
+    url = f"{proxy.url}/v1/messages/count_tokens"
+    asked = len(back.seen)
+    assert httpx.post(url, json={"model": "stub"}, headers={"x-api-key": "sk-wrong"}).status_code in (400, 401)
+    assert len(back.seen) == asked
+    # What is wrong with a request, the server says.
+    httpx.post(url, json={"model": "unknown"}, headers={"x-api-key": proxy.master_key})
+    assert back.seen[-1].body == {"model": "unknown"}
+
+
 def test_responses_namespaces_and_custom_tools(back: StubServer, chat: openai.OpenAI) -> None:
     history = [
         {"role": "user", "content": "u"},
