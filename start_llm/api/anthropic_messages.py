@@ -40,7 +40,7 @@ class OutputConfig(Body):
 
 
 class MessagesBody(SamplingBody):
-    model: str = ""
+    model: str | None = None
     messages: Annotated[list[MessageIn], Field(min_length=1)]
     system: Any = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -82,7 +82,7 @@ def read_messages(inbound: Inbound, settings: Settings) -> MessagesExchange:
     request = ChatRequest(
         id=f"msg_{uuid.uuid4().hex}",
         dialect="messages",
-        model=body.model,
+        model=body.model or "",
         messages=(*_system(body.system), *messages_of(body.messages)),
         tools=tools,
         tool_choice=choice,

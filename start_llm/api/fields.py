@@ -21,6 +21,12 @@ SESSION_HEADERS = (
     "conversation_id",
     "x-session-affinity",
 )
+_PLAIN = {
+    "model_type": "an object",
+    "dict_type": "an object",
+    "list_type": "a list",
+    "too_short": "a list with at least one item",
+}
 AGENT_HEADER = "x-claude-code-agent-id"
 
 
@@ -84,6 +90,8 @@ def validate[B: Body](model: type[B], data: Any) -> B:
         path = field_path(problem["loc"])
         if problem["type"] == "missing":
             raise BadRequest(f"{path}: this field is required.", param=path, code="missing_field") from None
+        if problem["type"] in _PLAIN:  # pydantic's own words name its classes, or what stands after its work
+            raise bad(path, _PLAIN[problem["type"]], problem["input"]) from None
         message = f"{path}: {problem['msg']}, but got {short(problem['input'])}."
         raise BadRequest(message, param=path, code="invalid_value") from None
 

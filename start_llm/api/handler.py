@@ -62,7 +62,10 @@ class ApiHandler(BaseHTTPRequestHandler):
         self.close_connection = True
         try:
             self.raw_requestline = self.rfile.readline()
-            if self.parse_request():
+            if not self.raw_requestline.endswith(b"\n"):
+                self.requestline, self.command = "", ""
+                self.send_error(414, "the first line is too long")
+            elif self.parse_request():
                 self._answer()
         except ClientGone as gone:
             self.close_connection = True
@@ -90,8 +93,9 @@ class ApiHandler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         self._fields = Headers(self.headers.items())
-        path = urlsplit(self.path).path.rstrip("/") or "/"
+        path = "/"
         try:
+            path = _path_of(self.path)
             lengths = self.headers.get_all("Content-Length") or []
             self.body_unread = "Transfer-Encoding" in self.headers or lengths not in ([], ["0"])
             self._check(path)
@@ -218,3 +222,11 @@ class ApiHandler(BaseHTTPRequestHandler):
 
     def _name(self) -> str:
         return getattr(self, "requestline", "") or "request"
+
+
+def _path_of(target: str) -> str:
+    """The path of a request's target, without the slashes at its end. Raises BadRequest."""
+    try:
+        return urlsplit(target).path.rstrip("/") or "/"
+    except ValueError as error:
+        raise BadRequest(f"{target[:80]!r} is no address: {error}.") from None

@@ -44,7 +44,7 @@ class ChatMessage(Body):
 
 
 class ChatBody(SamplingBody):
-    model: str = ""
+    model: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     tools: list[Any] | None = None
     tool_choice: Any = None
@@ -55,6 +55,7 @@ class ChatBody(SamplingBody):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1, le=64)] | None = None
+    best_of: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     stop: Any = None
@@ -90,12 +91,14 @@ def read_chat(inbound: Inbound, settings: Settings, token_text: Callable[[int], 
     body, data = parse_body(ChatBody, inbound.body)
     if body.modalities and set(body.modalities) != {"text"}:
         raise NotSupported("modalities: only text can be generated.", param="modalities")
+    if body.best_of is not None and body.best_of > (body.n or 1):
+        raise NotSupported("best_of: more candidates than n are not supported; set n instead.", param="best_of")
     tools, choice = _tools(body)
     thinking = thinking_of(data)
     request = ChatRequest(
         id=f"chatcmpl-{uuid.uuid4().hex}",
         dialect="chat",
-        model=body.model,
+        model=body.model or "",
         messages=messages_of(body.messages),
         tools=tools,
         tool_choice=choice,

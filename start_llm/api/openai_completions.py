@@ -28,7 +28,7 @@ MOST_PROMPTS = 64
 
 
 class CompletionBody(SamplingBody):
-    model: str = ""
+    model: str | None = None
     prompt: Any = None
     suffix: str | None = None
     echo: bool | None = None
@@ -91,7 +91,7 @@ def read_completion(inbound: Inbound, settings: Settings, token_text: TokenText)
     request = ChatRequest(
         id=f"cmpl-{uuid.uuid4().hex}",
         dialect="completions",
-        model=body.model,
+        model=body.model or "",
         prompt=prompts[0],
         sampling=sampling_of(body, settings),
         max_tokens=body.max_tokens,

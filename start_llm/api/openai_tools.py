@@ -111,4 +111,6 @@ def response_format_of(value: Any, path: str = "response_format") -> ResponseFor
     if not isinstance(schema, dict):
         raise bad(f"{inner}.schema", "a JSON schema object", schema)
     name = place.get("name")
-    return ResponseFormat("json_schema", schema, name if isinstance(name, str) and name else "response")
+    return ResponseFormat(
+        "json_schema", schema, name if isinstance(name, str) and name else "response", f"{inner}.schema"
+    )

@@ -12,7 +12,7 @@ OFF = frozenset({"off", "none", "disabled", "disable", "false", "no", "0"})
 ON = frozenset({"on", "enabled", "enable", "true", "yes", "auto", "adaptive", "default", "1"})
 EFFORTS = frozenset({"minimal", "low", "medium", "high", "xhigh", "max"})
 FIELDS = ("enable_thinking", "thinking", "reasoning_effort", "reasoning")
-WORDS = "a boolean or one of off, on, minimal, low, medium, high, xhigh, max"
+WORDS = "a boolean or one of enabled, adaptive, disabled, on, off, minimal, low, medium, high, xhigh, max"
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,11 +45,12 @@ class ToolChoice:
 
 @dataclass(frozen=True, slots=True)
 class ResponseFormat:
-    """What the visible text must look like. `schema` is set for ``json_schema`` only."""
+    """What the visible text must look like. `schema` is set for ``json_schema`` only; `param` is its field's path."""
 
     kind: Literal["text", "json_object", "json_schema"] = "text"
     schema: dict[str, Any] | None = None
     name: str = "response"
+    param: str = field(default="response_format.json_schema.schema", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,8 @@ from start_llm.core.work import Constraint
 from start_llm.parsing.structured_schema import any_object, check_schema, embed
 from start_llm.parsing.structured_tools import ANY_TEXT, Call, Lark, Markers, as_call, call_grammar, literal
 
-SCHEMA_PARAM = "response_format.json_schema.schema"
+PARAMETERS = {"messages": "input_schema", "responses": "parameters"}
+"""What a dialect calls the schema of a tool; the others have ``function.parameters``."""
 MOST_CALLS = 16
 """Of one forced answer. Without a limit a weak model that is only asked "another call or the end?" may never stop."""
 
@@ -135,8 +136,8 @@ def _json_text(wanted: ResponseFormat) -> str | None:
     if wanted.kind == "json_object":
         return f"%json {embed(any_object())}"
     if wanted.schema is None:
-        raise BadRequest(f"{SCHEMA_PARAM} is missing.", param=SCHEMA_PARAM)
-    check_schema(wanted.schema, SCHEMA_PARAM)
+        raise BadRequest(f"{wanted.param} is missing.", param=wanted.param)
+    check_schema(wanted.schema, wanted.param)
     return f"%json {embed(wanted.schema)}"
 
 
@@ -154,7 +155,8 @@ def _chosen(request: ChatRequest) -> Sequence[int]:
 
 
 def _as_calls(request: ChatRequest, indices: Sequence[int], *, auto: bool) -> list[Call]:
-    calls = [as_call(request.tools[i], f"tools[{i}].function.parameters") for i in indices]
+    field_name = PARAMETERS.get(request.dialect, "function.parameters")
+    calls = [as_call(request.tools[i], f"tools[{i}].{field_name}") for i in indices]
     if not auto:
         return calls
     return [Call(c.name, any_object(), True, c.param) if c.lenient else c for c in calls]

@@ -286,3 +286,14 @@ def test_text_documents_and_references_are_text() -> None:
     ]
     request = read(messages=[{"role": "user", "content": content}])
     assert [message.content for message in request.messages] == ["Tool now available: f", "T\nD\nR\nu\nC"]
+
+
+def test_a_schema_knows_its_field() -> None:
+    form = {"type": "json_schema", "schema": {"type": "object"}}
+    for body, param in (
+        ({"output_config": {"format": form}}, "output_config.format.schema"),
+        ({"output_format": form}, "output_format.schema"),
+    ):
+        raw = json.dumps({"model": None, "messages": USER} | body).encode()
+        request = read_messages(Inbound("POST", "/v1/messages", {}, raw), SETTINGS).request
+        assert request.response_format.param == param and request.model == ""

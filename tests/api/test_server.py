@@ -347,3 +347,14 @@ def test_model_ids_may_have_slashes(server: ApiServer, connect: Connect) -> None
     for path in ("/v1/models/gpt-x%2Fy", "/v1/models/gpt-x/y"):
         status, _, body = connect(server).get(path).response()
         assert (status, json.loads(body)["id"]) == (200, "gpt-x/y")
+
+
+def test_a_target_that_is_no_address_is_refused(server: ApiServer, connect: Connect) -> None:
+    status, _, body = connect(server).send("GET http://[::1 HTTP/1.1\r\nHost: localhost\r\n\r\n").response()
+    assert status == 400 and "http://[::1" in json.loads(body)["detail"]
+
+
+def test_a_first_line_that_is_too_long_is_refused(server: ApiServer, connect: Connect) -> None:
+    line = f"GET /{'a' * 70_000} HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    status, headers, _ = connect(server).send(line).response()
+    assert (status, headers["connection"]) == (414, "close")

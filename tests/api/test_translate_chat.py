@@ -241,3 +241,30 @@ def test_half_an_emoji_is_mended() -> None:
 
 def test_unknown_fields_and_nulls_are_ignored() -> None:
     assert read(store=True, service_tier="auto", temperature=None, tools=None, stop=None).sampling.temperature == 0.1
+
+
+def test_errors_are_in_the_words_of_json() -> None:
+    for body, word in (
+        ({"messages": ["Hi"]}, 'messages[0]: must be an object, but got "Hi".'),
+        ({"messages": []}, "messages: must be a list with at least one item, but got []."),
+        ({"messages": "Hi"}, 'messages: must be a list, but got "Hi".'),
+        ({"metadata": 5}, "metadata: must be an object, but got 5."),
+    ):
+        with pytest.raises(StartLLMError) as caught:
+            read(**body)
+        assert caught.value.message == word
+
+
+def test_no_model_and_null_are_the_same() -> None:
+    assert read(model=None).model == ""
+
+
+def test_more_candidates_than_answers_are_not_made() -> None:
+    assert read(n=2, best_of=2).n == 2
+    with pytest.raises(NotSupported, match="best_of"):
+        read(n=2, best_of=3)
+
+
+def test_a_schema_knows_its_field() -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {}}}
+    assert read(response_format=schema).response_format.param == "response_format.json_schema.schema"

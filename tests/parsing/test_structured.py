@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Tool
-from start_llm.core.request import ChatRequest, ResponseFormat, ToolChoice
+from start_llm.core.request import ChatRequest, Dialect, ResponseFormat, ToolChoice
 from start_llm.core.work import Constraint
 from start_llm.parsing.structured import MOST_CALLS, ModelText, make_constraint, special_tokens
 
@@ -83,7 +83,7 @@ def constraint(
     words: Vocabulary, tool_format: str = "hermes_json", reasoning: tuple[str, str] | None = None, **fields: Any
 ) -> Constraint | None:
     where = {key: fields.pop(key) for key in ("in_reasoning", "may_reason") if key in fields}
-    request = ChatRequest(id="x", dialect="chat", model="m", **fields)
+    request = ChatRequest(**({"id": "x", "dialect": "chat", "model": "m"} | fields))
     return make_constraint(request, ModelText(tool_format, words.special, reasoning), **where)
 
 
@@ -314,6 +314,19 @@ def test_what_xml_cannot_hold_a_strict_tool_to_is_refused(tool: Tool, words: lis
     assert caught.value.param == "tools[1].function.parameters"
     for word in words:
         assert word in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("dialect", "name"), [("chat", "function.parameters"), ("messages", "input_schema"), ("responses", "parameters")]
+)
+def test_a_refused_schema_is_named_as_in_its_dialect(dialect: Dialect, name: str) -> None:
+    tool = Tool("t", "", {"properties": {"a": {"not": {}}}}, strict=True)
+    with pytest.raises(BadRequest) as caught:
+        constraint(BYTES, tools=(PING, tool), dialect=dialect)
+    assert caught.value.param == f"tools[1].{name}" and caught.value.message.startswith(f"tools[1].{name}: ")
+    wanted = ResponseFormat("json_schema", {"not": {}}, param="text.format.schema")
+    with pytest.raises(BadRequest, match=r"^text\.format\.schema: keyword 'not'"):
+        constraint(BYTES, response_format=wanted, dialect=dialect)
 
 
 def test_a_tool_that_is_not_strict_is_held_to_what_can_be_enforced() -> None:
