@@ -10,7 +10,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from dotenv import dotenv_values
+
 from start_llm.core.settings import Settings, SettingsError, load_settings
+from start_llm.dashboard.jsonlines import json_line
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -40,7 +43,8 @@ def _run(command: str, arguments: list[str], overrides: dict[str, Any]) -> int:
     try:
         settings = load_settings(ROOT / ".env", **overrides)
     except SettingsError as error:
-        print(error, file=sys.stderr)
+        as_json = command != "launch" and _truth(_raw_setting("LOG_JSON"))
+        print(json_line(str(error), level="error") if as_json else error, file=sys.stderr)
         return 2
     return _start(command, arguments, settings)
 
@@ -52,6 +56,15 @@ def _start(command: str, arguments: list[str], settings: Settings) -> int:
     if command == "launch":
         return int(module.main(arguments, settings))
     return int(module.main(settings))
+
+
+def _raw_setting(name: str) -> str:
+    """A variable as it stands, for when the settings as a whole cannot be read."""
+    return os.environ.get(name) or dotenv_values(ROOT / ".env").get(name) or ""
+
+
+def _truth(word: str) -> bool:
+    return word.strip().lower() in {"1", "true", "t", "yes", "y", "on"}
 
 
 def _with_command(arguments: Sequence[str]) -> list[str]:

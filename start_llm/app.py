@@ -26,6 +26,7 @@ from start_llm.core.errors import NotSupported, StartLLMError, Unavailable
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings, SettingsError
 from start_llm.core.work import Constraint
+from start_llm.dashboard.jsonlines import json_line, log_as_json
 from start_llm.dashboard.terminal import terminal
 from start_llm.engine.constraint import Grammars
 from start_llm.engine.memory import MemoryGuard
@@ -65,9 +66,10 @@ class App:
 
     def __init__(self, settings: Settings, *, say: Callable[[str], None] | None = None) -> None:
         self.settings = settings
-        console = Console(stderr=settings.log_json, highlight=False, soft_wrap=True)
-        self._say = say or (lambda line: console.print(line, markup=False))
-        self._progress: Callable[[str, float], None] = ProgressBars(console) if say is None else _quiet
+        console = Console(stderr=settings.log_json, highlight=False, soft_wrap=True, emoji=False)
+        self._say = say or _speaker(console, as_json=settings.log_json)
+        lines = self._say if settings.log_json else None
+        self._progress: Callable[[str, float], None] = ProgressBars(console, lines) if say is None else _quiet
         self._rules = Rules.load(settings.cache_rules_file)
         self._built: _Built | None = None
         self.engine = EngineThread(self._load, max_queue=settings.max_queue, max_concurrency=settings.max_concurrency)
@@ -126,6 +128,13 @@ class App:
         if self._pipeline is not None:
             self._pipeline.close()
         self._stopped.set()
+
+    def recommend(self) -> None:
+        """With no MODEL_PATH on a Mac: says which model would do real work here."""
+        device = inspect_device(accelerator)
+        best = recommended_model(device.memory) if device.apple_silicon else None
+        if best is not None:
+            self._say(f"This is the small embedded model. For {device}: MODEL_PATH={best.repository} ({best.note}).")
 
     def on_model_thread(self, function: Callable[[Any, Any], Any], timeout: float = 600.0) -> Any:
         """``function(model, mlx-lm's tokenizer)`` on the model thread; for benchmarks."""
@@ -281,17 +290,30 @@ def _constraints(built: _Built) -> Callable[[ChatRequest, bool], Constraint | No
     return constraint
 
 
+def _speaker(console: Console, *, as_json: bool) -> Callable[[str], None]:
+    """Writes a line for people, or the same as JSON."""
+
+    def say(line: str) -> None:
+        text = json_line(" ".join(line.split())) if as_json else line
+        console.print(text, markup=False)
+
+    return say
+
+
 def _quiet(step: str, part: float) -> None:
     """No progress: the caller gave its own `say`."""
 
 
 def main_serve(settings: Settings) -> int:
     """Runs until SIGINT or SIGTERM. The exit code of `serve`."""
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    if settings.log_json:
+        log_as_json()
+    else:
+        logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     try:
         app = App(settings)
     except (StartLLMError, SettingsError, RuleError) as error:
-        print(error, file=sys.stderr)
+        _complain(str(error), settings)
         return 2
 
     def end(signum: int, frame: FrameType | None) -> None:
@@ -302,7 +324,7 @@ def main_serve(settings: Settings) -> int:
     try:
         app.start()
     except StartLLMError as error:
-        print(error.message, file=sys.stderr)
+        _complain(error.message, settings)
         app.stop()
         return 1
     # What is loaded by now stays. Left to the collector, each full collection goes through all of it: some 50 ms
@@ -310,14 +332,11 @@ def main_serve(settings: Settings) -> int:
     gc.collect()
     gc.freeze()
     if settings.model_path is None:
-        _recommend()
+        app.recommend()
     app.wait()
     return 0
 
 
-def _recommend() -> None:
-    """With no MODEL_PATH on a Mac: which model would do real work here."""
-    device = inspect_device(accelerator)
-    best = recommended_model(device.memory) if device.apple_silicon else None
-    if best is not None:
-        print(f"This is the small embedded model. For {device}: MODEL_PATH={best.repository} ({best.note}).")
+def _complain(message: str, settings: Settings) -> None:
+    """Why the server does not start, as the last thing that it says."""
+    print(json_line(message, level="error") if settings.log_json else message, file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
@@ -11,11 +12,13 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 class ProgressBars:
     """Called with a step's name and the part of it that is done, 0 to 1, from any thread.
 
-    A bar per step on a terminal; elsewhere one line when a step begins and one when it ends.
+    A bar per step on a terminal; elsewhere, and where `say` is given, a line when a step begins and one when it ends.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, say: Callable[[str], None] | None = None) -> None:
         self._console = console
+        self._bars_wanted = say is None and console.is_terminal
+        self._say = say or (lambda line: console.print(line, markup=False))
         self._lock = threading.Lock()
         self._tasks: dict[str, TaskID] = {}
         self._running: set[str] = set()
@@ -28,12 +31,12 @@ class ProgressBars:
                 self._running.add(step)
             if ends:
                 self._running.discard(step)
-            if self._console.is_terminal:
+            if self._bars_wanted:
                 self._draw(step, part)
             elif ends:
-                self._console.print(f"{step}: done", markup=False)
+                self._say(f"{step}: done")
             elif begins:
-                self._console.print(f"{step} ...", markup=False)
+                self._say(f"{step} ...")
 
     def _draw(self, step: str, part: float) -> None:
         if self._bars is None:

@@ -30,3 +30,11 @@ def test_bars_on_a_terminal_end_full() -> None:
     assert "download [x]" in said
     assert "convert" in said
     assert said.count("100%") >= 2
+
+
+def test_lines_go_where_they_are_told_even_on_a_terminal() -> None:
+    said: list[str] = []
+    bars = ProgressBars(Console(file=io.StringIO(), force_terminal=True), said.append)
+    bars("load", 0.0)
+    bars("load", 1.0)
+    assert said == ["load ...", "load: done"]

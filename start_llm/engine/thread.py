@@ -199,7 +199,8 @@ class EngineThread:
         try:
             runtime = self._load()
         except Exception as error:
-            log.error("loading failed: %s", error, exc_info=not isinstance(error, StartLLMError))
+            if not isinstance(error, StartLLMError):  # whoever starts the server says what an expected error says
+                log.error("loading failed: %s", error, exc_info=True)
             self._set("failed", detail=str(error))
             self._loaded.set()
             return

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+
+from start_llm.dashboard.jsonlines import JsonFormatter, json_line
+
+CRASHES = """
+import logging, threading, warnings
+from start_llm.dashboard.jsonlines import log_as_json
+log_as_json()
+logging.getLogger("a").warning("two\\nlines")
+warnings.warn("look out")
+thread = threading.Thread(target=lambda: 1 / 0)
+thread.start()
+thread.join()
+raise KeyError("gone")
+"""
+
+
+def test_a_line_is_one_object() -> None:
+    entry = json.loads(json_line('a\n"b" \x1b é', level="error", extra=1))
+    assert entry["message"] == 'a\n"b" \x1b é' and (entry["level"], entry["extra"]) == ("error", 1)
+    assert "\n" not in json_line("a\nb") and entry["time"].endswith("+00:00")
+
+
+def test_a_record_with_its_traceback() -> None:
+    try:
+        raise ValueError("bad")
+    except ValueError:
+        record = logging.LogRecord("x.y", logging.WARNING, "f", 1, "it %s", ("failed",), sys.exc_info())
+    entry = json.loads(JsonFormatter().format(record))
+    assert (entry["level"], entry["logger"], entry["message"]) == ("warning", "x.y", "it failed")
+    assert entry["traceback"].endswith("ValueError: bad")
+
+
+def test_warnings_and_crashes_are_lines_too() -> None:
+    run = subprocess.run([sys.executable, "-c", CRASHES], capture_output=True, text=True, check=False)
+    assert run.returncode == 1 and run.stdout == ""
+    said = [json.loads(line) for line in run.stderr.splitlines()]
+    assert [entry["level"] for entry in said] == ["warning", "warning", "critical", "critical"]
+    assert "look out" in said[1]["message"] and "ZeroDivisionError" in said[2]["message"]
+    assert said[3]["traceback"].endswith("KeyError: 'gone'")
