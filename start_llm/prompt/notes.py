@@ -14,7 +14,7 @@ from start_llm.prompt.volatile import Field
 
 NOTE_OPEN = "<update>"
 NOTE_CLOSE = "</update>"
-_VALUES_INTRO = "Changed since first shown above; these are current:"
+_VALUES_INTRO = "Newer than above:"
 _DIFF_INTRO = "Changed (diff):"
 # Changes of a short block that moves may add up to this many characters before the block is told again.
 _CHANGES_LIMIT = 600
