@@ -27,7 +27,7 @@ from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings, SettingsError
 from start_llm.core.work import Constraint
 from start_llm.dashboard.jsonlines import json_line, log_as_json
-from start_llm.dashboard.terminal import terminal
+from start_llm.dashboard.terminal import log_as_lines, terminal
 from start_llm.engine.constraint import Grammars
 from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.runtime import TextRuntime, make_store
@@ -309,7 +309,7 @@ def main_serve(settings: Settings) -> int:
     if settings.log_json:
         log_as_json()
     else:
-        logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+        log_as_lines()
     try:
         app = App(settings)
     except (StartLLMError, SettingsError, RuleError) as error:

@@ -113,7 +113,7 @@ class ApiHandler(BaseHTTPRequestHandler):
         except ClientGone:
             raise
         except StreamFailed as failed:
-            log.warning("%d %s: %s", failed.status, self._name(), failed.message)
+            log.info("%d %s: %s", failed.status, self._name(), failed.message)  # observers have told it
         except StartLLMError as error:
             self._fail(error, path)
         except Exception:  # the edge: whatever a handler did not foresee

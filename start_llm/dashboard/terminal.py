@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import TextIO
 
 from rich.console import Console
 from rich.live import Live
@@ -175,6 +178,21 @@ class JsonLines:
 
     def ended(self, request: ChatRequest, outcome: Outcome) -> None:
         self._write(json.dumps(log_entry(request, outcome, datetime.now(UTC)), ensure_ascii=False))
+
+
+class _StderrOfNow(logging.StreamHandler[TextIO]):
+    """Writes to what `sys.stderr` is at that time: live lines put something else there, which keeps them whole."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def log_as_lines() -> None:
+    """Sends the process's log to stderr, above live lines where there are some."""
+    handler = _StderrOfNow()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
 
 
 def terminal(settings: Settings, console: Console) -> Observer:

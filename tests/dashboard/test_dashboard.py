@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import logging
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from start_llm.core.settings import Settings
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.observer import Outcome
 from start_llm.dashboard.request_log import RequestLog, session_name
-from start_llm.dashboard.terminal import JsonLines, LiveLines, PlainLines, Row, terminal
+from start_llm.dashboard.terminal import JsonLines, LiveLines, PlainLines, Row, log_as_lines, terminal
 
 REPORT = CacheReport(prompt=1200, reused=1000, computed=200, new=150, miss=Miss("diverged", 1000, detail="the clock"))
 REQUEST = ChatRequest("chatcmpl-abcdef123456", "chat", "m", session="ses/1")
@@ -131,6 +133,20 @@ def test_live_lines_draw_and_stop() -> None:
     shown = stream.getvalue()
     assert "reused 1,000" in shown
     assert "The client went away." in shown
+
+
+def test_log_lines_keep_clear_of_live_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.root, "handlers", [])
+    outside, inside = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", outside)
+    log_as_lines()
+    live = LiveLines(Console(file=inside, force_terminal=True, width=120), Clock())
+    live.started(REQUEST)
+    logging.getLogger("disk").warning("nearly full")
+    live.ended(REQUEST, GOOD)
+    logging.getLogger("disk").warning("full")
+    assert "WARNING disk: nearly full\n" in inside.getvalue()
+    assert outside.getvalue() == "WARNING disk: full\n"
 
 
 def test_the_terminal_decides() -> None:
