@@ -404,7 +404,7 @@ class ChatStream:
         if not choice.cut:
             choice.tokens = event.tokens
             self._ready.extend(choice.take(choice.detokenizer.finish()))
-        self._ready.extend(choice.passed(choice.parser.finish()))
+        self._ready.extend(choice.passed(choice.parser.finish(cut=event.reason in {"length", "deadline"})))
         if choice.full:  # only now, perhaps: a call may be complete at the end of the text alone
             choice.tokens = ()
         reason: FinishReason = "length" if event.reason == "deadline" else event.reason

@@ -55,12 +55,21 @@ class Call:
         arguments = "".join(self._arguments)
         if self._unknown and not complete:
             raise NotACall
+        self._log.open = None
         if self._index < 0 and arguments in self._twins:
             self._log.dropped()
             return
         if self._index < 0:
             self._start()
         self._log.finish(self._index, ToolCall(self._ident or "", self.name, arguments))
+
+    def cut(self) -> None:
+        """The answer ended inside this call: it stays as it is, so that nobody takes it for complete.
+
+        One that the client has not been told of is dropped.
+        """
+        if self._index >= 0:
+            self._log.finish(self._index, ToolCall(self._ident or "", self.name, "".join(self._arguments)))
 
     def _start(self) -> None:
         self._index, self._ident = self._log.start(self.name, self._ident)
@@ -90,6 +99,7 @@ class CallLog:
         self.choice = choice
         self.finished: list[ToolCall] = []
         self.known_only = False
+        self.open: Call | None = None
         self._begun = begun
         self._new_id = new_id
         self._schemas = {tool.name: Schema(tool.parameters) for tool in tools}
@@ -110,7 +120,8 @@ class CallLog:
         name = self._resolved(name)
         if not name or (self.known_only and not self.knows(name)):
             raise NotACall
-        return Call(self, name, ident)
+        self.open = Call(self, name, ident)
+        return self.open
 
     def _resolved(self, name: str) -> str:
         """The tool that is meant by a name in its family's namespace."""

@@ -89,6 +89,7 @@ class OutputParser:
         self._active = active
         self._mark: int | None = None
         self._settled = False
+        self._in_block = False
         self._text_scanner = Scanner({*self._stops, *self._tags, *LEAKED, *self._openers, *self._closers})
         in_thought = {text for text, opener in self._openers.items() if not (opener.keep or opener.first)}
         self._thought_scanner = Scanner({*self._tags, *LEAKED, *in_thought})
@@ -106,9 +107,20 @@ class OutputParser:
         self._resume()
         return self._drain()
 
-    def finish(self) -> list[Event]:
-        """The text is complete. What was held back comes out; truncated calls are mended or become text."""
-        if not self._over:
+    def finish(self, *, cut: bool = False) -> list[Event]:
+        """No more text comes. What was held back comes out.
+
+        Args:
+            cut: the model was interrupted (by a limit). A call it was writing then stays as it is, and markup that has
+                not become a call is dropped. Otherwise the model ended too early: such calls are mended or become text.
+        """
+        if not self._over and cut and self._in_block:
+            self._over = True
+            if self._calls.open is not None:
+                self._calls.open.cut()
+        elif not self._over:
+            if cut:
+                self._drop_half_a_marker()
             self._source.close()
             self._resume()
         if self.stopped is None:
@@ -117,6 +129,12 @@ class OutputParser:
                 self._content.drop_gap()
             self._content.end()
         return self._drain()
+
+    def _drop_half_a_marker(self) -> None:
+        held = self._source.peek(self._source.left)
+        markers = (*self._openers, *self._closers, *self._tags)
+        if len(held) > 2 and held[0] in "<[" and any(marker.startswith(held) for marker in markers):
+            self._source.take(len(held))
 
     @property
     def in_reasoning(self) -> bool:
@@ -295,15 +313,19 @@ class OutputParser:
         source = self._source
         self._mark = source.mark()
         self._settled = False
+        self._in_block = True
+        self._calls.open = None
         source.pos += skip
         try:
             yield from parse(Reading(source, self._calls, self._settle))
         except NotACall:
+            self._in_block = False
             if self._mark is not None:
                 source.rewind(self._mark)
             if not self._settled:
                 return False
         else:
+            self._in_block = False
             if self._mark is not None:
                 source.unmark(self._mark)
         yield from self._blank_after_call()
@@ -315,7 +337,10 @@ class OutputParser:
         self._reasoning_now = False
         if literal in harmony.ENDS:
             return
+        self._in_block = True
+        self._calls.open = None
         head = yield from harmony.header(self._source, literal)
+        self._in_block = False
         if head is None:
             return
         if head.recipient and self._active:

@@ -1,0 +1,63 @@
+"""An answer that a limit cut off, at every character of every format: nothing is made up, no markup leaks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from start_llm.core.events import TextDelta, ToolCallDelta, ToolCallFinished
+from start_llm.parsing.stream import OutputParser
+from tests.parsing.formats import RENDER
+from tests.parsing.helpers import TOOLS
+from tests.parsing.test_formats import style_of
+
+CALLS = [("write", {"path": "a.txt", "content": "rm -rf /home/me"}), ("bash", {"command": "ls"})]
+SAID = "Now.\n"
+
+
+@pytest.mark.parametrize("ident", sorted(RENDER))
+def test_what_was_cut_is_never_completed(ident: str) -> None:
+    before = "" if ident in {"harmony", "kimi_k3", "llama_python"} else SAID
+    text = before + RENDER[ident](CALLS)
+    for end in range(len(text)):
+        parser = OutputParser(style_of(ident), tools=TOOLS)
+        events = [event for letter in text[:end] for event in parser.feed(letter)]
+        events += parser.finish(cut=True)
+        said = "".join(event.text for event in events if isinstance(event, TextDelta))
+        rest = "" if SAID.startswith(said) else said.removeprefix(SAID.strip()).strip()
+        assert len(rest) < 3, "no markup in the text, but what might as well have been text"
+        finished = [event for event in events if isinstance(event, ToolCallFinished)]
+        assert [(call.name, call.arguments) for call in finished] == [
+            (call.name, call.arguments) for call in parser.parsed().tool_calls
+        ]
+        for event, (name, arguments) in zip(finished, CALLS, strict=False):
+            deltas = [e.arguments for e in events if isinstance(e, ToolCallDelta) and e.index == event.index]
+            assert event.name == name and event.arguments == "".join(deltas)
+            try:
+                given = json.loads(event.arguments)
+            except ValueError:
+                continue  # nobody can take it for a call
+            assert given == arguments, f"{text[:end]!r} is no call with {event.arguments}"
+
+
+def test_a_block_that_has_not_become_a_call_is_dropped() -> None:
+    for text in ("Now.\n<tool_call>", 'Now.\n<tool_call>\n{"name": "re'):
+        parser = OutputParser(style_of("hermes_json"), tools=TOOLS)
+        events = [*parser.feed(text), *parser.finish(cut=True)]
+        assert "".join(event.text for event in events if isinstance(event, TextDelta)).strip() == "Now."
+        assert parser.parsed().tool_calls == ()
+
+
+def test_text_that_only_might_have_become_markup_stays() -> None:
+    parser = OutputParser(style_of("hermes_json"), tools=TOOLS)
+    parser.feed("if a <")
+    parser.finish(cut=True)
+    assert parser.parsed().content == "if a <"
+
+
+def test_without_a_cut_calls_are_mended_as_before() -> None:
+    parser = OutputParser(style_of("hermes_json"), tools=TOOLS)
+    parser.feed('<tool_call>\n{"name": "bash", "arguments": {"command": "ls')
+    parser.finish()
+    assert [call.arguments for call in parser.parsed().tool_calls] == ['{"command": "ls"}']
