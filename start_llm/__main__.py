@@ -26,14 +26,20 @@ COMMANDS = {
 }
 
 
+INTERRUPTED = 130  # what shells say of a process that Ctrl-C ended
+
+
 def main(arguments: Sequence[str]) -> int:
     """Runs one command. The exit code: 2 for a bad flag or setting, else the command's own."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")  # it warns of what is no fault here: no PyTorch
-    if arguments and arguments[0] == "launch":  # the rest is its own, down to the agent's flags
-        return _run("launch", list(arguments[1:]), {})
-    parsed = vars(_parser().parse_args(_with_command(arguments)))
-    command = parsed.pop("command")
-    return _run(command, [], {name: value for name, value in parsed.items() if value is not None})
+    try:
+        if arguments and arguments[0] == "launch":  # the rest is its own, down to the agent's flags
+            return _run("launch", list(arguments[1:]), {})
+        parsed = vars(_parser().parse_args(_with_command(arguments)))
+        command = parsed.pop("command")
+        return _run(command, [], {name: value for name, value in parsed.items() if value is not None})
+    except KeyboardInterrupt:  # before the command has its own answer to it, mostly while it is imported
+        return INTERRUPTED
 
 
 def _run(command: str, arguments: list[str], overrides: dict[str, Any]) -> int:

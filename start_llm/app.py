@@ -27,7 +27,7 @@ from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings, SettingsError
 from start_llm.core.work import Constraint
 from start_llm.dashboard.jsonlines import json_line, log_as_json
-from start_llm.dashboard.terminal import log_as_lines, terminal
+from start_llm.dashboard.terminal import log_as_lines, make_console, terminal
 from start_llm.engine.constraint import Grammars
 from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.runtime import TextRuntime, make_store
@@ -66,7 +66,7 @@ class App:
 
     def __init__(self, settings: Settings, *, say: Callable[[str], None] | None = None) -> None:
         self.settings = settings
-        console = Console(stderr=settings.log_json, highlight=False, soft_wrap=True, emoji=False)
+        console = make_console(stderr=settings.log_json)
         self._say = say or _speaker(console, as_json=settings.log_json)
         lines = self._say if settings.log_json else None
         self._progress: Callable[[str, float], None] = ProgressBars(console, lines) if say is None else _quiet

@@ -98,3 +98,11 @@ def test_the_command_line_alone_imports_nothing_heavy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent
     )
     assert run.stdout == "[]\n"
+
+
+def test_an_interrupt_during_imports_is_no_traceback(module: FakeModule, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(name: str) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_line, "import_module", interrupted)
+    assert command_line.main(["serve"]) == 130

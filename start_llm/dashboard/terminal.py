@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
+import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TextIO
+from typing import IO, TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -23,6 +26,8 @@ from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 from start_llm.dashboard.observer import Observer, Outcome
 from start_llm.dashboard.request_log import log_entry
+
+log = logging.getLogger(__name__)
 
 PROGRESS_SECONDS = 10.0
 """Between two plain lines of one long prefill."""
@@ -178,6 +183,49 @@ class JsonLines:
 
     def ended(self, request: ChatRequest, outcome: Outcome) -> None:
         self._write(json.dumps(log_entry(request, outcome, datetime.now(UTC)), ensure_ascii=False))
+
+
+class LastingStream(io.TextIOBase):
+    """A stream that may lose its reader (``serve | head``, a full disk): what cannot be written then is left out."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with self._lasting():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._lasting():
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self._stream.encoding
+
+    @contextmanager
+    def _lasting(self) -> Iterator[None]:
+        try:
+            yield
+        except BrokenPipeError:  # for good, and what is buffered must not fail once more at the end
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+        except OSError as error:
+            log.debug("the terminal could not be written to: %s", error)
+
+
+def make_console(*, stderr: bool) -> Console:
+    """The console of the process, plain text only: nothing in it is markup."""
+    stream = LastingStream(sys.stderr if stderr else sys.stdout)
+    return Console(file=cast(IO[str], stream), highlight=False, soft_wrap=True, emoji=False)
 
 
 class _StderrOfNow(logging.StreamHandler[TextIO]):

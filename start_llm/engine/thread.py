@@ -198,7 +198,7 @@ class EngineThread:
     def _main(self) -> None:
         try:
             runtime = self._load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # a model's own code may do anything; somebody waits for the end
             if not isinstance(error, StartLLMError):  # whoever starts the server says what an expected error says
                 log.error("loading failed: %s", error, exc_info=True)
             self._set("failed", detail=str(error))

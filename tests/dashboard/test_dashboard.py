@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +20,7 @@ from start_llm.core.settings import Settings
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.observer import Outcome
 from start_llm.dashboard.request_log import RequestLog, session_name
-from start_llm.dashboard.terminal import JsonLines, LiveLines, PlainLines, Row, log_as_lines, terminal
+from start_llm.dashboard.terminal import JsonLines, LastingStream, LiveLines, PlainLines, Row, log_as_lines, terminal
 
 REPORT = CacheReport(prompt=1200, reused=1000, computed=200, new=150, miss=Miss("diverged", 1000, detail="the clock"))
 REQUEST = ChatRequest("chatcmpl-abcdef123456", "chat", "m", session="ses/1")
@@ -147,6 +148,30 @@ def test_log_lines_keep_clear_of_live_lines(monkeypatch: pytest.MonkeyPatch) -> 
     logging.getLogger("disk").warning("full")
     assert "WARNING disk: nearly full\n" in inside.getvalue()
     assert outside.getvalue() == "WARNING disk: full\n"
+
+
+def test_a_reader_that_left_stops_nobody() -> None:
+    code = (
+        "from start_llm.dashboard.terminal import make_console\n"
+        "console = make_console(stderr=False)\n"
+        "for _ in range(3):\n"
+        "    console.print('x' * 100_000)\n"
+        "console.file.fileno(), console.encoding\n"
+    )
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert child.stdout is not None
+    child.stdout.close()
+    assert (child.communicate()[1], child.returncode) == (b"", 0)
+
+
+def test_a_terminal_that_cannot_be_written_to_stops_nobody() -> None:
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    stream = LastingStream(Full())
+    assert stream.write("abc") == 3
+    stream.flush()
 
 
 def test_the_terminal_decides() -> None:

@@ -80,9 +80,10 @@ def test_runs_requests_from_many_threads(start: Any) -> None:
     assert engine.status().state in {"ready", "busy"}
 
 
-def test_loading_that_fails_is_told() -> None:
+@pytest.mark.parametrize("error", [Unavailable("no such model"), SystemExit("no such model")])
+def test_loading_that_fails_is_told(error: BaseException) -> None:
     def load() -> Any:
-        raise Unavailable("no such model")
+        raise error
 
     engine = EngineThread(load, max_queue=1, max_concurrency=1)
     engine.start()
