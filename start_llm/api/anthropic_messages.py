@@ -266,7 +266,10 @@ def _tool(item: dict[str, Any], path: str) -> Tool:
     description = item.get("description")
     if description is not None and not isinstance(description, str):
         raise bad(f"{path}.description", "a string", description)
-    return Tool(name, description or "", schema, item.get("strict") is True)
+    strict = item.get("strict")
+    if strict is not None and not isinstance(strict, bool):
+        raise bad(f"{path}.strict", "a boolean", strict)
+    return Tool(name, description or "", schema, bool(strict))
 
 
 def _choice(choice: dict[str, Any] | None, tools: tuple[Tool, ...]) -> tuple[ToolChoice, bool]:
@@ -282,4 +285,7 @@ def _choice(choice: dict[str, Any] | None, tools: tuple[Tool, ...]) -> tuple[Too
     name = string_in(choice, "name", "tool_choice") if mode == "named" else None
     if name is not None and name not in {tool.name for tool in tools}:
         raise BadRequest(f"tool_choice.name: there is no tool named {short(name)}.", param="tool_choice.name")
-    return ToolChoice(mode, name), choice.get("disable_parallel_tool_use") is not True  # type: ignore[arg-type]
+    alone = choice.get("disable_parallel_tool_use")
+    if alone is not None and not isinstance(alone, bool):
+        raise bad("tool_choice.disable_parallel_tool_use", "a boolean", alone)
+    return ToolChoice(mode, name), not alone  # type: ignore[arg-type]

@@ -269,6 +269,11 @@ def test_images_are_not_supported(content: Any, path: str) -> None:
         ({"tool_choice": {"type": "sometimes"}}, "tool_choice.type"),
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name"),
+        ({"tools": [TOOL | {"strict": "yes"}]}, "tools[0].strict"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "auto", "disable_parallel_tool_use": 1}},
+            "tool_choice.disable_parallel_tool_use",
+        ),
         ({"stop_sequences": "END", "thinking": {"type": "maybe"}}, "thinking.type"),
     ],
 )  # fmt: skip
