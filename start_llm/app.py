@@ -227,11 +227,12 @@ class App:
         except ProxyError as error:
             self._say(f"proxy     off: {error}")
             return
+        # `stop` may come at any time from here on: a keeper that was stopped before its start does nothing.
+        self._keeper = ProxyKeeper(proxy, self._say)
         self._proxy = proxy
+        self._server.metrics.watch_figures(self._keeper.figures)
         self._say(f"proxy     {proxy.url}  (key {proxy.master_key})")
         proxy.wait_ready(self.settings.proxy_startup_wait_seconds)
-        self._keeper = ProxyKeeper(proxy, self._say)
-        self._server.metrics.watch_figures(self._keeper.figures)
         self._keeper.start()
 
     def _welcome(self, built: _Built) -> None:

@@ -91,6 +91,15 @@ def test_stop_ends_a_pause() -> None:
     assert proxy.starts == 0
 
 
+def test_one_that_was_stopped_before_its_start_does_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    proxy = Fake()
+    keeper = ProxyKeeper(proxy, lambda line: None, pauses=(0.0,))
+    keeper.stop()
+    keeper.start()
+    keeper.stop()
+    assert proxy.starts == 0 and caplog.text == ""
+
+
 def test_a_killed_child_comes_back_on_its_port(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = load_settings(None, proxy_port=0, start_llm_cache_dir=tmp_path / "cache", litellm_master_key="sk-t")
     said: list[str] = []
