@@ -11,6 +11,7 @@ import json
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -71,20 +72,32 @@ def digest_of(parts: list[str]) -> bytes:
     return digest.digest()
 
 
+def body_links(head: int, digests: Sequence[bytes]) -> list[bytes]:
+    """A chain without the `head` system messages at its front: hashes after each message behind them."""
+    parent, links = digest_of(["body", str(head)]), []
+    for digest in digests:
+        parent = link(parent, digest)
+        links.append(parent)
+    return links
+
+
 def link(parent: bytes, digest: bytes) -> bytes:
     """The chain's hash after a message."""
     return hashlib.sha256(parent + digest).digest()
 
 
-def _cut(text: str, fields: tuple[Field, ...]) -> str:
-    """`text` with its fields replaced by their markers; an empty marker takes its line break along."""
+def _cut(text: str, fields: tuple[Field, ...], marker: str = "") -> str:
+    """`text` with its fields replaced by their markers; an empty marker takes its line break along.
+
+    `marker` stands for all markers that are not empty.
+    """
     result = ""
     position = 0
     for field in fields:
         result += text[position : field.start]
         position = field.end
         if field.rule.marker:
-            result += field.rule.marker
+            result += marker or field.rule.marker
         elif not text[position:].strip():
             # Without a block that moves, the message has the white space that its writer gave it.
             result = result.removesuffix("\n\n") if field.rule.kind == "moving" else result.rstrip()
@@ -133,6 +146,12 @@ def facts_of(message: Message, rules: Rules) -> Facts:
     return Facts(digest, counts, transient, others, shown, sum(field.end - field.start for field in fields))
 
 
+@lru_cache(maxsize=128)
+def lasting_text(message: Message, rules: Rules) -> str:
+    """The text of a message that is no assistant turn, dots for its volatile values."""
+    return _cut(message.content, rules.find(message), "...")
+
+
 def is_reply(message: Message, before: Facts) -> bool:
     """The client made this assistant message up to follow a block, the message whose facts are `before`."""
     if message.role != "assistant" or before.counts or message.tool_calls:
@@ -150,6 +169,10 @@ class FactsMemory:
         self._chars = 0
         self._facts: OrderedDict[Message, Facts] = OrderedDict()
         self._lock = threading.Lock()
+
+    def lasting(self, message: Message) -> str:
+        """See `lasting_text`."""
+        return lasting_text(message, self._rules)
 
     def get(self, messages: list[Message]) -> list[Facts]:
         """Facts of `messages`, in order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from start_llm.core.messages import Message
@@ -18,6 +18,9 @@ _VALUES_INTRO = "Newer than above:"
 _DIFF_INTRO = "Changed (diff):"
 # Changes of a short block that moves may add up to this many characters before the block is told again.
 _CHANGES_LIMIT = 600
+# A system text is told as changes if it is long and they are few: one of so many characters at most.
+_SHORTEST_HEAD = 1000
+_SHARE_OF_HEAD = 4
 
 
 @dataclass(slots=True)
@@ -93,6 +96,34 @@ class Patcher:
         known = max((i for i, shown in enumerate(self.shown) if name in dict(shown.told)), default=-1)
         since = [shown.message for shown in self.shown[known + 1 :]]
         return [*(message.content for message in since if message.role == "assistant"), *self.later]
+
+
+def head_changes(
+    old: Sequence[Shown],
+    new: Sequence[tuple[Message, bytes]],
+    told: dict[str, str],
+    text_of: Callable[[Message], str],
+) -> list[Change] | None:
+    """What a client changed in its system text in the middle of a conversation; None where it is better shown anew.
+
+    Args:
+        old, new: the system messages at the front, as shown and (with their digests) as sent.
+        text_of: a message's text without volatile values, which are told by themselves.
+    """
+    changes: list[Change] = []
+    for position, (shown, (message, digest)) in enumerate(zip(old, new, strict=True)):
+        name = f"text:{position}"
+        if name not in told and shown.digest == digest:
+            continue
+        text, was = text_of(message), told.get(name) or text_of(shown.message)
+        if text == was:
+            continue
+        lines = text_changes(was, text, name="System text")
+        spent = int(told.get(patched(name), "0")) + len(lines or "")
+        if lines is None or len(was) < _SHORTEST_HEAD or spent * _SHARE_OF_HEAD > len(was):
+            return None
+        changes += [Change((name, text), lines), Change((patched(name), str(spent)), lines)]
+    return changes
 
 
 def with_note(shown: list[Shown], changes: Sequence[Change]) -> tuple[int, tuple[str, ...]]:

@@ -14,11 +14,11 @@ from datetime import datetime
 from typing import Any
 
 from start_llm.core.errors import BadRequest
-from start_llm.core.messages import Message
+from start_llm.core.messages import Message, Tool
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
-from start_llm.prompt.canonical import ROOT, FactsMemory, answer_key, from_history, is_reply, link
+from start_llm.prompt.canonical import ROOT, FactsMemory, answer_key, body_links, from_history, is_reply, link
 from start_llm.prompt.clock import OWN_DATES, VARIABLE, Clock
 from start_llm.prompt.counters import Counters, healed_turns, rejected
 from start_llm.prompt.heal import HealingStore
@@ -30,8 +30,8 @@ from start_llm.prompt.render import Rendered, Renderer
 from start_llm.prompt.tokenise import Coded, Coder, boundaries
 from start_llm.prompt.toolorder import ToolOrder
 from start_llm.prompt.turndb import TurnDB
-from start_llm.prompt.turns import Generation, Open, Record, TurnMemory, inherited_opens, with_generation
-from start_llm.prompt.view import Entry, View, append_only, as_sent
+from start_llm.prompt.turns import Generation, Open, Record, TurnMemory, head_size, inherited_opens, with_generation
+from start_llm.prompt.view import Entry, View, append_only, as_sent, changed_head
 from start_llm.prompt.volatile import Rules
 
 log = logging.getLogger(__name__)
@@ -137,8 +137,8 @@ class Pipeline:
         if not request.messages:
             raise BadRequest("messages is empty; at least one message is needed", param="messages")
         entries, chain, keys = self._chain(request.messages)
-        base = self._turns.find(chain, keys, request.tools)
         strict = self._strict(entries)
+        base = self._base(entries, chain, keys, request.tools, strict)
         clock = None if strict else self._clock(request, base)
         view = self._view(request, entries, keys, base, strict, clock)
         variables = self._renderer.variables(
@@ -205,6 +205,32 @@ class Pipeline:
             entries.append(Entry(message, fact, parent if fact.counts else None))
         return entries, tuple(chain), keys
 
+    def _base(
+        self,
+        entries: list[Entry],
+        chain: tuple[bytes, ...],
+        keys: list[bytes | None],
+        tools: Sequence[Tool],
+        strict: bool,
+    ) -> tuple[int, Record, int] | None:
+        """The record to go on from, and how many messages of the chain it shares.
+
+        A conversation whose system text was changed on the way is found by what stands behind that.
+        """
+        base = self._turns.find(chain, keys, tools)
+        counted = [entry for entry in entries if entry.link is not None]
+        head = head_size([entry.message for entry in counted])
+        if strict or not head:
+            return base
+        other = self._turns.find_body(
+            head, body_links(head, [entry.facts.digest for entry in counted[head:]]), keys, tools
+        )
+        if other is None or (base is not None and base[2] >= other[2]):
+            return base
+        _, record, depth = other
+        spoke = any(entry.message.role == "assistant" for entry in counted[: depth + 1])
+        return other if spoke and changed_head(entries, record, depth, self._facts.lasting) is not None else base
+
     def _strict(self, entries: list[Entry]) -> bool:
         """The model is to be shown the client's own bytes."""
         settings = self._settings
@@ -236,7 +262,16 @@ class Pipeline:
         _, record, depth = base
         continues = _next_generation(record, depth, keys) is not None
         dates = (clock.value, Clock(self._now(), clock.formats).value) if clock is not None else ("", "")
-        return append_only(entries, request.tools, record, depth, self._tools, continues=continues, dates=dates)
+        return append_only(
+            entries,
+            request.tools,
+            record,
+            depth,
+            self._tools,
+            continues=continues,
+            text_of=self._facts.lasting,
+            dates=dates,
+        )
 
     def _code(self, rendered: Rendered, base: tuple[int, Record, int] | None, keys: list[bytes | None]) -> Coded:
         if base is None:

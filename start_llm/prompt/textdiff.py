@@ -69,16 +69,19 @@ def _closing(lines: Sequence[str], opened: int, mark: str) -> int | None:
     return next((i for i in range(opened + 1, len(lines)) if lines[i].endswith(closing)), None)
 
 
-def changes(old: str, new: str, edited: Callable[[File | None, File], bool] = lambda old, new: False) -> str | None:
+def changes(
+    old: str, new: str, edited: Callable[[File | None, File], bool] = lambda old, new: False, name: str = ""
+) -> str | None:
     """The lines by which `new` differs from `old`, under lines that say where.
 
     A place in a file is named by the file and the line in it, any other by the block's first line and the line in the
     block's own words, as they are numbered now; a line that is gone and stood there once may stand for the number. Of
     a run of lines that are gone the first is told, and how many. A file that `edited` knows is only named: the reader
-    made that change, or wrote that file. None where the texts are too long to compare.
+    made that change, or wrote that file. `name` stands for the first line. None where the texts are too long to
+    compare.
     """
     (before, had), (after, has) = split_files(old), split_files(new)
-    parts = [_hunks(before, after, name_of(new, _SHORT_NAME), prose=True)]
+    parts = [_hunks(before, after, name or name_of(new, _SHORT_NAME), prose=True)]
     if gone := [had[key].name for key in had if key not in has]:
         parts.append([f"Not there any more: {', '.join(gone)}"])
     for key, file in has.items():

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from start_llm.core.messages import Message, Tool
+from start_llm.prompt.canonical import body_links
 
 Anchor = tuple[int, int, bool]
 """Character offset in the text, token offset in the tokens, whether a message begins there."""
@@ -97,6 +98,15 @@ class Record:
     clock: datetime | None = None
 
     @property
+    def head(self) -> int:
+        """Messages that count at its front whose role is system."""
+        return head_size([shown.message for shown in self.shown if shown.link is not None])
+
+    def body(self) -> list[bytes]:
+        """The chain without the head: what stays the same when a client changes its system text."""
+        return body_links(self.head, [shown.digest for shown in self.shown if shown.link is not None][self.head :])
+
+    @property
     def size(self) -> int:
         """Roughly its memory, in bytes."""
         generated = sum(len(g.tokens) for o in self.opens for g in o.generations)
@@ -112,6 +122,11 @@ class Record:
             return None
         match = next((g for g in reversed(opened.generations) if g.key == key), None)
         return (opened, match) if match is not None else None
+
+
+def head_size(messages: Sequence[Message]) -> int:
+    """How many system messages a conversation begins with."""
+    return next((i for i, message in enumerate(messages) if message.role != "system"), len(messages))
 
 
 def with_generation(record: Record, generation: Generation) -> Record:
@@ -138,6 +153,7 @@ class TurnMemory:
         self._limit = limit_bytes
         self._records: OrderedDict[int, Record] = OrderedDict()
         self._index: dict[bytes, tuple[int, ...]] = {}
+        self._bodies: dict[bytes, tuple[int, ...]] = {}
         self._next = 0
         self._used = 0
         self._lock = threading.Lock()
@@ -161,12 +177,32 @@ class TurnMemory:
         Of several, one that generated the next message is preferred (`keys`: the identity of each message of the chain
         if it is an assistant turn), then one with the same tools, then the newest.
         """
+        return self._find(self._index, 0, chain, keys, tools)
+
+    def find_body(
+        self, head: int, body: Sequence[bytes], keys: Sequence[bytes | None], tools: Sequence[Tool]
+    ) -> tuple[int, Record, int] | None:
+        """As `find`, by the chain without its `head` system messages, which may be others in the record.
+
+        `keys` and the depth are those of the whole chain.
+        """
+        return self._find(self._bodies, head, body, keys, tools)
+
+    def _find(
+        self,
+        index: dict[bytes, tuple[int, ...]],
+        head: int,
+        chain: Sequence[bytes],
+        keys: Sequence[bytes | None],
+        tools: Sequence[Tool],
+    ) -> tuple[int, Record, int] | None:
         with self._lock:
-            for depth in range(len(chain), 0, -1):
-                ids = self._index.get(chain[depth - 1])
+            for end in range(len(chain), 0, -1):
+                ids = index.get(chain[end - 1])
                 if not ids:
                     continue
-                key = keys[depth] if depth < len(chain) else None
+                depth = head + end
+                key = keys[depth] if end < len(chain) else None
                 best = max(ids, key=lambda i: self._rank(i, depth, key, tools))
                 self._records.move_to_end(best)
                 return best, self._records[best], depth
@@ -207,18 +243,20 @@ class TurnMemory:
     def _add(self, record_id: int, record: Record) -> None:
         self._records[record_id] = record
         self._used += record.size
-        for link in record.chain:
-            self._index[link] = (*self._index.get(link, ()), record_id)[-8:]
+        for index, links in ((self._index, record.chain), (self._bodies, record.body())):
+            for link in links:
+                index[link] = (*index.get(link, ()), record_id)[-8:]
 
     def _drop(self, record_id: int) -> None:
         record = self._records.pop(record_id)
         self._used -= record.size
-        for link in record.chain:
-            left = tuple(i for i in self._index.get(link, ()) if i != record_id)
-            if left:
-                self._index[link] = left
-            else:
-                self._index.pop(link, None)
+        for index, links in ((self._index, record.chain), (self._bodies, record.body())):
+            for link in links:
+                left = tuple(i for i in index.get(link, ()) if i != record_id)
+                if left:
+                    index[link] = left
+                else:
+                    index.pop(link, None)
 
 
 def _supersedes(new: Record, old: Record) -> bool:

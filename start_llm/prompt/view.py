@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from start_llm.core.messages import Message, Tool
 from start_llm.prompt.canonical import Facts
 from start_llm.prompt.clock import SLOT, date_line
-from start_llm.prompt.notes import Change, Patcher, Slot, patched, told_by, with_note
+from start_llm.prompt.notes import Change, Patcher, Slot, head_changes, patched, told_by, with_note
 from start_llm.prompt.textdiff import name_of
 from start_llm.prompt.toolorder import ToolOrder
 from start_llm.prompt.turns import Record, Shown
@@ -113,12 +113,13 @@ def append_only(
     order: ToolOrder,
     *,
     continues: bool,
+    text_of: Callable[[Message], str],
     dates: tuple[str, str] = ("", ""),
 ) -> View:
     """Shows the first `depth` messages that count as `base` showed them, and the rest as the client sent them.
 
-    `continues`: the next message is what the model answered there. `dates`: the one that the template prints in this
-    conversation, and the present one.
+    `continues`: the next message is what the model answered there. `text_of`: a message's text without volatile values.
+    `dates`: the one that the template prints in this conversation, and the present one.
     """
     old = _old_shown(base, depth)
     matched = _matched(entries, depth)
@@ -142,7 +143,9 @@ def append_only(
     spoke = continues or any(shown.message.role == "assistant" for shown in old)
     told = _fold(old)
     patcher = Patcher(tuple(old), later)
-    changes = [*_date_change(dates, told), *_field_changes(known, told, patcher)]
+    changes = [*_date_change(dates, told), *(changed_head(entries, base, depth, text_of) or ())]
+    told.update(change.told for change in changes)
+    changes += _field_changes(known, told, patcher)
     rest = _settled(rest, told, patcher, changes)
     changes += _gone(seen, known, told)
     if spoke and (base.tools or not tools):
@@ -157,6 +160,16 @@ def append_only(
     shown = [*old, *new]
     place, lines = with_note(shown, changes)
     return View(tuple(shown), tuple(head), lines, min(len(old), place))
+
+
+def changed_head(
+    entries: Sequence[Entry], base: Record, depth: int, text_of: Callable[[Message], str]
+) -> list[Change] | None:
+    """What differs in the system messages at the front from what `base` showed and told; see `head_changes`."""
+    old = _old_shown(base, depth)
+    front = [shown for shown in old if shown.link is not None][: min(base.head, depth)]
+    new = [(entry.message, entry.facts.digest) for entry in entries if entry.link is not None][: len(front)]
+    return head_changes(front, new, _fold(old), text_of)
 
 
 def _old_shown(base: Record, depth: int) -> list[Shown]:
@@ -295,6 +308,17 @@ def _gone(seen: Sequence[_Seen], known: Sequence[_Seen], told: dict[str, str]) -
     return changes
 
 
+def _tool_line(name: str, old: str, new: str) -> str:
+    """How a tool is told that is new or has changed: of description and parameters only what is not as before."""
+    if not old:
+        return f"This tool is now available too: {new}"
+    before, after = json.loads(old)["function"], json.loads(new)["function"]
+    changed = {key: value for key, value in after.items() if before.get(key) != value}
+    if before.keys() <= after.keys() and len(changed) < len(after):
+        return f"The tool {name} has changed, now: {json.dumps(changed, ensure_ascii=False, sort_keys=True)}"
+    return f"This tool has changed: {new}"
+
+
 def _tool_changes(tools: Sequence[Tool], head: Sequence[Tool], told: dict[str, str]) -> list[Change]:
     """What the model must be told about its tools; `head` are those in the prompt's head."""
     known = {tool.name: _definition(tool) for tool in head}
@@ -303,8 +327,7 @@ def _tool_changes(tools: Sequence[Tool], head: Sequence[Tool], told: dict[str, s
     changes = []
     for name, definition in now.items():
         if known.get(name) != definition:
-            word = "This tool has changed" if known.get(name) else "This tool is now available too"
-            changes.append(Change((f"tool:{name}", definition), f"{word}: {definition}"))
+            changes.append(Change((f"tool:{name}", definition), _tool_line(name, known.get(name, ""), definition)))
     gone = [name for name, definition in known.items() if definition and name not in now]
     line = f"No longer available, do not call: {', '.join(gone)}"
     return changes + [Change((f"tool:{name}", ""), line) for name in gone]
