@@ -128,3 +128,27 @@ def test_a_regenerated_answer_costs_only_its_end(servers: Callable[..., Live], k
     second = server.chat(messages)
     assert second["message"]["content"] == first["message"]["content"]
     assert server.work() - before <= 8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_system_text_that_changes_on_the_way_costs_the_change(servers: Callable[..., Live], kind: str) -> None:
+    """An agent that goes from planning to doing and back; the model sees which of them it is now."""
+    server = servers(kind)
+    rules = "\n".join(f"Rule {n} of {uuid4().hex}: {long_text('rule', 25)}" for n in range(20))
+    messages: list[dict[str, Any]] = [{"role": "system", "content": ""}]
+    costs = []
+    for turn in range(6):
+        mode = ("Plan only, write nothing.", "You may write files now.")[turn // 2 % 2]
+        messages[0] = {"role": "system", "content": f"You are an agent.\n{mode}\n{rules}"}
+        messages.append({"role": "user", "content": f"Turn {turn}. {long_text('more', 40)} [[find: {mode}]] [[truth]]"})
+        before = server.work()
+        answer = server.chat(messages)
+        costs.append(server.work() - before)
+        fingerprint, found = answer["message"]["content"].split("\n")
+        assert fingerprint == expected_truth(server.prompt_of(answer))
+        times, last = (int(number) for number in found.removeprefix("find: ").split("@"))
+        # Where it has changed, the newest message tells it; else it stands where it was told.
+        assert times >= 1 and (last == 2 * turn + 1) == (turn in (2, 4)), found
+        messages.append(echoed(answer["message"], "keep"))
+    assert costs[0] > 1000
+    assert max(costs[1:]) <= 1.5 * min(costs[1:]) and max(costs[1:]) < 200, costs
