@@ -178,7 +178,14 @@ class App:
         template, tokenizer = HFTemplate(loaded.tokenizer), HFTokenizer(loaded.tokenizer, eos_ids=loaded.eos)
         turns = self._turns(loaded)
         try:
-            self._pipeline = Pipeline(template, tokenizer, settings=self.settings, rules=self._rules, store=turns)
+            self._pipeline = Pipeline(
+                template,
+                tokenizer,
+                settings=self.settings,
+                rules=self._rules,
+                store=turns,
+                context=self._context(loaded),
+            )
         except TemplateError as error:
             raise NotSupported(f"The chat template of {loaded.source} cannot be used: {error}") from error
         pipeline = self._pipeline

@@ -10,12 +10,15 @@ from __future__ import annotations
 import re
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from start_llm.core.messages import Message, ToolCall
-from start_llm.prompt.canonical import answer_key, digest_of
+from start_llm.prompt.canonical import answer_key, digest_of, from_history
 
 CAPACITY = 2000
+# What Claude Code, OpenCode and OpenClaw put in place of an old tool result to save context.
+CLEARED = "[Old tool result content cleared]"
 _EMBEDDED = re.compile(r"\s*<(think|thinking)>((?:(?!</?\1>)[\s\S])*)</\1>")
 # aider's mark for reasoning in its files (aider/reasoning_tags.py).
 _FILED = re.compile(r"<(?P<tag>thinking-content-[0-9a-f]{32})>(?P<reasoning>[\s\S]*?)</(?P=tag)>")
@@ -34,6 +37,24 @@ def split_embedded(content: str) -> tuple[str | None, str]:
     """Thinking that `content` begins with, inside its tags, and the rest; ``(None, content)`` if there is none."""
     match = _EMBEDDED.match(content)
     return (match.group(2).strip(), content[match.end() :].lstrip("\n")) if match else (None, content)
+
+
+def cleared(message: Message) -> bool:
+    """A tool result that its client has taken out of the conversation."""
+    return message.role == "tool" and message.content.strip() == CLEARED
+
+
+def filed_turns(messages: Sequence[Message]) -> dict[int, list[str]]:
+    """Answers in a client's own history file, by the index of their first message: all behind a user message of it."""
+    turns: dict[int, list[str]] = {}
+    parts: list[str] | None = None
+    for index, message in enumerate(messages):
+        if message.role != "assistant":
+            parts = [] if message.role == "user" and from_history(message.content) is not None else None
+        elif parts is not None:
+            turns.setdefault(index - len(parts), parts)
+            parts.append(message.content)
+    return turns
 
 
 def _filed(content: str) -> tuple[str, bytes]:

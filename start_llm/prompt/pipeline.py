@@ -18,10 +18,10 @@ from start_llm.core.messages import Message, Tool
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
-from start_llm.prompt.canonical import ROOT, FactsMemory, answer_key, body_links, from_history, is_reply, link
+from start_llm.prompt.canonical import ROOT, FactsMemory, answer_key, body_links, is_reply, link
 from start_llm.prompt.clock import OWN_DATES, VARIABLE, Clock
 from start_llm.prompt.counters import Counters, healed_turns, rejected
-from start_llm.prompt.heal import HealingStore
+from start_llm.prompt.heal import HealingStore, cleared, filed_turns
 from start_llm.prompt.locate import Where, locate, message_offsets
 from start_llm.prompt.ports import Template, Tokenizer
 from start_llm.prompt.predict import Guesses, followers, known_until
@@ -91,10 +91,11 @@ class Pipeline:
         rules: Rules,
         store: TurnDB | None = None,
         now: Callable[[], datetime] = datetime.now,
+        context: int = 0,
     ) -> None:
         """Probes the template and reads what `store` holds for it; `close` closes the store.
 
-        `now` tells the local time.
+        `now` tells the local time. `context`: tokens that a prompt and its answer may have, 0 if there is no limit.
 
         Raises:
             TemplateError: the template cannot render one user message.
@@ -112,6 +113,7 @@ class Pipeline:
         self._counters = Counters()
         self._now = now
         self._tools = ToolOrder()
+        self._context = context
         self._store = store
         if store is not None:
             self._restore(store)
@@ -136,7 +138,27 @@ class Pipeline:
             return self._completion(request)
         if not request.messages:
             raise BadRequest("messages is empty; at least one message is needed", param="messages")
-        entries, chain, keys = self._chain(request.messages)
+        prepared = self._prepare(request, thinking)
+        if any(cleared(message) for message in request.messages):
+            kept = self._prepare(request, thinking, keep_results=True)
+            # A client clears old results to save context. As long as there is plenty, computing all that stands
+            # behind them anew is the greater loss; the model still sees them then.
+            room = not self._context or len(kept.prompt.tokens) * 2 <= self._context
+            if room and _depth(kept) > _depth(prepared) and self._all_shown(kept):
+                return kept
+        return prepared
+
+    def _all_shown(self, prepared: Prepared) -> bool:
+        """Every cleared result that was taken for the one before is shown as that one."""
+        assert prepared.turn is not None
+        counted = [entry for entry in prepared.turn.entries if entry.link is not None]
+        rest = [entry for entry in counted[_depth(prepared) :] if cleared(entry.message)]
+        own = self._facts.get([entry.message for entry in rest])
+        return all(entry.facts.digest == facts.digest for entry, facts in zip(rest, own, strict=True))
+
+    def _prepare(self, request: ChatRequest, thinking: bool, keep_results: bool = False) -> Prepared:
+        """`keep_results`: tool results that the client has cleared are taken for those that were there."""
+        entries, chain, keys = self._chain(request.messages, keep_results)
         strict = self._strict(entries)
         base = self._base(entries, chain, keys, request.tools, strict)
         clock = None if strict else self._clock(request, base)
@@ -170,7 +192,9 @@ class Pipeline:
         session = request.session or "completion"
         return Prepared(Prompt(tokens, generation=len(tokens)), False, len(tokens), session, one_shot=True)
 
-    def _chain(self, messages: Sequence[Message]) -> tuple[list[Entry], tuple[bytes, ...], list[bytes | None]]:
+    def _chain(
+        self, messages: Sequence[Message], keep_results: bool = False
+    ) -> tuple[list[Entry], tuple[bytes, ...], list[bytes | None]]:
         """Heals the messages in order and links them: entries, the chain, and the answer keys along the chain."""
         entries: list[Entry] = []
         chain: list[bytes] = []
@@ -178,7 +202,7 @@ class Pipeline:
         parent = ROOT
         facts = self._facts.get([message for message in messages if message.role != "assistant"])
         known = iter(facts)
-        filed = _filed_turns(messages)
+        filed = filed_turns(messages)
         told = 0
         for index, message in enumerate(messages):
             key: bytes | None = None
@@ -198,6 +222,9 @@ class Pipeline:
                 key = answer_key(message.content, message.tool_calls)
             else:
                 fact = next(known)
+                if keep_results and cleared(message):
+                    digest = self._turns.result_after(parent)
+                    fact = replace(fact, digest=digest) if digest is not None else fact
             if fact.counts:
                 parent = link(parent, fact.digest)
                 chain.append(parent)
@@ -450,6 +477,12 @@ class Pipeline:
             self._store.close()
 
 
+def _depth(prepared: Prepared) -> int:
+    """Messages of the chain that are shown as they were before."""
+    base = prepared.turn.base if prepared.turn is not None else None
+    return base[2] if base is not None else 0
+
+
 def _next_generation(record: Record, depth: int, keys: Sequence[bytes | None]) -> tuple[Open, Generation] | None:
     """What the record's model answered after `depth` messages, if that is the request's next message."""
     return record.generation(depth, keys[depth]) if depth < len(keys) else None
@@ -463,19 +496,6 @@ def _generation(answer: Message, tokens: Sequence[int]) -> Generation:
         names=tuple(call.name for call in answer.tool_calls),
         tokens=tuple(tokens),
     )
-
-
-def _filed_turns(messages: Sequence[Message]) -> dict[int, list[str]]:
-    """Answers in a client's own history file, by the index of their first message: all behind a user message of it."""
-    turns: dict[int, list[str]] = {}
-    parts: list[str] | None = None
-    for index, message in enumerate(messages):
-        if message.role != "assistant":
-            parts = [] if message.role == "user" and from_history(message.content) is not None else None
-        elif parts is not None:
-            turns.setdefault(index - len(parts), parts)
-            parts.append(message.content)
-    return turns
 
 
 def _session(entries: Sequence[Entry]) -> str:

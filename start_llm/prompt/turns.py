@@ -5,6 +5,7 @@ Records are immutable. The memory of them is shared by the HTTP threads and has 
 
 from __future__ import annotations
 
+import itertools
 import sys
 import threading
 from collections import OrderedDict
@@ -206,6 +207,17 @@ class TurnMemory:
                 best = max(ids, key=lambda i: self._rank(i, depth, key, tools))
                 self._records.move_to_end(best)
                 return best, self._records[best], depth
+        return None
+
+    def result_after(self, parent: bytes) -> bytes | None:
+        """The digest of the tool result that came behind the chain's `parent` last, if that was one."""
+        with self._lock:
+            for record_id in reversed(self._index.get(parent, ())):
+                record = self._records[record_id]
+                place = record.chain.index(parent) + 1
+                shown = next(itertools.islice((s for s in record.shown if s.link is not None), place, None), None)
+                if shown is not None:
+                    return shown.digest if shown.message.role == "tool" else None
         return None
 
     def _rank(self, record_id: int, depth: int, key: bytes | None, tools: Sequence[Tool]) -> tuple[bool, bool, int]:

@@ -1,0 +1,92 @@
+"""Old tool results that a client takes out of its history to save context."""
+
+from __future__ import annotations
+
+import pytest
+
+from start_llm.core.messages import Message
+from start_llm.prompt.heal import CLEARED
+from start_llm.prompt.pipeline import Pipeline
+from start_llm.prompt.volatile import Rules
+from tests.prompt.client import Client, pipeline, say, settings
+from tests.prompt.models import model
+
+SYSTEM = Message("system", "You are a helpful coding assistant.")
+
+
+def result(number: int) -> Message:
+    return Message("tool", f"result {number}: {'long ' * 20}", tool_call_id="call_read")
+
+
+def text(client: Client) -> str:
+    assert client.prepared is not None
+    return model(client.family)[1].decode(client.prepared.prompt.tokens)
+
+
+def conversation(client: Client, turns: int = 3) -> tuple[int, ...]:
+    client.ask(SYSTEM, Message("user", "Go"))
+    for number in range(turns):
+        client.answer(say(f"Step {number}.", read={"path": f"{number}.py"}))
+        client.ask(result(number))
+    return client.answer(say("Done."))
+
+
+def clear(client: Client, *numbers: int) -> None:
+    for index, message in enumerate(client.messages):
+        if any(message.content.startswith(f"result {number}:") for number in numbers):
+            client.messages[index] = Message("tool", CLEARED, tool_call_id="call_read")
+
+
+@pytest.mark.parametrize("family", ["chatml", "qwen35", "glm4"])
+def test_the_model_still_sees_them_and_nothing_is_computed_again(family):
+    client = Client(family, pipeline(family))
+    spoken = conversation(client)
+    clear(client, 0, 1)
+    assert client.ask(Message("user", "More")).prompt.tokens[: len(spoken)] == spoken
+    assert CLEARED not in text(client) and "result 0" in text(client)
+    spoken = client.answer(say("Yes."))
+    clear(client, 2)
+    assert client.ask(Message("user", "And more")).prompt.tokens[: len(spoken)] == spoken
+
+
+def test_when_context_runs_short_they_go():
+    template, tokenizer = model("chatml")
+    length = len(conversation(Client("chatml", pipeline("chatml"))))
+    pipe = Pipeline(template, tokenizer, settings=settings(), rules=Rules.load(None), context=2 * length)
+    client = Client("chatml", pipe)
+    conversation(client)
+    clear(client, 0)
+    client.ask(Message("user", "More, please, and say it in many words: " + "words " * 20))
+    assert "result 0" not in text(client) and "result 1" in text(client) and CLEARED in text(client)
+    spoken = client.answer(say("Yes."))
+    # The shorter history is what the conversation goes on with.
+    assert client.ask(Message("user", "On")).prompt.tokens[: len(spoken)] == spoken
+
+
+def test_results_that_were_never_seen_are_not_made_up():
+    client = Client("chatml", pipeline("chatml"))
+    client.messages = [SYSTEM, Message("user", "Go"), say("Step.", read={"path": "a"})]
+    client.ask(Message("tool", CLEARED, tool_call_id="call_read"))
+    assert CLEARED in text(client)
+
+
+def test_what_comes_back_is_shown():
+    """A cleared result that was shown as cleared never stands for one that is there."""
+    client = Client("chatml", pipeline("chatml"))
+    conversation(client, turns=1)
+    history = list(client.messages)
+    other = Client("chatml", client.pipe, messages=[*history[:2], say("Another.", read={"path": "b"})])
+    other.ask(Message("tool", CLEARED, tool_call_id="call_read"))
+    assert CLEARED in text(other) and "result 0" not in text(other)
+    other.answer(say("Hm."))
+    other.messages[3] = result(7)
+    other.ask(Message("user", "Look again"))
+    assert "result 7" in text(other) and CLEARED not in text(other)
+
+
+def test_other_words_in_its_place_are_other_words():
+    client = Client("chatml", pipeline("chatml"))
+    spoken = conversation(client)
+    client.messages[3] = Message("tool", "[removed by the user]", tool_call_id="call_read")
+    assert client.ask(Message("user", "More")).prompt.tokens[: len(spoken)] != spoken
+    assert "result 0" not in text(client)
