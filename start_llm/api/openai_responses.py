@@ -6,7 +6,7 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -34,7 +34,7 @@ REFUSED = {
 
 
 class ResponsesBody(SamplingBody):
-    model: str = ""
+    model: str | None = None
     input: Any = None
     instructions: str | None = None
     previous_response_id: str | None = None
@@ -44,6 +44,9 @@ class ResponsesBody(SamplingBody):
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    service_tier: str | None = None
     reasoning: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
     include: list[str] | None = None
@@ -72,7 +75,7 @@ def read_responses(
     request = ChatRequest(
         id=f"resp_{uuid.uuid4().hex}",
         dialect="responses",
-        model=body.model,
+        model=body.model or "",
         messages=messages,
         tools=tools.tools,
         tool_choice=tools.choice,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sqlite3
 import uuid
@@ -84,7 +85,7 @@ class ResponsesExchange:
         for call in choice.calls:
             tool = self.origin(call.name)
             written = input_of(call.arguments) if tool.custom else call.arguments
-            output.append(call_item(new_call_id(tool), call.id, tool, written))
+            output.append(call_item(new_call_id(tool), call.id, tool, written, call_status(call.arguments)))
         return self.finish(output, choice.finish_reason, result.usage, result.report)
 
     def writer(self) -> StreamWriter:
@@ -159,7 +160,16 @@ def new_call_id(tool: Named) -> str:
     return new_id("ctc" if tool.custom else "fc")
 
 
-def call_item(item_id: str, call_id: str, tool: Named, written: str, status: str = "completed") -> Item:
+def call_status(arguments: str) -> str:
+    """A call that a limit cut has arguments that do not end."""
+    try:
+        json.loads(arguments)
+    except ValueError:
+        return "incomplete"
+    return "completed"
+
+
+def call_item(item_id: str, call_id: str, tool: Named, written: str, status: str) -> Item:
     """A call as the client names its tool; `written` are the arguments, or a custom tool's text."""
     item: Item = {"type": "function_call", "id": item_id, "call_id": call_id, "name": tool.name}
     if tool.namespace:
@@ -323,7 +333,7 @@ class ResponsesWriter:
         else:
             written = event.arguments
             head = self._item_event("response.function_call_arguments.done", name=self._tool.name, arguments=written)
-        return head + self._finished(call_item(self._id, event.id, self._tool, written))
+        return head + self._finished(call_item(self._id, event.id, self._tool, written, call_status(event.arguments)))
 
     def _done(self, event: Done) -> bytes:
         head = self._end()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from openai.types.responses import Response, ResponseCustomToolCallItem, ResponseStreamEvent
@@ -110,6 +111,35 @@ def test_stream_helper(client: openai.OpenAI, service: FakeService) -> None:
             pass
         final = stream.get_final_response()
     assert final.output_text == "I look."
+
+
+def test_a_call_that_was_cut_is_incomplete(client: openai.OpenAI, service: FakeService) -> None:
+    cut = [
+        ToolCallStarted(0, "call_a", "read"),
+        ToolCallDelta(0, '{"path": "a'),
+        ToolCallFinished(0, "call_a", "read", '{"path": "a'),
+    ]
+    service.script = lambda request: answer(*cut, finish="length")
+    response = client.responses.create(model="m", input="Hi", tools=[TOOL])
+    events = list(client.responses.create(model="m", input="Hi", tools=[TOOL], stream=True))
+    streamed = next(event.item for event in events if event.type == "response.output_item.done")
+    for item in (response.output[0], streamed, events[-1].response.output[0]):
+        assert (item.type, item.status, item.arguments) == ("function_call", "incomplete", '{"path": "a')
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [("truncation", "x", "auto"), ("max_tool_calls", 0, "1"), ("service_tier", 5, "string"), ("model", 5, "string")],
+)
+def test_fields_of_a_wrong_kind_are_named(client: openai.OpenAI, field: str, value: Any, allowed: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(**({"model": "m", "input": "Hi"} | {field: value}))
+    assert field in str(caught.value) and str(value) in str(caught.value) and allowed in str(caught.value)
+
+
+def test_no_model_is_the_served_one(server: ApiServer) -> None:
+    answered = httpx.post(f"{server.url}/v1/responses", json={"model": None, "input": "Hi"}, timeout=30)
+    assert answered.status_code == 200
 
 
 def test_incomplete_and_failed(client: openai.OpenAI, service: FakeService) -> None:
