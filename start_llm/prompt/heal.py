@@ -7,11 +7,13 @@ changed has another key, so it is never overwritten.
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from start_llm.core.messages import Message, ToolCall
 from start_llm.prompt.canonical import answer_key, digest_of, from_history
@@ -20,6 +22,7 @@ CAPACITY = 2000
 # What Claude Code, OpenCode and OpenClaw put in place of an old tool result to save context.
 CLEARED = "[Old tool result content cleared]"
 _EMBEDDED = re.compile(r"\s*<(think|thinking)>((?:(?!</?\1>)[\s\S])*)</\1>")
+_NOTHING: tuple[Any, ...] = (False, None, "", [], {})
 # aider's mark for reasoning in its files (aider/reasoning_tags.py).
 _FILED = re.compile(r"<(?P<tag>thinking-content-[0-9a-f]{32})>(?P<reasoning>[\s\S]*?)</(?P=tag)>")
 
@@ -31,6 +34,30 @@ class Healed:
     content: str
     reasoning: str | None
     arguments: tuple[str, ...]
+    names: tuple[str, ...] = ()
+
+
+def _same_arguments(generated: str, sent: str) -> bool:
+    try:
+        return _same(json.loads(generated or "{}"), json.loads(sent or "{}"))
+    except ValueError:
+        return False
+
+
+def _empty(value: Any) -> bool:
+    return any(type(value) is type(nothing) and value == nothing for nothing in _NOTHING)
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal but for members that one of them has and that say nothing: Claude Code adds ``"replace_all": false``."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return all(
+            _same(one[key], other[key]) if key in one and key in other else _empty({**one, **other}[key])
+            for key in one.keys() | other.keys()
+        )
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return type(one) is type(other) and bool(one == other)
 
 
 def split_embedded(content: str) -> tuple[str | None, str]:
@@ -74,6 +101,7 @@ class HealingStore:
         self._turns: OrderedDict[tuple[bytes, bytes], Healed] = OrderedDict()
         self._newest: dict[bytes, tuple[bytes, bytes]] = {}
         self._files: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = {}
+        self._called: dict[bytes, tuple[bytes, bytes]] = {}
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -87,7 +115,9 @@ class HealingStore:
         if not answer.content.strip() and not answer.tool_calls:
             return None
         key = answer_key(answer.content, answer.tool_calls)
-        entry = Healed(answer.content, answer.reasoning, tuple(call.arguments for call in answer.tool_calls))
+        calls = answer.tool_calls
+        arguments, names = tuple(call.arguments for call in calls), tuple(call.name for call in calls)
+        entry = Healed(answer.content, answer.reasoning, arguments, names)
         self.restore(parent, key, entry)
         return key, entry
 
@@ -97,11 +127,15 @@ class HealingStore:
             self._turns[parent, key] = entry
             self._turns.move_to_end((parent, key))
             self._newest[key] = (parent, key)
-            if not entry.arguments:
+            if entry.arguments:
+                self._called[parent] = (parent, key)
+            else:
                 self._files[parent, _filed(entry.content)[1]] = (parent, key)
             while len(self._turns) > self._capacity:
                 gone, old = self._turns.popitem(last=False)
                 self._files.pop((gone[0], _filed(old.content)[1]), None)
+                if self._called.get(gone[0]) == gone:
+                    del self._called[gone[0]]
                 if self._newest.get(gone[1]) == gone:
                     del self._newest[gone[1]]
 
@@ -118,7 +152,9 @@ class HealingStore:
             entry = self._find(parent, answer_key(body, message.tool_calls))
             if entry is not None and (entry.reasoning or "").strip() == embedded:
                 return _rebuilt(message, entry)
-        entry = self._find(parent, answer_key(message.content, message.tool_calls))
+        key = answer_key(message.content, message.tool_calls)
+        entry = None if (parent, key) in self._turns else self._completed(parent, message)
+        entry = entry or self._find(parent, key)
         if entry is not None:
             said = (message.reasoning or "").strip()
             healed = _rebuilt(message, entry)
@@ -140,6 +176,20 @@ class HealingStore:
         if entry is None or (reasoning and reasoning != (entry.reasoning or "").strip()):
             return None
         return Message("assistant", entry.content, reasoning=entry.reasoning)
+
+    def _completed(self, parent: bytes, message: Message) -> Healed | None:
+        """The last turn with calls at this place, if `message` is that but for arguments that say nothing."""
+        if not message.tool_calls:
+            return None
+        with self._lock:
+            place = self._called.get(parent)
+            entry = self._turns[place] if place is not None else None
+        if entry is None or len(entry.arguments) != len(message.tool_calls):
+            return None
+        if entry.content.strip() != message.content.strip() or entry.names != tuple(c.name for c in message.tool_calls):
+            return None
+        pairs = zip(entry.arguments, (call.arguments for call in message.tool_calls), strict=True)
+        return entry if all(_same_arguments(generated, sent) for generated, sent in pairs) else None
 
     def _find(self, parent: bytes, key: bytes) -> Healed | None:
         with self._lock:

@@ -110,8 +110,9 @@ class TurnDB:
             stored.records.reverse()
             rows = connection.execute("SELECT parent, key, entry FROM healing ORDER BY rowid")
             for parent, key, entry in rows:
-                content, reasoning, arguments = json.loads(entry)
-                stored.healing.append((parent, key, Healed(content, reasoning, tuple(arguments))))
+                content, reasoning, arguments, *names = json.loads(entry)
+                healed = Healed(content, reasoning, tuple(arguments), tuple(names[0]) if names else ())
+                stored.healing.append((parent, key, healed))
             rows = connection.execute("SELECT names FROM toollists ORDER BY rowid")
             stored.toollists = [tuple(json.loads(names)) for (names,) in rows]
             (last,) = connection.execute("SELECT MAX(id) FROM records").fetchone()
@@ -131,7 +132,7 @@ class TurnDB:
             self._submit(self._write_records)
 
     def save_healing(self, parent: bytes, key: bytes, entry: Healed) -> None:
-        row = (parent, key, json.dumps([entry.content, entry.reasoning, entry.arguments]))
+        row = (parent, key, json.dumps([entry.content, entry.reasoning, entry.arguments, entry.names]))
         self._submit(lambda connection: _put_healing(connection, row))
 
     def save_tools(self, names: tuple[str, ...]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from start_llm.core.messages import Message, ToolCall
@@ -93,6 +95,45 @@ def test_only_a_leading_block_is_embedded_thinking():
     assert split_embedded("<think>\na\n</think>\n\nb") == ("a", "b")
     assert split_embedded("b <think>a</think>") == (None, "b <think>a</think>")
     assert split_embedded("<think>never closed") == (None, "<think>never closed")
+
+
+def sent(read: str, bash: str = '{"command": "ls"}') -> Message:
+    calls = (ToolCall("1", "read", read), ToolCall("2", "bash", bash))
+    return Message("assistant", ANSWER.content, None, calls)
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        '{"path": "a.py", "limit": 3, "all": false}',
+        '{"limit": 3, "note": null, "path": "a.py", "more": "", "some": [], "rest": {}}',
+    ],
+)
+def test_arguments_that_say_nothing_may_come_and_go(store, read):
+    healed = store.heal(PARENT, sent(read))
+    assert [call.arguments for call in healed.tool_calls] == [call.arguments for call in ANSWER.tool_calls]
+    assert healed.reasoning == ANSWER.reasoning
+    # The place counts for more than the very words elsewhere.
+    store.put(b"other", sent(read))
+    assert store.heal(b"other", replace(ANSWER, reasoning=None)).tool_calls[0].arguments == read
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        sent('{"path": "a.py", "limit": 3, "all": true}'),
+        sent('{"path": "a.py", "limit": 3, "offset": 0}'),
+        sent('{"path": "", "limit": 3}'),
+        sent('{"path": "a.py", "limit": 3.0, "all": false}'),
+        sent('{"path": "a.py", "limit": 3, "all": false'),
+        sent('["a.py", 3]'),
+        replace(sent('{"path": "a.py", "limit": 3, "all": false}'), content="Other words"),
+        replace(ANSWER, tool_calls=sent('{"path": "a.py", "limit": 3, "all": false}').tool_calls[:1]),
+    ],
+)
+def test_arguments_that_say_something_are_the_clients(store, message):
+    assert store.heal(PARENT, message) == message
+    assert store.heal(b"elsewhere", sent('{"path": "a.py", "limit": 3, "all": false}')).reasoning is None
 
 
 FILED = say("Here.\n\n# Title\n\n> quoted\ntext", "It\nsubtracts.")
