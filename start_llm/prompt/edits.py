@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from start_llm.prompt.textdiff import split_files
 
@@ -54,10 +55,8 @@ def after_edits(name: str, text: str | None, answers: Iterable[str]) -> str | No
     An edit whose text is not there does nothing, as in the client.
     """
     for answer in answers:
-        edits = list(edits_in(answer))
-        if not edits:
-            whole = [file.text for file in split_files(answer)[1].values() if file.name.strip(_AROUND_NAME) == name]
-            text = whole[-1] if whole else text
+        edits, files = _read(answer)
+        text = files.get(name, text)
         ours = False
         for edit in edits:
             # A block right behind another one is for the same file.
@@ -65,6 +64,19 @@ def after_edits(name: str, text: str | None, answers: Iterable[str]) -> str | No
             if ours:
                 text = _edited(text, edit)
     return text
+
+
+@lru_cache(maxsize=2048)
+def _read(answer: str) -> tuple[tuple[Edit, ...], dict[str, str]]:
+    """The edits of an answer; if it has none, the files in it."""
+    edits = tuple(edits_in(answer))
+    files = {} if edits else split_files(answer)[1]
+    return edits, {file.name.strip(_AROUND_NAME): file.text for file in files.values()}
+
+
+def makes_edits(answer: str) -> bool:
+    """An answer after which files may be others."""
+    return any(_read(answer))
 
 
 def _edited(text: str | None, edit: Edit) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from start_llm.core.messages import Message
-from start_llm.prompt.edits import after_edits
+from start_llm.prompt.edits import after_edits, makes_edits
 from start_llm.prompt.textdiff import File
 from start_llm.prompt.textdiff import changes as text_changes
 from start_llm.prompt.turns import Shown, Told
@@ -67,22 +67,28 @@ class Patcher:
     def patch(self, slot: Slot, told: dict[str, str]) -> list[Change]:
         """What changed in a block since it was told, as lines; nothing where telling the whole block is better."""
         old, size = told.get(slot.name), len(slot.value)
+        answers = self._answers(slot.name) if slot.kind == "moving" else []
+        if old == slot.value and not any(map(makes_edits, answers)):
+            return [Change((slot.name, slot.value), "", True)]
         if not old or "\n" not in slot.value or slot.kind not in ("context", "moving"):
             return []
-        answers = self._answers(slot.name) if slot.kind == "moving" else []
         own: list[str] = []
 
-        def edited(was: File | None, now: File) -> bool:
-            text = after_edits(now.name, was.text.rstrip("\n") if was else None, answers) if answers else None
-            same = text is not None and text.rstrip("\n") == now.text.rstrip("\n")
-            own.extend([now.name] * same)
+        def edited(was: File | None, now: File) -> bool | None:
+            before, after = was.text.rstrip("\n") if was else None, now.text.rstrip("\n")
+            made = after_edits(now.name, before, answers)
+            if made is None or made.rstrip("\n") == before:
+                return None
+            same = made.rstrip("\n") == after
+            # Such a file takes one line.
+            own.extend([now.name] * (same if before != after else not same))
             return same
 
         text = text_changes(old, slot.value, edited)
         if text is None or len(text) >= size:
             return []
         if not text:
-            # The same files in another order.
+            # The same files, or the same in another order.
             return [Change((slot.name, slot.value), "", True)]
         # Changes to changes add up: a reader should not have to apply more of them than the block is long.
         spent = int(told.get(patched(slot.name), "0")) + len(text)

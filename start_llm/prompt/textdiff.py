@@ -29,30 +29,40 @@ def name_of(text: str, limit: int = _NAME) -> str:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file that a block shows between fences, under a line with its name. `text` is what stands between them."""
+    """A file that a block shows between fences, under a line with its name. `text` is what stands between them.
+
+    `under`: how many lines of the block's own words, blank ones left out, stand above it.
+    """
 
     name: str
     text: str
     whole: str
+    under: int
 
 
 def split_files(text: str) -> tuple[str, dict[tuple[str, int], File]]:
     """A block's own words, and its files by name (and number, where two have the same name)."""
     lines = text.split("\n")
     prose: list[str] = []
+    named = False
     files: dict[tuple[str, int], File] = {}
     seen: Counter[str] = Counter()
-    index = 0
+    index = under = 0
     while index < len(lines):
         opened = _FENCE.match(lines[index])
-        end = _closing(lines, index, opened.group(1)) if opened and index and _is_name(lines[index - 1]) else None
-        if end is None:
+        end = _closing(lines, index, opened.group(1)) if opened and named else None
+        if opened is None or end is None:
             prose.append(lines[index])
+            named = _is_name(lines[index])
+            under += bool(lines[index].strip())
             index += 1
             continue
-        name = prose.pop().strip()
+        name, named = prose.pop().strip(), False
+        under -= 1
         whole = "\n".join(lines[index - 1 : end + 1])
-        files[name, seen[name]] = File(name, "\n".join(lines[index + 1 : end]), whole)
+        # Where the file does not end with a line break, its last line stands before the mark.
+        last = lines[end].removesuffix(_closing_mark(opened.group(1)))
+        files[name, seen[name]] = File(name, "\n".join([*lines[index + 1 : end], *([last] * bool(last))]), whole, under)
         seen[name] += 1
         # The empty line after a file comes and goes with it.
         index = end + 2 if lines[end + 1 : end + 2] == [""] else end + 1
@@ -65,39 +75,59 @@ def _is_name(line: str) -> bool:
 
 
 def _closing(lines: Sequence[str], opened: int, mark: str) -> int | None:
-    closing = mark.replace("<", "</") if mark.startswith("<") else mark
+    closing = _closing_mark(mark)
     return next((i for i in range(opened + 1, len(lines)) if lines[i].endswith(closing)), None)
 
 
+def _closing_mark(opening: str) -> str:
+    return opening.replace("<", "</") if opening.startswith("<") else opening
+
+
+def _apart(old: tuple[str, dict[tuple[str, int], File]], new: tuple[str, dict[tuple[str, int], File]]) -> bool:
+    """Files can be told apart from the words around them: each has its own name, and all stand at one place."""
+    if any(number for _, files in (old, new) for _, number in files):
+        return False
+    above = set()
+    for prose, files in (old, new):
+        words = [line for line in prose.split("\n") if line.strip()]
+        above |= {tuple(words[:under]) for under in {file.under for file in files.values()}}
+    return len(above) <= 1
+
+
 def changes(
-    old: str, new: str, edited: Callable[[File | None, File], bool] = lambda old, new: False, name: str = ""
+    old: str, new: str, edited: Callable[[File | None, File], bool | None] = lambda old, new: None, name: str = ""
 ) -> str | None:
     """The lines by which `new` differs from `old`, under lines that say where.
 
     A place in a file is named by the file and the line in it, any other by the block's first line and the line in the
     block's own words, as they are numbered now; a line that is gone and stood there once may stand for the number. Of
-    a run of lines that are gone the first is told, and how many. A file that `edited` knows is only named: the reader
-    made that change, or wrote that file. `name` stands for the first line. None where the texts are too long to
-    compare.
+    a run of lines that are gone the first is told, and how many. `edited` says whether the reader's own edits made the
+    file what it is: then it is only named; if they would have made another one of it, that is said; None if there are
+    none. `name` stands for the first line. None where the texts are too long to compare.
     """
     (before, had), (after, has) = split_files(old), split_files(new)
+    if not _apart((before, had), (after, has)):
+        before, had, after, has = old, {}, new, {}
     parts = [_hunks(before, after, name or name_of(new, _SHORT_NAME), prose=True)]
     if gone := [had[key].name for key in had if key not in has]:
         parts.append([f"Not there any more: {', '.join(gone)}"])
     for key, file in has.items():
         was = had.get(key)
-        if was is None or was.text != file.text:
-            parts.append(_file_changes(was, file, edited(was, file)))
+        own = edited(was, file)
+        if was is None or was.text != file.text or own is False:
+            parts.append(_file_changes(was, file, own))
     told = [part for part in parts if part is not None]
     return "\n".join(line for part in told for line in part) if len(told) == len(parts) else None
 
 
-def _file_changes(was: File | None, file: File, edited: bool) -> list[str] | None:
+def _file_changes(was: File | None, file: File, edited: bool | None) -> list[str] | None:
     if edited:
         return [f"{file.name}: as {'written' if was is None else 'edited'} above"]
     if was is None:
         return [f"New: {file.whole}"]
-    hunks = _hunks(was.text, file.text, file.name)
+    if was.text == file.text:
+        return [f"{file.name}: not edited, still as before"]
+    hunks = _hunks(was.text, file.text, file.name if edited is None else f"{file.name}, without the edits above")
     return hunks if hunks is None or len("\n".join(hunks)) < len(file.whole) else [f"Now: {file.whole}"]
 
 
@@ -114,9 +144,10 @@ def _hunks(old: str, new: str, name: str, *, prose: bool = False) -> list[str] |
         if kind == "equal":
             continue
         gone, more = a[a1:a2], []
+        if len(gone) >= _ELIDE and prose:
+            gone = gone[next((i for i, line in enumerate(gone) if line.strip()), 0) :]
         if len(gone) >= _ELIDE:
-            first = next((line for line in gone if line.strip()), gone[0]) if prose else gone[0]
-            gone, more = [first], [f"(-{len(gone) - 1} more lines)"]
+            gone, more = gone[:1], [f"(-{len(gone) - 1} more lines)"]
         place = f"line {head + b1 + 1}" if not gone or before.count(gone[0]) > 1 else ""
         title = ", ".join(part for part in ("" if lines else name, place) if part)
         lines += [f"{title}:" if title else "@@", *(f"-{line}" for line in gone), *more]

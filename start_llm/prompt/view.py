@@ -238,7 +238,7 @@ def _moves(rest: Sequence[_Seen], shown: Shown, patcher: Patcher) -> bool:
     """A block at the end of what is known comes later in the request, the same or with changes that can be told."""
     was, told = dict(shown.told), _fold(patcher.shown)
     slots = [slot for item in rest for slot in item.slots if slot.kind == "moving" and was.get(slot.name)]
-    return bool(slots) and all(was[slot.name] == slot.value or patcher.patch(slot, told) for slot in slots)
+    return bool(slots) and all(patcher.patch(slot, told) for slot in slots)
 
 
 def _field_changes(known: Sequence[_Seen], told: dict[str, str], patcher: Patcher) -> list[Change]:
@@ -275,7 +275,7 @@ def _settled(rest: Sequence[_Seen], told: dict[str, str], patcher: Patcher, chan
                 continue
             was = told.get(slot.name)
             in_head = any(slot.value in text for text in head)
-            same = slot.value == was or (was is None and in_head)
+            same = was is None and in_head
             patch = [] if same else patcher.patch(slot, told)
             told.update(told_by([slot]) if not patch else (change.told for change in patch))
             changes += patch

@@ -425,7 +425,26 @@ def test_an_edit_of_the_models_own_is_named_and_not_repeated():
     # Somebody else's edit comes on top of an own one: then all of it is told.
     aider.turn("Third", CODE.replace("line 7\n", "LINE 7\n"), answer=BLOCK.format("a.py", "line 3\n", ""))
     assert aider.turn("Fourth", CODE.replace("line 7\n", "LINE 7\n").replace("line 3\n", "mine\n"))
-    assert aider.prepared.notes == ("a.py:\n-line 3\n+mine",)
+    assert aider.prepared.notes == ("a.py, without the edits above:\n-line 3\n+mine",)
+
+
+def test_an_edit_that_was_not_made_or_was_undone_is_told():
+    """The client shows the files behind the edit, as they are without it."""
+    aider = Aider()
+    aider.turn("First", CODE, answer=BLOCK.format("a.py", "line 7\n", "LINE 7\n"))
+    assert aider.turn("Second", CODE)
+    assert aider.prepared.notes == ("a.py: not edited, still as before",)
+    assert aider.turn("Third", CODE) and aider.prepared.notes == ()
+    two = BLOCK.format("a.py", "line 3\n", "three\n") + "\n" + BLOCK.format("a.py", "line 5\n", "five\n")
+    aider.turn("Fourth", CODE, answer=two)
+    assert aider.turn("Fifth", CODE.replace("line 3\n", "three\n"))
+    assert aider.prepared.notes == ("a.py, without the edits above:\n-line 3\n+three",)
+
+
+def test_the_end_of_a_file_without_a_line_break_is_told():
+    aider = Aider()
+    aider.turn("First", CODE + "last = 1")
+    assert aider.turn("Second", CODE + "last = 2") and "+last = 2" in aider.text
 
 
 def test_what_aider_says_of_its_commits_may_go():

@@ -43,13 +43,43 @@ def test_a_file_that_changed_altogether_is_told_whole():
 
 def test_a_file_that_the_reader_edited_is_named():
     new = FILES.replace("three", "3").replace("That", "c.py\n```\n9\n```\n\nThat")
-    text = changes(FILES, new, lambda was, now: (was is None) or now.text.startswith("one\ntwo\n3"))
+    text = changes(FILES, new, lambda was, now: None if now.name == "b.py" else True)
     assert text == "a.py: as edited above\nc.py: as written above"
+    assert changes(FILES, FILES, lambda was, now: None) == ""
+
+
+def test_a_file_that_is_not_what_the_readers_edits_make_of_it_is_told_from_the_start():
+    edited = lambda was, now: False if now.name == "a.py" else None  # noqa: E731
+    files = FILES.replace("five", "five, which is not as short as the others")
+    assert changes(files, files, edited) == "a.py: not edited, still as before"
+    assert changes(files, files.replace("three", "3"), edited) == "a.py, without the edits above:\n-three\n+3"
+
+
+def test_the_last_line_of_a_file_that_ends_without_a_line_break_counts():
+    old = "Files\n\na.py\n```\nx\ny```\n"
+    assert changes(old, old.replace("y```", "z```")) == "a.py:\n-y\n+z"
+    assert split_files("a.py\n```\ny```")[1]["a.py", 0].text == "y"
+
+
+def test_what_stands_right_behind_a_file_is_not_its_name():
+    prose, files = split_files("a.py\n```\nx\n```\n```\ny\n```")
+    assert prose == "```\ny\n```" and files["a.py", 0].text == "x"
+
+
+def test_files_that_change_places_are_told_as_lines():
+    one, two = "a.py\n```\n1\n```\n", "b.py\n```\n2\n```\n"
+    text = changes(f"Never edit\n{one}Always edit\n{two}", f"Never edit\n{two}Always edit\n{one}")
+    assert text is not None and "+b.py" in text.split("\n")
+
+
+def test_of_two_files_with_one_name_none_is_said_to_be_gone():
+    text = changes("Files\n\na.py\n```\n1\n```\n\na.py\n```\n2\n```", "Files\n\na.py\n```\n2\n```")
+    assert text is not None and "Not there" not in text and "-1" in text.split("\n")
 
 
 def test_of_lines_that_are_gone_the_first_is_told():
     old = "Map.\n\na:\n one\n two\n\nb:\n three\n four"
-    assert changes(old, "Map.\n\na:\n one\n two") == "Map.:\n-b:\n(-3 more lines)"
+    assert changes(old, "Map.\n\na:\n one\n two") == "Map.:\n-b:\n(-2 more lines)"
 
 
 def test_other_fences_close_with_their_own_marks():
