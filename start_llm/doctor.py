@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import platform
@@ -29,6 +30,7 @@ Verdict = Literal["ok", "note", "bad"]
 
 REQUIREMENTS = Path(__file__).resolve().parent.parent / "requirements.txt"
 PROBE_SECONDS = 120
+ANSWER_SECONDS = 2
 FAST_GFLOPS = 20  # the reference BLAS does about 6, OpenBLAS on two cores about 200
 ROOM = 4 * GIB  # of free disk: the embedded model and some stored KV
 COLOURS = {"ok": "green", "note": "yellow", "bad": "red"}
@@ -88,9 +90,11 @@ def examine(settings: Settings, probe: Probe) -> Iterator[Finding]:
         accelerator = probe.accelerator
         device = inspect_device(lambda: accelerator)
         yield from machine(settings, device, probe.gflops)
-    yield port("server port", "MLX_PORT", settings.mlx_host, settings.mlx_port)
+    runs = answers(settings.mlx_host, settings.mlx_port, "/health", "state")
+    yield port("server port", "MLX_PORT", settings.mlx_host, settings.mlx_port, "start_llm" if runs else None)
     if settings.proxy == "on":
-        yield port("proxy port", "PROXY_PORT", settings.mlx_host, settings.proxy_port)
+        runs = answers(settings.mlx_host, settings.proxy_port, "/health/readiness", "litellm_version")
+        yield port("proxy port", "PROXY_PORT", settings.mlx_host, settings.proxy_port, "LiteLLM" if runs else None)
     else:
         yield Finding("proxy port", "note", "no proxy (PROXY=off)")
     yield model(settings)
@@ -173,8 +177,10 @@ def machine(settings: Settings, device: Device, gflops: float) -> Iterator[Findi
         yield Finding("model for it", "ok", f"MODEL_PATH={best.repository} ({size}; {best.note})")
 
 
-def port(subject: str, variable: str, host: str, number: int) -> Finding:
-    """Whether a port is free, else who has it."""
+def port(subject: str, variable: str, host: str, number: int, runs: str | None = None) -> Finding:
+    """Whether a port is free, else who has it. `runs`: what we know to run there, and rightly so."""
+    if runs:
+        return Finding(subject, "ok", f"{number}, {runs} runs there now")
     if number == 0:
         return Finding(subject, "ok", "a free one is picked (0)")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -186,6 +192,19 @@ def port(subject: str, variable: str, host: str, number: int) -> Finding:
             taken = f"{number} on {host} cannot be had ({error.strerror}{_listener(number)}); set {variable} to another"
             return Finding(subject, "note", taken)
     return Finding(subject, "ok", f"{number} is free")
+
+
+def answers(host: str, number: int, path: str, name: str) -> bool:
+    """Whether somebody listens there who answers with a JSON object that has this field."""
+    connection = http.client.HTTPConnection(host, number, timeout=ANSWER_SECONDS)
+    try:
+        connection.request("GET", path)
+        body = json.loads(connection.getresponse().read())
+    except (OSError, http.client.HTTPException, ValueError):
+        return False
+    finally:
+        connection.close()
+    return isinstance(body, dict) and name in body
 
 
 def _listener(number: int) -> str:

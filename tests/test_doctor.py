@@ -11,6 +11,7 @@ from start_llm import doctor
 from start_llm.core.settings import Settings
 from start_llm.doctor import Finding, Probe
 from start_llm.models.device import GIB, Accelerator, Device
+from tests.launch.stub import serving
 
 CPU = Device("Linux", "Some CPU", 16 * GIB, "cpu", 12 * GIB)
 MAC = Device("macOS", "Apple M4 Pro", 48 * GIB, "metal", 36 * GIB)
@@ -87,6 +88,18 @@ def test_a_taken_port_is_named() -> None:
     assert str(number) in finding.text
     assert "MLX_PORT" in finding.text
     assert doctor.port("server port", "MLX_PORT", "127.0.0.1", number).verdict == "ok"
+
+
+def test_a_server_that_runs_already_is_no_fault(settings: Settings) -> None:
+    with serving() as number:
+        assert doctor.answers("127.0.0.1", number, "/health", "state")
+        assert not doctor.answers("127.0.0.1", number, "/health", "litellm_version")
+        found = subjects(
+            list(doctor.examine(settings.model_copy(update={"mlx_port": number, "proxy_port": number}), Probe(None)))
+        )
+    assert found["server port"] == Finding("server port", "ok", f"{number}, start_llm runs there now")
+    assert found["proxy port"].verdict == "note" and "PROXY_PORT" in found["proxy port"].text
+    assert not doctor.answers("127.0.0.1", number, "/health", "state")
 
 
 def test_packages_are_compared_with_the_pins(tmp_path: Path) -> None:

@@ -52,7 +52,8 @@ def string_in(part: dict[str, Any], name: str, path: str) -> str:
 def unusable(kind: str, path: str) -> BadRequest | NotSupported:
     """The error for a part that cannot be shown to the model: never dropped silently."""
     if kind in IMAGE_TYPES:
-        return NotSupported(f"{path}: images are not supported by this model; send text only.", param=path)
+        return NotSupported(f"{path}: images are not supported; send text only.", param=path)
     if kind in OTHER_MEDIA:
         return NotSupported(f"{path}: parts of type {short(kind)} are not supported; send text only.", param=path)
-    return BadRequest(f"{path}.type: unknown part type {short(kind)}.", param=f"{path}.type", code="invalid_value")
+    message = f"{path}.type: unknown part type {short(kind)}; allowed: {', '.join(sorted(TEXT_TYPES))}."
+    return BadRequest(message, param=f"{path}.type", code="invalid_value")

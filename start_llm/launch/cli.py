@@ -26,6 +26,7 @@ from start_llm.proxy.config import master_key
 STARTUP_SECONDS = 3600.0  # a first start downloads the model
 PROXY_SECONDS = 120.0
 MIN_ANSWER_TOKENS = 256
+OWN_HOSTS = "127.0.0.1,localhost"  # never through the user's HTTP proxy
 SECRET_BYTES = 24
 
 
@@ -40,11 +41,14 @@ def main(argv: Sequence[str], settings: Settings) -> int:
         return 127
     try:
         if options.print:
-            print_plan(client, client.plan(_expected(settings, options.via_proxy), _folder(settings, client)))
+            expected = _expected(settings, options.via_proxy)
+            warn_of_room(client, expected)
+            print_plan(client, client.plan(expected, _folder(settings, client)))
             return 0
         log = settings.log_root.expanduser().absolute() / "launch-server.log"
         with running_server(settings, proxy=options.via_proxy, seconds=STARTUP_SECONDS, log_path=log) as server:
             endpoint = connect(settings, server[0], server[1] if options.via_proxy else None)
+            warn_of_room(client, endpoint)
             folder = _folder(settings, client)
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             plan = client.plan(endpoint, folder)
@@ -58,7 +62,11 @@ def main(argv: Sequence[str], settings: Settings) -> int:
 def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
     words = list(argv)
     cut = words.index("--") if "--" in words else len(words)
-    parser = argparse.ArgumentParser(prog="launch", description="Run a coding agent against this server.")
+    parser = argparse.ArgumentParser(
+        prog="launch",
+        usage=f"launch {{{','.join(CLIENTS)}}} [--print] [--via-proxy] [-- the agent's own arguments]",
+        description="Run a coding agent against this server.",
+    )
     parser.add_argument("client", choices=list(CLIENTS), help="the agent")
     parser.add_argument("--print", action="store_true", help="show the environment instead of running the client")
     parser.add_argument("--via-proxy", action="store_true", help="connect through the LiteLLM proxy")
@@ -104,8 +112,22 @@ def _expected(settings: Settings, via_proxy: bool) -> Endpoint:
     key = settings.api_key or "none"
     if via_proxy:
         url = address(settings.mlx_host, settings.proxy_port)
-        key = settings.litellm_master_key or "$LITELLM_MASTER_KEY"
+        if not settings.litellm_master_key:
+            raise LaunchError(
+                "The proxy has no key yet: start the server once, it makes one; or set LITELLM_MASTER_KEY."
+            )
+        key = settings.litellm_master_key
     return _endpoint(settings, url, key, model, settings.max_kv_size)
+
+
+def warn_of_room(client: Client, endpoint: Endpoint) -> None:
+    """Says so where not even the client's first prompt has room: what the client says then helps nobody."""
+    if endpoint.context <= client.first_prompt:
+        print(
+            f"launch: {client.title}'s first prompt has about {client.first_prompt:,} tokens, but {endpoint.model} is "
+            f"served with {endpoint.context:,}. Serve a model with room for more (MODEL_PATH, MAX_KV_SIZE).",
+            file=sys.stderr,
+        )
 
 
 def print_plan(client: Client, plan: Plan) -> None:
@@ -124,6 +146,7 @@ def print_plan(client: Client, plan: Plan) -> None:
         made = f"head -c {SECRET_BYTES} /dev/urandom | od -An -v -tx1 | tr -d ' \\n'"
         print(f"[ -s {kept} ] || (umask 077; {made} > {kept})")
         print(f'export {name}="$(cat {kept})"')
+    print(" ".join(["export", *(f'{name}="${{{name}:+${name},}}{OWN_HOSTS}"' for name in ("NO_PROXY", "no_proxy"))]))
     print(shlex.join([client.command, *plan.arguments]))
 
 
@@ -159,9 +182,8 @@ def client_environment(inherited: Mapping[str, str], plan: Plan) -> dict[str, st
     kept = [part for part in own if not part.startswith(sys.prefix)]  # the server's BLAS is none of the client's
     if kept:
         environment["LD_PRELOAD"] = ":".join(kept)
-    hosts = "127.0.0.1,localhost"
     for name in ("NO_PROXY", "no_proxy"):
-        environment[name] = ",".join(filter(None, [environment.get(name), hosts]))
+        environment[name] = ",".join(filter(None, [environment.get(name), OWN_HOSTS]))
     return plan.defaults | environment | plan.env
 
 

@@ -64,6 +64,7 @@ class Client:
         install: the command that installs it.
         plan: what it needs to talk to an endpoint, given its private folder.
         node: the Node versions it needs, as told by its package; empty where it needs none.
+        first_prompt: about how many tokens its first request has.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Client:
     install: str
     plan: Callable[[Endpoint, Path], Plan]
     node: str = ""
+    first_prompt: int = 0
 
 
 def to_json(value: Any) -> str:

@@ -27,8 +27,8 @@ exit 7
 """
 
 
-def make_server(port: int = 0) -> ThreadingHTTPServer:
-    card = {"id": "served-name", "object": "model", "context_length": 50_000}
+def make_server(port: int = 0, context: int = 50_000) -> ThreadingHTTPServer:
+    card = {"id": "served-name", "object": "model", "context_length": context}
     answers: dict[str, Any] = {
         "/health": {"status": "ok", "state": "ready"},
         "/health/readiness": {"status": "healthy"},
@@ -51,9 +51,9 @@ def make_server(port: int = 0) -> ThreadingHTTPServer:
 
 
 @contextmanager
-def serving() -> Iterator[int]:
+def serving(context: int = 50_000) -> Iterator[int]:
     """A running stub server; gives its port."""
-    server = make_server()
+    server = make_server(context=context)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

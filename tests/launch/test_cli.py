@@ -14,6 +14,7 @@ from start_llm.core.settings import Settings, load_settings
 from start_llm.launch import main
 from start_llm.launch import server as launch_server
 from start_llm.launch.cli import client_environment
+from start_llm.launch.clients import CLIENTS
 from start_llm.launch.plan import Plan
 from start_llm.launch.server import changed_settings, get_json
 from tests.launch.stub import SERVER_PROGRAM, make_client, serving
@@ -119,6 +120,37 @@ def test_print_starts_nothing_and_writes_nothing(tmp_path: Path, capsys: pytest.
     assert f"http://127.0.0.1:{port}/v1" in said and "export PI_OFFLINE=1" in said
     assert said.splitlines()[-1] == "pi --provider start_llm --model big"
     assert not (tmp_path / "cache").exists()
+
+
+def test_a_model_without_room_for_the_first_prompt_is_told(
+    tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert all(client.first_prompt for client in CLIENTS.values())
+    with serving(context=8_192) as port:
+        assert main(["claude"], settings(tmp_path, mlx_port=port)) == 7
+        said = capsys.readouterr().err
+        assert main(["pi"], settings(tmp_path, mlx_port=port)) == 7
+    assert "12,000 tokens" in said and "8,192" in said and "MODEL_PATH" in said
+    assert capsys.readouterr().err == ""
+
+
+def test_printing_needs_the_proxys_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pi", "--via-proxy", "--print"], settings(tmp_path, mlx_port=1)) == 1
+    assert "LITELLM_MASTER_KEY" in capsys.readouterr().err
+    given = settings(tmp_path, mlx_port=1, litellm_master_key="sk-m")
+    assert main(["pi", "--via-proxy", "--print"], given) == 0
+    assert "export START_LLM_KEY=sk-m\n" in capsys.readouterr().out
+
+
+def test_the_printed_text_keeps_loopback_from_the_users_proxy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["pi", "--print"], settings(tmp_path, mlx_port=1)) == 0
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "NO_PROXY" in line]
+    told = subprocess.check_output(
+        ["sh", "-c", f"{line}; echo $NO_PROXY $no_proxy"], env={"NO_PROXY": "intern"}, text=True
+    )
+    assert told.split() == ["intern,127.0.0.1,localhost", "127.0.0.1,localhost"]
 
 
 def test_a_secret_is_made_once_and_is_its_owners_only(tmp_path: Path, out: Path) -> None:

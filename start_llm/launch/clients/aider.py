@@ -50,4 +50,5 @@ AIDER = Client(
     command="aider",
     install="python3.12 -m pip install aider-chat (or: uv tool install aider-chat)",
     plan=plan,
+    first_prompt=4_000,
 )

@@ -45,4 +45,5 @@ CLAUDE = Client(
     install="npm install -g @anthropic-ai/claude-code",
     plan=plan,
     node=">=22",
+    first_prompt=12_000,
 )

@@ -33,4 +33,6 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
     )
 
 
-CLINE = Client(name="cline", title="Cline", command="cline", install="npm install -g cline", plan=plan)
+CLINE = Client(
+    name="cline", title="Cline", command="cline", install="npm install -g cline", plan=plan, first_prompt=7_000
+)

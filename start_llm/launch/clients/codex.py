@@ -41,4 +41,5 @@ CODEX = Client(
     install="npm install -g @openai/codex",
     plan=plan,
     node=">=16",
+    first_prompt=12_000,
 )

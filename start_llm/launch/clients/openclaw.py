@@ -88,4 +88,5 @@ OPENCLAW = Client(
     install="npm install -g openclaw",
     plan=plan,
     node=">=24.16 <25 || >=26.1",
+    first_prompt=19_000,
 )

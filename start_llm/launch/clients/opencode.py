@@ -47,5 +47,10 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
 
 
 OPENCODE = Client(
-    name="opencode", title="OpenCode", command="opencode", install="npm install -g opencode-ai", plan=plan
+    name="opencode",
+    title="OpenCode",
+    command="opencode",
+    install="npm install -g opencode-ai",
+    plan=plan,
+    first_prompt=10_000,
 )

@@ -39,4 +39,5 @@ PI = Client(
     install="npm install -g @mariozechner/pi-coding-agent",
     plan=plan,
     node=">=20.6",
+    first_prompt=2_000,
 )

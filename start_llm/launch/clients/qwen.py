@@ -41,4 +41,5 @@ QWEN = Client(
     install="npm install -g @qwen-code/qwen-code",
     plan=plan,
     node=">=22",
+    first_prompt=23_000,
 )
