@@ -2,11 +2,12 @@
 
 Against a server that runs already (work is counted only where the oracle model runs and its log can be read):
 
-    python scripts/agent_bench.py --url http://127.0.0.1:8080 --model oracle --oracle-log oracle.jsonl --tokenizer DIR
+    python3.12 install_and_run.py run scripts/agent_bench.py --url http://127.0.0.1:8080 --model oracle \\
+        --oracle-log oracle.jsonl --tokenizer DIR
 
 Everything on the oracle, plain and hybrid, ours and mlx_lm.server's:
 
-    python scripts/agent_bench.py --serve --against mlx_lm --plot --out build/bench
+    python3.12 install_and_run.py run scripts/agent_bench.py --serve --against mlx_lm --plot --out build/bench
 """
 
 from __future__ import annotations

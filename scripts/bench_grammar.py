@@ -1,6 +1,7 @@
 """What a grammar costs per token: decoding with and without one, on the same model, in short rounds that alternate.
 
-    python scripts/bench_grammar.py [--model FOLDER] [--rows 1] [--constrained 1] [--rounds 16] [--steps 6]
+    python3.12 install_and_run.py run scripts/bench_grammar.py [--model FOLDER] [--rows 1]
+        [--constrained 1] [--rounds 16] [--steps 6]
 
 Two generators decode the same prompt greedily, one without any processor and one under a grammar: JSON of a schema,
 any JSON object, a forced tool call, free text beside a strict tool. They take turns, a round of a few steps each, so

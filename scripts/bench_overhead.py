@@ -2,8 +2,8 @@
 
 Times are CPU milliseconds, all threads together, so that other programs on the machine do not count.
 
-    python scripts/bench_overhead.py                       # 1k, 10k, 50k, 200k tokens
-    python scripts/bench_overhead.py --sizes 1000,10000
+    python3.12 install_and_run.py run scripts/bench_overhead.py        # 1k, 10k, 50k, 200k tokens
+    python3.12 install_and_run.py run scripts/bench_overhead.py --sizes 1000,10000
 
 - hash: the SHA-256 chain over all tokens.
 - lookup: the longest usable prefix against 1,000 stored sequences, which branch off one conversation of that size

@@ -1,7 +1,7 @@
 """Says from the session logs why tokens were computed twice.
 
-    python scripts/diff_turns.py                        # the newest day's sessions
-    python scripts/diff_turns.py logs/2026-11-21/session-abc.jsonl --all
+    python3.12 install_and_run.py run scripts/diff_turns.py        # the newest day's sessions
+    python3.12 install_and_run.py run scripts/diff_turns.py logs/2026-11-21/session-abc.jsonl --all
 
 Prints a line per request (prompt, reused, computed, new), and below each one that computed more than was new: where its
 prompt left what was stored, in which message and field, by which rule or eviction, and the text on both sides.

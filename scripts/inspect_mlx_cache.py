@@ -1,6 +1,6 @@
 """Prints what a running server says of its cache: totals from /metrics, recent requests from /v1/cache/requests.
 
-python scripts/inspect_mlx_cache.py --url http://127.0.0.1:8080 --requests 20
+python3.12 install_and_run.py run scripts/inspect_mlx_cache.py --url http://127.0.0.1:8080 --requests 20
 """
 
 from __future__ import annotations

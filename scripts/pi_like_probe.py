@@ -1,6 +1,6 @@
 """A PI-shaped agent against a live server: tools, tool results, a history that grows. Prints what each request reused.
 
-    python scripts/pi_like_probe.py --url http://127.0.0.1:8080 --turns 4
+    python3.12 install_and_run.py run scripts/pi_like_probe.py --url http://127.0.0.1:8080 --turns 4
 
 Works with any model: where it calls no tool, the probe goes on with the next user message. Exits 1 if a request failed.
 """

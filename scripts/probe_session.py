@@ -1,6 +1,6 @@
 """Four questions to a live server's cache: does an append, a drift, a rewording, an insertion cost what is new in it?
 
-    python scripts/probe_session.py --url http://127.0.0.1:8080
+    python3.12 install_and_run.py run scripts/probe_session.py --url http://127.0.0.1:8080
 
 - normal: the conversation grows by one exchange.
 - drift: a clock line, a message id and a reminder change, nothing else.

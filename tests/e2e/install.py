@@ -1,4 +1,4 @@
-"""Installs the agents that the end-to-end tests drive: ``python tests/e2e/install.py [NAME ...]``.
+"""Installs the agents that the end-to-end tests drive: ``python3.12 tests/e2e/install.py [NAME ...]``.
 
 Each goes into a folder of its own in ``$START_LLM_CLIENTS`` (default: ``clients`` in the cache folder), from npm and
 PyPI, at the version that was tested. Standard library only.

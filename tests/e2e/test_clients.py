@@ -116,7 +116,7 @@ class Session:
 def test_agent(name: str, world: World, counter: NewTokens, table: list[str]) -> None:
     path = os.pathsep.join(str(folder) for folder in search_path(name))
     if shutil.which(CLIENTS[name].command, path=path) is None:
-        pytest.skip(f"{CLIENTS[name].title} is not installed: python tests/e2e/install.py {name}")
+        pytest.skip(f"{CLIENTS[name].title} is not installed: python3.12 tests/e2e/install.py {name}")
     scenario = SCENARIOS[name]
     session = Session(world, scenario, counter)
     repo, data = session.repository, session.data
