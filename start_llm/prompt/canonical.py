@@ -130,9 +130,10 @@ def facts_of(message: Message, rules: Rules) -> Facts:
         reasoning = (message.reasoning or "").strip()
         key = answer_key(message.content, message.tool_calls)
         return Facts(digest_of(["assistant", key.hex(), reasoning]), True, False, (), message, 0)
-    if message.role == "user" and (before := from_history(message.content)) is not None:
-        return replace(facts_of(replace(message, content=before), rules), fields=(), shown=message)
     fields = rules.find(message)
+    before = from_history(message.content) if message.role == "user" else None
+    if before is not None and not fields and not rules.find(said := replace(message, content=before)):
+        return replace(facts_of(said, rules), shown=message)
     if not fields:
         return Facts(digest_of(_plain(message)), True, False, (), message, 0)
     telemetry = tuple(field for field in fields if field.rule.kind == "telemetry")

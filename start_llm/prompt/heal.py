@@ -76,7 +76,9 @@ def filed_turns(messages: Sequence[Message]) -> dict[int, list[str]]:
     turns: dict[int, list[str]] = {}
     parts: list[str] | None = None
     for index, message in enumerate(messages):
-        if message.role != "assistant":
+        if message.tool_calls or message.reasoning:
+            parts = None
+        elif message.role != "assistant":
             parts = [] if message.role == "user" and from_history(message.content) is not None else None
         elif parts is not None:
             turns.setdefault(index - len(parts), parts)

@@ -223,7 +223,7 @@ class Pipeline:
             else:
                 fact = next(known)
                 if keep_results and cleared(message):
-                    digest = self._turns.result_after(parent)
+                    digest = self._turns.result_after(parent, message.tool_call_id)
                     fact = replace(fact, digest=digest) if digest is not None else fact
             if fact.counts:
                 parent = link(parent, fact.digest)
@@ -248,6 +248,15 @@ class Pipeline:
         counted = [entry for entry in entries if entry.link is not None]
         head = head_size([entry.message for entry in counted])
         if strict or not head:
+            return base
+        if base is not None and changed_head(entries, base[1], base[2], self._facts.lasting) is None:
+            # It began with another text, and the note that told this one stands behind what is shared.
+            base = None
+        answers = [index + 1 for index, entry in enumerate(counted) if entry.message.role == "assistant"]
+        if base is not None and base[2] + (_next_generation(base[1], base[2], keys) is not None) >= max(
+            answers, default=0
+        ):
+            # All but what is new was shown with this very text.
             return base
         other = self._turns.find_body(
             head, body_links(head, [entry.facts.digest for entry in counted[head:]]), keys, tools

@@ -209,16 +209,20 @@ class TurnMemory:
                 return best, self._records[best], depth
         return None
 
-    def result_after(self, parent: bytes) -> bytes | None:
-        """The digest of the tool result that came behind the chain's `parent` last, if that was one."""
+    def result_after(self, parent: bytes, call: str | None) -> bytes | None:
+        """The digest of the tool result that came behind the chain's `parent` and answered `call`.
+
+        None if several did: then it cannot be told which one this conversation had.
+        """
+        found = set()
         with self._lock:
-            for record_id in reversed(self._index.get(parent, ())):
+            for record_id in self._index.get(parent, ()):
                 record = self._records[record_id]
                 place = record.chain.index(parent) + 1
                 shown = next(itertools.islice((s for s in record.shown if s.link is not None), place, None), None)
-                if shown is not None:
-                    return shown.digest if shown.message.role == "tool" else None
-        return None
+                if shown is not None and shown.message.role == "tool" and shown.message.tool_call_id == call:
+                    found.add(shown.digest)
+        return found.pop() if len(found) == 1 else None
 
     def _rank(self, record_id: int, depth: int, key: bytes | None, tools: Sequence[Tool]) -> tuple[bool, bool, int]:
         record = self._records[record_id]

@@ -145,6 +145,7 @@ def append_only(
     patcher = Patcher(tuple(old), later)
     changes = [*_date_change(dates, told), *(changed_head(entries, base, depth, text_of) or ())]
     told.update(change.told for change in changes)
+    _forget_values(told, changes)
     changes += _field_changes(known, told, patcher)
     rest = _settled(rest, told, patcher, changes)
     changes += _gone(seen, known, told)
@@ -222,6 +223,15 @@ def _date_change(dates: tuple[str, str], told: dict[str, str]) -> list[Change]:
         return []
     told[SLOT] = present
     return [Change((SLOT, present), date_line(present))]
+
+
+def _forget_values(told: dict[str, str], changes: Sequence[Change]) -> None:
+    """A changed system text is told without the values of its clocks and names, so they are told again."""
+    for change in changes:
+        kind, _, position = change.told[0].partition(":")
+        prefixes = (f"clock:{position}:", f"identity:{position}:")
+        for slot in [slot for slot in told if kind == "text" and slot.startswith(prefixes)]:
+            del told[slot]
 
 
 def _stays(seen: _Seen, shown: Shown, patcher: Patcher) -> bool:

@@ -158,8 +158,8 @@ BUILT_IN = (
         "reminder",
         "user",
         # The conversation that aider restores from its file is without them.
-        r"\AI committed the changes with git hash [0-9a-f]+ & commit msg: .*$|\AI updated the files\.$"
-        r"|\AI edited the files myself\.$|\AI didn't see any properly formatted edits in your reply\?!$",
+        r"\AI committed the changes with git hash [0-9a-f]+ & commit msg: .*$|\AI updated the files\.\Z"
+        r"|\AI edited the files myself\.\Z|\AI didn't see any properly formatted edits in your reply\?!\Z",
         reply=r"Ok\.",
     ),
     _rule("system_reminder", "reminder", "system user tool", r"<system-reminder>", end=r"</system-reminder>"),

@@ -513,3 +513,14 @@ def test_the_files_can_be_told_from_what_was_shown(family, files):
         if code is None and before is not None:
             assert "No longer part" in aider.text
         before = code
+
+
+def test_what_begins_like_an_outcome_and_goes_on_is_a_message():
+    client = Client("chatml", pipeline("chatml"), tools=())
+    client.ask(Message("user", "Go"))
+    client.answer(say("Well."))
+    client.ask(Message("user", "I updated the files.\nNow do this."))
+    client.answer(say("Sure."))
+    client.messages[2] = Message("user", "I updated the files.\nNow do that.")
+    client.ask(Message("user", "More"))
+    assert "do that." in decoded(client) and "do this." not in decoded(client)

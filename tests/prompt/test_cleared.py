@@ -90,3 +90,31 @@ def test_other_words_in_its_place_are_other_words():
     client.messages[3] = Message("tool", "[removed by the user]", tool_call_id="call_read")
     assert client.ask(Message("user", "More")).prompt.tokens[: len(spoken)] != spoken
     assert "result 0" not in text(client)
+
+
+def test_the_result_of_another_conversation_is_not_taken_for_it():
+    """Both began with the same words and the same call."""
+    pipe = pipeline("chatml")
+    clients = [Client("chatml", pipe), Client("chatml", pipe)]
+    for number, client in enumerate(clients):
+        client.ask(SYSTEM, Message("user", "Go"))
+        client.answer(say("Step.", read={"path": "a.py"}))
+        client.ask(Message("tool", f"what conversation {number} read", tool_call_id=f"call_{number}"))
+        client.answer(say("Done."))
+    clients[0].messages[3] = Message("tool", CLEARED, tool_call_id="call_0")
+    clients[0].ask(Message("user", "More"))
+    assert "conversation 0" in text(clients[0]) and "conversation 1" not in text(clients[0])
+    clients[1].messages[3] = Message("tool", CLEARED, tool_call_id="call_2")
+    clients[1].ask(Message("user", "More"))
+    assert CLEARED in text(clients[1]) and "what conversation" not in text(clients[1])
+
+
+def test_of_two_results_of_one_call_none_is_taken_for_it():
+    client = Client("chatml", pipeline("chatml"))
+    conversation(client, turns=1)
+    client.messages[3] = result(5)
+    client.ask()
+    client.answer(say("Done again."))
+    client.messages[3] = Message("tool", CLEARED, tool_call_id="call_read")
+    client.ask(Message("user", "More"))
+    assert CLEARED in text(client) and "result" not in text(client).replace(CLEARED, "")

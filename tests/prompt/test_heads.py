@@ -151,3 +151,43 @@ def test_whatever_is_changed_is_in_the_prompt(family, turns):
         elif sorted(before) != sorted(lines):
             assert all(line not in prompt for line in before if line not in lines)
         client.answer(say(f"Answer {number}."))
+
+
+def test_a_text_that_was_told_in_steps_is_not_lost_where_the_conversation_goes_back():
+    """Each step is a small change, both at once are not; the note stands behind the place gone back to."""
+    told = set()
+    for words in range(48, 62, 2):
+        client, _ = begun(LINES[:20])
+        first = [*LINES[:20], "A first addition to it: " + "word " * words]
+        second = [*first, "A second addition, which matters."]
+        changed(client, first, Message("user", "One"))
+        client.answer(say("Yes."))
+        changed(client, second, Message("user", "Two"))
+        steps = len(client.prepared.notes)
+        client.answer(say("Good."))
+        del client.messages[3:]
+        changed(client, second, Message("user", "Another"))
+        assert "A second addition" in text(client)
+        told.add((steps, len(client.prepared.notes)))
+    # In steps and at once, and in steps alone.
+    assert told >= {(1, 1), (1, 0)}
+
+
+def test_a_conversation_of_its_own_keeps_its_prefix():
+    """Another one, with another system text, went on with the same words."""
+    pipe = pipeline("chatml")
+    other, _ = begun(LINES, pipe=pipe)
+    client, spoken = begun([*LINES[:-1], "Its own rule."], pipe=pipe)
+    more = Message("tool", "a listing", tool_call_id="call_bash")
+    other.ask(more)
+    other.answer(say("Here."))
+    other.ask(Message("user", "On"))
+    other.answer(say("Well."))
+    assert client.ask(more).prompt.tokens[: len(spoken)] == spoken and client.prepared.notes == ()
+
+
+def test_values_in_changed_lines_are_told():
+    """The value is the same, the line that it stands in is another."""
+    client, _ = begun([*LINES, "In Paris, current time is 5"])
+    changed(client, [*LINES, "In Rome, current time is 5"])
+    assert client.prepared.notes[-1] == "In Rome, current time is 5"

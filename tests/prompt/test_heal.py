@@ -8,7 +8,8 @@ import pytest
 
 from start_llm.core.messages import Message, ToolCall
 from start_llm.prompt.heal import HealingStore, split_embedded
-from tests.prompt.client import ECHOES, say
+from tests.prompt.client import ECHOES, Client, pipeline, say
+from tests.prompt.models import model
 
 PARENT = b"parent"
 ANSWER = say("\n\nLook:\n", "First this.\nThen that.", read={"path": "a.py", "limit": 3}, bash={"command": "ls"})
@@ -153,3 +154,25 @@ def test_an_answer_in_aiders_history_file_is_known_in_its_own_conversation():
     for number in range(2):
         store.put(PARENT, say(f"More {number}"))
     assert store.from_file(PARENT, ["Here.\n\ntext\n"]) is None
+
+
+def test_a_message_with_volatile_fields_is_not_one_from_a_history_file():
+    client = Client("chatml", pipeline("chatml"))
+    client.ask(Message("user", "Current time is 08:20  \nHello  \n"))
+    client.answer(say("Hi."))
+    client.ask(Message("user", "And now?"))
+    client.answer(say("Well."))
+    client.messages[0] = Message("user", "Current time is 08:21  \nHello  \n")
+    client.messages.insert(2, Message("user", "<system-reminder>  \nBe quick.  \n</system-reminder>  \n"))
+    client.ask(Message("user", "More"))
+    prompt = model("chatml")[1].decode(client.prepared.prompt.tokens)
+    assert "08:21" in prompt and "Be quick." in prompt
+
+
+def test_calls_and_thoughts_never_come_from_a_history_file():
+    client = Client("chatml", pipeline("chatml"))
+    client.ask(Message("user", "Go  \n"))
+    client.answer(say("I look."))
+    client.messages[1] = say("I look.", None, read={"path": "found.py"})
+    client.ask(Message("tool", "its text", tool_call_id="call_read"))
+    assert "found.py" in model("chatml")[1].decode(client.prepared.prompt.tokens)
