@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
 
 MAX_LINES = 3000
+_AT_ONCE = 150
 _NAME = 60
 _SHORT_NAME = 24
 _ELIDE = 3
@@ -47,10 +49,14 @@ def split_files(text: str) -> tuple[str, dict[tuple[str, int], File]]:
     named = False
     files: dict[tuple[str, int], File] = {}
     seen: Counter[str] = Counter()
+    open_ended: set[str] = set()
     index = under = 0
     while index < len(lines):
         opened = _FENCE.match(lines[index])
-        end = _closing(lines, index, opened.group(1)) if opened and named else None
+        end = None
+        if opened and named and opened.group(1) not in open_ended:
+            end = _closing(lines, index, opened.group(1))
+            open_ended |= {opened.group(1)} if end is None else set()
         if opened is None or end is None:
             prose.append(lines[index])
             named = _is_name(lines[index])
@@ -140,9 +146,7 @@ def _hunks(old: str, new: str, name: str, *, prose: bool = False) -> list[str] |
     if max(len(a), len(b)) > MAX_LINES:
         return None
     lines: list[str] = []
-    for kind, a1, a2, b1, b2 in SequenceMatcher(None, a, b).get_opcodes():
-        if kind == "equal":
-            continue
+    for a1, a2, b1, b2 in _differences(a, b):
         gone, more = a[a1:a2], []
         if len(gone) >= _ELIDE and prose:
             gone = gone[next((i for i, line in enumerate(gone) if line.strip()), 0) :]
@@ -153,6 +157,45 @@ def _hunks(old: str, new: str, name: str, *, prose: bool = False) -> list[str] |
         lines += [f"{title}:" if title else "@@", *(f"-{line}" for line in gone), *more]
         lines += (f"+{line}" for line in b[b1:b2])
     return lines
+
+
+def _differences(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
+    """Where `a` and `b` differ: `a[a1:a2]` is `b[b1:b2]` now.
+
+    Long texts are cut at lines that stand once in each, as SequenceMatcher may take the square of their length.
+    """
+    cuts = _unique_pairs(a, b) if max(len(a), len(b)) > _AT_ONCE else []
+    left, right = 0, 0
+    for i, j in [*cuts, (len(a), len(b))]:
+        one, other = a[left:i], b[right:j]
+        if max(len(one), len(other)) > _AT_ONCE:
+            yield left, i, right, j
+        elif one != other:
+            for kind, a1, a2, b1, b2 in SequenceMatcher(None, one, other).get_opcodes():
+                if kind != "equal":
+                    yield left + a1, left + a2, right + b1, right + b2
+        left, right = i + 1, j + 1
+
+
+def _unique_pairs(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
+    """Places of lines that stand once in `a` and once in `b`: the longest row of them that is in order in both."""
+    in_a, in_b = Counter(a), Counter(b)
+    place = {line: j for j, line in enumerate(b) if in_b[line] == 1}
+    pairs = [(i, place[line]) for i, line in enumerate(a) if in_a[line] == 1 and line in place]
+    ends: list[int] = []
+    tops: list[int] = []
+    before: list[int] = []
+    for index, (_, j) in enumerate(pairs):
+        length = bisect_left(ends, j)
+        before.append(tops[length - 1] if length else -1)
+        ends[length : length + 1] = [j]
+        tops[length : length + 1] = [index]
+    row = []
+    index = tops[-1] if tops else -1
+    while index >= 0:
+        row.append(pairs[index])
+        index = before[index]
+    return row[::-1]
 
 
 def _common(a: Sequence[str], b: Sequence[str]) -> int:
