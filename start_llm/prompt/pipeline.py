@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, Tool
@@ -79,6 +79,21 @@ class Turn:
         return self.chain[-1] if self.chain else ROOT
 
 
+class _Match(NamedTuple):
+    """A request's messages, and the record that they go on from."""
+
+    entries: list[Entry]
+    chain: tuple[bytes, ...]
+    keys: list[bytes | None]
+    base: tuple[int, Record, int] | None
+    strict: bool
+
+    @property
+    def depth(self) -> int:
+        """Messages of the chain that are shown as they were before."""
+        return self.base[2] if self.base is not None else 0
+
+
 class Pipeline:
     """Turns requests into prompts and remembers what was shown. All methods may be called from any thread."""
 
@@ -138,29 +153,32 @@ class Pipeline:
             return self._completion(request)
         if not request.messages:
             raise BadRequest("messages is empty; at least one message is needed", param="messages")
-        prepared = self._prepare(request, thinking)
+        match = self._match(request)
         if any(cleared(message) for message in request.messages):
-            kept = self._prepare(request, thinking, keep_results=True)
+            kept = self._match(request, keep_results=True)
             # A client clears old results to save context. As long as there is plenty, computing all that stands
             # behind them anew is the greater loss; the model still sees them then.
-            room = not self._context or len(kept.prompt.tokens) * 2 <= self._context
-            if room and _depth(kept) > _depth(prepared) and self._all_shown(kept):
-                return kept
-        return prepared
+            if not kept.strict and kept.depth > match.depth and self._all_shown(kept):
+                prepared = self._prepare(request, thinking, kept)
+                if not self._context or len(prepared.prompt.tokens) * 2 <= self._context:
+                    return prepared
+        return self._prepare(request, thinking, match)
 
-    def _all_shown(self, prepared: Prepared) -> bool:
+    def _all_shown(self, match: _Match) -> bool:
         """Every cleared result that was taken for the one before is shown as that one."""
-        assert prepared.turn is not None
-        counted = [entry for entry in prepared.turn.entries if entry.link is not None]
-        rest = [entry for entry in counted[_depth(prepared) :] if cleared(entry.message)]
+        counted = [entry for entry in match.entries if entry.link is not None]
+        rest = [entry for entry in counted[match.depth :] if cleared(entry.message)]
         own = self._facts.get([entry.message for entry in rest])
         return all(entry.facts.digest == facts.digest for entry, facts in zip(rest, own, strict=True))
 
-    def _prepare(self, request: ChatRequest, thinking: bool, keep_results: bool = False) -> Prepared:
+    def _match(self, request: ChatRequest, keep_results: bool = False) -> _Match:
         """`keep_results`: tool results that the client has cleared are taken for those that were there."""
         entries, chain, keys = self._chain(request.messages, keep_results)
         strict = self._strict(entries)
-        base = self._base(entries, chain, keys, request.tools, strict)
+        return _Match(entries, chain, keys, self._base(entries, chain, keys, request.tools, strict), strict)
+
+    def _prepare(self, request: ChatRequest, thinking: bool, match: _Match) -> Prepared:
+        entries, chain, keys, base, strict = match
         clock = None if strict else self._clock(request, base)
         view = self._view(request, entries, keys, base, strict, clock)
         variables = self._renderer.variables(
@@ -484,12 +502,6 @@ class Pipeline:
         """Writes what is waiting to disk; nothing may be recorded after."""
         if self._store is not None:
             self._store.close()
-
-
-def _depth(prepared: Prepared) -> int:
-    """Messages of the chain that are shown as they were before."""
-    base = prepared.turn.base if prepared.turn is not None else None
-    return base[2] if base is not None else 0
 
 
 def _next_generation(record: Record, depth: int, keys: Sequence[bytes | None]) -> tuple[Open, Generation] | None:

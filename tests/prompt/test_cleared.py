@@ -7,6 +7,7 @@ import pytest
 from start_llm.core.messages import Message
 from start_llm.prompt.heal import CLEARED
 from start_llm.prompt.pipeline import Pipeline
+from start_llm.prompt.turndb import TurnDB
 from start_llm.prompt.volatile import Rules
 from tests.prompt.client import Client, pipeline, say, settings
 from tests.prompt.models import model
@@ -118,3 +119,22 @@ def test_of_two_results_of_one_call_none_is_taken_for_it():
     client.messages[3] = Message("tool", CLEARED, tool_call_id="call_read")
     client.ask(Message("user", "More"))
     assert CLEARED in text(client) and "result" not in text(client).replace(CLEARED, "")
+
+
+def test_what_strict_showed_as_cleared_is_not_taken_for_the_result_later(tmp_path):
+    def started(**changes) -> Pipeline:
+        store = TurnDB(tmp_path / "turns.sqlite")
+        template, tokenizer = model("chatml")
+        return Pipeline(template, tokenizer, settings=settings(**changes), rules=Rules.load(None), store=store)
+
+    client = Client("chatml", started(cache_drift_policy="strict"))
+    conversation(client)
+    history = list(client.messages)
+    clear(client, 0, 1)
+    client.ask(Message("user", "More"))
+    client.answer(say("Yes."))
+    client.pipe.close()
+    client.pipe, client.messages = started(), [*history, *client.messages[len(history) :]]
+    client.ask(Message("user", "And now?"))
+    assert CLEARED not in text(client) and "result 0" in text(client)
+    client.pipe.close()
