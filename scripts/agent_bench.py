@@ -7,7 +7,7 @@ Against a server that runs already (work is counted only where the oracle model 
 
 Everything on the oracle, plain and hybrid, ours and mlx_lm.server's:
 
-    python3.12 install_and_run.py run scripts/agent_bench.py --serve --against mlx_lm --plot --out build/bench
+    python3.12 install_and_run.py run scripts/agent_bench.py --serve --against mlx_lm --plot --out bench-out
 """
 
 from __future__ import annotations
