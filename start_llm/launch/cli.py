@@ -20,7 +20,7 @@ from types import FrameType
 from start_llm.core.settings import Settings
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.plan import Client, Endpoint, Plan
-from start_llm.launch.server import ROOT, LaunchError, address, get_json, running_server, wait_for
+from start_llm.launch.server import ROOT, LaunchError, address, from_root, get_json, running_server, wait_for
 from start_llm.proxy.config import master_key
 
 STARTUP_SECONDS = 3600.0  # a first start downloads the model
@@ -45,7 +45,7 @@ def main(argv: Sequence[str], settings: Settings) -> int:
             warn_of_room(client, expected)
             print_plan(client, client.plan(expected, _folder(settings, client)))
             return 0
-        log = settings.log_root.expanduser().absolute() / "launch-server.log"
+        log = from_root(settings.log_root) / "launch-server.log"
         with running_server(settings, proxy=options.via_proxy, seconds=STARTUP_SECONDS, log_path=log) as server:
             endpoint = connect(settings, server[0], server[1] if options.via_proxy else None)
             warn_of_room(client, endpoint)
@@ -74,7 +74,7 @@ def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def _folder(settings: Settings, client: Client) -> Path:
-    return settings.cache_dir.absolute() / "launch" / client.name
+    return from_root(settings.cache_dir) / "launch" / client.name
 
 
 def connect(settings: Settings, server_url: str, proxy_port: int | None) -> Endpoint:

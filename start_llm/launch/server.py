@@ -30,6 +30,11 @@ class LaunchError(RuntimeError):
     """The client cannot be launched. The message says why and what to do."""
 
 
+def from_root(path: Path) -> Path:
+    """A path of the settings as the server takes it: it runs in ROOT, the agent in the user's repository."""
+    return ROOT / path.expanduser()
+
+
 def address(host: str, port: int) -> str:
     host = _WILD_HOSTS.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
@@ -122,12 +127,12 @@ def _spawn(settings: Settings, port: int, proxy_port: int | None, log_path: Path
 
 
 def changed_settings(settings: Settings) -> dict[str, str]:
-    """The settings that were given, as environment variables; relative folders made absolute."""
+    """The settings that were given, as environment variables; relative paths made absolute."""
     changed = {}
     for name in settings.model_fields_set:
         value = getattr(settings, name)
         if isinstance(value, Path):
-            value = value.expanduser().absolute()
+            value = from_root(value)
         elif name == "model_path" and value and Path(value).exists():
             value = Path(value).absolute()
         changed[name.upper()] = "off" if value is None else str(value)

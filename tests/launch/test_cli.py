@@ -87,6 +87,25 @@ def test_a_server_is_started_and_ended_with_the_client(
     assert any(f"{url}/v1" in line for line in lines(out)) and get_json(f"{url}/health") == (0, None)
 
 
+def test_nothing_is_left_in_the_folder_that_the_agent_works_in(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in Settings.model_fields:
+        monkeypatch.delenv(name.upper(), raising=False)
+    installed, project = tmp_path / "installed", tmp_path / "project"
+    installed.mkdir()
+    project.mkdir()
+    monkeypatch.chdir(project)
+    monkeypatch.setattr(launch_server, "ROOT", installed)
+    root = str(Path(__file__).parents[2])
+    monkeypatch.setattr(
+        launch_server, "SERVER_COMMAND", (sys.executable, "-c", SERVER_PROGRAM, str(tmp_path / "r"), root)
+    )
+    assert main(["codex"], load_settings(None, start_llm_cache_dir=Path("cache"), mlx_port=0)) == 7
+    assert list(project.iterdir()) == []
+    assert (installed / "logs" / "launch-server.log").exists() and (installed / "cache" / "launch" / "codex").is_dir()
+
+
 def test_a_server_that_does_not_come_up_is_told_with_its_last_words(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -203,6 +222,6 @@ def test_settings_that_were_given_reach_a_started_server(tmp_path: Path, monkeyp
     assert changed_settings(given) == {
         "MODEL_PATH": os.path.join(os.getcwd(), "model"),
         "KV_BITS": "off",
-        "LOG_ROOT": os.path.join(os.getcwd(), "logs"),
+        "LOG_ROOT": str(launch_server.ROOT / "logs"),  # where `serve` has it
         "DEFAULT_THINKING": "False",
     }
