@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import threading
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -102,6 +102,7 @@ class HealingStore:
         self._capacity = capacity
         self._turns: OrderedDict[tuple[bytes, bytes], Healed] = OrderedDict()
         self._newest: dict[bytes, tuple[bytes, bytes]] = {}
+        self._thoughts: dict[bytes, Counter[str | None]] = {}
         self._files: dict[tuple[bytes, bytes], tuple[bytes, bytes]] = {}
         self._called: dict[bytes, tuple[bytes, bytes]] = {}
         self._lock = threading.Lock()
@@ -126,6 +127,9 @@ class HealingStore:
     def restore(self, parent: bytes, key: bytes, entry: Healed) -> None:
         """Puts an entry back that `put` returned earlier, e.g. from disk."""
         with self._lock:
+            if (parent, key) in self._turns:
+                self._forget_thought(key, self._turns[parent, key])
+            self._thoughts.setdefault(key, Counter())[entry.reasoning] += 1
             self._turns[parent, key] = entry
             self._turns.move_to_end((parent, key))
             self._newest[key] = (parent, key)
@@ -135,11 +139,20 @@ class HealingStore:
                 self._files[parent, _filed(entry.content)[1]] = (parent, key)
             while len(self._turns) > self._capacity:
                 gone, old = self._turns.popitem(last=False)
+                self._forget_thought(gone[1], old)
                 self._files.pop((gone[0], _filed(old.content)[1]), None)
                 if self._called.get(gone[0]) == gone:
                     del self._called[gone[0]]
                 if self._newest.get(gone[1]) == gone:
                     del self._newest[gone[1]]
+
+    def _forget_thought(self, key: bytes, entry: Healed) -> None:
+        thoughts = self._thoughts[key]
+        thoughts[entry.reasoning] -= 1
+        if not thoughts[entry.reasoning]:
+            del thoughts[entry.reasoning]
+        if not thoughts:
+            del self._thoughts[key]
 
     def heal(self, parent: bytes, message: Message) -> Message:
         """`message` as it was generated, if it says the same; else as it came.
@@ -198,7 +211,8 @@ class HealingStore:
             place = (parent, key)
             if place not in self._turns:
                 newest = self._newest.get(key)
-                if newest is None:
+                if newest is None or len(self._thoughts[key]) > 1:
+                    # Said in several conversations with different thoughts: those of another one are not shown here.
                     return None
                 place = newest
             self._turns.move_to_end(place)

@@ -63,11 +63,26 @@ def test_reasoning_that_the_content_carries_is_taken_once():
     assert HealingStore().heal(PARENT, different) == different
 
 
-def test_another_conversation_heals_with_the_newest(store):
+def test_another_conversation_heals_where_only_one_thing_was_thought(store):
+    assert store.heal(b"third", ECHOES["stripped"](ANSWER)).reasoning == ANSWER.reasoning
     store.put(b"elsewhere", Message("assistant", ANSWER.content, "Later thought.", ANSWER.tool_calls))
     stripped = ECHOES["stripped"](ANSWER)
     assert store.heal(PARENT, stripped).reasoning == ANSWER.reasoning
-    assert store.heal(b"third", stripped).reasoning == "Later thought."
+    assert store.heal(b"third", stripped) == stripped
+    store.put(b"elsewhere", ANSWER)
+    assert store.heal(b"third", stripped).reasoning == ANSWER.reasoning
+
+
+def test_thoughts_do_not_come_from_another_conversation():
+    """A new system text makes every answer's place another one."""
+    pipe = pipeline("qwen35")
+    clients = [Client("qwen35", pipe, echo=ECHOES["stripped"]) for _ in range(2)]
+    for number, client in enumerate(clients):
+        client.ask(Message("system", "You help."), Message("user", f"Question {number}"))
+        client.answer(say("Done.", f"Thought {number}."))
+    clients[0].messages[0] = Message("system", "You help in another way.")
+    clients[0].ask(Message("user", "More"))
+    assert "Thought 1." not in model("qwen35")[1].decode(clients[0].prepared.prompt.tokens)
 
 
 def test_empty_turns_are_not_remembered():
