@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,3 +40,10 @@ def test_only_documented_variables_are_set(tmp_path: Path) -> None:
         plan = client.plan(ENDPOINT, tmp_path)
         missing = [variable for variable in {**plan.env, **plan.defaults, **plan.secrets} if variable not in page]
         assert missing == [], f"docs/clients/{name}.md does not name {missing}"
+
+
+def test_pi_keeps_its_history_in_a_small_context(tmp_path: Path) -> None:
+    settings = tmp_path / "settings.json"
+    small = CLIENTS["pi"].plan(replace(ENDPOINT, context=8192), tmp_path)
+    assert json.loads(small.files[settings])["compaction"]["reserveTokens"] == 2048
+    assert settings not in CLIENTS["pi"].plan(replace(ENDPOINT, context=131_072), tmp_path).files

@@ -6,6 +6,9 @@ from pathlib import Path
 
 from start_llm.launch.plan import Client, Endpoint, Plan, to_json
 
+# PI sums up its history when that leaves less of the context than this; in a small one that is at once.
+RESERVED_TOKENS = 16_384
+
 
 def plan(endpoint: Endpoint, folder: Path) -> Plan:
     model = {
@@ -20,6 +23,10 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
         "apiKey": "START_LLM_KEY",  # the name of a variable
         "models": [model],
     }
+    files = {folder / "models.json": to_json({"providers": {"start_llm": provider}})}
+    if (share := endpoint.context // 4) < RESERVED_TOKENS:
+        compaction = {"enabled": True, "reserveTokens": share, "keepRecentTokens": share}
+        files[folder / "settings.json"] = to_json({"compaction": compaction})
     return Plan(
         env={
             "PI_CODING_AGENT_DIR": str(folder),
@@ -27,7 +34,7 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
             "PI_TELEMETRY": "0",
             "START_LLM_KEY": endpoint.key,
         },
-        files={folder / "models.json": to_json({"providers": {"start_llm": provider}})},
+        files=files,
         arguments=("--provider", "start_llm", "--model", endpoint.model),
     )
 
