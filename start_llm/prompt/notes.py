@@ -68,7 +68,7 @@ class Patcher:
         """What changed in a block since it was told, as lines; nothing where telling the whole block is better."""
         old, size = told.get(slot.name), len(slot.value)
         answers = self._answers(slot.name) if slot.kind == "moving" else []
-        if old == slot.value and not any(map(makes_edits, answers)):
+        if old == slot.value and ("\n" not in old or not any(map(makes_edits, answers))):
             return [Change((slot.name, slot.value), "", True)]
         if not old or "\n" not in slot.value or slot.kind not in ("context", "moving"):
             return []

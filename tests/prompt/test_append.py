@@ -524,3 +524,13 @@ def test_what_begins_like_an_outcome_and_goes_on_is_a_message():
     client.messages[2] = Message("user", "I updated the files.\nNow do that.")
     client.ask(Message("user", "More"))
     assert "do that." in decoded(client) and "do this." not in decoded(client)
+
+
+def test_one_line_in_place_of_files_is_not_repeated_after_an_edit():
+    none = Message("user", "I am not sharing any files that you can edit yet.")
+    client = Client("chatml", pipeline("chatml"), tools=())
+    client.ask(none, Message("assistant", "Ok."), Message("user", "Go"))
+    client.answer(say(BLOCK.format("a.py", "", "new\n"), None))
+    client.messages = [*client.messages[2:], *client.messages[:2]]
+    client.ask(Message("user", "More"))
+    assert decoded(client).count("I am not sharing") == 1
