@@ -445,8 +445,10 @@ def explained(report: CacheReport, pipeline: Pipeline, prepared: Prepared) -> Ca
     if report.miss is None or report.computed <= new + _MISS_SLACK_TOKENS:
         return replace(report, new=new, miss=None)
     where = pipeline.locate(prepared, report.miss.token)
+    # A turn record outlives its KV: these very tokens were served, and what is stored does not hold them any more.
+    gone = report.miss.token < prepared.served and report.miss.reason in ("diverged", "first_turn")
     miss = Miss(
-        reason=report.miss.reason,
+        reason="evicted" if gone else report.miss.reason,
         token=report.miss.token,
         expected=report.miss.expected,
         found=where.text,

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
-from start_llm.chat import ChatStream, _Choice, _Run
+from start_llm.chat import ChatStream, _Choice, _Run, explained
 from start_llm.core.events import ChoiceDone, Done, EngineDone, Event, Progress, Sampled, TextDelta, ToolCallFinished
-from start_llm.core.messages import Tool
+from start_llm.core.messages import Message, Tool
 from start_llm.core.prompt import Prompt
-from start_llm.core.report import CacheReport
+from start_llm.core.report import CacheReport, Miss
 from start_llm.core.request import ChatRequest
 from start_llm.parsing.registry import output_style
 from start_llm.parsing.stream import OutputParser
+from tests.prompt.client import Client, pipeline, say
 
 TOOLS = (Tool("get", "", {"type": "object"}), Tool("put", "", {"type": "object"}))
 CALL = '<tool_call>\n{"name": "%s", "arguments": {"x": "a"}}\n</tool_call>'
@@ -95,3 +97,23 @@ def test_tokens_that_show_nothing_yet_are_covered_by_signs_of_life() -> None:
     assert sum(isinstance(event, Progress) for event in events) >= len("<tool_ca")
     events, _, _ = stream_of("<tool_ca", parallel=True)
     assert not any(isinstance(event, Progress) for event in events)
+
+
+def test_a_miss_where_the_turn_was_served_before_is_a_lost_state() -> None:
+    """The record of a turn outlives its KV, over a restart for one; nothing has diverged there."""
+    client = Client("chatml", pipeline("chatml"))
+    client.ask(Message("user", "Go"))
+    spoken = len(client.answer(say("I look.", bash={"command": "ls"})))
+    prepared = client.ask(Message("user", "More " + "words " * 100))
+
+    def reason(token: int, given: str) -> str:
+        length = len(prepared.prompt.tokens)
+        report = CacheReport(prompt=length, computed=length, new=0, miss=Miss(given, token))
+        miss = explained(report, client.pipe, replace(prepared, fresh=0)).miss
+        assert miss is not None and miss.token == token
+        return miss.reason
+
+    assert prepared.served == spoken
+    assert reason(6, "diverged") == reason(0, "first_turn") == "evicted"
+    assert reason(spoken, "diverged") == "diverged"
+    assert reason(6, "no_checkpoint") == "no_checkpoint"

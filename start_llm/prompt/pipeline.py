@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
-from typing import Any, NamedTuple
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, Tool
@@ -25,6 +24,7 @@ from start_llm.prompt.heal import HealingStore, cleared, filed_turns
 from start_llm.prompt.locate import Where, locate, message_offsets
 from start_llm.prompt.ports import Template, Tokenizer
 from start_llm.prompt.predict import Guesses, followers, known_until
+from start_llm.prompt.prepared import Match, Prepared, Turn
 from start_llm.prompt.probe import probe
 from start_llm.prompt.render import Rendered, Renderer
 from start_llm.prompt.tokenise import Coded, Coder, boundaries
@@ -35,63 +35,6 @@ from start_llm.prompt.view import Entry, View, append_only, as_sent, changed_hea
 from start_llm.prompt.volatile import Rules
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """A request ready for the engine.
-
-    Attributes:
-        prompt: what the model gets.
-        in_reasoning: the generation prompt has opened the reasoning block.
-        fresh: prompt tokens from the first message that no earlier request carried to the end.
-        session: stable id of the conversation: the client's own, else derived from how it begins.
-        one_shot: looks like a side request (title, summary).
-        notes: lines of the update note that was added.
-    """
-
-    prompt: Prompt
-    in_reasoning: bool
-    fresh: int
-    session: str
-    one_shot: bool = False
-    notes: tuple[str, ...] = ()
-    turn: Turn | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True)
-class Turn:
-    """What `record`, `predict` and `locate` need of a prepared request."""
-
-    entries: tuple[Entry, ...]
-    view: View
-    chain: tuple[bytes, ...]
-    keys: tuple[bytes | None, ...]
-    variables: dict[str, Any]
-    rendered: Rendered
-    coded: Coded
-    base: tuple[int, Record, int] | None
-    clock: Clock | None = None
-    healed: int = 0
-
-    @property
-    def parent(self) -> bytes:
-        return self.chain[-1] if self.chain else ROOT
-
-
-class _Match(NamedTuple):
-    """A request's messages, and the record that they go on from."""
-
-    entries: list[Entry]
-    chain: tuple[bytes, ...]
-    keys: list[bytes | None]
-    base: tuple[int, Record, int] | None
-    strict: bool
-
-    @property
-    def depth(self) -> int:
-        """Messages of the chain that are shown as they were before."""
-        return self.base[2] if self.base is not None else 0
 
 
 class Pipeline:
@@ -164,20 +107,20 @@ class Pipeline:
                     return prepared
         return self._prepare(request, thinking, match)
 
-    def _all_shown(self, match: _Match) -> bool:
+    def _all_shown(self, match: Match) -> bool:
         """Every cleared result that was taken for the one before is shown as that one."""
         counted = [entry for entry in match.entries if entry.link is not None]
         rest = [entry for entry in counted[match.depth :] if cleared(entry.message)]
         own = self._facts.get([entry.message for entry in rest])
         return all(entry.facts.digest == facts.digest for entry, facts in zip(rest, own, strict=True))
 
-    def _match(self, request: ChatRequest, keep_results: bool = False) -> _Match:
+    def _match(self, request: ChatRequest, keep_results: bool = False) -> Match:
         """`keep_results`: tool results that the client has cleared are taken for those that were there."""
         entries, chain, keys = self._chain(request.messages, keep_results)
         strict = self._strict(entries)
-        return _Match(entries, chain, keys, self._base(entries, chain, keys, request.tools, strict), strict)
+        return Match(entries, chain, keys, self._base(entries, chain, keys, request.tools, strict), strict)
 
-    def _prepare(self, request: ChatRequest, thinking: bool, match: _Match) -> Prepared:
+    def _prepare(self, request: ChatRequest, thinking: bool, match: Match) -> Prepared:
         entries, chain, keys, base, strict = match
         clock = None if strict else self._clock(request, base)
         view = self._view(request, entries, keys, base, strict, clock)
