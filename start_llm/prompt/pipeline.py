@@ -17,14 +17,14 @@ from start_llm.core.messages import Message, Tool
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
-from start_llm.prompt.canonical import ROOT, FactsMemory, answer_key, body_links, is_reply, link
+from start_llm.prompt.canonical import ROOT, Facts, FactsMemory, answer_key, body_links, is_reply, link
 from start_llm.prompt.clock import OWN_DATES, VARIABLE, Clock
 from start_llm.prompt.counters import Counters, healed_turns, rejected
 from start_llm.prompt.heal import HealingStore, cleared, filed_turns
 from start_llm.prompt.locate import Where, locate, message_offsets
 from start_llm.prompt.ports import Template, Tokenizer
 from start_llm.prompt.predict import Guesses, followers, known_until
-from start_llm.prompt.prepared import Match, Prepared, Turn
+from start_llm.prompt.prepared import Match, Prepared, Turn, next_generation
 from start_llm.prompt.probe import probe
 from start_llm.prompt.render import Rendered, Renderer
 from start_llm.prompt.tokenise import Coded, Coder, boundaries
@@ -123,14 +123,14 @@ class Pipeline:
     def _prepare(self, request: ChatRequest, thinking: bool, match: Match) -> Prepared:
         entries, chain, keys, base, strict = match
         clock = None if strict else self._clock(request, base)
-        view = self._view(request, entries, keys, base, strict, clock)
+        view = self._view(request, match, clock)
         variables = self._renderer.variables(
             thinking=thinking, effort=request.reasoning_effort, extra=request.template_kwargs
         )
         if clock is not None:
             variables[VARIABLE] = clock
         rendered = self._renderer.render([shown.message for shown in view.shown], view.tools, variables)
-        coded = self._code(rendered, base, keys)
+        coded = self._code(rendered, match)
         healed = healed_turns(request.messages, entries, base[1].chain[: base[2]] if base is not None else ())
         turn = Turn(tuple(entries), view, chain, tuple(keys), variables, rendered, coded, base, clock, healed)
         offsets = message_offsets(rendered.text, [shown.message for shown in view.shown])
@@ -169,8 +169,7 @@ class Pipeline:
             key: bytes | None = None
             if index in filed and (turn := self._healing.from_file(parent, filed[index])) is not None:
                 message, told = turn, index + len(filed[index])
-                fact = self._facts.get([message])[0]
-                key = answer_key(message.content, message.tool_calls)
+                fact, key = self._answer(message)
             elif index < told:
                 # Told with the message before it; the prompt leaves an empty message out.
                 message = replace(message, content="")
@@ -179,8 +178,7 @@ class Pipeline:
                 fact = replace(self._facts.get([message])[0], counts=False)
             elif message.role == "assistant":
                 message = self._healing.heal(parent, message)
-                fact = self._facts.get([message])[0]
-                key = answer_key(message.content, message.tool_calls)
+                fact, key = self._answer(message)
             else:
                 fact = next(known)
                 if keep_results and cleared(message):
@@ -192,6 +190,10 @@ class Pipeline:
                 keys.append(key)
             entries.append(Entry(message, fact, parent if fact.counts else None))
         return entries, tuple(chain), keys
+
+    def _answer(self, message: Message) -> tuple[Facts, bytes]:
+        """Facts and identity of an assistant turn."""
+        return self._facts.get([message])[0], answer_key(message.content, message.tool_calls)
 
     def _base(
         self,
@@ -214,9 +216,8 @@ class Pipeline:
             # It began with another text, and the note that told this one stands behind what is shared.
             base = None
         answers = [index + 1 for index, entry in enumerate(counted) if entry.message.role == "assistant"]
-        if base is not None and base[2] + (_next_generation(base[1], base[2], keys) is not None) >= max(
-            answers, default=0
-        ):
+        shown = 0 if base is None else base[2] + (next_generation(base, keys) is not None)
+        if base is not None and shown >= max(answers, default=0):
             # All but what is new was shown with this very text.
             return base
         other = self._turns.find_body(
@@ -243,39 +244,26 @@ class Pipeline:
         began = base[1].clock if base is not None else None
         return Clock(began or self._now(), self.traits.dates)
 
-    def _view(
-        self,
-        request: ChatRequest,
-        entries: list[Entry],
-        keys: list[bytes | None],
-        base: tuple[int, Record, int] | None,
-        strict: bool,
-        clock: Clock | None,
-    ) -> View:
-        if strict:
-            return as_sent(entries, request.tools, telemetry=True)
-        if base is None:
-            return as_sent(entries, self._tools.arrange(request.tools), telemetry=False)
-        _, record, depth = base
-        continues = _next_generation(record, depth, keys) is not None
+    def _view(self, request: ChatRequest, match: Match, clock: Clock | None) -> View:
+        if match.strict:
+            return as_sent(match.entries, request.tools, telemetry=True)
+        if match.base is None:
+            return as_sent(match.entries, self._tools.arrange(request.tools), telemetry=False)
         dates = (clock.value, Clock(self._now(), clock.formats).value) if clock is not None else ("", "")
         return append_only(
-            entries,
+            match.entries,
             request.tools,
-            record,
-            depth,
+            match.base[1],
+            match.depth,
             self._tools,
-            continues=continues,
+            continues=match.generation is not None,
             text_of=self._facts.lasting,
             dates=dates,
         )
 
-    def _code(self, rendered: Rendered, base: tuple[int, Record, int] | None, keys: list[bytes | None]) -> Coded:
-        if base is None:
-            return self._coder.code(rendered.text, None, None, None)
-        _, record, depth = base
-        match = _next_generation(record, depth, keys)
-        opened, generation = match if match is not None else (None, None)
+    def _code(self, rendered: Rendered, match: Match) -> Coded:
+        record = match.base[1] if match.base is not None else None
+        opened, generation = match.generation or (None, None)
         return self._coder.code(rendered.text, record, opened, generation)
 
     def _prompt(self, turn: Turn, offsets: list[int | None]) -> Prompt:
@@ -310,8 +298,8 @@ class Pipeline:
             return len(coded.tokens)
         if coded.generated is not None:
             return len(coded.tokens) - coded.taken
-        _, record, depth = turn.base
-        known = turn.view.matched + (_next_generation(record, depth, turn.keys) is not None)
+        record = turn.base[1]
+        known = turn.view.matched + (next_generation(turn.base, turn.keys) is not None)
         starts = [coded.token_at(offset) if offset is not None else None for offset in offsets[known:]]
         if all(start is None for start in starts):
             return len(coded.tokens) - self._generation_offset(turn)
@@ -445,11 +433,6 @@ class Pipeline:
         """Writes what is waiting to disk; nothing may be recorded after."""
         if self._store is not None:
             self._store.close()
-
-
-def _next_generation(record: Record, depth: int, keys: Sequence[bytes | None]) -> tuple[Open, Generation] | None:
-    """What the record's model answered after `depth` messages, if that is the request's next message."""
-    return record.generation(depth, keys[depth]) if depth < len(keys) else None
 
 
 def _generation(answer: Message, tokens: Sequence[int]) -> Generation:

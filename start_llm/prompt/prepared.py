@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -10,8 +11,21 @@ from start_llm.prompt.canonical import ROOT
 from start_llm.prompt.clock import Clock
 from start_llm.prompt.render import Rendered
 from start_llm.prompt.tokenise import Coded
-from start_llm.prompt.turns import Record
+from start_llm.prompt.turns import Generation, Open, Record
 from start_llm.prompt.view import Entry, View
+
+
+def next_generation(
+    base: tuple[int, Record, int] | None, keys: Sequence[bytes | None]
+) -> tuple[Open, Generation] | None:
+    """What the model of `base` answered behind the messages that it shares, if that is the request's next message.
+
+    `keys`: the identity of each message of the request's chain if it is an assistant turn.
+    """
+    if base is None or base[2] >= len(keys):
+        return None
+    _, record, depth = base
+    return record.generation(depth, keys[depth])
 
 
 class Match(NamedTuple):
@@ -27,6 +41,11 @@ class Match(NamedTuple):
     def depth(self) -> int:
         """Messages of the chain that are shown as they were before."""
         return self.base[2] if self.base is not None else 0
+
+    @property
+    def generation(self) -> tuple[Open, Generation] | None:
+        """What the record's model answered there, if that is the request's next message."""
+        return next_generation(self.base, self.keys)
 
 
 @dataclass(frozen=True)
