@@ -67,6 +67,7 @@ class ChatRequest:
         thinking_budget: most reasoning tokens, or ``None``.
         logprobs: ``None``: none; N: the chosen token's and the N likeliest ones'.
         session: the client's own id of the conversation, if it sent one.
+        owner: who asks: a digest of the API key and of the client's ``user``, ``None`` where it sent neither.
         template_kwargs: extra variables for the chat template.
         received: ``time.monotonic()`` at arrival, in seconds.
     """
@@ -91,5 +92,6 @@ class ChatRequest:
     reasoning_effort: str | None = None
     thinking_budget: int | None = None
     session: str | None = None
+    owner: str | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     received: float = 0.0
