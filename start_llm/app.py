@@ -23,6 +23,7 @@ from rich.console import Console
 from start_llm.api.server import ApiServer, make_server
 from start_llm.chat import ChatService, Served
 from start_llm.core.errors import NotSupported, StartLLMError, Unavailable
+from start_llm.core.reasoning_tags import reasoning_style
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings, SettingsError
 from start_llm.core.work import Constraint
@@ -36,7 +37,6 @@ from start_llm.engine.thread import EngineThread
 from start_llm.kvcache.disk import DiskTier
 from start_llm.models.device import default_cache_bytes, default_disk_bytes, inspect_device, kv_bytes, recommended_model
 from start_llm.models.loader import LoadedModel, accelerator, load_model
-from start_llm.parsing.reasoning import reasoning_style
 from start_llm.parsing.registry import ExternalFormat, OutputStyle, output_style
 from start_llm.parsing.structured import ModelText, make_constraint, special_tokens
 from start_llm.progress import ProgressBars

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from start_llm.core.messages import Tool
-from start_llm.parsing.reasoning import REASONING_STYLES, ReasoningStyle, reasoning_style
+from start_llm.core.reasoning_tags import REASONING_STYLES, ReasoningStyle, reasoning_style
 from start_llm.parsing.tools.base import ExternalFormat, Opener, ToolFormat
 from start_llm.parsing.tools.external import external_format
 from start_llm.parsing.tools.gemma import FUNCTION_GEMMA, GEMMA4

@@ -12,14 +12,6 @@ from typing import Any
 from start_llm.prompt.clock import VARIABLE, Clock
 from start_llm.prompt.ports import Template, TemplateError, Tokenizer
 
-REASONING_TAGS = (
-    ("<think>", "</think>"),
-    ("<thinking>", "</thinking>"),
-    ("[THINK]", "[/THINK]"),
-    ("<seed:think>", "</seed:think>"),
-    ("<longcat_think>", "</longcat_think>"),
-    ("<|START_THINKING|>", "<|END_THINKING|>"),
-)
 _A, _B, _C, _D = "alpha7", "bravo7", "carol7", "delta7"
 _MOMENTS = (datetime(2001, 2, 3, 4, 5, 6), datetime(2012, 11, 10, 21, 48, 57))
 _PROBE_TOOL = {

@@ -12,8 +12,9 @@ from typing import Any
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, Tool
+from start_llm.core.reasoning_tags import REASONING_TAGS
 from start_llm.prompt.ports import Template, TemplateError
-from start_llm.prompt.probe import REASONING_TAGS, Traits
+from start_llm.prompt.probe import Traits
 
 Dicts = list[dict[str, Any]]
 

@@ -1,4 +1,4 @@
-"""How models mark their thinking."""
+"""How models mark their thinking: one table, for prompts that open a block and for answers that hold one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ class ReasoningStyle:
         start, end: the tags; both ``""`` where the model has none.
         drop: further structural markup that is never shown.
         channels: gpt-oss's harmony: messages with headers instead of tags.
+        spoken: models without tags of their own write these as plain text, because a prompt asked them to or because
+            they learned it from other models. They are looked for in the answers of every model that has tags.
     """
 
     id: str
@@ -20,16 +22,21 @@ class ReasoningStyle:
     end: str = ""
     drop: tuple[str, ...] = ()
     channels: bool = False
+    spoken: bool = False
 
 
 REASONING_STYLES: dict[str, ReasoningStyle] = {
     style.id: style
     for style in (
         ReasoningStyle("null"),
-        ReasoningStyle("think_tag", "<think>", "</think>"),
+        ReasoningStyle("think_tag", "<think>", "</think>", spoken=True),
+        ReasoningStyle("thinking_tag", "<thinking>", "</thinking>", spoken=True),
+        ReasoningStyle("reasoning_tag", "<reasoning>", "</reasoning>", spoken=True),
         ReasoningStyle("mistral", "[THINK]", "[/THINK]"),
+        ReasoningStyle("seed", "<seed:think>", "</seed:think>"),
         ReasoningStyle("longcat", "<longcat_think>", "</longcat_think>"),
         ReasoningStyle("think_marks", "<|think:start|>", "<|think:end|>"),
+        ReasoningStyle("command", "<|START_THINKING|>", "<|END_THINKING|>"),
         ReasoningStyle("gemma4", "<|channel>thought", "<channel|>"),
         ReasoningStyle(
             "kimi_k3",
@@ -40,6 +47,11 @@ REASONING_STYLES: dict[str, ReasoningStyle] = {
         ReasoningStyle("harmony", channels=True),
     )
 }
+
+REASONING_TAGS: tuple[tuple[str, str], ...] = tuple(
+    (style.start, style.end) for style in REASONING_STYLES.values() if style.start
+)
+"""Every known pair of an opening and a closing tag."""
 
 
 def reasoning_style(start: str, end: str) -> ReasoningStyle:
