@@ -6,13 +6,14 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, Tool
 from start_llm.core.reasoning_tags import REASONING_TAGS
+from start_llm.prompt.interleave import interleaved
 from start_llm.prompt.ports import Template, TemplateError
 from start_llm.prompt.probe import Traits
 
@@ -202,11 +203,9 @@ class Renderer:
             joined = "\n\n".join(message.content for message in messages[:lead])
             messages = (Message("system", joined), *messages[lead:])
             lead = 1
-        for index, message in enumerate(messages):
+        for index, message in enumerate(messages if traits.many_calls else interleaved(messages)):
             if message.role == "system" and index >= lead and not traits.mid_system:
                 dicts.append({"role": "user", "content": f"<system-message>\n{message.content}\n</system-message>"})
-            elif len(message.tool_calls) > 1 and not traits.many_calls:
-                dicts += [self._assistant(part) for part in _one_call_each(message)]
             else:
                 dicts.append(self._dict(message, names))
         functions: Dicts | None = [tool.as_function() for tool in tools] or None
@@ -286,11 +285,6 @@ class Renderer:
             return value
         # A model or client wrote what is no JSON object; it is shown as it is.
         return arguments if self.traits.string_too else {"arguments": arguments}
-
-
-def _one_call_each(message: Message) -> list[Message]:
-    first = replace(message, tool_calls=message.tool_calls[:1])
-    return [first, *(Message("assistant", tool_calls=(call,)) for call in message.tool_calls[1:])]
 
 
 def _leading_systems(messages: Sequence[Message]) -> int:
