@@ -7,6 +7,7 @@ import ipaddress
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
+from start_llm.api.owner import presented_keys
 from start_llm.core.errors import BadRequest, Forbidden, Unauthorized
 
 LOCAL_NAMES = frozenset({"localhost", "host.docker.internal"})
@@ -16,12 +17,9 @@ def check_key(headers: Mapping[str, str], api_key: str | None) -> None:
     """Raises Unauthorized where a key is set and neither ``Authorization`` nor ``x-api-key`` carries it."""
     if api_key is None:
         return
-    scheme, _, token = headers.get("Authorization", "").partition(" ")
-    offered = [headers.get("x-api-key", "")]
-    if scheme.lower() == "bearer":
-        offered.append(token.strip())
-    # http.server decodes heads as Latin-1, whatever bytes the client sent.
-    if not any(hmac.compare_digest(word.encode("latin-1", "replace"), api_key.encode()) for word in offered):
+    # Heads are decoded as Latin-1, whatever bytes the client sent.
+    offered = (key.encode("latin-1", "replace") for key in presented_keys(headers))
+    if not any(hmac.compare_digest(key, api_key.encode()) for key in offered):
         raise Unauthorized("A valid API key is needed, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
 
 

@@ -16,6 +16,7 @@ from start_llm.api.collect import Collected
 from start_llm.api.dialect import Inbound, StreamWriter
 from start_llm.api.fields import Body, SamplingBody, bad, parse_body, sampling_of, session_of, short, stop_of
 from start_llm.api.openai_tools import check_unique, response_format_of
+from start_llm.api.owner import owner_of
 from start_llm.api.parts import join_text, string_in, unusable
 from start_llm.api.thinking import template_kwargs_of, thinking_of
 from start_llm.core.errors import BadRequest, NotSupported
@@ -97,6 +98,7 @@ def read_messages(inbound: Inbound, settings: Settings) -> MessagesExchange:
         reasoning_effort=effort,
         thinking_budget=thinking.budget,
         session=session_of(data, inbound.headers),
+        owner=owner_of(data, inbound.headers),
         template_kwargs=template_kwargs_of(data),
         received=inbound.received or time.monotonic(),
     )

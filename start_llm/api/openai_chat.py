@@ -16,6 +16,7 @@ from start_llm.api.dialect import Inbound, StreamWriter
 from start_llm.api.fields import Body, SamplingBody, bad, parse_body, sampling_of, session_of, stop_of
 from start_llm.api.openai_stream import ChatWriter, chat_body
 from start_llm.api.openai_tools import check_unique, choose, function_of, response_format_of, tool_of
+from start_llm.api.owner import owner_of
 from start_llm.api.parts import join_text, part_text, string_in, text_of
 from start_llm.api.thinking import template_kwargs_of, thinking_of
 from start_llm.core.errors import BadRequest, NotSupported
@@ -114,6 +115,7 @@ def read_chat(inbound: Inbound, settings: Settings, token_text: Callable[[int], 
         reasoning_effort=thinking.effort,
         thinking_budget=thinking.budget,
         session=session_of(data, inbound.headers),
+        owner=owner_of(data, inbound.headers),
         template_kwargs=template_kwargs_of(data),
         received=inbound.received,
     )

@@ -17,6 +17,7 @@ from start_llm.api.errors import openai_error
 from start_llm.api.fields import SamplingBody, bad, parse_body, sampling_of, session_of, stop_of
 from start_llm.api.openai_chat import StreamOptions
 from start_llm.api.openai_stream import finish_word, usage_body
+from start_llm.api.owner import owner_of
 from start_llm.core.errors import NotSupported, StartLLMError
 from start_llm.core.events import ChoiceDone, Done, Event, Progress, ReasoningDelta, TextDelta, TokenLogprob
 from start_llm.core.request import ChatRequest
@@ -100,6 +101,7 @@ def read_completion(inbound: Inbound, settings: Settings, token_text: TokenText)
         logprobs=body.logprobs,
         stream=bool(body.stream),
         session=session_of(data, inbound.headers),
+        owner=owner_of(data, inbound.headers),
         received=inbound.received,
     )
     include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)

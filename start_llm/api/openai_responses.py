@@ -14,6 +14,7 @@ from start_llm.api import sse
 from start_llm.api.dialect import Inbound, Reply
 from start_llm.api.fields import SamplingBody, bad, parse_body, sampling_of, session_of, short, stop_of
 from start_llm.api.openai_tools import response_format_of
+from start_llm.api.owner import owner_of
 from start_llm.api.responses_items import messages_of
 from start_llm.api.responses_store import ResponsesStore, Stored
 from start_llm.api.responses_stream import ResponsesExchange, Style
@@ -90,6 +91,7 @@ def read_responses(
         reasoning_effort=thinking.effort,
         thinking_budget=thinking.budget,
         session=session_of(data, inbound.headers),
+        owner=owner_of(data, inbound.headers),
         template_kwargs=template_kwargs_of(data),
         received=inbound.received,
     )
