@@ -156,7 +156,9 @@ class Settings(BaseSettings):
     default_top_p: Annotated[float, Field(gt=0, le=1)] = Field(0.9, description="Top-p (nucleus) sampling.")
     default_top_k: Count = Field(40, description="Top-k sampling; 0 is off.")
     default_min_p: Annotated[float, Field(ge=0, le=1)] = Field(0.05, description="Minimum probability threshold.")
-    default_repetition_penalty: Annotated[float, Field(gt=0, le=2)] = Field(1.08, description="Repetition penalty.")
+    default_repetition_penalty: Annotated[float, Field(gt=0, le=2)] = Field(
+        1.0, description="Repetition penalty; 1.0 is off. Above it the model is punished for copying, code too."
+    )
     default_repetition_context_size: Count = Field(256, description="Tokens the repetition penalty looks back.")
     default_max_tokens: Annotated[int, Field(ge=1)] = Field(2048, description="Most tokens of an answer.")
     default_thinking: bool = Field(True, description="Let models that can think do so by default.")

@@ -43,7 +43,7 @@ def test_plain_answer(client: openai.OpenAI, service: FakeService) -> None:
     request = service.requests[0]
     assert request.session == "u1"
     assert request.sampling.temperature == 0.1
-    assert request.sampling.repetition_penalty == 1.08
+    assert request.sampling.repetition_penalty == 1.0
     assert request.max_tokens is None
 
 

@@ -28,7 +28,7 @@ SEED_DEFAULTS = {
     "default_top_p": 0.9,
     "default_top_k": 40,
     "default_min_p": 0.05,
-    "default_repetition_penalty": 1.08,
+    "default_repetition_penalty": 1.0,
     "default_repetition_context_size": 256,
     "default_max_tokens": 2048,
     "default_thinking": True,
