@@ -34,6 +34,7 @@ from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.runtime import TextRuntime, make_store
 from start_llm.engine.sampling import check_logit_bias, check_prompt_tokens
 from start_llm.engine.thread import EngineThread
+from start_llm.engine.wired import wire_weights
 from start_llm.kvcache.disk import DiskTier
 from start_llm.models.device import default_cache_bytes, default_disk_bytes, inspect_device, kv_bytes, recommended_model
 from start_llm.models.loader import LoadedModel, accelerator, load_model
@@ -147,7 +148,9 @@ class App:
 
     def _load(self) -> TextRuntime:
         loaded = load_model(self.settings, self._progress)
-        usable, budget = inspect_device(accelerator).usable, self.settings.cache_memory_bytes
+        device = inspect_device(accelerator)
+        wire_weights(self.settings.wired_limit, device)
+        usable, budget = device.usable, self.settings.cache_memory_bytes
         if budget is None:
             budget = default_cache_bytes(usable, loaded.weight_bytes)
         disk = self._disk(loaded)

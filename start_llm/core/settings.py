@@ -102,6 +102,11 @@ class Settings(BaseSettings):
     cache_memory_bytes: Annotated[int | None, OffOr] = Field(
         None, description="Bytes of KV kept in memory. Unset: a share of the machine's memory."
     )
+    wired_limit: Literal["auto", "off"] | Count = Field(
+        "auto",
+        description="Memory that the GPU keeps resident (macOS): off, bytes, or auto, which wires the weights alone, "
+        "once, and only if they take 32 GiB or more. See docs/memory.md.",
+    )
     cache_checkpoints_recent: Count = Field(
         8, description="Message boundaries near the end that keep a checkpoint (models whose state cannot be cut)."
     )

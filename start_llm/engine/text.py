@@ -10,6 +10,7 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator, maybe_quantize_kv_cache
 
 from start_llm.engine.runner import Cache, Row
+from start_llm.engine.wired import no_wired_limit
 
 
 def eval_cache(cache: Cache) -> None:
@@ -28,12 +29,13 @@ class BatchRunner:
     def __init__(self, model: Any, *, eos: Iterable[int], max_rows: int) -> None:
         self.max_rows = max_rows
         self._model = model
-        self._batch = BatchGenerator(
-            model,
-            stop_tokens=[[token] for token in sorted(eos)],
-            completion_batch_size=max_rows,
-            prefill_batch_size=max_rows,
-        )
+        with no_wired_limit():
+            self._batch = BatchGenerator(
+                model,
+                stop_tokens=[[token] for token in sorted(eos)],
+                completion_batch_size=max_rows,
+                prefill_batch_size=max_rows,
+            )
 
     def prefill(self, cache: Cache, tokens: Sequence[int]) -> None:
         with mx.stream(self._batch.stream):

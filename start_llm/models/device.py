@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from start_llm.core.errors import NotSupported
+
 Backend = Literal["metal", "cuda", "cpu"]
 
 GIB = 2**30
@@ -20,6 +22,8 @@ STORED_SHARE = 0.6  # of what is left for KV may be stored; the rest belongs to 
 LEAST_CACHE_BYTES = 256 * 2**20
 MOST_DISK_BYTES = 20 * 10**9
 DISK_SHARE = 0.1  # of the free disk
+WIRED_FROM = 32 * GIB  # of weights: below it no report shows a slow-down without wiring, but many show panics with it
+WIRED_SHARE = 0.9  # of usable memory that weights may take and still be wired: the rest must stay free to move
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,26 @@ def default_cache_bytes(memory: int, model_bytes: int) -> int:
 def kv_bytes(memory: int, model_bytes: int) -> int:
     """Bytes that running and stored KV may take together; the arguments are those of `default_cache_bytes`."""
     return max(2 * LEAST_CACHE_BYTES, memory - model_bytes - PREFILL_BYTES)
+
+
+def wired_bytes(setting: Literal["auto", "off"] | int, device: Device, weights: int) -> int | None:
+    """Bytes to wire for the GPU (see `engine.wired`), or ``None`` where MLX is not to be asked.
+
+    Args:
+        setting: ``auto`` wires the weights alone, and only large ones that leave room.
+        weights: bytes that are allocated once the model is loaded.
+
+    Raises:
+        NotSupported: more than Metal allows.
+    """
+    if device.backend != "metal" or setting in ("off", 0):
+        return None
+    if setting == "auto":
+        return weights if WIRED_FROM <= weights <= WIRED_SHARE * device.usable else None
+    wanted = int(setting)
+    if wanted > device.usable:
+        raise NotSupported(f"WIRED_LIMIT={wanted}: Metal allows at most {device.usable} bytes on this machine.")
+    return wanted
 
 
 def default_disk_bytes(folder: Path) -> int:

@@ -1,0 +1,49 @@
+"""Wired memory: what the GPU keeps resident. The one file that calls `mx.set_wired_limit`. Model thread only.
+
+MLX keeps buffers below its wired limit in a Metal residency set. mlx-lm's `BatchGenerator` raises that limit to all
+that Metal recommends, so every buffer of KV joins the set when it is made and leaves it when it is freed. Many reports
+tie that traffic to kernel panics ("completeMemory() prepare count underflow", mlx issue 3186): a workload that panicked
+within two minutes ran for hours once the limit was never set. Other reports show that weights of a hundred gigabytes
+decode up to forty times slower if nothing is wired. So `wire_weights` sets it at most once, right after loading, to
+what the weights take: the set is full then, and no buffer that comes and goes enters it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import mlx.core as mx
+
+from start_llm.models.device import GIB, Device, wired_bytes
+
+log = logging.getLogger(__name__)
+
+_generate = importlib.import_module("mlx_lm.generate")  # as an attribute of mlx_lm that name is a function
+
+
+@contextmanager
+def no_wired_limit() -> Iterator[None]:
+    """Inside of it a `BatchGenerator` may be made without its call to `mx.set_wired_limit`.
+
+    Uses an internal of mlx-lm: `mlx_lm.generate` looks the function up by name, and ``None`` means "nothing was set".
+    """
+    theirs = _generate.maybe_set_recommended_wired_limit
+    _generate.maybe_set_recommended_wired_limit = lambda: None  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        _generate.maybe_set_recommended_wired_limit = theirs  # type: ignore[attr-defined]
+
+
+def wire_weights(setting: Literal["auto", "off"] | int, device: Device) -> None:
+    """To be called once, when the weights are loaded and nothing else is. Raises what `wired_bytes` raises."""
+    mx.clear_cache()  # buffers left over from loading must not take the weights' place
+    nbytes = wired_bytes(setting, device, mx.get_active_memory())
+    if nbytes is None:
+        return
+    mx.set_wired_limit(nbytes)
+    log.info("%.1f GiB are wired for the GPU", nbytes / GIB)
