@@ -147,8 +147,8 @@ class App:
     # --- model thread ---------------------------------------------------------
 
     def _load(self) -> TextRuntime:
-        loaded = load_model(self.settings, self._progress)
         device = inspect_device(accelerator)
+        loaded = load_model(self.settings, device, self._progress, self._say)
         wire_weights(self.settings.wired_limit, device)
         usable, budget = device.usable, self.settings.cache_memory_bytes
         if budget is None:

@@ -13,6 +13,7 @@ import pytest
 from start_llm.app import App
 from start_llm.core.errors import Unavailable
 from start_llm.core.settings import SettingsError, load_settings
+from start_llm.models.device import Device
 from tests.oracle import build_oracle
 
 
@@ -62,6 +63,14 @@ def test_untrusted_code_is_refused_with_the_settings_name(make: Callable[..., An
 def test_a_missing_model_is_named(make: Callable[..., Any], tmp_path: Path) -> None:
     app, _ = make(model_path=str(tmp_path / "nothing"))
     with pytest.raises(Unavailable, match="nothing"):
+        app.start()
+
+
+def test_a_model_that_does_not_fit_refuses_the_start(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    small = Device("Linux", "some CPU", 2**20, "cpu", 2**20)
+    monkeypatch.setattr("start_llm.app.inspect_device", lambda accelerator: small)
+    app, _ = make()
+    with pytest.raises(Unavailable, match=r"of the 0\.0 GiB that a model may use here.*Choose a smaller model"):
         app.start()
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from start_llm.core.errors import NotSupported
+from start_llm.core.errors import NotSupported, OutOfMemory
 
 Backend = Literal["metal", "cuda", "cpu"]
 
@@ -22,6 +22,7 @@ STORED_SHARE = 0.6  # of what is left for KV may be stored; the rest belongs to 
 LEAST_CACHE_BYTES = 256 * 2**20
 MOST_DISK_BYTES = 20 * 10**9
 DISK_SHARE = 0.1  # of the free disk
+MUCH_WEIGHT = 0.7  # of usable memory: from here on the weights leave little for KV
 WIRED_FROM = 32 * GIB  # of weights: below it no report shows a slow-down without wiring, but many show panics with it
 WIRED_SHARE = 0.9  # of usable memory that weights may take and still be wired: the rest must stay free to move
 
@@ -123,6 +124,31 @@ def default_cache_bytes(memory: int, model_bytes: int) -> int:
 def kv_bytes(memory: int, model_bytes: int) -> int:
     """Bytes that running and stored KV may take together; the arguments are those of `default_cache_bytes`."""
     return max(2 * LEAST_CACHE_BYTES, memory - model_bytes - PREFILL_BYTES)
+
+
+def check_fit(name: str, weights: int, device: Device) -> str | None:
+    """Whether a model can be loaded here, asked before that is tried.
+
+    Args:
+        weights: bytes of the checkpoint's weights.
+
+    Returns:
+        A warning with the numbers if the weights leave little for KV.
+
+    Raises:
+        OutOfMemory: the weights do not fit beside what a prefill step needs.
+    """
+    if not device.usable or weights + PREFILL_BYTES <= MUCH_WEIGHT * device.usable:
+        return None  # it fits well, or nobody knows
+    numbers = (
+        f"{name}: its weights take {weights / GIB:.1f} GiB of the {device.usable / GIB:.1f} GiB that a model may use "
+        f"here ({weights / device.usable:.0%}; this machine has {device.memory / GIB:.0f} GiB)"
+    )
+    left = device.usable - weights - PREFILL_BYTES
+    if left >= 0:
+        return f"{numbers}. That leaves {left / GIB:.1f} GiB for the KV of all requests."
+    more = " or raise what Metal allows (sudo sysctl iogpu.wired_limit_mb=...)" if device.backend == "metal" else ""
+    raise OutOfMemory(f"{numbers}. Choose a smaller model or one with fewer bits{more}.")
 
 
 def wired_bytes(setting: Literal["auto", "off"] | int, device: Device, weights: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,11 +26,12 @@ from start_llm.models.capabilities import (
     read_config,
     reasoning_parser,
 )
-from start_llm.models.device import Accelerator
+from start_llm.models.device import Accelerator, Device, check_fit
 from start_llm.models.embedded import ensure_embedded_model
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 DOWNLOAD_PATTERNS = ["*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
+INDEX = "model.safetensors.index.json"
 Progress = Callable[[str, float], None]
 
 
@@ -85,11 +87,15 @@ def accelerator() -> Accelerator:
     )
 
 
-def load_model(settings: Settings, progress: Progress) -> LoadedModel:
+def load_model(settings: Settings, device: Device, progress: Progress, say: Callable[[str], None]) -> LoadedModel:
     """Loads `MODEL_PATH`, or the embedded model if it is unset.
+
+    Args:
+        say: is told if the weights leave little memory.
 
     Raises:
         NotFound: no such folder or repository.
+        OutOfMemory: the weights do not fit. Nothing of them is downloaded or read then.
         NotSupported: mlx-lm does not know the architecture, or it wants to run code that is not trusted.
     """
     source = settings.model_path
@@ -98,7 +104,11 @@ def load_model(settings: Settings, progress: Progress) -> LoadedModel:
         folder = ensure_embedded_model(settings.cache_dir, quantised=quantised, progress=progress)
         name = EMBEDDED_NAME
     else:
-        folder, name = _resolve(source), source.rstrip("/").rsplit("/", 1)[-1]
+        name = source.rstrip("/").rsplit("/", 1)[-1]
+        folder = _resolve(source, lambda found: check_fit(name, weights_on_disk(found), device))
+        warning = check_fit(name, weights_on_disk(folder), device)
+        if warning is not None:
+            say(f"memory    {warning}")
     config = read_config(folder)
     _check_code(config, source or str(folder), settings)
     progress(f"loading {name}", 0.0)
@@ -110,14 +120,28 @@ def load_model(settings: Settings, progress: Progress) -> LoadedModel:
     return _describe(settings, name, source or name, folder, model, wrapper, config)
 
 
-def _resolve(source: str) -> Path:
-    """A local folder, or a repository that mlx-lm downloads (its progress bars show)."""
+def weights_on_disk(folder: Path) -> int:
+    """Bytes of a checkpoint's weights: what its index says, else its files. 0 if it has neither yet."""
+    try:
+        index = json.loads((folder / INDEX).read_text("utf-8"))
+        return int(index["metadata"]["total_size"])
+    except (OSError, ValueError, KeyError, TypeError):  # no index, or one without the total: many have none
+        return sum(path.stat().st_size for path in folder.glob("model*.safetensors"))
+
+
+def _resolve(source: str, check: Callable[[Path], object]) -> Path:
+    """A local folder, or a repository that is downloaded (the progress bars of huggingface_hub show).
+
+    Args:
+        check: called with a folder that has the JSON files only, before the weights are downloaded.
+    """
     folder = Path(source).expanduser()
     if (folder / "config.json").is_file():
         return folder
     if folder.exists() or source.startswith(("/", "~", "./", "../")):
         raise NotFound(f"MODEL_PATH={source}: there is no config.json in that folder.")
     try:
+        check(Path(snapshot_download(source, allow_patterns=["*.json"])))
         return Path(snapshot_download(source, allow_patterns=DOWNLOAD_PATTERNS))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise NotFound(f"MODEL_PATH={source}: not a local folder, and it could not be downloaded: {error}") from error

@@ -1,0 +1,85 @@
+"""What is looked at before a checkpoint's weights are read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from start_llm.core.errors import OutOfMemory
+from start_llm.core.settings import load_settings
+from start_llm.models import loader
+from start_llm.models.device import GIB, Device
+from start_llm.models.loader import load_model, weights_on_disk
+from tests.oracle import build_oracle
+
+MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
+
+
+def sparse(path: Path, nbytes: int) -> None:
+    """A file of that size that takes no room on disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("wb") as file:
+        file.truncate(nbytes)
+
+
+def quiet(step: str, part: float) -> None:
+    pass
+
+
+def test_the_index_says_how_much_the_weights_take(tmp_path: Path) -> None:
+    sparse(tmp_path / "model-00001-of-00002.safetensors", 100)
+    sparse(tmp_path / "optimizer.safetensors", 1000)
+    assert weights_on_disk(tmp_path) == 100
+    (tmp_path / loader.INDEX).write_text(json.dumps({"metadata": {"total_size": 5000}}))
+    assert weights_on_disk(tmp_path) == 5000
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"metadata": null}', '{"metadata": {"total_size": "x"}}'])
+def test_an_odd_index_is_passed_over(text: str, tmp_path: Path) -> None:
+    sparse(tmp_path / "model.safetensors", 100)
+    (tmp_path / loader.INDEX).write_text(text)
+    assert weights_on_disk(tmp_path) == 100
+
+
+def test_a_model_that_does_not_fit_is_refused_before_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    sparse(tmp_path / "model.safetensors", 30 * GIB)
+    with pytest.raises(OutOfMemory, match=r"30\.0 GiB of the 24\.0 GiB.*125%.*32 GiB"):
+        load_model(load_settings(None, model_path=str(tmp_path)), MACHINE, quiet, print)
+
+
+def test_a_model_that_leaves_little_is_loaded_with_a_warning(tmp_path: Path) -> None:
+    folder = build_oracle(tmp_path / "oracle", "plain")
+    weights = weights_on_disk(folder)
+    said: list[str] = []
+    tight = Device("Linux", "some CPU", 4 * GIB, "cpu", weights + GIB + GIB // 4)
+    load_model(load_settings(None, model_path=str(folder), trust_remote_code=True), tight, quiet, said.append)
+    (line,) = said
+    assert "leaves 0.2 GiB" in line
+
+
+def test_a_model_that_fits_well_is_loaded_without_a_word(tmp_path: Path) -> None:
+    folder = build_oracle(tmp_path / "oracle", "plain")
+    said: list[str] = []
+    for machine in (MACHINE, Device("Linux", "unknown chip", 0, "cpu", 0)):
+        load_model(load_settings(None, model_path=str(folder), trust_remote_code=True), machine, quiet, said.append)
+    assert said == []
+
+
+def test_weights_that_do_not_fit_are_not_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def snapshot_download(source: str, allow_patterns: list[str]) -> str:
+        asked.append(allow_patterns)
+        (tmp_path / "config.json").write_text("{}")
+        (tmp_path / loader.INDEX).write_text(json.dumps({"metadata": {"total_size": 90 * GIB}}))
+        return str(tmp_path)
+
+    monkeypatch.setattr(loader, "snapshot_download", snapshot_download)
+    settings: Any = load_settings(None, model_path="someone/large-model")
+    with pytest.raises(OutOfMemory, match="large-model"):
+        load_model(settings, MACHINE, quiet, print)
+    assert asked == [["*.json"]]
