@@ -1,0 +1,359 @@
+"""A SQLite file that is a cache: whatever happens to it, the program goes on.
+
+How to use it::
+
+    database = CacheDatabase(path, "CREATE TABLE words (word TEXT PRIMARY KEY, data BLOB NOT NULL);", 1, what="words")
+
+    def read(connection: sqlite3.Connection) -> bytes | None:
+        row = connection.execute("SELECT data FROM words WHERE word = ?", (word,)).fetchone()
+        if row is None:
+            return None
+        try:
+            return zlib.decompress(row[0])
+        except (zlib.error, TypeError) as error:
+            raise Damaged(f"the entry {word!r} is unreadable") from error
+
+    data = database.run(read)
+
+- Nothing is opened before the first `run`. Each `run` is one transaction. Use its connection inside the function only,
+  and fetch and decode everything there.
+- **Damage**, found by SQLite or by the function (it raises `Damaged`): the file is renamed to ``NAME.damaged``, a new
+  one is begun, a warning is logged, and the function runs once more on the new, empty file. So it must have no effect
+  outside the transaction until it returns. `generation` has then grown: whoever mirrors the content in memory compares
+  it after a `run`.
+- **What is not the file's fault** (disk full, read-only, locked by another process, no free descriptor): the file stays
+  as it is and `run` raises `FileUnavailable`. That is logged once, until a later `run` succeeds. Go on without the
+  file, or tell the client; each `run` tries again.
+- Mistakes of the caller (a wrong number of parameters, an exception of the function) come through as they are, after a
+  rollback.
+- Raise `version` when the meaning of the content changes. Another version or another schema counts as damage.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import shutil
+import sqlite3
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TypeVar
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_SIDES = ("-wal", "-shm", "-journal")
+_NOT_THE_FILE = {
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_INTERRUPT,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_PROTOCOL,
+    sqlite3.SQLITE_TOOBIG,
+    sqlite3.SQLITE_NOLFS,
+}
+_UNREADABLE = {sqlite3.SQLITE_IOERR_READ, sqlite3.SQLITE_IOERR_SHORT_READ, sqlite3.SQLITE_IOERR_CORRUPTFS}
+
+
+class Damaged(Exception):
+    """Raised inside `CacheDatabase.run` by a function that finds content that cannot be right."""
+
+
+class FileUnavailable(Exception):
+    """The file cannot be used now, through no fault of its content; the message says why."""
+
+
+# SQLite's messages quote the file: from a damaged one they may be no UTF-8.
+_FAILURES = (sqlite3.Error, OSError, Damaged, UnicodeDecodeError)
+
+
+class CacheDatabase:
+    """See the module's text. Thread-safe: one `run` at a time, from any thread. Processes may share a file.
+
+    Args:
+        path: made at the first `run`, mode 0600, missing folders 0700.
+        schema: SQL that makes the tables of an empty file.
+        version: of the content's meaning, at least 1.
+        what: what is kept, for log lines: "stored responses".
+        check: look through the whole file when it is opened (about 1 s for each GB).
+        busy_seconds: how long a `run` waits for another process.
+
+    Attributes:
+        generation: grows at the first `run` and whenever the content that was there before has gone.
+    """
+
+    def __init__(
+        self, path: Path, schema: str, version: int, *, what: str, check: bool = True, busy_seconds: float = 5.0
+    ) -> None:
+        self.path = path
+        self.generation = 0
+        self._schema = schema
+        self._version = version
+        self._what = what
+        self._check = check
+        self._busy_seconds = busy_seconds
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._identity: tuple[int, int] | None = None  # device and inode of the file that was opened last
+        self._failing = False
+
+    def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Calls `work` within a transaction. Returns what it returns.
+
+        Raises:
+            FileUnavailable: see the module's text.
+        """
+        with self._lock:
+            try:
+                result = self._twice(work)
+            except sqlite3.ProgrammingError:
+                raise
+            except _FAILURES as error:
+                raise self._unavailable(error) from error
+            if self._failing:
+                self._failing = False
+                log.warning("%s: %s can be used again", self._what, self.path)
+            return result
+
+    def close(self) -> None:
+        """Lets go of the file. A later `run` opens it again."""
+        with self._lock:
+            self._disconnect()
+
+    # --- with the lock held ---------------------------------------------------
+
+    def _twice(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """A second time if the first could have failed because of the file; on a new one if that is damaged."""
+        opened_before = self._connection is not None
+        try:
+            return self._attempt(work)
+        except sqlite3.ProgrammingError:
+            raise
+        except _FAILURES as error:
+            if _is_damage(error):
+                self._begin_afresh(error)
+            elif not opened_before or _code(error) & 0xFF in {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL}:
+                raise
+        return self._attempt(work)
+
+    def _attempt(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        try:
+            connection = self._connect()
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                result = work(connection)
+                connection.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):
+                    connection.execute("ROLLBACK")
+                raise
+        except _FAILURES:
+            self._disconnect()  # the next try begins with a look at the file
+            raise
+        return result
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._connection is not None:
+            if _identity(self.path) == self._identity:
+                return self._connection
+            log.warning("%s: %s was taken away and is begun afresh", self._what, self.path)
+            self._disconnect()
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _folder_held(self.path.parent, self._busy_seconds):
+            new = _create(self.path)
+            if (identity := _identity(self.path)) != self._identity:
+                self._identity = identity
+                self.generation += 1
+            for side in ("", *_SIDES):
+                _claim(_beside(self.path, side))
+            connection = sqlite3.connect(
+                self.path, timeout=self._busy_seconds, check_same_thread=False, isolation_level=None
+            )
+            try:
+                self._prepare(connection, new)
+            except BaseException:
+                connection.close()
+                raise
+        self._connection = connection
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection, new: bool) -> None:
+        """Settings, and the tables where they are missing. Raises where the file is not what this program writes."""
+        connection.execute("PRAGMA trusted_schema=OFF")
+        connection.execute("PRAGMA cell_size_check=ON")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        # No memory-mapped file, and so no write-ahead log: if one is cut short in use, the process ends with SIGBUS.
+        connection.execute("PRAGMA mmap_size=0")
+        mode = connection.execute("PRAGMA journal_mode=TRUNCATE").fetchone()[0]
+        if mode != "truncate":
+            raise Damaged(f"its journal mode is {mode}")
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            version = connection.execute("PRAGMA user_version").fetchone()[0]
+            if version == 0 and not _objects(connection):
+                for statement in self._statements():
+                    connection.execute(statement)
+                connection.execute(f"PRAGMA user_version={self._version}")
+                self.generation += 1
+            elif version != self._version:
+                raise Damaged(f"it is of version {version}, not {self._version}")
+            connection.execute("COMMIT")
+        except BaseException:
+            with suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            raise
+        if _objects(connection) != self._expected():
+            raise Damaged("its tables are not those that were made")
+        if self._check and not new:
+            found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if found != "ok":
+                raise Damaged(str(found))
+
+    def _statements(self) -> list[str]:
+        return [statement for part in self._schema.split(";") if (statement := part.strip())]
+
+    def _expected(self) -> list[tuple[str, ...]]:
+        empty = sqlite3.connect(":memory:")
+        try:
+            for statement in self._statements():
+                empty.execute(statement)
+            return _objects(empty)
+        finally:
+            empty.close()
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            with suppress(sqlite3.Error):
+                self._connection.close()
+            self._connection = None
+
+    def _begin_afresh(self, why: Exception) -> None:
+        """Sets the file aside, where no other process has done so already.
+
+        Raises:
+            OSError: it cannot be set aside.
+        """
+        self._disconnect()
+        with _folder_held(self.path.parent, self._busy_seconds):
+            if _identity(self.path) != self._identity:
+                return
+            aside = _beside(self.path, ".damaged")
+            for gone in (aside, *(_beside(self.path, side) for side in _SIDES)):
+                _remove(gone)
+            os.replace(self.path, aside)
+        reason = " ".join(str(why).split())
+        log.warning("%s: %s is damaged (%s); it is set aside as %s", self._what, self.path, reason, aside.name)
+
+    def _unavailable(self, error: Exception) -> FileUnavailable:
+        message = f"{self._what}: {self.path} cannot be used now: {error}"
+        if not self._failing:
+            self._failing = True
+            log.warning("%s (said once)", message)
+        return FileUnavailable(message)
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether the file is to blame, and not the disk, the system or the caller."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ELOOP
+    code = _code(error)
+    return code in _UNREADABLE or (code & 0xFF) not in _NOT_THE_FILE
+
+
+def _code(error: Exception) -> int:
+    """SQLite's extended code; 0 if it has none."""
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code
+
+
+@contextmanager
+def _folder_held(folder: Path, seconds: float) -> Iterator[None]:
+    """Nobody else opens or sets aside a file of this folder meanwhile.
+
+    Without it a process could write a journal for the damaged database, and another take it for that of the new one.
+
+    Raises:
+        BlockingIOError: somebody held it for longer than `seconds`.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        until = time.monotonic() + seconds
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.01)
+            except OSError:  # a file system without such locks
+                break
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _beside(path: Path, ending: str) -> Path:
+    return path.with_name(path.name + ending)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Device and inode of what has this name now; ``None`` if nothing has."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _create(path: Path) -> bool:
+    """Makes an empty file for this user only. False: something is there.
+
+    A file that is there must not be opened and closed here: that would end the locks which SQLite holds on it elsewhere
+    in this process.
+    """
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        return False
+    return True
+
+
+def _claim(path: Path) -> None:
+    """Raises `Damaged` if a thing that is no file has this name. Makes a file its owner's only."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise Damaged(f"{path.name} is a link to nothing") from None
+        return
+    if not stat.S_ISREG(mode):
+        raise Damaged(f"{path.name} is no file")
+    if stat.S_IMODE(mode) != 0o600:
+        with suppress(OSError):
+            path.chmod(0o600)
+
+
+def _objects(connection: sqlite3.Connection) -> list[tuple[str, ...]]:
+    """Every table, index, view and trigger with its SQL."""
+    rows = connection.execute("SELECT type, name, tbl_name, ifnull(sql, '') FROM sqlite_master").fetchall()
+    return sorted(tuple(str(value) for value in row) for row in rows)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
