@@ -9,12 +9,25 @@ import uuid
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from start_llm.api.anthropic_stream import MessageWriter, message_body
 from start_llm.api.collect import Collected
 from start_llm.api.dialect import Inbound, StreamWriter
-from start_llm.api.fields import Body, SamplingBody, bad, parse_body, sampling_of, session_of, short, stop_of
+from start_llm.api.fields import (
+    Body,
+    SamplingBody,
+    Tokens,
+    bad,
+    parse_body,
+    sampling_of,
+    session_of,
+    short,
+    stop_of,
+    within,
+    word,
+)
+from start_llm.api.limits import NAME
 from start_llm.api.openai_tools import check_unique, response_format_of
 from start_llm.api.owner import owner_of
 from start_llm.api.parts import join_text, string_in, unusable
@@ -42,9 +55,9 @@ class OutputConfig(Body):
 
 class MessagesBody(SamplingBody):
     model: str | None = None
-    messages: Annotated[list[MessageIn], Field(min_length=1)]
+    messages: Annotated[list[MessageIn], Field(min_length=1), FailFast()]
     system: Any = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_tokens: Tokens | None = None
     tools: list[Any] | None = None
     tool_choice: dict[str, Any] | None = None
     stop_sequences: Any = None
@@ -226,7 +239,7 @@ def _block_text(kind: str, block: dict[str, Any], path: str) -> str:
 def _document(block: dict[str, Any], path: str) -> str:
     source = block.get("source")
     kind = source.get("type") if isinstance(source, dict) else None
-    if not isinstance(source, dict) or kind not in {"text", "content"}:
+    if not isinstance(source, dict) or kind not in ("text", "content"):
         raise NotSupported(f"{path}.source: documents of type {short(kind)} are not supported, only text.", param=path)
     text = (
         string_in(source, "data", f"{path}.source")
@@ -250,7 +263,7 @@ def _tools(items: list[Any]) -> tuple[Tool, ...]:
         if isinstance(kind, str) and kind.startswith("tool_search_tool"):
             log.info("%s: every tool is shown to the model already, %s is not needed", path, kind)
             continue
-        if kind not in {None, "custom"}:
+        if kind not in (None, "custom"):
             raise NotSupported(
                 f"{path}.type: tools of type {short(kind)} run at the vendor; not supported.", param=path
             )
@@ -263,6 +276,7 @@ def _tool(item: dict[str, Any], path: str) -> Tool:
     schema = item.get("input_schema")
     if not name:
         raise bad(f"{path}.name", "a string that is not empty", name)
+    within(NAME, len(name), f"{path}.name")
     if not isinstance(schema, dict):
         raise bad(f"{path}.input_schema", "a JSON schema object", schema)
     description = item.get("description")
@@ -279,7 +293,7 @@ def _choice(choice: dict[str, Any] | None, tools: tuple[Tool, ...]) -> tuple[Too
     if choice is None:
         return ToolChoice(), True
     kind = choice.get("type")
-    mode = CHOICES.get(kind) if isinstance(kind, str) else None
+    mode = CHOICES.get(word(kind) or "")
     if mode is None:
         raise bad("tool_choice.type", "auto, any, tool or none", kind)
     if mode in {"required", "named"} and not tools:

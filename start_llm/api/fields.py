@@ -4,10 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from start_llm.api.jsontext import parse_inner, parse_json
+from start_llm.api.limits import (
+    BIAS,
+    LOOK_BACK,
+    MESSAGES,
+    MODEL,
+    SESSION,
+    STOP,
+    STOPS,
+    STOPS_TOGETHER,
+    TOOLS,
+    WORDS,
+    Limit,
+)
 from start_llm.core.errors import BadRequest
 from start_llm.core.request import Sampling
 from start_llm.core.settings import Settings
@@ -28,6 +43,25 @@ _PLAIN = {
     "too_short": "a list with at least one item",
 }
 AGENT_HEADER = "x-claude-code-agent-id"
+MOST_SHOWN = 80
+"""Characters of a value in an error message."""
+_BIG = 2**53
+"""The largest whole number that every JSON library reads alike."""
+
+Tokens = Annotated[int, Field(ge=1, le=_BIG)]
+
+_LENGTHS: tuple[tuple[str, type, Limit], ...] = (
+    ("messages", list, MESSAGES),
+    ("input", list, MESSAGES),
+    ("tools", list, TOOLS),
+    ("functions", list, TOOLS),
+    ("include", list, WORDS),
+    ("modalities", list, WORDS),
+    ("model", str, MODEL),
+    ("user", str, SESSION),
+    ("previous_response_id", str, SESSION),
+)
+"""What is counted before a body is validated, where it has the type that is meant."""
 
 
 class Body(BaseModel):
@@ -41,14 +75,14 @@ class SamplingBody(Body):
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=-1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, le=_BIG)] | None = None
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(gt=0, le=2)] | None = None
-    repetition_context_size: Annotated[int, Field(ge=0)] | None = None
+    repetition_context_size: Annotated[int, Field(ge=0, le=LOOK_BACK.most)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
-    seed: int | None = None
+    logit_bias: dict[str, Any] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
 
 
 def parse_body[B: Body](model: type[B], raw: bytes) -> tuple[B, dict[str, Any]]:
@@ -56,30 +90,10 @@ def parse_body[B: Body](model: type[B], raw: bytes) -> tuple[B, dict[str, Any]]:
     data = parse_json(raw)
     if not isinstance(data, dict):
         raise BadRequest(f"The body must be a JSON object, not {_kind(data)}.")
+    for name, kind, limit in _LENGTHS:
+        if isinstance(data.get(name), kind):
+            within(limit, len(data[name]), name)
     return validate(model, data), data
-
-
-def parse_json(raw: bytes) -> Any:
-    if not raw.strip():
-        raise BadRequest("The request has no body; a JSON object is needed.")
-    try:
-        value = json.loads(raw)
-        # Clients that cut strings by UTF-16 units send half an emoji; no tokenizer takes that.
-        return _mend_surrogates(value) if b"\\ud" in raw or b"\\uD" in raw else value
-    except RecursionError:
-        raise BadRequest("The body is nested too deeply.") from None
-    except ValueError as error:
-        raise BadRequest(f"The body is not valid JSON: {error}.", code="invalid_json") from None
-
-
-def _mend_surrogates(value: Any) -> Any:
-    if isinstance(value, str):
-        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    if isinstance(value, list):
-        return [_mend_surrogates(item) for item in value]
-    if isinstance(value, dict):
-        return {_mend_surrogates(key): _mend_surrogates(item) for key, item in value.items()}
-    return value
 
 
 def validate[B: Body](model: type[B], data: Any) -> B:
@@ -108,12 +122,41 @@ def field_path(loc: Iterable[int | str]) -> str:
 
 
 def short(value: Any) -> str:
-    """A value as it may stand in an error message."""
+    """A value as it may stand in an error message; only its beginning is looked at."""
     try:
-        text = json.dumps(value, ensure_ascii=False)
+        text = json.dumps(_beginning(value, depth=3), ensure_ascii=False)
     except (TypeError, ValueError):
-        text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= MOST_SHOWN else text[: MOST_SHOWN - 3] + "..."
+
+
+def _beginning(value: Any, depth: int) -> Any:
+    """As much of `value` as `short` may show."""
+    if isinstance(value, str):
+        return value[: MOST_SHOWN + 1]
+    if isinstance(value, list | dict) and depth == 0:
+        return "..."
+    if isinstance(value, list):
+        return [_beginning(item, depth - 1) for item in value[: MOST_SHOWN // 2]]
+    if isinstance(value, dict):
+        pairs = islice(value.items(), MOST_SHOWN // 2)
+        return {str(key)[: MOST_SHOWN + 1]: _beginning(item, depth - 1) for key, item in pairs}
+    return value
+
+
+def word(value: Any) -> str | None:
+    """A value where a word is expected: ``None`` if it is anything but text, so that it can be looked up in a table."""
+    return value if isinstance(value, str) else None
+
+
+def within(limit: Limit, count: int, path: str) -> None:
+    """Raises BadRequest if `count` is over the limit."""
+    if count > limit.most:
+        raise BadRequest(
+            f"{path}: at most {limit.most:,} {limit.what} are allowed, but there are {count:,}.",
+            param=path,
+            code="limit_exceeded",
+        )
 
 
 def bad(path: str, expected: str, value: Any) -> BadRequest:
@@ -145,11 +188,15 @@ def sampling_of(body: SamplingBody, settings: Settings) -> Sampling:
     )
 
 
-def _logit_bias(bias: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
+def _logit_bias(bias: dict[str, Any] | None) -> tuple[tuple[int, float], ...]:
+    within(BIAS, len(bias or {}), "logit_bias")
     pairs = []
     for key, value in (bias or {}).items():
-        if not key.isascii() or not key.isdigit():
-            raise bad(f"logit_bias.{key}", "named by a token id", key)
+        path = f"logit_bias.{key[:MOST_SHOWN]}"
+        if not key.isascii() or not key.isdigit() or len(key) > 10:
+            raise bad(path, "named by a token id", key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
+            raise bad(path, "a number from -100 to 100", value)
         pairs.append((int(key), float(value)))
     return tuple(sorted(pairs))
 
@@ -159,16 +206,28 @@ def stop_of(stop: Any, path: str = "stop") -> tuple[str, ...]:
     if stop is None:
         return ()
     words = [stop] if isinstance(stop, str) else stop
-    if not isinstance(words, list) or len(words) > 64:
-        raise bad(path, "a string or a list of at most 64 strings", stop)
-    for index, word in enumerate(words):
-        if not isinstance(word, str) or not word:
-            raise bad(f"{path}[{index}]" if words is stop else path, "a string that is not empty", word)
+    if not isinstance(words, list):
+        raise bad(path, f"a string or a list of at most {STOPS.most} strings", stop)
+    within(STOPS, len(words), path)
+    together = 0
+    for index, text in enumerate(words):
+        where = f"{path}[{index}]" if words is stop else path
+        if not isinstance(text, str) or not text:
+            raise bad(where, "a string that is not empty", text)
+        within(STOP, len(text), where)
+        together += len(text)
+    within(STOPS_TOGETHER, together, path)
     return tuple(words)
 
 
 def session_of(data: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
-    """The client's own id of the conversation, wherever it puts one."""
+    """The client's own id of the conversation, wherever it puts one. Raises BadRequest if it is too long."""
+    found = _session(data, headers)
+    within(SESSION, len(found or ""), "session_id")
+    return found
+
+
+def _session(data: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
     places = [data, data.get("metadata"), data.get("extra_body"), _json_object(_nested(data, "metadata", "user_id"))]
     for place in places:
         if isinstance(place, dict):
@@ -199,7 +258,7 @@ def _json_object(text: Any) -> dict[str, Any] | None:
     if not isinstance(text, str) or not text.startswith("{"):
         return None
     try:
-        value = json.loads(text)
+        value = parse_inner(text)
     except ValueError:
         return None
     return value if isinstance(value, dict) else None

@@ -9,11 +9,22 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from start_llm.api.collect import Collected
 from start_llm.api.dialect import Inbound, StreamWriter
-from start_llm.api.fields import Body, SamplingBody, bad, parse_body, sampling_of, session_of, stop_of
+from start_llm.api.fields import (
+    Body,
+    SamplingBody,
+    Tokens,
+    bad,
+    parse_body,
+    sampling_of,
+    session_of,
+    stop_of,
+    word,
+)
+from start_llm.api.limits import CHOICES
 from start_llm.api.openai_stream import ChatWriter, chat_body
 from start_llm.api.openai_tools import check_unique, choose, function_of, response_format_of, tool_of
 from start_llm.api.owner import owner_of
@@ -46,16 +57,16 @@ class ChatMessage(Body):
 
 class ChatBody(SamplingBody):
     model: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], Field(min_length=1), FailFast()]
     tools: list[Any] | None = None
     tool_choice: Any = None
     functions: list[Any] | None = None
     function_call: Any = None
     parallel_tool_calls: bool | None = None
     response_format: Any = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    n: Annotated[int, Field(ge=1, le=64)] | None = None
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    n: Annotated[int, Field(ge=1, le=CHOICES.most)] | None = None
     best_of: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -185,7 +196,7 @@ def _assistant_content(content: Any, path: str) -> tuple[str, str | None]:
     texts, thoughts = [], []
     for index, part in enumerate(content):
         where = f"{path}[{index}]"
-        kind = part.get("type") if isinstance(part, dict) else None
+        kind = word(part.get("type")) if isinstance(part, dict) else None
         if kind in {"thinking", "reasoning"}:
             inner = part.get("thinking", part.get("text"))
             thoughts.append(text_of(inner, f"{where}.{kind}"))

@@ -14,7 +14,8 @@ from start_llm.api import sse
 from start_llm.api.collect import Collected
 from start_llm.api.dialect import Inbound, StreamWriter
 from start_llm.api.errors import openai_error
-from start_llm.api.fields import SamplingBody, bad, parse_body, sampling_of, session_of, stop_of
+from start_llm.api.fields import SamplingBody, Tokens, bad, parse_body, sampling_of, session_of, stop_of, within
+from start_llm.api.limits import CHOICES, PROMPTS
 from start_llm.api.openai_chat import StreamOptions
 from start_llm.api.openai_stream import finish_word, usage_body
 from start_llm.api.owner import owner_of
@@ -25,7 +26,6 @@ from start_llm.core.settings import Settings
 
 TokenText = Callable[[int], str]
 Prompt = str | tuple[int, ...]
-MOST_PROMPTS = 64
 
 
 class CompletionBody(SamplingBody):
@@ -33,8 +33,8 @@ class CompletionBody(SamplingBody):
     prompt: Any = None
     suffix: str | None = None
     echo: bool | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    n: Annotated[int, Field(ge=1, le=64)] | None = None
+    max_tokens: Tokens | None = None
+    n: Annotated[int, Field(ge=1, le=CHOICES.most)] | None = None
     best_of: int | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     stop: Any = None
@@ -112,8 +112,7 @@ def read_completion(inbound: Inbound, settings: Settings, token_text: TokenText)
 def prompts_of(value: Any) -> tuple[Prompt, ...]:
     """A string, a list of token ids, or a list of either."""
     if isinstance(value, list) and value and isinstance(value[0], str | list):
-        if len(value) > MOST_PROMPTS:
-            raise bad("prompt", f"at most {MOST_PROMPTS} prompts", len(value))
+        within(PROMPTS, len(value), "prompt")
         return tuple(_prompt(item, f"prompt[{index}]") for index, item in enumerate(value))
     return (_prompt(value, "prompt"),)
 
@@ -121,7 +120,7 @@ def prompts_of(value: Any) -> tuple[Prompt, ...]:
 def _prompt(value: Any, path: str) -> Prompt:
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and value and all(type(item) is int and item >= 0 for item in value):
+    if isinstance(value, list) and value and all(type(item) is int and 0 <= item < 2**31 for item in value):
         return tuple(value)
     raise bad(path, "a string or a list of token ids that is not empty", value)
 

@@ -12,7 +12,18 @@ from pydantic import Field
 
 from start_llm.api import sse
 from start_llm.api.dialect import Inbound, Reply
-from start_llm.api.fields import SamplingBody, bad, parse_body, sampling_of, session_of, short, stop_of
+from start_llm.api.fields import (
+    SamplingBody,
+    Tokens,
+    bad,
+    parse_body,
+    sampling_of,
+    session_of,
+    short,
+    stop_of,
+    within,
+)
+from start_llm.api.limits import MESSAGES
 from start_llm.api.openai_tools import response_format_of
 from start_llm.api.owner import owner_of
 from start_llm.api.responses_items import messages_of
@@ -44,8 +55,8 @@ class ResponsesBody(SamplingBody):
     tools: list[Any] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_tool_calls: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: Tokens | None = None
+    max_tool_calls: Tokens | None = None
     truncation: Literal["auto", "disabled"] | None = None
     service_tier: str | None = None
     reasoning: dict[str, Any] | None = None
@@ -66,6 +77,7 @@ def read_responses(
         if data.get(name):
             raise NotSupported(f"{name}: {why}", param=name)
     items = [*_previous(body.previous_response_id, store), *_input(body.input)]
+    within(MESSAGES, len(items), "input")
     messages = messages_of(items)
     tools = _tools(body, items)
     if body.instructions:
@@ -131,6 +143,8 @@ def _tools(body: ResponsesBody, items: list[Any]) -> Toolbox:
     for index, item in enumerate(items):
         if isinstance(item, dict) and item.get("type") == "additional_tools":
             added = item.get("tools") or []
+            if not isinstance(added, list):
+                raise bad(f"input[{index}].tools", "a list of tools", added)
             found += [(f"input[{index}].tools[{place}]", tool) for place, tool in enumerate(added)]
     tools = toolbox(found, body.tool_choice)
     if tools.notes:

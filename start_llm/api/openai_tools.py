@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from start_llm.api.fields import bad, short
+from start_llm.api.fields import bad, short, within, word
+from start_llm.api.limits import NAME, TOOLS
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.messages import Tool
 from start_llm.core.request import ResponseFormat, ToolChoice
@@ -31,6 +32,7 @@ def function_of(item: Any, path: str) -> Tool:
     name = item.get("name")
     if not isinstance(name, str) or not name:
         raise bad(f"{path}.name", "a string that is not empty", name)
+    within(NAME, len(name), f"{path}.name")
     description = item.get("description")
     if description is not None and not isinstance(description, str):
         raise bad(f"{path}.description", "a string", description)
@@ -45,6 +47,7 @@ def function_of(item: Any, path: str) -> Tool:
 
 
 def check_unique(tools: Sequence[Tool], path: str = "tools") -> tuple[Tool, ...]:
+    within(TOOLS, len(tools), path)
     seen: set[str] = set()
     for index, tool in enumerate(tools):
         if tool.name in seen:
@@ -72,10 +75,11 @@ def _choice(choice: Any, path: str) -> ToolChoice:
         return ToolChoice(MODES[choice])  # type: ignore[arg-type]
     if isinstance(choice, dict):
         kind = choice.get("type")
-        if kind in MODES and "function" not in choice and "name" not in choice:
-            return ToolChoice(MODES[kind])  # type: ignore[arg-type]
+        mode = MODES.get(word(kind) or "")
+        if mode is not None and "function" not in choice and "name" not in choice:
+            return ToolChoice(mode)  # type: ignore[arg-type]
         place = choice.get("function") if isinstance(choice.get("function"), dict) else choice
-        if kind in {None, "function", "tool"} and isinstance(place, dict) and isinstance(place.get("name"), str):
+        if kind in (None, "function", "tool") and isinstance(place, dict) and isinstance(place.get("name"), str):
             return ToolChoice("named", place["name"])
     raise bad(path, "auto, none, required or a named function", choice)
 

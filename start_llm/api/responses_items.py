@@ -64,6 +64,8 @@ def messages_of(items: list[Any], path: str = "input") -> tuple[Message, ...]:
         if not isinstance(item, dict):
             raise bad(where, "an object", item)
         kind = item.get("type", "message" if "role" in item else None)
+        if kind is not None and not isinstance(kind, str):
+            raise bad(f"{where}.type", "a string", kind)
         if kind == "reasoning" and (turn.texts or turn.calls):
             result.extend(turn.message())
             turn = _Turn()
@@ -95,7 +97,7 @@ def _join(turn: _Turn, kind: Any, item: dict[str, Any], path: str) -> bool:
 def _other(kind: Any, item: dict[str, Any], path: str) -> Message:
     if kind == "message":
         role = item.get("role")
-        if role not in {"user", "system", "developer"}:
+        if role not in ("user", "system", "developer"):
             raise bad(f"{path}.role", "user, assistant, system or developer", role)
         content = text_of(item.get("content"), f"{path}.content")
         return Message("user" if role == "user" else "system", content)

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from start_llm.api.fields import bad, short
+from start_llm.api.fields import bad, short, within, word
+from start_llm.api.limits import NAME, TOOLS
 from start_llm.api.openai_tools import choose, tool_of
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Tool
@@ -75,6 +76,7 @@ def toolbox(found: Sequence[tuple[str, Any]], choice: Any) -> Toolbox:
     reader = _Reader()
     for path, tool in found:
         reader.read(tool, path)
+        within(TOOLS, len(reader.tools), "tools")
     wanted = _flat_choice(choice, reader.named)
     picked, tools = choose(wanted, tuple(reader.tools))
     return Toolbox(reader.introduced(tools), picked, tuple(reader.notes), reader.named)
@@ -100,6 +102,7 @@ class _Reader:
         name, about, inner = tool.get("name"), tool.get("description"), tool.get("tools")
         if not isinstance(name, str) or not name:
             raise bad(f"{path}.name", "a string that is not empty", name)
+        within(NAME, len(name), f"{path}.name")
         if about is not None and not isinstance(about, str):
             raise bad(f"{path}.description", "a string", about)
         if not isinstance(inner, list):
@@ -125,8 +128,8 @@ class _Reader:
 
     def _pass_over(self, tool: dict[str, Any], path: str) -> None:
         kind = tool.get("type")
-        name = tool.get("name") or tool.get("server_label") or kind
-        self.notes.append(f"{path} ({name}, type {kind})")
+        name = word(tool.get("name")) or word(tool.get("server_label")) or kind
+        self.notes.append(f"{path} ({str(name)[:64]}, type {kind})")
 
     def introduced(self, tools: Sequence[Tool]) -> tuple[Tool, ...]:
         """The tools, the first of each namespace with what its namespace says of all of them."""

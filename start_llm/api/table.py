@@ -9,7 +9,8 @@ from start_llm.api import sse
 from start_llm.api.anthropic_messages import read_messages
 from start_llm.api.anthropic_stream import scaled
 from start_llm.api.dialect import Exchange, Inbound, Reply
-from start_llm.api.fields import parse_json
+from start_llm.api.fields import word
+from start_llm.api.jsontext import parse_json
 from start_llm.api.openai_chat import read_chat
 from start_llm.api.openai_completions import read_completion
 from start_llm.api.openai_responses import StoredResponses, read_responses
@@ -23,6 +24,14 @@ from start_llm.core.settings import Settings
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.request_log import RequestLog
 
+CHAT_FIELDS = frozenset(
+    {
+        *("functions", "function_call", "response_format", "max_completion_tokens", "n", "logprobs", "top_logprobs"),
+        *("stop", "stream_options", "parallel_tool_calls"),
+    }
+)
+MESSAGES_FIELDS = frozenset({"system", "stop_sequences", "output_config", "output_format"})
+CHAT_ROLES = frozenset({"developer", "tool", "function"})
 BLOCKS = frozenset({"tool_use", "tool_result", "redacted_thinking", "document", "search_result"})
 
 
@@ -68,8 +77,9 @@ class Dialects:
 
     def _any(self, inbound: Inbound) -> Exchange:
         """Reads a body of whichever dialect it is in."""
-        dialect = dialect_of(parse_json(inbound.body))
-        if dialect == "messages" or "anthropic-version" in inbound.headers:
+        usual: Dialect = "messages" if "anthropic-version" in inbound.headers else "chat"
+        dialect = dialect_of(parse_json(inbound.body), usual)
+        if dialect == "messages":
             return read_messages(inbound, self.settings)
         if dialect == "responses":
             return read_responses(inbound, self.settings, self.service.token_text, self.store)
@@ -85,20 +95,27 @@ class Dialects:
         return replace(request, model=cards[0].id if cards else "")
 
 
-def dialect_of(data: Any) -> Dialect:
-    """Told by what only one dialect has: a field of the body, a tool's schema, a block of a message."""
+def dialect_of(data: Any, usual: Dialect = "chat") -> Dialect:
+    """Told by what only one dialect has: a field of the body, a tool's schema, a role, a block of a message.
+
+    A body that could be either of the two dialects with messages is `usual`.
+    """
     if not isinstance(data, dict):
-        return "chat"
+        return usual
     if "messages" not in data and ("input" in data or "prompt" in data):
         return "responses" if "input" in data else "completions"
-    if data.keys() & {"system", "stop_sequences"}:
-        return "messages"
     tools = [tool for tool in _list(data.get("tools")) if isinstance(tool, dict)]
     messages = [message for message in _list(data.get("messages")) if isinstance(message, dict)]
     blocks = [block for message in messages for block in _list(message.get("content")) if isinstance(block, dict)]
-    if any("input_schema" in tool for tool in tools) or any(block.get("type") in BLOCKS for block in blocks):
+    if any("function" in tool or word(tool.get("type")) == "function" for tool in tools):
+        return "chat"
+    if any("input_schema" in tool for tool in tools) or any(word(block.get("type")) in BLOCKS for block in blocks):
         return "messages"
-    return "chat"
+    if any(word(message.get("role")) in CHAT_ROLES or "tool_calls" in message for message in messages):
+        return "chat"
+    if data.keys() & MESSAGES_FIELDS:
+        return "messages"
+    return "chat" if data.keys() & CHAT_FIELDS else usual
 
 
 def _list(value: Any) -> list[Any]:

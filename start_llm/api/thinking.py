@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from start_llm.api.fields import bad
+from start_llm.api.fields import bad, within
+from start_llm.api.limits import VARIABLES
 
 OFF = frozenset({"off", "none", "disabled", "disable", "false", "no", "0"})
 ON = frozenset({"on", "enabled", "enable", "true", "yes", "auto", "adaptive", "default", "1"})
@@ -51,6 +52,7 @@ def template_kwargs_of(data: Mapping[str, Any]) -> dict[str, Any]:
             given = place["chat_template_kwargs"]
             if not isinstance(given, dict):
                 raise bad("chat_template_kwargs", "an object", given)
+            within(VARIABLES, len(given), "chat_template_kwargs")
             kwargs.update(given)
     kwargs.pop("enable_thinking", None)
     return kwargs

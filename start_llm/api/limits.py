@@ -1,0 +1,41 @@
+"""What a request may hold at most. `docs/limits.md` lists every entry; a test compares the two.
+
+A limit stands before the work that it bounds: a request over one is refused before anything is built from it. All are
+far above what clients send. No setting raises them: whoever needs more would meet the context's limit first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """At most `most` of `what`; beyond that the request is answered with `status`."""
+
+    what: str
+    most: int
+    status: int = 400
+
+
+# The body as a whole, counted in its bytes, before it is read as JSON.
+VALUES = Limit("JSON values in a body", 500_000, 413)
+KEYS = Limit("names of object members in a body", 200_000, 413)
+ESCAPES = Limit("backslashes in a body", 4_000_000, 413)
+DEPTH = Limit("lists and objects inside each other, in a body or in JSON that a field holds as text", 100)
+
+# Fields of all dialects.
+MESSAGES = Limit("messages, or items of `input`", 20_000)
+TOOLS = Limit("tools, those of namespaces included", 2_000)
+PROMPTS = Limit("prompts in one request", 64)
+CHOICES = Limit("answers to one prompt (`n`)", 64)
+NAME = Limit("characters of a tool's name", 256)
+MODEL = Limit("characters of `model`", 512)
+SESSION = Limit("characters of a session's or a user's id", 1_024)
+STOPS = Limit("stop strings", 64)
+STOP = Limit("characters of a stop string", 1_024)
+STOPS_TOGETHER = Limit("characters of all stop strings together", 8_192)
+BIAS = Limit("entries of `logit_bias`", 50_000)
+LOOK_BACK = Limit("`repetition_context_size`, in tokens", 1_000_000)
+WORDS = Limit("entries of `include`, `modalities` and the like", 100)
+VARIABLES = Limit("variables in `chat_template_kwargs`", 100)

@@ -1,0 +1,72 @@
+"""Counting the structure of JSON text agrees with reading it, wherever the text is cut into pieces."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from start_llm.api import jsontext
+from start_llm.api.jsontext import check_structure, parse_inner, parse_json
+from start_llm.api.limits import DEPTH, Limit
+from start_llm.core.errors import BadRequest, TooLarge
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text('ab"\\[{]},:é\n')
+    | st.floats(allow_nan=False, allow_infinity=False),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text('ab"\\[{'), inner),
+    max_leaves=30,
+)
+
+
+def depth(value: Any) -> int:
+    if isinstance(value, dict | list):
+        inner = value.values() if isinstance(value, dict) else value
+        return 1 + max(map(depth, inner), default=0)
+    return 0
+
+
+def values(value: Any) -> int:
+    """Values as they are counted: one, one for each comma, one for each list or object."""
+    if isinstance(value, dict | list):
+        inner = list(value.values()) if isinstance(value, dict) else value
+        return max(len(inner) - 1, 0) + 1 + sum(values(item) - 1 for item in inner) + 1
+    return 1
+
+
+def keys(value: Any) -> int:
+    if isinstance(value, dict):
+        return len(value) + sum(map(keys, value.values()))
+    return sum(map(keys, value)) if isinstance(value, list) else 0
+
+
+@settings(deadline=None, max_examples=80)
+@given(value=VALUES, chunk=st.integers(1, 40), ascii_only=st.booleans())
+def test_counts_are_those_of_the_value(value: Any, chunk: int, ascii_only: bool) -> None:
+    raw = json.dumps(value, ensure_ascii=ascii_only).encode()
+    wanted = {"DEPTH": depth(value), "VALUES": values(value), "KEYS": keys(value), "ESCAPES": raw.count(b"\\")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jsontext, "CHUNK", chunk)
+        for name, count in wanted.items():
+            patch.setattr(jsontext, name, Limit("x", count))
+        check_structure(raw)
+        assert parse_json(raw) == value
+        for name, count in wanted.items():
+            if count > (name == "VALUES"):
+                patch.setattr(jsontext, name, Limit("x", count - 1))
+                with pytest.raises((BadRequest, TooLarge)):
+                    check_structure(raw)
+                patch.setattr(jsontext, name, Limit("x", count))
+
+
+def test_json_in_a_string_has_the_same_bounds() -> None:
+    assert parse_inner('{"a": [1.5]}') == {"a": [1.5]}
+    for text in ("[" * (DEPTH.most + 1) + "]" * (DEPTH.most + 1), "[" * 100_000, "NaN", "1e999", "9" * 5000, "{"):
+        with pytest.raises(ValueError):
+            parse_inner(text)
