@@ -11,7 +11,8 @@ class Miss:
     """Why more was computed than was new.
 
     Attributes:
-        reason: ``first_turn``, ``diverged``, ``evicted``, ``no_checkpoint``, ``retokenised``, ``policy``, ...
+        reason: ``first_turn``, ``diverged``, ``evicted``, ``no_checkpoint``, ``retokenised``, ``policy``,
+            ``store_error`` (the KV store failed), ...
         token: index of the first prompt token that differs from what was stored.
         expected, found: text around that token, as stored and as asked for now.
         message: index of the client's message it lies in, or ``None``.

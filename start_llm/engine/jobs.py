@@ -51,7 +51,6 @@ class Job:
     generated: list[int] = field(default_factory=list)
     report: CacheReport = field(default_factory=CacheReport)
     admitted: float = 0.0
-    busy: float = 0.0
     leader: Job | None = None
     leader_until: int = 0
     stored: int = 0
@@ -63,6 +62,11 @@ class Job:
     def prefix(self) -> int:
         """Prompt tokens that prefill covers: the last one is fed by the first decode step."""
         return len(self.tokens) - 1
+
+    @property
+    def until(self) -> int:
+        """Where prefill ends."""
+        return len(self.tokens) if self.idle else self.prefix
 
     @property
     def most_tokens(self) -> int:

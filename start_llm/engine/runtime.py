@@ -14,6 +14,7 @@ from start_llm.core.events import TokenLogprob
 from start_llm.core.settings import Settings
 from start_llm.core.work import Submit
 from start_llm.engine.constraint import GrammarProcessor, Grammars
+from start_llm.engine.guarded import GuardedStore
 from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.runner import Runner
 from start_llm.engine.sampling import LogprobTap, make_processors, make_sampler, top_logprobs
@@ -54,7 +55,7 @@ class TextDrawing:
 class TextRuntime:
     """Implements `engine.thread.Runtime` for a text model."""
 
-    def __init__(self, settings: Settings, loaded: LoadedModel, store: KVStore, memory: MemoryGuard) -> None:
+    def __init__(self, settings: Settings, loaded: LoadedModel, store: GuardedStore, memory: MemoryGuard) -> None:
         self.store = store
         self.runner = make_runner(settings, loaded)
         self.grammars = make_grammars(loaded)
@@ -110,8 +111,8 @@ def make_runner(settings: Settings, loaded: LoadedModel) -> Runner:
     )
 
 
-def make_store(settings: Settings, loaded: LoadedModel, budget_bytes: int, disk: Any = None) -> KVStore:
-    return KVStore(
+def make_store(settings: Settings, loaded: LoadedModel, budget_bytes: int, disk: Any = None) -> GuardedStore:
+    store = KVStore(
         LayerKit(loaded.make_cache),
         budget_bytes=budget_bytes,
         block_size=settings.prompt_cache_block_size,
@@ -124,3 +125,4 @@ def make_store(settings: Settings, loaded: LoadedModel, budget_bytes: int, disk:
         use_block_index=settings.cache_use_block_index,
         disk=disk,
     )
+    return GuardedStore(store, loaded.make_cache)

@@ -220,7 +220,7 @@ class EngineThread:
                 if scheduler.busy:
                     scheduler.step()
                 else:
-                    scheduler.idle_step()
+                    scheduler.anchoring.step()
             except Exception as error:
                 log.warning("a scheduler step failed", exc_info=True)
                 scheduler.fail_all(Internal(f"The model thread failed: {type(error).__name__}: {error}"))
@@ -228,7 +228,7 @@ class EngineThread:
     def _drain(self, scheduler: Scheduler) -> bool:
         """Takes all pending commands; waits for one if there is nothing to do. False: stop."""
         while True:
-            idle = not scheduler.busy and not scheduler.has_idle_work
+            idle = not scheduler.busy and not scheduler.anchoring.waiting
             if idle and self._status.state == "busy":
                 self._set("ready", scheduler)
             try:
@@ -249,7 +249,7 @@ class EngineThread:
         elif isinstance(command, _Cancel):
             scheduler.cancel(command.work_id)
         elif isinstance(command, _Anchor):
-            scheduler.add_anchor(command.work)
+            scheduler.anchoring.begin(command.work)
         elif isinstance(command, _Plan):
             command.answer.put(_guard(lambda: scheduler.plan(command.prompt.tokens)))
         elif isinstance(command, _Call):

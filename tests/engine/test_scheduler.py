@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from start_llm.core.events import EngineFailed, Prefilled
+from start_llm.engine.guarded import GuardedStore
 from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.scheduler import Limits, Scheduler
 from tests.engine.fakes import EOS, FakeDrawing, FakeRunner, FakeStore, submit
@@ -23,14 +24,15 @@ class Clock:
 
 def make(runner: FakeRunner | None = None, store: FakeStore | None = None, memory: int = 0, **limits: Any) -> Any:
     runner, store, clock = runner or FakeRunner(), store or FakeStore(), Clock()
+    guarded = GuardedStore(store, list)  # type: ignore[arg-type]
     scheduler = Scheduler(
         runner,
-        store,  # type: ignore[arg-type]
+        guarded,
         lambda work: FakeDrawing(),
         eos=frozenset({EOS}),
         limits=Limits(**{"step": 100, "idle_step": 10, **limits}),
         max_concurrency=8,
-        memory=MemoryGuard(store, total=memory, most_stored=memory),
+        memory=MemoryGuard(guarded, total=memory, most_stored=memory),
         clock=clock,
     )
     return scheduler, runner, store, clock
@@ -223,37 +225,37 @@ def test_max_tokens_ends_with_length() -> None:
 def test_reanchoring_runs_when_idle_and_is_reused() -> None:
     scheduler, runner, _, _ = make()
     anchor, _ = submit("anchor", range(1, 101))
-    scheduler.add_anchor(anchor)
-    while scheduler.has_idle_work:
-        scheduler.idle_step()
+    scheduler.anchoring.begin(anchor)
+    while scheduler.anchoring.waiting:
+        scheduler.anchoring.step()
     assert [n for _, n in runner.prefilled] == [10] * 10
     work, sink = submit("a", [*range(1, 101), 500, 501])
     scheduler.add(work)
     drain(scheduler)
     assert sink.done.report.reused == 100
     assert sink.done.report.computed_idle == 100
-    assert scheduler.tokens_idle == 100
+    assert scheduler.anchoring.tokens == 100
 
 
 def test_reanchoring_yields_to_a_request_and_keeps_its_part() -> None:
     scheduler, _, _, _ = make()
     anchor, _ = submit("anchor", range(1, 101))
-    scheduler.add_anchor(anchor)
+    scheduler.anchoring.begin(anchor)
     for _ in range(3):
-        scheduler.idle_step()
+        scheduler.anchoring.step()
     work, sink = submit("a", [*range(1, 101), 500, 501])
     scheduler.add(work)
     drain(scheduler)
-    assert not scheduler.has_idle_work
+    assert not scheduler.anchoring.waiting
     assert sink.done.report.reused == 30
 
 
 def test_reanchoring_never_evicts() -> None:
     scheduler, runner, _, _ = make(store=FakeStore(room=False))
     anchor, _ = submit("anchor", range(1, 101))
-    scheduler.add_anchor(anchor)
-    while scheduler.has_idle_work:
-        scheduler.idle_step()
+    scheduler.anchoring.begin(anchor)
+    while scheduler.anchoring.waiting:
+        scheduler.anchoring.step()
     assert runner.work == 0
 
 

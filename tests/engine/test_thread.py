@@ -12,6 +12,7 @@ import pytest
 from start_llm.core.errors import QueueFull, Unavailable
 from start_llm.core.events import EngineDone, EngineFailed
 from start_llm.core.prompt import Prompt
+from start_llm.engine.guarded import GuardedStore
 from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.scheduler import Limits, Scheduler
 from start_llm.engine.thread import EngineThread
@@ -25,7 +26,7 @@ class FakeRuntime:
         self.closed_on: str | None = None
         self.scheduler = Scheduler(
             runner,
-            FakeStore(),  # type: ignore[arg-type]
+            GuardedStore(FakeStore(), list),  # type: ignore[arg-type]
             lambda work: FakeDrawing(),
             eos=frozenset({EOS}),
             limits=Limits(step=50),
@@ -126,16 +127,16 @@ def test_plan_answers_without_running(start: Any) -> None:
     engine, runtime = start()
     report = engine.plan(Prompt(tuple(range(1, 50))))
     assert (report.prompt, report.reused, report.computed) == (49, 0, 49)
-    assert runtime.scheduler.tokens_prefilled == 0
+    assert runtime.scheduler.figures()["tokens_prefilled"] == 0
 
 
 def test_anchor_prefills_in_the_idle_gap(start: Any) -> None:
     engine, runtime = start()
     engine.anchor(Prompt(tuple(range(1, 300))), "s")
     deadline = time.monotonic() + WAIT
-    while runtime.scheduler.tokens_idle < 299 and time.monotonic() < deadline:
+    while runtime.scheduler.anchoring.tokens < 299 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert runtime.scheduler.tokens_idle == 299
+    assert runtime.scheduler.anchoring.tokens == 299
 
 
 def test_stop_ends_running_work_and_closes_on_the_model_thread(start: Any) -> None:

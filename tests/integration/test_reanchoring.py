@@ -38,7 +38,7 @@ def server(path: Path, cache: Path, reanchor: str) -> Iterator[tuple[Live, list[
 def settled(running: Live) -> int:
     """Waits until the model thread has nothing left to do; prompt tokens that it computed so far."""
     deadline = time.monotonic() + WAIT
-    while running.app.engine.call(lambda scheduler: scheduler.has_idle_work or scheduler.busy, WAIT):
+    while running.app.engine.call(lambda scheduler: scheduler.anchoring.waiting or scheduler.busy, WAIT):
         assert time.monotonic() < deadline, "the idle work does not end"
     return running.work()
 

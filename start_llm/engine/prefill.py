@@ -1,0 +1,65 @@
+"""A prompt's way through the model, chunk by chunk. Model thread only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from start_llm.engine.guarded import GuardedStore
+from start_llm.engine.jobs import Job
+from start_llm.engine.runner import Cache, Runner
+from start_llm.kvcache.blocks import TokenSequence
+
+
+class Prefill:
+    """Computes prompts and hands their KV to the store.
+
+    Attributes:
+        tokens: prompt tokens that went through the model.
+        seconds_per_token: moving average of what one costs; eviction weighs KV by it.
+    """
+
+    def __init__(self, runner: Runner, store: GuardedStore, clock: Callable[[], float]) -> None:
+        self._runner, self._store, self._clock = runner, store, clock
+        self.tokens = 0
+        self.seconds_per_token = 0.0
+
+    def chunk(self, job: Job, step: int) -> int:
+        """Prefills up to `step` tokens, no further than the next pause; stores at a pause. Returns the tokens done."""
+        assert job.cache is not None
+        before = job.position
+        end = min(before + step, job.until)
+        while job.pauses and job.pauses[0] <= before:
+            job.pauses.pop(0)
+        if job.pauses:
+            end = min(end, job.pauses[0])
+        if end > before:
+            began = self._clock()
+            self._runner.prefill(job.cache, job.tokens[before:end].tolist())
+            self._measure(end - before, self._clock() - began)
+            job.position = end
+        if job.pauses and job.position == job.pauses[0]:
+            job.pauses.pop(0)
+            self.keep(job)
+        return end - before
+
+    def keep(self, job: Job, *, checkpoint: bool = True) -> None:
+        """Stores what the job's prefill has computed so far."""
+        if job.cache is not None:
+            self.store(job, job.tokens[: job.position], job.cache, checkpoint=checkpoint)
+
+    def store(self, job: Job, tokens: TokenSequence, cache: Cache, **about: Any) -> None:
+        """Stores KV that belongs to the job: `cache` holds exactly `tokens`."""
+        self._store.put(
+            tokens,
+            cache,
+            session=job.work.session,
+            one_shot=job.work.one_shot,
+            seconds_per_token=self.seconds_per_token,
+            **about,
+        )
+
+    def _measure(self, tokens: int, seconds: float) -> None:
+        self.tokens += tokens
+        cost = seconds / tokens
+        self.seconds_per_token = cost if not self.seconds_per_token else 0.8 * self.seconds_per_token + 0.2 * cost
