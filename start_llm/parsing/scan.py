@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterable
 
 from start_llm.parsing.source import Source, Step
@@ -11,14 +12,49 @@ from start_llm.parsing.source import Source, Step
 class Scanner:
     """Cuts text at a set of literals. The literal that is complete first wins, then the longest.
 
-    Work is proportional to the new text; what may still become a literal is held back.
+    Work is proportional to the new text and what may still become a literal, which is held back. How many literals
+    there are, and how much alike, does not matter: they are one automaton (Aho and Corasick's).
     """
 
     def __init__(self, literals: Iterable[str]) -> None:
-        found = sorted(set(literals) - {""})  # so that of two at one place the shorter is tried first
-        self._pattern = re.compile("|".join(map(re.escape, found)) or r"(?!)")
-        self._prefixes = {literal[:count] for literal in found for count in range(1, len(literal))}
-        self._longest = max(map(len, self._prefixes), default=0)
+        """Time and memory are proportional to the length of all literals."""
+        found = sorted(set(literals) - {""})
+        self._next: list[dict[str, int]] = [{}]
+        self._length = [0]  # of the text that leads to a state: what is held back there
+        self._hit = [0]  # length of the longest literal that is complete in a state
+        for literal in found:
+            self._add(literal)
+        self._fall = self._falls()
+        firsts = "".join(map(re.escape, self._next[0]))
+        self._first = re.compile(f"[{firsts}]" if firsts else r"(?!)")
+
+    def _add(self, literal: str) -> None:
+        state = 0
+        for char in literal:
+            known = self._next[state].get(char)
+            if known is None:
+                known = len(self._next)
+                self._next[state][char] = known
+                self._next.append({})
+                self._length.append(self._length[state] + 1)
+                self._hit.append(0)
+            state = known
+        self._hit[state] = len(literal)
+
+    def _falls(self) -> list[int]:
+        """For every state the one of its longest proper suffix that some literal begins with."""
+        fall = [0] * len(self._next)
+        waiting = deque(self._next[0].values())
+        while waiting:
+            state = waiting.popleft()
+            self._hit[state] = self._hit[state] or self._hit[fall[state]]
+            for char, after in self._next[state].items():
+                back = fall[state]
+                while back and char not in self._next[back]:
+                    back = fall[back]
+                fall[after] = self._next[back].get(char, 0)
+                waiting.append(after)
+        return fall
 
     def step(self, source: Source) -> Step[tuple[str, str]]:
         """Consume text up to a literal, and it: (text before, literal).
@@ -26,27 +62,30 @@ class Scanner:
         The literal is ``""`` if the text is only as much as is certain now; both are ``""`` at the end.
         """
         while True:
-            hit = self._first(source.text, source.pos)
-            if hit:
-                start, literal = hit
-                before = source.take(start - source.pos)
-                source.pos += len(literal)
-                return before, literal
-            sure = source.left - (0 if source.closed else self._held(source))
+            end, size, held = self._run(source.text, source.pos)
+            if size:
+                before = source.take(end - size - source.pos)
+                return before, source.take(size)
+            sure = source.left - (0 if source.closed else held)
             if sure or source.closed:
                 return source.take(sure), ""
             yield
 
-    def _first(self, text: str, pos: int) -> tuple[int, str] | None:
-        match = self._pattern.search(text, pos)
-        best = None
-        while match is not None:  # the leftmost; then any that lies inside and ends before it
-            best = match
-            match = self._pattern.search(text, best.start() + 1, best.end() - 1)
-        return (best.start(), best.group()) if best else None
-
-    def _held(self, source: Source) -> int:
-        for count in range(min(self._longest, source.left), 0, -1):
-            if source.text[-count:] in self._prefixes:
-                return count
-        return 0
+    def _run(self, text: str, pos: int) -> tuple[int, int, int]:
+        """(where the first literal ends, its length, 0), or (the text's end, 0, characters that may become one)."""
+        following, fall, hit = self._next, self._fall, self._hit
+        state, end = 0, len(text)
+        while pos < end:
+            if not state:
+                match = self._first.search(text, pos)
+                if match is None:
+                    return end, 0, 0
+                pos = match.start()
+            char = text[pos]
+            while state and char not in following[state]:
+                state = fall[state]
+            state = following[state].get(char, 0)
+            pos += 1
+            if hit[state]:
+                return pos, hit[state], 0
+        return end, 0, self._length[state]

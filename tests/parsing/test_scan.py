@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 from hypothesis import given, settings
@@ -44,3 +45,23 @@ def test_against_a_naive_scanner(text: str, literals: list[str], data: st.DataOb
     source.close()
     next(run, None)
     assert "".join(pieces) == "".join(naive(text, literals))
+
+
+def test_literals_that_begin_alike_cost_no_more_than_the_text() -> None:
+    """The worst that a request may ask for: 8 stop strings of 1,000 equal characters, and a model that writes those."""
+    began = time.process_time()
+    scanner = Scanner("a" * 1_000 + str(number) for number in range(8))
+    source, passed = Source(), 0
+
+    def scan():  # type: ignore[no-untyped-def]
+        nonlocal passed
+        while True:
+            before, _ = yield from scanner.step(source)
+            passed += len(before)
+
+    run = scan()
+    for _ in range(2_000):
+        source.push("aaaa")
+        next(run)
+    assert passed == 2_000 * 4 - 1_000
+    assert time.process_time() - began < 4.0
