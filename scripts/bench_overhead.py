@@ -45,7 +45,7 @@ from start_llm.core.messages import Message, Tool
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import load_settings
 from start_llm.kvcache.layers import LayerKit
-from start_llm.kvcache.store import KVStore
+from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.volatile import Rules
@@ -96,7 +96,7 @@ def stored_sequences(size: int) -> tuple[KVStore, np.ndarray[Any, Any], np.rando
     random = np.random.default_rng(size)
     main = random.integers(0, VOCABULARY, size, dtype=np.int32)
     kit = LayerKit(lambda: [KVCache()])
-    store = KVStore(kit, budget_bytes=1 << 36)
+    store = KVStore(kit, StoreConfig(1 << 36))
     store.put(tuple(main.tolist()), _filled(kit, size))
     for number in range(STORED - 1):
         at = SHARED if number % 2 else int(random.integers(min(SHARED, size - 1), size))

@@ -46,7 +46,8 @@ class Prefill:
     def keep(self, job: Job, *, checkpoint: bool = True) -> None:
         """Stores what the job's prefill has computed so far."""
         if job.cache is not None:
-            self.store(job, job.tokens[: job.position], job.cache, checkpoint=checkpoint)
+            head = job.position == job.work.prompt.head
+            self.store(job, job.tokens[: job.position], job.cache, checkpoint=checkpoint, head=head)
 
     def store(self, job: Job, tokens: TokenSequence, cache: Cache, **about: Any) -> None:
         """Stores KV that belongs to the job: `cache` holds exactly `tokens`."""

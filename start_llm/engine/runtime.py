@@ -22,7 +22,7 @@ from start_llm.engine.scheduler import Limits, Processors, Scheduler
 from start_llm.engine.text import BatchRunner, SequentialRunner
 from start_llm.engine.thinking import ThinkingBudget
 from start_llm.kvcache.layers import LayerKit
-from start_llm.kvcache.store import KVStore
+from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.models.loader import LoadedModel
 
 log = logging.getLogger(__name__)
@@ -114,15 +114,15 @@ def make_runner(settings: Settings, loaded: LoadedModel) -> Runner:
 def make_store(settings: Settings, loaded: LoadedModel, budget_bytes: int, disk: Any = None) -> GuardedStore:
     store = KVStore(
         LayerKit(loaded.make_cache),
-        budget_bytes=budget_bytes,
-        block_size=settings.prompt_cache_block_size,
-        checkpoints_recent=settings.cache_checkpoints_recent,
-        checkpoint_grid=settings.cache_checkpoint_grid,
-        ttl_seconds=settings.prompt_cache_ttl_seconds,
-        session_idle_seconds=settings.prompt_cache_session_max_idle_seconds,
-        sessions_keep=settings.prompt_cache_max_entries_per_session,
-        max_leaves=settings.prompt_cache_max_entries_global,
-        use_block_index=settings.cache_use_block_index,
+        StoreConfig(
+            budget_bytes=budget_bytes,
+            checkpoints_recent=settings.cache_checkpoints_recent,
+            checkpoint_grid=settings.cache_checkpoint_grid,
+            ttl_seconds=settings.prompt_cache_ttl_seconds,
+            session_idle_seconds=settings.prompt_cache_session_max_idle_seconds,
+            sessions_keep=settings.prompt_cache_max_entries_per_session,
+            max_leaves=settings.prompt_cache_max_entries_global,
+        ),
         disk=disk,
     )
     return GuardedStore(store, loaded.make_cache)

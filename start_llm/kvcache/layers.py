@@ -34,7 +34,6 @@ class LayerKit:
 
     Attributes:
         cuttable: every layer can be cut at any token.
-        has_rows: at least one layer can.
     """
 
     def __init__(self, make_cache: Callable[[], list[Any]]) -> None:
@@ -42,12 +41,14 @@ class LayerKit:
         leaves = list(_leaves(make_cache()))
         self._is_cut = tuple(type(leaf) in (KVCache, QuantizedKVCache) for leaf in leaves)
         self.cuttable = all(self._is_cut)
-        self.has_rows = any(self._is_cut)
-        self.layout = ",".join(type(leaf).__name__ for leaf in leaves)
 
     def new(self) -> list[Any]:
         """Empty caches."""
         return self._make()
+
+    def free_buffers(self) -> None:
+        """Gives the memory of arrays that are gone back to the system: MLX keeps their buffers otherwise."""
+        mx.clear_cache()
 
     def length(self, cache: Sequence[Any]) -> int:
         """Tokens held, 0 if no layer counts them (`ArraysCache` does not)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,16 @@ def test_a_session_survives_200_side_requests_and_12_sub_agents(
         before = server.work()
         prompt, _ = main_turn(server, messages)
         assert server.work() - before <= 1.2 * (prompt - known)
+
+
+def test_unused_kv_leaves_memory_while_nobody_asks(oracle_path: Callable[..., Path], tmp_path: Path) -> None:
+    with live(oracle_path("plain"), tmp_path, prompt_cache_ttl_seconds=1) as server:
+        server.chat([{"role": "user", "content": "[[truth]]"}])
+        assert server.app.engine.call(lambda scheduler: scheduler.figures()["kv_bytes"]) > 0
+        until = time.monotonic() + 30
+        while server.app.engine.status().figures["kv_bytes"] and time.monotonic() < until:
+            time.sleep(0.1)
+        assert server.app.engine.status().figures["kv_bytes"] == 0
 
 
 def sub_agent(server: Live, number: int) -> None:

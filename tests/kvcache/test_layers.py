@@ -10,7 +10,7 @@ from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache,
 
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.pieces import Unstorable
-from start_llm.kvcache.store import KVStore
+from start_llm.kvcache.store import KVStore, StoreConfig
 from tests.kvcache import tiny
 
 CUTTABLE = ["llama", "glm4_moe_lite"]
@@ -25,7 +25,7 @@ def kit_of(name: str) -> LayerKit:
 def test_restored_continuation_equals_the_cold_run(name: str) -> None:
     kit = kit_of(name)
     assert kit.cuttable == (name in CUTTABLE)
-    store = KVStore(kit, budget_bytes=1 << 30)
+    store = KVStore(kit, StoreConfig(1 << 30))
     tokens, tail = tiny.random_tokens(70), tiny.random_tokens(30, seed=1)
     cold = tiny.greedy(name, tokens + tail, kit.new(), 12)
 
@@ -46,7 +46,7 @@ def test_restored_continuation_equals_the_cold_run(name: str) -> None:
 @pytest.mark.parametrize("name", CUTTABLE + STATEFUL)
 def test_restored_at_an_earlier_place(name: str) -> None:
     kit = kit_of(name)
-    store = KVStore(kit, budget_bytes=1 << 30)
+    store = KVStore(kit, StoreConfig(1 << 30))
     tokens, other = tiny.random_tokens(70), tiny.random_tokens(20, seed=2)
     cache = kit.new()
     for start, stop in ((0, 41), (41, 70)):
@@ -64,7 +64,7 @@ def test_restored_at_an_earlier_place(name: str) -> None:
 @pytest.mark.parametrize("name", ["qwen3_next", "gemma3_text", "llama"])
 def test_decoded_tokens_are_stored_like_prefilled_ones(name: str) -> None:
     kit = kit_of(name)
-    store = KVStore(kit, budget_bytes=1 << 30)
+    store = KVStore(kit, StoreConfig(1 << 30))
     tokens = tiny.random_tokens(30)
     cache = kit.new()
     answer = tiny.greedy(name, tokens, cache, 25)
@@ -87,7 +87,7 @@ def test_windowed_checkpoint_holds_the_window_only() -> None:
 
 def test_overlapping_windows_are_held_once() -> None:
     kit = LayerKit(lambda: [RotatingKVCache(max_size=100)])
-    store = KVStore(kit, budget_bytes=1 << 30)
+    store = KVStore(kit, StoreConfig(1 << 30))
     cache = kit.new()
     tokens = list(range(400))
     a_token = 2 * 64 * 4
@@ -118,7 +118,7 @@ def rows(count: int, start: int = 0, heads: int = 1, width: int = 64) -> Any:
 
 def test_cache_list_with_both_kinds() -> None:
     kit = LayerKit(lambda: [CacheList(KVCache(), ArraysCache(1)), KVCache()])
-    assert not kit.cuttable and kit.has_rows
+    assert not kit.cuttable
     cache = kit.new()
     cache[0][0].update_and_fetch(rows(9), rows(9))
     cache[0][1][0] = mx.array([[5.0]])
@@ -190,7 +190,7 @@ def test_unknown_classes_are_saved_whole_or_refused() -> None:
     built, _ = kit.build([kit.slice(cache, 0, 3)], kit.checkpoint(cache), 3)
     assert built[0].state["seen"].item() == 4.0
 
-    store = KVStore(LayerKit(lambda: [Sealed()]), budget_bytes=1 << 20)
+    store = KVStore(LayerKit(lambda: [Sealed()]), StoreConfig(1 << 20))
     store.put([1, 2, 3], [Sealed()])
     assert store.stats().counters["refused"] == 1
     assert store.lookup([1, 2, 3]).seen == 0

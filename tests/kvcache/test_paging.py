@@ -11,9 +11,9 @@ from mlx_lm.models.cache import KVCache
 from start_llm.kvcache import paging
 from start_llm.kvcache.disk import DiskTier
 from start_llm.kvcache.layers import LayerKit
-from start_llm.kvcache.store import KVStore
+from start_llm.kvcache.store import KVStore, StoreConfig
 from tests.kvcache import tiny
-from tests.kvcache.test_store import STATE_BYTES, TOKEN_BYTES, Clock, held_bytes, put, restored, run
+from tests.kvcache.test_store import STATE_BYTES, TOKEN_BYTES, Clock, held_bytes, put, restored, run, store_of
 
 MAX = 100 << 20
 
@@ -21,9 +21,7 @@ MAX = 100 << 20
 def store_on(folder: Path, hybrid: bool = False, budget_tokens: int = 1 << 20, **options: Any) -> KVStore:
     tier = DiskTier(folder, "model", MAX, queue_bytes=options.pop("queue_bytes", 1 << 30))
     assert tier.active
-    return KVStore(
-        LayerKit(lambda: tiny.known_cache([], hybrid)), budget_bytes=budget_tokens * TOKEN_BYTES, disk=tier, **options
-    )
+    return store_of(hybrid, budget_tokens, disk=tier, **options)
 
 
 @pytest.mark.parametrize("hybrid", [False, True])
@@ -179,7 +177,7 @@ def test_clear_keeps_what_is_on_disk(tmp_path: Path) -> None:
 
 def test_an_inactive_tier_is_left_alone(tmp_path: Path) -> None:
     first = store_on(tmp_path)
-    second = KVStore(LayerKit(lambda: [KVCache()]), budget_bytes=1 << 20, disk=DiskTier(tmp_path, "model", MAX))
+    second = KVStore(LayerKit(lambda: [KVCache()]), StoreConfig(1 << 20), disk=DiskTier(tmp_path, "model", MAX))
     put(second, run(0, 50))
     assert second.flush_disk() and second.stats().disk == {}
     assert restored(second, run(0, 50)) == run(0, 50)
@@ -192,7 +190,7 @@ def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
     put(store, run(0, 50))
     store.close()
     tier = DiskTier(tmp_path, "model", MAX)
-    other = KVStore(LayerKit(lambda: [KVCache(), KVCache()]), budget_bytes=1 << 20, disk=tier)
+    other = KVStore(LayerKit(lambda: [KVCache(), KVCache()]), StoreConfig(1 << 20), disk=tier)
     assert other.restore(tuple(run(0, 50)), other.lookup(tuple(run(0, 50)))).length == 0
     other.close()
 
@@ -201,12 +199,12 @@ def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_a_model_continues_after_a_restart_as_if_nothing_was(tmp_path: Path, name: str) -> None:
     kit = LayerKit(lambda: tiny.prompt_cache(name))
     tokens, tail = tiny.random_tokens(70), tiny.random_tokens(20, seed=1)
-    store = KVStore(kit, budget_bytes=1 << 30, disk=DiskTier(tmp_path, name, MAX))
+    store = KVStore(kit, StoreConfig(1 << 30), disk=DiskTier(tmp_path, name, MAX))
     cache = kit.new()
     tiny.prefill(name, tokens, cache)
     store.put(tokens, cache)
     store.close()
-    again = KVStore(kit, budget_bytes=1 << 30, disk=DiskTier(tmp_path, name, MAX))
+    again = KVStore(kit, StoreConfig(1 << 30), disk=DiskTier(tmp_path, name, MAX))
     got = again.restore(tokens + tail, again.lookup(tokens + tail))
     assert got.length == 70
     assert tiny.greedy(name, tail, got.cache, 8) == tiny.greedy(name, tokens + tail, kit.new(), 8)

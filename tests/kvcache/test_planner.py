@@ -69,6 +69,16 @@ def test_partings_are_worth_a_pause_if_they_save_something() -> None:
     assert pauses(prompt, match, 0, recent=8, grid=1000) == (95,)
 
 
+def test_two_branches_are_enough_to_make_a_parting() -> None:
+    tree = fake_tree()
+    grow(tree, [*RUN[:50], 777])
+    grow(tree, RUN[:70])
+    match = tree.walk(array(RUN))
+    assert [len(segment.children) for segment in match.path] == [2, 0]
+    prompt = Prompt(tuple(RUN), generation=95)
+    assert pauses(prompt, match, 0, recent=8, grid=1000) == (50, 95)
+
+
 def test_gaps_are_no_wider_than_the_grid() -> None:
     boundaries = (3, 50, 51, 180, 400)
     prompt = Prompt(tuple(range(1000)), boundaries=boundaries, generation=1000)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 
 from start_llm.core.prompt import Prompt
 from start_llm.kvcache.layers import LayerKit
-from start_llm.kvcache.store import KVStore
+from start_llm.kvcache.store import KVStore, StoreConfig
 from tests.kvcache.tiny import WINDOW, known_cache, random_tokens, read_known
 
 TOKEN_BYTES = 8  # of a known_cache: one float32 key and value a token
@@ -25,7 +26,10 @@ class Clock:
 
 
 def store_of(hybrid: bool = False, budget_tokens: int = 1 << 20, **options: Any) -> KVStore:
-    return KVStore(LayerKit(lambda: known_cache([], hybrid)), budget_bytes=budget_tokens * TOKEN_BYTES, **options)
+    """`options`: `clock`, `disk`, and settings of the `StoreConfig`."""
+    outside = {name: options.pop(name) for name in ("clock", "disk") if name in options}
+    config = StoreConfig(budget_tokens * TOKEN_BYTES, **options)
+    return KVStore(LayerKit(lambda: known_cache([], hybrid)), config, **outside)
 
 
 def put(store: KVStore, tokens: list[int], hybrid: bool = False, **options: Any) -> None:
@@ -211,6 +215,53 @@ def test_time_to_live_and_most_leaves() -> None:
     assert store.stats().leaves == 3
 
 
+def test_time_to_live_works_while_nothing_runs() -> None:
+    clock = Clock()
+    store = store_of(ttl_seconds=100, clock=clock)
+    put(store, run(0, 50))
+    clock.now += 60
+    put(store, run(100, 50))
+    clock.now += 50
+    store.idle()
+    assert [store.lookup(tuple(run(start, 50))).length for start in (0, 100)] == [0, 50]
+    clock.now += 60
+    store.idle()
+    assert (store.stats().bytes, store.stats().segments) == (0, 0)
+
+
+@pytest.mark.parametrize("how", ["bytes", "age", "budget", "clear"])
+def test_memory_of_evicted_kv_goes_back_to_the_system(how: str) -> None:
+    clock = Clock()
+    store = store_of(budget_tokens=50_000, ttl_seconds=100, clock=clock)
+    put(store, run(0, 40_000))
+    running = known_cache(run(100_000, 40_000))
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    if how == "bytes":
+        store.put(tuple(run(100_000, 40_000)), running)
+    elif how == "age":
+        clock.now += 101
+        store.idle()
+    elif how == "budget":
+        store.set_budget(1000)
+    else:
+        store.clear()
+    assert mx.get_cache_memory() < 100 * TOKEN_BYTES
+    assert how == "bytes" or mx.get_active_memory() <= before - 40_000 * TOKEN_BYTES
+    assert running
+
+
+def test_a_row_is_estimated_by_what_was_stored() -> None:
+    store = store_of()
+    assert store.estimate(1000) == 0
+    put(store, run(0, 50))
+    assert store.estimate(1000) == 1000 * TOKEN_BYTES
+    hybrid = store_of(hybrid=True)
+    put(hybrid, run(0, 50), hybrid=True)
+    put(hybrid, run(0, 52), hybrid=True)  # shares most of its window with the checkpoint before
+    assert hybrid.estimate(1000) == 1000 * TOKEN_BYTES + STATE_BYTES
+
+
 def test_evicted_text_is_remembered_within_bounds() -> None:
     clock = Clock()
     store = store_of(budget_tokens=100, ghost_tokens=500, clock=clock)
@@ -260,7 +311,7 @@ def test_a_system_text_outlasts_the_conversations_behind_it() -> None:
         assert n == 0 or plan.length == 500
         start = store.restore(tokens, plan).length
         for stop in store.pauses(prompt, start):
-            put(store, list(tokens[:stop]), hybrid=True, session=str(n))
+            put(store, list(tokens[:stop]), hybrid=True, session=str(n), head=stop == prompt.head)
         put(store, list(tokens), hybrid=True, session=str(n))
 
 
@@ -319,13 +370,13 @@ def check_lookup(store: KVStore, stored: list[list[int]], tokens: list[int], hyb
 
 def held_bytes(store: KVStore) -> int:
     """Counted afresh: rows, states, and every shared piece once."""
-    checkpoints = [s.checkpoint for s in store._tree if s.checkpoint is not None]
+    checkpoints = [s.checkpoint for s in store._held.tree if s.checkpoint is not None]
     pieces = {id(piece): piece.nbytes for checkpoint in checkpoints for piece in checkpoint.pieces()}
-    return sum(s.row_bytes for s in store._tree) + sum(c.own_bytes for c in checkpoints) + sum(pieces.values())
+    return sum(s.row_bytes for s in store._held.tree) + sum(c.own_bytes for c in checkpoints) + sum(pieces.values())
 
 
 def check_accounts(store: KVStore, budget_tokens: int) -> None:
-    segments = list(store._tree)
+    segments = list(store._held.tree)
     assert store.stats().bytes == held_bytes(store) <= budget_tokens * TOKEN_BYTES
     assert store.stats().ghost_tokens == sum(len(s.tokens) for s in segments if s.rows is None)
     for segment in segments:

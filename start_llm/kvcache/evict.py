@@ -1,0 +1,97 @@
+"""Brings stored KV back under its limits: bytes, age, ends, ghosts. `budget` says in which order things go."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+from start_llm.kvcache import budget
+from start_llm.kvcache.config import StoreConfig
+from start_llm.kvcache.held import Held
+from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.sessions import Sessions
+from start_llm.kvcache.tree import Segment
+
+_GHOSTS_LEFT = 0.9  # of the limit: forgetting ghosts walks the tree, so it is not done for each one
+
+
+class Eviction:
+    """Model thread only.
+
+    Attributes:
+        budget_bytes: most bytes in memory; may be changed, `enforce` acts on it.
+    """
+
+    def __init__(self, kit: LayerKit, held: Held, sessions: Sessions, config: StoreConfig) -> None:
+        self.budget_bytes = config.budget_bytes
+        self._kit, self._held, self._sessions, self._config = kit, held, sessions, config
+        self._policy = budget.Policy(kit.cuttable, config.checkpoints_recent, config.checkpoint_grid)
+
+    def enforce(self, now: float) -> None:
+        """Evicts as much as all limits together ask for, and hands the freed memory back to the system."""
+        held, config = self._held, self._config
+        before = held.nbytes
+        if config.ttl_seconds:
+            self._expire(now - config.ttl_seconds)
+        if held.nbytes > self.budget_bytes:
+            self._evict(now, lambda: held.nbytes > self.budget_bytes, thin=not self._policy.cuttable)
+        if config.max_leaves:
+            excess = sum(s.is_leaf for s in held.tree) - config.max_leaves
+            target = held.counters.evicted_leaves + excess
+            self._evict(now, lambda: held.counters.evicted_leaves < target, thin=False)
+        if held.ghosts > config.ghost_tokens:
+            held.forget_ghosts(int(config.ghost_tokens * _GHOSTS_LEFT))
+        if held.nbytes < before:
+            self._kit.free_buffers()
+
+    def thin(self, end: Segment) -> list[Segment]:
+        """Drops the checkpoints that the conversation of a new `end` has outgrown; returns where they were."""
+        if self._policy.cuttable:
+            return []
+        outgrown = budget.thin_after(end, self._policy)
+        for segment in outgrown:
+            self._held.drop_checkpoint(segment)
+        return outgrown
+
+    def _expire(self, before: float) -> None:
+        """Evicts what was not used since `before`."""
+        todo = [s for s in self._held.tree if s.is_leaf]
+        while todo:
+            segment = todo.pop()
+            if segment.used >= before:
+                continue
+            above = segment.parent
+            self._held.drop(segment)
+            if above is not None and above.is_leaf:
+                todo.append(above)
+
+    def _evict(self, now: float, more: Callable[[], bool], thin: bool) -> None:
+        """Gives up leaves, and with `thin` checkpoints above them, in the order of their ranks."""
+        if not more():
+            return
+        held, policy = self._held, self._policy
+        strengths = self._sessions.protection(now, self.budget_bytes)
+        below = budget.checkpoints_to_end(held.tree, strengths) if thin else {}
+
+        def rank(segment: Segment) -> budget.Rank:
+            if segment.is_leaf:
+                return budget.rank(segment, strengths, policy, now)
+            return budget.checkpoint_rank(segment, below[id(segment)], now)
+
+        queue = [(rank(s), id(s), s) for s in held.tree if s.is_leaf or (thin and s.checkpoint is not None)]
+        heapq.heapify(queue)
+        while more() and queue:
+            before, _, segment = heapq.heappop(queue)
+            if not segment.is_leaf and segment.checkpoint is None:
+                continue
+            here = rank(segment)
+            if here > before:  # it has become a leaf, or the checkpoint above it has gone
+                heapq.heappush(queue, (here, id(segment), segment))
+                continue
+            if not segment.is_leaf:
+                held.drop_checkpoint(segment)
+                continue
+            above = segment.parent
+            held.drop(segment)
+            if above is not None and above.is_leaf:
+                heapq.heappush(queue, (rank(above), id(above), above))

@@ -1,0 +1,106 @@
+"""What of the tree is in memory. The one place that fills and empties segments and counts their bytes."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+
+from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.pieces import Checkpoint, Form, Slices
+from start_llm.kvcache.stats import Counters
+from start_llm.kvcache.tree import Segment, Tree
+
+
+class Held:
+    """Model thread only.
+
+    Attributes:
+        tree: all segments, those whose KV is gone included.
+        nbytes: KV in memory, checkpoints included; what checkpoints share counts once.
+        ghosts: tokens remembered without KV in memory.
+    """
+
+    def __init__(self, kit: LayerKit, divided: Callable[[Segment, Segment], None] | None = None) -> None:
+        """`divided` is told the upper and the lower part whenever a segment is divided."""
+        self.tree = Tree(self._divide, divided=divided)
+        self.nbytes = 0
+        self.ghosts = 0
+        self.counters = Counters()
+        self._kit = kit
+        self._token_bytes: dict[tuple[Form, ...], float] = {}  # of the last rows of each form
+        self._state_bytes = 0  # of the largest checkpoint so far
+
+    def fill(self, segment: Segment, rows: Slices) -> None:
+        """The segment, a ghost until now, holds its rows."""
+        segment.rows = rows
+        self.nbytes += rows.nbytes
+        self.ghosts -= segment.length
+        self._token_bytes[rows.forms] = rows.nbytes / segment.length
+
+    def attach(self, segment: Segment, checkpoint: Checkpoint) -> None:
+        """The segment, without a checkpoint until now, has one."""
+        segment.checkpoint = checkpoint
+        self.nbytes += checkpoint.hold()
+        self._state_bytes = max(self._state_bytes, checkpoint.nbytes)
+
+    def drop(self, segment: Segment) -> None:
+        """The segment becomes a ghost."""
+        before = self.nbytes
+        self._empty(segment)
+        self.tree.absorb(segment)
+        self.counters.evicted_leaves += 1
+        self.counters.evicted_bytes += before - self.nbytes
+
+    def drop_checkpoint(self, segment: Segment) -> None:
+        """The segment's checkpoint goes, its rows stay."""
+        if segment.checkpoint is not None:
+            self.nbytes -= segment.checkpoint.release()
+            segment.checkpoint = None
+            self.counters.thinned_checkpoints += 1
+
+    def drop_all(self) -> None:
+        """Everything becomes a ghost."""
+        for segment in self.tree:
+            self._empty(segment)
+
+    def forget_ghosts(self, down_to: int) -> None:
+        """Removes the longest unused ghosts that are not on disk either, until at most so many tokens are left."""
+        queue = [(s.used, id(s), s) for s in self.tree if _forgettable(s)]
+        heapq.heapify(queue)
+        while queue and self.ghosts > down_to:
+            _, _, segment = heapq.heappop(queue)
+            above = segment.parent
+            self.ghosts -= segment.length
+            self.tree.remove(segment)
+            if above is not None and above.parent is not None and _forgettable(above):
+                heapq.heappush(queue, (above.used, id(above), above))
+
+    def use(self, path: Sequence[Segment], now: float) -> None:
+        """A request went along `path`."""
+        for segment in path:
+            segment.used = now
+            segment.uses += 1
+
+    def estimate(self, tokens: int) -> int:
+        """Bytes of a row of so many tokens, judged by what was held so far; 0 before that.
+
+        Where some rows are quantised and others not yet, a long row is judged by the quantised ones.
+        """
+        return int(tokens * min(self._token_bytes.values(), default=0.0)) + self._state_bytes
+
+    def _empty(self, segment: Segment) -> None:
+        if segment.rows is not None:
+            self.nbytes -= segment.rows.nbytes
+            self.ghosts += segment.length
+            segment.rows = None
+        if segment.checkpoint is not None:
+            self.nbytes -= segment.checkpoint.release()
+            segment.checkpoint = None
+
+    def _divide(self, rows: Slices, at: int) -> tuple[Slices, Slices]:
+        self.counters.splits += 1
+        return self._kit.cut(rows, at)
+
+
+def _forgettable(segment: Segment) -> bool:
+    return segment.is_ghost and not segment.children
