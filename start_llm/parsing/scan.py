@@ -12,12 +12,13 @@ from start_llm.parsing.source import Source, Step
 class Scanner:
     """Cuts text at a set of literals. The literal that is complete first wins, then the longest.
 
-    Work is proportional to the new text and what may still become a literal, which is held back. How many literals
-    there are, and how much alike, does not matter: they are one automaton (Aho and Corasick's).
+    Each character is looked at once; what may still become a literal is held back. How many literals there are, and how
+    much alike, does not matter: they are one automaton (Aho and Corasick's). For one source.
     """
 
     def __init__(self, literals: Iterable[str]) -> None:
         """Time and memory are proportional to the length of all literals."""
+        self._held = (-1, 0, 0)  # where held text begins, as an absolute offset; its length; the state behind it
         found = sorted(set(literals) - {""})
         self._next: list[dict[str, int]] = [{}]
         self._length = [0]  # of the text that leads to a state: what is held back there
@@ -62,24 +63,30 @@ class Scanner:
         The literal is ``""`` if the text is only as much as is certain now; both are ``""`` at the end.
         """
         while True:
-            end, size, held = self._run(source.text, source.pos)
+            begins, seen, state = self._held
+            if begins != source.offset:
+                seen, state = 0, 0
+            end, state = self._run(source.text, source.pos + seen, state)
+            size = self._hit[state]
             if size:
                 before = source.take(end - size - source.pos)
                 return before, source.take(size)
-            sure = source.left - (0 if source.closed else held)
-            if sure or source.closed:
-                return source.take(sure), ""
+            held = 0 if source.closed else self._length[state]
+            before = source.take(source.left - held)
+            self._held = (source.offset, held, state)
+            if before or source.closed:
+                return before, ""
             yield
 
-    def _run(self, text: str, pos: int) -> tuple[int, int, int]:
-        """(where the first literal ends, its length, 0), or (the text's end, 0, characters that may become one)."""
+    def _run(self, text: str, pos: int, state: int) -> tuple[int, int]:
+        """(where the first literal ends, or the text), and the state there."""
         following, fall, hit = self._next, self._fall, self._hit
-        state, end = 0, len(text)
+        end = len(text)
         while pos < end:
             if not state:
                 match = self._first.search(text, pos)
                 if match is None:
-                    return end, 0, 0
+                    return end, 0
                 pos = match.start()
             char = text[pos]
             while state and char not in following[state]:
@@ -87,5 +94,5 @@ class Scanner:
             state = following[state].get(char, 0)
             pos += 1
             if hit[state]:
-                return pos, hit[state], 0
-        return end, 0, self._length[state]
+                break
+        return pos, state

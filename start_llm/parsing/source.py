@@ -59,6 +59,11 @@ class Source:
     # --- reading ------------------------------------------------------------
 
     @property
+    def offset(self) -> int:
+        """How many characters have been consumed, those given back not counted."""
+        return self._base + self.pos
+
+    @property
     def left(self) -> int:
         """Characters that are here and not consumed."""
         return len(self.text) - self.pos

@@ -48,9 +48,8 @@ def test_against_a_naive_scanner(text: str, literals: list[str], data: st.DataOb
 
 
 def test_literals_that_begin_alike_cost_no_more_than_the_text() -> None:
-    """The worst that a request may ask for: 8 stop strings of 1,000 equal characters, and a model that writes those."""
-    began = time.process_time()
-    scanner = Scanner("a" * 1_000 + str(number) for number in range(8))
+    """Stop strings that part late, and a model that writes what they share: trying each would take 3 s here."""
+    scanner = Scanner("a" * (120 - number) + str(number) for number in range(64))
     source, passed = Source(), 0
 
     def scan():  # type: ignore[no-untyped-def]
@@ -60,8 +59,9 @@ def test_literals_that_begin_alike_cost_no_more_than_the_text() -> None:
             passed += len(before)
 
     run = scan()
+    began = time.process_time()
     for _ in range(2_000):
         source.push("aaaa")
         next(run)
-    assert passed == 2_000 * 4 - 1_000
-    assert time.process_time() - began < 4.0
+    assert passed == 2_000 * 4 - 120
+    assert time.process_time() - began < 0.7
