@@ -95,6 +95,7 @@ class FakeStore:
     cuttable: bool = True
     entries: list[np.ndarray] = field(default_factory=list)
     one_shot: list[bool] = field(default_factory=list)
+    heads: list[bool] = field(default_factory=list)
     room: bool = True
     token_bytes: int = 0
     budgets: list[int] = field(default_factory=list)
@@ -118,11 +119,12 @@ class FakeStore:
     def pauses(self, prompt: Prompt, start: int) -> tuple[int, ...]:
         return () if self.cuttable else tuple(b for b in prompt.boundaries if b > start)
 
-    def put(self, tokens: Any, cache: list[Any], *, checkpoint: bool = True, one_shot: bool = False, **_: Any) -> None:
+    def put(self, tokens: Any, cache: list[Any], *, checkpoint: bool = True, **about: Any) -> None:
         assert [int(t) for t in tokens] == [int(t) for t in cache]
         if self.cuttable or checkpoint:
             self.entries.append(np.asarray(tokens))
-            self.one_shot.append(one_shot)
+            self.one_shot.append(about.get("one_shot", False))
+            self.heads.append(about.get("head", False))
 
     def idle(self) -> None:
         pass
@@ -177,6 +179,6 @@ class Collected:
 
 def submit(name: str, tokens: Sequence[int], *, max_tokens: int = 10, **more: Any) -> tuple[Submit, Collected]:
     sink = Collected()
-    boundaries = more.pop("boundaries", ())
-    prompt = Prompt(tuple(tokens), boundaries=boundaries, generation=len(tokens))
+    about = {name: more.pop(name) for name in ("boundaries", "head") if name in more}
+    prompt = Prompt(tuple(tokens), generation=len(tokens), **about)
     return Submit(name, prompt, Sampling(), max_tokens, sink, **more), sink

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from start_llm.core.events import EngineFailed, Prefilled
 from start_llm.engine.guarded import GuardedStore
 from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.scheduler import Limits, Scheduler
-from tests.engine.fakes import EOS, FakeDrawing, FakeRunner, FakeStore, submit
+from start_llm.kvcache.pieces import Plan
+from tests.engine.fakes import EOS, FakeDrawing, FakeRunner, FakeStore, Restored, submit
 
 
 class Clock:
@@ -110,13 +112,67 @@ def test_two_identical_requests_compute_the_prompt_once() -> None:
 
 
 @pytest.mark.parametrize("cuttable", [True, False])
-def test_a_shared_uncomputed_prefix_is_computed_once(cuttable: bool) -> None:
+@pytest.mark.parametrize("shared", [400, 433])  # 433 is inside of a chunk: the leader must pause there
+def test_a_shared_uncomputed_prefix_is_computed_once(cuttable: bool, shared: int) -> None:
     scheduler, runner, _, _ = make(store=FakeStore(cuttable))
     for i in range(4):
-        work, _ = submit(f"r{i}", [*range(1, 401), *range(1000 + i * 50, 1050 + i * 50)])
+        work, _ = submit(f"r{i}", [*range(1, shared + 1), *range(1000 + i * 50, 1050 + i * 50)])
         scheduler.add(work)
     drain(scheduler)
-    assert runner.work == 400 + 4 * 49
+    assert runner.work == shared + 4 * 49
+
+
+class Forgetful(FakeStore):
+    """Restores less than it planned, and after `forget` takes nothing in."""
+
+    gives = 10**6
+    deaf = False
+
+    def restore(self, tokens: Any, plan: Plan) -> Restored:
+        return super().restore(tokens, replace(plan, length=min(plan.length, self.gives)))
+
+    def put(self, tokens: Any, cache: list[Any], **about: Any) -> None:
+        if not self.deaf:
+            super().put(tokens, cache, **about)
+
+    def forget(self) -> None:
+        self.entries, self.deaf = [], True
+
+
+def test_what_is_said_to_be_joined_was_really_reused() -> None:
+    store = Forgetful()
+    scheduler, *_ = make(store=store)
+    one, _ = submit("a", range(1, 501))
+    two, sink = submit("b", range(1, 501))
+    scheduler.add(one)
+    scheduler.add(two)
+    scheduler.step()
+    store.gives = 10
+    drain(scheduler)
+    assert (sink.done.report.reused, sink.done.report.joined) == (10, 10)
+
+
+def test_nothing_is_joined_if_the_store_lost_what_it_had() -> None:
+    store = Forgetful()
+    scheduler, *_ = make(store=store)
+    store.put(range(1, 101), list(range(1, 101)))
+    one, _ = submit("a", range(1, 501))
+    two, sink = submit("b", range(1, 501))
+    scheduler.add(one)
+    scheduler.add(two)
+    scheduler.step()
+    store.forget()
+    drain(scheduler)
+    assert (sink.done.report.reused, sink.done.report.joined) == (0, 0)
+
+
+def test_the_end_of_a_system_block_is_marked() -> None:
+    store = FakeStore(cuttable=False)
+    scheduler, *_ = make(store=store)
+    work, _ = submit("a", range(1, 301), boundaries=(50, 200), head=50)
+    scheduler.add(work)
+    drain(scheduler)
+    assert [len(entry) for entry, head in zip(store.entries, store.heads, strict=True) if head] == [50]
 
 
 def test_a_follower_goes_on_alone_when_its_leader_is_cancelled() -> None:
