@@ -154,7 +154,7 @@ class App:
         if budget is None:
             budget = default_cache_bytes(usable, loaded.weight_bytes)
         disk = self._disk(loaded)
-        where = f"{self._disk_bytes() / GIB:.1f} GiB in {self.settings.disk_dir}" if disk and disk.active else ""
+        where = f"{self._disk_bytes() / GIB:.1f} GiB in {self.settings.disk_dir}" if disk and disk.ready else ""
         store = make_store(self.settings, loaded, budget, disk)
         guard = MemoryGuard(store, total=kv_bytes(usable, loaded.weight_bytes), most_stored=budget)
         runtime = TextRuntime(self.settings, loaded, store, guard)
@@ -166,8 +166,8 @@ class App:
         if folder is None:
             return None
         disk = DiskTier(folder, loaded.fingerprint, self._disk_bytes())
-        if not disk.active:
-            self._say(f"disk      off: {disk.detail}")
+        if not disk.ready:
+            self._say(f"disk      KV stays in memory until this has passed: {disk.detail}")
         return disk
 
     def _disk_bytes(self) -> int:

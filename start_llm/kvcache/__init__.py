@@ -9,6 +9,6 @@
 - `sessions`: which conversation ends are protected, and how strongly
 - `held`: what of the tree is in memory, and its bytes
 - `budget`: what to give up first (pure); `evict` does it
-- `paging`, `disk`, `diskindex`: the same KV in files that outlive the process
+- `paging`, `disk`, `diskfolder`, `diskindex`: the same KV in files that outlive the process
 - `blocks`, `pieces`, `stats`: tokens and their hash chain, the nouns, the counters
 """

@@ -1,40 +1,34 @@
-"""The disk tier: bytes of KV in files that outlive the process. Knows no MLX.
+"""The disk tier: KV in files that outlive the process. Knows no MLX.
 
-`DiskTier` has its own thread, which writes behind: the model thread hands over numpy copies and goes
-on. A file is written under a temporary name, synced, renamed, and only then entered in the index with
-its SHA-256; so whatever is killed when, the index names whole files only, and what does not match
-its checksum is never served.
+`DiskTier` has its own thread, which writes behind: the model thread hands over numpy copies and goes on.
 """
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
+import errno
 import logging
-import os
-import shutil
-import sqlite3
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Any
 
 import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from start_llm.kvcache.diskindex import DiskIndex, FileRecord, Run
+from start_llm.files.database import FileUnavailable
+from start_llm.kvcache.diskfolder import DiskFolder, FolderTaken
+from start_llm.kvcache.diskindex import DiskIndex, FileRecord, Run, checkpoint_file, run_file
 
 log = logging.getLogger(__name__)
 
 Buffers = dict[str, np.ndarray[Any, Any]]
 
-_TEMPORARY = ".writing"
-_SUFFIX = ".safetensors"
+_NOT_THE_FILE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+_UNUSABLE = (FolderTaken, FileUnavailable, OSError)
 
 
 @dataclass(slots=True)
@@ -46,8 +40,8 @@ class DiskCounters:
     read_files: int = 0
     read_bytes: int = 0
     damaged: int = 0
-    evicted_files: int = 0
     failed_writes: int = 0
+    pauses: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +57,9 @@ class _Pending:
 class DiskTier:
     """Files of stored KV for one model. Public methods are for the model thread; the disk thread is inside.
 
-    If another process uses the same folder and fingerprint, or the folder cannot be used, the tier
-    is inactive: it says so in `detail` and in the log, and must not be called further.
+    While the folder cannot be used (another server has it, the disk is full or read-only) the tier pauses: what is
+    queued is lost to it, `ready` is false and `detail` says why. That is logged once. It tries again every
+    `retry_seconds`, and then goes on; a folder that could only be opened late has its `contents` then.
 
     Args:
         folder: made with mode 0700 if it is missing.
@@ -73,32 +68,53 @@ class DiskTier:
         queue_bytes: most bytes waiting to be written.
     """
 
-    def __init__(self, folder: Path, fingerprint: str, max_bytes: int, *, queue_bytes: int = 512 << 20) -> None:
-        self.active = False
-        self.detail = ""
-        self._max = max_bytes
+    def __init__(
+        self,
+        folder: Path,
+        fingerprint: str,
+        max_bytes: int,
+        *,
+        queue_bytes: int = 512 << 20,
+        retry_seconds: float = 10.0,
+    ) -> None:
+        self._open: Callable[[], DiskFolder] = lambda: DiskFolder(folder, fingerprint, max_bytes)
         self._queue_bytes = queue_bytes
-        self._root = folder / hashlib.sha256(fingerprint.encode()).hexdigest()[:32]
+        self._retry = retry_seconds
+        self._folder: DiskFolder | None = None  # set by the disk thread from its start on
         self._lock = threading.Lock()
-        self._files: dict[str, FileRecord] = {}  # guarded by _lock, as are the next three
-        self._pending: dict[str, _Pending] = {}
+        self._pending: dict[str, _Pending] = {}  # guarded by _lock, as are the next six
         self._waiting_bytes = 0
         self._lost: set[str] = set()
+        self._hidden: set[str] = set()  # damaged, and not yet removed
         self._found: tuple[list[Run], dict[bytes, str]] = ([], {})
         self._counters = DiskCounters()
+        self._paused = ""  # why
+        self._next_try = 0.0
+        self._closed = False
         self._abandoned = False
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._try_open()
         self._thread = threading.Thread(target=self._work, name="kv-disk", daemon=True)
-        try:
-            self._open(folder)
-        except OSError as error:
-            self._say_off(f"{self._root}: {error}")
+        self._thread.start()
 
     # --- for the model thread ----------------------------------------------
 
+    @property
+    def ready(self) -> bool:
+        """Whether pieces are taken now. While paused, one is let through now and then to see whether it works again."""
+        with self._lock:
+            return not self._closed and (not self._paused or time.monotonic() >= self._next_try)
+
+    @property
+    def detail(self) -> str:
+        """Why the tier pauses; empty if it does not."""
+        with self._lock:
+            return self._paused
+
     def contents(self) -> tuple[list[Run], dict[bytes, str]]:
-        """What was found at start: runs, parents first, and the checkpoint files by digest. Once."""
-        found, self._found = self._found, ([], {})
+        """What was found when the folder was opened: runs, parents first, and the checkpoint files by digest. Once."""
+        with self._lock:
+            found, self._found = self._found, ([], {})
         return found
 
     def has_room(self, nbytes: int) -> bool:
@@ -108,46 +124,45 @@ class DiskTier:
 
     def write_run(self, run: Run, buffers: Buffers, meta: str) -> str:
         """Queues rows. Returns the file's name, which can be read from now on."""
-        name = f"r{run.start}-{run.digest.hex()}{_SUFFIX}"
-        run = replace(run, file=name, used=time.time())
-        return self._queue(name, _Pending(buffers, meta, _size(buffers), lambda index, file: index.add_run(run, file)))
+        run = replace(run, file=run_file(run))
+        return self._queue(run.file, buffers, meta, lambda index, file: index.add_run(run, file))
 
     def write_checkpoint(self, digest: bytes, buffers: Buffers, meta: str) -> str:
         """Queues a checkpoint, see `write_run`."""
-        name = f"c-{digest.hex()}{_SUFFIX}"
-        enter: Callable[[DiskIndex, FileRecord], None] = lambda index, file: index.add_checkpoint(digest, file)  # noqa: E731
-        return self._queue(name, _Pending(buffers, meta, _size(buffers), enter))
+        name = checkpoint_file(digest)
+        return self._queue(name, buffers, meta, lambda index, file: index.add_checkpoint(digest, file))
 
     def split(self, digest: bytes, upper: bytes, at: int) -> None:
         """A run was divided in memory, see `DiskIndex.split`."""
-        self._tasks.put(lambda: self._index.split(digest, upper, at))
+        self._on_folder(lambda folder: folder.split(digest, upper, at))
 
     def touch(self, names: tuple[str, ...]) -> None:
         """These files were used now."""
-        now = time.time()
-        self._tasks.put(lambda: self._index.touch(names, now))
+        self._on_folder(lambda folder: folder.touch(names))
 
     def drop(self, name: str) -> None:
         """The file is not wanted any more."""
-        self._tasks.put(lambda: self._forget(self._index.drop_file(name)))
+        self._on_folder(lambda folder: folder.drop(name))
 
     def read(self, name: str) -> tuple[Buffers, str] | None:
         """A piece's buffers and meta text, verified; ``None`` if it is gone or damaged (it is removed then)."""
         with self._lock:
-            pending, record = self._pending.get(name), self._files.get(name)
+            pending, hidden, folder = self._pending.get(name), name in self._hidden, self._folder
         if pending is not None:
             return pending.buffers, pending.meta
-        if record is None:
+        record = folder.record(name) if folder is not None and not hidden else None
+        if folder is None or record is None:
             return None
         try:
-            data = (self._root / name).read_bytes()
-            if len(data) != record.nbytes or hashlib.sha256(data).digest() != record.sha256:
-                raise ValueError(f"{len(data)} of {record.nbytes} bytes, or a wrong checksum")
+            data = folder.read(record)
             buffers = safetensors.numpy.load(data)
         except (OSError, ValueError, SafetensorError) as error:
+            if isinstance(error, OSError) and error.errno in _NOT_THE_FILE:
+                log.warning("stored KV cannot be read now: %s: %s", name, error)
+                return None
             log.warning("stored KV is damaged and will be computed again: %s: %s", name, error)
             with self._lock:
-                self._files.pop(name, None)
+                self._hidden.add(name)
                 self._counters.damaged += 1
             self.drop(name)
             return None
@@ -163,105 +178,113 @@ class DiskTier:
         return lost
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Waits until everything queued so far is on disk. False: it took longer than `timeout` seconds."""
+        """Waits until everything queued so far is on disk, or lost. False: it took longer than `timeout` seconds."""
         done = threading.Event()
         self._tasks.put(done.set)
         return done.wait(timeout)
 
     def close(self, timeout: float = 20.0) -> None:
         """Writes what is queued, for at most `timeout` seconds, and lets go of the folder."""
-        if not self.active:
+        if self._closed:
             return
-        self.active = False
         self._abandoned = not self.flush(timeout)
+        self._closed = True
         self._tasks.put(None)
         self._thread.join()
-        self._index.close()
-        os.close(self._guard)
 
     def stats(self) -> dict[str, int]:
+        folder = self._folder
+        files = {"files": folder.count, "bytes": folder.nbytes, "evicted_files": folder.evicted} if folder else {}
         with self._lock:
             counters = {name: getattr(self._counters, name) for name in DiskCounters.__slots__}
-            total = sum(file.nbytes for file in self._files.values())
-            return {"files": len(self._files), "bytes": total, "waiting_bytes": self._waiting_bytes, **counters}
-
-    # --- opening -------------------------------------------------------------
-
-    def _open(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._root.mkdir(exist_ok=True, mode=0o700)
-        self._root.chmod(0o700)
-        guard = _lock_folder(self._root)
-        if guard is None:
-            self._say_off(f"{self._root} is used by another server")
-            return
-        self._guard = guard
-        try:
-            self._index = self._open_index()
-            self._reconcile()
-            self._others = _Others(folder, self._root)
-            self._bytes = sum(file.nbytes for file in self._files.values())
-            self._make_room()
-            self._found = self._index.runs(), self._index.checkpoints()
-        except sqlite3.Error as error:
-            os.close(guard)
-            self._say_off(f"{self._root}: {error}")
-            return
-        self.active = True
-        self._thread.start()
-
-    def _say_off(self, why: str) -> None:
-        self.detail = why
-        log.warning("the disk tier is off: %s", why)
-
-    def _open_index(self) -> DiskIndex:
-        path = self._root / "index.sqlite"
-        old_mask = os.umask(0o077)  # SQLite makes its side files with the mode of the main one
-        try:
-            try:
-                return DiskIndex(path)
-            except sqlite3.DatabaseError as error:
-                log.warning("the index of the disk tier is unusable and is made anew: %s", error)
-                for side in ("", "-wal", "-shm"):
-                    path.with_name(path.name + side).unlink(missing_ok=True)
-                return DiskIndex(path)
-        finally:
-            os.umask(old_mask)
-
-    def _reconcile(self) -> None:
-        """Makes index and folder agree: no row without its whole file and its parent, no file without a row."""
-        there = {
-            path.name: path.stat().st_size for path in self._root.iterdir() if path.suffix in (_SUFFIX, _TEMPORARY)
-        }
-        for file in self._index.files():
-            if there.get(file.name) != file.nbytes:
-                log.warning("stored KV is missing or cut short: %s", file.name)
-                self._index.drop_file(file.name)
-        root = hashlib.sha256().digest()
-        known = {root}
-        for run in self._index.runs():
-            if run.parent in known:
-                known.add(run.digest)
-            else:
-                self._index.drop_run(run.digest)
-        for digest in self._index.checkpoints().keys() - known:
-            self._index.drop_run(digest)
-        self._files = {file.name: file for file in self._index.files()}
-        for name in there.keys() - self._files.keys():
-            (self._root / name).unlink(missing_ok=True)
+            now = {"waiting_bytes": self._waiting_bytes, "paused": int(bool(self._paused))}
+        return {"files": 0, "bytes": 0, "evicted_files": 0, **files, **now, **counters}
 
     # --- the disk thread -------------------------------------------------------
 
     def _work(self) -> None:
-        while (task := self._tasks.get()) is not None:
+        while True:
+            try:
+                task = self._tasks.get(timeout=self._retry if self._folder is None else None)
+            except Empty:
+                self._try_open()
+                continue
+            if task is None:
+                break
             try:
                 task()
+            except _UNUSABLE as error:
+                self._pause(error)
             except Exception:
                 log.warning("a task of the disk tier failed", exc_info=True)
                 with self._lock:
                     self._counters.failed_writes += 1
+        if self._folder is not None:
+            self._folder.close()
+            self._folder = None
 
-    def _queue(self, name: str, piece: _Pending) -> str:
+    def _try_open(self) -> None:
+        """Opens the folder, where it is not open."""
+        if self._folder is not None or time.monotonic() < self._next_try:
+            return
+        try:
+            folder = self._open()
+        except _UNUSABLE as error:
+            self._pause(error)
+            return
+        with self._lock:
+            self._folder = folder
+            self._found = folder.found.runs, folder.found.checkpoints
+        self._resume()
+
+    def _pause(self, error: Exception) -> None:
+        with self._lock:
+            first = not self._paused
+            self._paused = str(error)
+            self._next_try = time.monotonic() + self._retry
+            self._counters.pauses += first
+        if first:
+            log.warning("the disk tier pauses, KV stays in memory only: %s", error)
+        self._settle()
+
+    def _resume(self) -> None:
+        with self._lock:
+            before, self._paused = self._paused, ""
+        if before:
+            log.warning("the disk tier goes on")
+
+    def _settle(self) -> None:
+        """After each task: what has gone, and whether the folder is still there."""
+        folder = self._folder
+        if folder is None:
+            return
+        gone = folder.take_gone()
+        stands = folder.stands()
+        if not stands:
+            log.warning("the folder of stored KV was taken away; it is begun afresh")
+            gone |= folder.names()
+            folder.close()
+        with self._lock:
+            self._hidden -= gone
+            self._lost.update(name for name in gone if name not in self._pending)  # not what is written anew
+            if not stands:
+                self._folder = None
+        if not stands:
+            self._next_try = 0.0
+            self._try_open()
+
+    def _on_folder(self, change: Callable[[DiskFolder], None]) -> None:
+        """Queues a small change. While the tier pauses it is left out: that costs reuse, nothing else."""
+
+        def task() -> None:
+            if self._folder is not None and not self._paused:
+                change(self._folder)
+                self._settle()
+
+        self._tasks.put(task)
+
+    def _queue(self, name: str, buffers: Buffers, meta: str, enter: Callable[[DiskIndex, FileRecord], None]) -> str:
+        piece = _Pending(buffers, meta, sum(buffer.nbytes for buffer in buffers.values()), enter)
         with self._lock:
             self._pending[name] = piece
             self._waiting_bytes += piece.nbytes
@@ -269,113 +292,22 @@ class DiskTier:
         return name
 
     def _write(self, name: str, piece: _Pending) -> None:
-        if self._abandoned:
-            return
         written: FileRecord | None = None
         try:
-            data = safetensors.numpy.save(piece.buffers)
-            _write_whole(self._root / name, data)
-            written = FileRecord(name, len(data), hashlib.sha256(data).digest(), piece.meta)
-            piece.enter(self._index, written)
-        except (OSError, sqlite3.Error) as error:
-            log.warning("KV could not be written: %s: %s", name, error)
-            written = None
-            with suppress(OSError):
-                (self._root / name).unlink(missing_ok=True)
-        with self._lock:
-            if self._pending.get(name) is piece:
-                del self._pending[name]
-            self._waiting_bytes -= piece.nbytes
-            if written is None:
-                self._lost.add(name)
-                self._counters.failed_writes += 1
-                return
-            before = self._files.get(name)
-            self._files[name] = written
-            self._counters.written_files += 1
-            self._counters.written_bytes += written.nbytes
-        self._bytes += written.nbytes - (before.nbytes if before is not None else 0)
-        self._make_room()
-
-    def _make_room(self) -> None:
-        """Keeps under the limit: first the folders of models not used now, then the longest unused ends."""
-        while self._bytes + self._others.nbytes > self._max:
-            if self._others.drop_oldest():
-                continue
-            digest = self._index.oldest_leaf()
-            if digest is None:
-                return
-            gone = self._index.drop_run(digest)
-            self._forget(gone)
+            self._try_open()
+            if self._folder is not None and not self._abandoned and time.monotonic() >= self._next_try:
+                written = self._folder.write(name, safetensors.numpy.save(piece.buffers), piece.meta, piece.enter)
+                self._resume()
+        finally:
             with self._lock:
-                self._counters.evicted_files += len(gone)
-
-    def _forget(self, names: list[str]) -> None:
-        for name in names:
-            (self._root / name).unlink(missing_ok=True)
-        with self._lock:
-            for name in names:
-                file = self._files.pop(name, None)
-                self._bytes -= file.nbytes if file is not None else 0
-            self._lost.update(name for name in names if name not in self._pending)  # not what is written anew
-
-
-class _Others:
-    """Folders of other fingerprints beside ours, oldest first."""
-
-    def __init__(self, folder: Path, ours: Path) -> None:
-        found = [
-            path for path in folder.iterdir() if path.is_dir() and path != ours and (path / "index.sqlite").exists()
-        ]
-        found.sort(key=lambda path: (path / "index.sqlite").stat().st_mtime)
-        self._sizes = [(path, sum(p.stat().st_size for p in path.iterdir() if p.is_file())) for path in found]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(size for _, size in self._sizes)
-
-    def drop_oldest(self) -> bool:
-        """Deletes the oldest folder that no server uses. False: there is none left."""
-        while self._sizes:
-            path, _ = self._sizes.pop(0)
-            guard = _lock_folder(path)
-            if guard is not None:
-                shutil.rmtree(path, ignore_errors=True)
-                os.close(guard)
-                return True
-        return False
-
-
-def _lock_folder(folder: Path) -> int | None:
-    """A descriptor that holds the folder until it is closed or the process ends; ``None`` if somebody else has it."""
-    guard = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(guard)
-        return None
-    return guard
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """All or nothing, mode 0600, on the platter before the name appears."""
-    temporary = path.with_suffix(_TEMPORARY)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _size(buffers: Buffers) -> int:
-    return sum(buffer.nbytes for buffer in buffers.values())
+                if self._pending.get(name) is piece:
+                    del self._pending[name]
+                self._waiting_bytes -= piece.nbytes
+                if written is None:
+                    self._lost.add(name)
+                    self._counters.failed_writes += 1
+                else:
+                    self._hidden.discard(name)
+                    self._counters.written_files += 1
+                    self._counters.written_bytes += written.nbytes
+            self._settle()

@@ -6,6 +6,9 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import numpy as np
 
 from start_llm.kvcache.blocks import PrefixHash
 from start_llm.kvcache.budget import near_end
@@ -34,27 +37,54 @@ class Paging:
         self._last_read: tuple[str, Slices] | None = None
 
     def fill(self, tree: Tree) -> int:
-        """Enters what the disk tier found at start. Returns the tokens entered."""
+        """Enters what the disk tier found when it was opened. Returns the tokens that the tree did not have."""
         runs, checkpoints = self._disk.contents()
-        places = {PrefixHash().digest(): tree.root}
-        tokens = 0
+        if not runs:
+            return 0
+        self.forget_lost(tree)
+        ends = {PrefixHash().digest(): tree.root}
+        added = 0
         for run in runs:
-            above = places.get(run.parent)
-            made = tree.attach(above, run.tokens) if above is not None else None
-            if made is None:  # its parent went, or the same text is there under another division
+            above = ends.get(run.parent)
+            chain = chain_of(above).then(np.frombuffer(run.tokens, np.int32)) if above is not None else None
+            # If the hash of all tokens up to there is another one, rows would be served for other tokens.
+            if above is None or chain is None or chain.digest() != run.digest:
                 self._disk.drop(run.file)
                 continue
-            made.file = FilePart(run.file, run.first)
-            made.checkpoint_file = checkpoints.get(run.digest)
-            made.seconds_per_token = run.seconds
-            places[run.digest] = made
-            tokens += made.length
-        return tokens
+            made = tree.attach(above, run.tokens)
+            if made is not None:
+                made.file = FilePart(run.file, run.first)
+                made.seconds_per_token = run.seconds
+                added += made.length
+            else:  # the folder was opened late, and the same text has come in the meantime
+                made, more = self._fill_between(tree, above, run)
+                added += more
+            made.checkpoint_file = made.checkpoint_file or checkpoints.get(run.digest)
+            ends[run.digest] = made
+        return added
+
+    def _fill_between(self, tree: Tree, above: Segment, run: Run) -> tuple[Segment, int]:
+        """Enters a run whose text the tree has in part. Returns the segment at its end, and the tokens added."""
+        path = reversed([above, *above.ancestors()])  # of the root, both are without tokens
+        tokens = np.frombuffer(b"".join(segment.raw for segment in path) + run.tokens, np.int32)
+        known = tree.walk(tokens).length
+        parts = [segment for segment in tree.extend(tokens) if segment.start >= run.start]
+        for upper, lower in pairwise(parts):
+            self._disk.split(run.digest, chain_of(upper).digest(), lower.start - upper.start)
+        for part in parts:
+            if part.file is None:
+                part.file = FilePart(run.file, run.first + part.start - run.start)
+                part.seconds_per_token = part.seconds_per_token or run.seconds
+        return parts[-1], len(tokens) - known
 
     # --- out --------------------------------------------------------------------
 
     def stored(self, path: Sequence[Segment]) -> None:
-        """These hold something new; what lasts is queued, as far as the queue has room."""
+        """These hold something new; what lasts is queued, as far as the queue has room. Not while the tier pauses."""
+        if not self._disk.ready:
+            self._waiting.clear()
+            self._large.clear()
+            return
         self._waiting.update((id(s), s) for s in path if not s.one_shot and _unwritten(s))
         self.write()
 
@@ -176,7 +206,7 @@ class Paging:
         while True:
             self.write()
             self.write_large()
-            if not self._disk.flush(max(0.0, until - time.monotonic())):
+            if not self._disk.flush(max(0.0, until - time.monotonic())) or not self._disk.ready:
                 return False
             if not self._waiting and not self._large:
                 return True

@@ -51,7 +51,7 @@ class KVStore:
     ) -> None:
         self._kit, self._config, self._clock = kit, config, clock
         self._memo = TokenMemo()
-        self._paging = Paging(kit, disk) if disk is not None and disk.active else None
+        self._paging = Paging(kit, disk) if disk is not None else None
         self._held = Held(kit, divided=self._paging.divided if self._paging is not None else None)
         self._sessions = Sessions(config.session_idle_seconds, config.sessions_keep)
         self._eviction = Eviction(kit, self._held, self._sessions, config)
@@ -207,6 +207,7 @@ class KVStore:
         Hands to the disk thread what its queue had no room for, and evicts what has outlived its time.
         """
         if self._paging is not None:
+            self._held.ghosts += self._paging.fill(self._held.tree)
             self._paging.write()
             self._paging.write_large()
         now = self._clock()

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from start_llm.files.database import CacheDatabase, Damaged, FileUnavailable
+from tests.files.damage import damage_somewhere
 
 SCHEMA = "CREATE TABLE words (word TEXT PRIMARY KEY, data BLOB NOT NULL); CREATE INDEX by_data ON words (data);"
 
@@ -190,31 +191,6 @@ def test_mistakes_of_the_caller_are_not_hidden(tmp_path: Path) -> None:
 def test_a_query_that_can_never_work_ends(tmp_path: Path) -> None:
     with pytest.raises(FileUnavailable, match="no such table"):
         database(tmp_path).run(lambda c: c.execute("SELECT * FROM missing"))
-
-
-def damage_somewhere(folder: Path, chance: random.Random) -> None:
-    """One random damage to one of the files."""
-    path = chance.choice([path for path in folder.iterdir() if path.is_file()])
-    data = bytearray(path.read_bytes())
-    kind = chance.choice(["bytes", "page", "cut", "zeros", "gone", "longer"])
-    at = chance.randrange(max(len(data), 1))
-    if kind == "bytes":
-        for _ in range(chance.choice([1, 10, 200])):
-            if data:
-                data[chance.randrange(len(data))] = chance.randrange(256)
-    elif kind == "page":
-        at -= at % 4096
-        data[at : at + 4096] = chance.randbytes(len(data[at : at + 4096]))
-    elif kind == "cut":
-        del data[at:]
-    elif kind == "zeros":
-        data[at:] = bytes(len(data) - at)
-    elif kind == "longer":
-        data += chance.randbytes(5000)
-    if kind == "gone" or chance.random() < 0.3:
-        path.unlink()
-    if kind != "gone":
-        path.write_bytes(data)
 
 
 @pytest.mark.parametrize("count", [30, pytest.param(1000, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])

@@ -51,7 +51,7 @@ def write_for_ever(folder: Path, seed: int, progress: int) -> None:
 def check(folder: Path) -> int:
     """Reads back everything. Returns the number of runs."""
     tier = DiskTier(folder, FINGERPRINT, MAX_BYTES)
-    assert tier.active, tier.detail
+    assert tier.ready, tier.detail
     runs, checkpoints = tier.contents()
     for run in runs:
         found = tier.read(run.file)

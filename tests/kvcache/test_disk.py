@@ -1,9 +1,15 @@
 from __future__ import annotations
 
+import errno
+import hashlib
 import logging
 import os
+import shutil
+import sqlite3
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +17,7 @@ import pytest
 
 from start_llm.kvcache.blocks import PrefixHash
 from start_llm.kvcache.disk import DiskTier
-from start_llm.kvcache.diskindex import DiskIndex, FileRecord, Run
+from start_llm.kvcache.diskindex import DiskIndex, FileRecord, Run, checkpoint_file
 
 ROOT = PrefixHash().digest()
 MAX = 10 << 20
@@ -71,23 +77,115 @@ def test_other_fingerprints_see_nothing(tmp_path: Path) -> None:
     other.close()
 
 
-def test_a_second_server_runs_without_disk_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def test_a_second_server_waits_for_the_folder_and_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     first = DiskTier(tmp_path, "model", MAX)
-    with caplog.at_level(logging.WARNING):
-        second = DiskTier(tmp_path, "model", MAX)
-    assert not second.active and "used by another server" in second.detail
-    assert "used by another server" in caplog.text
-    second.close()
+    name = write(first, 1)
+    second = DiskTier(tmp_path, "model", MAX, retry_seconds=0.05)
+    assert not second.ready and "used by another server" in second.detail
+    lost = write(second, 2)
+    second.flush()
+    assert second.take_lost() == {lost} and second.read(lost) is None
+    time.sleep(0.2)
+    assert caplog.text.count("used by another server") == 1
+    assert first.stats()["files"] == 1
     first.close()
-    third = DiskTier(tmp_path, "model", MAX)
-    assert third.active
-    third.close()
+    until(lambda: not second.detail)
+    assert [run.file for run in second.contents()[0]] == [name]
+    assert second.read(name) is not None and second.read(write(second, 3)) is not None
+    assert "goes on" in caplog.text
+    second.close()
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_can_be_made_later(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    tier = DiskTier(tmp_path / "file" / "kv", "model", MAX)
-    assert not tier.active and "file" in tier.detail
+    tier = DiskTier(tmp_path / "file" / "kv", "model", MAX, retry_seconds=0.05)
+    assert not tier.ready and "file" in tier.detail
+    (tmp_path / "file").unlink()
+    until(lambda: not tier.detail)
+    assert tier.read(write(tier, 1)) is not None
+    tier.close()
+
+
+class FullDisk:
+    """`os.fsync` that finds the disk full while it is told so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = False
+        self._fsync = os.fsync
+        monkeypatch.setattr(os, "fsync", self)
+
+    def __call__(self, descriptor: int) -> None:
+        if self.full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self._fsync(descriptor)
+
+
+def test_a_full_disk_is_said_once_and_the_tier_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    disk = FullDisk(monkeypatch)
+    tier = DiskTier(tmp_path, "model", MAX, retry_seconds=0.2)
+    kept = write(tier, 1)
+    tier.flush()
+    disk.full = True
+    lost = {write(tier, seed) for seed in range(2, 12)}
+    tier.flush()
+    assert not tier.ready and tier.stats()["paused"] == 1
+    assert tier.take_lost() == lost and tier.read(kept) is not None
+    assert tier.stats()["waiting_bytes"] == 0
+    until(lambda: tier.ready)  # time for the next try, which fails as well
+    write(tier, 12)
+    tier.flush()
+    assert not tier.ready
+    assert caplog.text.count("No space left") == 1
+    disk.full = False
+    until(lambda: tier.ready)
+    name = write(tier, 13)
+    tier.flush()
+    assert tier.ready and not tier.detail and tier.stats()["pauses"] == 1
+    assert "goes on" in caplog.text
+    tier.close()
+    again = DiskTier(tmp_path, "model", MAX)
+    assert {run.file for run in again.contents()[0]} == {kept, name}
+    assert not [path for path in folder_of(tmp_path).iterdir() if path.suffix == ".writing"]
+    again.close()
+
+
+def test_some_of_the_disk_is_left_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = DiskTier(tmp_path, "model", MAX, retry_seconds=0.05)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1 << 20))
+    name = write(tier, 1)
+    tier.flush()
+    assert tier.take_lost() == {name} and "of the disk are free" in tier.detail
+    tier.close()
+
+
+def test_a_folder_that_is_deleted_in_use(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tier = DiskTier(tmp_path, "model", MAX, retry_seconds=0.05)
+    before = write(tier, 1)
+    tier.flush()
+    shutil.rmtree(tmp_path)
+    tier.touch((before,))
+    tier.flush()
+    until(lambda: tier.ready)
+    name = write(tier, 2)
+    tier.flush()
+    assert before in tier.take_lost() and tier.read(before) is None
+    assert tier.read(name) is not None
+    other = DiskTier(tmp_path, "model", MAX)
+    assert not other.ready  # the new folder is held, too
+    other.close()
+    tier.close()
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "gone"])
@@ -127,8 +225,9 @@ def test_opening_makes_index_and_folder_agree(tmp_path: Path) -> None:
     tier.close()
     inside = folder_of(tmp_path)
     (inside / gone).unlink()
-    (inside / "r9-stray.safetensors").write_bytes(b"left by a killed process")
-    (inside / "r8-stray.writing").write_bytes(b"left by a killed process")
+    stray = f"r9-{(bytes([7]) * 32).hex()}"
+    (inside / f"{stray}.safetensors").write_bytes(b"left by a killed process")
+    (inside / f"{stray}.writing").write_bytes(b"left by a killed process")
     again = DiskTier(tmp_path, "model", MAX)
     runs, checkpoints = again.contents()
     assert [run.file for run in runs] == [kept] and checkpoints == {}
@@ -141,14 +240,103 @@ def test_an_unusable_index_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptur
     write(tier, 1)
     tier.close()
     (folder_of(tmp_path) / "index.sqlite").write_bytes(b"not a database at all" * 100)
-    with caplog.at_level(logging.WARNING):
-        again = DiskTier(tmp_path, "model", MAX)
-    assert again.active and again.contents() == ([], {})
-    assert "made anew" in caplog.text
+    again = DiskTier(tmp_path, "model", MAX)
+    assert again.ready and again.contents() == ([], {})
+    assert caplog.text.count("is damaged") == 1
     name = write(again, 2)
     again.flush()
     assert again.read(name) is not None
     again.close()
+
+
+def test_an_index_that_is_damaged_in_use_is_made_anew(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path, "model", MAX)
+    first = write(tier, 1)
+    tier.flush()
+    index = folder_of(tmp_path) / "index.sqlite"
+    index.write_bytes(index.read_bytes()[:100] + bytes(5000))
+    second = write(tier, 2)
+    tier.flush()
+    assert tier.take_lost() == {first, second} and tier.ready
+    third = write(tier, 3)
+    tier.flush()
+    tier.close()
+    again = DiskTier(tmp_path, "model", MAX)
+    assert [run.file for run in again.contents()[0]] == [third] and again.read(third) is not None
+    assert {path.name for path in folder_of(tmp_path).glob("*.safetensors")} == {third}
+    again.close()
+
+
+@pytest.mark.parametrize("column", ["file", "tokens", "first", "start", "parent", "seconds"])
+def test_a_changed_row_is_not_believed(tmp_path: Path, column: str) -> None:
+    """SQLite notices no changed value; served, it would be the KV of other tokens, or a file of somebody else."""
+    outside = tmp_path / "precious.safetensors"
+    outside.write_text("not ours to delete")
+    tier = DiskTier(tmp_path / "kv", "model", MAX)
+    write(tier, 1)
+    tier.close()
+    changed = {
+        "file": "../../precious.safetensors",
+        "tokens": tokens_of(2).tobytes(),
+        "first": 1,
+        "start": 1,
+        "parent": hashlib.sha256(b"x").digest(),
+        "seconds": "a word",
+    }
+    database = sqlite3.connect(folder_of(tmp_path / "kv") / "index.sqlite")
+    database.execute(f"UPDATE runs SET {column} = ?", (changed[column],))
+    database.commit()
+    database.close()
+    again = DiskTier(tmp_path / "kv", "model", MAX)
+    assert again.ready and again.contents() == ([], {})
+    again.close()
+    assert outside.exists()
+
+
+def test_names_are_checked_in_use_too(tmp_path: Path) -> None:
+    outside = tmp_path / "precious.safetensors"
+    outside.write_text("not ours to delete")
+    tier = DiskTier(tmp_path / "kv", "model", MAX)
+    write(tier, 1)
+    tier.flush()
+    database = sqlite3.connect(folder_of(tmp_path / "kv") / "index.sqlite")
+    database.execute("UPDATE runs SET file = '../../precious.safetensors'")
+    database.execute("UPDATE files SET name = '../../precious.safetensors'")
+    database.commit()
+    database.close()
+    tier._folder._max = 100  # the next write drops the oldest
+    write(tier, 2)
+    tier.flush()
+    assert outside.exists()
+    tier.close()
+
+
+def test_foreign_folders_are_left_alone(tmp_path: Path) -> None:
+    """KV_DISK_DIR may name any folder."""
+    foreign = tmp_path / "photographs"
+    foreign.mkdir()
+    (foreign / "index.sqlite").write_bytes(bytes(1000))
+    tier = DiskTier(tmp_path, "model", 100)
+    write(tier, 1)
+    tier.flush()
+    assert (foreign / "index.sqlite").exists()
+    tier.close()
+
+
+def test_uses_are_ordered_whatever_the_clock_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tier = DiskTier(tmp_path, "model", MAX)
+    first, second = write(tier, 1), write(tier, 2)
+    tier.flush()
+    each = tier.stats()["bytes"] // 2
+    tier.close()
+    monkeypatch.setattr(time, "time", lambda: 1000.0)  # the clock was set back by years
+    tier = DiskTier(tmp_path, "model", 2 * each)
+    tier.touch((first,))
+    third = write(tier, 3)
+    tier.flush()
+    assert tier.take_lost() == {second}
+    assert tier.read(first) is not None and tier.read(third) is not None
+    tier.close()
 
 
 def test_the_budget_takes_the_longest_unused_ends(tmp_path: Path) -> None:
@@ -206,29 +394,51 @@ def test_a_full_queue_says_so(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_failed_writes_are_lost_not_fatal(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path, "model", MAX)
-    inside = folder_of(tmp_path)
-    blocker = inside / f"r0-{(bytes([1]) * 32).hex()}.safetensors"
-    blocker.mkdir()  # os.replace fails on a folder
+    blocker = folder_of(tmp_path) / f"r0-{(bytes([1]) * 32).hex()}.safetensors"
+    blocker.mkdir()
     (blocker / "x").write_text("")
-    with caplog.at_level(logging.WARNING):
-        name = write(tier, 1)
-        tier.flush()
-    assert "could not be written" in caplog.text
-    assert tier.take_lost() == {name} and tier.read(name) is None
-    assert tier.read(write(tier, 2)) is not None
+    name = write(tier, 1)
+    tier.flush()
+    assert tier.read(name) is not None and tier.take_lost() == set()
+    tier.close()
+
+
+def test_a_pipe_in_the_place_of_a_file_does_not_hang(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path, "model", MAX)
+    name = write(tier, 1)
+    tier.flush()
+    path = folder_of(tmp_path) / name
+    path.unlink()
+    os.mkfifo(path)
+    assert tier.read(name) is None
+    tier.close()
+
+
+def test_damaged_files_no_longer_count(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path, "model", MAX)
+    name = write(tier, 1)
+    tier.flush()
+    (folder_of(tmp_path) / name).write_bytes(b"")
+    assert tier.read(name) is None
+    tier.flush()
+    assert tier.stats()["bytes"] == 0 and tier.stats()["files"] == 0
     tier.close()
 
 
 def test_index_drops_what_stands_on_a_file(tmp_path: Path) -> None:
+    def name(number: int) -> str:
+        return f"r{number}-{bytes([number]).hex() * 32}.safetensors"
+
     index = DiskIndex(tmp_path / "index.sqlite")
     for number, parent in ((1, ROOT), (2, b"\1" * 32), (3, b"\2" * 32), (4, ROOT)):
-        file = FileRecord(f"f{number}", 10, b"", "")
+        file = FileRecord(name(number), 10, b"", "")
         index.add_run(Run(bytes([number]) * 32, parent, number, b"1234", file.name), file)
-    index.add_checkpoint(b"\3" * 32, FileRecord("c3", 10, b"", ""))
-    assert set(index.drop_file("f2")) == {"f2", "f3", "c3"}
-    assert [run.file for run in index.runs()] == ["f1", "f4"]
+    state = checkpoint_file(b"\3" * 32)
+    index.add_checkpoint(b"\3" * 32, FileRecord(state, 10, b"", ""))
+    assert set(index.drop_files([name(2)])) == {name(2), name(3), state}
+    assert [run.file for run in index.load().runs] == [name(1), name(4)]
     index.close()
 
 

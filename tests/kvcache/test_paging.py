@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ MAX = 100 << 20
 
 def store_on(folder: Path, hybrid: bool = False, budget_tokens: int = 1 << 20, **options: Any) -> KVStore:
     tier = DiskTier(folder, "model", MAX, queue_bytes=options.pop("queue_bytes", 1 << 30))
-    assert tier.active
+    assert tier.ready
     return store_of(hybrid, budget_tokens, disk=tier, **options)
 
 
@@ -175,14 +176,34 @@ def test_clear_keeps_what_is_on_disk(tmp_path: Path) -> None:
     store.close()
 
 
-def test_an_inactive_tier_is_left_alone(tmp_path: Path) -> None:
-    first = store_on(tmp_path)
-    second = KVStore(LayerKit(lambda: [KVCache()]), StoreConfig(1 << 20), disk=DiskTier(tmp_path, "model", MAX))
-    put(second, run(0, 50))
-    assert second.flush_disk() and second.stats().disk == {}
-    assert restored(second, run(0, 50)) == run(0, 50)
-    second.close()
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_a_folder_that_another_server_has_is_taken_over(tmp_path: Path, hybrid: bool) -> None:
+    first = store_on(tmp_path, hybrid)
+    put(first, run(0, 100), hybrid)
+    put(first, run(0, 100) + run(200, 50), hybrid)
+    put(first, run(0, 60) + run(300, 50), hybrid)
+    put(first, run(900, 30), hybrid)
+    kit = LayerKit(lambda: tiny.known_cache([], hybrid))
+    tier = DiskTier(tmp_path, "model", MAX, retry_seconds=0.05)
+    second = KVStore(kit, StoreConfig(1 << 20), disk=tier)
+    put(second, run(0, 80), hybrid)  # a part of what the other has, divided elsewhere
+    put(second, run(0, 20) + run(400, 10), hybrid)
+    put(second, run(0, 60) + run(300, 70), hybrid)
+    assert not second.flush_disk(5)
     first.close()
+    while tier.detail:
+        time.sleep(0.01)
+    second.idle()
+    for tokens in (run(0, 100) + run(200, 50), run(0, 60) + run(300, 70), run(0, 20) + run(400, 10), run(900, 30)):
+        assert restored(second, tokens) == tokens
+    put(second, run(0, 120), hybrid)
+    assert second.flush_disk(5)
+    assert second.stats().bytes == held_bytes(second)
+    second.close()
+    third = store_on(tmp_path, hybrid)
+    for tokens in (run(0, 100) + run(200, 50), run(0, 60) + run(300, 50), run(0, 120), run(900, 30)):
+        assert restored(third, tokens) == tokens
+    third.close()
 
 
 def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
