@@ -67,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     start = time.perf_counter()
     grammars = Grammars(tokenizer, tokenizer.eos_token_ids)
     print(f"vocabulary for llguidance: {time.perf_counter() - start:.2f} s")
-    cases = constraints(ModelText("hermes_json", special_tokens(tokenizer), None))
+    cases = constraints(ModelText("hermes_json", special_tokens(tokenizer)))
     for name, constraint in cases.items():
         start = time.perf_counter()
         if constraint is not None:

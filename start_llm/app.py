@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
@@ -23,7 +23,6 @@ from rich.console import Console
 from start_llm.api.server import ApiServer, make_server
 from start_llm.chat import ChatService, Served
 from start_llm.core.errors import NotSupported, StartLLMError, Unavailable
-from start_llm.core.reasoning_tags import reasoning_style
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings, SettingsError
 from start_llm.core.work import Constraint
@@ -39,7 +38,7 @@ from start_llm.kvcache.disk import DiskTier
 from start_llm.models.device import default_cache_bytes, default_disk_bytes, inspect_device, kv_bytes, recommended_model
 from start_llm.models.loader import LoadedModel, accelerator, load_model
 from start_llm.parsing.registry import ExternalFormat, OutputStyle, output_style
-from start_llm.parsing.structured import ModelText, make_constraint, special_tokens
+from start_llm.parsing.structured import make_constraint, model_text
 from start_llm.progress import ProgressBars
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.pipeline import Pipeline
@@ -207,8 +206,8 @@ class App:
                 detokenizer=lambda: loaded.wrapper.detokenizer,
                 token_text=lambda token: str(loaded.tokenizer.decode([token])),
                 check=lambda request: _check(request, vocab),
-                constraint=_constraints(built),
-                think_tokens=_think_tokens(loaded),
+                constraint=_constraints(self.settings, built, style),
+                think_tokens=_think_tokens(loaded, style),
             )
         )
 
@@ -266,31 +265,29 @@ def _check(request: ChatRequest, vocab: int) -> None:
 
 def _style(loaded: LoadedModel) -> OutputStyle:
     parser, capabilities = loaded.tool_parser, loaded.capabilities
-    external = None if parser is None else ExternalFormat(parser.start, parser.end, parser.parse)
-    known = capabilities.reasoning_parser
-    style = output_style(
+    return output_style(
         tool_parser=capabilities.tool_parser,
-        reasoning_parser="think_tag" if known == "tags" else known,
-        external=external,
+        reasoning_parser=capabilities.reasoning_parser,
+        external=None if parser is None else ExternalFormat(parser.start, parser.end, parser.parse),
+        reasoning_tags=capabilities.think_tags,
     )
-    if known == "tags" and capabilities.think_tags is not None:
-        style = replace(style, reasoning=reasoning_style(*capabilities.think_tags))
-    return style
 
 
-def _think_tokens(loaded: LoadedModel) -> tuple[int, int] | None:
+def _think_tokens(loaded: LoadedModel, style: OutputStyle) -> tuple[int, int] | None:
     vocab = loaded.tokenizer.get_vocab()
-    opens, closes = (vocab.get(tag) for tag in loaded.capabilities.think_tags or ("<think>", "</think>"))
+    opens, closes = vocab.get(style.reasoning.start), vocab.get(style.reasoning.end)
     return None if opens is None or closes is None else (opens, closes)
 
 
-def _constraints(built: _Built) -> Callable[[ChatRequest, bool], Constraint | None]:
-    capabilities, grammars = built.loaded.capabilities, built.grammars
-    reasoning = capabilities.think_tags or ("<think>", "</think>")
-    model = ModelText(capabilities.tool_parser, special_tokens(built.loaded.tokenizer), reasoning)
+def _constraints(
+    settings: Settings, built: _Built, style: OutputStyle
+) -> Callable[[ChatRequest, bool], Constraint | None]:
+    grammars = built.grammars
+    model = model_text(style.tools.id, style.reasoning, built.loaded.tokenizer)
 
     def constraint(request: ChatRequest, in_reasoning: bool) -> Constraint | None:
-        made = make_constraint(request, model, in_reasoning=in_reasoning)
+        thinks = settings.default_thinking if request.thinking is None else request.thinking
+        made = make_constraint(request, model, in_reasoning=in_reasoning, may_reason=thinks)
         if made is None:
             return None
         if grammars is None:

@@ -10,6 +10,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from start_llm.core.reasoning_tags import REASONING_STYLES
+
 # What to assume where mlx-lm finds no parser: the form that most open models were tuned on.
 FAMILY_TOOL_PARSER = {"qwen3": "hermes_json", "glm4": "glm47", "generic": "hermes_json"}
 DEFAULT_CONTEXT = 32768
@@ -22,7 +24,7 @@ class Capabilities:
     Attributes:
         family: ``qwen3``, ``glm4`` or ``generic``.
         context: the model's own limit in tokens.
-        tool_parser, reasoning_parser: ids of `parsing.registry`.
+        tool_parser, reasoning_parser: ids of `parsing.registry`; ``tags`` is the style of `think_tags`.
         think_tags: the reasoning block's opening and closing text, where the tokenizer knows them.
     """
 
@@ -52,14 +54,21 @@ def context_length(config: Mapping[str, Any]) -> int:
     return DEFAULT_CONTEXT
 
 
-def reasoning_parser(vocab: Iterable[str], think_tags: tuple[str, str] | None) -> str:
-    """The id of the reasoning style. Models without tags in the vocabulary may still write ``<think>`` as text."""
+def reasoning_parser(vocab: Iterable[str], think_tags: tuple[str, str] | None, template: str = "") -> str:
+    """The id of the reasoning style, ``tags`` where only `think_tags` say it.
+
+    What stands in the vocabulary counts first, then what the chat template writes. Models of which neither is known may
+    still write ``<think>`` as text.
+    """
     words = set(vocab)
     if {"<|channel|>", "<|message|>"} <= words:
         return "harmony"
-    if {"[THINK]", "[/THINK]"} <= words:
-        return "mistral"
-    return "think_tag" if think_tags is None or think_tags[0] == "<think>" else "tags"
+    if think_tags is not None:
+        return next((s.id for s in REASONING_STYLES.values() if (s.start, s.end) == think_tags), "tags")
+    tagged = [style for style in REASONING_STYLES.values() if style.start]
+    found = [style.id for style in tagged if {style.start, style.end} <= words]
+    found += [style.id for style in tagged if style.start in template and style.end in template]
+    return found[0] if found else "think_tag"
 
 
 def fingerprint(folder: Path, *, extra: str = "") -> str:

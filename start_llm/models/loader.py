@@ -166,7 +166,7 @@ def _describe(
         family=family,
         context=context_length(config),
         tool_parser=parser.name if parser else FAMILY_TOOL_PARSER[family],
-        reasoning_parser=reasoning_parser(tokenizer.get_vocab(), tags),
+        reasoning_parser=reasoning_parser(tokenizer.get_vocab(), tags, str(tokenizer.chat_template or "")),
         think_tags=tags,
     )
     quantised = f"kv {settings.kv_bits} {settings.kv_group_size} {settings.quantized_kv_start}"

@@ -10,8 +10,14 @@ auto, with a strict tool           free text; once the format's opening marker i
 auto, with a response format       one of the two: JSON text, or calls
 =================================  ==============================================================================
 
-Reasoning stays free. Where its tags are tokens, the grammar starts after the closing one (`Constraint.after`); where
-they are plain text, the grammar's first part is "anything up to the closing tag".
+Reasoning stays free:
+
+- Tags that are tokens: the grammar starts after the closing one (`Constraint.after`), and the model may open a block by
+  itself (`Constraint.opens`).
+- Tags that are plain text: a block that the prompt has opened is the grammar's first part, "anything up to the closing
+  tag". The model may not open one itself: where only a tag or the answer may come first, a weak model begins the tag,
+  is free from then on, and its answer holds no JSON at all.
+- gpt-oss writes messages with headers instead (`structured_harmony`).
 
 Known limits: with ``auto``, a marker that the model spells otherwise than its format does (a bare ``<function=`` in
 the Qwen format, Hermes JSON in a GLM model) is text to the grammar, though the parser may read it as a call. After
@@ -28,10 +34,22 @@ from typing import Any
 from llguidance import LLMatcher
 
 from start_llm.core.errors import BadRequest
+from start_llm.core.reasoning_tags import REASONING_STYLES, ReasoningStyle
 from start_llm.core.request import ChatRequest, ResponseFormat
 from start_llm.core.work import Constraint
+from start_llm.parsing.structured_harmony import harmony_answer
 from start_llm.parsing.structured_schema import any_object, check_schema, embed
-from start_llm.parsing.structured_tools import ANY_TEXT, Call, Lark, Markers, as_call, call_grammar, literal
+from start_llm.parsing.structured_tools import (
+    ANY_TEXT,
+    Call,
+    Lark,
+    Markers,
+    as_call,
+    call_rests,
+    call_tail,
+    literal,
+    pick_format,
+)
 
 PARAMETERS = {"messages": "input_schema", "responses": "parameters"}
 """What a dialect calls the schema of a tool; the others have ``function.parameters``."""
@@ -41,19 +59,40 @@ MOST_CALLS = 16
 
 @dataclass(frozen=True, slots=True)
 class ModelText:
-    """What grammars need to know of a model's text. Made once per model.
+    """What grammars need to know of a model's text. Made once per model, by `model_text`.
 
     Attributes:
         tool_format: id of the format that the model writes calls in.
         special: token ids of the markers that are tokens, from `special_tokens`.
-        reasoning: opening and closing tag, or ``None`` for a model that does not reason.
-        answer_starts: token ids that always come before the answer (harmony's final channel); wins over `reasoning`.
+        reasoning: how it marks its thinking.
+        opening: the first token of the opening tag, ``None`` where that is plain text.
+        closing: the tokens of the closing tag, ``()`` where that is plain text.
     """
 
     tool_format: str = "hermes_json"
     special: Mapping[str, int] = field(default_factory=dict)
-    reasoning: tuple[str, str] | None = ("<think>", "</think>")
-    answer_starts: tuple[int, ...] = ()
+    reasoning: ReasoningStyle = REASONING_STYLES["null"]
+    opening: int | None = None
+    closing: tuple[int, ...] = ()
+
+
+def model_text(tool_format: str, reasoning: ReasoningStyle, tokenizer: Any) -> ModelText:
+    """With the tags as `tokenizer` (a Hugging Face one) encodes them, where they hold special tokens."""
+    special = special_tokens(tokenizer)
+
+    def tokens(tag: str) -> tuple[int, ...]:
+        if not any(name in tag for name in special):
+            return ()
+        return tuple(tokenizer.encode(tag, add_special_tokens=False))
+
+    opening = tokens(reasoning.start)[:1]
+    return ModelText(
+        tool_format,
+        special,
+        reasoning,
+        opening=opening[0] if opening and opening[0] in special.values() else None,
+        closing=tokens(reasoning.end),
+    )
 
 
 def special_tokens(tokenizer: Any) -> dict[str, int]:
@@ -73,7 +112,7 @@ def make_constraint(
 
     Args:
         in_reasoning: the prompt ends inside an open reasoning block.
-        may_reason: the model may open one itself.
+        may_reason: the model may open one itself, if its tags are tokens.
 
     Raises:
         BadRequest: for an unknown tool, or a schema that is invalid or cannot be enforced; names field and keyword.
@@ -82,12 +121,13 @@ def make_constraint(
     answer = _answer(request, model, lark, markers)
     if answer is None:
         return None
-    after, opens = _reasoning_tokens(model, in_reasoning, may_reason)
-    if not after and model.reasoning is not None and (in_reasoning or may_reason):
-        opening, closing = model.reasoning
-        lark.rule("thoughts", f"/{ANY_TEXT}/ {literal(closing)}", "[lazy]")
-        thinking = "thoughts" if in_reasoning else f"({literal(opening)} thoughts)?"
-        answer = f"{thinking} {answer}"
+    after: tuple[int, ...] = model.closing if in_reasoning else ()
+    opens: tuple[int, ...] = ()
+    if in_reasoning and not after and model.reasoning.end:
+        lark.rule("thoughts", f"/{ANY_TEXT}/ {literal(model.reasoning.end)}", "[lazy]")
+        answer = f"thoughts {answer}"
+    elif not in_reasoning and may_reason and model.opening is not None and model.closing:
+        after, opens = model.closing, (model.opening,)
     lark.rule("start", answer)
     grammar = LLMatcher.grammar_from_lark(lark.text())
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
@@ -96,38 +136,43 @@ def make_constraint(
     return Constraint(grammar, after=after, wait=bool(after) and not opens, opens=opens)
 
 
-def _reasoning_tokens(
-    model: ModelText, in_reasoning: bool, may_reason: bool
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(`Constraint.after`, `Constraint.opens`); both empty where tags are text or there is no reasoning."""
-    if model.answer_starts:
-        return model.answer_starts, ()
-    if model.reasoning is None:
-        return (), ()
-    opening, closing = (model.special.get(tag) for tag in model.reasoning)
-    if closing is None or (not in_reasoning and (opening is None or not may_reason)):
-        return (), ()
-    if in_reasoning:
-        return (closing,), ()
-    assert opening is not None
-    return (closing,), (opening,)
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What an answer may be: JSON (a rule's body), calls of these tools (indices), or `free` text beside the calls."""
+
+    json_text: str | None = None
+    calls: Sequence[int] = ()
+    free: bool = False
+
+
+def _wanted(request: ChatRequest) -> _Wanted | None:
+    """``None`` if anything goes."""
+    json_text = _json_text(request.response_format)
+    if request.tool_choice.mode in ("required", "named"):
+        return _Wanted(calls=_chosen(request))
+    every = range(len(request.tools)) if request.tool_choice.mode == "auto" else ()
+    if json_text is not None:
+        return _Wanted(json_text, every)
+    if every and any(tool.strict for tool in request.tools):
+        return _Wanted(calls=every, free=True)
+    return None
 
 
 def _answer(request: ChatRequest, model: ModelText, lark: Lark, markers: Markers) -> str | None:
     """The start rule's body without reasoning; ``None`` if anything goes."""
-    choice = request.tool_choice
-    json_text = _json_text(request.response_format)
-    if choice.mode in ("required", "named"):
-        lark.rule("SPACE", r"/[ \t\r\n]{1,4}/")
-        return f"SPACE? {_calls(request, _chosen(request), model, lark, markers)}"
-    offered = bool(request.tools) and choice.mode == "auto"
-    if json_text is not None:
-        lark.rule("SPACE", r"/[ \t\r\n]{1,4}/")
-        calls = f" | {_calls(request, range(len(request.tools)), model, lark, markers)}" if offered else ""
-        return f"SPACE? (json_text{calls})" if lark.rule("json_text", json_text) else None
-    if offered and any(tool.strict for tool in request.tools):
-        return _text_and_calls(request, model, lark, markers)
-    return None
+    wanted = _wanted(request)
+    if wanted is None:
+        return None
+    calls = _as_calls(request, wanted.calls, auto=wanted.free)
+    if model.reasoning.channels:
+        return harmony_answer(lark, markers, wanted.json_text, calls, free=wanted.free)
+    if wanted.free:
+        return _text_and_calls(request, calls, model, lark, markers)
+    lark.rule("SPACE", r"/[ \t\r\n]{1,4}/")
+    options = [lark.rule("json_text", wanted.json_text)] if wanted.json_text is not None else []
+    if calls:
+        options.append(_calls(request, calls, model, lark, markers))
+    return f"SPACE? ({' | '.join(options)})"
 
 
 def _json_text(wanted: ResponseFormat) -> str | None:
@@ -162,26 +207,30 @@ def _as_calls(request: ChatRequest, indices: Sequence[int], *, auto: bool) -> li
     return [Call(c.name, any_object(), True, c.param) if c.lenient else c for c in calls]
 
 
-def _calls(request: ChatRequest, indices: Sequence[int], model: ModelText, lark: Lark, markers: Markers) -> str:
+def _calls(request: ChatRequest, calls: Sequence[Call], model: ModelText, lark: Lark, markers: Markers) -> str:
     """A rule for one call, or several where the request allows it."""
-    call_format, tail = call_grammar(lark, model.tool_format, _as_calls(request, indices, auto=False), markers)
-    opening = markers(call_format.open)
-    lark.rule("call", f"{opening} {tail}")
+    call_format = pick_format(model.tool_format, markers)
+    opening = f"{markers(call_format.open)} " if call_format.open else ""
+    lark.rule("call", opening + call_tail(lark, call_format, calls, markers))
     if not request.parallel_tool_calls:
         return "call"
     between = f"{literal(call_format.between)} " if call_format.between else ""
     return lark.rule("calls", f"call ({between}call){{0,{MOST_CALLS - 1}}}")
 
 
-def _text_and_calls(request: ChatRequest, model: ModelText, lark: Lark, markers: Markers) -> str:
+def _text_and_calls(request: ChatRequest, calls: Sequence[Call], model: ModelText, lark: Lark, markers: Markers) -> str:
     """Free text in which an opening marker starts a call that is held to its grammar."""
-    calls = _as_calls(request, range(len(request.tools)), auto=True)
-    call_format, tail = call_grammar(lark, model.tool_format, calls, markers)
+    call_format = pick_format(model.tool_format, markers)
     lark.rule("TEXT", f"/{ANY_TEXT}/")
     lark.rule("end_text", "TEXT")
-    if markers.is_token(call_format.open):
-        head = lark.rule("head", f"TEXT {markers(call_format.open)}")
+    if not call_format.open:  # a call begins with the text that names its tool
+        heads = [
+            f"{lark.rule(f'head_{i}', f'TEXT {literal(call_format.lead(call))}', '[lazy]')} {rest}"
+            for i, (call, rest) in enumerate(call_rests(lark, call_format, calls, markers))
+        ]
+        lark.rule("text_call", " | ".join(heads))
     else:
-        head = lark.rule("head", f"TEXT {literal(call_format.open)}", "[lazy]")
-    lark.rule("text_call", f"{head} {tail}")
+        token = markers.is_token(call_format.open)
+        head = lark.rule("head", f"TEXT {markers(call_format.open)}", "" if token else "[lazy]")
+        lark.rule("text_call", f"{head} {call_tail(lark, call_format, calls, markers)}")
     return "text_call* end_text" if request.parallel_tool_calls else "(text_call | end_text)"

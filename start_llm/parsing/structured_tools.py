@@ -71,21 +71,37 @@ Body = Callable[[Lark, Markers, Call, str], str]
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """A block is ``open body close``; `body` is given a call and a prefix for the names of its rules."""
+    """A block is ``open lead body close``.
+
+    Attributes:
+        body: given a call and a prefix for the names of its rules.
+        open: the marker that begins every call; ``""`` where only `lead` does.
+        lead: literal text that begins the call of a tool.
+    """
 
     body: Body
     open: str = "<tool_call>"
     close: str = "</tool_call>"
     between: str = "\n"
+    lead: Callable[[Call], str] = lambda call: ""
 
 
-def call_grammar(lark: Lark, format_id: str, calls: Sequence[Call], markers: Markers) -> tuple[CallFormat, str]:
-    """Adds rule ``call_tail``: what follows the opening marker of a call, for any of `calls`."""
-    call_format = pick_format(format_id, markers)
-    bodies = [call_format.body(lark, markers, call, f"call_{i}") for i, call in enumerate(calls)]
+def call_rests(lark: Lark, call_format: CallFormat, calls: Sequence[Call], markers: Markers) -> list[tuple[Call, str]]:
+    """For each of `calls` a rule for what follows its lead."""
     close = f" {markers(call_format.close)}" if call_format.close else ""
-    lark.rule("call_body", " | ".join(lark.rule(f"call_{i}", body) for i, body in enumerate(bodies)))
-    return call_format, lark.rule("call_tail", f"call_body{close}")
+    return [
+        (call, lark.rule(f"call_{i}", call_format.body(lark, markers, call, f"call_{i}") + close))
+        for i, call in enumerate(calls)
+    ]
+
+
+def call_tail(lark: Lark, call_format: CallFormat, calls: Sequence[Call], markers: Markers) -> str:
+    """Adds rule ``call_tail``: what follows the opening marker of a call, for any of `calls`."""
+    parts = []
+    for call, rest in call_rests(lark, call_format, calls, markers):
+        lead = call_format.lead(call)
+        parts.append(f"{literal(lead)} {rest}" if lead else rest)
+    return lark.rule("call_tail", " | ".join(parts))
 
 
 def pick_format(format_id: str, markers: Markers) -> CallFormat:
@@ -121,26 +137,34 @@ def as_call(tool: Tool, param: str) -> Call:
 # --- JSON arguments ---------------------------------------------------------
 
 
-def _json(call: Call) -> str:
+def json_arguments(call: Call) -> str:
     return f"%json {embed(call.schema, lenient=call.lenient)}"
 
 
 def _hermes_body(lark: Lark, markers: Markers, call: Call, prefix: str) -> str:
     head = f'\n{{"name": {json.dumps(call.name)}, "arguments": '
-    return f"{literal(head)} {_json(call)} {literal('}' + chr(10))}"
+    return f"{literal(head)} {json_arguments(call)} {literal('}' + chr(10))}"
 
 
 def _header_body(lark: Lark, markers: Markers, call: Call, prefix: str) -> str:
-    return f"{literal(call.name)} {markers('[ARGS]')} {_json(call)}"
+    return f"{literal(call.name)} {markers('[ARGS]')} {json_arguments(call)}"
 
 
 def _list_body(lark: Lark, markers: Markers, call: Call, prefix: str) -> str:
     head = f' [{{"name": {json.dumps(call.name)}, "arguments": '
-    return f"{literal(head)} {_json(call)} {literal('}]')}"
+    return f"{literal(head)} {json_arguments(call)} {literal('}]')}"
+
+
+def _llama_lead(call: Call) -> str:
+    return f'{{"name": {json.dumps(call.name)}, "parameters": '
+
+
+def _llama_body(lark: Lark, markers: Markers, call: Call, prefix: str) -> str:
+    return f'{json_arguments(call)} "}}"'
 
 
 def _function_body(lark: Lark, markers: Markers, call: Call, prefix: str) -> str:
-    return f"{literal(call.name + '>')} {_json(call)}"
+    return f"{literal(call.name + '>')} {json_arguments(call)}"
 
 
 # --- XML arguments ----------------------------------------------------------
@@ -309,5 +333,6 @@ _FORMATS: Mapping[str, CallFormat] = {
     "glm47": CallFormat(_glm_body),
     "glm4_native": CallFormat(_glm_body),
     "glm4_xml": CallFormat(_glm_body),
+    "llama": CallFormat(_llama_body, "", "", lead=_llama_lead),
     "llama_xml": CallFormat(_function_body, "<function=", "</function>"),
 }

@@ -16,11 +16,12 @@ from mlx_lm.tool_parsers import glm47, json_tools, mistral, qwen3_coder
 
 from start_llm.core.errors import BadRequest, Internal, NotSupported
 from start_llm.core.messages import Tool
+from start_llm.core.reasoning_tags import REASONING_STYLES
 from start_llm.core.request import ChatRequest, ResponseFormat, Sampling, ToolChoice
 from start_llm.core.work import Constraint
 from start_llm.engine.constraint import Grammars
 from start_llm.engine.sampling import make_processors, make_sampler
-from start_llm.parsing.structured import MOST_CALLS, ModelText, make_constraint, special_tokens
+from start_llm.parsing.structured import MOST_CALLS, ModelText, make_constraint, model_text, special_tokens
 from tests.engine.schemas import random_schema, random_tool
 from tests.engine.tiny import PLAIN, SPECIAL, Job, make_model, make_tokenizer, run
 
@@ -31,7 +32,7 @@ EOS = TOKENIZER.convert_tokens_to_ids("<|im_end|>")
 END = TOKENIZER.convert_tokens_to_ids("<|im_start|>")  # a second end token
 HOT = Sampling(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0)
 PROMPT = TOKENIZER.encode("Answer.")
-NO_REASONING = ModelText("hermes_json", special_tokens(TOKENIZER), None)
+NO_REASONING = ModelText("hermes_json", special_tokens(TOKENIZER))
 
 
 @pytest.fixture(scope="module")
@@ -106,12 +107,19 @@ def parse(tool_format: str, text: str, tools: Sequence[Tool]) -> list[dict[str, 
         calls = [part.removesuffix("</function>") for part in text.split("<function=")[1:]]
         pairs = [call.strip().removesuffix("</function>").split(">", 1) for call in calls]
         return [{"name": name, "arguments": json.loads(arguments)} for name, arguments in pairs]
+    if tool_format == "llama":
+        found, rest = [], text.strip()
+        while rest:
+            call, end = json.JSONDecoder().raw_decode(rest)
+            found.append({"name": call["name"], "arguments": call["parameters"]})
+            rest = rest[end:].strip()
+        return found
     parser = {"hermes_json": json_tools, "qwen3_coder": qwen3_coder, "glm47": glm47}[tool_format]
     blocks = [block.split("</tool_call>")[0] for block in text.split("<tool_call>")[1:]]
     return [parser.parse_tool_call(block.strip(), shapes) for block in blocks]
 
 
-@pytest.mark.parametrize("tool_format", ["hermes_json", "qwen3_coder", "glm47", "mistral", "llama_xml"])
+@pytest.mark.parametrize("tool_format", ["hermes_json", "qwen3_coder", "glm47", "mistral", "llama_xml", "llama"])
 def test_random_signatures_give_valid_calls_batched_and_alone(
     model: Any, grammars: Grammars, request: pytest.FixtureRequest, tool_format: str
 ) -> None:
@@ -235,7 +243,7 @@ def test_constrained_answer_after_reasoning_end_to_end(model: Any, grammars: Gra
     schema = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
     schema["additionalProperties"] = False
     wanted = asked(response_format=ResponseFormat("json_schema", schema))
-    text = ModelText("hermes_json", special_tokens(TOKENIZER))
+    text = model_text("hermes_json", REASONING_STYLES["think_tag"], TOKENIZER)
     constraint = make_constraint(wanted, text, in_reasoning=True)
     sampling = replace(HOT, seed=3, logit_bias=((UNTHINK, 6.0),))
     tokens, reason = run(model, [job(grammars, constraint, sampling)], [EOS, END])[0]
