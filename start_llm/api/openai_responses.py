@@ -28,7 +28,7 @@ from start_llm.api.openai_tools import response_format_of
 from start_llm.api.owner import owner_of
 from start_llm.api.responses_items import messages_of
 from start_llm.api.responses_store import ResponsesStore, Stored
-from start_llm.api.responses_stream import ResponsesExchange, Style
+from start_llm.api.responses_stream import ResponsesExchange, Style, telling
 from start_llm.api.responses_tools import Toolbox, toolbox
 from start_llm.api.thinking import template_kwargs_of, thinking_of
 from start_llm.core.errors import NotFound, NotSupported
@@ -112,8 +112,18 @@ def read_responses(
         sealed="reasoning.encrypted_content" in include,
     )
     keep = store if body.store is not False and store.enabled else None
+    if body.store:
+        _check_storable(store)
     echo = _echo(body, data, tools.notes, keep is not None)
-    return ResponsesExchange(request, echo, items, style, time.time(), token_text, keep, tools.origin)
+    return ResponsesExchange(request, echo, items, style, time.time(), token_text, keep, bool(body.store), tools.origin)
+
+
+def _check_storable(store: ResponsesStore) -> None:
+    """Before anything is computed: what asks to be stored and cannot be is refused."""
+    if not store.enabled:
+        raise bad("store", "false or left out: this server stores no responses (RESPONSES_STORE_MAX=0)", True)
+    with telling("store"):
+        store.check()
 
 
 def _input(value: Any) -> list[Any]:
@@ -128,7 +138,8 @@ def _previous(response_id: str | None, store: ResponsesStore) -> list[Any]:
     """What was said up to and with the previous response; its instructions are not carried over."""
     if response_id is None:
         return []
-    stored = store.get(response_id)
+    with telling("previous_response_id"):
+        stored = store.get(response_id)
     if stored is None:
         raise NotFound(
             f"previous_response_id: there is no stored response {short(response_id)}; it may have expired.",
@@ -188,7 +199,9 @@ class StoredResponses:
 
     def delete(self, inbound: Inbound) -> Reply:
         wanted = inbound.params[0]
-        if not self._store.delete(wanted):
+        with telling("response_id"):
+            deleted = self._store.delete(wanted)
+        if not deleted:
             raise _missing(wanted)
         return Reply(sse.dumps({"id": wanted, "object": "response", "deleted": True}))
 
@@ -197,7 +210,8 @@ class StoredResponses:
         return Reply(sse.dumps({"object": "list", "data": items, "has_more": False}))
 
     def _find(self, response_id: str) -> Stored:
-        stored = self._store.get(response_id)
+        with telling("response_id"):
+            stored = self._store.get(response_id)
         if stored is None:
             raise _missing(response_id)
         return stored

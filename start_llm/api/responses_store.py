@@ -1,25 +1,30 @@
-"""Stored responses: SQLite, bounded in number and age, readable by this user only."""
+"""Stored responses: SQLite, bounded in number, bytes and age, readable by this user only."""
 
 from __future__ import annotations
 
 import json
-import os
+import shutil
 import sqlite3
-import threading
 import time
 import zlib
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SCHEMA = """
-CREATE TABLE IF NOT EXISTS responses (
-    id TEXT PRIMARY KEY, created REAL NOT NULL, used REAL NOT NULL, body BLOB NOT NULL, items BLOB NOT NULL
+from start_llm.files.database import CacheDatabase, Damaged, FileUnavailable
+
+_SCHEMA = """
+CREATE TABLE responses (
+    id TEXT PRIMARY KEY, owner TEXT NOT NULL, used REAL NOT NULL, size INTEGER NOT NULL,
+    body BLOB NOT NULL, items BLOB NOT NULL
 );
-CREATE INDEX IF NOT EXISTS responses_used ON responses (used);
+CREATE INDEX responses_used ON responses (used);
 """
+_VERSION = 1
+_MOST_BYTES = 512 << 20
+_FREE_BYTES = 16 << 20  # of the disk, below which nothing is begun that has to be stored
+_LATEST = 1e11  # unix seconds; a time beyond it is damage
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,82 +36,120 @@ class Stored:
 
 
 class ResponsesStore:
-    """Thread-safe. Every entry is whole in itself: losing an older one breaks no conversation.
+    """Thread-safe; processes may share the file. Every entry is whole in itself: losing an older one breaks nothing.
+
+    A response is found by the `owner` who stored it only; the caller decides what that is.
+
+    Every method but `close` raises `FileUnavailable` where the file cannot be used now. A damaged file is set aside.
 
     Args:
         path: made at first use, mode 0600.
         most: entries kept, the least recently used go first; 0 stores nothing.
         ttl: seconds after its last use that an entry is kept; 0 is for ever.
-        clock: unix seconds.
+        most_bytes: of all entries, compressed.
+        clock: seconds, never going back.
     """
 
-    def __init__(self, path: Path, most: int, ttl: float, clock: Callable[[], float] = time.time) -> None:
-        self._path = path
+    def __init__(
+        self,
+        path: Path,
+        most: int,
+        ttl: float,
+        *,
+        most_bytes: int = _MOST_BYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._base = CacheDatabase(path, _SCHEMA, _VERSION, what="stored responses", check=False)
         self._most = most
         self._ttl = ttl
+        self._most_bytes = most_bytes
         self._clock = clock
-        self._lock = threading.Lock()
-        self._connection: sqlite3.Connection | None = None
+        self._since: float | None = None  # what is added to the clock
 
     @property
     def enabled(self) -> bool:
         return self._most > 0
 
-    def put(self, body: dict[str, Any], items: list[Any]) -> None:
-        """Keeps `body` under its ``id``. Raises sqlite3.Error, OSError."""
+    def check(self) -> None:
+        """To be asked before work whose result has to be stored. Raises FileUnavailable if it could not be."""
+        self._base.run(self._expire)
+        free = shutil.disk_usage(self._base.path.parent).free
+        if free < _FREE_BYTES:
+            raise FileUnavailable(f"stored responses: only {free >> 10} KiB of the disk are free")
+
+    def put(self, body: dict[str, Any], items: list[Any], owner: str = "") -> None:
+        """Keeps `body` under its ``id``."""
         if not self.enabled:
             return
-        now = self._clock()
-        with self._lock, self._open() as database:
-            row = (body["id"], now, now, _pack(body), _pack(items))
-            database.execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?)", row)
-            self._expire(database, now)
-            keep = "SELECT id FROM responses ORDER BY used DESC, rowid DESC LIMIT ?"
-            database.execute(f"DELETE FROM responses WHERE id NOT IN ({keep})", (self._most,))
+        packed = _pack(body), _pack(items)
+        size = sum(map(len, packed))
+        if size > self._most_bytes:
+            raise FileUnavailable(f"the response takes {size} bytes, and {self._most_bytes} are kept of all")
 
-    def get(self, response_id: str) -> Stored | None:
+        def write(database: sqlite3.Connection) -> None:
+            row = (body["id"], owner, self._expire(database), size, *packed)
+            database.execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?)", row)
+            latest_first = "OVER (ORDER BY used DESC, rowid DESC)"
+            database.execute(
+                "DELETE FROM responses WHERE id IN (SELECT id FROM (SELECT id,"
+                f" count(*) {latest_first} AS number, sum(size) {latest_first} AS bytes FROM responses)"
+                " WHERE number > ? OR bytes > ?)",
+                (self._most, self._most_bytes),
+            )
+
+        self._base.run(write)
+
+    def get(self, response_id: str, owner: str = "") -> Stored | None:
         if not self.enabled:
             return None
-        now = self._clock()
-        with self._lock, self._open() as database:
-            self._expire(database, now)
-            with closing(database.execute("SELECT body, items FROM responses WHERE id = ?", (response_id,))) as rows:
-                row = rows.fetchone()
+
+        def read(database: sqlite3.Connection) -> Stored | None:
+            now = self._expire(database)
+            wanted = (response_id, owner)
+            row = database.execute("SELECT body, items FROM responses WHERE id = ? AND owner = ?", wanted).fetchone()
             if row is None:
                 return None
             database.execute("UPDATE responses SET used = ? WHERE id = ?", (now, response_id))
-        return Stored(_unpack(row[0]), _unpack(row[1]))
+            return _unpack(*row)
 
-    def delete(self, response_id: str) -> bool:
+        return self._base.run(read)
+
+    def delete(self, response_id: str, owner: str = "") -> bool:
         if not self.enabled:
             return False
-        with self._lock, self._open() as database:
-            return database.execute("DELETE FROM responses WHERE id = ?", (response_id,)).rowcount > 0
+        wanted = (response_id, owner)
+        query = "DELETE FROM responses WHERE id = ? AND owner = ?"
+        return self._base.run(lambda database: database.execute(query, wanted).rowcount > 0)
 
     def close(self) -> None:
-        with self._lock:
-            if self._connection is not None:
-                self._connection.close()
-                self._connection = None
+        self._base.close()
 
-    def _open(self) -> sqlite3.Connection:
-        """The connection, as a transaction; called with the lock held."""
-        if self._connection is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
-            self._path.chmod(0o600)
-            self._connection = sqlite3.connect(self._path, check_same_thread=False, timeout=10)
-            self._connection.executescript(SCHEMA)
-        return self._connection
+    def _expire(self, database: sqlite3.Connection) -> float:
+        """Drops what is too old. Returns the time to write: unix seconds at the first use, from there on by `clock`.
 
-    def _expire(self, database: sqlite3.Connection, now: float) -> None:
+        So a clock that is set while the server runs neither drops everything nor keeps it for ever.
+        """
+        if self._since is None:
+            (last,) = database.execute("SELECT max(used) FROM responses").fetchone()
+            if last is not None and not (isinstance(last, float) and 0 <= last < _LATEST):
+                raise Damaged(f"the time of an entry, {last!r}")
+            self._since = max(time.time(), last or 0.0) - self._clock()
+        now = self._since + self._clock()
         if self._ttl > 0:
             database.execute("DELETE FROM responses WHERE used < ?", (now - self._ttl,))
+        return now
 
 
 def _pack(value: Any) -> bytes:
     return zlib.compress(json.dumps(value).encode(), 1)
 
 
-def _unpack(data: bytes) -> Any:
-    return json.loads(zlib.decompress(data))
+def _unpack(body: Any, items: Any) -> Stored:
+    """Raises Damaged; zlib's checksum finds changed bytes."""
+    try:
+        stored = Stored(json.loads(zlib.decompress(body)), json.loads(zlib.decompress(items)))
+    except (zlib.error, TypeError, ValueError) as error:
+        raise Damaged(f"an entry: {error}") from error
+    if not isinstance(stored.body, dict) or not isinstance(stored.items, list):
+        raise Damaged("an entry that is no response")
+    return stored

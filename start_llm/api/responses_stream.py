@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
-import sqlite3
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from start_llm.api.responses_custom import InputText, input_of
 from start_llm.api.responses_items import seal
 from start_llm.api.responses_store import ResponsesStore
 from start_llm.api.responses_tools import Named
-from start_llm.core.errors import StartLLMError
+from start_llm.core.errors import StartLLMError, Unavailable
 from start_llm.core.events import (
     ChoiceDone,
     Done,
@@ -35,8 +34,7 @@ from start_llm.core.events import (
 )
 from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
-
-log = logging.getLogger(__name__)
+from start_llm.files.database import FileUnavailable
 
 Item = dict[str, Any]
 ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
@@ -59,6 +57,7 @@ class ResponsesExchange:
         items: the whole input, that of earlier responses included.
         created: unix seconds.
         store: where the response is kept, ``None`` if it is not.
+        must_store: the client asked for that; if it fails, so does the answer.
         origin: the client's tool by the name that the model calls.
     """
 
@@ -69,6 +68,7 @@ class ResponsesExchange:
     created: float
     token_text: Callable[[int], str]
     store: ResponsesStore | None
+    must_store: bool
     origin: Callable[[str], Named]
 
     @property
@@ -95,16 +95,19 @@ class ResponsesExchange:
         return logprobs_body(items, self.token_text)
 
     def finish(self, output: list[Item], reason: FinishReason, usage: Usage, report: CacheReport) -> dict[str, Any]:
-        """The final object; kept if it is to be kept."""
+        """The final object; kept if it is to be kept. Raises Unavailable if it has to be and cannot."""
         cut = reason in {"length", "cancelled"}
         body = self.response("incomplete" if cut else "completed", output)
         body["incomplete_details"] = {"reason": "max_output_tokens"} if cut else None
         body["usage"] = usage_body(usage, report)
         if self.store is not None:
             try:
-                self.store.put(body, self.items)
-            except (sqlite3.Error, OSError) as error:
-                log.warning("response %s could not be stored: %s", self.request.id, error)
+                with telling("store"):
+                    self.store.put(body, self.items)
+            except Unavailable:
+                if self.must_store:
+                    raise
+                body["store"] = False
         return body
 
     def response(self, status: str, output: list[Item]) -> dict[str, Any]:
@@ -119,6 +122,15 @@ class ResponsesExchange:
             "output": output,
             "usage": None,
         } | self.echo
+
+
+@contextmanager
+def telling(field: str) -> Iterator[None]:
+    """What cannot be stored or read now is told to the client as 503, with the field that asks for it."""
+    try:
+        yield
+    except FileUnavailable as error:
+        raise Unavailable(f"{field}: {error}.", param=field, code="storage_unavailable") from error
 
 
 def new_id(prefix: str) -> str:
