@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
 import llguidance.hf
@@ -67,9 +67,10 @@ class Grammars:
         """
         self._matcher(constraint.grammar)
 
-    def processor(self, constraint: Constraint) -> GrammarProcessor:
-        """A processor for one row. Raises what `prepare` raises."""
-        return GrammarProcessor(self._matcher(constraint.grammar), constraint, self._eos, self._tokenizer.vocab_size)
+    def processor(self, constraint: Constraint, generated: Sequence[int] = ()) -> GrammarProcessor:
+        """A processor for one row that has generated these tokens already. Raises what `prepare` raises."""
+        matcher = self._matcher(constraint.grammar)
+        return GrammarProcessor(matcher, constraint, self._eos, self._tokenizer.vocab_size, generated)
 
     def _matcher(self, grammar: str) -> LLMatcher:
         with self._lock:
@@ -97,7 +98,14 @@ class GrammarProcessor:
     reporting a token: what was generated up to there is not a complete answer.
     """
 
-    def __init__(self, matcher: LLMatcher, constraint: Constraint, eos: tuple[int, ...], vocab_size: int) -> None:
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        constraint: Constraint,
+        eos: tuple[int, ...],
+        vocab_size: int,
+        generated: Sequence[int] = (),
+    ) -> None:
         self.error: StartLLMError | None = None
         self._matcher = matcher
         self._eos = eos
@@ -107,6 +115,8 @@ class GrammarProcessor:
         self._recent: deque[int] = deque(maxlen=len(constraint.after))
         self._started = False
         self._bits = allocate_token_bitmask(1, vocab_size)
+        for token in generated:
+            self._advance(token)
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
         if self._started:
@@ -114,7 +124,6 @@ class GrammarProcessor:
             mx.async_eval(newest)  # type: ignore[no-untyped-call]
             mx.async_eval(logits)  # type: ignore[no-untyped-call]
             self._advance(cast(int, newest.item()))
-            self._opens = ()
         self._started = True
         allowed = mx.array(self._allowed(logits.shape[-1]))
         return mx.where(allowed, logits, mx.array(-mx.inf, logits.dtype))
@@ -129,6 +138,7 @@ class GrammarProcessor:
             self._waiting = tuple(self._recent) != self._after
         elif not self._matcher.is_stopped() and not self._matcher.consume_token(token):
             self._fail()
+        self._opens = ()
 
     def _allowed(self, vocab: int) -> NDArray[np.bool_]:
         """Which tokens may come next; rows of the model's head beyond the vocabulary never."""

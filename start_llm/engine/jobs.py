@@ -13,6 +13,7 @@ from start_llm.core.events import EngineDone, EngineEvent, EngineFailed
 from start_llm.core.report import CacheReport
 from start_llm.core.work import Submit
 from start_llm.engine.runner import Cache
+from start_llm.kvcache.blocks import as_tokens
 
 EndReason = Literal["stop", "length", "cancelled", "deadline"]
 
@@ -29,20 +30,24 @@ class Job:
     """Mutable state of one `Submit`.
 
     Attributes:
-        tokens: the prompt as an int32 array, for fast comparison.
-        position: prompt tokens in `cache` so far.
+        tokens: what prefill has to cover: the prompt, and after a pause what was generated before it. int32, for
+            fast comparison.
+        position: how many of `tokens` are in `cache` so far.
         pauses: offsets at which prefill stops to store KV, ascending.
-        deadline: clock reading at which the watchdog ends it, or infinity.
+        planned: `Admitted` has been sent; `report` is about the first admission.
+        watched: clock reading from which the watchdog counts, ``None`` while it does not.
+        counted: seconds that the watchdog has counted before that.
         leader: the prefilling job whose KV this one waits for, up to `leader_until`;
             `stored` is what was stored when it began to wait.
         drawing: how its tokens are drawn, once it decodes.
+        failures: steps of several rows that failed while this was one of them.
+        alone: tokens that it has to decode alone, because it may be what made such a step fail.
         idle: a re-anchoring job: it has no client and yields to everyone.
     """
 
     work: Submit
     tokens: np.ndarray
     submitted: float
-    deadline: float = float("inf")
     stage: Stage = Stage.WAITING
     position: int = 0
     pauses: list[int] = field(default_factory=list)
@@ -50,17 +55,22 @@ class Job:
     uid: int = -1
     generated: list[int] = field(default_factory=list)
     report: CacheReport = field(default_factory=CacheReport)
+    planned: bool = False
     admitted: float = 0.0
+    watched: float | None = None
+    counted: float = 0.0
     leader: Job | None = None
     leader_until: int = 0
     stored: int = 0
+    failures: int = 0
+    alone: float = 0
     idle: bool = False
     cancelled: bool = False
     drawing: Any = None
 
     @property
     def prefix(self) -> int:
-        """Prompt tokens that prefill covers: the last one is fed by the first decode step."""
+        """Tokens that prefill covers: the last one is fed by the first decode step."""
         return len(self.tokens) - 1
 
     @property
@@ -71,7 +81,26 @@ class Job:
     @property
     def most_tokens(self) -> int:
         """Tokens its KV may come to hold."""
-        return len(self.tokens) + self.work.max_tokens
+        return len(self.work.prompt.tokens) + self.work.max_tokens
+
+    @property
+    def left(self) -> int:
+        """Tokens that it may still generate."""
+        return self.work.max_tokens - len(self.generated)
+
+    def seconds(self, now: float) -> float:
+        """What the watchdog has counted so far."""
+        return self.counted + (0.0 if self.watched is None else now - self.watched)
+
+    def pause(self, now: float) -> None:
+        """Back to waiting, without KV; it will go on behind what it has generated."""
+        if self.stage is Stage.DECODE:
+            self.counted = self.seconds(now)
+        self.watched = None
+        if self.generated:
+            self.tokens = as_tokens((*self.work.prompt.tokens, *self.generated))
+        self.stage, self.position, self.pauses = Stage.WAITING, 0, []
+        self.cache = self.leader = self.drawing = None
 
     def send(self, event: EngineEvent) -> None:
         if self.stage is not Stage.ENDED:

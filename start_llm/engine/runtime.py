@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -16,9 +16,10 @@ from start_llm.core.work import Submit
 from start_llm.engine.constraint import GrammarProcessor, Grammars
 from start_llm.engine.guarded import GuardedStore
 from start_llm.engine.memory import MemoryGuard
+from start_llm.engine.rows import Processors
 from start_llm.engine.runner import Runner
 from start_llm.engine.sampling import LogprobTap, make_processors, make_sampler, top_logprobs
-from start_llm.engine.scheduler import Limits, Processors, Scheduler
+from start_llm.engine.scheduler import Limits, Scheduler
 from start_llm.engine.text import BatchRunner, SequentialRunner
 from start_llm.engine.thinking import ThinkingBudget
 from start_llm.kvcache.layers import LayerKit
@@ -29,22 +30,55 @@ log = logging.getLogger(__name__)
 
 
 class TextDrawing:
-    """A row's sampler, processors (logprob tap first, grammar mask last) and logprobs."""
+    """A row's sampler, processors (logprob tap first, grammar mask last) and logprobs.
 
-    def __init__(self, work: Submit, grammars: Grammars | None) -> None:
+    The rows of a step are drawn one after the other: what one row's processor raises is kept until the row's token
+    is reported, so that the step goes on for the others.
+
+    Args:
+        generated: what the row has generated before it was interrupted.
+    """
+
+    def __init__(self, work: Submit, grammars: Grammars | None, generated: Sequence[int] = ()) -> None:
+        self._error: Exception | None = None
         self._top = work.logprobs
         self._tap = LogprobTap() if work.logprobs is not None else None
-        self.sampler: Callable[[Any], Any] = make_sampler(work.sampling)
-        self.processors: Processors = [self._tap] if self._tap is not None else []
-        self.processors += make_processors(work.sampling, work.prompt.tokens)
+        self.sampler: Callable[[Any], Any] = make_sampler(work.sampling, len(generated))
+        if work.sampling.seed is not None:  # else it is shared between rows, and has no state that could go wrong
+            self.sampler = self._own_sampler(self.sampler)
+        processors: Processors = [self._tap] if self._tap is not None else []
+        processors += make_processors(work.sampling, work.prompt.tokens, generated)
         if work.thinking is not None:
-            self.processors.append(ThinkingBudget(work.thinking))
+            processors.append(ThinkingBudget(work.thinking, generated))
         self._grammar: GrammarProcessor | None = None
         if work.constraint is not None and grammars is not None:
-            self._grammar = grammars.processor(work.constraint)
-            self.processors.append(self._grammar)
+            self._grammar = grammars.processor(work.constraint, generated)
+            processors.append(self._grammar)
+        self.processors: Processors = [self._own(processor) for processor in processors]
+
+    def _own(self, processor: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def process(tokens: Any, logits: Any) -> Any:
+            try:
+                return processor(tokens, logits)
+            except Exception as error:  # noqa: BLE001 - raised by `logprob`
+                self._error = self._error or error
+                return logits
+
+        return process
+
+    def _own_sampler(self, sampler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def sample(logprobs: Any) -> Any:
+            try:
+                return sampler(logprobs)
+            except Exception as error:  # noqa: BLE001 - raised by `logprob`
+                self._error = self._error or error
+                return mx.argmax(logprobs, axis=-1)
+
+        return sample
 
     def logprob(self, token: int) -> TokenLogprob | None:
+        if self._error is not None:
+            raise self._error
         if self._grammar is not None and self._grammar.error is not None:
             raise self._grammar.error
         if self._tap is None or self._top is None:
@@ -62,7 +96,7 @@ class TextRuntime:
         self.scheduler = Scheduler(
             self.runner,
             store,
-            lambda work: TextDrawing(work, self.grammars),
+            lambda work, generated: TextDrawing(work, self.grammars, generated),
             eos=loaded.eos,
             limits=Limits(
                 step=settings.prefill_step_size,

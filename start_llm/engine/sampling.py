@@ -18,6 +18,7 @@ from functools import lru_cache
 from typing import cast
 
 import mlx.core as mx
+import numpy as np
 from mlx_lm.sample_utils import greedy_sampler, make_logits_processors, make_repetition_penalty
 
 from start_llm.core.errors import BadRequest
@@ -26,6 +27,8 @@ from start_llm.core.request import Sampling
 
 Sampler = Callable[[mx.array], mx.array]
 Processor = Callable[[mx.array, mx.array], mx.array]
+
+_LONGEST_WINDOW = 1 << 24  # tokens a penalty may look back; longer than any context
 
 LOWEST_LOGPROB = -9999.0
 """What is reported for an impossible token; JSON has no minus infinity."""
@@ -56,16 +59,16 @@ def check_prompt_tokens(prompt: str | tuple[int, ...] | None, vocab_size: int) -
 # --- samplers ---------------------------------------------------------------
 
 
-def make_sampler(sampling: Sampling) -> Sampler:
-    """A sampler for one row.
+def make_sampler(sampling: Sampling, drawn: int = 0) -> Sampler:
+    """A sampler for one row that has drawn so many tokens already.
 
     Rows whose samplers are the same object are drawn in one call, so equal settings without a seed give the same
-    object; with a seed the sampler has the row's own key and must not be shared.
+    object; with a seed the sampler has the row's own keys and must not be shared.
     """
     if sampling.temperature == 0 or sampling.top_k == 1:
         return greedy_sampler  # type: ignore[no-any-return]
     if sampling.seed is not None:
-        return SeededSampler(sampling)
+        return SeededSampler(sampling, drawn)
     return _unseeded_sampler(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
 
 
@@ -79,21 +82,28 @@ def _unseeded_sampler(temperature: float, top_p: float, top_k: int, min_p: float
     return sample
 
 
-class SeededSampler:
-    """Draws from its own chain of keys: the same seed and logits give the same tokens, alone or beside other rows.
+_ODD = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: the keys of two seeds lie far apart
+_64_BITS = 0xFFFFFFFFFFFFFFFF
 
-    Noise belongs to token ids, not to ranks: two candidates that swap places because a batch rounds differently do
-    not change what is drawn.
+
+class SeededSampler:
+    """Draws with its own keys: the same seed and logits give the same tokens, alone or beside other rows.
+
+    The key of a token follows from the seed and the token's place in the answer, so a row that was interrupted goes
+    on as it would have. Noise belongs to token ids, not to ranks: two candidates that swap places because a batch
+    rounds differently do not change what is drawn.
     """
 
-    def __init__(self, sampling: Sampling) -> None:
+    def __init__(self, sampling: Sampling, drawn: int = 0) -> None:
         assert sampling.seed is not None
         self._sampling = sampling
-        self._key = mx.random.key(sampling.seed & 0xFFFFFFFFFFFFFFFF)
+        self._seed = sampling.seed * _ODD
+        self._place = drawn
 
     def __call__(self, logprobs: mx.array) -> mx.array:
         sampling = self._sampling
-        self._key, key = mx.random.split(self._key)
+        key = mx.random.key((self._seed + self._place) & _64_BITS)
+        self._place += 1
         values, ids = candidates(logprobs, top_p=sampling.top_p, top_k=sampling.top_k, min_p=sampling.min_p)
         noise = mx.broadcast_to(mx.random.gumbel((1, logprobs.shape[-1]), key=key), logprobs.shape)
         scores = values * (1.0 / sampling.temperature)
@@ -138,21 +148,22 @@ def candidates(logprobs: mx.array, *, top_p: float, top_k: int, min_p: float) ->
 # --- processors -------------------------------------------------------------
 
 
-def make_processors(sampling: Sampling, prompt_tokens: Sequence[int]) -> list[Processor]:
+def make_processors(sampling: Sampling, prompt_tokens: Sequence[int], generated: Sequence[int] = ()) -> list[Processor]:
     """The row's bias and penalties; empty if it has none.
 
     Args:
         prompt_tokens: the whole prompt, whatever part of it comes from stored KV.
+        generated: what the row has generated before it was interrupted.
     """
     processors: list[Processor] = []
     if sampling.logit_bias:
         processors += make_logits_processors(logit_bias=dict(sampling.logit_bias))
     if sampling.repetition_penalty != 1.0 and sampling.repetition_context_size > 0:
-        processors.append(
-            RepetitionPenalty(sampling.repetition_penalty, sampling.repetition_context_size, prompt_tokens)
-        )
+        size = min(sampling.repetition_context_size, _LONGEST_WINDOW)
+        held = (*prompt_tokens[-size:], *generated[-size:])
+        processors.append(RepetitionPenalty(sampling.repetition_penalty, size, held))
     if sampling.presence_penalty != 0 or sampling.frequency_penalty != 0:
-        processors.append(CountPenalty(sampling.presence_penalty, sampling.frequency_penalty))
+        processors.append(CountPenalty(sampling.presence_penalty, sampling.frequency_penalty, generated))
     return processors
 
 
@@ -163,10 +174,11 @@ class RepetitionPenalty:
     unless the caller repeats it.
     """
 
-    def __init__(self, penalty: float, size: int, prompt_tokens: Sequence[int]) -> None:
+    def __init__(self, penalty: float, size: int, held: Sequence[int]) -> None:
+        """`held`: the tokens before the next one, at least the last `size`."""
         self._penalise: Processor = make_repetition_penalty(penalty, size)
         self._size = size
-        self._window = mx.array(list(prompt_tokens[-size:]), dtype=mx.int32)
+        self._window = mx.array(list(held[-size:]), dtype=mx.int32)
         self._started = False
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
@@ -182,16 +194,18 @@ class CountPenalty:
     (mlx-lm's own look at the last 20 tokens, prompt included.)
     """
 
-    def __init__(self, presence: float, frequency: float) -> None:
+    def __init__(self, presence: float, frequency: float, generated: Sequence[int] = ()) -> None:
         self._presence = presence
         self._frequency = frequency
+        self._before = generated
         self._counts: mx.array | None = None
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
-        if self._counts is None:  # the first call's newest token is the prompt's last
-            self._counts = mx.zeros(logits.shape[-1], dtype=mx.float32)
-            return logits
-        self._counts = self._counts.at[tokens[-1:]].add(1.0)
+        if self._counts is None:  # the first call's newest token is known already, or the prompt's last
+            counts = np.bincount(np.asarray(self._before, dtype=np.int64), minlength=logits.shape[-1])
+            self._counts = mx.array(counts.astype(np.float32))
+        else:
+            self._counts = self._counts.at[tokens[-1:]].add(1.0)
         penalty = self._frequency * self._counts + self._presence * (self._counts > 0)
         return logits - penalty.astype(logits.dtype)
 

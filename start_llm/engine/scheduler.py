@@ -1,57 +1,47 @@
 """Which work the model does next. Model thread only; knows no MLX: effects go in as `Runner` and `GuardedStore`.
 
 A step is: end what is cancelled or late, admit what fits, one decode step of
-all rows, one prefill chunk of one request. Three collaborators do work of their own:
-`prefill` (chunks and what is stored of them), `leaders` (prompts that share a beginning
-nobody has computed yet) and `anchoring` (work for the idle gap).
+all rows, one prefill chunk of one request. The collaborators: `prompts` (the
+requests in prefill), `rows` (those that decode), `requests` (all of them, and how
+they end), `trials` (after a step that failed), `anchoring` (work for the idle gap).
+
+What goes wrong with one request ends that request.
 """
 
 from __future__ import annotations
 
 import logging
-from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
-from start_llm.core.errors import Internal, OutOfMemory, StartLLMError
-from start_llm.core.events import Admitted, Prefilled, Sampled, TokenLogprob
-from start_llm.core.report import CacheReport, Miss
+from start_llm.core.events import Sampled
+from start_llm.core.report import CacheReport
 from start_llm.core.work import Submit
 from start_llm.engine.anchoring import Anchoring
 from start_llm.engine.guarded import GuardedStore
-from start_llm.engine.jobs import EndReason, Job, Stage
+from start_llm.engine.jobs import Job, Stage
 from start_llm.engine.leaders import Leaders
 from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.prefill import Prefill
+from start_llm.engine.prompts import Prompts, report_of
+from start_llm.engine.requests import Requests
+from start_llm.engine.rows import Draw, Rows
 from start_llm.engine.runner import Row, Runner
+from start_llm.engine.trials import Trials
 from start_llm.kvcache.blocks import as_tokens
-from start_llm.kvcache.pieces import Plan
 
 log = logging.getLogger(__name__)
 
-Processors = list[Callable[[Any, Any], Any]]
-
-
-class Drawing(Protocol):
-    """How one request's tokens are drawn; holds state of its row (seed, grammar, penalties)."""
-
-    sampler: Callable[[Any], Any]
-    processors: Processors
-
-    def logprob(self, token: int) -> TokenLogprob | None:
-        """Of the row's next reported token, if the client asked; called once per token, in order.
-
-        Raises what went wrong with the row's grammar: such a request ends with an error, never with garbage.
-        """
-        ...
+MOST_FAILURES = 3
+"""Steps that may fail around a request before it is given up."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`step`: prompt tokens a chunk; `idle_step`: the same while re-anchoring; `deadline`: seconds, 0 is none.
+    """`step`: prompt tokens a chunk; `idle_step`: the same while re-anchoring.
 
+    `deadline`: seconds of decoding, or of prefill that does not move, after which a request is ended; 0 is none.
     `join`: a shared prefix shorter than this is computed again rather than waited for.
     """
 
@@ -62,11 +52,17 @@ class Limits:
 
 
 class Scheduler:
+    """
+    Attributes:
+        requests: all that have not ended.
+        anchoring: what is done while there are none.
+    """
+
     def __init__(
         self,
         runner: Runner,
         store: GuardedStore,
-        draw: Callable[[Submit], Drawing],
+        draw: Draw,
         *,
         eos: frozenset[int],
         limits: Limits,
@@ -74,46 +70,35 @@ class Scheduler:
         memory: MemoryGuard,
         clock: Callable[[], float],
     ) -> None:
-        self._runner, self._store, self._draw = runner, store, draw
+        self._store, self._memory = store, memory
         self._eos, self._limits, self._clock = eos, limits, clock
-        self._memory = memory
         self._room = min(max_concurrency, runner.max_rows)
-        self._waiting: deque[Job] = deque()
-        self._prefilling: list[Job] = []
-        self._decoding: dict[int, Job] = {}
-        self._by_id: dict[str, Job] = {}
-        self._turn = 0
-        self._tokens_decoded = 0
-        self._trim_misses = 0
         self._prefill = Prefill(runner, store, clock)
-        self._leaders = Leaders(limits.join)
         self.anchoring = Anchoring(self._prefill, store, limits.idle_step, clock)
-
-    # --- what the engine thread calls -------------------------------------
+        self._prompts = Prompts(store, self._prefill, Leaders(limits.join), self.anchoring, clock)
+        self._rows = Rows(runner, draw)
+        self.requests = Requests(self._prompts, self._rows, self._prefill, memory, clock)
+        self._trials = Trials(self.requests, self._rows)
+        self._tokens_decoded = 0
+        self._failed_steps = 0
 
     @property
     def running(self) -> int:
-        return len(self._prefilling) + len(self._decoding)
+        return len(self._prompts) + len(self._rows)
 
     @property
     def queued(self) -> int:
-        return len(self._waiting)
+        return len(self.requests.waiting)
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting or self._prefilling or self._decoding)
+        return len(self.requests) > 0
 
     def add(self, work: Submit) -> None:
-        now = self._clock()
-        deadline = now + self._limits.deadline if self._limits.deadline else float("inf")
-        job = Job(work, as_tokens(work.prompt.tokens), submitted=now, deadline=deadline)
-        self._by_id[work.id] = job
-        self._waiting.append(job)
+        self.requests.add(work)
 
     def cancel(self, work_id: str) -> None:
-        job = self._by_id.get(work_id)
-        if job is not None:
-            job.cancelled = True
+        self.requests.cancel(work_id)
 
     def step(self) -> None:
         self._reap()
@@ -121,11 +106,24 @@ class Scheduler:
             self.anchoring.end()
         self._admit()
         self._decode()
-        self._prefill_step()
+        self._compute()
 
     def rest(self) -> None:
         """To be called now and then while there is nothing to do."""
         self._store.idle()
+
+    def recover(self, error: Exception) -> None:
+        """After a step that failed outside of any request's own work: what was running starts again.
+
+        A request that was there each of `MOST_FAILURES` times is given up.
+        """
+        self._failed_steps += 1
+        self.anchoring.forget()
+        self.requests.put_back_all()
+        for job in self.requests:
+            job.failures += 1
+            if job.failures >= MOST_FAILURES:
+                self.requests.fail(job, error)
 
     def figures(self) -> dict[str, float]:
         """Totals of the work done and the store's sizes, by the names that `/metrics` shows."""
@@ -133,206 +131,88 @@ class Scheduler:
             "tokens_prefilled": self._prefill.tokens,
             "tokens_prefilled_idle": self.anchoring.tokens,
             "tokens_decoded": self._tokens_decoded,
-            "hybrid_trim_miss": self._trim_misses,
+            "hybrid_trim_miss": self._prompts.trim_misses,
+            "failed_steps": self._failed_steps,
             **self._store.figures(),
         }
 
     def plan(self, tokens: tuple[int, ...]) -> CacheReport:
         array = as_tokens(tokens)
-        plan = self._store.lookup(array, limit=len(array) - 1)
-        return _report(len(array), plan)
+        return report_of(len(array), self._store.lookup(array, limit=len(array) - 1))
 
-    def fail_all(self, error: StartLLMError) -> None:
-        """Ends everything; nothing of what was running is stored."""
-        for job in list(self._by_id.values()):
-            self._memory.give(job.work.id)
-            job.fail(error)
-        for uid in list(self._decoding):
-            self._runner.remove(uid)
-        self._waiting.clear()
-        self._prefilling.clear()
-        self._decoding.clear()
-        self._by_id.clear()
-        self.anchoring.forget()
-
-    # --- ending -------------------------------------------------------------
+    # --- the parts of a step --------------------------------------------------
 
     def _reap(self) -> None:
-        now = self._clock()
-        for job in [j for j in self._by_id.values() if j.cancelled or now >= j.deadline]:
-            self._abort(job, "cancelled" if job.cancelled else "deadline")
-
-    def _abort(self, job: Job, reason: EndReason) -> None:
-        """Ends a job early; the KV that is already computed is kept."""
-        if job.stage is Stage.WAITING:
-            self._waiting.remove(job)
-        elif job.stage is Stage.PREFILL:
-            self._prefilling.remove(job)
-            if job.position > job.report.reused:
-                self._prefill.keep(job)
-        elif job.stage is Stage.DECODE:
-            self._decoding.pop(job.uid, None)
-            removed = self._runner.remove(job.uid)
-            if removed is not None:
-                cache, tokens = removed
-                self._prefill.store(job, as_tokens(tokens), cache)
-        self._end(job, reason)
-
-    def _end(self, job: Job, reason: EndReason) -> None:
-        job.report = replace(job.report, generated=len(job.generated))
-        job.cache = None
-        self._memory.give(job.work.id)
-        self._by_id.pop(job.work.id, None)
-        job.end(reason)
-
-    @contextmanager
-    def _failing(self, job: Job) -> Iterator[None]:
-        """What goes wrong with one request ends that request only."""
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001 - logged and sent to the client by _fail
-            self._fail(job, error)
-
-    def _fail(self, job: Job, error: Exception) -> None:
-        log.warning("request %s failed: %s", job.work.id, error, exc_info=not isinstance(error, StartLLMError))
-        self._memory.give(job.work.id)
-        if job in self._waiting:
-            self._waiting.remove(job)
-        if job in self._prefilling:
-            self._prefilling.remove(job)
-        if self._decoding.pop(job.uid, None) is not None:
-            self._runner.remove(job.uid)
-        job.cache = None
-        self._by_id.pop(job.work.id, None)
-        job.fail(error if isinstance(error, StartLLMError) else _as_error(error))
-
-    # --- admission ----------------------------------------------------------
+        now, limit = self._clock(), self._limits.deadline or math.inf
+        for job in self.requests:
+            if job.cancelled or job.seconds(now) >= limit:
+                with self.requests.failing(job):
+                    self.requests.abort(job, "cancelled" if job.cancelled else "deadline")
 
     def _admit(self) -> None:
-        while self._waiting and self.running < self._room:
-            job = self._waiting[0]
-            with self._failing(job):
+        waiting = self.requests.waiting
+        while waiting and self.running < self._room and self._trials.may_start(waiting[0]):
+            job = waiting[0]
+            with self.requests.failing(job):
                 if not self._memory.admits(job.most_tokens):
                     return
-                self._waiting.popleft()
+                waiting.popleft()
                 self._memory.take(job.work.id, job.most_tokens)
-                self._begin(job)
-
-    def _begin(self, job: Job) -> None:
-        """Plans and restores, unless another job is computing more of this prompt than is stored."""
-        plan = self._store.lookup(job.tokens, limit=job.prefix)
-        job.stage, job.admitted = Stage.PREFILL, self._clock()
-        self._prefilling.append(job)
-        if not self._leaders.follow(job, plan.length, self._prefilling):
-            self._restore(job, plan, joined=0)
-
-    def _restore(self, job: Job, plan: Plan, joined: int) -> None:
-        restored = self._store.restore(job.tokens, plan)
-        self._trim_misses += plan.reason == "no_checkpoint"
-        job.cache, job.position, job.leader = restored.cache, restored.length, None
-        job.pauses = [p for p in self._store.pauses(job.work.prompt, job.position) if p < job.prefix]
-        job.report = replace(
-            _report(len(job.tokens), plan),
-            reused=restored.length,
-            computed=len(job.tokens) - restored.length,
-            joined=max(0, min(joined, restored.length)),
-            computed_idle=self.anchoring.share(job.tokens, restored.length),
-            copied_bytes=restored.copied_bytes,
-            seconds_queued=job.admitted - job.submitted,
-        )
-        job.send(Admitted(job.report))
-
-    # --- decode ---------------------------------------------------------------
+                self._prompts.begin(job)
 
     def _decode(self) -> None:
-        if not self._decoding:
+        try:
+            rows = self._rows.step()
+        except Exception as error:
+            self._failed_steps += 1
+            jobs = self._rows.clear()
+            if len(jobs) == 1:
+                self.requests.fail(jobs[0], error)
+                return
+            log.warning("a step of %d rows failed; each is tried alone", len(jobs), exc_info=True)
+            self._trials.begin(jobs)
             return
-        for row in self._runner.decode():
-            job = self._decoding.get(row.uid)
-            if job is None:
-                continue
-            with self._failing(job):
+        for job, row in rows:
+            if job.stage is not Stage.DECODE:
+                continue  # put back meanwhile: it will draw this token again
+            with self.requests.failing(job):
                 self._take(job, row)
 
     def _take(self, job: Job, row: Row) -> None:
+        """A row's new token."""
         self._tokens_decoded += 1
         job.generated.append(row.token)
-        logprob = job.drawing.logprob(row.token) if job.drawing is not None else None
+        logprob = job.drawing.logprob(row.token)
         if row.token not in self._eos:
             job.send(Sampled(row.token, logprob))
         if row.finish is None:
+            self._trials.decoded(job)
             return
-        self._decoding.pop(row.uid)
-        if row.cache is not None and row.tokens is not None:
-            self._prefill.store(job, as_tokens(row.tokens), row.cache)
-        self._end(job, row.finish)
+        kv = None if row.cache is None or row.tokens is None else (row.cache, row.tokens)
+        self.requests.finish(job, row.finish, kv)
 
-    # --- prefill ----------------------------------------------------------------
-
-    def _prefill_step(self) -> None:
+    def _compute(self) -> None:
         """Up to a step's worth of prompt tokens, so that several short prompts join the batch together."""
         left = self._limits.step
         while left > 0:
-            job = self._pick()
-            if job is None:
+            for job in self._prompts.released():
+                with self.requests.failing(job):
+                    self._prompts.take_over(job)
+            next_job = self._prompts.next(self._trials.may_decode)
+            if next_job is None:
                 return
-            before = job.position
-            with self._failing(job):
-                self._prefill.chunk(job, left)
-                job.send(Prefilled(min(job.position, job.prefix) + 1, len(job.tokens)))
-                if job.position >= job.prefix:
-                    self._start_decoding(job)
-            left -= max(1, job.position - before)
-
-    def _pick(self) -> Job | None:
-        """Alternates between the oldest and the one that is nearest to its first token."""
-        for job in [j for j in self._prefilling if j.leader is not None and not self._leaders.must_wait(j)]:
-            with self._failing(job):
-                self._take_over(job)
-        ready = [j for j in self._prefilling if j.leader is None and j.cache is not None]
-        if not ready:
-            return None
-        self._turn += 1
-        return ready[0] if self._turn % 2 else min(ready, key=lambda j: j.prefix - j.position)
-
-    def _take_over(self, job: Job) -> None:
-        """The leader got as far as `job` needs it, or is gone: `job` goes on with what is stored."""
-        leader = job.leader
-        if leader is not None and leader.stage is Stage.PREFILL:
-            self._prefill.keep(leader)
-        plan = self._store.lookup(job.tokens, limit=job.prefix)
-        self._restore(job, plan, joined=plan.length - job.stored)
+            done = 0
+            with self.requests.failing(next_job):
+                done = self._prompts.compute(next_job, left)
+                if next_job.position >= next_job.prefix and self._trials.may_decode(next_job):
+                    self._start_decoding(next_job)
+            left -= max(1, done)
 
     def _start_decoding(self, job: Job) -> None:
         assert job.cache is not None
         self._prefill.keep(job, checkpoint=False)
-        self._prefilling.remove(job)
-        job.report = replace(job.report, seconds_prefill=self._clock() - job.admitted)
+        self._prompts.discard(job)
+        if not job.generated:
+            job.report = replace(job.report, seconds_prefill=self._clock() - job.admitted)
         cache, job.cache = job.cache, None
-        job.drawing = drawing = self._draw(job.work)
-        job.uid = self._runner.insert(
-            job.work.prompt.tokens,
-            cache,
-            max_tokens=job.work.max_tokens,
-            sampler=drawing.sampler,
-            processors=drawing.processors,
-        )
-        job.stage = Stage.DECODE
-        self._decoding[job.uid] = job
-
-
-def _report(prompt: int, plan: Plan) -> CacheReport:
-    """Counts, with the store's part of the explanation; `chat` keeps the miss only where more was computed than new."""
-    return CacheReport(
-        prompt=prompt,
-        reused=plan.length,
-        computed=prompt - plan.length,
-        new=max(0, prompt - plan.seen),
-        miss=Miss(plan.reason or ("diverged" if plan.seen else "first_turn"), plan.matched),
-    )
-
-
-def _as_error(error: Exception) -> StartLLMError:
-    if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
-        return OutOfMemory("The request does not fit in this machine's memory.")
-    return Internal(f"The model failed on this request: {type(error).__name__}: {error}")
+        self._rows.insert(job, cache)

@@ -29,12 +29,16 @@ class BatchRunner:
     def __init__(self, model: Any, *, eos: Iterable[int], max_rows: int) -> None:
         self.max_rows = max_rows
         self._model = model
+        self._eos = sorted(eos)
+        self._batch = self._generator()
+
+    def _generator(self) -> BatchGenerator:
         with no_wired_limit():
-            self._batch = BatchGenerator(
-                model,
-                stop_tokens=[[token] for token in sorted(eos)],
-                completion_batch_size=max_rows,
-                prefill_batch_size=max_rows,
+            return BatchGenerator(
+                self._model,
+                stop_tokens=[[token] for token in self._eos],
+                completion_batch_size=self.max_rows,
+                prefill_batch_size=self.max_rows,
             )
 
     def prefill(self, cache: Cache, tokens: Sequence[int]) -> None:
@@ -80,6 +84,10 @@ class BatchRunner:
             cache, tokens = found
             eval_cache(cache)
         return cache, tokens
+
+    def clear(self) -> None:
+        self._batch = self._generator()
+        mx.clear_cache()
 
     def close(self) -> None:
         self._batch.close()
@@ -160,6 +168,9 @@ class SequentialRunner:
         self._row = None
         eval_cache(row.cache)
         return row.cache, row.tokens
+
+    def clear(self) -> None:
+        self._row = None
 
     def close(self) -> None:
         self._row = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -16,11 +17,13 @@ class ThinkingBudget:
     It reads each new token, which costs the decode step its head start; only requests with a budget have it.
     """
 
-    def __init__(self, limit: ThinkingLimit) -> None:
+    def __init__(self, limit: ThinkingLimit, generated: Sequence[int] = ()) -> None:
         self._limit = limit
         self._inside = limit.inside
         self._used = 0
         self._started = False
+        for token in generated:
+            self._see(token)
 
     def __call__(self, tokens: Any, logits: Any) -> Any:
         if self._started:

@@ -209,7 +209,7 @@ class EngineThread:
         try:
             self._loop(runtime.scheduler)
         finally:
-            runtime.scheduler.fail_all(Unavailable("The server is shutting down."))
+            runtime.scheduler.requests.fail_all(Unavailable("The server is shutting down."))
             self._set("stopped", detail="The server is shutting down.")
             runtime.close()
 
@@ -223,7 +223,7 @@ class EngineThread:
                     scheduler.anchoring.step()
             except Exception as error:
                 log.warning("a scheduler step failed", exc_info=True)
-                scheduler.fail_all(Internal(f"The model thread failed: {type(error).__name__}: {error}"))
+                scheduler.recover(error)
 
     def _drain(self, scheduler: Scheduler) -> bool:
         """Takes all pending commands; waits for one if there is nothing to do. False: stop."""
@@ -245,7 +245,11 @@ class EngineThread:
 
     def _do(self, scheduler: Scheduler, command: Command) -> None:
         if isinstance(command, Submit):
-            scheduler.add(command)
+            try:
+                scheduler.add(command)
+            except Exception as error:
+                log.warning("request %s was not taken", command.id, exc_info=True)
+                command.sink.put(EngineFailed(Internal(f"The request cannot be run: {type(error).__name__}: {error}")))
         elif isinstance(command, _Cancel):
             scheduler.cancel(command.work_id)
         elif isinstance(command, _Anchor):

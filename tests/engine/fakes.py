@@ -52,7 +52,8 @@ class FakeRunner:
     ) -> int:
         assert list(tokens[:-1]) == cache
         self.uid += 1
-        self.rows[self.uid] = [[*cache, tokens[-1]], len(tokens), max_tokens]
+        drawn = sampler.__self__.drawn  # type: ignore[attr-defined]
+        self.rows[self.uid] = [[*cache, tokens[-1]], len(tokens) - drawn, max_tokens + drawn]
         return self.uid
 
     def decode(self) -> list[Row]:
@@ -72,6 +73,9 @@ class FakeRunner:
     def remove(self, uid: int) -> tuple[list[Any], list[int]] | None:
         row = self.rows.pop(uid, None)
         return None if row is None else (list(row[0]), list(row[0]))
+
+    def clear(self) -> None:
+        self.rows.clear()
 
     def close(self) -> None:
         self.rows.clear()
@@ -143,8 +147,14 @@ class FakeStore:
 
 
 class FakeDrawing:
-    sampler = staticmethod(lambda logprobs: logprobs)
-    processors: list[Any] = []  # noqa: RUF012 - never changed
+    """Knows how much was drawn before: the fake runner counts from there."""
+
+    def __init__(self, work: Submit, generated: Sequence[int]) -> None:
+        self.drawn = len(generated)
+        self.processors: list[Any] = []
+
+    def sampler(self, logprobs: Any) -> Any:
+        return logprobs
 
     def logprob(self, token: int) -> None:
         return None

@@ -30,7 +30,7 @@ def make(runner: FakeRunner | None = None, store: FakeStore | None = None, memor
     scheduler = Scheduler(
         runner,
         guarded,
-        lambda work: FakeDrawing(),
+        FakeDrawing,
         eos=frozenset({EOS}),
         limits=Limits(**{"step": 100, "idle_step": 10, **limits}),
         max_concurrency=8,

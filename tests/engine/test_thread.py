@@ -27,7 +27,7 @@ class FakeRuntime:
         self.scheduler = Scheduler(
             runner,
             GuardedStore(FakeStore(), list),  # type: ignore[arg-type]
-            lambda work: FakeDrawing(),
+            FakeDrawing,
             eos=frozenset({EOS}),
             limits=Limits(step=50),
             max_concurrency=4,
