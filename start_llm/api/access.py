@@ -49,6 +49,14 @@ def allowed_origin(headers: Mapping[str, str]) -> str | None:
     return origin
 
 
+def origin_of(headers: Mapping[str, str]) -> str | None:
+    """The browser origin that may read an answer, also one that tells an error."""
+    try:
+        return allowed_origin(headers)
+    except Forbidden:
+        return None
+
+
 def _host_name(url: str) -> str | None:
     try:
         return urlsplit(url).hostname

@@ -1,8 +1,8 @@
-"""Accepts connections and reads request heads, all in one thread, none of it blocking.
+"""Accepts connections, reads whole requests and finishes answers, all in one thread, none of it blocking.
 
-A connection leaves with its first complete head, to whoever `dispatch` finds for it, and may
-come back for its next request. So neither slow clients nor idle ones hold a worker, and
-the lane of a request is chosen when its first line is known.
+A connection leaves with its first complete request, to whoever `Desk.dispatch` finds for it, and may come back for its
+next one, or with the part of an answer that its client has not taken yet. So neither slow clients nor idle ones hold a
+worker, and what is wrong with a head is told before the body is read.
 """
 
 from __future__ import annotations
@@ -15,66 +15,145 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Protocol
+
+from start_llm.api.admission import Admitted
+from start_llm.api.arrival import HEAD_SECONDS, Arrival
+from start_llm.api.body import Bodies, Body
+from start_llm.api.door import Door, connections_allowed
+from start_llm.api.wire import Head, send_now
+from start_llm.core.errors import RequestTimeout, StartLLMError, Unavailable
 
 log = logging.getLogger(__name__)
 
-HEAD_LIMIT = 65536
-HEAD_SECONDS = 20.0
+SEND_SECONDS = 300.0
+STALL_SECONDS = 20.0
+"""A client may take nothing of its answer so long."""
 IDLE_SECONDS = 75.0
 DRAIN_SECONDS = 3.0
-MOST_WAITING = 1000
 SWEEP_SECONDS = 0.5
+RECEIVE_BYTES = 65536
 
 
-@dataclass(eq=False, slots=True)
-class Arriving:
-    """A connection without a complete head, or one that is drained. `deadline` is on the monotonic clock."""
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A complete request, with the connection that waits for its answer.
+
+    Attributes:
+        connection: non-blocking.
+        address: the client's, host and port.
+        rest: what came behind the request: the begin of the next one.
+        unread: a body may still be on its way; nobody reads it.
+        received: ``time.monotonic()`` when it was complete, in seconds.
+    """
 
     connection: socket.socket
     address: tuple[str, int]
+    head: Head
+    admitted: Admitted
+    body: Body
+    rest: bytes
+    unread: bool
+    received: float
+
+
+class Desk(Protocol):
+    """Whom the front asks, on its own thread: nothing here may block."""
+
+    def admit(self, head: Head) -> Admitted:
+        """Raises StartLLMError: the request is refused, its body unread."""
+        ...
+
+    def dispatch(self, request: Request) -> None:
+        """Takes the request; it comes back by `Front.finish`, or is closed."""
+        ...
+
+    def refusal(self, error: StartLLMError, head: Head | None, *, close: bool) -> bytes:
+        """The whole answer to a request that is not run."""
+        ...
+
+
+@dataclass(eq=False, slots=True)
+class Waiting:
+    """A connection that waits here: for a request, for its client to take an answer, or to be drained.
+
+    Attributes:
+        deadline: when it is given up, on the monotonic clock.
+        latest: the deadline of an answer does not move beyond this.
+        outgoing: of an answer, not yet taken by the client.
+        keep: after that it may send its next request; else it is drained.
+        draining: answered, but its client may still be sending: closed when it has ended. Closing at once would send a
+            reset, which can overtake the answer.
+    """
+
+    connection: socket.socket
+    address: tuple[str, int]
+    arrival: Arrival
     deadline: float
-    received: bytes = b""
+    latest: float = 0.0
+    outgoing: bytes = b""
+    keep: bool = True
     draining: bool = False
 
-
-Dispatch = Callable[[socket.socket, tuple[str, int], bytes], None]
+    @property
+    def is_arriving(self) -> bool:
+        return self.arrival.begun and not self.outgoing and not self.draining
 
 
 class Front:
-    """The accept loop. `start`, `give_back`, `stop_accepting` and `stop` may be called from any thread."""
+    """The accept loop. `start`, `finish`, `stop_accepting` and `stop` may be called from any thread.
 
-    def __init__(self, listener: socket.socket, dispatch: Dispatch) -> None:
-        self._listener = listener
-        self._dispatch = dispatch
+    Args:
+        most_waiting: connections that wait here at the same time; one more closes the oldest.
+    """
+
+    def __init__(self, listener: socket.socket, desk: Desk, bodies: Bodies, most_waiting: int | None = None) -> None:
+        self._desk = desk
+        self._bodies = bodies
+        self._most_waiting = most_waiting or connections_allowed()
         self._selector = selectors.DefaultSelector()
-        self._waiting: set[Arriving] = set()
-        self._returned: deque[Arriving] = deque()
+        self._door = Door(listener, self._selector)
+        self._waiting: dict[Waiting, None] = {}  # in the order they came
+        self._returned: deque[Waiting] = deque()
+        self._ready: deque[Waiting] = deque()
         self._wake_in, self._wake_out = socket.socketpair()
         self._accepting = True
         self._running = True
+        self._next_sweep = 0.0
+        self._dropped = self._errors = 0
         self._thread = threading.Thread(target=self._run, name="api-front", daemon=True)
 
+    def figures(self) -> dict[str, float]:
+        """For /metrics."""
+        return {
+            "http_waiting": len(self._waiting),
+            "http_dropped": self._dropped,
+            "http_accept_pauses": self._door.rests,
+            "http_front_errors": self._errors,
+        }
+
     def start(self) -> None:
-        self._listener.setblocking(False)
         self._wake_out.setblocking(False)
-        self._selector.register(self._listener, selectors.EVENT_READ, "accept")
-        self._selector.register(self._wake_out, selectors.EVENT_READ, "wake")
+        self._wake_in.setblocking(False)
+        self._door.open()
+        self._selector.register(self._wake_out, selectors.EVENT_READ, None)
         self._thread.start()
 
-    def give_back(self, connection: socket.socket, address: tuple[str, int], rest: bytes) -> None:
-        """A connection that has been answered and stays open; `rest` is the begin of its next request."""
-        self._returned.append(Arriving(connection, address, time.monotonic() + IDLE_SECONDS, rest))
-        self._wake()
+    def finish(self, request: Request, outgoing: bytes, *, keep: bool) -> None:
+        """A connection whose request has been answered, up to what is `outgoing`.
 
-    def drain(self, connection: socket.socket, address: tuple[str, int]) -> None:
-        """A connection that has been answered with part of its request unread: closed when that has come.
-
-        Closing at once would send a reset, which can overtake the answer.
+        Args:
+            keep: it stays open for a next request.
         """
-        self._returned.append(Arriving(connection, address, time.monotonic() + DRAIN_SECONDS, draining=True))
+        if not self._thread.is_alive():
+            request.connection.close()
+            return
+        arrival = self._arrival(request.rest if keep else b"")
+        self._returned.append(Waiting(request.connection, request.address, arrival, 0.0, outgoing=outgoing, keep=keep))
         self._wake()
 
     def stop_accepting(self) -> None:
+        """No new connections and no new requests: those that are not complete get 503."""
         self._accepting = False
         self._wake()
 
@@ -83,117 +162,208 @@ class Front:
         self._running = False
         self._wake()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(timeout=5)
+            self._thread.join(timeout=1)
+
+    def _arrival(self, rest: bytes) -> Arrival:
+        return Arrival(self._bodies, self._desk.admit, rest)
 
     def _wake(self) -> None:
         try:
             self._wake_in.send(b"!")
         except OSError:
-            log.debug("the front thread has ended")
+            log.debug("the front thread has ended, or is awake")
+
+    # --- the loop ---
 
     def _run(self) -> None:
         try:
             while self._running:
-                for key, _ in self._selector.select(SWEEP_SECONDS if self._waiting else None):
-                    if key.data == "accept":
-                        self._accept()
-                    elif key.data == "wake":
+                for key, _ in self._selector.select(self._pause()):
+                    if key.data is self._door:
+                        self._let_in()
+                    elif key.data is None:
                         self._wake_out.recv(4096)
-                    else:
-                        self._receive(key.data)
-                self._take_returned()
-                self._sweep(time.monotonic())
-                if not self._accepting:
-                    self._close_listener()
+                    elif key.data in self._waiting:
+                        self._guarded(self._send if key.data.outgoing else self._receive, key.data)
+                for queue, action in ((self._returned, self._take_back), (self._ready, self._look_again)):
+                    for _ in range(len(queue)):  # what comes back at once has its next turn after the others
+                        self._guarded(action, queue.popleft())
+                self._on_time(time.monotonic())
+                if not self._accepting and self._door.close():
+                    self._end_waiting()
         finally:
             self._close_all()
 
-    def _accept(self) -> None:
+    def _pause(self) -> float | None:
+        """How long to wait for something to happen, in seconds."""
+        if self._returned or self._ready:
+            return 0
+        return SWEEP_SECONDS if self._waiting or self._door.is_resting else None
+
+    def _guarded(self, action: Callable[..., None], waiting: Waiting, *more: Any) -> None:
+        """What goes wrong with one connection ends that connection."""
         try:
-            connection, address = self._listener.accept()
-        except OSError as error:
-            log.warning("a connection could not be accepted: %s", error)
+            action(waiting, *more)
+        except Exception:  # the thread's edge
+            self._errors += 1
+            log.warning("the front thread met an unexpected error; a connection is closed", exc_info=True)
+            self._drop(waiting)
+
+    def _on_time(self, now: float) -> None:
+        if self._accepting:
+            self._door.go_on(now)
+        if now < self._next_sweep:
             return
-        connection.setblocking(False)
-        if len(self._waiting) >= MOST_WAITING:
-            connection.close()
-            return
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._wait_for(Arriving(connection, address[:2], time.monotonic() + HEAD_SECONDS))
+        self._next_sweep = now + SWEEP_SECONDS
+        for waiting in [item for item in self._waiting if item.deadline < now]:
+            if waiting.is_arriving:
+                self._guarded(self._refuse, waiting, RequestTimeout("The request took too long to arrive."))
+            else:
+                self._drop(waiting)
 
-    def _wait_for(self, arriving: Arriving) -> None:
-        self._waiting.add(arriving)
-        self._selector.register(arriving.connection, selectors.EVENT_READ, arriving)
+    # --- connections come and go ---
 
-    def _forget(self, arriving: Arriving) -> None:
-        self._waiting.discard(arriving)
-        self._selector.unregister(arriving.connection)
+    def _let_in(self) -> None:
+        for connection, address in self._door.accept():
+            while len(self._waiting) >= self._most_waiting:
+                self._drop_oldest()
+            self._wait_for(Waiting(connection, address, self._arrival(b""), time.monotonic() + HEAD_SECONDS))
+        if self._door.is_resting and self._waiting:  # mostly there is no free file descriptor
+            self._drop_oldest()
 
-    def _take_returned(self) -> None:
-        while self._returned:
-            arriving = self._returned.popleft()
-            if not self._accepting and not arriving.draining:
-                arriving.connection.close()
-                continue
-            arriving.connection.setblocking(False)
-            self._wait_for(arriving)
-            if arriving.received:
-                self._look(arriving)
+    def _drop_oldest(self) -> None:
+        self._dropped += 1
+        self._drop(next(iter(self._waiting)))
 
-    def _receive(self, arriving: Arriving) -> None:
+    def _wait_for(self, waiting: Waiting) -> None:
+        self._waiting[waiting] = None
+        self._selector.register(waiting.connection, selectors.EVENT_READ, waiting)
+
+    def _forget(self, waiting: Waiting) -> None:
+        if waiting in self._waiting:
+            del self._waiting[waiting]
+            self._selector.unregister(waiting.connection)
+
+    def _drop(self, waiting: Waiting) -> None:
+        self._forget(waiting)
+        waiting.arrival.body.close()
+        waiting.connection.close()
+
+    def _take_back(self, waiting: Waiting) -> None:
+        """One that a worker has answered."""
+        waiting.connection.setblocking(False)
+        waiting.latest = time.monotonic() + SEND_SECONDS
+        self._wait_for(waiting)
+        self._send(waiting)
+
+    def _look_again(self, waiting: Waiting) -> None:
+        """Its next request came with the last one."""
+        if waiting in self._waiting and not waiting.outgoing and not waiting.draining:
+            self._advance(waiting, b"")
+
+    # --- requests ---
+
+    def _receive(self, waiting: Waiting) -> None:
+        if waiting.arrival.rest and not waiting.arrival.begun:
+            return  # `_look_again` has its turn first: what is unread stays with the client
         try:
-            data = arriving.connection.recv(1 << 20 if arriving.draining else 65536)
-        except BlockingIOError:
+            data = waiting.connection.recv(RECEIVE_BYTES)
+        except (BlockingIOError, InterruptedError):
             return
         except OSError:
             data = b""
         if not data:
-            self._forget(arriving)
-            arriving.connection.close()
+            self._drop(waiting)
+        elif not waiting.draining:
+            self._advance(waiting, data)
+
+    def _advance(self, waiting: Waiting, data: bytes) -> None:
+        arrival, now = waiting.arrival, time.monotonic()
+        try:
+            answer = arrival.take(data, now)
+            if answer:
+                waiting.connection.send(answer)
+        except StartLLMError as error:
+            self._refuse(waiting, error)
             return
-        if arriving.draining:
+        except OSError:
+            self._drop(waiting)
             return
-        if not arriving.received:
-            arriving.deadline = time.monotonic() + HEAD_SECONDS
-        arriving.received += data
-        self._look(arriving)
+        waiting.deadline = arrival.deadline
+        if arrival.complete:
+            assert arrival.head is not None and arrival.admitted is not None
+            self._forget(waiting)
+            self._desk.dispatch(
+                Request(
+                    waiting.connection,
+                    waiting.address,
+                    arrival.head,
+                    arrival.admitted,
+                    arrival.body,
+                    rest=bytes(arrival.rest),
+                    unread=arrival.unread,
+                    received=now,
+                )
+            )
 
-    def _look(self, arriving: Arriving) -> None:
-        """Sends the connection on if its head is complete."""
-        arriving.received = arriving.received.lstrip(b"\r\n")
-        if b"\r\n\r\n" in arriving.received or b"\n\n" in arriving.received:
-            self._forget(arriving)
-            self._dispatch(arriving.connection, arriving.address, arriving.received)
-        elif len(arriving.received) > HEAD_LIMIT:
-            self._refuse(arriving, b"431 Request Header Fields Too Large")
+    # --- answers ---
 
-    def _sweep(self, now: float) -> None:
-        for arriving in [item for item in self._waiting if item.deadline < now]:
-            self._refuse(arriving, b"408 Request Timeout" if arriving.received else b"")
+    def _refuse(self, waiting: Waiting, error: StartLLMError) -> None:
+        """A request that has no body leaves the connection as good as it was."""
+        arrival, head = waiting.arrival, waiting.arrival.head
+        arrival.body.close()
+        waiting.keep = self._accepting and head is not None and head.keep_alive and not arrival.unread
+        waiting.outgoing = self._desk.refusal(error, head, close=not waiting.keep)
+        waiting.arrival = self._arrival(bytes(arrival.rest) if waiting.keep else b"")
+        waiting.latest = time.monotonic() + SEND_SECONDS
+        self._send(waiting)
 
-    def _refuse(self, arriving: Arriving, status: bytes) -> None:
-        self._forget(arriving)
-        if status:
+    def _send(self, waiting: Waiting) -> None:
+        now = time.monotonic()
+        if waiting.outgoing:
             try:
-                arriving.connection.send(b"HTTP/1.1 " + status + b"\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+                waiting.outgoing = send_now(waiting.connection, waiting.outgoing)
             except OSError:
-                log.debug("a slow client had gone")
-        arriving.connection.close()
+                self._drop(waiting)
+                return
+        if waiting.outgoing:
+            waiting.deadline = min(waiting.latest, now + STALL_SECONDS)
+            self._selector.modify(waiting.connection, selectors.EVENT_WRITE, waiting)
+        elif waiting.keep and self._accepting:
+            self._keep(waiting, now)
+        else:
+            self._drain(waiting, now)
 
-    def _close_listener(self) -> None:
-        if self._listener.fileno() >= 0:
-            self._selector.unregister(self._listener)
-            self._listener.close()
-        for arriving in list(self._waiting):
-            if not arriving.received and not arriving.draining:
-                self._forget(arriving)
-                arriving.connection.close()
+    def _keep(self, waiting: Waiting, now: float) -> None:
+        waiting.deadline = now + IDLE_SECONDS
+        self._selector.modify(waiting.connection, selectors.EVENT_READ, waiting)
+        self._waiting[waiting] = self._waiting.pop(waiting)  # by age it begins anew
+        if waiting.arrival.rest:
+            self._ready.append(waiting)
+
+    def _drain(self, waiting: Waiting, now: float) -> None:
+        waiting.draining = True
+        waiting.deadline = now + DRAIN_SECONDS
+        self._selector.modify(waiting.connection, selectors.EVENT_READ, waiting)
+        try:
+            waiting.connection.shutdown(socket.SHUT_WR)
+        except OSError:
+            self._drop(waiting)
+
+    # --- the end ---
+
+    def _end_waiting(self) -> None:
+        """What is idle closes, what is not complete gets 503."""
+        for waiting in list(self._waiting):
+            if waiting.is_arriving:
+                self._guarded(self._refuse, waiting, Unavailable("The server is shutting down."))
+            elif not waiting.draining and not waiting.outgoing:
+                self._drop(waiting)
 
     def _close_all(self) -> None:
-        for arriving in [*self._waiting, *self._returned]:
-            arriving.connection.close()
-        self._waiting.clear()
+        for waiting in [*self._waiting, *self._returned]:
+            self._drop(waiting)
+        self._door.close()
         self._selector.close()
-        self._listener.close()
         self._wake_in.close()
         self._wake_out.close()

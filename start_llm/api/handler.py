@@ -1,111 +1,73 @@
-"""One HTTP request on one connection: checks, body, answer. Uses `http.server` for the protocol's grammar."""
+"""One complete request on its HTTP thread: asks its route's handler, and writes the answer."""
 
 from __future__ import annotations
 
 import logging
 import socket
-import time
 from collections.abc import Mapping
-from http.server import BaseHTTPRequestHandler
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from dataclasses import dataclass
 
-from start_llm.api import sse
-from start_llm.api.access import allowed_origin, check_host, check_key
+from start_llm.api.answers import STREAM_HEADERS, encode_head, encode_reply, error_reply
 from start_llm.api.dialect import Inbound, Reply
-from start_llm.api.errors import error_body, error_headers, style_of
-from start_llm.api.routes import WrongMethod
-from start_llm.api.run import CACHE_HEADER, ID_HEADER, StreamFailed
-from start_llm.api.wire import Headers, Reader, body_length, read_chunked
-from start_llm.core.errors import BadRequest, ClientGone, Internal, StartLLMError, UnsupportedMediaType
-
-if TYPE_CHECKING:
-    from start_llm.api.server import Edge
+from start_llm.api.front import Request
+from start_llm.api.routes import Routes
+from start_llm.api.run import Runner, StreamFailed
+from start_llm.api.wire import is_gone, send_now
+from start_llm.core.errors import ClientGone, Internal, StartLLMError
+from start_llm.core.settings import Settings
+from start_llm.dashboard.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-BODY_SECONDS = 120.0
 SILENCE_SECONDS = 20.0
-OPEN_PATHS = frozenset({"/health"})
+"""The reader of a stream may take nothing of it so long."""
 
 
-class ApiHandler(BaseHTTPRequestHandler):
-    """Lives for one request.
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """What every handler needs; shared by all threads, never changed."""
 
-    `close_connection` tells afterwards whether the connection can take another, `body_unread`
-    whether part of this one may still be on its way.
+    settings: Settings
+    routes: Routes
+    runner: Runner
+    metrics: Metrics
+
+
+class ApiHandler:
+    """Lives for one request; `run.Out` for its answer.
+
+    Attributes:
+        outgoing: of the answer, what the client has not taken at once; the front sends it.
+        keep: the connection can take another request after that.
     """
 
-    protocol_version = "HTTP/1.1"
-    timeout = SILENCE_SECONDS
-    rfile: Reader  # type: ignore[assignment]
-    connection: socket.socket
-
-    def __init__(self, connection: socket.socket, address: tuple[str, int], received: bytes, edge: Edge) -> None:
+    def __init__(self, request: Request, edge: Edge) -> None:
+        self.outgoing = b""
+        self.keep = request.head.keep_alive and not request.unread
+        self._request = request
         self._edge = edge
-        self._received = received
-        self.body_unread = False
+        self._connection = request.connection
         self._head_sent = False
-        self._expects = False
-        self._origin: str | None = None
-        self._fields = Headers()
-        super().__init__(connection, address, edge)  # type: ignore[arg-type]
 
-    # --- http.server's hooks ---
-
-    def setup(self) -> None:
-        super().setup()
-        self.rfile.close()
-        self.rfile = Reader(self.connection, self._received)
-
-    def handle(self) -> None:
-        self.close_connection = True
+    def run(self) -> None:
+        """Never raises StartLLMError. Raises OSError: the connection failed."""
         try:
-            self.raw_requestline = self.rfile.readline()
-            if not self.raw_requestline.endswith(b"\n"):
-                self.requestline, self.command = "", ""
-                self.send_error(414, "the first line is too long")
-            elif self.parse_request():
-                self._answer()
+            if is_gone(self._connection):
+                raise ClientGone("The client went away before its request was looked at.")
+            self._answer()
         except ClientGone as gone:
-            self.close_connection = True
+            self.keep = False
             log.info("499 %s: %s", self._name(), gone.message)
 
-    def version_string(self) -> str:
-        return "start_llm"
-
-    def handle_expect_100(self) -> bool:
-        self._expects = True  # the go-ahead is given once the head has been judged
-        return True
-
-    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Called by `http.server` for heads it cannot read."""
-        error = BadRequest(f"The request cannot be read: {message or code}.")
-        error.status = int(code)
-        self.request_version = self.protocol_version  # of HTTP/0.9 it would send no head
-        self.close_connection = True
-        self._fail(error, "/")
-
-    def log_message(self, format: str, *args: Any) -> None:
-        log.debug("%s %s", self.address_string(), format % args)
-
-    # --- one request ---
-
     def _answer(self) -> None:
-        self._fields = Headers(self.headers.items())
-        path = "/"
+        head, admitted = self._request.head, self._request.admitted
         try:
-            path = _path_of(self.path)
-            lengths = self.headers.get_all("Content-Length") or []
-            self.body_unread = "Transfer-Encoding" in self.headers or lengths not in ([], ["0"])
-            self._check(path)
-            if self.command == "OPTIONS":
-                self._options(path)
+            if admitted.handler is None:
+                self._options()
                 return
-            handler, params = self._edge.routes.resolve(self.command, path)
-            body = self._read_body(lengths) if self.command == "POST" else b""
-            inbound = Inbound(self.command, path, self._fields, body, params, time.monotonic())
-            answer = handler(inbound)
+            body = self._request.body.read()
+            inbound = Inbound(head.method, head.path, head.headers, body, admitted.params, self._request.received)
+            answer = admitted.handler(inbound)
             if isinstance(answer, Reply):
                 self.reply(answer)
             else:
@@ -115,118 +77,54 @@ class ApiHandler(BaseHTTPRequestHandler):
         except StreamFailed as failed:
             log.info("%d %s: %s", failed.status, self._name(), failed.message)  # observers have told it
         except StartLLMError as error:
-            self._fail(error, path)
+            self._fail(error)
         except Exception:  # the edge: whatever a handler did not foresee
             log.warning("unexpected error in %s", self._name(), exc_info=True)
             self._edge.metrics.errors.labels("api").inc()
-            self._fail(Internal("An unexpected error happened; the server's log has the details."), path)
+            self._fail(Internal("An unexpected error happened; the server's log has the details."))
 
-    def _check(self, path: str) -> None:
-        check_host(self._fields, self._edge.settings.mlx_host)
-        self._origin = allowed_origin(self._fields)
-        if path not in OPEN_PATHS and self.command != "OPTIONS":
-            check_key(self._fields, self._edge.settings.api_key)
-
-    def _options(self, path: str) -> None:
-        route, _ = self._edge.routes.find(path)
-        methods = ", ".join(route.methods)
+    def _options(self) -> None:
+        methods = ", ".join(self._request.admitted.methods)
         headers = {"Allow": methods}
-        if self._origin is not None:
-            asked = self.headers.get("Access-Control-Request-Headers", "authorization, content-type, x-api-key")
-            headers |= {"Access-Control-Allow-Methods": methods, "Access-Control-Allow-Headers": asked}
+        if self._request.admitted.origin is not None:
+            asked = self._request.head.headers.get("Access-Control-Request-Headers")
+            headers["Access-Control-Allow-Methods"] = methods
+            headers["Access-Control-Allow-Headers"] = asked or "authorization, content-type, x-api-key"
             headers["Access-Control-Max-Age"] = "600"
         self.reply(Reply(b"", status=204, headers=headers))
-
-    def _read_body(self, lengths: list[str]) -> bytes:
-        """Raises BadRequest, TooLarge, UnsupportedMediaType, ClientGone."""
-        limit = self._edge.settings.max_body_bytes
-        length = body_length(self._fields, lengths, limit)
-        if length == 0:
-            return b""
-        kind = self.headers.get_content_type() if "Content-Type" in self.headers else "application/json"
-        if kind != "application/json" and not kind.endswith("+json"):
-            raise UnsupportedMediaType(f"Content-Type must be application/json, but is {kind!r}.", param="Content-Type")
-        coding = self.headers.get("Content-Encoding", "identity").strip().lower()
-        if coding not in {"", "identity"}:
-            raise UnsupportedMediaType(
-                f"Content-Encoding {coding!r} is not supported; send the body as it is.", param="Content-Encoding"
-            )
-        if self._expects:
-            self._send(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self.rfile.set_deadline(BODY_SECONDS)
-        body = read_chunked(self.rfile, limit) if length is None else self.rfile.read(length)
-        self.body_unread = False
-        return body
 
     # --- answering (`run.Out`) ---
 
     def connection_socket(self) -> socket.socket:
-        return self.connection
+        return self._connection
 
     def reply(self, reply: Reply) -> None:
-        if self.body_unread:
-            self.close_connection = True
-        self.send_response_only(reply.status)
-        self.send_header("Date", self.date_time_string())
-        if reply.status != 204:
-            self.send_header("Content-Type", reply.content_type)
-            self.send_header("Content-Length", str(len(reply.body)))
-        self._send_head(reply.headers)
-        if self.command != "HEAD":
-            self._send(reply.body)
+        self._head_sent = True
+        head_only = self._request.head.method == "HEAD"
+        data = encode_reply(reply, self._request.admitted.origin, close=not self.keep, head_only=head_only)
+        try:
+            self.outgoing = send_now(self._connection, data)
+        except OSError as error:
+            raise ClientGone(f"The client closed the connection ({error}).") from None
 
     def open_stream(self, headers: Mapping[str, str]) -> None:
-        self.close_connection = True
-        self.send_response_only(200)
-        self.send_header("Date", self.date_time_string())
-        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
-        self.send_header("Cache-Control", "no-cache")
-        self.send_header("X-Accel-Buffering", "no")
-        self._send_head(headers)
+        self._head_sent = True
+        self.keep = False
+        self._connection.settimeout(SILENCE_SECONDS)
+        self.write(encode_head(200, {**STREAM_HEADERS, **headers}, self._request.admitted.origin, close=True))
 
     def write(self, data: bytes) -> None:
-        self._send(data)
-
-    def _send_head(self, headers: Mapping[str, str]) -> None:
-        for name, value in headers.items():
-            self.send_header(name, value.encode("latin-1", "replace").decode("latin-1"))
-        if self._origin is not None:
-            self.send_header("Access-Control-Allow-Origin", self._origin)
-            self.send_header("Access-Control-Expose-Headers", f"{CACHE_HEADER}, {ID_HEADER}, retry-after")
-            self.send_header("Vary", "Origin")
-        self.send_header("Connection", "close" if self.close_connection else "keep-alive")
-        self._head_sent = True
         try:
-            self.end_headers()
+            self._connection.sendall(data)
         except OSError as error:
             raise ClientGone(f"The client closed the connection ({error}).") from None
 
-    def _send(self, data: bytes) -> None:
-        try:
-            self.connection.sendall(data)
-        except OSError as error:
-            raise ClientGone(f"The client closed the connection ({error}).") from None
-
-    def _fail(self, error: StartLLMError, path: str) -> None:
+    def _fail(self, error: StartLLMError) -> None:
         log.info("%d %s: %s", error.status, self._name(), error.message)
         if self._head_sent:
-            self.close_connection = True
+            self.keep = False
             return
-        body, kind = error_body(error, style_of(path))
-        headers = error_headers(error)
-        if isinstance(error, WrongMethod):
-            headers["Allow"] = ", ".join(error.allowed)
-        if error.status == 401:
-            headers["WWW-Authenticate"] = "Bearer"
-        self.reply(Reply(sse.dumps(body), error.status, kind, headers))
+        self.reply(error_reply(error, self._request.head.path))
 
     def _name(self) -> str:
-        return getattr(self, "requestline", "") or "request"
-
-
-def _path_of(target: str) -> str:
-    """The path of a request's target, without the slashes at its end. Raises BadRequest."""
-    try:
-        return urlsplit(target).path.rstrip("/") or "/"
-    except ValueError as error:
-        raise BadRequest(f"{target[:80]!r} is no address: {error}.") from None
+        return f"{self._request.head.method} {self._request.head.target[:200]}"

@@ -5,12 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from urllib.parse import unquote
 
 from start_llm.api.dialect import Exchange, Inbound, Reply
 from start_llm.core.errors import MethodNotAllowed, NotFound
 
 Handler = Callable[[Inbound], Reply | Exchange]
+
+
+@cache
+def _regex(pattern: str) -> re.Pattern[str]:
+    return re.compile(re.escape(pattern).replace(r"\{\*\}", "(.+)").replace(r"\{\}", "([^/]+)"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +34,7 @@ class Route:
 
     def match(self, path: str) -> tuple[str, ...] | None:
         """The parameters, unquoted; ``None`` if `path`, as it came, is another."""
-        regex = re.escape(self.pattern).replace(r"\{\*\}", "(.+)").replace(r"\{\}", "([^/]+)")
-        found = re.fullmatch(regex, path)
+        found = _regex(self.pattern).fullmatch(path)
         return None if found is None else tuple(unquote(value) for value in found.groups())
 
     @property
@@ -62,17 +67,11 @@ class Routes:
             params = route.match(path)
             if params is not None:
                 return route, params
-        raise NotFound(f"There is nothing at {path}. Paths: {', '.join(self.patterns)}.")
+        raise NotFound(f"There is nothing at {path[:200]}. Paths: {', '.join(self.patterns)}.")
 
-    def resolve(self, method: str, path: str) -> tuple[Handler, tuple[str, ...]]:
-        """Raises NotFound, WrongMethod."""
-        route, params = self.find(path)
+    def handler(self, route: Route, method: str, path: str) -> Handler:
+        """Raises WrongMethod."""
         handler = route.handlers.get("GET" if method == "HEAD" else method)
         if handler is None:
             raise WrongMethod(method, path, route.methods)
-        return handler, params
-
-    def is_quick(self, method: str, path: str) -> bool:
-        """May it be answered in the reserved lane? Nothing that reads a body may."""
-        found = any(route.quick and route.match(path) is not None for route in self._routes)
-        return found and method in {"GET", "HEAD", "OPTIONS"}
+        return handler

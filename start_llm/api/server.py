@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import errno
 import logging
+import queue
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any
 
-from start_llm.api import sse
-from start_llm.api.errors import error_body, error_headers, style_of
-from start_llm.api.front import Front
-from start_llm.api.handler import ApiHandler
+from start_llm.api.access import origin_of
+from start_llm.api.admission import Admission, Admitted
+from start_llm.api.answers import encode_reply, error_reply
+from start_llm.api.body import Bodies
+from start_llm.api.front import Front, Request
+from start_llm.api.handler import ApiHandler, Edge
 from start_llm.api.responses_store import ResponsesStore
-from start_llm.api.routes import Routes
 from start_llm.api.run import Runner
 from start_llm.api.table import build_routes
 from start_llm.api.watcher import DisconnectWatcher
-from start_llm.core.errors import QueueFull
+from start_llm.api.wire import Head, send_now
+from start_llm.core.errors import QueueFull, StartLLMError, Unavailable
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings, SettingsError
 from start_llm.dashboard.metrics import Metrics
@@ -33,36 +33,39 @@ BACKLOG = 128
 QUICK_THREADS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """What every handler needs; shared by all threads, never changed."""
-
-    settings: Settings
-    routes: Routes
-    runner: Runner
-    metrics: Metrics
-
-
 class Lane:
-    """A pool of `threads` with at most `most_waiting` tasks that wait. With no threads, tasks run on the caller's."""
+    """A pool of `threads` with at most `most_waiting` tasks that wait. With no threads, tasks run on the caller's.
+
+    The threads are daemons: one that never returns does not hold up the end of the process.
+    """
 
     def __init__(self, name: str, threads: int, most_waiting: int) -> None:
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name) if threads else None
+        self._threads = [
+            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True) for number in range(threads)
+        ]
+        self._queue: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._task: Callable[[Request], None] = lambda request: None
         self._room = threads + most_waiting
         self._lock = threading.Lock()
         self._tasks = 0
         self._idle = threading.Condition(self._lock)
 
-    def submit(self, task: Callable[..., None], *args: Any) -> bool:
+    def start(self, task: Callable[[Request], None]) -> None:
+        """`task` is what each request is given to."""
+        self._task = task
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, request: Request) -> bool:
         """False if there is no room."""
         with self._lock:
-            if self._pool is not None and self._tasks >= self._room:
+            if self._threads and self._tasks >= self._room:
                 return False
             self._tasks += 1
-        if self._pool is None:
-            self._run(task, *args)
+        if self._threads:
+            self._queue.put(request)
         else:
-            self._pool.submit(self._run, task, *args)
+            self._run(request)
         return True
 
     def wait_idle(self, seconds: float) -> bool:
@@ -70,12 +73,17 @@ class Lane:
             return self._idle.wait_for(lambda: self._tasks == 0, seconds)
 
     def stop(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
+        """What runs goes on; the threads end behind what waits."""
+        for _ in self._threads:
+            self._queue.put(None)
 
-    def _run(self, task: Callable[..., None], *args: Any) -> None:
+    def _work(self) -> None:
+        while (request := self._queue.get()) is not None:
+            self._run(request)
+
+    def _run(self, request: Request) -> None:
         try:
-            task(*args)
+            self._task(request)
         except Exception:  # the thread's edge
             log.warning("an HTTP thread met an unexpected error", exc_info=True)
         finally:
@@ -85,7 +93,7 @@ class Lane:
 
 
 class ApiServer:
-    """`start` and `stop` belong to one thread, the app's."""
+    """`start` and `stop` belong to one thread, the app's. Its other methods are the front's `Desk`."""
 
     def __init__(
         self,
@@ -99,13 +107,16 @@ class ApiServer:
         self._host = settings.mlx_host
         self._watcher = watcher
         self._store = store
+        self._admission = Admission(settings, edge.routes)
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
+        self._stopping = False
         self.port: int = listener.getsockname()[1]
         single = settings.http_threads == 1
         self._work = Lane("api-work", 0 if single else settings.http_threads, max(settings.max_queue, 8))
         self._quick = Lane("api-quick", 0 if single else QUICK_THREADS, 1000)
-        self._front = Front(listener, self._dispatch)
+        self._front = Front(listener, self, Bodies(settings.max_body_bytes))
+        edge.metrics.watch_figures(self._front.figures)
 
     @property
     def url(self) -> str:
@@ -119,16 +130,22 @@ class ApiServer:
 
     def start(self) -> None:
         self._watcher.start()
+        self._work.start(self._handle)
+        self._quick.start(self._handle)
         self._front.start()
 
     def stop(self, graceful_seconds: float = 5.0) -> None:
-        """Takes no new requests, lets running ones end for `graceful_seconds`, then cancels them."""
+        """Takes no new requests, lets running ones end for `graceful_seconds`, then cancels them.
+
+        Returns within two seconds more, whatever workers and clients do.
+        """
         self._front.stop_accepting()
-        if not self._work.wait_idle(graceful_seconds):
+        idle = self._work.wait_idle(graceful_seconds)
+        self._stopping = True
+        if not idle:
             self._watcher.close_all()
             self._work.wait_idle(1.0)
         self._work.stop()
-        self._quick.wait_idle(1.0)
         self._quick.stop()
         with self._lock:
             left = list(self._connections)
@@ -138,51 +155,57 @@ class ApiServer:
         self._watcher.stop()
         self._store.close()
 
-    def _dispatch(self, connection: socket.socket, address: tuple[str, int], received: bytes) -> None:
-        """On the front thread: picks the lane by the request's first line."""
-        words = received.split(b"\n", 1)[0].decode("latin-1").split()
-        method, path = (words[0], words[1].partition("?")[0].rstrip("/")) if len(words) > 1 else ("", "")
-        with self._lock:
-            self._connections.add(connection)
-        lane = self._quick if self._edge.routes.is_quick(method, path) else self._work
-        if not lane.submit(self._handle, connection, address, received):
-            self._refuse(connection, address, path)
+    # --- what the front asks (`front.Desk`) ---
 
-    def _handle(self, connection: socket.socket, address: tuple[str, int], received: bytes) -> None:
-        keep = unread = False
+    def admit(self, head: Head) -> Admitted:
+        return self._admission.admit(head)
+
+    def dispatch(self, request: Request) -> None:
+        with self._lock:
+            self._connections.add(request.connection)
+        lane = self._quick if request.admitted.quick else self._work
+        if not lane.submit(request):
+            error = QueueFull("Every HTTP thread is busy and the queue is full. Try again later.", retry_after=2)
+            self._turn_away(request, error)
+
+    def refusal(self, error: StartLLMError, head: Head | None, *, close: bool) -> bytes:
+        log.info("%d %s: %s", error.status, "request" if head is None else f"{head.method} {head.path}", error.message)
+        path, headers = ("/", {}) if head is None else (head.path, head.headers)
+        head_only = head is not None and head.method == "HEAD"
+        return encode_reply(error_reply(error, path), origin_of(headers), close=close, head_only=head_only)
+
+    # --- on HTTP threads ---
+
+    def _handle(self, request: Request) -> None:
+        if self._stopping:
+            self._turn_away(request, Unavailable("The server is shutting down."))
+            return
+        handler = ApiHandler(request, self._edge)
         try:
-            handler = ApiHandler(connection, address, received, self._edge)
-            keep, unread = not handler.close_connection, handler.body_unread
+            handler.run()
         except OSError as error:
-            log.info("connection of %s failed: %s", address[0], error)
+            handler.keep = False
+            log.info("connection of %s failed: %s", request.address[0], error)
         finally:
-            with self._lock:
-                self._connections.discard(connection)
-            if keep:
-                self._front.give_back(connection, address, handler.rfile.rest)
-            elif unread and _shut(connection, socket.SHUT_WR):
-                self._front.drain(connection, address)
-            else:
-                _shut(connection)
-                connection.close()
+            self._give_back(request, handler.outgoing, keep=handler.keep)
 
-    def _refuse(self, connection: socket.socket, address: tuple[str, int], path: str) -> None:
-        error = QueueFull("Every HTTP thread is busy and the queue is full. Try again later.", retry_after=2)
-        body, kind = error_body(error, style_of(path))
-        headers = {"Content-Type": kind, "Connection": "close"} | error_headers(error)
-        raw = sse.dumps(body)
-        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-        head = f"HTTP/1.1 429 Too Many Requests\r\n{lines}Content-Length: {len(raw)}\r\n\r\n".encode()
+    def _turn_away(self, request: Request, error: StartLLMError) -> None:
+        keep = request.head.keep_alive and not request.unread
+        answer = self.refusal(error, request.head, close=not keep)
         try:
-            connection.send(head + raw)
+            answer = send_now(request.connection, answer)
         except OSError:
-            log.debug("a refused client had gone")
+            answer, keep = b"", False
+        self._give_back(request, answer, keep=keep)
+
+    def _give_back(self, request: Request, outgoing: bytes, *, keep: bool) -> None:
+        request.body.close()
         with self._lock:
-            self._connections.discard(connection)
-        if _shut(connection, socket.SHUT_WR):
-            self._front.drain(connection, address)
+            self._connections.discard(request.connection)
+        if not outgoing and not keep and not _shut(request.connection, socket.SHUT_WR):
+            request.connection.close()
         else:
-            connection.close()
+            self._front.finish(request, outgoing, keep=keep)
 
 
 def make_server(

@@ -52,7 +52,7 @@ class DisconnectWatcher:
             self._changed.notify_all()
         self._tick.set()
         if self._thread.is_alive():
-            self._thread.join(timeout=5)
+            self._thread.join(timeout=1)
 
     @contextmanager
     def watch(self, connection: socket.socket, stream: EventStream) -> Iterator[Watch]:

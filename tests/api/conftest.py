@@ -69,7 +69,8 @@ class Raw:
             data = self.socket.recv(65536)
             assert data, f"closed after {received!r}"
             received += data
-        head, _, body = received.partition(b"\r\n\r\n")
+        head, _, begun = received.partition(b"\r\n\r\n")
+        body = bytearray(begun)
         lines = head.decode("latin-1").split("\r\n")
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
         status = int(lines[0].split()[1])
@@ -80,7 +81,7 @@ class Raw:
                 assert length is None, "the body was cut"
                 break
             body += data
-        return status, headers, body
+        return status, headers, bytes(body)
 
     def is_closed(self) -> bool:
         try:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from start_llm.api import front, handler
+from start_llm.api import arrival, front
 from start_llm.api.server import ApiServer
 from start_llm.core.events import Progress, TextDelta
 from start_llm.core.settings import SettingsError
@@ -243,6 +243,7 @@ def test_api_key(serve: Serve, connect: Connect) -> None:
 
 def test_slow_heads_are_dropped(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(arrival, "HEAD_SECONDS", 0.05)
     monkeypatch.setattr(front, "SWEEP_SECONDS", 0.02)
     server = serve(http_threads=1)
     slow = connect(server).send("GET /hea")
@@ -252,7 +253,8 @@ def test_slow_heads_are_dropped(serve: Serve, connect: Connect, monkeypatch: pyt
 
 
 def test_slow_bodies_are_dropped(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(handler.ApiHandler, "timeout", 0.05)
+    monkeypatch.setattr(arrival, "SILENCE_SECONDS", 0.05)
+    monkeypatch.setattr(front, "SWEEP_SECONDS", 0.02)
     server = serve()
     slow = connect(server).send(f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{{")
     assert slow.response()[0] == 408

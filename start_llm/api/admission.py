@@ -1,0 +1,78 @@
+"""What is decided about a request when its head is known and its body is not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from start_llm.api.access import allowed_origin, check_host, check_key
+from start_llm.api.routes import Handler, Routes
+from start_llm.api.wire import Head
+from start_llm.core.errors import UnsupportedMediaType
+from start_llm.core.settings import Settings
+
+OPEN_PATHS = frozenset({"/health"})
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that may go on.
+
+    Attributes:
+        handler: ``None`` for OPTIONS: what the path takes is told, `methods`.
+        params: what the route's path holds.
+        methods: that the path takes.
+        origin: the web page's, if one asks and may.
+        quick: answered at once from memory, in the reserved lane.
+        reads_body: of other requests a body is not read; their connection closes.
+        most_bytes: of the body.
+    """
+
+    handler: Handler | None
+    params: tuple[str, ...]
+    methods: tuple[str, ...]
+    origin: str | None
+    quick: bool
+    reads_body: bool
+    most_bytes: int
+
+
+class Admission:
+    """Immutable; used on the front thread, so it never waits."""
+
+    def __init__(self, settings: Settings, routes: Routes) -> None:
+        self._settings = settings
+        self._routes = routes
+
+    def admit(self, head: Head) -> Admitted:
+        """Raises StartLLMError: refused, whatever its body is."""
+        settings = self._settings
+        check_host(head.headers, settings.mlx_host)
+        origin = allowed_origin(head.headers)
+        options = head.method == "OPTIONS"
+        if head.path not in OPEN_PATHS and not options:
+            check_key(head.headers, settings.api_key)
+        route, params = self._routes.find(head.path)
+        handler = None if options else self._routes.handler(route, head.method, head.path)
+        reads_body = head.method == "POST" and head.length != 0
+        if reads_body:
+            _check_content(head)
+        return Admitted(
+            handler=handler,
+            params=params,
+            methods=tuple(route.methods),
+            origin=origin,
+            quick=route.quick or options,
+            reads_body=reads_body,
+            most_bytes=settings.max_body_bytes,
+        )
+
+
+def _check_content(head: Head) -> None:
+    kind = head.headers.get("Content-Type", "application/json").split(";", 1)[0].strip().lower()
+    if kind != "application/json" and not kind.endswith("+json"):
+        raise UnsupportedMediaType(f"Content-Type must be application/json, but is {kind!r}.", param="Content-Type")
+    coding = head.headers.get("Content-Encoding", "identity").lower()
+    if coding not in {"", "identity"}:
+        raise UnsupportedMediaType(
+            f"Content-Encoding {coding!r} is not supported; send the body as it is.", param="Content-Encoding"
+        )

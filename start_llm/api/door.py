@@ -1,0 +1,106 @@
+"""The listening socket: open, resting, or closed."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import resource
+import selectors
+import socket
+import time
+
+log = logging.getLogger(__name__)
+
+MOST_WAITING = 1000
+ACCEPT_AT_ONCE = 64
+REST_SECONDS = 0.5
+WARNING_SECONDS = 60.0
+NOTHING_THERE = frozenset({errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO})
+
+
+class Door:
+    """Belongs to the front thread.
+
+    Attributes:
+        rests: how often accepting has failed; mostly because there was no free file descriptor.
+    """
+
+    def __init__(self, listener: socket.socket, selector: selectors.BaseSelector) -> None:
+        self.rests = 0
+        self._listener = listener
+        self._selector = selector
+        self._again = 0.0
+        self._next_warning = 0.0
+
+    @property
+    def is_resting(self) -> bool:
+        return self._again > 0
+
+    def open(self) -> None:
+        self._listener.setblocking(False)
+        self._selector.register(self._listener, selectors.EVENT_READ, self)
+
+    def accept(self) -> list[tuple[socket.socket, tuple[str, int]]]:
+        """New connections, non-blocking, at most `ACCEPT_AT_ONCE`.
+
+        After a failure it rests: the listener stays readable, so asking on would only burn time.
+        """
+        found: list[tuple[socket.socket, tuple[str, int]]] = []
+        while len(found) < ACCEPT_AT_ONCE:
+            try:
+                connection, address = self._listener.accept()
+            except OSError as error:
+                if error.errno not in NOTHING_THERE:
+                    self._rest(error)
+                break
+            try:
+                connection.setblocking(False)
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            except OSError:  # the client has gone already
+                connection.close()
+                continue
+            found.append((connection, address[:2]))
+        return found
+
+    def go_on(self, now: float) -> None:
+        """Ends a rest that has been long enough."""
+        if self.is_resting and now >= self._again:
+            self._again = 0.0
+            self._selector.register(self._listener, selectors.EVENT_READ, self)
+
+    def close(self) -> bool:
+        """False if it was closed before."""
+        if self._listener.fileno() < 0:
+            return False
+        if not self.is_resting:
+            self._selector.unregister(self._listener)
+        self._again = 0.0
+        self._listener.close()
+        return True
+
+    def _rest(self, error: OSError) -> None:
+        now = time.monotonic()
+        self.rests += 1
+        if now >= self._next_warning:
+            self._next_warning = now + WARNING_SECONDS
+            log.warning("no connection can be accepted for now: %s", error)
+        self._selector.unregister(self._listener)
+        self._again = now + REST_SECONDS
+
+
+def connections_allowed() -> int:
+    """`MOST_WAITING`, or half of the file descriptors that this process may have: the others are needed elsewhere."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_WAITING if soft == resource.RLIM_INFINITY else max(16, min(MOST_WAITING, soft // 2))
+
+
+def raise_descriptor_limit(wanted: int = 8192) -> None:
+    """Lets this process have more open files, as far as the system allows; macOS begins with 256."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft == resource.RLIM_INFINITY or soft >= most:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    except (OSError, ValueError) as error:
+        log.info("the limit of open files stays at %d: %s", soft, error)
