@@ -6,12 +6,17 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings as hypothesis_settings
 from rich.console import Console
 
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.progress import ProgressBars
 
 OPTIONAL = {"slow": "takes over ten seconds", "e2e": "drives a real agent client"}
+
+# How long an example takes says how busy the machine is; pytest-timeout ends what hangs.
+hypothesis_settings.register_profile("start_llm", deadline=None)
+hypothesis_settings.load_profile("start_llm")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
