@@ -228,7 +228,8 @@ def make_server(
     """
     metrics = metrics or Metrics()
     metrics.watch(service)
-    request_log = request_log or RequestLog(settings.log_root if settings.enable_request_logging else None)
+    log_root = settings.log_root if settings.enable_request_logging else None
+    request_log = request_log or RequestLog(log_root, settings.log_max_bytes)
     watcher = DisconnectWatcher()
     runner = Runner(service, watcher, [metrics, request_log, *observers], settings.sse_ping_seconds)
     store = ResponsesStore(

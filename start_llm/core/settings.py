@@ -173,6 +173,9 @@ class Settings(BaseSettings):
     # Logs
     enable_request_logging: bool = Field(True, description="Write a log line per request to LOG_ROOT.")
     log_root: Path = Field(Path("logs"), description="Folder of the session logs.")
+    log_max_bytes: Annotated[int, Field(ge=2**20)] = Field(
+        256 * 2**20, description="Most bytes of session logs; the oldest go first."
+    )
     log_json: bool = Field(False, description="JSON lines on the terminal instead of live lines.")
     vlm_cache_debug: bool = Field(False, description="Log the first 64 prompt token ids of vision requests.")
 

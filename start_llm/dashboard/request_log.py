@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
 import re
 import threading
 from collections import deque
@@ -17,6 +16,7 @@ from typing import Any
 from start_llm.core.events import Event
 from start_llm.core.request import ChatRequest
 from start_llm.dashboard.observer import Outcome
+from start_llm.files.logs import DailyLogs
 
 log = logging.getLogger(__name__)
 
@@ -26,12 +26,21 @@ RECENT = 500
 class RequestLog:
     """An `Observer`. Writes ``ROOT/2026-11-21/session-NAME.jsonl`` and remembers the last `RECENT` entries.
 
+    A file that cannot be written is said once, until it can be again.
+
     Args:
         root: folder of the logs, or ``None`` to remember only.
+        most_bytes: of all files; the oldest go first.
     """
 
-    def __init__(self, root: Path | None, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> None:
-        self._root = root
+    def __init__(
+        self,
+        root: Path | None,
+        most_bytes: int = 256 << 20,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._files = DailyLogs(root, ".jsonl", most_bytes) if root is not None else None
+        self._failing = False
         self._now = now
         self._lock = threading.Lock()
         self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
@@ -53,20 +62,20 @@ class RequestLog:
         line = json.dumps(entry, ensure_ascii=False)
         with self._lock:
             self._recent.append(entry)
-            if self._root is None:
-                return
-            path = self._root / now.strftime("%Y-%m-%d") / f"session-{session_name(entry['session'])}.jsonl"
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                with open(path, "a", encoding="utf-8", errors="replace", opener=_private) as file:
-                    file.write(line + "\n")
-            except OSError as error:
-                log.warning("request %s could not be logged to %s: %s", request.id, path, error)
+        if self._files is not None:
+            self._write(self._files, now.strftime("%Y-%m-%d"), f"session-{session_name(entry['session'])}.jsonl", line)
 
-
-def _private(path: str, flags: int) -> int:
-    """A miss quotes the conversation: the log is its owner's only."""
-    return os.open(path, flags, 0o600)
+    def _write(self, files: DailyLogs, day: str, name: str, line: str) -> None:
+        try:
+            files.append(day, name, line)
+        except OSError as error:
+            if not self._failing:
+                log.warning("requests cannot be logged now: %s", error)
+            self._failing = True
+        else:
+            if self._failing:
+                log.warning("requests are logged again")
+            self._failing = False
 
 
 def log_entry(request: ChatRequest, outcome: Outcome, now: datetime) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,11 +19,14 @@ from urllib.parse import urlsplit
 
 import start_llm
 from start_llm.core.settings import Settings
+from start_llm.files.logs import begin_log, trim_log
 
 ROOT = Path(start_llm.__file__).resolve().parents[1]
 SERVER_COMMAND = (sys.executable, "-m", "start_llm", "serve")
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 15.0
+_TRIM_SECONDS = 60.0
+_LOG_BYTES = 16 << 20
 _WILD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -74,7 +78,7 @@ def running_server(settings: Settings, *, proxy: bool, seconds: float, log_path:
     Args:
         proxy: the server must have its proxy.
         seconds: how long a started server may take, model download included.
-        log_path: file that gets the output of a started server.
+        log_path: file that gets the output of a started server, of this run only.
 
     Raises:
         LaunchError: it does not come up, or something else listens there.
@@ -97,9 +101,28 @@ def running_server(settings: Settings, *, proxy: bool, seconds: float, log_path:
     try:
         if not wait_for(lambda: get_json(f"{url}/health")[0] == 200, lambda: child.poll() is None, seconds):
             raise LaunchError(f"The server did not come up; the end of {log_path}:\n{_tail(log_path)}")
-        yield url, proxy_port
+        with _trimmed(log_path):
+            yield url, proxy_port
     finally:
         _end(child)
+
+
+@contextmanager
+def _trimmed(log_path: Path) -> Iterator[None]:
+    """Meanwhile a thread keeps the log from growing for ever."""
+    over = threading.Event()
+
+    def trim() -> None:
+        while not over.wait(_TRIM_SECONDS):
+            trim_log(log_path, _LOG_BYTES)
+
+    thread = threading.Thread(target=trim, name="log-trim", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _spawn(settings: Settings, port: int, proxy_port: int | None, log_path: Path) -> subprocess.Popen[bytes]:
@@ -108,8 +131,7 @@ def _spawn(settings: Settings, port: int, proxy_port: int | None, log_path: Path
     if proxy_port is not None:
         environment["PROXY_PORT"] = str(proxy_port)
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    log_path.parent.mkdir(parents=True, exist_ok=True)
-    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = begin_log(log_path)
     try:
         # Its own session: a Ctrl-C in the client is not for the server. Its own folder: `.env` and logs are not the
         # client's business.

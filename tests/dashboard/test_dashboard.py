@@ -57,7 +57,7 @@ def test_metrics_count_requests_and_tokens() -> None:
 
 
 def test_log_lines_by_session_and_day(tmp_path: Path) -> None:
-    log = RequestLog(tmp_path, lambda: datetime(2026, 11, 21, 9, 0, tzinfo=UTC))
+    log = RequestLog(tmp_path, now=lambda: datetime(2026, 11, 21, 9, 0, tzinfo=UTC))
     log.ended(REQUEST, GOOD)
     log.ended(REQUEST, GONE)
     path = tmp_path / "2026-11-21" / f"session-{session_name('ses/1')}.jsonl"
@@ -78,12 +78,18 @@ def test_the_session_that_was_found_names_the_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.glob("*/*")] == [f"session-{session_name('found')}.jsonl"]
 
 
-def test_a_log_that_cannot_be_written_costs_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_log_that_cannot_be_written_costs_nothing_and_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("")
     log = RequestLog(tmp_path / "file")
+    for _ in range(3):
+        log.ended(REQUEST, GOOD)
+    assert len(log.recent()) == 3
+    assert caplog.text.count("cannot be logged") == 1
+    (tmp_path / "file").unlink()
     log.ended(REQUEST, GOOD)
-    assert len(log.recent()) == 1
-    assert REQUEST.id in caplog.text
+    assert "logged again" in caplog.text and len(list(tmp_path.glob("file/*/*.jsonl"))) == 1
 
 
 @pytest.mark.parametrize(("one", "other"), [("a/b", "a.b"), (None, "none"), ("../../x", "x")])

@@ -1,0 +1,124 @@
+"""Log files that stay within bounds, whoever writes them and for however long."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+_DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+_SHARE = 8  # one file is at most this part of all
+_LOOKS = 32  # the folder is looked through once for each such part of the bytes
+_OLDER = ".1"
+
+
+class DailyLogs:
+    """Lines in files of one folder a day: ``ROOT/2026-11-21/NAME``. The oldest files go when all take too much.
+
+    Thread-safe. Only files of `suffix` in folders that are named like a day are ever deleted.
+
+    Args:
+        root: made at the first line.
+        suffix: of every file's name: ``.jsonl``.
+        most_bytes, most_files: of all files together. One file is at most an eighth of the bytes; then its lines so far
+            go to ``NAME.1``, and what was there before is dropped.
+    """
+
+    def __init__(self, root: Path, suffix: str, most_bytes: int, most_files: int = 10_000) -> None:
+        self._root = root
+        self._suffix = suffix
+        self._most_bytes = most_bytes
+        self._most_files = most_files
+        self._lock = threading.Lock()
+        self._bytes_to_look = 0
+        self._files_to_look = 0
+
+    def append(self, day: str, name: str, line: str) -> None:
+        """Adds a line, readable by this user only. Raises OSError."""
+        data = (line + "\n").encode("utf-8", "replace")
+        path = self._root / day / name
+        with self._lock:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                size = path.stat().st_size
+            except FileNotFoundError:
+                size = 0
+                self._files_to_look -= 1
+            if size and size + len(data) > self._most_bytes // _SHARE:
+                os.replace(path, path.with_name(name + _OLDER))
+            with open(path, "ab", opener=_private) as file:
+                file.write(data)
+            self._bytes_to_look -= len(data)
+            if self._bytes_to_look <= 0 or self._files_to_look <= 0:
+                self._prune(path)
+
+    def _prune(self, current: Path) -> None:
+        files: list[tuple[str, float, int, Path]] = []
+        for day in self._root.iterdir():
+            if _DAY.fullmatch(day.name) and day.is_dir() and not day.is_symlink():
+                files += self._files(day)
+        files.sort()
+        used = sum(size for _, _, size, _ in files)
+        left = len(files)
+        # A little below the bounds, so that not every line has to look again.
+        for _, _, size, path in files:
+            if used <= self._most_bytes - self._most_bytes // _SHARE and left <= self._most_files * 9 // 10:
+                break
+            if path == current:
+                continue
+            with suppress(OSError):
+                path.unlink()
+                used, left = used - size, left - 1
+                path.parent.rmdir()  # fails while there is something in it
+        self._bytes_to_look = self._most_bytes // _LOOKS
+        self._files_to_look = self._most_files // 20
+
+    def _files(self, day: Path) -> list[tuple[str, float, int, Path]]:
+        """(day, last change, bytes, path)"""
+        found = []
+        for path in day.iterdir():
+            if path.name.removesuffix(_OLDER).endswith(self._suffix):
+                with suppress(FileNotFoundError):
+                    status = path.lstat()
+                    if not stat.S_ISDIR(status.st_mode):
+                        found.append((day.name, status.st_mtime, status.st_size, path))
+        return found
+
+
+def begin_log(path: Path) -> int:
+    """Opens an empty log for another program's output. What was there before is kept once, as ``NAME.1``.
+
+    Returns:
+        A descriptor to append to. Where the log cannot be opened, one that goes nowhere.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            os.replace(path, path.with_name(path.name + _OLDER))
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    except OSError:
+        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+
+
+def trim_log(path: Path, most_bytes: int) -> None:
+    """If a log that another program appends to is longer than `most_bytes`, only its last quarter of that is kept.
+
+    A line that is written in this moment may be lost.
+    """
+    with suppress(OSError):
+        if path.stat().st_size <= most_bytes:
+            return
+        with open(path, "r+b") as file:
+            file.seek(-(most_bytes // 4), os.SEEK_END)
+            kept = file.read()
+            file.truncate(0)
+        with open(path, "ab") as file:
+            file.write(b"(earlier lines were dropped)\n" + kept.partition(b"\n")[2])
+
+
+def _private(path: str, flags: int) -> int:
+    """A log quotes conversations: it is its owner's only."""
+    return os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)  # a pipe in its place must not hang
