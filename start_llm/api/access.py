@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 from collections.abc import Mapping
-from urllib.parse import urlsplit
 
 from start_llm.api.owner import presented_keys
 from start_llm.core.errors import BadRequest, Forbidden, Unauthorized
-
-LOCAL_NAMES = frozenset({"localhost", "host.docker.internal"})
+from start_llm.core.hosts import host_allowed, host_name, origin_allowed
 
 
 def check_key(headers: Mapping[str, str], api_key: str | None) -> None:
@@ -24,27 +21,21 @@ def check_key(headers: Mapping[str, str], api_key: str | None) -> None:
 
 
 def check_host(headers: Mapping[str, str], bound_to: str) -> None:
-    """Refuses names that a web page could have rebound to this machine.
-
-    Only for a server on loopback: there, a client has no reason to use another name.
-    """
+    """Refuses names that a web page could have rebound to this machine, see `hosts.host_allowed`."""
     host = headers.get("Host")
-    if host is None or not _is_local(bound_to):
+    if host is None:
         return
-    name = _host_name(f"//{host}")
+    name = host_name(host)
     if name is None:
         raise BadRequest(f"Host {host!r} is no host name.", param="Host")
-    if not (_is_local(name) or _is_address(name)):
+    if not host_allowed(name, bound_to):
         raise Forbidden(f"Host {host!r} is not this machine. Use localhost or 127.0.0.1.", param="Host")
 
 
 def allowed_origin(headers: Mapping[str, str]) -> str | None:
     """The browser origin to allow, ``None`` where no browser asks. Raises Forbidden for foreign pages."""
     origin = headers.get("Origin")
-    if origin is None:
-        return None
-    name = _host_name(origin)
-    if name is None or not _is_local(name):
+    if origin is not None and not origin_allowed(origin):
         raise Forbidden(f"Origin {origin!r} may not use this server; only pages of localhost may.", param="Origin")
     return origin
 
@@ -55,27 +46,3 @@ def origin_of(headers: Mapping[str, str]) -> str | None:
         return allowed_origin(headers)
     except Forbidden:
         return None
-
-
-def _host_name(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None
-
-
-def _is_local(name: str) -> bool:
-    if name.lower() in LOCAL_NAMES or name.lower().endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name).is_loopback
-    except ValueError:
-        return False
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
