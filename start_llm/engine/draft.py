@@ -1,0 +1,201 @@
+"""Drafts: what a row is likely to say next, taken from what its conversation holds already.
+
+Pure: knows tokens and numpy, no MLX. An index belongs to one row and is used by one thread at a time.
+
+Agents mostly repeat what they have read: the old text of an edit, a path, the frame of a call. So the longest run of
+tokens that ends the row and stood somewhere before says what comes next. `SuffixIndex` finds it in constant time per
+token. Whoever uses a proposal verifies it, so a wrong one costs time and never changes what is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+LEAST_MATCH = 3
+"""A proposal needs at least this many equal tokens in front of it."""
+
+LONGEST_MATCH = 32
+"""Longer matches are not told apart."""
+
+MOST_INDEXED = 1 << 20
+"""Tokens an index holds at first; of longer texts the end is kept. About 20 bytes each."""
+
+_SEPARATOR = (1 << 31) - 1  # stands between the texts; no vocabulary has this token
+_CANDIDATES = 256  # places looked at when a new match is searched, the newest ones
+_RECENT = 16  # the same among the tokens that were appended
+
+_WORD = (1 << 64) - 1
+_PLACE_BITS = 21
+_PLACE = (1 << _PLACE_BITS) - 1
+_MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Tokens that may come next.
+
+    Attributes:
+        match: how many tokens in front of it were equal; 0 where that says nothing.
+    """
+
+    tokens: list[int]
+    match: int
+
+
+class Drafter(Protocol):
+    """Proposes what follows a row's tokens. It knows the row's prompt; what is said is appended."""
+
+    def append(self, tokens: Iterable[int]) -> None:
+        """The row has said these."""
+        ...
+
+    def propose(self, most: int) -> Proposal | None:
+        """A continuation of at most `most` tokens, at least one."""
+        ...
+
+    def outlook(self) -> int:
+        """The longest match that the next token could end; under `LEAST_MATCH`: it cannot bring a proposal."""
+        ...
+
+
+class SuffixIndex:
+    """Implements `Drafter` by the longest match in the row's own tokens and in views of them.
+
+    Building takes under 100 ms for 200,000 tokens, appending a few microseconds a token. What was there at first is
+    a sorted array of hashed runs of three tokens; what is appended goes into a dictionary. A match that goes on is
+    followed without a search.
+
+    Args:
+        prompt: token ids; the row continues them.
+        others: more texts of the same conversation to take proposals from, older first.
+    """
+
+    def __init__(self, prompt: Sequence[int] | NDArray[np.int32], others: Sequence[Sequence[int]] = ()) -> None:
+        parts: list[NDArray[np.int32]] = []
+        gap = np.array([_SEPARATOR], dtype=np.int32)
+        left = MOST_INDEXED
+        for tokens in (prompt, *reversed(others)):
+            kept = np.asarray(tokens, dtype=np.int32)[-left:] if left > 0 else np.empty(0, dtype=np.int32)
+            parts += [kept, gap]
+            left -= len(kept) + 1
+        text = np.concatenate(parts[::-1])
+        self._size = len(text)
+        self._text = np.concatenate([text, np.empty(4096, dtype=np.int32)])
+        self._triples = _sorted_runs(text, 3)
+        self._pairs = _sorted_runs(text, 2)
+        self._newest: dict[tuple[int, ...], list[int]] = {}
+        self._new_pairs: set[tuple[int, ...]] = set()
+        self._at = 0  # the place behind the match; the token there is proposed
+        self._match = 0
+        self._search()
+
+    def __len__(self) -> int:
+        return self._size
+
+    def append(self, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            self._append(token)
+
+    def _append(self, token: int) -> None:
+        size = self._size
+        if size == len(self._text):
+            self._text = np.concatenate([self._text, np.empty(size, dtype=np.int32)])
+        text = self._text
+        if size >= 3:  # only now something stands behind these
+            run = tuple(text[size - 3 : size].tolist())
+            places = self._newest.setdefault(run, [])
+            places.append(size)
+            del places[:-_RECENT]
+            self._new_pairs.add(run[1:])
+        text[size] = token
+        self._size = size + 1
+        if self._match and int(text[self._at]) == token:
+            self._at += 1
+            self._match += 1
+        else:
+            self._match = 0
+        if not self._match or int(text[self._at]) == _SEPARATOR:
+            self._search()
+
+    def propose(self, most: int) -> Proposal | None:
+        if self._match < LEAST_MATCH or most < 1:
+            return None
+        at, size = self._at, self._size
+        tokens: list[int] = self._text[at : min(at + most, size)].tolist()
+        if _SEPARATOR in tokens:
+            del tokens[tokens.index(_SEPARATOR) :]
+        elif tokens and len(tokens) < most:  # the match reaches to the end: what repeats, goes on repeating
+            tokens = (tokens * (most // len(tokens) + 1))[:most]
+        return Proposal(tokens, min(self._match, LONGEST_MATCH)) if tokens else None
+
+    def outlook(self) -> int:
+        if self._match >= LEAST_MATCH:
+            return min(self._match, LONGEST_MATCH) + 1
+        run = tuple(self._text[max(0, self._size - 2) : self._size].tolist())
+        if len(run) == 2 and (run in self._new_pairs or len(_places(self._pairs, run))):
+            return LEAST_MATCH
+        return 0
+
+    def _search(self) -> None:
+        """Finds the longest match of the end, the newest place among equals."""
+        self._match = 0
+        size, text = self._size, self._text
+        if size < LEAST_MATCH:
+            return
+        run = tuple(text[size - 3 : size].tolist())
+        if _SEPARATOR in run:
+            return
+        old = _places(self._triples, run)[-_CANDIDATES:]
+        places = np.concatenate([old, np.array(self._newest.get(run, ()), dtype=np.int64)])
+        length = 0
+        while length < LONGEST_MATCH and len(places):
+            token = text[size - 1 - length]
+            if token == _SEPARATOR:  # the very first one at the latest, so nothing is read in front of it
+                break
+            same = places[text[places - 1 - length] == token]
+            if not len(same):
+                break
+            places, length = same, length + 1
+        if length >= LEAST_MATCH:  # a hash may have lied
+            self._match, self._at = length, int(places[-1])
+
+
+def _hash(run: Sequence[int]) -> int:
+    """Of a run of two or three tokens; its low bits are left free for a place."""
+    mixed = 0
+    for token, factor in zip(run, _MIX, strict=False):
+        mixed = ((mixed ^ token) * factor) & _WORD
+        mixed ^= mixed >> 29
+    return mixed & (_WORD ^ _PLACE)
+
+
+def _sorted_runs(text: NDArray[np.int32], length: int) -> NDArray[np.uint64]:
+    """Hash and end of every run of so many tokens that another one follows, sorted.
+
+    Both in one number, for one array is sorted ten times quicker than the order of it is found.
+    """
+    count = len(text) - length
+    if count < 1:
+        return np.empty(0, dtype=np.uint64)
+    mixed = np.zeros(count, dtype=np.uint64)
+    for i in range(length):
+        mixed ^= text[i : i + count].astype(np.uint64)
+        mixed *= np.uint64(_MIX[i])
+        mixed ^= mixed >> np.uint64(29)
+    mixed &= np.uint64(_WORD ^ _PLACE)
+    mixed |= np.arange(length, length + count, dtype=np.uint64)
+    mixed = mixed[text[length:] != _SEPARATOR]
+    mixed.sort()
+    return mixed
+
+
+def _places(runs: NDArray[np.uint64], run: Sequence[int]) -> NDArray[np.int64]:
+    """Where this run ends, ascending."""
+    key = _hash(run)
+    first, last = runs.searchsorted(np.array([key, key | _PLACE], dtype=np.uint64))
+    return (runs[first:last] & np.uint64(_PLACE)).astype(np.int64)

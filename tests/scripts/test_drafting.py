@@ -1,0 +1,65 @@
+"""The simulator of drafts counts what a server would do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from scripts.bench.drafting import MACHINES, Fixed, Gated, Turn, replay, turns
+
+
+def encode(text: str) -> list[int]:
+    return list(text.encode())
+
+
+@pytest.fixture
+def session(tmp_path: Path) -> Path:
+    code = "\n".join(f'    value_{i} = read("field {i}", {i * i})' for i in range(12))
+    call = {"type": "toolCall", "name": "edit", "arguments": {"path": "a.py", "oldText": code, "newText": "pass"}}
+    messages = [
+        {"role": "user", "content": [{"type": "text", "text": "Empty it."}]},
+        {"role": "toolResult", "content": [{"type": "text", "text": code}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "Well."}, call]},
+        {"role": "assistant", "content": []},
+        {"role": "user", "content": [{"type": "text", "text": "Thanks"}]},
+        {"role": "assistant", "content": [{"type": "text", "text": "Any time."}]},
+    ]
+    path = tmp_path / "session.jsonl"
+    path.write_text("\n".join(json.dumps({"message": message}) for message in messages) + '\n{"type": "end"}\n')
+    return path
+
+
+def test_every_token_is_said_once_and_none_is_drafted_where_nothing_repeats() -> None:
+    session = [Turn([1, 2, 3], list(range(10, 60)), [])]
+    totals = replay(session, Fixed())
+    assert (totals.said, totals.forwards, totals.drafted, totals.per_forward) == (50, 50, 0, 1.0)
+
+
+def test_what_was_read_is_said_in_few_passes() -> None:
+    totals = replay([Turn(list(range(100)), [*range(40, 80)], [])], Fixed())
+    # Three tokens to know the place, three drafted with each pass until 16 are equal, then the rest at once.
+    assert totals.said == 40 and totals.forwards == 2 + 4 + 1
+    assert sum(width * count for width, count in totals.widths.items()) == totals.forwards + totals.drafted
+
+
+def test_what_is_carried_makes_the_next_pass_wider_and_no_fewer_tokens_are_said() -> None:
+    said = [*range(40, 48), 7, 8, *range(60, 70)]
+    cut, carried = (replay([Turn(list(range(100)), said, [])], Fixed(), carry=carry) for carry in (False, True))
+    assert (cut.said, cut.forwards, cut.accepted) == (carried.said, carried.forwards, carried.accepted)
+    assert carried.speed_up(MACHINES["M1-like"]) < cut.speed_up(MACHINES["M1-like"])
+
+
+def test_arguments_in_json_are_found_in_views_of_the_results(session: Path) -> None:
+    as_json = list(turns(session, encode, "json"))
+    assert replay(as_json, Fixed()).per_forward > 1.5 * replay(as_json, Fixed(), views=False).per_forward
+    as_xml = list(turns(session, encode, "xml"))
+    assert len(as_xml) == 2 and replay(as_xml, Fixed()).per_forward > 4
+
+
+def test_the_gate_is_never_slower_than_no_drafts(session: Path) -> None:
+    for costs in ({1: 1.0, 32: 32.0}, *MACHINES.values()):
+        for carry in (False, True):
+            totals = replay(list(turns(session, encode, "xml")), Gated(costs, carry), carry=carry)
+            assert totals.speed_up(costs) >= 1.0
