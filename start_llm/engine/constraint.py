@@ -70,7 +70,7 @@ class Grammars:
     def processor(self, constraint: Constraint, generated: Sequence[int] = ()) -> GrammarProcessor:
         """A processor for one row that has generated these tokens already. Raises what `prepare` raises."""
         matcher = self._matcher(constraint.grammar)
-        return GrammarProcessor(matcher, constraint, self._eos, self._tokenizer.vocab_size, generated)
+        return GrammarProcessor(matcher, constraint, self._eos, self._tokenizer, generated)
 
     def _matcher(self, grammar: str) -> LLMatcher:
         with self._lock:
@@ -103,7 +103,7 @@ class GrammarProcessor:
         matcher: LLMatcher,
         constraint: Constraint,
         eos: tuple[int, ...],
-        vocab_size: int,
+        tokenizer: LLTokenizer,
         generated: Sequence[int] = (),
     ) -> None:
         self.error: StartLLMError | None = None
@@ -114,19 +114,55 @@ class GrammarProcessor:
         self._waiting = constraint.wait and bool(constraint.after)
         self._recent: deque[int] = deque(maxlen=len(constraint.after))
         self._started = False
-        self._bits = allocate_token_bitmask(1, vocab_size)
+        self._tokenizer = tokenizer
+        self._bits = allocate_token_bitmask(1, tokenizer.vocab_size)
         for token in generated:
             self._advance(token)
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
         if self._started:
-            newest = tokens[-1:]  # queued before the forward pass, so that reading it does not wait for that
+            newest = (
+                tokens if tokens.size == 1 else tokens[-1:]
+            )  # queued before the forward pass, so that reading it does not wait for that
             mx.async_eval(newest)  # type: ignore[no-untyped-call]
             mx.async_eval(logits)  # type: ignore[no-untyped-call]
             self._advance(cast(int, newest.item()))
         self._started = True
         allowed = mx.array(self._allowed(logits.shape[-1]))
         return mx.where(allowed, logits, mx.array(-mx.inf, logits.dtype))
+
+    def save(self) -> Any:
+        state = (self.error, self._opens, self._waiting, self._started)
+        return state, self._matcher.deep_copy(), tuple(self._recent)
+
+    def restore(self, state: Any) -> None:
+        (self.error, self._opens, self._waiting, self._started), self._matcher, recent = state
+        self._recent = deque(recent, maxlen=len(self._after))
+
+    def allowed(self, newest: int, draft: Sequence[int]) -> int:
+        """How many tokens of a draft behind `newest`, which has not been here yet, the grammar lets pass.
+
+        A draft is cut where the grammar begins or ends, too.
+        """
+        if self.error is not None:
+            return 0
+        if self._waiting or newest in self._opens:
+            ends = self._after[-1:]
+            return next((i for i, token in enumerate(draft) if token in ends or token in self._eos), len(draft))
+        if self._matcher.is_stopped():
+            return 0
+        passed: int = self._matcher.validate_tokens([newest, *draft])
+        return max(0, passed - 1)
+
+    def forced(self, newest: int) -> list[int]:
+        """The tokens that must follow `newest`, which has not been here yet, as far as they are sure."""
+        if self.error is not None or self._waiting or newest in self._opens or self._matcher.is_stopped():
+            return []
+        matcher = self._matcher.deep_copy()
+        if not matcher.consume_token(newest):
+            return []
+        tokens, _ = self._tokenizer.tokenize_partial(matcher.compute_ff_bytes())
+        return list(tokens)
 
     def _advance(self, token: int) -> None:
         if self.error is not None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping
 
+from start_llm.engine.draft import FORCED_MATCH
+
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 MOST_DRAFTED = WIDTHS[-1] - 1
 MOST_WIDE = 2 * WIDTHS[-1]
@@ -18,9 +20,9 @@ LEAST_GAIN = 1.05
 
 _MEMORY = 0.1  # weight of one observed time
 _OUTLIER = 3.0  # a time so many times longer or shorter than expected says little about the next one
-_MATCHES = (3, 4, 5, 6, 8, 12, 16, 24, 32)
+_MATCHES = (3, 4, 5, 6, 8, 12, 16, 24, 32, FORCED_MATCH)
 # The share of right tokens by length of the match, counted in recorded coding sessions.
-_PRIOR = (0.55, 0.65, 0.75, 0.79, 0.86, 0.86, 0.92, 0.94, 0.97)
+_PRIOR = (0.55, 0.65, 0.75, 0.79, 0.86, 0.86, 0.92, 0.94, 0.97, 0.97)
 _PRIOR_WEIGHT = 8.0
 _DECAY = 0.97
 

@@ -22,6 +22,9 @@ LEAST_MATCH = 3
 LONGEST_MATCH = 32
 """Longer matches are not told apart."""
 
+FORCED_MATCH = 64
+"""Stands for a match where a grammar leaves no choice."""
+
 MOST_INDEXED = 1 << 20
 """Tokens an index holds at first; of longer texts the end is kept. About 20 bytes each."""
 
@@ -40,7 +43,7 @@ class Proposal:
     """Tokens that may come next.
 
     Attributes:
-        match: how many tokens in front of it were equal; 0 where that says nothing.
+        match: how many tokens in front of it were equal, or `FORCED_MATCH`.
     """
 
     tokens: list[int]
@@ -48,7 +51,13 @@ class Proposal:
 
 
 class Drafter(Protocol):
-    """Proposes what follows a row's tokens. It knows the row's prompt; what is said is appended."""
+    """Proposes what follows a row's tokens.
+
+    Attributes:
+        known: how many of the row's tokens it has, the prompt's included.
+    """
+
+    known: int
 
     def append(self, tokens: Iterable[int]) -> None:
         """The row has said these."""
@@ -83,6 +92,7 @@ class SuffixIndex:
             kept = np.asarray(tokens, dtype=np.int32)[-left:] if left > 0 else np.empty(0, dtype=np.int32)
             parts += [kept, gap]
             left -= len(kept) + 1
+        self.known = len(prompt)
         text = np.concatenate(parts[::-1])
         self._size = len(text)
         self._text = np.concatenate([text, np.empty(4096, dtype=np.int32)])
@@ -100,6 +110,7 @@ class SuffixIndex:
     def append(self, tokens: Iterable[int]) -> None:
         for token in tokens:
             self._append(token)
+            self.known += 1
 
     def _append(self, token: int) -> None:
         size = self._size
@@ -189,9 +200,9 @@ def _sorted_runs(text: NDArray[np.int32], length: int) -> NDArray[np.uint64]:
         mixed ^= mixed >> np.uint64(29)
     mixed &= np.uint64(_WORD ^ _PLACE)
     mixed |= np.arange(length, length + count, dtype=np.uint64)
-    mixed = mixed[text[length:] != _SEPARATOR]
-    mixed.sort()
-    return mixed
+    kept: NDArray[np.uint64] = mixed[text[length:] != _SEPARATOR]
+    kept.sort()
+    return kept
 
 
 def _places(runs: NDArray[np.uint64], run: Sequence[int]) -> NDArray[np.int64]:

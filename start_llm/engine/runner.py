@@ -21,7 +21,7 @@ class Row:
 
     uid: int
     token: int
-    logprobs: Any
+    logprobs: Any = None
     finish: Literal["stop", "length"] | None = None
     cache: Cache | None = None
     tokens: Sequence[int] | None = None

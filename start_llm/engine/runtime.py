@@ -29,6 +29,26 @@ from start_llm.models.loader import LoadedModel
 log = logging.getLogger(__name__)
 
 
+class Guarded:
+    """A sampler or processor whose errors are told to its row and do not end the step.
+
+    Attributes:
+        inner: the sampler or processor itself.
+    """
+
+    def __init__(
+        self, inner: Callable[..., Any], failed: Callable[[Exception], None], instead: Callable[..., Any]
+    ) -> None:
+        self.inner, self._failed, self._instead = inner, failed, instead
+
+    def __call__(self, *given: Any) -> Any:
+        try:
+            return self.inner(*given)
+        except Exception as error:  # noqa: BLE001 - raised by `TextDrawing.logprob`
+            self._failed(error)
+            return self._instead(*given)
+
+
 class TextDrawing:
     """A row's sampler, processors (logprob tap first, grammar mask last) and logprobs.
 
@@ -45,7 +65,7 @@ class TextDrawing:
         self._tap = LogprobTap() if work.logprobs is not None else None
         self.sampler: Callable[[Any], Any] = make_sampler(work.sampling, len(generated))
         if work.sampling.seed is not None:  # else it is shared between rows, and has no state that could go wrong
-            self.sampler = self._own_sampler(self.sampler)
+            self.sampler = Guarded(self.sampler, self._failed, lambda logprobs: mx.argmax(logprobs, axis=-1))
         processors: Processors = [self._tap] if self._tap is not None else []
         processors += make_processors(work.sampling, work.prompt.tokens, generated)
         if work.thinking is not None:
@@ -54,27 +74,12 @@ class TextDrawing:
         if work.constraint is not None and grammars is not None:
             self._grammar = grammars.processor(work.constraint, generated)
             processors.append(self._grammar)
-        self.processors: Processors = [self._own(processor) for processor in processors]
+        self.processors: Processors = [
+            Guarded(processor, self._failed, lambda tokens, logits: logits) for processor in processors
+        ]
 
-    def _own(self, processor: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        def process(tokens: Any, logits: Any) -> Any:
-            try:
-                return processor(tokens, logits)
-            except Exception as error:  # noqa: BLE001 - raised by `logprob`
-                self._error = self._error or error
-                return logits
-
-        return process
-
-    def _own_sampler(self, sampler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def sample(logprobs: Any) -> Any:
-            try:
-                return sampler(logprobs)
-            except Exception as error:  # noqa: BLE001 - raised by `logprob`
-                self._error = self._error or error
-                return mx.argmax(logprobs, axis=-1)
-
-        return sample
+    def _failed(self, error: Exception) -> None:
+        self._error = self._error or error
 
     def logprob(self, token: int) -> TokenLogprob | None:
         if self._error is not None:

@@ -15,7 +15,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
@@ -82,11 +82,21 @@ def _unseeded_sampler(temperature: float, top_p: float, top_k: int, min_p: float
     return sample
 
 
+class Remembering:
+    """A sampler or processor that can be put back: its attributes are replaced by its calls, never changed in place."""
+
+    def save(self) -> Any:
+        return self.__dict__.copy()
+
+    def restore(self, state: Any) -> None:
+        self.__dict__.update(state)
+
+
 _ODD = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: the keys of two seeds lie far apart
 _64_BITS = 0xFFFFFFFFFFFFFFFF
 
 
-class SeededSampler:
+class SeededSampler(Remembering):
     """Draws with its own keys: the same seed and logits give the same tokens, alone or beside other rows.
 
     The key of a token follows from the seed and the token's place in the answer, so a row that was interrupted goes
@@ -167,7 +177,7 @@ def make_processors(sampling: Sampling, prompt_tokens: Sequence[int], generated:
     return processors
 
 
-class RepetitionPenalty:
+class RepetitionPenalty(Remembering):
     """mlx-lm's sign-aware penalty over the last `size` tokens, prompt included.
 
     The window is kept here, because what `BatchGenerator` passes as tokens leaves out a prefix that came with its KV
@@ -188,7 +198,7 @@ class RepetitionPenalty:
         return self._penalise(self._window, logits)
 
 
-class CountPenalty:
+class CountPenalty(Remembering):
     """OpenAI's presence and frequency penalties: over the generated tokens only, all of them.
 
     (mlx-lm's own look at the last 20 tokens, prompt included.)
@@ -227,6 +237,12 @@ class LogprobTap:
         # A new array, for a later processor may write into this one in place.
         self._waiting.append(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
         return logits
+
+    def save(self) -> Any:
+        return tuple(self._waiting)
+
+    def restore(self, state: Any) -> None:
+        self._waiting = deque(state)
 
     def take(self) -> mx.array:
         """Logprobs ``[vocab]`` that the row's next reported token was drawn from; call once per response."""

@@ -9,9 +9,10 @@ import mlx.core as mx
 import numpy as np
 
 from start_llm.core.work import ThinkingLimit
+from start_llm.engine.sampling import Remembering
 
 
-class ThinkingBudget:
+class ThinkingBudget(Remembering):
     """A logits processor that forces the end-of-reasoning token when the budget is used up.
 
     It reads each new token, which costs the decode step its head start; only requests with a budget have it.
@@ -27,7 +28,7 @@ class ThinkingBudget:
 
     def __call__(self, tokens: Any, logits: Any) -> Any:
         if self._started:
-            self._see(int(tokens[-1].item()))
+            self._see(int((tokens if tokens.size == 1 else tokens[-1]).item()))
         self._started = True
         if not self._inside or self._used < self._limit.tokens:
             return logits

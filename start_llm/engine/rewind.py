@@ -1,0 +1,77 @@
+"""Takes the newest tokens out of a row's caches again. Model thread only.
+
+How depends on the layer. Uses of mlx-lm's internals: `RotatingKVCache._idx`, `ArraysCache.cache`.
+
+- `KVCache`, `QuantizedKVCache`: rows behind the offset are simply overwritten.
+- `RotatingKVCache`: after a pass over several tokens its buffer is in order and still holds what those tokens pushed
+  out of the window, so its end is cut off and what is left is what a shorter pass would have left.
+- `ArraysCache`: cannot be cut. Its arrays are replaced by each pass and never written into, so the state before the
+  pass is kept by reference and put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
+
+Mark = list[tuple[Any, tuple[Any, ...]]]
+
+
+class Rewinder:
+    """For the caches of one row, whichever objects they are at the moment.
+
+    Attributes:
+        possible: every layer is of a kind that is known here.
+        carries: a layer cannot be cut: `restore` takes the whole pass back.
+    """
+
+    def __init__(self, cache: Sequence[Any]) -> None:
+        kinds = {type(leaf) for leaf in leaves(cache)}
+        self.possible = kinds <= {KVCache, QuantizedKVCache, RotatingKVCache, ArraysCache}
+        self.carries = ArraysCache in kinds
+        self._cache = cache
+
+    def mark(self) -> Mark:
+        """To be called before a pass over several tokens, and given to `restore` if it has to be taken back."""
+        if not self.carries:
+            return []
+        kept: Mark = []
+        for leaf in leaves(self._cache):
+            if isinstance(leaf, ArraysCache):
+                kept.append((leaf, tuple(leaf.cache)))
+            elif isinstance(leaf, RotatingKVCache):
+                kept.append((leaf, (leaf.keys, leaf.values, leaf.offset, leaf._idx)))
+        return kept
+
+    def cut(self, tokens: int) -> None:
+        """Takes out the last tokens of the newest pass, which computed more than these. Not for layers that carry."""
+        for leaf in leaves(self._cache):
+            if isinstance(leaf, RotatingKVCache):
+                held = leaf.keys.shape[2] - tokens
+                leaf.keys, leaf.values = leaf.keys[..., :held, :], leaf.values[..., :held, :]
+                leaf.offset -= tokens
+                leaf._idx = held
+            else:
+                leaf.trim(tokens)
+
+    def restore(self, mark: Mark, tokens: int) -> None:
+        """Takes out the whole newest pass, which computed so many tokens, two at least."""
+        for leaf in leaves(self._cache):
+            if isinstance(leaf, KVCache | QuantizedKVCache):
+                leaf.trim(tokens)
+        for leaf, state in mark:
+            if isinstance(leaf, ArraysCache):
+                leaf.cache = list(state)
+            else:
+                leaf.keys, leaf.values, leaf.offset, leaf._idx = state
+
+
+def leaves(cache: Sequence[Any]) -> Iterator[Any]:
+    """The layers' caches, those inside of lists included."""
+    for entry in cache:
+        if isinstance(entry, CacheList):
+            yield from leaves(entry.caches)
+        else:
+            yield entry
