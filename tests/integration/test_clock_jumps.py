@@ -1,0 +1,34 @@
+"""The machine's clock is set forward and back while the server runs: waits, limits and ages do not follow it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.integration.live import echoed, live
+from tests.oracle import expected_truth
+
+DAY = 86_400.0
+
+
+@pytest.mark.parametrize("kind", ["plain", "hybrid"])
+def test_jumps_neither_end_a_request_nor_evict_its_kv(
+    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    real = time.time
+    jumps = itertools.cycle((3 * DAY, -9 * DAY, DAY, 0.0))
+    monkeypatch.setattr(time, "time", lambda: real() + next(jumps))
+    settings = {"kv_disk_dir": str(tmp_path / "kv"), "prompt_cache_ttl_seconds": 600, "generation_watchdog_seconds": 60}
+    with live(oracle_path(kind), tmp_path, **settings) as server:
+        messages = [{"role": "user", "content": "word " * 300 + "[[truth]]"}]
+        for _ in range(3):
+            answer = server.chat(messages)
+            assert answer["message"]["content"] == expected_truth(server.prompt_of(answer))
+            messages += [echoed(answer["message"], "keep"), {"role": "user", "content": "again [[truth]]"}]
+        assert answer["report"]["computed"] <= answer["report"]["new"] + 16
+        server.app.engine.call(lambda scheduler: scheduler.rest())
+        assert server.app.engine.call(lambda scheduler: scheduler.figures()["kv_evicted"]) == 0
