@@ -249,10 +249,6 @@ class App:
         memory = f"{built.cache_bytes / GIB:.1f} GiB in memory"
         self._say(f"model     {built.loaded.name}  (context {self._context(built.loaded):,} tokens)")
         self._say(f"KV cache  {memory}, {built.disk or 'nothing on disk'}")
-        if self.settings.kv_bits is not None:
-            self._say(
-                f"KV_BITS   {self.settings.kv_bits}: mlx-lm cannot batch a quantised KV, so requests run one at a time"
-            )
         self._say(f"ready     OpenAI {self.server_url}/v1   Anthropic {self.server_url}")
         self._say("agents    python3.12 install_and_run.py launch claude|codex|opencode|openclaw|pi|qwen|cline|aider")
 

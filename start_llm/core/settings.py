@@ -89,9 +89,11 @@ class Settings(BaseSettings):
     max_kv_size: Annotated[int, Field(ge=256)] = Field(196608, description="Most tokens of one request's context.")
     kv_group_size: Literal[32, 64, 128] = Field(64, description="Group size of KV quantisation (uniform scheme).")
     kv_bits: Annotated[Literal[4, 8] | None, BeforeValidator(lambda v: _bits(v))] = Field(
-        None, description="KV quantisation bits: 4, 8 or OFF. Quantised KV is served one request at a time."
+        None, description="KV quantisation bits: 4, 8 or OFF. Takes less memory; answers change a little."
     )
-    kv_quant_scheme: Literal["uniform", "turboquant"] = Field("uniform", description="uniform or turboquant.")
+    kv_quant_scheme: Literal["uniform", "turboquant"] = Field(
+        "uniform", description="uniform. turboquant is refused: mlx-lm's models cannot compute with it."
+    )
     quantized_kv_start: Count = Field(5000, description="Token position from which KV is quantised.")
 
     # Cache

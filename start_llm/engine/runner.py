@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 Cache = list[Any]
+Sampler = Callable[[Any], Any]
+Processors = Sequence[Callable[[Any, Any], Any]]
 
 
 @dataclass(slots=True)
@@ -15,7 +17,8 @@ class Row:
 
     Attributes:
         token: the token that was fed to the model in this step; the KV holds it.
-        logprobs: natural-log probabilities over the vocabulary, a lazy array [vocab].
+        logprobs: natural-log probabilities over the vocabulary, a lazy array [vocab]; ``None`` in the first step
+            after `Runner.resume`.
         finish: set on the last row of a sequence; then `cache` and `tokens` hold its whole KV and what lies in it.
     """
 
@@ -25,6 +28,21 @@ class Row:
     finish: Literal["stop", "length"] | None = None
     cache: Cache | None = None
     tokens: Sequence[int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Suspended:
+    """A sequence that left the batch in the middle of its answer.
+
+    Attributes:
+        cache: holds exactly `tokens`, evaluated.
+        tokens: the prompt and everything that was reported.
+        token: drawn behind them. It is in no KV and was not reported: the first row after `resume` does that.
+    """
+
+    cache: Cache
+    tokens: Sequence[int]
+    token: int
 
 
 class Runner(Protocol):
@@ -37,19 +55,25 @@ class Runner(Protocol):
         ...
 
     def insert(
-        self,
-        tokens: Sequence[int],
-        cache: Cache,
-        *,
-        max_tokens: int,
-        sampler: Callable[[Any], Any],
-        processors: Sequence[Callable[[Any, Any], Any]],
+        self, tokens: Sequence[int], cache: Cache, *, max_tokens: int, sampler: Sampler, processors: Processors
     ) -> int:
         """Starts decoding; `cache` holds all of `tokens` but the last. Returns the row's uid."""
         ...
 
     def decode(self) -> list[Row]:
         """One step of every row; a row that was just inserted may yield its first token a step later."""
+        ...
+
+    def suspend(self, uid: int) -> Suspended | None:
+        """Takes a row out so that `resume` can go on as if nothing had happened.
+
+        Its sampler and processors keep their state and go into `resume` again. ``None``: the row stays where it is,
+        because it has not begun or ends with its next token.
+        """
+        ...
+
+    def resume(self, row: Suspended, *, max_tokens: int, sampler: Sampler, processors: Processors) -> int:
+        """Goes on with a suspended row; `max_tokens` counts what it may still report, `row.token` included."""
         ...
 
     def remove(self, uid: int) -> tuple[Cache, Sequence[int]] | None:

@@ -20,7 +20,7 @@ from start_llm.engine.rows import Processors
 from start_llm.engine.runner import Runner
 from start_llm.engine.sampling import LogprobTap, make_processors, make_sampler, top_logprobs
 from start_llm.engine.scheduler import Limits, Scheduler
-from start_llm.engine.text import BatchRunner, SequentialRunner
+from start_llm.engine.text import BatchRunner
 from start_llm.engine.thinking import ThinkingBudget
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
@@ -131,22 +131,17 @@ def make_grammars(loaded: LoadedModel) -> Grammars | None:
 
 
 def make_runner(settings: Settings, loaded: LoadedModel) -> Runner:
-    """Batched, or one row at a time where KV is quantised."""
+    """Raises NotSupported if KV is to be quantised and this model cannot."""
     if settings.kv_bits is None:
         return BatchRunner(loaded.model, eos=loaded.eos, max_rows=settings.max_concurrency)
-    if settings.kv_quant_scheme != "uniform":
-        raise NotSupported(f"KV_QUANT_SCHEME={settings.kv_quant_scheme}: text models take uniform only.")
-    odd = {type(layer).__name__ for layer in loaded.make_cache()} - {"KVCache", "ArraysCache", "CacheList"}
-    if odd:
-        raise NotSupported(
-            f"KV_BITS={settings.kv_bits}: this model's {', '.join(sorted(odd))} layers cannot be quantised."
-        )
-    return SequentialRunner(
+    from start_llm.engine.quantised import Quantisation, QuantisingRunner  # noqa: PLC0415 - takes 2 s, few need it
+
+    return QuantisingRunner(
         loaded.model,
+        loaded.make_cache,
         eos=loaded.eos,
-        kv_bits=settings.kv_bits,
-        kv_group_size=settings.kv_group_size,
-        quantized_kv_start=settings.quantized_kv_start,
+        max_rows=settings.max_concurrency,
+        how=Quantisation(settings.kv_bits, settings.kv_group_size, settings.quantized_kv_start),
     )
 
 

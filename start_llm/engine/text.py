@@ -1,15 +1,14 @@
-"""mlx-lm's generators as `Runner`s: continuous batching, or one row at a time for quantised KV."""
+"""mlx-lm's `BatchGenerator` as a `Runner`: continuous batching."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 import mlx.core as mx
-from mlx_lm.generate import BatchGenerator, maybe_quantize_kv_cache
+from mlx_lm.generate import BatchGenerator
 
-from start_llm.engine.runner import Cache, Row
+from start_llm.engine.runner import Cache, Processors, Row, Sampler, Suspended
 from start_llm.engine.wired import no_wired_limit
 
 
@@ -24,19 +23,24 @@ class BatchRunner:
     Prefill does not go through the generator: a row of its own can pause at any
     token, which checkpoints, cancels and requests that wait for a shared prefix
     need, and rows of different lengths are never padded against each other.
+
+    The generator is a step ahead: it has drawn the token behind the one that it reports. `suspend` takes that token
+    along, so that nothing is drawn twice. Uses of mlx-lm's internals: `BatchGenerator._generation_batch` and there
+    `uids`, `max_tokens`, `_num_tokens`, `_next_tokens`.
     """
 
     def __init__(self, model: Any, *, eos: Iterable[int], max_rows: int) -> None:
         self.max_rows = max_rows
         self._model = model
-        self._eos = sorted(eos)
+        self._eos = frozenset(eos)
+        self._resumed: dict[int, int] = {}  # the token that a row begins with, until it is reported
         self._batch = self._generator()
 
     def _generator(self) -> BatchGenerator:
         with no_wired_limit():
             return BatchGenerator(
                 self._model,
-                stop_tokens=[[token] for token in self._eos],
+                stop_tokens=[[token] for token in sorted(self._eos)],
                 completion_batch_size=self.max_rows,
                 prefill_batch_size=self.max_rows,
             )
@@ -48,13 +52,7 @@ class BatchRunner:
         mx.clear_cache()
 
     def insert(
-        self,
-        tokens: Sequence[int],
-        cache: Cache,
-        *,
-        max_tokens: int,
-        sampler: Callable[[Any], Any],
-        processors: Sequence[Callable[[Any, Any], Any]],
+        self, tokens: Sequence[int], cache: Cache, *, max_tokens: int, sampler: Sampler, processors: Processors
     ) -> int:
         (uid,) = self._batch.insert(
             [[tokens[-1]]],
@@ -74,9 +72,31 @@ class BatchRunner:
                 with mx.stream(self._batch.stream):
                     eval_cache(r.prompt_cache)
             rows.append(Row(r.uid, r.token, r.logprobs, r.finish_reason, r.prompt_cache, r.all_tokens))
+        for uid in [uid for uid in self._batch._generation_batch.uids if uid in self._resumed]:
+            rows.append(Row(uid, self._resumed.pop(uid), None))
         return rows
 
+    def suspend(self, uid: int) -> Suspended | None:
+        running = self._batch._generation_batch
+        if uid not in running.uids or uid in self._resumed:
+            return None
+        index = running.uids.index(uid)
+        with mx.stream(self._batch.stream):
+            token = cast(int, running._next_tokens[index].item())
+        if token in self._eos or running.max_tokens[index] - running._num_tokens[index] <= 1:
+            return None
+        removed = self.remove(uid)
+        return None if removed is None else Suspended(*removed, token)
+
+    def resume(self, row: Suspended, *, max_tokens: int, sampler: Sampler, processors: Processors) -> int:
+        # The generator takes the drawn token for the end of a prompt: it feeds it but does not report it.
+        tokens = [*row.tokens, row.token]
+        uid = self.insert(tokens, row.cache, max_tokens=max_tokens - 1, sampler=sampler, processors=processors)
+        self._resumed[uid] = row.token
+        return uid
+
     def remove(self, uid: int) -> tuple[Cache, Sequence[int]] | None:
+        self._resumed.pop(uid, None)
         with mx.stream(self._batch.stream):
             found = self._batch.remove([uid], return_prompt_caches=True).get(uid)
             if found is None:
@@ -86,103 +106,9 @@ class BatchRunner:
         return cache, tokens
 
     def clear(self) -> None:
+        self._resumed.clear()
         self._batch = self._generator()
         mx.clear_cache()
 
     def close(self) -> None:
         self._batch.close()
-
-
-class SequentialRunner:
-    """One row at a time, with its KV quantised on the way: mlx-lm cannot batch a quantised KV."""
-
-    max_rows = 1
-
-    def __init__(
-        self, model: Any, *, eos: Iterable[int], kv_bits: int, kv_group_size: int, quantized_kv_start: int
-    ) -> None:
-        self._model = model
-        self._eos = frozenset(eos)
-        self._bits, self._group, self._start = kv_bits, kv_group_size, quantized_kv_start
-        self._uid = 0
-        self._row: _SequentialRow | None = None
-
-    def _quantise(self, cache: Cache) -> None:
-        maybe_quantize_kv_cache(cache, quantized_kv_start=self._start, kv_group_size=self._group, kv_bits=self._bits)
-
-    def prefill(self, cache: Cache, tokens: Sequence[int]) -> None:
-        self._model(mx.array(list(tokens))[None], cache=cache)
-        self._quantise(cache)
-        eval_cache(cache)
-        mx.clear_cache()
-
-    def insert(
-        self,
-        tokens: Sequence[int],
-        cache: Cache,
-        *,
-        max_tokens: int,
-        sampler: Callable[[Any], Any],
-        processors: Sequence[Callable[[Any, Any], Any]],
-    ) -> int:
-        if self._row is not None:
-            raise RuntimeError("quantised KV is served one request at a time")
-        self._uid += 1
-        row = _SequentialRow(self._uid, list(tokens[:-1]), cache, max_tokens, sampler, list(processors))
-        row.next = mx.array(list(tokens[-1:]))
-        self._advance(row)
-        self._row = row
-        return row.uid
-
-    def _advance(self, row: _SequentialRow) -> tuple[int, Any]:
-        """Feeds the pending token, samples the one after it; returns the fed token and its logprobs."""
-        fed, logprobs = row.next, row.logprobs
-        logits = self._model(fed[None], cache=row.cache)[:, -1, :]
-        self._quantise(row.cache)
-        token = int(fed.item())
-        row.tokens.append(token)
-        for processor in row.processors:
-            logits = processor(mx.array(row.tokens), logits)
-        row.logprobs = (logits - mx.logsumexp(logits, axis=-1, keepdims=True))[0]
-        row.next = row.sampler(row.logprobs[None])
-        mx.async_eval(row.next, row.logprobs)  # type: ignore[no-untyped-call]
-        return token, logprobs
-
-    def decode(self) -> list[Row]:
-        row = self._row
-        if row is None:
-            return []
-        token, logprobs = self._advance(row)
-        row.left -= 1
-        if token not in self._eos and row.left > 0:
-            return [Row(row.uid, token, logprobs)]
-        self._row = None
-        eval_cache(row.cache)
-        finish: Literal["stop", "length"] = "stop" if token in self._eos else "length"
-        return [Row(row.uid, token, logprobs, finish, row.cache, row.tokens)]
-
-    def remove(self, uid: int) -> tuple[Cache, Sequence[int]] | None:
-        row = self._row
-        if row is None or row.uid != uid:
-            return None
-        self._row = None
-        eval_cache(row.cache)
-        return row.cache, row.tokens
-
-    def clear(self) -> None:
-        self._row = None
-
-    def close(self) -> None:
-        self._row = None
-
-
-@dataclass(slots=True)
-class _SequentialRow:
-    uid: int
-    tokens: list[int]
-    cache: Cache
-    left: int
-    sampler: Callable[[Any], Any]
-    processors: list[Callable[[Any, Any], Any]]
-    next: Any = None
-    logprobs: Any = None

@@ -96,8 +96,14 @@ def load_model(settings: Settings, device: Device, progress: Progress, say: Call
     Raises:
         NotFound: no such folder or repository.
         OutOfMemory: the weights do not fit. Nothing of them is downloaded or read then.
-        NotSupported: mlx-lm does not know the architecture, or it wants to run code that is not trusted.
+        NotSupported: mlx-lm does not know the architecture, or it wants to run code that is not trusted, or
+            KV_QUANT_SCHEME asks for what text models cannot do.
     """
+    if settings.kv_quant_scheme == "turboquant":
+        raise NotSupported(
+            "KV_QUANT_SCHEME=turboquant: its KV needs mlx-vlm's attention, and mlx-lm's text models compute their own. "
+            "Use uniform."
+        )
     source = settings.model_path
     if source is None:
         quantised = accelerator().backend != "cpu"

@@ -7,15 +7,17 @@ its KV and tokens, and `remove` of a running row returns both.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import mlx.core as mx
 import pytest
-from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import make_prompt_cache
 
+from start_llm.core.request import Sampling
 from start_llm.engine.runner import Row, Runner
-from start_llm.engine.text import BatchRunner, SequentialRunner
+from start_llm.engine.sampling import LogprobTap, make_processors, make_sampler
+from start_llm.engine.text import BatchRunner
 from tests.kvcache.tiny import greedy, model, random_tokens
 
 NEVER = 10**6  # no such token
@@ -96,21 +98,105 @@ def test_an_end_token_ends_a_row_and_lies_in_its_kv() -> None:
     assert rows[-1].cache[0].offset == len(rows[-1].tokens or ())
 
 
-@pytest.mark.parametrize("start", [0, 30, 1000])
-def test_quantised_kv_generates_what_mlx_lm_does(start: int) -> None:
-    name, prompt = "llama", random_tokens(60)
-    options = {"kv_bits": 8, "kv_group_size": 32, "quantized_kv_start": start}
-    runner = SequentialRunner(model(name), eos=[NEVER], **options)
-    uid = begin(runner, name, prompt, 10, chunk=20)
-    rows = run(runner, [uid])[uid]
-    steps = generate_step(mx.array(prompt), model(name), max_tokens=10, prefill_step_size=20, sampler=argmax, **options)
-    assert [row.token for row in rows] == [int(token) for token, _ in steps]
-    assert rows[-1].cache is not None
-    assert rows[-1].cache[0].offset == len(rows[-1].tokens or ())
+@pytest.mark.parametrize("name", NAMES)
+def test_a_suspended_row_goes_on_as_if_nothing_had_happened(name: str) -> None:
+    """Alone, with others beside it, at every token of the answer; what lies in its KV says so too."""
+    prompt, most = random_tokens(60, seed=5), 9
+    alone = greedy(name, prompt, make_prompt_cache(model(name)), most)
+    for after in range(1, most):
+        runner = BatchRunner(model(name), eos=[NEVER], max_rows=4)
+        other = begin(runner, name, random_tokens(35, seed=8), 100)
+        uid = begin(runner, name, prompt, most)
+        rows: list[Row] = []
+        while len(rows) < after:
+            rows += [row for row in runner.decode() if row.uid == uid]
+        row = runner.suspend(uid)
+        if after == most - 1:
+            assert row is None  # its next token is its last
+        else:
+            assert row is not None
+            assert [*row.tokens, row.token] == [*prompt, *alone[: after + 1]]
+            assert runner.remove(uid) is None
+            runner.decode()
+            uid = runner.resume(row, max_tokens=most - after, sampler=argmax, processors=[])
+        while rows[-1].finish is None:
+            rows += [row for row in runner.decode() if row.uid == uid]
+        assert [row.token for row in rows] == alone
+        assert rows[-1].finish == "length"
+        assert list(rows[-1].tokens or ()) == [*prompt, *alone]
+        assert runner.remove(other) is not None
 
 
-def test_quantised_kv_takes_one_row_at_a_time() -> None:
-    runner = SequentialRunner(model("llama"), eos=[NEVER], kv_bits=8, kv_group_size=32, quantized_kv_start=0)
-    begin(runner, "llama", random_tokens(20), 10)
-    with pytest.raises(RuntimeError, match="one request at a time"):
-        begin(runner, "llama", random_tokens(20), 10)
+def test_a_row_that_ends_with_its_next_token_is_not_suspended() -> None:
+    name, prompt = "llama", random_tokens(40)
+    third = greedy(name, prompt, make_prompt_cache(model(name)), 3)[2]
+    runner = BatchRunner(model(name), eos=[third], max_rows=2)
+    uid = begin(runner, name, prompt, 100)
+    assert runner.suspend(uid) is None  # it has not begun
+    rows: list[Row] = []
+    while len(rows) < 2:
+        rows += runner.decode()
+    assert runner.suspend(uid) is None
+    (last,) = runner.decode()
+    assert (last.token, last.finish) == (third, "stop")
+    assert runner.suspend(uid) is None  # it is gone
+
+
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_a_resumed_row_can_be_removed_and_suspended_again(when: str) -> None:
+    name, prompt = "llama", random_tokens(40)
+    alone = greedy(name, prompt, make_prompt_cache(model(name)), 8)
+    runner = BatchRunner(model(name), eos=[NEVER], max_rows=2)
+    uid = begin(runner, name, prompt, 100)
+    seen: list[int] = []
+    while len(seen) < 3:
+        seen += [row.token for row in runner.decode()]
+    row = runner.suspend(uid)
+    assert row is not None
+    uid = runner.resume(row, max_tokens=97, sampler=argmax, processors=[])
+    if when == "at once":
+        assert runner.suspend(uid) is None
+    else:
+        seen += [row.token for row in runner.decode()]
+        row = runner.suspend(uid)
+        assert row is not None
+        uid = runner.resume(row, max_tokens=96, sampler=argmax, processors=[])
+        seen += [row.token for row in runner.decode()]
+    assert seen == alone[: len(seen)]
+    removed = runner.remove(uid)
+    assert removed is not None
+    cache, tokens = removed
+    assert list(tokens) == [*prompt, *seen]
+    assert cache[0].offset == len(tokens)
+
+
+def test_samplers_and_processors_do_not_notice_a_suspension() -> None:
+    name, prompt = "llama", random_tokens(40)
+    sampling = replace(
+        Sampling(), temperature=0.9, seed=11, repetition_penalty=1.3, repetition_context_size=20, presence_penalty=0.5
+    )
+
+    def answer(suspend_at: frozenset[int]) -> tuple[list[int], list[float]]:
+        runner = BatchRunner(model(name), eos=[NEVER], max_rows=2)
+        sampler, tap = make_sampler(sampling), LogprobTap()
+        processors = [tap, *make_processors(sampling, prompt)]
+        cache = make_prompt_cache(model(name))
+        runner.prefill(cache, prompt[:-1])
+        uid = runner.insert(prompt, cache, max_tokens=20, sampler=sampler, processors=processors)
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        while len(tokens) < 20:
+            for row in runner.decode():
+                tokens.append(row.token)
+                logprobs.append(float(tap.take()[row.token].item()))
+            if len(tokens) in suspend_at:
+                row_out = runner.suspend(uid)
+                assert row_out is not None
+                left = 20 - len(tokens)
+                uid = runner.resume(row_out, max_tokens=left, sampler=sampler, processors=processors)
+        return tokens, logprobs
+
+    tokens, logprobs = answer(frozenset())
+    again, again_logprobs = answer(frozenset({1, 2, 7, 15}))
+    assert again == tokens
+    assert again_logprobs == pytest.approx(logprobs, abs=1e-3)

@@ -36,7 +36,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_next": {
         **_ATTENTION,
         "num_hidden_layers": 4,
-        "head_dim": 16,
+        "head_dim": 32,
         "linear_num_value_heads": 4,
         "linear_num_key_heads": 2,
         "linear_key_head_dim": 32,
@@ -58,7 +58,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma3_text": {
         **_ATTENTION,
         "num_hidden_layers": 3,
-        "head_dim": 16,
+        "head_dim": 32,
         "query_pre_attn_scalar": 16,
         "rms_norm_eps": 1e-6,
         "sliding_window": 16,
@@ -69,7 +69,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt_oss": {
         **_ATTENTION,
         "num_key_value_heads": 2,
-        "head_dim": 16,
+        "head_dim": 32,
         "num_local_experts": 2,
         "num_experts_per_tok": 1,
         "sliding_window": 16,

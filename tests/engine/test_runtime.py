@@ -1,0 +1,29 @@
+"""What the settings put together."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+from start_llm.core.errors import NotSupported
+from start_llm.core.settings import load_settings
+from start_llm.engine.quantised import QuantisingRunner
+from start_llm.engine.runtime import make_runner
+from start_llm.engine.text import BatchRunner
+from tests.kvcache.tiny import model
+
+
+def loaded(name: str) -> Any:
+    return SimpleNamespace(model=model(name), make_cache=lambda: make_prompt_cache(model(name)), eos=frozenset({1}))
+
+
+def test_kv_bits_quantise_and_still_batch() -> None:
+    plain = make_runner(load_settings(None), loaded("llama"))
+    assert isinstance(plain, BatchRunner) and plain.max_rows == 8
+    quantised = make_runner(load_settings(None, kv_bits=4, kv_group_size=32), loaded("llama"))
+    assert isinstance(quantised, QuantisingRunner) and quantised.max_rows == 8
+    with pytest.raises(NotSupported, match="sinks"):
+        make_runner(load_settings(None, kv_bits=4, kv_group_size=32), loaded("gpt_oss"))
