@@ -25,9 +25,10 @@ from mlx_lm.models.cache import (
 from start_llm.core.request import Sampling
 from start_llm.engine.costs import Acceptance, CostTable, Gate
 from start_llm.engine.draft import Proposal, SuffixIndex
+from start_llm.engine.quantised import Quantisation, QuantisingRunner
 from start_llm.engine.rewind import Rewinder, leaves
 from start_llm.engine.sampling import LogprobTap, make_processors, make_sampler, top_logprobs
-from start_llm.engine.text import BatchRunner, SequentialRunner
+from start_llm.engine.text import BatchRunner
 from start_llm.engine.verify import SingleRow, State
 from tests.engine.zoo import CONFIGS, VOCAB, WINDOW, make
 
@@ -249,7 +250,8 @@ def test_runs_with_rejections_stops_and_cancels_anywhere(
 @pytest.mark.parametrize("start", [0, len(PROMPT) + 9])
 def test_quantised_kv_becomes_so_at_the_same_token(bits: int, start: int) -> None:
     model = make("qwen3_5")
-    runner = SequentialRunner(model, eos=(), kv_bits=bits, kv_group_size=32, quantized_kv_start=start)
+    how = Quantisation(bits, 32, start)
+    runner = QuantisingRunner(model, lambda: make_prompt_cache(model), eos=(), max_rows=1, how=how)
     expected = reference(model, SAMPLINGS["penalties"], 40, runner=runner)
     row = single(
         model,
@@ -257,7 +259,7 @@ def test_quantised_kv_becomes_so_at_the_same_token(bits: int, start: int) -> Non
         40,
         truth=expected.tokens,
         lies=liar(4),
-        quantise=runner._quantise,
+        quantise=how.apply,
         quantised_from=start,
     )
     got = said(row)
