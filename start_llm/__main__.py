@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # A command's module is imported only when it runs: what one command needs (MLX, say) does not slow down the others.
 COMMANDS = {
-    "serve": ("start_llm.app", "run the server and the LiteLLM proxy in front of it (default)"),
+    "serve": ("start_llm.serve", "run the server and the LiteLLM proxy in front of it (default)"),
     "demo": ("start_llm.demo", "start both on free ports, run a short agent conversation, print what each turn cost"),
     "doctor": ("start_llm.doctor", "say what this machine has and what is missing"),
     "launch": ("start_llm.launch", "run an agent connected to the server; see: launch --help"),

@@ -6,16 +6,12 @@ built from the loaded model -> proxy. Stop: proxy, HTTP edge, model thread, disk
 
 from __future__ import annotations
 
-import gc
 import logging
-import signal
 import sqlite3
-import sys
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType
+from queue import SimpleQueue
 from typing import Any
 
 from rich.console import Console
@@ -23,11 +19,12 @@ from rich.console import Console
 from start_llm.api.server import ApiServer, make_server
 from start_llm.chat import ChatService, Served
 from start_llm.core.errors import NotSupported, StartLLMError, Unavailable
+from start_llm.core.exitcodes import ExitCode
 from start_llm.core.request import ChatRequest
-from start_llm.core.settings import Settings, SettingsError
+from start_llm.core.settings import Settings
 from start_llm.core.work import Constraint
-from start_llm.dashboard.jsonlines import json_line, log_as_json
-from start_llm.dashboard.terminal import log_as_lines, make_console, terminal
+from start_llm.dashboard.jsonlines import json_line
+from start_llm.dashboard.terminal import make_console, terminal
 from start_llm.engine.constraint import Grammars
 from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.runtime import TextRuntime, make_store
@@ -44,13 +41,16 @@ from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.ports import TemplateError
 from start_llm.prompt.turndb import TurnDB
-from start_llm.prompt.volatile import RuleError, Rules
+from start_llm.prompt.volatile import Rules
 from start_llm.proxy.keeper import ProxyKeeper
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
 
 log = logging.getLogger(__name__)
 
 GIB = 2**30
+LOADING_STOP_SECONDS = 1.5
+HOPELESS_STOP_SECONDS = 4.0
+STOP_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,13 @@ class App:
         self._progress: Callable[[str, float], None] = ProgressBars(console, lines) if say is None else _quiet
         self._rules = Rules.load(settings.cache_rules_file)
         self._built: _Built | None = None
-        self.engine = EngineThread(self._load, max_queue=settings.max_queue, max_concurrency=settings.max_concurrency)
+        self.engine = EngineThread(
+            self._load,
+            max_queue=settings.max_queue,
+            max_concurrency=settings.max_concurrency,
+            watchdog=settings.generation_watchdog_seconds,
+            on_lost=self._lost,
+        )
         self.service = ChatService(settings, self.engine)
         observers = [terminal(settings, console)] if say is None else []
         self._server: ApiServer = make_server(settings, self.service, observers=observers)
@@ -80,7 +86,7 @@ class App:
         self._proxy: LiteLLMProxy | None = None
         self._keeper: ProxyKeeper | None = None
         self._pipeline: Pipeline | None = None
-        self._stopped = threading.Event()
+        self._ends: SimpleQueue[ExitCode] = SimpleQueue()
 
     @property
     def server_url(self) -> str:
@@ -113,21 +119,44 @@ class App:
         if self.settings.proxy == "on":
             self._start_proxy(self._built.loaded)
 
-    def wait(self) -> None:
-        """Blocks until `stop` is called."""
-        self._stopped.wait()
+    def wait(self) -> ExitCode:
+        """Blocks until the server is stopped or cannot go on."""
+        return self._ends.get()
 
-    def stop(self) -> None:
-        """May be called twice. Running requests end with an error of their dialect."""
+    def stop(self) -> bool:
+        """May be called twice. Running requests end with an error of their dialect.
+
+        Returns:
+            False: the model thread has not ended. The process must be left with `os._exit`.
+        """
+        if isinstance(self._progress, ProgressBars):
+            self._progress.close()
         if self._keeper is not None:
             self._keeper.stop()
         if self._proxy is not None:
             self._proxy.stop()
-        self._server.stop(graceful_seconds=2.0)
-        self.engine.stop()
+        self._server.stop(graceful_seconds=2.0 if self._answers() else 0.0)
+        ended = self.engine.stop()
         if self._pipeline is not None:
             self._pipeline.close()
-        self._stopped.set()
+        self._ends.put(ExitCode.ENDED)
+        return ended
+
+    def stop_seconds(self) -> float:
+        """What `stop` may take before it is clear that it hangs."""
+        if self.engine.status().state == "loading":
+            return LOADING_STOP_SECONDS
+        return STOP_SECONDS if self._answers() else HOPELESS_STOP_SECONDS
+
+    def _answers(self) -> bool:
+        return self.engine.status().state in {"ready", "busy"}
+
+    def _lost(self, code: ExitCode, why: str) -> None:
+        """The model will not answer any more. A supervisor can start a process again, but not a thread."""
+        if code == ExitCode.WEDGED and self.settings.watchdog_exit == "off":
+            return
+        self._ends.put(code)
+        self._say(f"engine    {why} The server ends with exit code {code:d}.")
 
     def recommend(self) -> None:
         """With no MODEL_PATH on a Mac: says which model would do real work here."""
@@ -306,41 +335,3 @@ def _speaker(console: Console, *, as_json: bool) -> Callable[[str], None]:
 
 def _quiet(step: str, part: float) -> None:
     """No progress: the caller gave its own `say`."""
-
-
-def main_serve(settings: Settings) -> int:
-    """Runs until SIGINT or SIGTERM. The exit code of `serve`."""
-    if settings.log_json:
-        log_as_json()
-    else:
-        log_as_lines()
-    try:
-        app = App(settings)
-    except (StartLLMError, SettingsError, RuleError) as error:
-        _complain(str(error), settings)
-        return 2
-
-    def end(signum: int, frame: FrameType | None) -> None:
-        threading.Thread(target=app.stop, name="stop").start()
-
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)
-    try:
-        app.start()
-    except StartLLMError as error:
-        _complain(error.message, settings)
-        app.stop()
-        return 1
-    # What is loaded by now stays. Left to the collector, each full collection goes through all of it: some 50 ms
-    # inside whichever request sets it off. Only here, where one server is the whole process.
-    gc.collect()
-    gc.freeze()
-    if settings.model_path is None:
-        app.recommend()
-    app.wait()
-    return 0
-
-
-def _complain(message: str, settings: Settings) -> None:
-    """Why the server does not start, as the last thing that it says."""
-    print(json_line(message, level="error") if settings.log_json else message, file=sys.stderr)

@@ -16,6 +16,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -176,7 +177,10 @@ class ChatService:
         status = self._engine.status()
         ok = status.state in {"ready", "busy"} and self._served is not None
         state = "loading" if status.state in {"ready", "busy"} and self._served is None else status.state
-        return Health(ok, state, status.running, status.queued, status.detail)
+        since = (
+            None if status.since is None else datetime.fromtimestamp(status.since, UTC).isoformat(timespec="seconds")
+        )
+        return Health(ok, state, status.running, status.queued, status.detail, since)
 
     def _model(self, name: str) -> Served:
         served = self._served

@@ -38,6 +38,13 @@ class ProgressBars:
             elif begins:
                 self._say(f"{step} ...")
 
+    def close(self) -> None:
+        """Gives the terminal back in the middle of a step."""
+        with self._lock:
+            self._bars_wanted = False
+            if self._bars is not None:
+                self._bars.stop()
+
     def _draw(self, step: str, part: float) -> None:
         if self._bars is None:
             columns = (

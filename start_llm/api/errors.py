@@ -22,6 +22,7 @@ ANTHROPIC_TYPES = {
     429: "rate_limit_error",
     501: "invalid_request_error",
     503: "overloaded_error",
+    504: "timeout_error",
 }
 
 

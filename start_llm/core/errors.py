@@ -14,7 +14,8 @@ StartLLMError 500
 ├── ClientGone 499             logged, never sent
 ├── Internal 500
 ├── NotSupported 501           not supported by this model, or not yet by this server
-├── Unavailable 503            loading or shutting down
+├── Unavailable 503            loading, wedged or shutting down
+├── TimedOut 504               the watchdog ended it
 └── OutOfMemory 507            does not fit
 """
 
@@ -122,7 +123,18 @@ class Unavailable(StartLLMError):
     status = 503
     type = "overloaded_error"
     code = "unavailable"
-    retry_after = 2.0
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, retry_after: float = 2.0
+    ) -> None:
+        super().__init__(message, param=param, code=code)
+        self.retry_after = retry_after
+
+
+class TimedOut(StartLLMError):
+    status = 504
+    type = "timeout_error"
+    code = "watchdog"
 
 
 class OutOfMemory(StartLLMError):

@@ -24,13 +24,14 @@ class ModelCard:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`ok` is what decides between 200 and 503."""
+    """`ok` is what decides between 200 and 503; `since` is when a wedged model last moved, in ISO 8601 (UTC)."""
 
     ok: bool
     state: str
     running: int = 0
     queued: int = 0
     detail: str = ""
+    since: str | None = None
 
 
 class EventStream(Protocol):

@@ -170,7 +170,15 @@ class Settings(BaseSettings):
     default_max_tokens: Annotated[int, Field(ge=1)] = Field(2048, description="Most tokens of an answer.")
     default_thinking: bool = Field(True, description="Let models that can think do so by default.")
     preserve_thinking: bool = Field(True, description="Show old reasoning to the model where its template can.")
-    generation_watchdog_seconds: Seconds = Field(600.0, description="Deadline of a request, in seconds (0 = none).")
+    generation_watchdog_seconds: Seconds = Field(
+        600.0,
+        description="Seconds an answer may take once its prompt is computed, and that the model may go without a move "
+        "(0 = for ever).",
+    )
+    watchdog_exit: Literal["on", "off"] = Field(
+        "on",
+        description="End the process with code 75 when the model has not moved for twice GENERATION_WATCHDOG_SECONDS.",
+    )
 
     # Logs
     enable_request_logging: bool = Field(True, description="Write a log line per request to LOG_ROOT.")

@@ -84,6 +84,7 @@ class EngineStatus:
         running, queued: requests.
         beat: ``time.monotonic()`` of the last sign of life.
         detail: a sentence, e.g. why it failed.
+        since: unix time of the last move of a wedged model thread.
         figures: totals and sizes by name, for `/metrics`; read-only, at most a second old.
     """
 
@@ -92,6 +93,7 @@ class EngineStatus:
     queued: int = 0
     beat: float = 0.0
     detail: str = ""
+    since: float | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from start_llm.core.errors import QueueFull, Unavailable
 from start_llm.core.events import EngineDone, EngineFailed
+from start_llm.core.exitcodes import ExitCode
 from start_llm.core.prompt import Prompt
 from start_llm.engine.guarded import GuardedStore
 from start_llm.engine.memory import MemoryGuard
@@ -152,26 +153,141 @@ def test_stop_ends_running_work_and_closes_on_the_model_thread(start: Any) -> No
         engine.submit(submit("b", [1, 2])[0])
 
 
-def test_a_hanging_model_thread_is_called_wedged_and_its_clients_are_freed(start: Any) -> None:
-    release = threading.Event()
+class Hanging(FakeRunner):
+    """A prefill that does not come back until it is released."""
 
-    class Hanging(FakeRunner):
-        def prefill(self, cache: list[Any], tokens: Any) -> None:
-            release.wait(WAIT)
-            super().prefill(cache, tokens)
+    def __init__(self) -> None:
+        super().__init__()
+        self.release = threading.Event()
 
-    engine, _ = start(Hanging(), wedged_after=0.05)
+    def prefill(self, cache: list[Any], tokens: Any) -> None:
+        self.release.wait(WAIT)
+        super().prefill(cache, tokens)
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+def test_a_model_thread_that_hangs_is_wedged_until_it_moves_again(start: Any) -> None:
+    runner = Hanging()
+    engine, _ = start(runner, watchdog=1.0)
+    work, sink = submit("a", range(1, 50))
+    began, when = time.monotonic(), time.time()
+    engine.submit(work)
+    ended = final(sink)
+    assert 0.9 < time.monotonic() - began < 4
+    assert isinstance(ended, EngineFailed)
+    assert ended.error.status == 504 and "GENERATION_WATCHDOG_SECONDS" in ended.error.message
+    status = engine.status()
+    assert status.state == "wedged" and "has not moved" in status.detail
+    assert status.since is not None and abs(status.since - when) < 1
+    with pytest.raises(Unavailable) as refused:
+        engine.submit(submit("b", [1, 2])[0])
+    assert refused.value.retry_after
+    runner.release.set()
+    wait_until(lambda: engine.status().state == "ready")
+    again, after = submit("c", range(1, 50))
+    engine.submit(again)
+    assert isinstance(final(after), EngineDone)
+    assert sink.final is ended  # it ended once
+
+
+def test_after_twice_the_time_the_engine_is_lost(start: Any) -> None:
+    lost: list[tuple[ExitCode, str]] = []
+    runner = Hanging()
+    engine, _ = start(runner, watchdog=0.5, on_lost=lambda code, why: lost.append((code, why)))
+    engine.submit(submit("a", range(1, 50))[0])
+    began = time.monotonic()
+    wait_until(lambda: bool(lost))
+    assert 0.9 < time.monotonic() - began < 4
+    assert lost[0][0] == ExitCode.WEDGED and "has not moved" in lost[0][1]
+    time.sleep(0.3)
+    assert len(lost) == 1
+    runner.release.set()
+
+
+def test_without_a_watchdog_a_request_takes_its_time(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("start_llm.engine.thread.UNWATCHED_SECONDS", 0.3)
+    lost: list[Any] = []
+    runner = Hanging()
+    engine, _ = start(runner, watchdog=0, on_lost=lambda code, why: lost.append(code))
     work, sink = submit("a", range(1, 50))
     engine.submit(work)
-    deadline = time.monotonic() + WAIT
-    while engine.status().state != "wedged" and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert engine.status().state == "wedged"
-    engine.fail_open(Unavailable("wedged"))
-    assert isinstance(final(sink), EngineFailed)
+    wait_until(lambda: engine.status().state == "wedged")
+    time.sleep(0.5)
+    more, second = submit("b", range(1, 50))
+    engine.submit(more)
+    assert not lost and sink.final is None
+    runner.release.set()
+    assert isinstance(final(sink), EngineDone) and isinstance(final(second), EngineDone)
+
+
+def test_a_wedged_thread_is_not_waited_for(start: Any) -> None:
+    runner = Hanging()
+    engine, _ = start(runner, watchdog=0.4)
+    engine.submit(submit("a", range(1, 50))[0])
+    wait_until(lambda: engine.status().state == "wedged")
+    began = time.monotonic()
+    assert engine.stop() is False
+    assert time.monotonic() - began < 1
+    runner.release.set()
+    wait_until(lambda: engine.status().state == "stopped")
+    assert engine.stop() is True
+
+
+def test_loading_is_not_waited_for() -> None:
+    release = threading.Event()
+
+    def load() -> Any:
+        release.wait(WAIT)
+        raise Unavailable("too late")
+
+    engine = EngineThread(load, max_queue=1, max_concurrency=1)
+    engine.start()
+    began = time.monotonic()
+    assert engine.stop() is False
+    assert time.monotonic() - began < 1
     release.set()
-    engine.stop(WAIT)
-    assert sink.final is not None
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), BaseException("odd")])
+def test_a_model_thread_that_dies_says_so_and_leaves_nobody_waiting(start: Any, error: BaseException) -> None:
+    class Dying(FakeRunner):
+        def decode(self) -> Any:
+            raise error
+
+    lost: list[tuple[ExitCode, str]] = []
+    engine, runtime = start(Dying(), on_lost=lambda code, why: lost.append((code, why)))
+    work, sink = submit("a", [1, 2, 3])
+    other, second = submit("b", [1, 2, 3])
+    engine.submit(work)
+    engine.submit(other)
+    for one in (sink, second):
+        ended = final(one)
+        assert isinstance(ended, EngineFailed) and ended.error.status == 500
+        assert type(error).__name__ in ended.error.message
+    wait_until(lambda: bool(lost))
+    assert lost[0][0] == ExitCode.ENGINE_DIED
+    assert engine.status().state == "failed" and "died" in engine.status().detail
+    with pytest.raises(Unavailable, match="died"):
+        engine.submit(submit("c", [1, 2])[0])
+    wait_until(lambda: runtime.closed_on == "model")
+
+
+@pytest.mark.parametrize("tokens", [(2**40, 1), ("a", "b")])
+def test_a_prompt_that_is_none_ends_that_request_and_not_the_thread(start: Any, tokens: Any) -> None:
+    engine, _ = start()
+    work, sink = submit("a", tokens)
+    engine.submit(work)
+    assert isinstance(final(sink), EngineFailed)
+    engine.anchor(Prompt(tokens), "s")
+    again, after = submit("b", [1, 2, 3])
+    engine.submit(again)
+    assert isinstance(final(after), EngineDone)
 
 
 def test_an_error_in_a_step_fails_the_requests_and_not_the_thread(start: Any) -> None:

@@ -3,67 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from tests.integration.processes import WAIT, process, until
 from tests.oracle import mark, work_done
 
-ROOT = Path(__file__).resolve().parents[2]
-WAIT = 90.0
 TURNS, TURN_TOKENS = 5, 4000
-
-
-@contextmanager
-def process(model: Path, folder: Path, log: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    environment = {
-        **os.environ,
-        "MODEL_PATH": str(model),
-        "TRUST_REMOTE_CODE": "true",
-        "START_LLM_CACHE_DIR": str(folder),
-        "MLX_PORT": str(port),
-        "PROXY": "off",
-        "REANCHOR": "off",
-        "LOG_ROOT": str(folder / "logs"),
-        "DEFAULT_TEMPERATURE": "0",
-        "ORACLE_LOG": str(log),
-        "LOG_JSON": "true",
-    }
-    child = subprocess.Popen([sys.executable, "-m", "start_llm", "serve"], cwd=ROOT, env=environment)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        until(lambda: healthy(url))
-        yield url, child
-    finally:
-        child.kill()
-        child.wait(WAIT)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
-
-
-def healthy(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health", timeout=2).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def figure(url: str, name: str) -> float:
@@ -85,7 +36,7 @@ def test_a_conversation_of_20_000_tokens_goes_on_after_a_kill(
 ) -> None:
     log, messages = tmp_path / "work.jsonl", []
     messages.append({"role": "system", "content": "You are careful."})
-    with process(oracle_path(kind), tmp_path, log) as (url, child):
+    with process(oracle_path(kind), tmp_path, ORACLE_LOG=str(log)) as (url, child):
         for i in range(TURNS):
             messages.append({"role": "user", "content": f"part {i}: " + "word " * (TURN_TOKENS // 2)})
             usage = turn(url, messages)
@@ -95,7 +46,7 @@ def test_a_conversation_of_20_000_tokens_goes_on_after_a_kill(
         child.send_signal(signal.SIGKILL)
         child.wait(WAIT)
     since = mark(log)
-    with process(oracle_path(kind), tmp_path, log) as (url, _):
+    with process(oracle_path(kind), tmp_path, ORACLE_LOG=str(log)) as (url, _):
         messages.append({"role": "user", "content": "and now " * 100})
         usage = turn(url, messages)
     assert work_done(log, since) <= 1.1 * (usage["prompt_tokens"] - known), json.dumps(usage)

@@ -7,7 +7,9 @@ the cues.
 
 Environment, read at every pass: `ORACLE_LOG` (a JSON line per pass is appended), `ORACLE_SLEEP_PER_TOKEN` and
 `ORACLE_SLEEP_PER_STEP` (seconds per prefilled token, per decode pass), `ORACLE_REPLIES` (a file whose text, if any, is
-the next answer, whatever the cues say).
+the next answer, whatever the cues say), `ORACLE_FAULT` (a file whose text says what goes wrong in the next pass:
+`hang`, `exit` or `raise`), `ORACLE_HOLD_LOADING` (loading goes on once this file is gone; another with `.reached`
+behind its name says that it has come so far).
 """
 
 # No postponed annotations here: mlx-lm does not register this module, and dataclasses would look for it.
@@ -83,6 +85,17 @@ def checksum(tokens: np.ndarray, start: int) -> int:
     return int((((tokens.astype(np.int64) + 1) * weight) % PRIME).sum() % PRIME)
 
 
+def go_wrong(file: Path) -> None:
+    """Does what the file asks for, until it is gone."""
+    fault = file.read_text() if file.exists() else ""
+    while fault == "hang" and file.exists():
+        time.sleep(0.05)
+    if fault == "exit":
+        raise SystemExit("the model wants to exit")
+    if fault == "raise":
+        raise RuntimeError("the model fails")
+
+
 class Attention(nn.Module):
     """Returns, for each row, (token ids, positions) that the last query sees."""
 
@@ -147,6 +160,10 @@ class Model(nn.Module):
 
     def __init__(self, args: ModelArgs) -> None:
         super().__init__()
+        if hold := os.environ.get("ORACLE_HOLD_LOADING"):
+            Path(f"{hold}.reached").touch()
+            while Path(hold).exists():
+                time.sleep(0.05)
         self.args = args
         self.model_type = args.model_type
         self.layers = [Recurrent() if kind == "A" else Attention() for kind in args.layer_kinds]
@@ -160,6 +177,8 @@ class Model(nn.Module):
         return [made[kind]() for kind in self.args.layer_kinds]
 
     def __call__(self, inputs: mx.array, cache: Any = None, **_: Any) -> mx.array:
+        if fault := os.environ.get("ORACLE_FAULT"):
+            go_wrong(Path(fault))
         cache = self.make_cache() if cache is None else cache
         tokens = np.array(inputs).astype(np.int64)
         batch, length = tokens.shape

@@ -1,0 +1,108 @@
+"""The command `serve`: runs the server until somebody asks it to end, or it cannot go on.
+
+Every end has its own exit code (`core.exitcodes`), and comes soon, whatever a thread is stuck in: an interpreter that
+shuts down under a thread inside MLX ends with an abort, so a process with such a thread leaves without that.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+from types import FrameType
+
+from start_llm.app import App
+from start_llm.core.errors import StartLLMError
+from start_llm.core.exitcodes import ExitCode
+from start_llm.core.settings import Settings, SettingsError
+from start_llm.dashboard.jsonlines import json_line, log_as_json
+from start_llm.dashboard.terminal import log_as_lines
+from start_llm.prompt.volatile import RuleError
+
+_FLUSH_SECONDS = 0.5
+
+
+class _Asked(BaseException):
+    """SIGINT or SIGTERM has come."""
+
+
+class _Signals:
+    """The first SIGINT or SIGTERM interrupts the main thread with `_Asked`, a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.leaving = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on)
+
+    def _on(self, number: int, frame: FrameType | None) -> None:
+        if self.leaving:
+            _leave_now(128 + number)
+        self.leaving = True
+        raise _Asked
+
+
+def main_serve(settings: Settings) -> int:
+    """Returns the process's exit code, or ends the process with it."""
+    if settings.log_json:
+        log_as_json()
+    else:
+        log_as_lines()
+    try:
+        app = App(settings)
+    except (StartLLMError, SettingsError, RuleError) as error:
+        _complain(str(error), settings)
+        return ExitCode.BAD_SETTING
+    signals = _Signals()
+    try:
+        code = _run(app, settings)
+        signals.leaving = True
+    except _Asked:
+        code = ExitCode.ENDED
+    return _leave(app, code)
+
+
+def _run(app: App, settings: Settings) -> ExitCode:
+    """Until the server cannot go on."""
+    try:
+        app.start()
+    except StartLLMError as error:
+        _complain(error.message, settings)
+        return ExitCode.NOT_STARTED
+    # What is loaded by now stays. Left to the collector, each full collection goes through all of it: some 50 ms
+    # inside whichever request sets it off. Only here, where one server is the whole process.
+    gc.collect()
+    gc.freeze()
+    if settings.model_path is None:
+        app.recommend()
+    return app.wait()
+
+
+def _leave(app: App, code: int) -> int:
+    """Stops the server, in bounded time."""
+    late = threading.Timer(app.stop_seconds(), _leave_now, (code,))
+    late.daemon = True
+    late.start()
+    ended = app.stop()
+    late.cancel()
+    if not ended:
+        _leave_now(code)
+    return code
+
+
+def _leave_now(code: int) -> None:
+    """Ends the process; what was said goes out first, if anybody reads it."""
+    late = threading.Timer(_FLUSH_SECONDS, os._exit, (code,))
+    late.daemon = True
+    late.start()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _complain(message: str, settings: Settings) -> None:
+    """Why the server does not start, as the last thing that it says."""
+    print(json_line(message, level="error") if settings.log_json else message, file=sys.stderr)

@@ -1,0 +1,77 @@
+"""Servers as processes of their own, on an oracle checkpoint: for what a process does and suffers as a whole."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+ROOT = Path(__file__).resolve().parents[2]
+WAIT = 90.0
+
+
+@contextmanager
+def process(
+    model: Path, folder: Path, *, ready: bool = True, **environment: str
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A server's URL and its process, which is killed at the end. What it says goes to ``folder / "said"``.
+
+    Args:
+        ready: waits until it serves.
+        environment: settings, and what the oracle reads.
+    """
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    variables = {
+        **os.environ,
+        "MODEL_PATH": str(model),
+        "TRUST_REMOTE_CODE": "true",
+        "START_LLM_CACHE_DIR": str(folder),
+        "MLX_PORT": str(port),
+        "PROXY": "off",
+        "REANCHOR": "off",
+        "LOG_ROOT": str(folder / "logs"),
+        "DEFAULT_TEMPERATURE": "0",
+        "LOG_JSON": "true",
+        **environment,
+    }
+    with (folder / "said").open("w") as said:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "start_llm", "serve"],
+            cwd=ROOT,
+            env=variables,
+            stdout=said,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        if ready:
+            until(lambda: healthy(url) or child.poll() is not None)
+            assert child.poll() is None, (folder / "said").read_text()
+        yield url, child
+    finally:
+        child.kill()
+        child.wait(WAIT)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=2).status_code == 200
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,150 @@
+"""How a server's process ends: by a signal, with a model that hangs, with a model thread that dies."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.processes import process, until
+
+
+def ask(url: str, **more: Any) -> httpx.Response:
+    body = {"model": "default", "messages": [{"role": "user", "content": "[[long 20]]"}], **more}
+    return httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+
+
+def ask_anthropic(url: str) -> str:
+    """A streamed answer as it comes, begun with a sign of life."""
+    body = {
+        "model": "claude-x",
+        "max_tokens": 50,
+        "stream": True,
+        "messages": [{"role": "user", "content": "[[long 20]]"}],
+    }
+    return httpx.post(f"{url}/v1/messages", json=body, timeout=60).text
+
+
+def ended(child: subprocess.Popen[str], within: float) -> tuple[int, float]:
+    """Its exit code and the seconds that it took."""
+    began = time.monotonic()
+    code = child.wait(within)
+    return code, time.monotonic() - began
+
+
+def said(folder: Path) -> str:
+    text = (folder / "said").read_text()
+    for word in ("abort", "Fatal Python error", "terminate called", "Exception ignored"):
+        assert word not in text, text
+    return text
+
+
+def test_a_wedged_model_is_told_refused_and_ended(oracle_path: Callable[..., Path], tmp_path: Path) -> None:
+    fault, watchdog = tmp_path / "fault", 4.0
+    settings = {"ORACLE_FAULT": str(fault), "GENERATION_WATCHDOG_SECONDS": str(watchdog), "SSE_PING_SECONDS": "1"}
+    with process(oracle_path("plain"), tmp_path, **settings) as (url, child):
+        assert ask(url).status_code == 200
+        fault.write_text("hang")
+        began = time.monotonic()
+        streamed: list[str] = []
+        other = threading.Thread(target=lambda: streamed.append(ask_anthropic(url)))
+        other.start()
+        answer = ask(url)
+        assert time.monotonic() - began < watchdog + 5
+        assert answer.status_code == 504 and answer.json()["error"]["code"] == "watchdog"
+        other.join(5)
+        assert "event: error" in streamed[0] and "timeout_error" in streamed[0]
+
+        health = httpx.get(f"{url}/health", timeout=5)
+        assert health.status_code == 503 and health.json()["state"] == "wedged"
+        assert health.json()["since"].startswith("20") and "has not moved" in health.json()["detail"]
+        refused = ask(url)
+        assert refused.status_code == 503 and int(refused.headers["retry-after"]) >= 1
+
+        code, _ = ended(child, 2 * watchdog + 5)
+        assert code == 75
+        assert time.monotonic() - began < 2 * watchdog + 6
+    assert "exit code 75" in said(tmp_path)
+
+
+def test_sigterm_ends_a_wedged_server_and_a_model_that_goes_on_is_forgiven(
+    oracle_path: Callable[..., Path], tmp_path: Path
+) -> None:
+    fault = tmp_path / "fault"
+    settings = {"ORACLE_FAULT": str(fault), "GENERATION_WATCHDOG_SECONDS": "1", "WATCHDOG_EXIT": "off"}
+    with process(oracle_path("plain"), tmp_path, **settings) as (url, child):
+        fault.write_text("hang")
+        assert ask(url).status_code == 504
+        time.sleep(2)
+        assert child.poll() is None
+        fault.unlink()
+        until(lambda: httpx.get(f"{url}/health", timeout=5).status_code == 200)
+        assert ask(url).status_code == 200
+
+        fault.write_text("hang")
+        assert ask(url).status_code == 504
+        child.send_signal(signal.SIGTERM)
+        code, seconds = ended(child, 20)
+        assert code == 0 and seconds < 5
+    said(tmp_path)
+
+
+@pytest.mark.parametrize("proxy", ["off", pytest.param("on", marks=pytest.mark.slow)])
+def test_a_model_thread_that_dies_ends_the_process(
+    oracle_path: Callable[..., Path], tmp_path: Path, proxy: str
+) -> None:
+    fault = tmp_path / "fault"
+    settings = {"ORACLE_FAULT": str(fault), "PROXY": proxy, "PROXY_PORT": "0", "LITELLM_MASTER_KEY": "sk-test"}
+    with process(oracle_path("plain"), tmp_path, **settings) as (url, child):
+        assert ask(url).status_code == 200
+        fault.write_text("exit")
+        answer = ask(url)
+        assert answer.status_code == 500 and "died" in answer.json()["error"]["message"]
+        code, _ = ended(child, 20)
+        assert code == 70
+    assert "exit code 70" in said(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_signal_while_loading_ends_the_process(
+    oracle_path: Callable[..., Path], tmp_path: Path, number: signal.Signals
+) -> None:
+    hold = tmp_path / "hold"
+    hold.touch()
+    with process(oracle_path("plain"), tmp_path, ready=False, ORACLE_HOLD_LOADING=str(hold)) as (url, child):
+        until(lambda: _state(url) == "loading")
+        until(lambda: (tmp_path / "hold.reached").exists())
+        child.send_signal(number)
+        code, seconds = ended(child, 20)
+        assert code == 0 and seconds < 2
+    said(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_signal_ends_a_server_that_is_at_work(oracle_path: Callable[..., Path], tmp_path: Path) -> None:
+    with process(oracle_path("plain"), tmp_path, ORACLE_SLEEP_PER_STEP="0.05") as (url, child):
+        answers: list[httpx.Response] = []
+        content = [{"role": "user", "content": "[[long 3000]]"}]
+        asking = threading.Thread(target=lambda: answers.append(ask(url, messages=content, max_tokens=5000)))
+        asking.start()
+        until(lambda: httpx.get(f"{url}/health", timeout=5).json()["running"] == 1)
+        child.send_signal(signal.SIGINT)
+        code, seconds = ended(child, 30)
+        asking.join(5)
+        assert code == 0 and seconds < 8
+        assert answers[0].status_code == 503
+    said(tmp_path)
+
+
+def _state(url: str) -> str:
+    try:
+        return str(httpx.get(f"{url}/health", timeout=2).json()["state"])
+    except httpx.TransportError:
+        return ""
