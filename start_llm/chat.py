@@ -216,11 +216,12 @@ class _Choice:
     @property
     def cut(self) -> bool:
         """Nothing that is generated from here on belongs to the answer."""
-        return self.full or self.parser.stopped is not None
+        return self.full or self.parser.ended
 
     def answer(self) -> Message:
         parsed = self.parser.parsed()
-        return Message("assistant", parsed.content, parsed.reasoning, parsed.tool_calls)
+        calls = parsed.tool_calls[:1] if self.one_call else parsed.tool_calls
+        return Message("assistant", parsed.content, parsed.reasoning, calls)
 
     def take(self, text: str) -> list[Event]:
         """Parses new text and hands the logprobs of its tokens to the visible text among it."""
@@ -265,6 +266,7 @@ class _Run:
             stop=self.request.stop,
             in_reasoning=self.prepared.in_reasoning,
             tool_calls=bool(self.request.tools) and self.request.tool_choice.mode != "none",
+            whole=not self.request.stream,
             choice=index,
         )
         detokenizer, work_id = Detokenizer(self.served.detokenizer()), f"{self.request.id}#{index}"
@@ -409,7 +411,9 @@ class ChatStream:
             choice.tokens = event.tokens
             self._ready.extend(choice.take(choice.detokenizer.finish()))
         self._ready.extend(choice.passed(choice.parser.finish(cut=event.reason in {"length", "deadline"})))
-        if choice.full:  # only now, perhaps: a call may be complete at the end of the text alone
+        # Only now, perhaps: a call may be complete at the end of the text alone. And what the client was not told must
+        # not stand in the next prompt.
+        if choice.full or not choice.parser.faithful:
             choice.tokens = ()
         reason: FinishReason = "length" if event.reason == "deadline" else event.reason
         if choice.cut:

@@ -7,6 +7,8 @@ from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from start_llm.chat import ChatStream, _Choice, _Run, explained
 from start_llm.core.events import ChoiceDone, Done, EngineDone, Event, Progress, Sampled, TextDelta, ToolCallFinished
 from start_llm.core.messages import Message, Tool
@@ -82,6 +84,7 @@ def test_without_parallel_calls_a_second_one_ends_the_answer() -> None:
     assert calls(events) == ["get"]
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "Now."
     assert engine.cancelled == ["r#0"] and choice.tokens == ()
+    assert [call.name for call in choice.answer().tool_calls] == ["get"], "remembered is what the client was told"
     assert [event.finish_reason for event in events if isinstance(event, ChoiceDone)] == ["tool_calls"]
     assert isinstance(events[-1], Done)
 
@@ -90,6 +93,30 @@ def test_without_parallel_calls_one_call_is_an_answer_like_any_other() -> None:
     text = CALL % "get"
     events, engine, choice = stream_of(text, parallel=False)
     assert calls(events) == ["get"] and engine.cancelled == [] and choice.tokens == tuple(map(ord, text))
+
+
+def test_a_second_call_that_shows_only_at_the_end_of_the_text_is_cut_as_well() -> None:
+    """It might have been the first one again until the text ended: its tokens must not stand in the next prompt."""
+    first = '<tool_call>{"name": "get", "arguments": {"n": 1}}</tool_call>'
+    events, _, choice = stream_of(first + "\n" + first[: first.index("1}") + 1] + "2", parallel=False)
+    assert calls(events) == ["get"] and [call.arguments for call in choice.answer().tool_calls] == ['{"n": 1}']
+    assert choice.tokens == ()
+
+
+@pytest.mark.parametrize("behind", ["\nIt says hello.", "\n" + CALL % "get"])
+def test_tokens_of_what_the_client_was_not_told_are_not_kept(behind: str) -> None:
+    events, engine, choice = stream_of("Now." + CALL % "get" + behind, parallel=True)
+    assert calls(events) == ["get"] and choice.tokens == () and engine.cancelled == []
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "Now."
+    assert [event.finish_reason for event in events if isinstance(event, ChoiceDone)] == ["tool_calls"]
+
+
+def test_an_answer_ends_where_the_model_plays_the_user() -> None:
+    text = "Hello.<|im_end|>\n<|im_start|>user\nAnd you?"
+    events, engine, choice = stream_of(text, parallel=True, end="cancelled")
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "Hello."
+    assert set(engine.cancelled) == {"r#0"} and choice.tokens == ()
+    assert [(e.finish_reason, e.stop_sequence) for e in events if isinstance(e, ChoiceDone)] == [("stop", None)]
 
 
 def test_tokens_that_show_nothing_yet_are_covered_by_signs_of_life() -> None:

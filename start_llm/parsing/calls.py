@@ -8,6 +8,8 @@ from start_llm.core.events import Event, ToolCallDelta, ToolCallFinished, ToolCa
 from start_llm.core.messages import Tool, ToolCall
 from start_llm.parsing.schema import ANY, Schema
 
+type NewId = Callable[[], str]
+
 
 class NotACall(Exception):
     """What looked like a call is none: its text is given back. Raised before any event of that call."""
@@ -84,6 +86,12 @@ class CallLog:
     Args:
         emit: takes the events.
         begun: called before a call's first event, and when a repeated call was dropped.
+
+    Attributes:
+        finished: the calls so far.
+        repeated: calls that were dropped because they say what an earlier one said.
+        known_only: only calls of known tools count.
+        open: the call that is being read.
     """
 
     def __init__(
@@ -92,12 +100,13 @@ class CallLog:
         *,
         emit: Callable[[Event], None],
         begun: Callable[[], None],
-        new_id: Callable[[], str],
+        new_id: NewId,
         choice: int,
     ) -> None:
         self.emit = emit
         self.choice = choice
         self.finished: list[ToolCall] = []
+        self.repeated = 0
         self.known_only = False
         self.open: Call | None = None
         self._begun = begun
@@ -142,4 +151,5 @@ class CallLog:
         self.emit(ToolCallFinished(index, call.id, call.name, call.arguments, self.choice))
 
     def dropped(self) -> None:
+        self.repeated += 1
         self._begun()

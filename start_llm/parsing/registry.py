@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from start_llm.core.messages import Tool
 from start_llm.core.reasoning_tags import REASONING_STYLES, ReasoningStyle, reasoning_style
+from start_llm.parsing.orphans import OrphanHabit
 from start_llm.parsing.tools.base import ExternalFormat, Opener, ToolFormat
 from start_llm.parsing.tools.external import external_format
 from start_llm.parsing.tools.gemma import FUNCTION_GEMMA, GEMMA4
@@ -31,12 +32,16 @@ __all__ = [
 
 @dataclass(frozen=True)
 class OutputStyle:
-    """How a model writes: its reasoning, its own tool-call format, and those recognised whatever the family."""
+    """How a model writes: its reasoning, its own tool-call format, and those recognised whatever the family.
+
+    `orphans` is what its answers have shown so far; all else is immutable.
+    """
 
     reasoning: ReasoningStyle
     tools: ToolFormat
     others: tuple[ToolFormat, ...] = (SHARED,)
     external: ExternalFormat | None = None
+    orphans: OrphanHabit = field(default_factory=OrphanHabit, compare=False)
 
     def openers(self, tools: Sequence[Tool]) -> tuple[Opener, ...]:
         """All openers; where two share a literal, the later one counts, and that is the model's own."""

@@ -38,14 +38,14 @@ LS = '{"name": "bash", "arguments": {"command": "ls"}}'
 
 TAGS = (
     Case("closing tag missing at the end", f"<tool_call>\n{LS}", calls=_bash("ls")),
-    Case("closing tag missing, prose follows", f"<tool_call>{LS}\nDone.", content="Done.", calls=_bash("ls")),
+    Case("closing tag missing, prose follows", f"<tool_call>{LS}\nDone.", calls=_bash("ls")),
     Case("opening tag missing", f"{LS}\n</tool_call>", calls=_bash("ls")),
     Case("opening tag missing after prose", f"Listing.\n{LS}\n</tool_call>", content="Listing.", calls=_bash("ls")),
     Case("both tags missing", LS, calls=_bash("ls")),
     Case("both tags missing, Llama's key", '{"name": "bash", "parameters": {"command": "ls"}}', calls=_bash("ls")),
     Case("opening tag three times", f"<tool_call><tool_call>\n<tool_call>{LS}</tool_call>", calls=_bash("ls")),
     Case("closing tag twice", f"<tool_call>{LS}</tool_call>\n</tool_call>", calls=_bash("ls")),
-    Case("closing tag written as an opening one", f"<tool_call>{LS}<tool_call>", "<tool_call>", _bash("ls")),
+    Case("closing tag written as an opening one", f"<tool_call>{LS}<tool_call>", calls=_bash("ls")),
     Case(
         "two calls, the first not closed",
         f'<tool_call>{LS}\n<tool_call>{{"name": "now", "arguments": {{}}}}</tool_call>',
@@ -268,7 +268,6 @@ XML = (
     Case(
         "closed, then prose instead of a closing tag",
         "<function=bash>\n<parameter=command>\nls\n</parameter>\nThat lists the files.",
-        content="That lists the files.",
         calls=_bash("ls"),
     ),
     Case(
@@ -381,10 +380,51 @@ TEXT = (
     Case(
         "text before, between and after",
         f"One.\n\n<tool_call>{LS}</tool_call>\n\nTwo.",
-        content="One.\n\nTwo.",
+        content="One.",
         calls=_bash("ls"),
     ),
     Case("the word null before a tag", "null<|im_end|>", content="null"),
+    Case("an end of turn in the middle", "Hello.<|im_end|>\nMore <b>.", content="Hello.\nMore <b>."),
+    Case("an end of turn between two words", "one<|im_end|>two", content="onetwo"),
+    Case("the own turn begun again", "Hello.<|im_end|>\n<|im_start|>assistant\nMore.", content="Hello.\nMore."),
+    Case("the user's turn, played by the model", "Hello.<|im_end|>\n<|im_start|>user\nAnd you?", content="Hello."),
+    Case("the user's turn without an end of the own one", "Hello.\n<|im_start|>user\nAnd you?", content="Hello.\n"),
+    Case(
+        "the user's turn in Llama's tokens",
+        "Hello.<|eot_id|><|start_header_id|>user<|end_header_id|>\n\nAnd you?",
+        content="Hello.",
+    ),
+    Case(
+        "the own turn begun again in Llama's tokens",
+        "<|start_header_id|>assistant<|end_header_id|>\n\nHello.",
+        content="Hello.",
+    ),
+    Case("the user's turn in Gemma's tokens", "Hi.<end_of_turn>\n<start_of_turn>user\nx", content="Hi."),
+    Case("the user's turn inside a thought", "<think>hm<|im_end|>\n<|im_start|>user\nx</think>y", reasoning="hm"),
+    Case(
+        "a tool's result, played by the model",
+        f"<tool_call>{LS}</tool_call><|im_end|>\n<|im_start|>user\n<tool_response>\na.txt\n</tool_response>\n"
+        '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+        calls=_bash("ls"),
+    ),
+    Case(
+        "a tool's result without turn tokens",
+        f"<tool_call>{LS}</tool_call>\n<tool_response>\na.txt\n</tool_response>\n"
+        '<tool_call>{"name": "now", "arguments": {}}</tool_call>',
+        calls=_bash("ls"),
+    ),
+    Case("a mention of results", "It comes as <tool_response>.", content="It comes as <tool_response>."),
+    Case(
+        "a fence behind a call, with an example",
+        f"<tool_call>{LS}</tool_call>\nIn code:\n```\n<tool_call>{LS.replace('ls', 'rm x')}</tool_call>\n```",
+        calls=_bash("ls"),
+    ),
+    Case(
+        "another call behind some text",
+        f"First.\n<tool_call>{LS}</tool_call>\nAnd then:\n<tool_call>{LS.replace('ls', 'pwd')}</tool_call>\nDone.",
+        content="First.",
+        calls=(*_bash("ls"), *_bash("pwd")),
+    ),
     Case(
         "talk about turn tokens",
         "ChatML ends a turn with <|im_end|> and goes on.",
@@ -403,12 +443,40 @@ REASONING = (
     Case("opened twice", "<think>\nhm\n</think>\nHi.", content="Hi.", reasoning="hm", inside=True),
     Case("closed twice", "<think>hm</think>\n</think>\n\nHi.", content="Hi.", reasoning="hm"),
     Case("never closed", "<think>\nhm, well", reasoning="hm, well"),
+    Case("other tags", "<thinking>\nhm\n</thinking>\n\nHi.", content="Hi.", reasoning="hm"),
+    Case("other tags again", "\n<reasoning>hm</reasoning>Hi.", content="Hi.", reasoning="hm"),
+    Case("other tags, opened twice", "<thinking><thinking>hm</thinking>Hi.", content="Hi.", reasoning="hm"),
+    Case(
+        "other tags after the own ones",
+        "<think>a</think>\n<thinking>b</thinking>Hi.",
+        content="Hi.",
+        reasoning="a\nb",
+    ),
+    Case(
+        "other tags behind text",
+        "Use these: <thinking>x</thinking>",
+        content="Use these: <thinking>x</thinking>",
+    ),
+    Case("other tags closed like the own ones", "<thinking>a </think> b</thinking>Hi.", "Hi.", (), "a </think> b"),
+    Case("talk about tags", "The <think> tag, and </think>, too.", content="The <think> tag, and </think>, too."),
+    Case("talk about tags in quotes", 'It has "<think>" and (</think>).', content='It has "<think>" and (</think>).'),
+    Case(
+        "a call talked about inside",
+        f"<think>I could write <tool_call>{LS}</tool_call> now.</think>Hi.",
+        content="Hi.",
+        reasoning=f"I could write <tool_call>{LS}</tool_call> now.",
+    ),
+    Case(
+        "a call planned in a fence inside",
+        f"<think>So:\n```\n<tool_call>{LS}</tool_call>\n```\n</think>Hi.",
+        content="Hi.",
+        reasoning=f"So:\n```\n<tool_call>{LS}</tool_call>\n```",
+    ),
     Case("closed, never opened", "Fine.\n</think>\n\nHi.", content="Fine.\nHi."),
     Case("a call inside", f"hm\n<tool_call>\n{LS}\n</tool_call>", calls=_bash("ls"), reasoning="hm", inside=True),
     Case(
         "a call inside, closed after it",
         f"hm\n<tool_call>\n{LS}\n</tool_call>\n</think>\n\nOk.",
-        content="Ok.",
         calls=_bash("ls"),
         reasoning="hm",
         inside=True,
@@ -438,8 +506,7 @@ FAMILIES = (
     Case(
         "Mistral, prose after",
         '[TOOL_CALLS]bash[ARGS]{"command": "ls"}\nDone now.',
-        "Done now.",
-        _bash("ls"),
+        calls=_bash("ls"),
         form="mistral",
     ),
     Case(

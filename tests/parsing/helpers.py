@@ -58,6 +58,7 @@ def run(
     stop: Sequence[str] = (),
     in_reasoning: bool = False,
     tool_calls: bool = True,
+    whole: bool = False,
 ) -> tuple[list[Event], Parsed, str | None]:
     """Parse `text` cut at the offsets `cuts` (or every `cuts` characters)."""
     ids = count()
@@ -67,6 +68,7 @@ def run(
         stop=stop,
         in_reasoning=in_reasoning,
         tool_calls=tool_calls,
+        whole=whole,
         new_id=lambda: f"call_{next(ids)}",
     )
     places = list(range(0, len(text), cuts)) if isinstance(cuts, int) else sorted({0, *cuts})

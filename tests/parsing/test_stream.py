@@ -30,21 +30,37 @@ PIECES = st.sampled_from(
         *("<tool_call>", "</tool_call>", "<|im_end|>", "<|im_start|>", "assistant\n", "<", "</", "{", "}", "'", ","),
         *('{"name": "read", "arguments": {"path": "a"}}', '{"name": "bash", "arguments": {"command": "ls'),
         *("<function=read>", "</function>", "<parameter=path>", "</parameter>", "<parameter=limit>", "5"),
+        *("<thinking>", "</thinking>", "<tool_response>", "user\n", "<|start_header_id|>", "<|end_header_id|>", "x"),
         *("read", "bash", "nope", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "path", '"name": "now"'),
         *('"arguments": ', "true", "None", "[", "]", ":", "<name>", "</name>", "<arguments>", "</arguments>"),
     ]
 )
+CALL = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
 TEXTS = st.lists(PIECES, max_size=25).map("".join)
 
 
 @settings(max_examples=150, deadline=None)
-@given(TEXTS, st.data(), st.booleans(), st.sampled_from([(), ("STOP",), ("\n\n", "STO")]))
-def test_any_chunking_gives_the_same(text: str, data: st.DataObject, inside: bool, stop: tuple[str, ...]) -> None:
+@given(TEXTS, st.data(), st.booleans(), st.booleans(), st.sampled_from([(), ("STOP",), ("\n\n", "STO")]))
+def test_any_chunking_gives_the_same(
+    text: str, data: st.DataObject, inside: bool, whole: bool, stop: tuple[str, ...]
+) -> None:
     cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
-    whole = run(text, in_reasoning=inside, stop=stop)
+    at_once = run(text, in_reasoning=inside, stop=stop, whole=whole)
     for chunking in (cuts, 1):
-        streamed = run(text, chunking, in_reasoning=inside, stop=stop)
+        streamed = run(text, chunking, in_reasoning=inside, stop=stop, whole=whole)
+        assert streamed[1:] == at_once[1:]
+
+
+@settings(max_examples=100, deadline=None)
+@given(TEXTS, st.booleans())
+def test_only_an_orphan_tells_a_whole_answer_from_a_stream(text: str, inside: bool) -> None:
+    form = style()
+    streamed = run(text, 3, form=form, in_reasoning=inside)
+    orphan = form.orphans.likely
+    whole = run(text, 3, in_reasoning=inside, whole=True)
+    if not orphan:
         assert streamed[1:] == whole[1:]
+    assert streamed[1].tool_calls == whole[1].tool_calls
 
 
 @pytest.mark.parametrize(
@@ -67,6 +83,50 @@ def test_reasoning(text: str, inside: bool, content: str, reasoning: str | None)
         assert (parsed.content, parsed.reasoning) == (content, reasoning)
 
 
+@pytest.mark.parametrize(
+    ("text", "content", "reasoning"),
+    [
+        ("hm</think>Hi", "Hi", "hm"),
+        ("\nhm,\nhm\n</think>\n\nHi", "Hi", "hm,\nhm"),
+        ("hm</think>\nHi</think>\nyou", "Hiyou", "hm"),
+        ("I say </think> here.\n</think>\nHi", "Hi", "I say </think> here."),
+        ("Hi `</think>` you", "Hi `</think>` you", None),
+        ("Hi <think>hm</think> you", "Hi  you", "hm"),
+        ("</think>Hi", "Hi", None),
+        ("Hi", "Hi", None),
+    ],
+)
+def test_a_whole_answer_with_a_thought_that_nobody_opened(text: str, content: str, reasoning: str | None) -> None:
+    for cuts in ((), 1, 3):
+        parsed = run(text, cuts, whole=True)[1]
+        assert (parsed.content, parsed.reasoning) == (content, reasoning)
+
+
+def test_a_call_ends_the_wait_for_an_orphan() -> None:
+    text = f"Look:\n{CALL}\n</think>\nHi"
+    for cuts in ((), 1):
+        parsed = run(text, cuts, whole=True)[1]
+        assert (parsed.content, parsed.reasoning, calls(parsed)) == ("Look:", None, [("now", {})])
+
+
+def test_a_model_that_closes_what_nobody_opened_is_waited_for_the_next_times() -> None:
+    form = style()
+    first = run("hm\n</think>\n\nHi", 1, form=form)[1]
+    assert (first.content, first.reasoning) == ("hm\nHi", None), "it was sent already"
+    second = run("hm\n</think>\n\nHi", 1, form=form)[1]
+    assert (second.content, second.reasoning) == ("Hi", "hm")
+    assert run(f"Look.\n{CALL}", 1, form=form)[1].content == "Look."
+    streams = [len(run("plain text and more", 1, form=form)[0]) for _ in range(12)]
+    assert streams[0] == 1 and streams[-1] > 10, "it has lost the habit: text is sent at once again"
+
+
+def test_thoughts_are_only_waited_for_where_they_may_come() -> None:
+    form = style()
+    form.orphans.seen()
+    assert len(run("hm</think>plain text", 1, form=form, in_reasoning=True)[0]) > 10
+    assert len(run("plain text", 1, form=style("hermes_json", "null"), whole=False)[0]) > 5
+
+
 def test_stop_string_over_chunks_never_leaks() -> None:
     events, parsed, stopped = run("<think>STOP</think>one ST two STOP three", 1, stop=["STOP"])
     assert (parsed.content, parsed.reasoning, stopped) == ("one ST two ", "STOP", "STOP")
@@ -79,10 +139,63 @@ def test_a_stop_string_inside_a_call_is_an_argument() -> None:
     assert stopped is None
 
 
+@pytest.mark.parametrize("stop", ["STOP", "\n", "</tool_call>", "now"])
+def test_behind_a_call_stop_strings_do_not_count(stop: str) -> None:
+    """Nothing is visible there. And a client that is told of a stop string does not run the call."""
+    for cuts in ((), 1):
+        text = f"{CALL}\nSTOP now\n" + CALL.replace("now", "bash") + "\nSTOP"
+        _, parsed, stopped = run(text, cuts, stop=[stop])
+        assert (calls(parsed), stopped, parsed.content) == ([("now", {}), ("bash", {})], None, "")
+
+
+def test_a_stop_string_ends_the_text_before_a_call() -> None:
+    for cuts in ((), 1):
+        _, parsed, stopped = run(f"One.\nSTOP\n{CALL}", cuts, stop=["STOP"])
+        assert (parsed.content, calls(parsed), stopped) == ("One.\n", [], "STOP")
+
+
+def test_a_stop_string_that_is_part_of_a_marker_ends_the_text_first() -> None:
+    for cuts in ((), 1):
+        assert run(f"a {CALL}", cuts, stop=["<tool"])[2] == "<tool"
+        assert run("a </think> b", cuts, stop=["</think>"])[1].content == "a "
+        assert run("<think>a</think>b", cuts, stop=["</think>"])[1:] == run("<think>a</think>b", cuts)[1:]
+
+
+def test_a_stop_string_in_a_thought_that_nobody_opened() -> None:
+    """Held back, it may still be visible text: the client asked for an end there."""
+    _, parsed, stopped = run("hm STOP\n</think>\nHi", 1, stop=["STOP"], whole=True)
+    assert (parsed.content, parsed.reasoning, stopped) == ("hm ", None, "STOP")
+
+
+def test_what_is_left_out_is_known() -> None:
+    """The generated tokens of such an answer must not stand in the next prompt: the client knows less."""
+    for text, faithful in (
+        ("Look.\n" + CALL + "\n", True),
+        ("<think>hm</think>Look.<|im_end|>", True),
+        (CALL + "\nIt is noon.", False),
+        (CALL + "\n" + CALL, False),
+        (CALL + "\n" + CALL.replace("now", "bash"), True),
+    ):
+        parser = OutputParser(style(), tools=TOOLS)
+        parser.feed(text)
+        parser.finish()
+        assert parser.faithful == faithful, text
+
+
+def test_somebody_elses_turn_ends_the_answer_at_once() -> None:
+    parser = OutputParser(style(), tools=TOOLS)
+    parser.feed("Hi.<|im_end|>\n<|im_start|>")
+    assert not parser.ended
+    parser.feed("user\n")
+    assert parser.ended and parser.stopped is None
+    assert parser.feed("More") == [] and parser.finish() == []
+    assert parser.parsed().content == "Hi."
+
+
 def test_after_a_stop_string_nothing_comes() -> None:
     parser = OutputParser(style(), stop=["END"])
     parser.feed("a END b")
-    assert (parser.feed("c"), parser.finish(), parser.stopped) == ([], [], "END")
+    assert (parser.feed("c"), parser.finish(), parser.stopped, parser.ended) == ([], [], "END", True)
 
 
 @pytest.mark.parametrize(
@@ -194,6 +307,14 @@ HARMONY = style("harmony", "harmony")
             [("bash", {"command": "not JSON"})],
         ),
         ("plain text", "plain text", None, []),
+        ("<|channel|>final<|message|>Hi.<|end|><|start|>user<|message|>And you?", "Hi.", None, []),
+        (
+            "<|channel|>commentary to=functions.now<|message|>{}<|call|><|start|>functions.now to=assistant"
+            "<|channel|>commentary<|message|>noon<|end|><|start|>assistant<|channel|>final<|message|>Noon.",
+            "",
+            None,
+            [("now", {})],
+        ),
         ("<|channel|>analysis<|message|>a<|end|><|channel|>analysis<|message|>b", "", "a\nb", []),
     ],
 )

@@ -16,7 +16,6 @@ from start_llm.parsing.source import Source, Step
 NAME = re.compile(r"[\w.\-:/]")
 MAX_NAME = 128
 ANYTHING = Schema({})
-LEAKED = ("<|im_end|>", "<|im_start|>assistant\n", "<|im_start|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>")
 
 
 class Reading:

@@ -9,9 +9,10 @@ from start_llm.parsing.calls import Call, NotACall
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.schema import dump
 from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import LEAKED, MAX_NAME, NAME, Opener, Reading, ToolFormat
+from start_llm.parsing.tools.base import MAX_NAME, NAME, Opener, Reading, ToolFormat
 from start_llm.parsing.tools.hermes import json_block
 from start_llm.parsing.tools.values import Close, Trim, ValueReader, ValueSink
+from start_llm.parsing.turntokens import LEAKED
 
 _MAX_KEY = 200
 

@@ -19,6 +19,7 @@ _MESSAGE = "<|message|>"
 _MAX_HEADER = 300
 _RECIPIENT = re.compile(r"\bto=([\w.\-]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_OTHERS = re.compile(r"\s*(?:user|system|developer|tool|functions\.[\w.\-]+)\b")
 _JSON = Dialect(enders=("<|call|>", "<|end|>", "<|return|>", "<|start|>"), restart=("<|channel|>",))
 
 HARMONY = ToolFormat("harmony")
@@ -26,10 +27,11 @@ HARMONY = ToolFormat("harmony")
 
 @dataclass(frozen=True)
 class Header:
-    """`recipient` is the tool that is called, ``""`` if none is."""
+    """`recipient` is the tool that is called, ``""`` if none is. `other`: the message is somebody else's."""
 
     channel: str
     recipient: str
+    other: bool = False
 
 
 def header(source: Source, head: str) -> Step[Header | None]:
@@ -39,7 +41,11 @@ def header(source: Source, head: str) -> Step[Header | None]:
         return None
     channel = _CHANNEL.search(head + text)
     recipient = _RECIPIENT.search(text)
-    return Header(channel[1] if channel else "", recipient[1].removeprefix("functions.") if recipient else "")
+    return Header(
+        channel[1] if channel else "",
+        recipient[1].removeprefix("functions.") if recipient else "",
+        other=head == "<|start|>" and bool(_OTHERS.match(text)),
+    )
 
 
 def call_to(recipient: str) -> Parse:

@@ -6,7 +6,8 @@ from start_llm.parsing.calls import Call, NotACall
 from start_llm.parsing.jsonstream import Dialect, JsonStream
 from start_llm.parsing.schema import dump, parse_literal
 from start_llm.parsing.source import WHITESPACE, Step
-from start_llm.parsing.tools.base import ANYTHING, LEAKED, Reading, as_object
+from start_llm.parsing.tools.base import ANYTHING, Reading, as_object
+from start_llm.parsing.turntokens import LEAKED
 
 _NAMES = ("name", "function", "tool", "tool_name", "function_name")
 _ARGUMENTS = ("arguments", "parameters", "args", "input", "params")

@@ -7,7 +7,8 @@ import re
 from start_llm.parsing.calls import NotACall
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import LEAKED, MAX_NAME, NAME, Opener, Reading, ToolFormat
+from start_llm.parsing.tools.base import MAX_NAME, NAME, Opener, Reading, ToolFormat
+from start_llm.parsing.turntokens import LEAKED
 
 _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 _CALL, _ARGUMENTS, _END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"

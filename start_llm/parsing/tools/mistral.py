@@ -5,8 +5,9 @@ from __future__ import annotations
 from start_llm.parsing.calls import NotACall
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import LEAKED, MAX_NAME, NAME, Opener, Reading, ToolFormat
+from start_llm.parsing.tools.base import MAX_NAME, NAME, Opener, Reading, ToolFormat
 from start_llm.parsing.tools.hermes import json_block
+from start_llm.parsing.turntokens import LEAKED
 
 _OPEN, _ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _JSON = Dialect(enders=(_OPEN, *LEAKED))

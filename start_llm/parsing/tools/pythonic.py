@@ -5,8 +5,9 @@ from __future__ import annotations
 from start_llm.parsing.calls import NotACall
 from start_llm.parsing.jsonstream import Dialect, JsonStream
 from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import LEAKED, MAX_NAME, NAME, Opener, Parse, Reading, ToolFormat
+from start_llm.parsing.tools.base import MAX_NAME, NAME, Opener, Parse, Reading, ToolFormat
 from start_llm.parsing.tools.hermes import json_block
+from start_llm.parsing.turntokens import LEAKED
 
 
 def _block(start: str, end: str) -> Parse:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from start_llm.parsing.calls import NotACall
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import LEAKED, Opener, Reading, ToolFormat
+from start_llm.parsing.tools.base import Opener, Reading, ToolFormat
 from start_llm.parsing.tools.glm import bare_openers, keyed_call
 from start_llm.parsing.tools.hermes import JSON, bare_json, json_block
 from start_llm.parsing.tools.tagged import QWEN, tagged_block, tagged_call
+from start_llm.parsing.turntokens import LEAKED
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _MAX_FENCE = 20

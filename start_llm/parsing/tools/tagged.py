@@ -12,8 +12,9 @@ from start_llm.parsing.calls import Call, NotACall
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.schema import Schema, dump
 from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import LEAKED, NAME, Opener, Parse, Reading, ToolFormat
+from start_llm.parsing.tools.base import NAME, Opener, Parse, Reading, ToolFormat
 from start_llm.parsing.tools.values import Close, Trim, ValueReader, ValueSink
+from start_llm.parsing.turntokens import LEAKED
 
 _ATTRIBUTE = re.compile(r"""([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
 _MAX_HEAD = 300
