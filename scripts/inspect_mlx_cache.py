@@ -57,7 +57,7 @@ def _requests_table(requests: list[dict[str, Any]]) -> Table:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--url", default="http://127.0.0.1:8080", help="the server")
-    parser.add_argument("--key", default="none", help="API key")
+    parser.add_argument("--key", help="API key; a server without one shows everybody's requests if none is sent")
     parser.add_argument("--requests", type=int, default=20, help="how many recent requests to show")
     options = parser.parse_args(argv)
     client, console = Client(options.url, "", options.key), Console()

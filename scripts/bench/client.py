@@ -83,10 +83,10 @@ def _add(reply: Reply, event: Json) -> bool:
 class Client:
     """Asks one server. Thread-safe: every request has its own connection, as agents' often have."""
 
-    def __init__(self, url: str, model: str, key: str = "none", timeout: float = 600.0) -> None:
+    def __init__(self, url: str, model: str, key: str | None = "none", timeout: float = 600.0) -> None:
         self.base = url.rstrip("/").removesuffix("/v1")
         self.model = model
-        self.headers = {"Authorization": f"Bearer {key}"}
+        self.headers = {} if key is None else {"Authorization": f"Bearer {key}"}
         self.timeout = timeout
 
     def ask(self, body: Json, on_first: Callable[[], None] = lambda: None) -> Reply:

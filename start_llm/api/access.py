@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from start_llm.api.owner import presented_keys
 from start_llm.core.errors import BadRequest, Forbidden, Unauthorized
-from start_llm.core.hosts import host_allowed, host_name, origin_allowed
+from start_llm.core.hosts import host_allowed, host_name, is_loopback, origin_allowed
+from start_llm.core.settings import Settings, SettingsError
 
 
 def check_key(headers: Mapping[str, str], api_key: str | None) -> None:
@@ -20,23 +21,37 @@ def check_key(headers: Mapping[str, str], api_key: str | None) -> None:
         raise Unauthorized("A valid API key is needed, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
 
 
-def check_host(headers: Mapping[str, str], bound_to: str) -> None:
+def check_host(headers: Mapping[str, str], names: Collection[str]) -> None:
     """Refuses names that a web page could have rebound to this machine, see `hosts.host_allowed`."""
     host = headers.get("Host")
-    if host is None:
+    if host is None:  # HTTP/1.0, which no browser speaks
         return
     name = host_name(host)
     if name is None:
-        raise BadRequest(f"Host {host!r} is no host name.", param="Host")
-    if not host_allowed(name, bound_to):
-        raise Forbidden(f"Host {host!r} is not this machine. Use localhost or 127.0.0.1.", param="Host")
+        raise BadRequest(f"Host {host[:80]!r} is no host name.", param="Host")
+    if not host_allowed(name, names=names):
+        raise Forbidden(
+            f"Host {host[:80]!r} is not this machine. Use localhost or an IP address, or add it to ALLOWED_HOSTS.",
+            param="Host",
+        )
+
+
+def check_bind(settings: Settings) -> None:
+    """Raises SettingsError where everybody in the network could use the server and nobody said so."""
+    host = settings.mlx_host
+    if host == "localhost" or is_loopback(host) or settings.api_key is not None or settings.allow_open_bind:
+        return
+    raise SettingsError(
+        f"MLX_HOST={host!r}: other machines could use this server, and it has no API_KEY. Set API_KEY, or "
+        "ALLOW_OPEN_BIND=true if everybody there may."
+    )
 
 
 def allowed_origin(headers: Mapping[str, str]) -> str | None:
     """The browser origin to allow, ``None`` where no browser asks. Raises Forbidden for foreign pages."""
     origin = headers.get("Origin")
     if origin is not None and not origin_allowed(origin):
-        raise Forbidden(f"Origin {origin!r} may not use this server; only pages of localhost may.", param="Origin")
+        raise Forbidden(f"Origin {origin[:80]!r} may not use this server; only pages of localhost may.", param="Origin")
     return origin
 
 

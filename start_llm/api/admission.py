@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from start_llm.api.access import allowed_origin, check_host, check_key
 from start_llm.api.routes import Handler, Routes
+from start_llm.api.visitor import Visitor, visitor_of
 from start_llm.api.wire import Head
 from start_llm.core.errors import UnsupportedMediaType
 from start_llm.core.settings import Settings
@@ -22,6 +23,7 @@ class Admitted:
         params: what the route's path holds.
         methods: that the path takes.
         origin: the web page's, if one asks and may.
+        visitor: who may see again what is kept of it.
         quick: answered at once from memory, in the reserved lane.
         reads_body: of other requests a body is not read; their connection closes.
         most_bytes: of the body.
@@ -31,6 +33,7 @@ class Admitted:
     params: tuple[str, ...]
     methods: tuple[str, ...]
     origin: str | None
+    visitor: Visitor
     quick: bool
     reads_body: bool
     most_bytes: int
@@ -42,11 +45,12 @@ class Admission:
     def __init__(self, settings: Settings, routes: Routes) -> None:
         self._settings = settings
         self._routes = routes
+        self._names = settings.host_names
 
-    def admit(self, head: Head) -> Admitted:
-        """Raises StartLLMError: refused, whatever its body is."""
+    def admit(self, head: Head, peer: str) -> Admitted:
+        """Raises StartLLMError: refused, whatever its body is. `peer` is the client's address."""
         settings = self._settings
-        check_host(head.headers, settings.mlx_host)
+        check_host(head.headers, self._names)
         origin = allowed_origin(head.headers)
         options = head.method == "OPTIONS"
         if head.path not in OPEN_PATHS and not options:
@@ -61,6 +65,7 @@ class Admission:
             params=params,
             methods=tuple(route.methods),
             origin=origin,
+            visitor=visitor_of(head.headers, peer, settings.api_key),
             quick=route.quick or options,
             reads_body=reads_body,
             most_bytes=settings.max_body_bytes,

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from start_llm.api.collect import Collected
+from start_llm.api.visitor import NOBODY, Visitor
 from start_llm.core.errors import StartLLMError
 from start_llm.core.events import Event
 from start_llm.core.request import ChatRequest
@@ -20,6 +21,7 @@ class Inbound:
         headers: case-insensitive.
         params: what the route's path holds, e.g. a response's id.
         received: ``time.monotonic()`` at arrival, in seconds.
+        visitor: who may see again what is kept of it.
     """
 
     method: str
@@ -28,6 +30,7 @@ class Inbound:
     body: bytes = b""
     params: tuple[str, ...] = ()
     received: float = 0.0
+    visitor: Visitor = NOBODY
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from start_llm.api.admission import Admitted
@@ -60,8 +61,8 @@ class Request:
 class Desk(Protocol):
     """Whom the front asks, on its own thread: nothing here may block."""
 
-    def admit(self, head: Head) -> Admitted:
-        """Raises StartLLMError: the request is refused, its body unread."""
+    def admit(self, head: Head, peer: str) -> Admitted:
+        """Raises StartLLMError: the request is refused, its body unread. `peer` is the client's address."""
         ...
 
     def dispatch(self, request: Request) -> None:
@@ -148,7 +149,7 @@ class Front:
         if not self._thread.is_alive():
             request.connection.close()
             return
-        arrival = self._arrival(request.rest if keep else b"")
+        arrival = self._arrival(request.address[0], request.rest if keep else b"")
         self._returned.append(Waiting(request.connection, request.address, arrival, 0.0, outgoing=outgoing, keep=keep))
         self._wake()
 
@@ -164,8 +165,8 @@ class Front:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout=1)
 
-    def _arrival(self, rest: bytes) -> Arrival:
-        return Arrival(self._bodies, self._desk.admit, rest)
+    def _arrival(self, peer: str, rest: bytes) -> Arrival:
+        return Arrival(self._bodies, partial(self._desk.admit, peer=peer), rest)
 
     def _wake(self) -> None:
         try:
@@ -225,9 +226,8 @@ class Front:
 
     def _let_in(self) -> None:
         for connection, address in self._door.accept():
-            while len(self._waiting) >= self._most_waiting:
-                self._drop_oldest()
-            self._wait_for(Waiting(connection, address, self._arrival(b""), time.monotonic() + HEAD_SECONDS))
+            arrival = self._arrival(address[0], b"")
+            self._wait_for(Waiting(connection, address, arrival, time.monotonic() + HEAD_SECONDS))
         if self._door.is_resting and self._waiting:  # mostly there is no free file descriptor
             self._drop_oldest()
 
@@ -236,6 +236,8 @@ class Front:
         self._drop(next(iter(self._waiting)))
 
     def _wait_for(self, waiting: Waiting) -> None:
+        while len(self._waiting) >= self._most_waiting:
+            self._drop_oldest()
         self._waiting[waiting] = None
         self._selector.register(waiting.connection, selectors.EVENT_READ, waiting)
 
@@ -314,7 +316,7 @@ class Front:
         arrival.body.close()
         waiting.keep = self._accepting and head is not None and head.keep_alive and not arrival.unread
         waiting.outgoing = self._desk.refusal(error, head, close=not waiting.keep)
-        waiting.arrival = self._arrival(bytes(arrival.rest) if waiting.keep else b"")
+        waiting.arrival = self._arrival(waiting.address[0], bytes(arrival.rest) if waiting.keep else b"")
         waiting.latest = time.monotonic() + SEND_SECONDS
         self._send(waiting)
 

@@ -66,7 +66,8 @@ class ApiHandler:
                 self._options()
                 return
             body = self._request.body.read()
-            inbound = Inbound(head.method, head.path, head.headers, body, admitted.params, self._request.received)
+            received, visitor = self._request.received, admitted.visitor
+            inbound = Inbound(head.method, head.path, head.headers, body, admitted.params, received, visitor)
             answer = admitted.handler(inbound)
             if isinstance(answer, Reply):
                 self.reply(answer)

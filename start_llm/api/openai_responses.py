@@ -27,7 +27,7 @@ from start_llm.api.limits import MESSAGES
 from start_llm.api.openai_tools import response_format_of
 from start_llm.api.owner import owner_of
 from start_llm.api.responses_items import messages_of
-from start_llm.api.responses_store import ResponsesStore, Stored
+from start_llm.api.responses_store import OwnResponses, ResponsesStore, Stored
 from start_llm.api.responses_stream import ResponsesExchange, Style, telling
 from start_llm.api.responses_tools import Toolbox, toolbox
 from start_llm.api.thinking import template_kwargs_of, thinking_of
@@ -69,7 +69,7 @@ class ResponsesBody(SamplingBody):
 
 
 def read_responses(
-    inbound: Inbound, settings: Settings, token_text: Callable[[int], str], store: ResponsesStore
+    inbound: Inbound, settings: Settings, token_text: Callable[[int], str], store: OwnResponses
 ) -> ResponsesExchange:
     """Raises BadRequest, NotFound (the previous response), NotSupported."""
     body, data = parse_body(ResponsesBody, inbound.body)
@@ -118,8 +118,11 @@ def read_responses(
     return ResponsesExchange(request, echo, items, style, time.time(), token_text, keep, bool(body.store), tools.origin)
 
 
-def _check_storable(store: ResponsesStore) -> None:
+def _check_storable(store: OwnResponses) -> None:
     """Before anything is computed: what asks to be stored and cannot be is refused."""
+    if store.owner is None:
+        why = "a server without API_KEY stores responses for clients of its own machine only"
+        raise bad("store", f"false or left out: {why}", True)
     if not store.enabled:
         raise bad("store", "false or left out: this server stores no responses (RESPONSES_STORE_MAX=0)", True)
     with telling("store"):
@@ -134,7 +137,7 @@ def _input(value: Any) -> list[Any]:
     raise bad("input", "a string or a list of items that is not empty", value)
 
 
-def _previous(response_id: str | None, store: ResponsesStore) -> list[Any]:
+def _previous(response_id: str | None, store: OwnResponses) -> list[Any]:
     """What was said up to and with the previous response; its instructions are not carried over."""
     if response_id is None:
         return []
@@ -195,23 +198,25 @@ class StoredResponses:
         self._store = store
 
     def get(self, inbound: Inbound) -> Reply:
-        return Reply(sse.dumps(self._find(inbound.params[0]).body))
+        return Reply(sse.dumps(self._find(inbound).body))
 
     def delete(self, inbound: Inbound) -> Reply:
         wanted = inbound.params[0]
         with telling("response_id"):
-            deleted = self._store.delete(wanted)
+            deleted = self._store.of(inbound.visitor.scope).delete(wanted)
         if not deleted:
             raise _missing(wanted)
         return Reply(sse.dumps({"id": wanted, "object": "response", "deleted": True}))
 
     def input_items(self, inbound: Inbound) -> Reply:
-        items = self._find(inbound.params[0]).items
+        items = self._find(inbound).items
         return Reply(sse.dumps({"object": "list", "data": items, "has_more": False}))
 
-    def _find(self, response_id: str) -> Stored:
+    def _find(self, inbound: Inbound) -> Stored:
+        """Whose it is makes no difference in words: that there is one is nobody else's business."""
+        response_id = inbound.params[0]
         with telling("response_id"):
-            stored = self._store.get(response_id)
+            stored = self._store.of(inbound.visitor.scope).get(response_id)
         if stored is None:
             raise _missing(response_id)
         return stored

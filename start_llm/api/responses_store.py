@@ -70,6 +70,10 @@ class ResponsesStore:
     def enabled(self) -> bool:
         return self._most > 0
 
+    def of(self, owner: str | None) -> OwnResponses:
+        """The store as `owner` sees it; ``None``: a client that may see nothing again."""
+        return OwnResponses(self, owner)
+
     def check(self) -> None:
         """To be asked before work whose result has to be stored. Raises FileUnavailable if it could not be."""
         self._base.run(self._expire)
@@ -77,7 +81,7 @@ class ResponsesStore:
         if free < _FREE_BYTES:
             raise FileUnavailable(f"stored responses: only {free >> 10} KiB of the disk are free")
 
-    def put(self, body: dict[str, Any], items: list[Any], owner: str = "") -> None:
+    def put(self, body: dict[str, Any], items: list[Any], owner: str) -> None:
         """Keeps `body` under its ``id``."""
         if not self.enabled:
             return
@@ -99,7 +103,7 @@ class ResponsesStore:
 
         self._base.run(write)
 
-    def get(self, response_id: str, owner: str = "") -> Stored | None:
+    def get(self, response_id: str, owner: str) -> Stored | None:
         if not self.enabled:
             return None
 
@@ -114,7 +118,7 @@ class ResponsesStore:
 
         return self._base.run(read)
 
-    def delete(self, response_id: str, owner: str = "") -> bool:
+    def delete(self, response_id: str, owner: str) -> bool:
         if not self.enabled:
             return False
         wanted = (response_id, owner)
@@ -138,6 +142,31 @@ class ResponsesStore:
         if self._ttl > 0:
             database.execute("DELETE FROM responses WHERE used < ?", (now - self._ttl,))
         return now
+
+
+@dataclass(frozen=True, slots=True)
+class OwnResponses:
+    """The store as one client sees it: what it has stored itself. The methods are those of `ResponsesStore`."""
+
+    store: ResponsesStore
+    owner: str | None
+
+    @property
+    def enabled(self) -> bool:
+        return self.store.enabled and self.owner is not None
+
+    def check(self) -> None:
+        self.store.check()
+
+    def put(self, body: dict[str, Any], items: list[Any]) -> None:
+        if self.owner is not None:
+            self.store.put(body, items, self.owner)
+
+    def get(self, response_id: str) -> Stored | None:
+        return None if self.owner is None else self.store.get(response_id, self.owner)
+
+    def delete(self, response_id: str) -> bool:
+        return self.owner is not None and self.store.delete(response_id, self.owner)
 
 
 def _pack(value: Any) -> bytes:

@@ -15,7 +15,7 @@ from start_llm.api.dialect import StreamWriter
 from start_llm.api.openai_stream import logprobs_body
 from start_llm.api.responses_custom import InputText, input_of
 from start_llm.api.responses_items import seal
-from start_llm.api.responses_store import ResponsesStore
+from start_llm.api.responses_store import OwnResponses
 from start_llm.api.responses_tools import Named
 from start_llm.core.errors import StartLLMError, Unavailable
 from start_llm.core.events import (
@@ -67,7 +67,7 @@ class ResponsesExchange:
     style: Style
     created: float
     token_text: Callable[[int], str]
-    store: ResponsesStore | None
+    store: OwnResponses | None
     must_store: bool
     origin: Callable[[str], Named]
 

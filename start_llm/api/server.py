@@ -9,7 +9,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 
-from start_llm.api.access import origin_of
+from start_llm.api.access import check_bind, origin_of
 from start_llm.api.admission import Admission, Admitted
 from start_llm.api.answers import encode_reply, error_reply
 from start_llm.api.body import Bodies
@@ -157,8 +157,8 @@ class ApiServer:
 
     # --- what the front asks (`front.Desk`) ---
 
-    def admit(self, head: Head) -> Admitted:
-        return self._admission.admit(head)
+    def admit(self, head: Head, peer: str) -> Admitted:
+        return self._admission.admit(head, peer)
 
     def dispatch(self, request: Request) -> None:
         with self._lock:
@@ -224,8 +224,10 @@ def make_server(
         observers: others who want to see requests, e.g. `dashboard.live`.
 
     Raises:
-        SettingsError: the address cannot be bound, e.g. because the port is in use.
+        SettingsError: the address cannot be bound, e.g. because the port is in use; or should not be, since everybody
+            could use the server.
     """
+    check_bind(settings)
     metrics = metrics or Metrics()
     metrics.watch(service)
     log_root = settings.log_root if settings.enable_request_logging else None

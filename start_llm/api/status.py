@@ -8,7 +8,8 @@ from typing import Any
 
 from start_llm.api import sse
 from start_llm.api.dialect import Inbound, Reply
-from start_llm.core.errors import NotFound
+from start_llm.api.visitor import Made
+from start_llm.core.errors import Forbidden, NotFound
 from start_llm.core.service import ModelCard, Service
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.request_log import RequestLog
@@ -20,10 +21,11 @@ ALIASES = ("claude-", "gpt-")
 class Status:
     """Handlers of the GET routes. Thread-safe as far as `service` is."""
 
-    def __init__(self, service: Service, metrics: Metrics, request_log: RequestLog) -> None:
+    def __init__(self, service: Service, metrics: Metrics, request_log: RequestLog, made: Made) -> None:
         self._service = service
         self._metrics = metrics
         self._request_log = request_log
+        self._made = made
 
     def health(self, inbound: Inbound) -> Reply:
         health = self._service.health()
@@ -58,13 +60,20 @@ class Status:
 
     def cache_request(self, inbound: Inbound) -> Reply:
         wanted = inbound.params[0]
-        report = self._service.cache_report(wanted)
+        report = self._service.cache_report(wanted) if self._made.may_see(inbound.visitor, wanted) else None
         if report is None:
-            raise NotFound(f"There is no report of a request {wanted!r}; only recent ones are kept.")
+            raise NotFound(
+                f"There is no report of a request {wanted[:80]!r}. Recent ones are kept, for the key that made them."
+            )
         return Reply(sse.dumps({"id": wanted} | report.as_dict()))
 
     def cache_requests(self, inbound: Inbound) -> Reply:
-        return Reply(sse.dumps({"requests": self._request_log.recent()}))
+        """Those of the asking key. Without API_KEY, a client of this machine that sends no key sees everybody's."""
+        visitor = inbound.visitor
+        if visitor.scope is None:
+            raise Forbidden("A server without API_KEY tells only clients of its own machine what was requested.")
+        recent = [entry for entry in self._request_log.recent() if self._made.may_see(visitor, entry["id"])]
+        return Reply(sse.dumps({"requests": recent}))
 
 
 def model_body(card: ModelCard) -> dict[str, Any]:

@@ -14,10 +14,11 @@ from start_llm.api.jsontext import parse_json
 from start_llm.api.openai_chat import read_chat
 from start_llm.api.openai_completions import read_completion
 from start_llm.api.openai_responses import StoredResponses, read_responses
-from start_llm.api.responses_store import ResponsesStore
+from start_llm.api.responses_store import OwnResponses, ResponsesStore
 from start_llm.api.routes import Route, Routes
 from start_llm.api.run import CACHE_HEADER
 from start_llm.api.status import Status
+from start_llm.api.visitor import Made
 from start_llm.core.request import ChatRequest, Dialect
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings
@@ -42,22 +43,23 @@ class Dialects:
     settings: Settings
     service: Service
     store: ResponsesStore
+    made: Made
 
     def responses(self, inbound: Inbound) -> Exchange:
-        exchange = read_responses(inbound, self.settings, self.service.token_text, self.store)
-        return replace(exchange, request=self._named(exchange.request))
+        exchange = read_responses(inbound, self.settings, self.service.token_text, self._stored(inbound))
+        return replace(exchange, request=self._begun(exchange, inbound))
 
     def chat(self, inbound: Inbound) -> Exchange:
         exchange = read_chat(inbound, self.settings, self.service.token_text)
-        return replace(exchange, request=self._named(exchange.request))
+        return replace(exchange, request=self._begun(exchange, inbound))
 
     def completions(self, inbound: Inbound) -> Exchange:
         exchange = read_completion(inbound, self.settings, self.service.token_text)
-        return replace(exchange, request=self._named(exchange.request))
+        return replace(exchange, request=self._begun(exchange, inbound))
 
     def messages(self, inbound: Inbound) -> Exchange:
         exchange = read_messages(inbound, self.settings)
-        return replace(exchange, request=self._named(exchange.request))
+        return replace(exchange, request=self._begun(exchange, inbound))
 
     def count_tokens(self, inbound: Inbound) -> Reply:
         exchange = read_messages(inbound, self.settings)
@@ -65,7 +67,7 @@ class Dialects:
         return Reply(sse.dumps({"input_tokens": scaled(count, exchange.scale)}))
 
     def count_response_tokens(self, inbound: Inbound) -> Reply:
-        exchange = read_responses(inbound, self.settings, self.service.token_text, self.store)
+        exchange = read_responses(inbound, self.settings, self.service.token_text, self._stored(inbound))
         count = self.service.count_tokens(self._named(exchange.request))
         return Reply(sse.dumps({"object": "response.input_tokens", "input_tokens": count}))
 
@@ -82,10 +84,18 @@ class Dialects:
         if dialect == "messages":
             return read_messages(inbound, self.settings)
         if dialect == "responses":
-            return read_responses(inbound, self.settings, self.service.token_text, self.store)
+            return read_responses(inbound, self.settings, self.service.token_text, self._stored(inbound))
         if dialect == "completions":
             return read_completion(inbound, self.settings, self.service.token_text)
         return read_chat(inbound, self.settings, self.service.token_text)
+
+    def _stored(self, inbound: Inbound) -> OwnResponses:
+        return self.store.of(inbound.visitor.scope)
+
+    def _begun(self, exchange: Exchange, inbound: Inbound) -> ChatRequest:
+        """The request, now that it is going to run: whose it is stays known."""
+        self.made.remember((request.id for request in exchange.requests), inbound.visitor)
+        return self._named(exchange.request)
 
     def _named(self, request: ChatRequest) -> ChatRequest:
         """A request without a model's name gets the served one's."""
@@ -125,8 +135,9 @@ def _list(value: Any) -> list[Any]:
 def build_routes(
     settings: Settings, service: Service, metrics: Metrics, request_log: RequestLog, store: ResponsesStore
 ) -> Routes:
-    status = Status(service, metrics, request_log)
-    dialects = Dialects(settings, service, store)
+    made = Made()
+    status = Status(service, metrics, request_log, made)
+    dialects = Dialects(settings, service, store, made)
     stored = StoredResponses(store)
     return Routes(
         [

@@ -6,23 +6,28 @@ Standard library only, no imports of this project: the proxy's process loads thi
 from __future__ import annotations
 
 import ipaddress
+import re
+from collections.abc import Collection
 from urllib.parse import urlsplit
 
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{0,5})?")
 LOCAL_NAMES = frozenset({"localhost", "host.docker.internal"})
 
 
 def host_name(host: str) -> str | None:
-    """The name in a ``Host`` header; ``None`` if it holds none."""
-    return _name(f"//{host}")
+    """The name in a ``Host`` header, in lower case; ``None`` if it holds anything else beside a port."""
+    found = _HOST.fullmatch(host)
+    return None if found is None else found[1].lower().strip("[]").removesuffix(".")
 
 
-def host_allowed(name: str, bound_to: str) -> bool:
-    """Whether a client may call the server by this name.
+def host_allowed(name: str, *, names: Collection[str]) -> bool:
+    """Whether a client may call the server by this name: a web page could have rebound another one to this machine.
 
-    A web page could have rebound another name to this machine. Only a server on loopback can tell: there, a client has
-    no reason to use another name.
+    Args:
+        name: in lower case.
+        names: that are allowed beside this machine's own and IP addresses, `Settings.host_names`; ``*`` is any.
     """
-    return not is_local(bound_to) or is_local(name) or is_address(name)
+    return is_local(name) or is_address(name) or name in names or "*" in names
 
 
 def origin_allowed(origin: str) -> bool:
@@ -32,12 +37,17 @@ def origin_allowed(origin: str) -> bool:
 
 
 def is_local(name: str) -> bool:
-    if name.lower() in LOCAL_NAMES or name.lower().endswith(".localhost"):
-        return True
+    return name.lower() in LOCAL_NAMES or name.lower().endswith(".localhost") or is_loopback(name)
+
+
+def is_loopback(address: str) -> bool:
+    """Whether this is an address of this machine that no other one reaches."""
     try:
-        return ipaddress.ip_address(name).is_loopback
+        found = ipaddress.ip_address(address)
     except ValueError:
         return False
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return (mapped or found).is_loopback
 
 
 def is_address(name: str) -> bool:

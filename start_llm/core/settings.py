@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -18,6 +19,14 @@ OffOr = BeforeValidator(_off_is_none)
 Port = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
+
+
+def _host_names(value: str) -> str:
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    for name in names:
+        if name != "*" and not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?", name):
+            raise ValueError(f"{name!r} is no host name; give names without scheme and port, e.g. mac.local,llm.lan")
+    return ",".join(names)
 
 
 class SettingsError(ValueError):
@@ -53,6 +62,14 @@ class Settings(BaseSettings):
         16, description="HTTP worker threads; 1 is a strictly single-threaded accept loop."
     )
     api_key: Annotated[str | None, OffOr] = Field(None, description="If set, clients must send it as a bearer token.")
+    allow_open_bind: bool = Field(
+        False, description="Let the server listen beyond this machine (MLX_HOST) without API_KEY: to everybody there."
+    )
+    allowed_hosts: Annotated[str, AfterValidator(_host_names)] = Field(
+        "",
+        description="Host names, separated by commas, by which clients may address the server, beside localhost and "
+        "IP addresses; * is any, and gives up the protection against web pages that rebind a name.",
+    )
     max_body_bytes: Annotated[int, Field(ge=1024)] = Field(64 * 2**20, description="Largest request body, in bytes.")
     max_concurrency: Annotated[int, Field(ge=1, le=256)] = Field(
         8, description="Requests that are computed at the same time."
@@ -192,6 +209,12 @@ class Settings(BaseSettings):
     @property
     def cache_dir(self) -> Path:
         return self.start_llm_cache_dir.expanduser()
+
+    @property
+    def host_names(self) -> frozenset[str]:
+        """By which this server may be addressed, beside localhost and IP addresses, in lower case; ``*`` is any."""
+        names = {*self.allowed_hosts.split(","), self.mlx_host}
+        return frozenset(name.lower().removesuffix(".") for name in names if name)
 
     @property
     def disk_dir(self) -> Path | None:

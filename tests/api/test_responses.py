@@ -406,38 +406,41 @@ def test_foreign_seals_are_nothing(text: str) -> None:
 def test_store_is_bounded_and_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     store = ResponsesStore(tmp_path / "sub" / "r.sqlite3", 3, 100, clock=lambda: now[0])
+    mine = store.of("me")
     for name in "abcd":
         now[0] += 1
-        store.put({"id": name, "output": []}, [name])
-    assert store.get("a") is None
-    found = store.get("b")
+        mine.put({"id": name, "output": []}, [name])
+    assert mine.get("a") is None
+    found = mine.get("b")
     assert found is not None and found.items == ["b"]
     now[0] += 1
-    store.put({"id": "e", "output": []}, [])
-    assert store.get("c") is None, "the least recently used goes"
-    assert store.get("b") is not None
+    mine.put({"id": "e", "output": []}, [])
+    assert mine.get("c") is None, "the least recently used goes"
+    assert mine.get("b") is not None
     store.close()
     monkeypatch.setattr(time, "time", lambda: 5.0)  # the machine's clock was set back
     again = ResponsesStore(tmp_path / "sub" / "r.sqlite3", 3, 100, clock=lambda: now[0])
-    assert again.get("e") is not None
+    mine = again.of("me")
+    assert mine.get("e") is not None
     monkeypatch.setattr(time, "time", lambda: 5e9)  # and far ahead, while it runs
-    assert again.get("e") is not None
+    assert mine.get("e") is not None
     now[0] += 101
-    assert again.get("e") is None
+    assert mine.get("e") is None
     again.close()
     assert stat.S_IMODE((tmp_path / "sub" / "r.sqlite3").stat().st_mode) == 0o600
 
 
 def test_stored_bytes_are_bounded(tmp_path: Path) -> None:
     store = ResponsesStore(tmp_path / "r.sqlite3", 100, 0, most_bytes=10_000)
+    mine = store.of("me")
     for name in "abc":
-        store.put({"id": name}, [random.Random(name).randbytes(2000).hex()])
-    assert [name for name in "abc" if store.get(name)] == ["a", "b", "c"]
-    store.put({"id": "d"}, [random.Random("d").randbytes(6000).hex()])
-    assert [name for name in "abcd" if store.get(name)] == ["c", "d"]
+        mine.put({"id": name}, [random.Random(name).randbytes(2000).hex()])
+    assert [name for name in "abc" if mine.get(name)] == ["a", "b", "c"]
+    mine.put({"id": "d"}, [random.Random("d").randbytes(6000).hex()])
+    assert [name for name in "abcd" if mine.get(name)] == ["c", "d"]
     with pytest.raises(FileUnavailable, match="10000"):
-        store.put({"id": "e"}, [random.Random("e").randbytes(11_000).hex()])
-    assert [name for name in "abcde" if store.get(name)] == ["c", "d"]
+        mine.put({"id": "e"}, [random.Random("e").randbytes(11_000).hex()])
+    assert [name for name in "abcde" if mine.get(name)] == ["c", "d"]
 
 
 def test_a_response_belongs_to_who_stored_it(tmp_path: Path) -> None:
@@ -450,16 +453,17 @@ def test_a_response_belongs_to_who_stored_it(tmp_path: Path) -> None:
 def test_a_changed_entry_is_not_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "r.sqlite3"
     store = ResponsesStore(path, 100, 0)
-    store.put({"id": "a"}, ["something said"])
-    store.put({"id": "b"}, [])
+    mine = store.of("me")
+    mine.put({"id": "a"}, ["something said"])
+    mine.put({"id": "b"}, [])
     connection = sqlite3.connect(path)
     connection.execute("UPDATE responses SET items = zeroblob(20) WHERE id = 'a'")
     connection.commit()
     connection.close()
-    assert store.get("a") is None
+    assert mine.get("a") is None
     assert caplog.text.count("is damaged") == 1
-    store.put({"id": "c"}, [])
-    assert store.get("c") is not None
+    mine.put({"id": "c"}, [])
+    assert mine.get("c") is not None
 
 
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -513,9 +517,10 @@ def test_a_server_that_stores_nothing_says_so(serve: Callable[..., ApiServer]) -
 
 def test_a_store_of_size_zero_makes_no_file(tmp_path: Path) -> None:
     store = ResponsesStore(tmp_path / "r.sqlite3", 0, 0)
-    store.put({"id": "a"}, [])
-    assert store.get("a") is None
-    assert not store.delete("a")
+    mine = store.of("me")
+    mine.put({"id": "a"}, [])
+    assert mine.get("a") is None
+    assert not mine.delete("a")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -30,7 +30,7 @@ def test_health_says_what_the_engine_does(server: ApiServer, service: FakeServic
     status, _, body = connect(server).get("/health").response()
     assert status == 200
     assert json.loads(body) == {
-        "status": "ok", "ok": True, "state": "ready", "running": 1, "queued": 2, "detail": "",
+        "status": "ok", "ok": True, "state": "ready", "running": 1, "queued": 2, "detail": "", "since": None,
     }  # fmt: skip
     service.ok = False
     assert connect(server).get("/health").response()[0] == 503
