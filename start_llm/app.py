@@ -42,6 +42,7 @@ from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.ports import TemplateError
 from start_llm.prompt.turndb import TurnDB
 from start_llm.prompt.volatile import Rules
+from start_llm.proxy.config import KEY_NAME
 from start_llm.proxy.keeper import ProxyKeeper
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
 
@@ -67,6 +68,7 @@ class App:
     def __init__(self, settings: Settings, *, say: Callable[[str], None] | None = None) -> None:
         self.settings = settings
         console = make_console(stderr=settings.log_json)
+        self._shows_key = say is None and console.is_terminal and not settings.log_json
         self._say = say or _speaker(console, as_json=settings.log_json)
         lines = self._say if settings.log_json else None
         self._progress: Callable[[str, float], None] = ProgressBars(console, lines) if say is None else _quiet
@@ -258,7 +260,11 @@ class App:
         """The server does its work without the proxy, so what goes wrong here is said and no more."""
         model_id = self.settings.proxy_model_id or loaded.name
         proxy = LiteLLMProxy(
-            self.settings, server_url=self.server_url, model_id=model_id, log_path=self.settings.log_root / "proxy.log"
+            self.settings,
+            server_url=self.server_url,
+            model_id=model_id,
+            card=self.service.models()[0],
+            log_path=self.settings.log_root / "proxy.log",
         )
         try:
             proxy.start()
@@ -269,9 +275,9 @@ class App:
         self._keeper = ProxyKeeper(proxy, self._say)
         self._proxy = proxy
         self._server.metrics.watch_figures(self._keeper.figures)
-        self._say(f"proxy     {proxy.url}  (key {proxy.master_key})")
-        proxy.wait_ready(self.settings.proxy_startup_wait_seconds)
-        self._keeper.start()
+        key = proxy.master_key if self._shows_key else f"{KEY_NAME} in .env or the environment"
+        self._say(f"proxy     {proxy.url}  (key {key})")
+        self._keeper.start(announced=proxy.wait_ready(self.settings.proxy_startup_wait_seconds))
 
     def _welcome(self, built: _Built) -> None:
         """What somebody needs to know in the first minute."""

@@ -171,7 +171,19 @@ class ChatService:
         served = self._served
         if served is None:
             return ()
-        return (ModelCard(served.name, served.created, served.context, details={"source": served.source}),)
+        traits = served.pipeline.traits
+        return (
+            ModelCard(
+                served.name,
+                served.created,
+                served.context,
+                tools=traits.tools,
+                reasoning=bool(
+                    traits.reasoning_key or traits.reasoning_inline or traits.switches or served.think_tokens
+                ),
+                details={"source": served.source},
+            ),
+        )
 
     def health(self) -> Health:
         status = self._engine.status()

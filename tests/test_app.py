@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from rich.console import Console
 
 from start_llm.app import App
 from start_llm.core.errors import Unavailable
@@ -87,6 +89,54 @@ def test_a_stranger_on_the_proxys_port_is_named_and_the_server_goes_on(make: Cal
         app.start()
         assert any(line.startswith("proxy     off") for line in said)
         assert httpx.get(f"{app.server_url}/health", timeout=10).status_code == 200
+
+
+class ReadyProxy:
+    """A proxy that is there at once."""
+
+    url, master_key = "http://127.0.0.1:4000", "sk-secret"
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def wait_ready(self, seconds: float) -> bool:
+        return True
+
+    def alive(self) -> bool:
+        return True
+
+    def healthy(self) -> bool:
+        return True
+
+    def start(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_the_proxys_key_is_shown_on_a_terminal_only(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    """Elsewhere it would stay in a log."""
+    shown = io.StringIO()
+    monkeypatch.setattr(
+        "start_llm.app.make_console", lambda stderr: Console(file=shown, force_terminal=terminal, width=200)
+    )
+    monkeypatch.setattr("start_llm.app.LiteLLMProxy", ReadyProxy)
+    settings = load_settings(
+        None,
+        model_path=str(model),
+        trust_remote_code=True,
+        start_llm_cache_dir=tmp_path,
+        mlx_port=0,
+        log_root=tmp_path / "logs",
+    )
+    app = App(settings)
+    try:
+        app.start()
+    finally:
+        app.stop()
+    assert ReadyProxy.url in shown.getvalue()
+    assert ("sk-secret" in shown.getvalue()) is terminal
 
 
 def test_before_loading_requests_get_503(make: Callable[..., Any]) -> None:

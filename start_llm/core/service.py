@@ -13,12 +13,21 @@ from start_llm.core.request import ChatRequest
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A model that is served. `created` is unix seconds; `context` the most tokens of a request."""
+    """A model that is served.
+
+    Attributes:
+        created: unix seconds.
+        context: most tokens of a request, answer included.
+        tools, reasoning, vision: whether it takes tools, can think before it answers, sees images.
+    """
 
     id: str
     created: int
     context: int
     owned_by: str = "start_llm"
+    tools: bool = True
+    reasoning: bool = True
+    vision: bool = False
     details: dict[str, Any] = field(default_factory=dict)
 
 

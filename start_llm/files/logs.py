@@ -88,16 +88,20 @@ class DailyLogs:
         return found
 
 
-def begin_log(path: Path) -> int:
+def begin_log(path: Path, *, go_on: bool = False) -> int:
     """Opens an empty log for another program's output. What was there before is kept once, as ``NAME.1``.
+
+    Args:
+        go_on: keep what is there: it is of the same run.
 
     Returns:
         A descriptor to append to. Where the log cannot be opened, one that goes nowhere.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):
-            os.replace(path, path.with_name(path.name + _OLDER))
+        if not go_on:
+            with suppress(FileNotFoundError):
+                os.replace(path, path.with_name(path.name + _OLDER))
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError:
         return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import logging
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,10 @@ from typing import Any
 import mlx.core as mx
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
+
+from start_llm.files.manifest import damage, is_sealed, seal
+
+log = logging.getLogger(__name__)
 
 Progress = Callable[[str, float], None]
 
@@ -34,6 +39,9 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GGUF_BYTES = 98_362_432
 LAYOUT = 1  # raise it when what is written below changes: old checkpoints are then made again
 GROUP_SIZE = 32  # of the file's own quantisation, 4 and 8 bit alike
+
+_TEMPLATE = "chat_template.jinja"
+_OURS = frozenset({_TEMPLATE})  # belongs to this program, and is written at every start
 
 CONTROL_TOKEN = 3  # a GGUF token type
 RENAMED = {
@@ -70,19 +78,55 @@ def ensure_embedded_model(cache_dir: Path, *, quantised: bool, progress: Progres
         EmbeddedModelError: no network, or a file that is not the expected one.
     """
     models = cache_dir / "models"
-    models.mkdir(parents=True, exist_ok=True)
     target = models / f"{NAME}-{'q4' if quantised else 'f32'}-v{LAYOUT}"
-    with _locked(models / f".{target.name}.lock"):
-        if not (target / "config.json").is_file():
+    try:
+        models.mkdir(parents=True, exist_ok=True)
+        lock = _locked(models / f".{target.name}.lock")
+    except OSError as error:
+        if _usable(target):  # a cache that others made, and that may only be read
+            return target
+        raise EmbeddedModelError(
+            f"{models} cannot be written: {error}. Set START_LLM_CACHE_DIR or MODEL_PATH."
+        ) from error
+    with lock:
+        if not _usable(target):
+            _remove(target)
             scratch_prefix = f".{target.name}-tmp-"
             for left_over in models.glob(f"{scratch_prefix}*"):  # of a process that was killed; the lock is ours
                 shutil.rmtree(left_over, ignore_errors=True)
-            with tempfile.TemporaryDirectory(prefix=scratch_prefix, dir=models) as scratch:
-                made = Path(scratch) / "checkpoint"
-                convert(fetch_gguf(Path(scratch), progress), made, quantised=quantised, progress=progress)
-                made.rename(target)
+            try:
+                with tempfile.TemporaryDirectory(prefix=scratch_prefix, dir=models) as scratch:
+                    made = Path(scratch) / "checkpoint"
+                    convert(fetch_gguf(Path(scratch), progress), made, quantised=quantised, progress=progress)
+                    seal(made, leave_out=_OURS)
+                    made.rename(target)
+            except EmbeddedModelError:
+                raise
+            except (OSError, RuntimeError) as error:  # MLX says RuntimeError of a file that it cannot write
+                raise EmbeddedModelError(f"The embedded model could not be written to {models}: {error}.") from error
         _refresh_template(target)
     return target
+
+
+def _usable(target: Path) -> bool:
+    """Whether the checkpoint is there as it was made. One that was made before there were lists gets its list now."""
+    if not (target / "config.json").is_file():
+        return False
+    if not is_sealed(target):
+        with suppress(OSError):
+            seal(target, leave_out=_OURS)
+        return True
+    found = damage(target)
+    if found is not None:
+        log.warning("the embedded model in %s is damaged (%s) and is fetched again", target, found)
+    return found is None
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def chat_template() -> str:
@@ -281,20 +325,30 @@ def _write_tokenizer(folder: Path, metadata: dict[str, Any]) -> None:
 
 def _refresh_template(folder: Path) -> None:
     """The template belongs to this program, not to the cache: a newer one replaces the one that lies there."""
-    path, text = folder / "chat_template.jinja", chat_template()
-    if not path.is_file() or path.read_text(encoding="utf-8") != text:
+    path, text = folder / _TEMPLATE, chat_template().encode()
+    try:
+        if path.is_file() and path.read_bytes() == text:
+            return
         fresh = path.with_suffix(".tmp")
-        fresh.write_text(text, encoding="utf-8")
+        fresh.write_bytes(text)
+        if not path.is_file():
+            _remove(path)
         fresh.replace(path)
+    except OSError as error:
+        log.warning("the chat template in %s stays as it is: %s", folder, error)
 
 
 def _write_json(path: Path, data: dict[str, Any]) -> None:
     path.write_text(json.dumps(data, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds an exclusive lock; the system drops it when the process ends, however it ends."""
-    with path.open("w") as file:
+def _locked(path: Path) -> ExitStack:
+    """Holds an exclusive lock while it is entered; the system drops it when the process ends, however it ends.
+
+    Raises:
+        OSError: there is no place for it.
+    """
+    with ExitStack() as stack:
+        file = stack.enter_context(path.open("w"))
         fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        return stack.pop_all()

@@ -2,7 +2,7 @@
 
 ``python -P child.py --start-llm-proxy FD FOLDER -- LITELLM ARGUMENTS``: FD is the read end of a pipe whose write end
 only the server holds. When that end closes, however the server ended, this process and all that it started end at
-once. FOLDER holds LiteLLM's configuration and goes with it.
+once. FOLDER holds LiteLLM's configuration and that of the gate in front of it, and goes with it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from pathlib import Path
 
 MARKER = "--start-llm-proxy"
 COUNTS = Path(__file__).with_name("counts.py")
+GATE = Path(__file__).with_name("gate.py")
+GATE_CONFIG = "gate.json"
 
 
 def _end_with(pipe: int, folder: str) -> None:
@@ -41,6 +43,8 @@ def main() -> None:
     proxy = importlib.import_module("litellm.proxy.proxy_server")
     config = json.loads(Path(arguments[arguments.index("--config") + 1]).read_text(encoding="utf-8"))
     count_behind(proxy.app, config, proxy.user_api_key_auth)
+    allowed = json.loads((Path(folder) / GATE_CONFIG).read_text(encoding="utf-8"))
+    proxy.app.add_middleware(runpy.run_path(str(GATE))["Gate"], **allowed)  # the last one added is the outermost
     runpy.run_module("litellm.proxy.proxy_cli", run_name="__main__", alter_sys=True)
 
 

@@ -9,6 +9,7 @@ know; `anthropic/` entries turn everything into messages.)
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import tempfile
@@ -16,7 +17,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
+from start_llm.proxy.child import GATE_CONFIG
+
+log = logging.getLogger(__name__)
 
 KEY_NAME = "LITELLM_MASTER_KEY"
 ANY_MODEL = "default"  # the server's name for whatever it serves
@@ -24,15 +29,6 @@ WILDCARDS = ("gpt-*", "claude-*")
 # LiteLLM gives up on a request after this long; a long cold prefill must fit.
 REQUEST_SECONDS = 6 * 3600
 PING_SHARE = 0.8  # of what was promised: its timers are late rather than early
-# LiteLLM leaves `thinking` and `output_config` out of messages to models that it does not know to take them.
-_ABILITIES = {
-    "supports_reasoning": True,
-    "supports_adaptive_thinking": True,
-    "supports_legacy_thinking": True,
-    "supports_output_config": True,
-    "supports_function_calling": True,
-    "supports_vision": True,
-}
 # A database, a cache or an account that the user's shell happens to name is none of this proxy's business.
 _NOT_INHERITED = ("DATABASE_URL", "REDIS_URL", "REDIS_HOST", "LITELLM_SALT_KEY", "CONFIG_FILE_PATH", "NUM_WORKERS")
 
@@ -47,14 +43,42 @@ def proxy_model_names(settings: Settings, model_id: str) -> list[str]:
     name = served_name(settings, model_id)
     shown = [] if name == ANY_MODEL else [name]
     named = settings.proxy_model_id or f"openai/{settings.model_path or name}"
-    return list(dict.fromkeys([*shown, model_id, named, *WILDCARDS]))
+    return list(dict.fromkeys([*shown, model_id, named, ANY_MODEL, *WILDCARDS]))
 
 
-def proxy_config(settings: Settings, *, server_url: str, model_id: str, master_key: str) -> dict[str, Any]:
+def abilities(card: ModelCard) -> dict[str, Any]:
+    """What LiteLLM tells of the model, and by which it decides what to leave out of a request.
+
+    It leaves `thinking` and `output_config` out of messages to models that it does not know to take them.
+    """
+    return {
+        "mode": "chat",
+        "max_tokens": card.context,
+        "max_input_tokens": card.context,
+        "max_output_tokens": card.context,
+        "supports_reasoning": card.reasoning,
+        "supports_adaptive_thinking": card.reasoning,
+        "supports_legacy_thinking": card.reasoning,
+        "supports_output_config": True,
+        "supports_response_schema": True,
+        "supports_system_messages": True,
+        "supports_function_calling": card.tools,
+        "supports_tool_choice": card.tools,
+        "supports_parallel_function_calling": card.tools,
+        "supports_vision": card.vision,
+        "supports_pdf_input": False,
+        "supports_audio_input": False,
+    }
+
+
+def proxy_config(
+    settings: Settings, *, server_url: str, model_id: str, master_key: str, card: ModelCard
+) -> dict[str, Any]:
     """LiteLLM's configuration as plain JSON types (JSON is YAML).
 
     Args:
         model_id: the served name, bare or as ``openai/NAME``, or PROXY_MODEL_ID.
+        card: of the served model.
     """
     name_behind = served_name(settings, model_id)
     ping_seconds = settings.sse_ping_seconds * PING_SHARE
@@ -73,7 +97,7 @@ def proxy_config(settings: Settings, *, server_url: str, model_id: str, master_k
         # LiteLLM looks abilities of a messages request up under the bare name of the model behind, where it
         # files an entry under its id: so one entry, and only one, carries that name as its id.
         identity = name_behind if index == 0 else f"start_llm:{name}"
-        info = {"id": identity, "supported_endpoints": ["/v1/messages"], **_ABILITIES}
+        info = {"id": identity, "supported_endpoints": ["/v1/messages"], **abilities(card)}
         entries.append({"model_name": name, "litellm_params": parameters, "model_info": info})
     return {
         "model_list": entries,
@@ -107,32 +131,42 @@ def proxy_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     return environment
 
 
-def write_config(config: dict[str, Any]) -> Path:
-    """Writes `config` to a new file (0600) in a new temporary folder (0700) and returns the file's path."""
-    path = Path(tempfile.mkdtemp(prefix="start_llm-proxy-")) / "config.yaml"
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        json.dump(config, file, indent=1)
-    return path
+def gate_config(settings: Settings, master_key: str) -> dict[str, Any]:
+    """The arguments of `gate.Gate`."""
+    return {"key": master_key, "bound_to": settings.mlx_host, "most_bytes": settings.max_body_bytes}
+
+
+def write_config(config: dict[str, Any], gate: dict[str, Any]) -> Path:
+    """Writes both to new files (0600) in a new temporary folder (0700). Returns the path of LiteLLM's."""
+    folder = Path(tempfile.mkdtemp(prefix="start_llm-proxy-"))
+    for name, content in (("config.yaml", config), (GATE_CONFIG, gate)):
+        with os.fdopen(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            json.dump(content, file, indent=1)
+    return folder / "config.yaml"
 
 
 def master_key(settings: Settings, env_file: Path) -> tuple[str, bool]:
     """The proxy's key, and whether it was made now.
 
-    A key that is made is kept in `env_file`: that one line is added or replaced, the rest stays as it is.
+    A key that is made is kept in `env_file`: that one line is added or replaced, the rest stays as it is. Where it
+    cannot be kept, it is good for this run.
     """
     if settings.litellm_master_key:
         return settings.litellm_master_key, False
     if stored := _stored_key(env_file):
         return stored, False
     made = f"sk-{secrets.token_urlsafe(24)}"
-    set_line(env_file, KEY_NAME, made)
+    try:
+        set_line(env_file, KEY_NAME, made)
+    except (OSError, UnicodeDecodeError) as error:
+        log.warning("the proxy's key is good for this run only, set %s: %s", KEY_NAME, error)
     return made, True
 
 
 def _stored_key(env_file: Path) -> str | None:
     try:
         lines = env_file.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
+    except (OSError, UnicodeDecodeError):
         return None
     values = [line.split("=", 1)[1].strip().strip("'\"") for line in lines if _names(line, KEY_NAME)]
     return values[-1] if values and values[-1].lower() not in {"", "off", "none"} else None

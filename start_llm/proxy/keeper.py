@@ -6,6 +6,7 @@ A proxy that dies at every start is given up after `PAUSES` are used up; the ser
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ STABLE_SECONDS = 600.0
 READY_SECONDS = 120.0
 """After that a proxy that is not ready is not going to be."""
 LOOK_SECONDS = 0.25
+TRIM_SECONDS = 60.0
 
 
 class Proxy(Protocol):
@@ -39,6 +41,8 @@ class Proxy(Protocol):
     def stop(self) -> None: ...
 
     def log_tail(self, lines: int = 20) -> str: ...
+
+    def trim_log(self) -> None: ...
 
 
 class ProxyKeeper:
@@ -61,10 +65,13 @@ class ProxyKeeper:
         self._pauses, self._ready_seconds, self._stable_seconds = tuple(pauses), ready_seconds, stable_seconds
         self._clock = clock
         self._restarts = 0
+        self._announced = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="proxy-keeper", daemon=True)
 
-    def start(self) -> None:
+    def start(self, announced: bool = False) -> None:
+        """`announced`: somebody has said already that the proxy is ready."""
+        self._announced = announced
         self._thread.start()
 
     def stop(self) -> None:
@@ -97,17 +104,22 @@ class ProxyKeeper:
 
     def _watch(self) -> None:
         """Returns when the proxy has died, or the watch is over."""
-        said = self._proxy.healthy()  # then the start-up has said so
-        deadline = self._clock() + self._ready_seconds
+        late = self._clock() + self._ready_seconds
+        trim = self._clock() + TRIM_SECONDS
         while self._proxy.alive() and not self._over.wait(LOOK_SECONDS):
-            if said:
+            now = self._clock()
+            if now >= trim:
+                self._proxy.trim_log()
+                trim = now + TRIM_SECONDS
+            if self._announced:
                 continue
             if self._proxy.healthy():
                 self._say("proxy     ready")
-                said = True
-            elif self._clock() >= deadline:
+                self._announced = True
+            elif now >= late:
                 log.warning("the proxy is not ready after %.0f s:\n%s", self._ready_seconds, self._proxy.log_tail(5))
-                said = True
+                late = math.inf
+        self._announced = False
 
     def _again(self, failures: int) -> None:
         pause = self._pauses[failures - 1]

@@ -21,7 +21,9 @@ from urllib.parse import urlsplit
 
 import psutil
 
+from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
+from start_llm.files.logs import begin_log, trim_log
 from start_llm.proxy import config as proxy_config
 from start_llm.proxy.child import MARKER
 
@@ -30,6 +32,7 @@ log = logging.getLogger(__name__)
 CHILD = Path(__file__).with_name("child.py")
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 5.0
+_LOG_BYTES = 16 << 20
 _WILD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
@@ -56,6 +59,7 @@ class LiteLLMProxy:
         *,
         server_url: str,
         model_id: str,
+        card: ModelCard,
         log_path: Path,
         env_file: Path = Path(".env"),
     ) -> None:
@@ -64,13 +68,16 @@ class LiteLLMProxy:
         Args:
             server_url: where the server listens, e.g. ``http://127.0.0.1:8080``.
             model_id: the name under which the server serves its model.
-            log_path: file that gets LiteLLM's output (appended, 0600).
+            card: of the model; LiteLLM tells clients what it can do.
+            log_path: file that gets LiteLLM's output of this run (0600); that of the run before is kept beside it.
             env_file: where a made master key is kept.
         """
         self._settings = settings
         self._server_url = _reachable(server_url)
         self._model_id = model_id
+        self._card = card
         self._log_path = log_path
+        self._log_begun = False
         self._env_file = env_file
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
@@ -121,16 +128,20 @@ class LiteLLMProxy:
 
     def _launch(self, host: str) -> None:
         config = proxy_config.proxy_config(
-            self._settings, server_url=self._server_url, model_id=self._model_id, master_key=self.master_key
+            self._settings,
+            server_url=self._server_url,
+            model_id=self._model_id,
+            master_key=self.master_key,
+            card=self._card,
         )
-        path = proxy_config.write_config(config)
+        path = proxy_config.write_config(config, proxy_config.gate_config(self._settings, self.master_key))
         self._folder = path.parent
         self._process = self._spawn(host, path)
         self._remember(self._process.pid)
 
     def _spawn(self, host: str, config: Path) -> subprocess.Popen[bytes]:
-        self._log_path.parent.mkdir(parents=True, exist_ok=True)
-        log = os.open(self._log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        log = begin_log(self._log_path, go_on=self._log_begun)
+        self._log_begun = True
         read, self._pipe = os.pipe()
         command = [sys.executable, "-P", str(CHILD), MARKER, str(read), str(config.parent), "--"]
         command += ["--config", str(config), "--host", host, "--port", str(self._port), "--num_workers", "1"]
@@ -192,6 +203,10 @@ class LiteLLMProxy:
                     self._record_path(self._port).unlink(missing_ok=True)
                 self._process = None
             self._clean()
+
+    def trim_log(self) -> None:
+        """Keeps the log of a long run short."""
+        trim_log(self._log_path, _LOG_BYTES)
 
     def log_tail(self, lines: int = 20) -> str:
         """The last lines of LiteLLM's output, for an error message."""

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import mlx_lm
@@ -86,6 +89,80 @@ def test_it_is_made_once_for_each_form(tmp_path: Path, fake_making: list[str]) -
     other = ensure_embedded_model(tmp_path, quantised=True, progress=silent)
     assert other != first
     assert json.loads((other / "config.json").read_text()) == {"quantised": True}
+
+
+@pytest.mark.parametrize("how", ["cut", "changed", "gone", "manifest", "a file"])
+def test_a_damaged_one_is_made_again(
+    tmp_path: Path, fake_making: list[str], how: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = ensure_embedded_model(tmp_path, quantised=False, progress=silent)
+    config = path / "config.json"
+    whole = config.read_bytes()
+    if how == "cut":
+        os.truncate(config, 3)
+    elif how == "changed":
+        config.write_bytes(whole[:-1] + b"!")
+    elif how == "gone":
+        config.unlink()
+    elif how == "manifest":
+        (path / "MANIFEST").write_bytes(b"\xff")
+    else:
+        shutil.rmtree(path)
+        path.write_text("no folder")
+    assert ensure_embedded_model(tmp_path, quantised=False, progress=silent) == path
+    assert fake_making == ["fetch", "convert"] * 2 and config.read_bytes() == whole
+    assert ("is damaged" in caplog.text) is (how in {"cut", "changed", "manifest"})
+
+
+def test_one_that_was_copied_is_read_once_and_used(tmp_path: Path, fake_making: list[str]) -> None:
+    path = ensure_embedded_model(tmp_path, quantised=False, progress=silent)
+    os.utime(path / "config.json", (1, 1))
+    for _ in range(2):
+        ensure_embedded_model(tmp_path, quantised=False, progress=silent)
+    assert fake_making == ["fetch", "convert"]
+    assert json.loads((path / "MANIFEST").read_text())["config.json"]["changed"] == 10**9
+
+
+def test_one_of_an_earlier_version_gets_its_list(tmp_path: Path, fake_making: list[str]) -> None:
+    path = ensure_embedded_model(tmp_path, quantised=False, progress=silent)
+    (path / "MANIFEST").unlink()
+    ensure_embedded_model(tmp_path, quantised=False, progress=silent)
+    assert fake_making == ["fetch", "convert"] and (path / "MANIFEST").is_file()
+
+
+def test_a_template_that_is_no_text_is_replaced(tmp_path: Path, fake_making: list[str]) -> None:
+    path = ensure_embedded_model(tmp_path, quantised=False, progress=silent)
+    for spoil in (lambda file: file.write_bytes(b"\xff\xfe"), lambda file: file.mkdir()):
+        (path / "chat_template.jinja").unlink()
+        spoil(path / "chat_template.jinja")
+        ensure_embedded_model(tmp_path, quantised=False, progress=silent)
+        assert (path / "chat_template.jinja").read_text() == chat_template()
+    assert fake_making == ["fetch", "convert"]
+
+
+def test_a_cache_that_may_only_be_read(tmp_path: Path, fake_making: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = ensure_embedded_model(tmp_path, quantised=False, progress=silent)
+    plain = Path.open
+
+    def open_(self: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
+        if set(mode) & set("wa+"):
+            raise OSError(errno.EROFS, "Read-only file system", str(self))
+        return plain(self, mode, *rest, **more)
+
+    monkeypatch.setattr(Path, "open", open_)
+    assert ensure_embedded_model(tmp_path, quantised=False, progress=silent) == path
+    with pytest.raises(EmbeddedModelError, match="START_LLM_CACHE_DIR"):
+        ensure_embedded_model(tmp_path, quantised=True, progress=silent)
+
+
+def test_a_full_disk_is_said(tmp_path: Path, fake_making: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def convert(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(embedded, "convert", convert)
+    with pytest.raises(EmbeddedModelError, match="No space left"):
+        ensure_embedded_model(tmp_path, quantised=False, progress=silent)
+    assert [p for p in (tmp_path / "models").iterdir() if not p.name.endswith(".lock")] == []
 
 
 def test_starts_that_race_make_it_once(tmp_path: Path, fake_making: list[str]) -> None:

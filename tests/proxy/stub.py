@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from start_llm.core.service import ModelCard
+
 REASONING = "Two and two."
 TEXT = "It is four."
 ARGUMENTS = '{"path": "a.txt"}'
 PATCH = "*** Begin Patch"
+CARD = ModelCard("served", 1_700_000_000, 8192)
 HEADER = "prompt=12; reused=8; computed=4; new=4"
 REPORT = {"prompt": 12, "reused": 8, "computed": 4, "new": 4}
 CHAT_USAGE = {

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 from pathlib import Path
 
 import pytest
 
+from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings, load_settings
 from start_llm.proxy.config import (
     master_key,
@@ -15,6 +17,9 @@ from start_llm.proxy.config import (
     set_line,
     write_config,
 )
+from tests.proxy.stub import CARD
+
+WILD = ["gpt-*", "claude-*"]
 
 
 def settings(**values: object) -> Settings:
@@ -23,34 +28,46 @@ def settings(**values: object) -> Settings:
 
 def test_names_are_the_served_one_the_public_one_and_the_wildcards() -> None:
     named = settings(model_path="org/Big-4bit", proxy_model_id=None)
-    assert proxy_model_names(named, "Big-4bit") == ["Big-4bit", "openai/org/Big-4bit", "gpt-*", "claude-*"]
-    assert proxy_model_names(settings(proxy_model_id="mine"), "mine") == ["mine", "gpt-*", "claude-*"]
-    assert proxy_model_names(settings(), "openai/small") == ["small", "openai/small", "gpt-*", "claude-*"]
+    assert proxy_model_names(named, "Big-4bit") == ["Big-4bit", "openai/org/Big-4bit", "default", *WILD]
+    assert proxy_model_names(settings(proxy_model_id="mine"), "mine") == ["mine", "default", *WILD]
+    assert proxy_model_names(settings(), "openai/small") == ["small", "openai/small", "default", *WILD]
 
 
 @pytest.mark.parametrize(("given", "asked"), [("small", "small"), ("openai/small", "small"), ("mine", "default")])
 def test_the_server_is_asked_for_a_name_that_it_knows(given: str, asked: str) -> None:
     named = settings(proxy_model_id="mine")
-    config = proxy_config(named, server_url="http://h:1", model_id=given, master_key="k")
+    config = proxy_config(named, server_url="http://h:1", model_id=given, master_key="k", card=CARD)
     assert {entry["litellm_params"]["model"] for entry in config["model_list"]} == {f"hosted_vllm/{asked}"}
     assert "mine" in [entry["model_name"] for entry in config["model_list"]]
 
 
 def test_every_entry_leads_to_the_served_model_and_takes_messages() -> None:
-    config = proxy_config(settings(api_key="k1"), server_url="http://h:1/", model_id="m", master_key="sk-1")
-    assert len(config["model_list"]) == 4
+    config = proxy_config(settings(api_key="k1"), server_url="http://h:1/", model_id="m", master_key="sk-1", card=CARD)
+    assert len(config["model_list"]) == 5
     for entry in config["model_list"]:
         assert entry["litellm_params"]["model"] == "hosted_vllm/m"
         assert entry["litellm_params"]["api_base"] == "http://h:1/v1"
         assert entry["litellm_params"]["api_key"] == "k1"
         assert entry["model_info"]["supported_endpoints"] == ["/v1/messages"]
     ids = [entry["model_info"]["id"] for entry in config["model_list"]]
-    assert ids[0] == "m" and len(set(ids)) == 4
+    assert ids[0] == "m" and len(set(ids)) == 5
     assert config["general_settings"]["master_key"] == "sk-1"
 
 
+@pytest.mark.parametrize("able", [False, True])
+def test_the_model_is_said_to_do_what_it_can(able: bool) -> None:
+    card = ModelCard("m", 0, 4096, tools=able, reasoning=able, vision=able)
+    config = proxy_config(settings(), server_url="http://h:1", model_id="m", master_key="k", card=card)
+    for entry in config["model_list"]:
+        info = entry["model_info"]
+        assert info["max_input_tokens"] == info["max_output_tokens"] == 4096
+        names = ("supports_vision", "supports_reasoning", "supports_function_calling")
+        assert [info[name] for name in names] == [able, able, able]
+
+
 def test_the_proxy_shows_life_a_little_more_often_than_was_promised() -> None:
-    config = proxy_config(settings(sse_ping_seconds=5), server_url="http://h:1", model_id="m", master_key="k")
+    pinging = settings(sse_ping_seconds=5)
+    config = proxy_config(pinging, server_url="http://h:1", model_id="m", master_key="k", card=CARD)
     assert {entry["litellm_params"]["keepalive_seconds"] for entry in config["model_list"]} == {4.0}
     assert config["litellm_settings"]["sse_keepalive_ping_interval_seconds"] == 4.0
 
@@ -65,14 +82,14 @@ def test_the_environment_is_offline_and_not_the_users() -> None:
 
 
 def test_the_configuration_file_is_private() -> None:
-    path = write_config({"a": 1})
+    path = write_config({"a": 1}, {"b": 2})
+    gate = path.with_name("gate.json")
     try:
-        assert json.loads(path.read_text()) == {"a": 1}
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert json.loads(path.read_text()) == {"a": 1} and json.loads(gate.read_text()) == {"b": 2}
+        assert {stat.S_IMODE(file.stat().st_mode) for file in (path, gate)} == {0o600}
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     finally:
-        path.unlink()
-        path.parent.rmdir()
+        shutil.rmtree(path.parent)
 
 
 def test_a_key_is_made_once_and_kept(tmp_path: Path) -> None:
@@ -112,3 +129,17 @@ def test_a_linked_file_stays_a_link(tmp_path: Path) -> None:
     link.symlink_to(real)
     set_line(link, "B", "2")
     assert link.is_symlink() and real.read_text() == "A=1\nB=2\n"
+
+
+def test_a_key_that_cannot_be_kept_is_good_for_this_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    env = tmp_path / "missing" / ".env"
+    key, made = master_key(settings(), env)
+    assert made and key.startswith("sk-")
+    assert "LITELLM_MASTER_KEY" in caplog.text and key not in caplog.text
+
+
+def test_a_file_that_is_no_text_is_left_as_it_is(tmp_path: Path) -> None:
+    env = tmp_path / ".env"
+    env.write_bytes(b"A=\xff\xfe\n")
+    assert master_key(settings(), env)[1]
+    assert env.read_bytes() == b"A=\xff\xfe\n"

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from start_llm.core.settings import load_settings
+from start_llm.proxy import keeper as keeper_module
 from start_llm.proxy.keeper import ProxyKeeper
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
+from tests.proxy.stub import CARD
 
 
 def until(condition: Callable[[], bool], seconds: float = 30) -> None:
@@ -32,13 +34,16 @@ class Fake:
         self.lives, self.fails = lives, fails
         self.starts = 0
         self.stops = 0
+        self.trims = 0
+        self.ready = threading.Event()
+        self.ready.set()
         self.killed = threading.Event()
 
     def alive(self) -> bool:
         return self.starts in self.lives and not self.killed.is_set()
 
     def healthy(self) -> bool:
-        return self.alive()
+        return self.alive() and self.ready.is_set()
 
     def start(self) -> None:
         self.starts += 1
@@ -51,6 +56,9 @@ class Fake:
 
     def log_tail(self, lines: int = 20) -> str:
         return "its last words"
+
+    def trim_log(self) -> None:
+        self.trims += 1
 
 
 def test_it_is_given_up_after_so_many_deaths_in_a_row(caplog: pytest.LogCaptureFixture) -> None:
@@ -100,10 +108,13 @@ def test_one_that_was_stopped_before_its_start_does_nothing(caplog: pytest.LogCa
     assert proxy.starts == 0 and caplog.text == ""
 
 
+@pytest.mark.timeout(400)
 def test_a_killed_child_comes_back_on_its_port(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     settings = load_settings(None, proxy_port=0, start_llm_cache_dir=tmp_path / "cache", litellm_master_key="sk-t")
     said: list[str] = []
-    proxy = LiteLLMProxy(settings, server_url="http://127.0.0.1:9", model_id="m", log_path=tmp_path / "proxy.log")
+    proxy = LiteLLMProxy(
+        settings, server_url="http://127.0.0.1:9", model_id="m", card=CARD, log_path=tmp_path / "proxy.log"
+    )
     proxy.start()
     keeper = ProxyKeeper(proxy, said.append, pauses=(0.0,))
     keeper.start()
@@ -114,19 +125,45 @@ def test_a_killed_child_comes_back_on_its_port(tmp_path: Path, caplog: pytest.Lo
         until(lambda: proxy.pid not in {None, first} and proxy.alive())
         assert proxy.url == url and keeper.figures() == {"proxy_up": 1.0, "proxy_restarts": 1.0}
         assert "the proxy has died" in caplog.text
-        until(lambda: said == ["proxy     ready"], seconds=90)
+        until(lambda: said == ["proxy     ready"], seconds=360)
     finally:
         keeper.stop()
         proxy.stop()
     assert not proxy.alive() and keeper.figures()["proxy_up"] == 0.0
 
 
-def test_a_folder_that_cannot_be_written_is_a_proxy_error(tmp_path: Path) -> None:
+def test_ready_is_said_however_late_and_once(caplog: pytest.LogCaptureFixture) -> None:
+    proxy = Fake(lives=frozenset({0}))
+    proxy.ready.clear()
+    said: list[str] = []
+    keeper = ProxyKeeper(proxy, said.append, ready_seconds=0.0)
+    keeper.start()
+    until(lambda: "is not ready after" in caplog.text)
+    proxy.ready.set()
+    until(lambda: said == ["proxy     ready"])
+    time.sleep(0.6)
+    keeper.stop()
+    assert said == ["proxy     ready"] and caplog.text.count("is not ready after") == 1
+
+
+@pytest.mark.parametrize("announced", [False, True])
+def test_ready_is_said_unless_it_was(announced: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where it came between the end of the start-up's wait and the keeper's first look."""
+    monkeypatch.setattr(keeper_module, "TRIM_SECONDS", 0.0)
+    proxy = Fake(lives=frozenset({0}))
+    said: list[str] = []
+    keeper = ProxyKeeper(proxy, said.append)
+    keeper.start(announced=announced)
+    until(lambda: proxy.trims >= 2)
+    keeper.stop()
+    assert said == ([] if announced else ["proxy     ready"])
+
+
+def test_folders_that_cannot_be_written_cost_the_log_only(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     settings = load_settings(None, proxy_port=0, start_llm_cache_dir=tmp_path / "file", litellm_master_key="sk-t")
     log_path = tmp_path / "file" / "logs" / "proxy.log"
-    proxy = LiteLLMProxy(settings, server_url="http://127.0.0.1:9", model_id="m", log_path=log_path)
-    with pytest.raises(ProxyError, match=r"cannot be started: .*file"):
-        proxy.start()
-    assert not proxy.alive()
+    proxy = LiteLLMProxy(settings, server_url="http://127.0.0.1:9", model_id="m", card=CARD, log_path=log_path)
+    proxy.start()
+    assert proxy.alive() and proxy.log_tail() == ""
     proxy.stop()

@@ -18,6 +18,7 @@ import pytest
 from start_llm.core.settings import load_settings
 from start_llm.proxy.child import MARKER
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
+from tests.proxy.stub import CARD
 
 LISTENER = """
 import socket, sys
@@ -27,12 +28,14 @@ with socket.create_server(("127.0.0.1", 0)) as server:
 """
 OWNER = """
 import pathlib, sys
+from start_llm.core.service import ModelCard
 from start_llm.core.settings import load_settings
 from start_llm.proxy.launcher import LiteLLMProxy
 folder = pathlib.Path(sys.argv[1])
 settings = load_settings(None, proxy_port=0, start_llm_cache_dir=folder / "cache")
 proxy = LiteLLMProxy(
-    settings, server_url="http://127.0.0.1:9", model_id="m", log_path=folder / "log", env_file=folder / ".env"
+    settings, server_url="http://127.0.0.1:9", model_id="m", card=ModelCard("m", 0, 8192),
+    log_path=folder / "log", env_file=folder / ".env",
 )
 proxy.start()
 print(proxy.pid, flush=True)
@@ -42,7 +45,9 @@ sys.stdin.read()
 
 def make(folder: Path, port: int = 0) -> LiteLLMProxy:
     settings = load_settings(None, proxy_port=port, start_llm_cache_dir=folder / "cache", litellm_master_key="sk-t")
-    return LiteLLMProxy(settings, server_url="http://127.0.0.1:9", model_id="m", log_path=folder / "proxy.log")
+    return LiteLLMProxy(
+        settings, server_url="http://127.0.0.1:9", model_id="m", card=CARD, log_path=folder / "proxy.log"
+    )
 
 
 def until(condition: Callable[[], bool], seconds: float = 20) -> None:

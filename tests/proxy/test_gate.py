@@ -1,0 +1,158 @@
+"""The gate by itself, in front of an application that records what gets through."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from start_llm.proxy.gate import Gate
+
+KEY = "sk-right"
+GOOD = [(b"host", b"127.0.0.1:4000"), (b"authorization", b"Bearer sk-right")]
+
+
+class Behind:
+    """An ASGI application that reads the body and answers with CORS headers of its own, as LiteLLM does."""
+
+    def __init__(self) -> None:
+        self.scopes: list[dict[str, Any]] = []
+        self.bodies: list[bytes] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.scopes.append(dict(scope))
+        body, more = b"", scope["type"] == "http"
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                self.bodies.append(b"gone")
+                return
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        self.bodies.append(body)
+        headers = [(b"content-type", b"text/plain"), (b"access-control-allow-origin", b"*")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": b"through"})
+
+
+def ask(
+    behind: Behind,
+    method: str = "POST",
+    path: str = "/v1/chat/completions",
+    headers: Iterable[tuple[bytes, bytes]] = GOOD,
+    chunks: Iterable[bytes] = (b"{}",),
+    bound_to: str = "127.0.0.1",
+    kind: str = "http",
+) -> tuple[int, dict[bytes, bytes], bytes]:
+    gate = Gate(behind, key=KEY, bound_to=bound_to, most_bytes=1000)
+    waiting = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
+    waiting.append({"type": "http.request", "body": b"", "more_body": False})
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return waiting.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": kind, "method": method, "path": path, "headers": list(headers)}
+    asyncio.run(gate(scope, receive, send))
+    if not sent or "status" not in sent[0]:
+        return 0, {}, b""
+    return sent[0]["status"], dict(sent[0]["headers"]), b"".join(message.get("body", b"") for message in sent)
+
+
+def test_the_right_key_passes_and_no_other_header_of_a_key_does() -> None:
+    behind = Behind()
+    extra = [
+        (b"x-api-key", b"sk-right"),
+        (b"authorization", b"Bearer sk-other"),
+        (b"x-goog-api-key", b"g"),
+        (b"a", b"b"),
+    ]
+    status, _, body = ask(behind, headers=[GOOD[0], *extra])
+    assert (status, body) == (200, b"through") and behind.bodies == [b"{}"]
+    assert behind.scopes[0]["headers"] == [GOOD[0], (b"a", b"b"), (b"authorization", b"Bearer sk-right")]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (b"accept", b"*/*"),
+        (b"authorization", b"Bearer "),
+        (b"authorization", b"Bearer sk-righ"),
+        (b"authorization", b"sk-right"),
+        (b"x-api-key", b"\xff"),
+        (b"x-goog-api-key", b"sk-right"),
+    ],
+)
+def test_no_key_or_a_wrong_one(name: bytes, value: bytes) -> None:
+    behind = Behind()
+    status, answer, body = ask(behind, headers=[GOOD[0], (name, value)])
+    assert status == 401 and answer[b"www-authenticate"] == b"Bearer" and not behind.scopes
+    assert b"A valid API key is needed" in body
+
+
+@pytest.mark.parametrize(
+    ("host", "bound_to", "status"),
+    [
+        ("localhost:4000", "127.0.0.1", 200),
+        ("[::1]:4000", "127.0.0.1", 200),
+        ("10.0.0.7", "127.0.0.1", 200),
+        ("evil.example", "127.0.0.1", 403),
+        ("evil.example", "0.0.0.0", 200),
+        ("[", "127.0.0.1", 400),
+        ("", "127.0.0.1", 400),
+    ],
+)
+def test_hosts(host: str, bound_to: str, status: int) -> None:
+    assert ask(Behind(), headers=[(b"host", host.encode()), GOOD[1]], bound_to=bound_to)[0] == status
+
+
+def test_two_hosts_and_none() -> None:
+    assert ask(Behind(), headers=[GOOD[0], GOOD[0], GOOD[1]])[0] == 400
+    assert ask(Behind(), headers=[GOOD[1]])[0] == 400
+
+
+def test_a_page_reads_only_what_it_may() -> None:
+    page = (b"origin", b"http://localhost:3000")
+    _, answer, _ = ask(Behind(), headers=[*GOOD, page])
+    assert answer[b"access-control-allow-origin"] == page[1]
+    _, answer, _ = ask(Behind())
+    assert b"access-control-allow-origin" not in answer
+    for origin in (b"https://evil.example", b"null", b"http://localhost.evil.example"):
+        behind = Behind()
+        status, answer, _ = ask(behind, headers=[*GOOD, (b"origin", origin)])
+        assert status == 403 and b"access-control-allow-origin" not in answer and not behind.scopes
+
+
+def test_a_body_may_not_be_too_long() -> None:
+    behind = Behind()
+    assert ask(behind, headers=[*GOOD, (b"content-length", b"1001")])[0] == 413 and not behind.scopes
+    assert ask(behind, headers=[*GOOD, (b"content-length", b"9" * 5000)])[0] == 413
+    assert ask(behind, chunks=[b"x" * 500, b"x" * 500])[0] == 200
+    assert ask(behind, chunks=[b"x" * 500, b"x" * 501])[0] == 0 and behind.bodies[-1] == b"gone"
+
+
+def test_readiness_needs_no_key_and_says_nothing_of_what_is_behind() -> None:
+    behind = Behind()
+    assert ask(behind, "GET", "/health/readiness", headers=[GOOD[0]])[::2] == (200, b'{"status":"healthy"}')
+    assert not behind.scopes
+
+
+def test_there_are_no_web_sockets() -> None:
+    behind = Behind()
+    assert ask(behind, path="/v1/realtime", kind="websocket")[0] == 0 and not behind.scopes
+
+
+def test_start_and_stop_get_through() -> None:
+    behind = Behind()
+    ask(behind, kind="lifespan")
+    assert [scope["type"] for scope in behind.scopes] == ["lifespan"]
+
+
+def test_errors_of_messages_are_in_their_dialect() -> None:
+    _, _, body = ask(Behind(), path="/v1/messages", headers=GOOD[:1])
+    assert b'"type": "error", "error": {"type": "authentication_error"' in body
