@@ -133,7 +133,7 @@ def proxy_environment(inherited: Mapping[str, str]) -> dict[str, str]:
 
 def gate_config(settings: Settings, master_key: str) -> dict[str, Any]:
     """The arguments of `gate.Gate`."""
-    return {"key": master_key, "bound_to": settings.mlx_host, "most_bytes": settings.max_body_bytes}
+    return {"key": master_key, "names": sorted(settings.host_names), "most_bytes": settings.max_body_bytes}
 
 
 def write_config(config: dict[str, Any], gate: dict[str, Any]) -> Path:

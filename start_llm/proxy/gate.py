@@ -60,14 +60,14 @@ class Gate:
 
     Args:
         key: what every client must send, as a bearer token or ``x-api-key``.
-        bound_to: the address that the proxy listens on.
+        names: by which it may be called, beside this machine's own and IP addresses, see `hosts.host_allowed`.
         most_bytes: of a request's body.
     """
 
-    def __init__(self, app: App, *, key: str, bound_to: str, most_bytes: int) -> None:
+    def __init__(self, app: App, *, key: str, names: list[str], most_bytes: int) -> None:
         self._app = app
         self._key = key.encode()
-        self._bound_to = bound_to
+        self._names = names
         self._most_bytes = most_bytes
         rules = runpy.run_path(str(HOSTS))
         self._host_name, self._host_allowed = rules["host_name"], rules["host_allowed"]
@@ -107,16 +107,17 @@ class Gate:
         host = values[0].decode("latin-1") if values else ""
         name = self._host_name(host) if host else None
         if name is None:
-            raise Refused(400, f"Host {host!r} is no host name.")
-        if not self._host_allowed(name, self._bound_to):
-            raise Refused(403, f"Host {host!r} is not this machine. Use localhost or 127.0.0.1.")
+            raise Refused(400, f"Host {host[:80]!r} is no host name.")
+        if not self._host_allowed(name, names=self._names):
+            use = "Use localhost or an IP address, or add it to ALLOWED_HOSTS"
+            raise Refused(403, f"Host {host[:80]!r} is not this machine. {use}.")
 
     def _check_origin(self, values: list[bytes]) -> bytes | None:
         if not values:
             return None
         origin = values[0].decode("latin-1")
         if len(values) > 1 or not self._origin_allowed(origin):
-            raise Refused(403, f"Origin {origin!r} may not use this server; only pages of localhost may.")
+            raise Refused(403, f"Origin {origin[:80]!r} may not use this server; only pages of localhost may.")
         return values[0]
 
     def _check_key(self, scope: Scope) -> None:

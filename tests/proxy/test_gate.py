@@ -43,10 +43,10 @@ def ask(
     path: str = "/v1/chat/completions",
     headers: Iterable[tuple[bytes, bytes]] = GOOD,
     chunks: Iterable[bytes] = (b"{}",),
-    bound_to: str = "127.0.0.1",
+    names: Iterable[str] = (),
     kind: str = "http",
 ) -> tuple[int, dict[bytes, bytes], bytes]:
-    gate = Gate(behind, key=KEY, bound_to=bound_to, most_bytes=1000)
+    gate = Gate(behind, key=KEY, names=list(names), most_bytes=1000)
     waiting = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
     waiting.append({"type": "http.request", "body": b"", "more_body": False})
     sent: list[Any] = []
@@ -96,19 +96,21 @@ def test_no_key_or_a_wrong_one(name: bytes, value: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("host", "bound_to", "status"),
+    ("host", "names", "status"),
     [
-        ("localhost:4000", "127.0.0.1", 200),
-        ("[::1]:4000", "127.0.0.1", 200),
-        ("10.0.0.7", "127.0.0.1", 200),
-        ("evil.example", "127.0.0.1", 403),
-        ("evil.example", "0.0.0.0", 200),
-        ("[", "127.0.0.1", 400),
-        ("", "127.0.0.1", 400),
+        ("localhost:4000", [], 200),
+        ("[::1]:4000", [], 200),
+        ("10.0.0.7", [], 200),
+        ("evil.example", [], 403),
+        ("evil.example", ["good.example"], 403),
+        ("Good.example:4000", ["good.example"], 200),
+        ("evil.example", ["*"], 200),
+        ("[", [], 400),
+        ("", [], 400),
     ],
 )
-def test_hosts(host: str, bound_to: str, status: int) -> None:
-    assert ask(Behind(), headers=[(b"host", host.encode()), GOOD[1]], bound_to=bound_to)[0] == status
+def test_hosts(host: str, names: list[str], status: int) -> None:
+    assert ask(Behind(), headers=[(b"host", host.encode()), GOOD[1]], names=names)[0] == status
 
 
 def test_two_hosts_and_none() -> None:
