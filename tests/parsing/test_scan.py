@@ -48,7 +48,7 @@ def test_against_a_naive_scanner(text: str, literals: list[str], data: st.DataOb
 
 
 def test_literals_that_begin_alike_cost_no_more_than_the_text() -> None:
-    """Stop strings that part late, and a model that writes what they share: trying each would take 3 s here."""
+    """Stop strings that part late, and a model that writes what they share: trying each takes 100 times as long."""
     scanner = Scanner("a" * (120 - number) + str(number) for number in range(64))
     source, passed = Source(), 0
 
@@ -64,4 +64,4 @@ def test_literals_that_begin_alike_cost_no_more_than_the_text() -> None:
         source.push("aaaa")
         next(run)
     assert passed == 2_000 * 4 - 120
-    assert time.process_time() - began < 0.7
+    assert time.process_time() - began < 0.2
