@@ -27,12 +27,12 @@ from start_llm.api.fields import (
     within,
     word,
 )
-from start_llm.api.limits import NAME
 from start_llm.api.openai_tools import check_unique, response_format_of
 from start_llm.api.owner import owner_of
 from start_llm.api.parts import join_text, string_in, unusable
 from start_llm.api.thinking import template_kwargs_of, thinking_of
 from start_llm.core.errors import BadRequest, NotSupported
+from start_llm.core.limits import NAME
 from start_llm.core.messages import Message, Tool, ToolCall
 from start_llm.core.request import ChatRequest, ResponseFormat, ToolChoice
 from start_llm.core.settings import Settings

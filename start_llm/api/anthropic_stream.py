@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 from typing import Any
 
 from start_llm.api import sse
@@ -24,6 +23,7 @@ from start_llm.core.events import (
     ToolCallStarted,
     Usage,
 )
+from start_llm.core.jsontext import parse_inner
 from start_llm.core.messages import ToolCall
 from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
@@ -101,7 +101,7 @@ def _message(request: ChatRequest, content: list[dict[str, Any]], usage: dict[st
 
 def _tool_use(call: ToolCall) -> dict[str, Any]:
     try:
-        given = json.loads(call.arguments or "{}")
+        given = parse_inner(call.arguments or "{}")
     except ValueError:
         given = None
     if not isinstance(given, dict):

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from start_llm.api.jsontext import parse_inner, parse_json
-from start_llm.api.limits import (
+from start_llm.core.errors import BadRequest
+from start_llm.core.jsontext import parse_inner, parse_json
+from start_llm.core.limits import (
     BIAS,
     LOOK_BACK,
     MESSAGES,
@@ -23,7 +24,6 @@ from start_llm.api.limits import (
     WORDS,
     Limit,
 )
-from start_llm.core.errors import BadRequest
 from start_llm.core.request import Sampling
 from start_llm.core.settings import Settings
 

@@ -24,13 +24,13 @@ from start_llm.api.fields import (
     stop_of,
     word,
 )
-from start_llm.api.limits import CHOICES
 from start_llm.api.openai_stream import ChatWriter, chat_body
 from start_llm.api.openai_tools import check_unique, choose, function_of, response_format_of, tool_of
 from start_llm.api.owner import owner_of
-from start_llm.api.parts import join_text, part_text, string_in, text_of
+from start_llm.api.parts import arguments_in, join_text, part_text, string_in, text_of
 from start_llm.api.thinking import template_kwargs_of, thinking_of
 from start_llm.core.errors import BadRequest, NotSupported
+from start_llm.core.limits import CHOICES
 from start_llm.core.messages import Message, Tool, ToolCall
 from start_llm.core.request import ChatRequest, ToolChoice
 from start_llm.core.settings import Settings
@@ -227,7 +227,9 @@ def _function(function: dict[str, Any], path: str, call_id: str) -> ToolCall:
         arguments = ""
     elif isinstance(arguments, dict):
         arguments = json.dumps(arguments, ensure_ascii=False)
-    elif not isinstance(arguments, str):
+    elif isinstance(arguments, str):
+        arguments = arguments_in(function, "arguments", path)
+    else:
         raise bad(f"{path}.arguments", "JSON text or an object", arguments)
     return ToolCall(call_id, string_in(function, "name", path), arguments)
 

@@ -15,12 +15,12 @@ from start_llm.api.collect import Collected
 from start_llm.api.dialect import Inbound, StreamWriter
 from start_llm.api.errors import openai_error
 from start_llm.api.fields import SamplingBody, Tokens, bad, parse_body, sampling_of, session_of, stop_of, within
-from start_llm.api.limits import CHOICES, PROMPTS
 from start_llm.api.openai_chat import StreamOptions
 from start_llm.api.openai_stream import finish_word, usage_body
 from start_llm.api.owner import owner_of
 from start_llm.core.errors import NotSupported, StartLLMError
 from start_llm.core.events import ChoiceDone, Done, Event, Progress, ReasoningDelta, TextDelta, TokenLogprob
+from start_llm.core.limits import CHOICES, PROMPTS
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 

@@ -23,7 +23,6 @@ from start_llm.api.fields import (
     stop_of,
     within,
 )
-from start_llm.api.limits import MESSAGES
 from start_llm.api.openai_tools import response_format_of
 from start_llm.api.owner import owner_of
 from start_llm.api.responses_items import messages_of
@@ -32,6 +31,7 @@ from start_llm.api.responses_stream import ResponsesExchange, Style, telling
 from start_llm.api.responses_tools import Toolbox, toolbox
 from start_llm.api.thinking import template_kwargs_of, thinking_of
 from start_llm.core.errors import NotFound, NotSupported
+from start_llm.core.limits import MESSAGES
 from start_llm.core.messages import Message
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings

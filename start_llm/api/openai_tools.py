@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from start_llm.api.fields import bad, short, within, word
-from start_llm.api.limits import NAME, TOOLS
 from start_llm.core.errors import BadRequest, NotSupported
+from start_llm.core.limits import NAME, TOOLS
 from start_llm.core.messages import Tool
 from start_llm.core.request import ResponseFormat, ToolChoice
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from typing import Any
 
 from start_llm.api.fields import bad, short
 from start_llm.core.errors import BadRequest, NotSupported
+from start_llm.core.jsontext import is_deep
 
 TEXT_TYPES = frozenset({"text", "input_text", "output_text"})
 IMAGE_TYPES = frozenset({"image_url", "input_image", "image"})
@@ -47,6 +49,16 @@ def string_in(part: dict[str, Any], name: str, path: str) -> str:
     if not isinstance(value, str):
         raise bad(f"{path}.{name}", "a string", value)
     return value
+
+
+def arguments_in(part: dict[str, Any], name: str, path: str) -> str:
+    """A call's arguments, as JSON text: as they came, unless they are nested too deeply.
+
+    Then they are that text as one string. It still says the same, and no reader on the way to the model meets its
+    limits: a conversation that has such a call goes on.
+    """
+    text = string_in(part, name, path)
+    return json.dumps(text, ensure_ascii=False) if is_deep(text) else text
 
 
 def unusable(kind: str, path: str) -> BadRequest | NotSupported:

@@ -6,6 +6,8 @@ import json
 import re
 from typing import Any
 
+from start_llm.core.jsontext import is_deep
+
 HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 # Whole characters: an escape, or half of a surrogate pair, waits for its rest.
 WHOLE = re.compile(
@@ -61,6 +63,8 @@ def input_of(arguments: str) -> str:
 
 def _whole(arguments: str) -> str:
     try:
+        if is_deep(arguments):
+            return arguments
         value: Any = json.loads(arguments, strict=False, object_pairs_hook=lambda pairs: dict(reversed(pairs)))
     except ValueError:
         return arguments

@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from start_llm.api.fields import bad, short
-from start_llm.api.parts import join_text, part_text, string_in, text_of
+from start_llm.api.parts import arguments_in, join_text, part_text, string_in, text_of
 from start_llm.api.responses_tools import flat_name
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, ToolCall
 
 SEAL = "start_llm.1."
-CALLS = {"function_call": "arguments", "custom_tool_call": "input"}
+CALLS = frozenset({"function_call", "custom_tool_call"})
 OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output", "local_shell_call_output"})
 KNOWN = (
     "message, reasoning, function_call, function_call_output, custom_tool_call, custom_tool_call_output, "
@@ -129,9 +129,10 @@ def _agents_text(item: dict[str, Any], path: str) -> str:
 
 
 def _call(kind: str, item: dict[str, Any], path: str) -> ToolCall:
-    arguments = string_in(item, CALLS[kind], path)
     if kind == "custom_tool_call":
-        arguments = json.dumps({"input": arguments}, ensure_ascii=False)
+        arguments = json.dumps({"input": string_in(item, "input", path)}, ensure_ascii=False)
+    else:
+        arguments = arguments_in(item, "arguments", path)
     namespace = item.get("namespace")
     if namespace is not None and not isinstance(namespace, str):
         raise bad(f"{path}.namespace", "a string", namespace)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -32,6 +31,7 @@ from start_llm.core.events import (
     ToolCallStarted,
     Usage,
 )
+from start_llm.core.jsontext import parse_inner
 from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
 from start_llm.files.database import FileUnavailable
@@ -175,7 +175,7 @@ def new_call_id(tool: Named) -> str:
 def call_status(arguments: str) -> str:
     """A call that a limit cut has arguments that do not end."""
     try:
-        json.loads(arguments)
+        parse_inner(arguments)
     except ValueError:
         return "incomplete"
     return "completed"

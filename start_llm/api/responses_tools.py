@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from start_llm.api.fields import bad, short, within, word
-from start_llm.api.limits import NAME, TOOLS
 from start_llm.api.openai_tools import choose, tool_of
 from start_llm.core.errors import BadRequest
+from start_llm.core.limits import NAME, TOOLS
 from start_llm.core.messages import Tool
 from start_llm.core.request import ToolChoice
 

@@ -10,7 +10,6 @@ from start_llm.api.anthropic_messages import read_messages
 from start_llm.api.anthropic_stream import scaled
 from start_llm.api.dialect import Exchange, Inbound, Reply
 from start_llm.api.fields import word
-from start_llm.api.jsontext import parse_json
 from start_llm.api.openai_chat import read_chat
 from start_llm.api.openai_completions import read_completion
 from start_llm.api.openai_responses import StoredResponses, read_responses
@@ -19,6 +18,7 @@ from start_llm.api.routes import Route, Routes
 from start_llm.api.run import CACHE_HEADER
 from start_llm.api.status import Status
 from start_llm.api.visitor import Made
+from start_llm.core.jsontext import parse_json
 from start_llm.core.request import ChatRequest, Dialect
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from start_llm.api.fields import bad, within
-from start_llm.api.limits import VARIABLES
+from start_llm.core.limits import VARIABLES
 
 OFF = frozenset({"off", "none", "disabled", "disable", "false", "no", "0"})
 ON = frozenset({"on", "enabled", "enable", "true", "yes", "auto", "adaptive", "default", "1"})

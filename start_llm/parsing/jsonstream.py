@@ -24,6 +24,9 @@ _IN_RAW = re.compile(r'[^\x00-\x1f"\\<]+')
 _HEX = re.compile(r"[0-9a-fA-F]")
 _WORD = re.compile(r"[\w.\-]")
 _MAX_KEY = 400
+MOST_DEPTH = 64
+"""Lists and objects inside each other. What is nested more deeply is written as a string: clients send it back inside
+of bodies of their own, and readers have limits (`core.limits.DEPTH` here)."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,7 @@ class JsonStream:
         self._source = source
         self._write = write
         self._dialect = dialect
+        self._depth = 0
 
     def value(self, schema: Schema, closer: str = "") -> Step[bool]:
         """One value, of any kind. False, and nothing written, if the text ends or closes before it."""
@@ -84,13 +88,39 @@ class JsonStream:
         return "string" if found else "token"
 
     def _dispatch(self, kind: str, schema: Schema, closer: str) -> Step[None]:
+        if kind == "string":
+            yield from self.string(closer)
+            return
+        if self._depth == MOST_DEPTH:
+            yield from self._deep()
+            return
+        self._depth += 1
         if kind == "object":
             self._source.take(1)
             yield from self.members(schema, "}")
-        elif kind == "array":
-            yield from self._array(schema)
         else:
-            yield from self.string(closer)
+            yield from self._array(schema)
+        self._depth -= 1
+
+    def _deep(self) -> Step[None]:
+        """A list or an object, as a string of its text: up to its closing bracket, or the end."""
+        count, open_brackets, quoted = 0, 0, False
+        while True:
+            char = yield from self._source.ahead(count)
+            ender = not quoted and (yield from self._source.starts(self._dialect.enders, count))
+            if not char or ender:
+                self.ended = True
+                break
+            if char == "\\":
+                count += 1
+            elif char == '"':
+                quoted = not quoted
+            elif not quoted:
+                open_brackets += (char in "[{(") - (char in "]})")
+            count += 1
+            if not open_brackets:
+                break
+        self._write(dump(self._source.take(count)))
 
     def _coerced(self, kind: str, schema: Schema, closer: str) -> Step[None]:
         held: list[str] = []

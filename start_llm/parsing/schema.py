@@ -4,22 +4,86 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
-import jsonschema
+from jsonschema import Draft202012Validator, validators
+from jsonschema.exceptions import SchemaError, UnknownType
+from referencing import Registry
 from referencing.exceptions import Unresolvable
 
+from start_llm.core.jsontext import is_deep
+
 ANY: Mapping[str, Any] = {}
+STEPS = 20_000
+"""Keywords that are looked at for one request's tool, all values together; a second's work. After that all is valid."""
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
-class Schema:
-    """A schema and the root that its ``$ref`` point into. Immutable; bad parts of a schema allow anything."""
+class _TooMuch(Exception):
+    """A schema takes too many steps: references that branch can make any number of them out of a few lines."""
 
-    def __init__(self, schema: Any, root: Mapping[str, Any] | None = None) -> None:
+
+_CANNOT_BE_APPLIED = (
+    *(_TooMuch, RecursionError, SchemaError, UnknownType, Unresolvable),
+    *(AttributeError, TypeError, LookupError, ValueError, ArithmeticError),
+)
+"""All that jsonschema raises for a schema with parts of the wrong kind, which it does not check before it uses them."""
+
+
+@dataclass(slots=True)
+class Root:
+    """A whole schema, which ``$ref`` points into, with what has been found out about its parts. One thread."""
+
+    schema: Mapping[str, Any]
+    types: dict[int, frozenset[str]] = field(default_factory=dict)
+    steps: int = STEPS
+
+    def step(self) -> None:
+        if self.steps <= 0:
+            raise _TooMuch
+        self.steps -= 1
+
+
+_NOWHERE: Registry[Any] = Registry()
+"""jsonschema's own registry fetches what a ``$ref`` names, from the network or the disk."""
+_applied: ContextVar[Root] = ContextVar("_applied")
+"""The schema that is being applied: jsonschema has no place to hand it through."""
+
+
+_PATTERNS = frozenset({"pattern", "patternProperties", "unevaluatedProperties"})
+"""Not looked at: they say nothing of types, and Python's `re` can take for ever over a pattern that a client chose."""
+
+
+def _counting(name: str, keyword: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
+        _applied.get().step()
+        if name == "additionalProperties" and "patternProperties" in schema:
+            return None
+        return keyword(validator, value, instance, schema)
+
+    return counted
+
+
+_Validator = validators.create(
+    meta_schema=Draft202012Validator.META_SCHEMA,
+    validators={
+        name: _counting(name, keyword)
+        for name, keyword in Draft202012Validator.VALIDATORS.items()
+        if name not in _PATTERNS
+    },
+    type_checker=Draft202012Validator.TYPE_CHECKER,
+)
+
+
+class Schema:
+    """A schema and the root that its ``$ref`` point into. One thread; bad parts of a schema allow anything."""
+
+    def __init__(self, schema: Any, root: Root | None = None) -> None:
         plain: Mapping[str, Any] = schema if isinstance(schema, Mapping) else ANY
-        self.root = plain if root is None else root
+        self._root = Root(plain) if root is None else root
         self.schema = self._resolve(plain)
 
     def _resolve(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -27,8 +91,8 @@ class Schema:
             ref = schema.get("$ref")
             if not isinstance(ref, str) or not ref.startswith("#"):
                 return schema
-            target: Any = self.root
-            for part in ref.lstrip("#/").split("/"):
+            target: Any = self._root.schema
+            for part in ref.removeprefix("#").split("/")[1:]:
                 key = part.replace("~1", "/").replace("~0", "~")
                 target = target.get(key) if isinstance(target, Mapping) else None
             if not isinstance(target, Mapping):
@@ -40,11 +104,18 @@ class Schema:
         for word in words:
             parts = self.schema.get(word)
             if isinstance(parts, list):
-                yield from (Schema(part, self.root) for part in parts)
+                yield from (Schema(part, self._root) for part in parts)
 
     @property
     def types(self) -> frozenset[str]:
-        """JSON type names that are allowed; empty if anything is."""
+        """JSON type names that are allowed; empty if anything is. A schema that refers to itself allows anything."""
+        known = self._root.types
+        if id(self.schema) not in known:
+            known[id(self.schema)] = frozenset()  # for whoever comes back here on the way
+            known[id(self.schema)] = self._own_types()
+        return known[id(self.schema)]
+
+    def _own_types(self) -> frozenset[str]:
         declared = self.schema.get("type")
         if isinstance(declared, str):
             return frozenset({declared})
@@ -69,8 +140,8 @@ class Schema:
         for schema in (self, *self._branches("allOf", "anyOf", "oneOf")):
             members = schema.schema.get("properties")
             if isinstance(members, Mapping) and key in members:
-                return Schema(members[key], self.root)
-        return Schema(self.schema.get("additionalProperties"), self.root)
+                return Schema(members[key], self._root)
+        return Schema(self.schema.get("additionalProperties"), self._root)
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -81,15 +152,16 @@ class Schema:
     def items(self) -> Schema:
         for schema in (self, *self._branches("allOf", "anyOf", "oneOf")):
             if isinstance(schema.schema.get("items"), Mapping):
-                return Schema(schema.schema["items"], self.root)
-        return Schema(ANY, self.root)
+                return Schema(schema.schema["items"], self._root)
+        return Schema(ANY, self._root)
 
     def valid(self, value: Any) -> bool:
         """Whether `value` satisfies the schema; a schema that cannot be applied accepts everything."""
+        _applied.set(self._root)
         try:
-            validator = jsonschema.Draft202012Validator(dict(self.root))
+            validator = _Validator(dict(self._root.schema), registry=_NOWHERE)
             return bool(validator.evolve(schema=dict(self.schema)).is_valid(value))
-        except (jsonschema.SchemaError, Unresolvable, AttributeError, TypeError, ValueError, RecursionError):
+        except _CANNOT_BE_APPLIED:
             return True
 
     def coerce(self, value: Any) -> Any:
@@ -150,7 +222,9 @@ def type_name(value: Any) -> str:
 
 
 def parse_literal(text: str) -> tuple[bool, Any]:
-    """`text` as JSON or as a Python literal of JSON's types: (found, value)."""
+    """`text` as JSON or as a Python literal of JSON's types: (found, value). What is nested too deeply is neither."""
+    if is_deep(text):
+        return False, None
     try:
         return True, json.loads(text, strict=False, parse_constant=_no_constant)
     except (ValueError, RecursionError):

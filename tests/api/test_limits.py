@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from start_llm.api import limits
 from start_llm.api.server import ApiServer
+from start_llm.core import limits
 from tests.api.attacks import ATTACKS, Attack
 from tests.api.fakes import FakeService
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from start_llm.parsing.jsonstream import Dialect, JsonStream, mended
+from start_llm.parsing.jsonstream import MOST_DEPTH, Dialect, JsonStream, mended
 from start_llm.parsing.schema import Schema
 from start_llm.parsing.source import Source
 
@@ -96,3 +96,18 @@ def test_nested_values_are_coerced() -> None:
     }
     text = '{"edits": [{"line": "3"}, {"line": 4}], "all": "true"}'
     assert json.loads(stream(text, [], schema)) == {"edits": [{"line": 3}, {"line": 4}], "all": True}
+
+
+@pytest.mark.parametrize("opening", ['{"a":', "[", '[{"a":', "(", "{a: "])
+def test_what_is_nested_too_deeply_is_a_string(opening: str) -> None:
+    closing = "".join({"{": "}", "[": "]", "(": ")"}.get(char, "") for char in reversed(opening))
+    text = '{"x": ' + opening * 2_000 + '"end]"' + closing * 2_000 + ', "y": 1}'
+    written = stream(text, [])
+    value, depth = json.loads(written), 0
+    assert value["y"] == 1
+    while isinstance(value, dict | list):
+        value, depth = next(iter(value.values())) if isinstance(value, dict) else value[0], depth + 1
+    assert depth == MOST_DEPTH
+    assert value[0] in opening and '"end]"' in value
+    assert stream(text, list(range(0, len(text), 7))) == written
+    json.loads(mended(text[: len(text) // 2], Schema({})))

@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import http.server
+import json
+import threading
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,3 +90,104 @@ def test_references_are_followed_and_loops_end() -> None:
 )
 def test_parse_literal(text: str, found: bool, value: Any) -> None:
     assert parse_literal(text) == (found, value)
+
+
+def bomb(size: int) -> dict[str, Any]:
+    """A few lines that a naive reader takes 2**size steps for."""
+    parts: dict[str, Any] = {f"d{i}": {"anyOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(size)}
+    return {"$defs": parts | {f"d{size}": INT}, "$ref": "#/$defs/d0"}
+
+
+CIRCLES: list[dict[str, Any]] = [
+    {"$ref": "#"},
+    {"allOf": [{"$ref": "#"}]},
+    {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]},
+    {"oneOf": [{"allOf": [{"$ref": "#"}]}]},
+    {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"},
+    {"properties": {"a": {"allOf": [{"$ref": "#/properties/a"}]}}},
+]
+
+
+@pytest.mark.parametrize("schema", CIRCLES)
+def test_a_schema_that_refers_to_itself_allows_anything(schema: dict[str, Any]) -> None:
+    for found in (Schema(schema), Schema(schema).member("a"), Schema(schema).items):
+        assert found.types == frozenset()
+        assert found.coerce({"a": "5"}) == {"a": "5"}
+
+
+def test_a_tree_whose_nodes_refer_to_their_kind_is_read() -> None:
+    tree = Schema({"type": "object", "properties": {"n": INT, "sub": {"type": "array", "items": {"$ref": "#"}}}})
+    assert tree.coerce({"n": "1", "sub": [{"n": "2", "sub": []}]}) == {"n": 1, "sub": [{"n": 2, "sub": []}]}
+
+
+def test_references_that_branch_are_given_up() -> None:
+    began = time.process_time()
+    found = Schema(bomb(40))
+    assert found.types == {"integer"}
+    assert found.coerce("x") == "x"
+    assert [found.coerce("x") for _ in range(100)] == ["x"] * 100
+    assert time.process_time() - began < 3.0
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "none"},
+        {"type": ["none", 5, None]},
+        {"type": {"a": 1}},
+        {"multipleOf": 0},
+        {"multipleOf": 10**400},
+        {"maximum": 10**400},
+        {"enum": {}},
+        {"required": 5, "properties": []},
+        {"minLength": "x"},
+        {"pattern": "("},
+        {"anyOf": {"a": 1}, "allOf": "x"},
+        {"$ref": 5},
+        {"$schema": {"a": 1}, "$id": 5},
+    ],
+)
+def test_a_broken_schema_refuses_nothing(schema: dict[str, Any]) -> None:
+    for value in ("5", 5, 1.5, 1e308, None, [], {"a": 10**400}):
+        Schema(schema).coerce(value)
+
+
+@pytest.mark.parametrize("text", ["[" * 5_000, "[" * 3_000 + "]" * 3_000, '{"a":' * 900 + "1" + "}" * 900, "9" * 5_000])
+def test_a_literal_that_no_reader_takes_is_text(text: str) -> None:
+    assert parse_literal(text) == (False, None)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", "pattern": "(a+)+$"},
+        {"patternProperties": {"(a+)+$": {}}, "additionalProperties": False},
+        {"allOf": [{"patternProperties": {"(a+)+$": {}}}], "unevaluatedProperties": False},
+    ],
+)
+def test_patterns_are_left_to_grammars(schema: dict[str, Any]) -> None:
+    """Python's `re` would take minutes for each, and let nobody else run."""
+    text = "a" * 40 + "!"
+    for value in (text, {text: "1"}):
+        assert Schema(schema).coerce(value) in (value, json.dumps(value))
+
+
+def test_references_to_elsewhere_are_not_fetched(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+    (tmp_path / "schema.json").write_text('{"type": "integer"}')
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}/"
+        for schema in ({"$ref": f"{url}a"}, {"$id": url, "$ref": "b"}, {"$dynamicRef": f"{url}c"}):
+            assert Schema(schema).coerce("5") == "5"
+        server.shutdown()
+        thread.join()
+    assert asked == []
+    assert Schema({"$ref": (tmp_path / "schema.json").as_uri()}).coerce("5") == "5"

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from start_llm.api import jsontext
-from start_llm.api.jsontext import check_structure, parse_inner, parse_json
-from start_llm.api.limits import DEPTH, Limit
+from start_llm.core import jsontext
 from start_llm.core.errors import BadRequest, TooLarge
+from start_llm.core.jsontext import check_structure, parse_inner, parse_json
+from start_llm.core.limits import DEPTH, Limit
 
 VALUES = st.recursive(
     st.none()

@@ -1,0 +1,86 @@
+"""Random requests of every dialect: whatever is sent, the answer is an answer or a clear refusal."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.bodies import request
+from tests.fuzz.world import World, world
+from tests.oracle import build_oracle
+
+ALLOWED = {501, 503, 507}
+MOST_SECONDS = 5.0
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("fuzz")
+    with world(build_oracle(folder / "model"), folder / "cache") as made:
+        yield made
+
+
+def check(served: World, path: str, body: bytes, said: str) -> int:
+    """One request; its status. Fails for everything that a client must never see."""
+    served.say(said)
+    began = time.monotonic()
+    status, sent = served.ask(path, body)
+    assert time.monotonic() - began < MOST_SECONDS
+    assert status < 500 or status in ALLOWED, (status, sent)
+    assert served.noise.found == []
+    if status == 200:
+        for value in values(sent):
+            json.loads(value, parse_constant=_no_constant)
+    return status
+
+
+def values(sent: bytes) -> list[bytes]:
+    """The JSON texts of an answer, streamed or not."""
+    if not sent.startswith((b"data:", b"event:", b":")):
+        return [sent]
+    lines = [line.removeprefix(b"data: ") for line in sent.split(b"\n") if line.startswith(b"data: ")]
+    return [line for line in lines if line != b"[DONE]"]
+
+
+def _no_constant(name: str) -> None:
+    raise AssertionError(f"{name} is not JSON")
+
+
+def fuzz(served: World, count: int, *, same: bool) -> Counter[int]:
+    """How often each status was seen in `count` random requests, `same` ones at each run."""
+    seen: Counter[int] = Counter()
+
+    @settings(
+        max_examples=count,
+        deadline=None,
+        derandomize=same,
+        database=None,
+        phases=[Phase.generate, Phase.shrink],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.binary(min_size=100, max_size=300).map(request))
+    def run(made: tuple[str, bytes, str]) -> None:
+        seen[check(served, *made)] += 1
+
+    run()
+    return seen
+
+
+def test_random_requests(served: World) -> None:
+    seen = fuzz(served, 2_000, same=True)
+    assert seen[200] > 400 and seen[400] > 400
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(4 * 3600)
+def test_many_random_requests(served: World, capsys: pytest.CaptureFixture[str]) -> None:
+    seen = fuzz(served, 100_000, same=False)
+    with capsys.disabled():
+        print(f"\n{sum(seen.values())} requests, by status {dict(sorted(seen.items()))}")
+    assert sum(seen.values()) >= 100_000
