@@ -115,8 +115,10 @@ class World:
         edge = self.app._server._edge
         wire = Wire(self.connection)
         try:
-            handler, params = edge.routes.resolve("POST", path)
-            answer = handler(Inbound("POST", path, headers or {}, body, params, time.monotonic()))
+            route, params = edge.routes.find(path)
+            answer = edge.routes.handler(route, "POST", path)(
+                Inbound("POST", path, headers or {}, body, params, time.monotonic())
+            )
             if isinstance(answer, Reply):
                 wire.reply(answer)
             else:
