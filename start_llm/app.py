@@ -129,7 +129,8 @@ class App:
         """May be called twice. Running requests end with an error of their dialect.
 
         Returns:
-            False: the model thread has not ended. The process must be left with `os._exit`.
+            False: the model thread or a worker has not ended. The process must be left with `os._exit`: a thread that
+            is inside a library when the interpreter goes away can end it with an abort.
         """
         if isinstance(self._progress, ProgressBars):
             self._progress.close()
@@ -137,8 +138,8 @@ class App:
             self._keeper.stop()
         if self._proxy is not None:
             self._proxy.stop()
-        self._server.stop(graceful_seconds=2.0 if self._answers() else 0.0)
-        ended = self.engine.stop()
+        idle = self._server.stop(graceful_seconds=2.0 if self._answers() else 0.0)
+        ended = self.engine.stop() and idle
         if self._pipeline is not None:
             self._pipeline.close()
         self._ends.put(ExitCode.ENDED)

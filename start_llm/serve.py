@@ -14,6 +14,7 @@ import sys
 import threading
 from types import FrameType
 
+from start_llm.api.door import raise_descriptor_limit
 from start_llm.app import App
 from start_llm.core.errors import StartLLMError
 from start_llm.core.exitcodes import ExitCode
@@ -50,6 +51,7 @@ def main_serve(settings: Settings) -> int:
         log_as_json()
     else:
         log_as_lines()
+    raise_descriptor_limit()
     try:
         app = App(settings)
     except (StartLLMError, SettingsError, RuleError) as error:

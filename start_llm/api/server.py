@@ -134,17 +134,17 @@ class ApiServer:
         self._quick.start(self._handle)
         self._front.start()
 
-    def stop(self, graceful_seconds: float = 5.0) -> None:
+    def stop(self, graceful_seconds: float = 5.0) -> bool:
         """Takes no new requests, lets running ones end for `graceful_seconds`, then cancels them.
 
-        Returns within two seconds more, whatever workers and clients do.
+        Returns within three seconds more, whatever workers and clients do: False if a worker is still at work.
         """
         self._front.stop_accepting()
         idle = self._work.wait_idle(graceful_seconds)
         self._stopping = True
         if not idle:
             self._watcher.close_all()
-            self._work.wait_idle(1.0)
+            idle = self._work.wait_idle(1.0)
         self._work.stop()
         self._quick.stop()
         with self._lock:
@@ -153,7 +153,10 @@ class ApiServer:
             _shut(connection)
         self._front.stop()
         self._watcher.stop()
-        self._store.close()
+        idle = idle or self._work.wait_idle(0.5)
+        if idle:  # else somebody may be writing
+            self._store.close()
+        return idle
 
     # --- what the front asks (`front.Desk`) ---
 

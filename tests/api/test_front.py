@@ -333,7 +333,7 @@ def test_stalled_clients_do_not_hold_up_the_end(serve: Serve, service: FakeServi
     streams = [connect(server).post(PATH, CHAT | {"stream": True}) for _ in range(8)]
     until(lambda: len(service.requests) == 4)
     began = time.monotonic()
-    server.stop(0)
+    assert server.stop(0), "the workers are done"
     assert time.monotonic() - began < SOON
     for raw in held:
         status, _, told = raw.response()
@@ -357,7 +357,7 @@ server = make_server(
 server.start()
 print(server.port, flush=True)
 sys.stdin.readline()
-server.stop(0)
+assert not server.stop(0)
 """
 
 
