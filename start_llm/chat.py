@@ -15,38 +15,32 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from start_llm.core.errors import ContextLengthExceeded, Internal, NotFound, StartLLMError, Unavailable
+from start_llm.core.errors import ContextLengthExceeded, Internal, NotFound, StartLLMError, TimedOut, Unavailable
 from start_llm.core.events import (
     Admitted,
-    ChoiceDone,
     Done,
     EngineDone,
     EngineEvent,
     EngineFailed,
     Event,
     Failed,
-    FinishReason,
     Prefilled,
     Progress,
-    ReasoningDelta,
     Sampled,
     Started,
-    TextDelta,
-    TokenLogprob,
-    ToolCallStarted,
     Usage,
 )
-from start_llm.core.messages import Message
 from start_llm.core.report import CacheReport, Miss
 from start_llm.core.request import ChatRequest
 from start_llm.core.service import Health, ModelCard
 from start_llm.core.settings import Settings
 from start_llm.core.work import Constraint, Engine, Submit, ThinkingLimit
+from start_llm.parsing.choice import Choice, Ending
 from start_llm.parsing.detokenise import Detokenizer
 from start_llm.parsing.registry import OutputStyle
 from start_llm.parsing.stream import OutputParser
@@ -60,6 +54,10 @@ _WATCH_SECONDS = 5.0
 _PING_SHARE = 0.8  # the edge swallows pings that come too soon after each other
 _REPORTS_KEPT = 1000
 _MISS_SLACK_TOKENS = 16
+_CUT_EMPTY = (
+    "The answer took longer than GENERATION_WATCHDOG_SECONDS and was cut before there was any text or call of it. "
+    "Allow more time, or less thinking."
+)
 _ONE_SHOT_TOKENS = 2048  # what took longer to compute is worth keeping, whatever it was for
 
 # (choice, event); no event: the stream was closed
@@ -133,9 +131,9 @@ class ChatService:
         if run.request.prompt is not None:
             return
         choice = run.choices[0]
-        if choice.aborted:
+        if choice.ending is Ending.WATCHDOG:
             return  # a turn that the watchdog cut is no turn
-        answer = choice.answer()
+        answer = choice.message()
         pipeline = run.served.pipeline
         pipeline.record(run.prepared, answer, choice.tokens)
         if self._settings.reanchor == "on":
@@ -207,59 +205,6 @@ class ChatService:
         return served
 
 
-@dataclass(slots=True)
-class _Choice:
-    """One of the n answers while it is generated."""
-
-    index: int
-    parser: OutputParser
-    detokenizer: Detokenizer
-    work_id: str
-    tokens: tuple[int, ...] = ()
-    pending: list[TokenLogprob] = field(default_factory=list)
-    completion: int = 0
-    reasoning: int = 0
-    done: bool = False
-    aborted: bool = False
-    one_call: bool = False  # a second call is not passed on and ends the answer
-    full: bool = False
-    report: CacheReport = field(default_factory=CacheReport)
-
-    @property
-    def cut(self) -> bool:
-        """Nothing that is generated from here on belongs to the answer."""
-        return self.full or self.parser.ended
-
-    def answer(self) -> Message:
-        parsed = self.parser.parsed()
-        calls = parsed.tool_calls[:1] if self.one_call else parsed.tool_calls
-        return Message("assistant", parsed.content, parsed.reasoning, calls)
-
-    def take(self, text: str) -> list[Event]:
-        """Parses new text and hands the logprobs of its tokens to the visible text among it."""
-        return self.passed(self.parser.feed(text))
-
-    def passed(self, events: list[Event]) -> list[Event]:
-        """What of the parser's events the client is told."""
-        if self.one_call and not self.full:
-            second = (i for i, event in enumerate(events) if isinstance(event, ToolCallStarted) and event.index > 0)
-            end = next(second, None)
-            self.full, events = end is not None, events[:end]
-        elif self.full:
-            events = []
-        return self.with_logprobs(events)
-
-    def with_logprobs(self, events: list[Event]) -> list[Event]:
-        if not self.pending or not events:
-            return events
-        for i, event in enumerate(events):
-            if isinstance(event, TextDelta):
-                events[i] = replace(event, logprobs=tuple(self.pending))
-                break
-        self.pending.clear()
-        return events
-
-
 class _Run:
     """A request on its way: its choices and the queue that all their events come through."""
 
@@ -271,7 +216,7 @@ class _Run:
         self.queue: _Queue = SimpleQueue()
         self.choices = [self._choice(i) for i in range(request.n)]
 
-    def _choice(self, index: int) -> _Choice:
+    def _choice(self, index: int) -> Choice:
         parser = OutputParser(
             self.served.style,
             tools=self.request.tools,
@@ -282,7 +227,7 @@ class _Run:
             choice=index,
         )
         detokenizer, work_id = Detokenizer(self.served.detokenizer()), f"{self.request.id}#{index}"
-        return _Choice(index, parser, detokenizer, work_id, one_call=not self.request.parallel_tool_calls)
+        return Choice(index, parser, detokenizer, work_id, single_call=not self.request.parallel_tool_calls)
 
     def submit(self, engine: Engine, constraint: Constraint | None) -> None:
         """All choices or none."""
@@ -334,10 +279,12 @@ class ChatStream:
         self._ready: deque[Event] = deque()
         self._shown = time.monotonic()
         self._progress = Progress(0, 0)
-        self._started = False
         self._over = False
         self._closed = threading.Event()
-        self._report = CacheReport(prompt=len(run.prepared.prompt.tokens), session=run.prepared.session)
+        # The choice that was admitted first, and the engine's report of it: the prompt's KV is that one's work.
+        self._first: Choice | None = None
+        self._planned = CacheReport(prompt=len(run.prepared.prompt.tokens), session=run.prepared.session)
+        self._seconds_prefill = 0.0
 
     def __iter__(self) -> Iterator[Event]:
         return self
@@ -379,10 +326,10 @@ class ChatStream:
 
     def _cancel(self) -> None:
         for choice in self._run.choices:
-            if not choice.done:
+            if not choice.over:
                 self._engine.cancel(choice.work_id)
 
-    def _handle(self, choice: _Choice, event: EngineEvent) -> None:
+    def _handle(self, choice: Choice, event: EngineEvent) -> None:
         if isinstance(event, Admitted):
             self._admitted(choice, event.report)
         elif isinstance(event, Prefilled):
@@ -395,59 +342,38 @@ class ChatStream:
         elif isinstance(event, EngineFailed):
             self._fail(event.error)
 
-    def _admitted(self, choice: _Choice, report: CacheReport) -> None:
-        report = replace(report, session=self._run.prepared.session)
-        choice.report = explained(report, self._run.served.pipeline, self._run.prepared)
-        if not self._started:
-            self._started = True
-            self._report = choice.report
-            self._ready.append(Started(choice.report))
+    def _admitted(self, choice: Choice, report: CacheReport) -> None:
+        if self._first is None:
+            self._first = choice
+            report = replace(report, session=self._run.prepared.session)
+            self._planned = explained(report, self._run.served.pipeline, self._run.prepared)
+            self._ready.append(Started(self._report()))
 
-    def _sampled(self, choice: _Choice, event: Sampled) -> None:
-        choice.completion += 1
-        if choice.cut:
-            return
-        if event.logprob is not None:
-            choice.pending.append(event.logprob)
-        events = choice.take(choice.detokenizer.feed(event.token))
-        if events and all(isinstance(e, ReasoningDelta) for e in events):
-            choice.reasoning += 1
-        self._ready.extend(events)
-        if choice.cut:
+    def _sampled(self, choice: Choice, event: Sampled) -> None:
+        ended = choice.ending is not None
+        self._ready.extend(choice.sampled(event.token, event.logprob))
+        if choice.ending is not None and not ended:
             self._engine.cancel(choice.work_id)
 
-    def _choice_done(self, choice: _Choice, event: EngineDone) -> None:
-        choice.done = True
-        choice.aborted = event.reason == "deadline"
-        if not choice.cut:
-            choice.tokens = event.tokens
-            self._ready.extend(choice.take(choice.detokenizer.finish()))
-        self._ready.extend(choice.passed(choice.parser.finish(cut=event.reason in {"length", "deadline"})))
-        # Only now, perhaps: a call may be complete at the end of the text alone. And what the client was not told must
-        # not stand in the next prompt.
-        if choice.full or not choice.parser.faithful:
-            choice.tokens = ()
-        reason: FinishReason = "length" if event.reason == "deadline" else event.reason
-        if choice.cut:
-            reason = "stop"
-        if choice.parser.parsed().tool_calls and reason == "stop":
-            reason = "tool_calls"
-        self._ready.append(ChoiceDone(reason, choice.index, choice.parser.stopped))
-        choice.report = replace(
-            choice.report, generated=event.report.generated, seconds_prefill=event.report.seconds_prefill
-        )
-        if all(c.done for c in self._run.choices):
+    def _choice_done(self, choice: Choice, event: EngineDone) -> None:
+        events = choice.finish(event.reason, event.tokens)
+        if choice is self._first:
+            self._seconds_prefill = event.report.seconds_prefill
+        if choice.ending is Ending.WATCHDOG and not choice.seen:
+            self._fail(TimedOut(_CUT_EMPTY))
+            return
+        self._ready.extend(events)
+        if all(c.over for c in self._run.choices):
             self._all_done()
 
     def _all_done(self) -> None:
         self._over = True
-        choices = self._run.choices
-        report = replace(choices[0].report, generated=sum(c.completion for c in choices))
+        report = self._report()
         usage = Usage(
             prompt=len(self._run.prepared.prompt.tokens),
-            completion=sum(c.completion for c in choices),
+            completion=report.generated,
             cached=report.reused,
-            reasoning=sum(c.reasoning for c in choices),
+            reasoning=sum(c.reasoning for c in self._run.choices),
         )
         self._run.service.finish(self._run, report)
         self._ready.append(Done(usage, report))
@@ -455,8 +381,18 @@ class ChatStream:
     def _fail(self, error: StartLLMError) -> None:
         self._over = True
         self._cancel()
-        self._run.service.remember(self._run.request.id, self._report)
+        self._run.service.remember(self._run.request.id, self._report())
         self._ready.append(Failed(error))
+
+    def _report(self) -> CacheReport:
+        """The request's report, as far as it is known: the only place that makes it."""
+        choices = self._run.choices
+        return replace(
+            self._planned,
+            generated=sum(choice.completion for choice in choices),
+            seconds_prefill=self._seconds_prefill,
+            cut="watchdog" if any(choice.ending is Ending.WATCHDOG for choice in choices) else "",
+        )
 
 
 def explained(report: CacheReport, pipeline: Pipeline, prepared: Prepared) -> CacheReport:

@@ -9,12 +9,24 @@ from typing import Any
 
 import pytest
 
-from start_llm.chat import ChatStream, _Choice, _Run, explained
-from start_llm.core.events import ChoiceDone, Done, EngineDone, Event, Progress, Sampled, TextDelta, ToolCallFinished
+from start_llm.chat import ChatStream, _Run, explained
+from start_llm.core.events import (
+    ChoiceDone,
+    Done,
+    EngineDone,
+    Event,
+    Failed,
+    Progress,
+    Sampled,
+    TextDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
 from start_llm.core.messages import Message, Tool
 from start_llm.core.prompt import Prompt
 from start_llm.core.report import CacheReport, Miss
 from start_llm.core.request import ChatRequest
+from start_llm.parsing.choice import Choice, Ending
 from start_llm.parsing.registry import output_style
 from start_llm.parsing.stream import OutputParser
 from tests.prompt.client import Client, pipeline, say
@@ -51,15 +63,21 @@ class Service:
     def finish(self, run: _Run, report: CacheReport) -> None:
         self.finished.append(run)
 
+    def remember(self, request_id: str, report: CacheReport) -> None:
+        self.remembered = report
 
-def stream_of(text: str, *, parallel: bool, end: str = "stop", poll: float = 60.0) -> tuple[list[Event], Any, Any]:
+
+def stream_of(
+    text: str, *, parallel: bool, end: str = "stop", poll: float = 60.0, stop: tuple[str, ...] = ()
+) -> tuple[list[Event], Any, Any]:
     """All events of an answer, the engine, and the choice."""
     request = ChatRequest("r", "chat", "m", tools=TOOLS, parallel_tool_calls=parallel)
     run: Any = _Run.__new__(_Run)
     run.service, run.request, run.served = Service(), request, SimpleNamespace(pipeline=None)
     run.prepared = SimpleNamespace(prompt=Prompt((1, 2)), session=None, in_reasoning=False)
-    parser = OutputParser(output_style(tool_parser="hermes_json"), tools=TOOLS)
-    choice = _Choice(0, parser, Letters(), "r#0", one_call=not parallel)  # type: ignore[arg-type]
+    style = output_style(tool_parser="hermes_json", reasoning_parser="think_tag")
+    parser = OutputParser(style, tools=TOOLS, stop=stop)
+    choice = Choice(0, parser, Letters(), "r#0", single_call=not parallel)  # type: ignore[arg-type]
     run.choices = [choice]
     engine = FakeEngine()
     run.queue = SimpleQueue()
@@ -84,7 +102,7 @@ def test_without_parallel_calls_a_second_one_ends_the_answer() -> None:
     assert calls(events) == ["get"]
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "Now."
     assert engine.cancelled == ["r#0"] and choice.tokens == ()
-    assert [call.name for call in choice.answer().tool_calls] == ["get"], "remembered is what the client was told"
+    assert [call.name for call in choice.message().tool_calls] == ["get"], "remembered is what the client was told"
     assert [event.finish_reason for event in events if isinstance(event, ChoiceDone)] == ["tool_calls"]
     assert isinstance(events[-1], Done)
 
@@ -99,7 +117,7 @@ def test_a_second_call_that_shows_only_at_the_end_of_the_text_is_cut_as_well() -
     """It might have been the first one again until the text ended: its tokens must not stand in the next prompt."""
     first = '<tool_call>{"name": "get", "arguments": {"n": 1}}</tool_call>'
     events, _, choice = stream_of(first + "\n" + first[: first.index("1}") + 1] + "2", parallel=False)
-    assert calls(events) == ["get"] and [call.arguments for call in choice.answer().tool_calls] == ['{"n": 1}']
+    assert calls(events) == ["get"] and [call.arguments for call in choice.message().tool_calls] == ['{"n": 1}']
     assert choice.tokens == ()
 
 
@@ -124,6 +142,41 @@ def test_tokens_that_show_nothing_yet_are_covered_by_signs_of_life() -> None:
     assert sum(isinstance(event, Progress) for event in events) >= len("<tool_ca")
     events, _, _ = stream_of("<tool_ca", parallel=True)
     assert not any(isinstance(event, Progress) for event in events)
+
+
+def test_an_answer_that_the_watchdog_cuts_says_so() -> None:
+    events, _, choice = stream_of("Some words", parallel=True, end="deadline")
+    assert [event.finish_reason for event in events if isinstance(event, ChoiceDone)] == ["length"]
+    assert choice.ending is Ending.WATCHDOG
+    done = events[-1]
+    assert isinstance(done, Done) and done.report.cut == "watchdog" and done.report.as_dict()["cut"] == "watchdog"
+
+
+@pytest.mark.parametrize("text", ["", "<think>\nLet me see", "<tool_call>\n"])
+def test_an_answer_that_is_cut_before_there_is_anything_is_an_error(text: str) -> None:
+    events, _, _ = stream_of(text, parallel=True, end="deadline")
+    failed = events[-1]
+    assert isinstance(failed, Failed) and failed.error.status == 504 and failed.error.code == "watchdog"
+    assert not any(isinstance(event, ChoiceDone | Done) for event in events)
+
+
+def test_a_call_that_is_cut_has_been_seen() -> None:
+    begun = CALL[: CALL.index("{") + len('{"name": "get", "arguments": {"x": "a')].replace("%s", "get")
+    events, _, _ = stream_of(begun, parallel=True, end="deadline")
+    assert any(isinstance(event, ToolCallStarted) for event in events)
+    assert isinstance(events[-1], Done) and events[-1].report.cut == "watchdog"
+
+
+def test_max_tokens_may_cut_an_answer_to_nothing() -> None:
+    events, _, _ = stream_of("<think>\nLet me see", parallel=True, end="length")
+    assert [event.finish_reason for event in events if isinstance(event, ChoiceDone)] == ["length"]
+    assert isinstance(events[-1], Done) and "cut" not in events[-1].report.as_dict()
+
+
+def test_a_stop_string_that_shows_at_the_end_of_the_text_keeps_no_tokens() -> None:
+    events, _, choice = stream_of("One. STOP", parallel=True, stop=("STOP",))
+    assert choice.ending is Ending.STOP_STRING and choice.tokens == ()
+    assert [(e.finish_reason, e.stop_sequence) for e in events if isinstance(e, ChoiceDone)] == [("stop", "STOP")]
 
 
 def test_a_miss_where_the_turn_was_served_before_is_a_lost_state() -> None:

@@ -70,7 +70,7 @@ class Together:
                     yield event
             if done is None:
                 return
-            usage, report = _add(usage, done.usage), _sum(report, done.report)
+            usage, report = _add(usage, done.usage), report.plus(done.report)
         yield Done(usage, report)
 
 
@@ -81,9 +81,3 @@ def _add(one: Usage, other: Usage) -> Usage:
         one.cached + other.cached,
         one.reasoning + other.reasoning,
     )
-
-
-def _sum(one: CacheReport, other: CacheReport) -> CacheReport:
-    names = ("prompt", "reused", "computed", "new", "joined", "computed_idle", "copied_bytes", "generated")
-    sums = {name: getattr(one, name) + getattr(other, name) for name in names}
-    return replace(other, **sums, miss=one.miss or other.miss)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 
@@ -31,6 +31,9 @@ class Miss:
     detail: str = ""
 
 
+_COUNTS = ("prompt", "reused", "computed", "new", "joined", "computed_idle", "copied_bytes", "generated")
+
+
 @dataclass(frozen=True, slots=True)
 class CacheReport:
     """Token counts of one request.
@@ -43,6 +46,7 @@ class CacheReport:
         joined: reused tokens that another running request was computing meanwhile.
         computed_idle: tokens that re-anchoring had computed in the idle gap before.
         copied_bytes: KV bytes copied to restore.
+        cut: why the answer ended early, where it is not the client's doing: ``watchdog``.
         miss: set where `computed` exceeds `new` by more than a block.
         seconds_queued, seconds_prefill: wall-clock seconds.
         session: the conversation that the request was found to belong to.
@@ -59,14 +63,21 @@ class CacheReport:
     seconds_queued: float = 0.0
     seconds_prefill: float = 0.0
     session: str = ""
+    cut: str = ""
     miss: Miss | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types; ``miss`` is left out where there is none."""
+        """Plain JSON types; ``miss`` and ``cut`` are left out where there is none."""
         data = asdict(self)
-        if self.miss is None:
-            del data["miss"]
+        for name in ("miss", "cut"):
+            if not data[name]:
+                del data[name]
         return data
+
+    def plus(self, other: CacheReport) -> CacheReport:
+        """Both requests as one: counts are sums, the rest is the other's where this one has nothing to say."""
+        sums = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
+        return replace(other, **sums, miss=self.miss or other.miss, cut=self.cut or other.cut)
 
     def header(self) -> str:
         """The value of ``x-start-llm-cache``."""

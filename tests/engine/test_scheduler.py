@@ -231,6 +231,37 @@ def test_the_watchdog_ends_a_request_at_its_deadline() -> None:
     assert sink.done.reason == "deadline"
 
 
+def test_the_watchdog_does_not_count_the_queue_nor_a_prompt_that_makes_progress() -> None:
+    scheduler, _, _, clock = make(runner=FakeRunner(max_rows=1, answer=12), deadline=5.0)
+    first, sink = submit("first", range(1, 2001), max_tokens=50)
+    second, waiting = submit("second", range(5000, 7000), max_tokens=50)
+    scheduler.add(first)
+    scheduler.add(second)
+    while scheduler.busy:
+        scheduler.step()
+        decodes = waiting.tokens if sink.final else sink.tokens
+        clock.now += 0.2 if decodes else 1.5
+    assert (sink.done.reason, waiting.done.reason) == ("stop", "stop")
+    assert clock.now > 100 + 2 * 20 * 1.5
+
+
+def test_the_watchdog_counts_what_a_row_decoded_before_it_was_put_back() -> None:
+    scheduler, _, _, clock = make(runner=FakeRunner(answer=10_000), deadline=5.0)
+    work, sink = submit("a", range(1, 60), max_tokens=100_000)
+    scheduler.add(work)
+    for _ in range(5):
+        scheduler.step()
+    clock.now += 3
+    scheduler.recover(RuntimeError("an interruption"))
+    clock.now += 100  # it waits
+    for _ in range(5):
+        scheduler.step()
+    assert sink.final is None
+    clock.now += 3
+    drain(scheduler)
+    assert sink.done.reason == "deadline"
+
+
 def test_one_failing_request_leaves_the_others_alone() -> None:
     scheduler, _, _, _ = make(runner=FakeRunner(fail_on=666))
     bad, bad_sink = submit("bad", [*range(1, 300), 666, 5])

@@ -1,0 +1,157 @@
+"""One of the answers of a request, while its tokens come in: text, calls, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+from typing import Literal
+
+from start_llm.core.events import (
+    ChoiceDone,
+    Event,
+    FinishReason,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCallStarted,
+)
+from start_llm.core.messages import Message
+from start_llm.parsing.detokenise import Detokenizer
+from start_llm.parsing.stream import OutputParser
+
+
+class Ending(Enum):
+    """Why an answer ends where it does."""
+
+    MODEL = auto()
+    """The model ended its turn."""
+
+    LIMIT = auto()
+    """`max_tokens` were generated."""
+
+    STOP_STRING = auto()
+    """A stop string of the client's came. The model had gone on."""
+
+    OTHERS_TURN = auto()
+    """The model began to write somebody else's turn."""
+
+    SECOND_CALL = auto()
+    """A second call came where one at most is allowed. It is not passed on."""
+
+    WATCHDOG = auto()
+    """It took too long."""
+
+    CANCELLED = auto()
+    """Nobody wants it any more."""
+
+
+_BY_ENGINE = {
+    "stop": Ending.MODEL,
+    "length": Ending.LIMIT,
+    "deadline": Ending.WATCHDOG,
+    "cancelled": Ending.CANCELLED,
+}
+_TOLD: dict[Ending, FinishReason] = {
+    Ending.MODEL: "stop",
+    Ending.LIMIT: "length",
+    Ending.STOP_STRING: "stop",
+    Ending.OTHERS_TURN: "stop",
+    Ending.SECOND_CALL: "stop",
+    Ending.WATCHDOG: "length",
+    Ending.CANCELLED: "cancelled",
+}
+
+
+@dataclass(slots=True)
+class Choice:
+    """Used by the thread of its request.
+
+    Attributes:
+        work_id: the engine's name of it.
+        single_call: a second call ends the answer.
+        ending: set as soon as nothing that is generated from there on belongs to the answer.
+        over: the engine has sent its final event.
+        seen: text or a call of it have been passed on.
+        tokens: what was generated, if the answer is just that: an answer that ends before its tokens do has none.
+        completion, reasoning: tokens generated, and those of reasoning among them.
+    """
+
+    index: int
+    parser: OutputParser
+    detokenizer: Detokenizer
+    work_id: str
+    single_call: bool = False
+    ending: Ending | None = None
+    over: bool = False
+    seen: bool = False
+    tokens: tuple[int, ...] = ()
+    completion: int = 0
+    reasoning: int = 0
+    _pending: list[TokenLogprob] = field(default_factory=list)
+
+    def message(self) -> Message:
+        """The answer as an assistant message."""
+        parsed = self.parser.parsed()
+        calls = parsed.tool_calls[:1] if self.single_call else parsed.tool_calls
+        return Message("assistant", parsed.content, parsed.reasoning, calls)
+
+    def sampled(self, token: int, logprob: TokenLogprob | None) -> list[Event]:
+        """A token was generated."""
+        self.completion += 1
+        if self.ending is not None:
+            return []
+        if logprob is not None:
+            self._pending.append(logprob)
+        events = self._take(self.detokenizer.feed(token))
+        if self.parser.in_reasoning or (events and all(isinstance(event, ReasoningDelta) for event in events)):
+            self.reasoning += 1
+        return events
+
+    def finish(
+        self, reason: Literal["stop", "length", "cancelled", "deadline"], tokens: tuple[int, ...]
+    ) -> list[Event]:
+        """The generation is over, with these tokens. The last event is the choice's own."""
+        self.over = True
+        events: list[Event] = []
+        if self.ending is None:
+            self.tokens = tokens
+            events += self._take(self.detokenizer.finish())
+        events += self._passed(self.parser.finish(cut=reason in {"length", "deadline"}))
+        # Some endings show only at the end of the text. And what the client was not told must not stand in the next
+        # prompt.
+        if self.ending is not None or not self.parser.faithful:
+            self.tokens = ()
+        self.ending = self.ending or _BY_ENGINE[reason]
+        return [*events, ChoiceDone(self._finish_reason(), self.index, self.parser.stopped)]
+
+    def _finish_reason(self) -> FinishReason:
+        told = _TOLD[self.ending or Ending.MODEL]
+        return "tool_calls" if told == "stop" and self.parser.parsed().tool_calls else told
+
+    def _take(self, text: str) -> list[Event]:
+        return self._passed(self.parser.feed(text))
+
+    def _passed(self, events: list[Event]) -> list[Event]:
+        """What of the parser's events the client is told."""
+        if self.ending is Ending.SECOND_CALL:
+            return []
+        if self.single_call:
+            calls = (i for i, event in enumerate(events) if isinstance(event, ToolCallStarted) and event.index > 0)
+            end = next(calls, None)
+            if end is not None:
+                self.ending, events = Ending.SECOND_CALL, events[:end]
+        if self.ending is None and self.parser.ended:
+            self.ending = Ending.OTHERS_TURN if self.parser.stopped is None else Ending.STOP_STRING
+        self.seen = self.seen or any(isinstance(event, TextDelta | ToolCallStarted) for event in events)
+        return self._with_logprobs(events)
+
+    def _with_logprobs(self, events: list[Event]) -> list[Event]:
+        """Hands the logprobs of the tokens so far to the visible text among the events."""
+        if not self._pending or not events:
+            return events
+        for i, event in enumerate(events):
+            if isinstance(event, TextDelta):
+                events[i] = replace(event, logprobs=tuple(self._pending))
+                break
+        self._pending.clear()
+        return events
