@@ -71,6 +71,22 @@ def reasoning_parser(vocab: Iterable[str], think_tags: tuple[str, str] | None, t
     return found[0] if found else "think_tag"
 
 
+def tool_parser(known: str | None, vocab: Iterable[str], reasoning: str, family: str) -> str:
+    """The id of the tool-call format.
+
+    Args:
+        known: what mlx-lm found in the template, if anything.
+        reasoning: id of the reasoning style; gpt-oss's says how calls are written, too.
+    """
+    if known is not None:
+        return known
+    if reasoning == "harmony":
+        return "harmony"
+    if {"<|python_tag|>", "<|python_start|>"} & set(vocab):
+        return "llama"
+    return FAMILY_TOOL_PARSER[family]
+
+
 def fingerprint(folder: Path, *, extra: str = "") -> str:
     """Identifies the KV that a model makes: weights, quantisation, tokenizer, template and mlx-lm version.
 

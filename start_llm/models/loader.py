@@ -18,13 +18,13 @@ from mlx_lm.utils import load as mlx_load
 from start_llm.core.errors import NotFound, NotSupported
 from start_llm.core.settings import Settings
 from start_llm.models.capabilities import (
-    FAMILY_TOOL_PARSER,
     Capabilities,
     context_length,
     detect_family,
     fingerprint,
     read_config,
     reasoning_parser,
+    tool_parser,
 )
 from start_llm.models.device import Accelerator, Device, check_fit
 from start_llm.models.embedded import ensure_embedded_model
@@ -168,11 +168,13 @@ def _describe(
     tags = (wrapper.think_start, wrapper.think_end) if wrapper.has_thinking else None
     family = settings.model_family or detect_family(config, name)
     parser = _tool_parser(wrapper)
+    vocab = tokenizer.get_vocab()
+    reasoning = reasoning_parser(vocab, tags, str(tokenizer.chat_template or ""))
     capabilities = Capabilities(
         family=family,
         context=context_length(config),
-        tool_parser=parser.name if parser else FAMILY_TOOL_PARSER[family],
-        reasoning_parser=reasoning_parser(tokenizer.get_vocab(), tags, str(tokenizer.chat_template or "")),
+        tool_parser=tool_parser(parser.name if parser else None, vocab, reasoning, family),
+        reasoning_parser=reasoning,
         think_tags=tags,
     )
     quantised = f"kv {settings.kv_bits} {settings.kv_group_size} {settings.quantized_kv_start}"

@@ -51,12 +51,10 @@ class JsonStream:
 
     Attributes:
         ended: the text ended early.
-        clean: nothing was left out.
     """
 
     def __init__(self, source: Source, write: Callable[[str], None], dialect: Dialect) -> None:
         self.ended = False
-        self.clean = True
         self._source = source
         self._write = write
         self._dialect = dialect
@@ -65,7 +63,7 @@ class JsonStream:
     def value(self, schema: Schema, closer: str = "") -> Step[bool]:
         """One value, of any kind. False, and nothing written, if the text ends or closes before it."""
         yield from self._source.skip()
-        if (yield from self._at_end()):
+        if (yield from self.at_end()):
             return False
         char = yield from self._source.ahead()
         if char in ")]},":
@@ -97,7 +95,7 @@ class JsonStream:
         self._depth += 1
         if kind == "object":
             self._source.take(1)
-            yield from self.members(schema, "}")
+            yield from self._members(schema)
         else:
             yield from self._array(schema)
         self._depth -= 1
@@ -133,14 +131,14 @@ class JsonStream:
         else:
             self._write(dump(schema.coerce(json.loads(text, strict=False))))
 
-    def members(self, schema: Schema, closer: str) -> Step[None]:
-        """The members of an object whose opening bracket is consumed, and its `closer`."""
+    def _members(self, schema: Schema) -> Step[None]:
+        """The members of an object whose opening bracket is consumed, and the closing one."""
         self._write("{")
         before = yield from self._source.skip()
         first = True
-        while not (yield from self._at_end()):
+        while not (yield from self.at_end()):
             char = yield from self._source.ahead()
-            if char == closer:
+            if char == "}":
                 self._source.take(1)
                 self._write(before + "}")
                 return
@@ -148,14 +146,14 @@ class JsonStream:
                 self._source.take(1)
                 yield from self._source.skip(WHITESPACE + ",")
                 continue
-            if char in ")]}":  # a bracket that closes something further out
+            if char in ")]":  # a bracket that closes something further out
                 break
-            more, written = yield from self._member(schema, closer, "" if first else ",", before)
+            more, written = yield from self._member(schema, "" if first else ",", before)
             first = first and not written
             if not more:
                 break
             before = yield from self._comma()
-        if not (yield from self._at_end()):
+        if not (yield from self.at_end()):
             yield from self._source.skip()
         self._write("}")
 
@@ -168,7 +166,7 @@ class JsonStream:
         self._source.take(1)
         return (yield from self._source.skip())
 
-    def _member(self, schema: Schema, closer: str, comma: str, before: str) -> Step[tuple[bool, bool]]:
+    def _member(self, schema: Schema, comma: str, before: str) -> Step[tuple[bool, bool]]:
         """A key and its value: (there may be more, something was written)."""
         raw = yield from self._key()
         if raw is None:
@@ -179,11 +177,7 @@ class JsonStream:
         if char and char in ":=":
             self._source.take(1)
             space = yield from self._source.skip()
-        elif not (yield from self._at_end()):
-            if closer == ")" and key and schema.keys:  # Python, by position: the first parameter
-                self._write(f"{comma}{before}{dump(schema.keys[0])}: {raw}")
-                return True, True
-            self.clean = False
+        elif not (yield from self.at_end()):
             return bool(key), False
         write = self._write
         pending = [f"{comma}{before}{raw}:{space if self._dialect.separator == ':' else ' '}"]
@@ -192,7 +186,7 @@ class JsonStream:
             write(pending.pop() + text if pending else text)
 
         self._write = with_head
-        if not (yield from self.value(schema.member(key), closer)) and not self.ended:
+        if not (yield from self.value(schema.member(key), "}")) and not self.ended:
             with_head("null")
         self._write = write
         return not self.ended, not pending
@@ -224,7 +218,7 @@ class JsonStream:
         self._write("[")
         before = yield from self._source.skip()
         first = True
-        while not (yield from self._at_end()):
+        while not (yield from self.at_end()):
             char = yield from self._source.ahead()
             if char == closer:
                 self._source.take(1)
@@ -355,7 +349,7 @@ class JsonStream:
             offset += 1
         return bool(_WORD.match(follow)) and (yield from source.ahead((yield from source.blank(offset)))) == ":"
 
-    def _at_end(self) -> Step[bool]:
+    def at_end(self) -> Step[bool]:
         """The text, or the call's markup, ends here. Sets `ended`; it stays set."""
         if not self.ended:
             char = yield from self._source.ahead()

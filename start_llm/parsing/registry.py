@@ -15,7 +15,7 @@ from start_llm.parsing.tools.glm import LONGCAT_FORMAT
 from start_llm.parsing.tools.harmony import HARMONY
 from start_llm.parsing.tools.kimi import KIMI_K2
 from start_llm.parsing.tools.mistral import MISTRAL
-from start_llm.parsing.tools.pythonic import LLAMA_PYTHON, PYTHONIC
+from start_llm.parsing.tools.pythonic import LLAMA, PYTHONIC
 from start_llm.parsing.tools.shared import SHARED
 from start_llm.parsing.tools.tagged import KIMI_K3, MINICPM5, MINIMAX_M2, MUSE_SPARK
 
@@ -63,7 +63,7 @@ class OutputStyle:
 # Recognised whatever the family, by what stands in the text.
 _SHARED_IDS = ("hermes_json", "json_tools", "qwen3_coder", "glm47", "glm4_native", "glm4_xml", "llama_xml", "laguna")
 _OWN = (
-    *(GEMMA4, FUNCTION_GEMMA, KIMI_K2, KIMI_K3, LLAMA_PYTHON, LONGCAT_FORMAT, MINICPM5, MINIMAX_M2, MISTRAL),
+    *(GEMMA4, FUNCTION_GEMMA, KIMI_K2, KIMI_K3, LLAMA, LONGCAT_FORMAT, MINICPM5, MINIMAX_M2, MISTRAL),
     *(MUSE_SPARK, PYTHONIC, HARMONY),
 )
 TOOL_FORMATS: dict[str, ToolFormat] = {

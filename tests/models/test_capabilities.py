@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from start_llm.core.reasoning_tags import REASONING_STYLES
-from start_llm.models.capabilities import reasoning_parser
+from start_llm.models.capabilities import reasoning_parser, tool_parser
 from start_llm.parsing.registry import output_style
 
 
@@ -26,3 +26,15 @@ def test_what_the_tokenizer_says_comes_before_the_vocabulary_and_that_before_the
     assert reasoning_parser(["a"], None, "no tags") == "think_tag"
     form = output_style(reasoning_parser="tags", reasoning_tags=("<mull>", "</mull>"))
     assert (form.reasoning.start, form.reasoning.end) == ("<mull>", "</mull>")
+
+
+def test_the_tool_format_is_that_of_the_template_or_of_the_vocabulary() -> None:
+    llama = ["a", "<|python_tag|>"]
+    assert tool_parser(None, llama, "think_tag", "generic") == "llama"
+    assert tool_parser(None, ["<|python_start|>", "<|python_end|>"], "think_tag", "generic") == "llama"
+    assert tool_parser("json_tools", llama, "think_tag", "generic") == "json_tools", "a Hermes model on Llama's tokens"
+    assert tool_parser(None, ["<|channel|>"], "harmony", "generic") == "harmony"
+    assert tool_parser(None, ["a"], "think_tag", "glm4") == "glm47"
+    assert tool_parser(None, ["a"], "think_tag", "generic") == "hermes_json"
+    for ident in ("llama", "harmony"):
+        assert output_style(tool_parser=ident).tools.id == ident

@@ -151,7 +151,7 @@ RENDER: dict[str, Callable[[Calls], str]] = {
     "longcat": _keyed("longcat_tool_call", "longcat_arg_key", "longcat_arg_value"),
     "glm4_xml": glm4_xml,
     "llama_xml": llama_xml,
-    "llama_python": llama_python,
+    "llama": llama_python,
     "pythonic": pythonic,
     "mistral": mistral,
     "kimi_k2": kimi_k2,

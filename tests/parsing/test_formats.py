@@ -137,7 +137,7 @@ def test_all_of_mlx_lms_formats_are_known() -> None:
 SIMPLE = [("read", {"path": "a b.py", "limit": 3, "follow": True, "tags": ["x", "y"]}), ("bash", {"command": "ls"})]
 
 
-NOT_MLX_LMS = {"harmony", "hermes_json", "glm4_native", "glm4_xml", "llama_xml", "llama_python"}
+NOT_MLX_LMS = {"harmony", "hermes_json", "glm4_native", "glm4_xml", "llama_xml", "llama"}
 
 
 @pytest.mark.parametrize("ident", sorted(set(ROUND_TRIP) - NOT_MLX_LMS))

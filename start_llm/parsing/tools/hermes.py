@@ -21,7 +21,7 @@ def json_block(reading: Reading, dialect: Dialect = JSON) -> Step[None]:
     listed = bool((yield from source.accept(("[",))))
     count = 0
     while True:
-        yield from source.skip(WHITESPACE + "," if count else WHITESPACE)
+        yield from source.skip(WHITESPACE + ",;" if count else WHITESPACE)
         char = yield from source.ahead()
         if char != "{":
             break
@@ -164,6 +164,23 @@ def bare_json(reading: Reading) -> Step[None]:
         raise
     source.rewind(mark)
     yield from json_call(reading)
+
+
+def bare_objects(reading: Reading) -> Step[None]:
+    """One such call, or several with commas or semicolons between them."""
+    yield from bare_json(reading)
+    while True:
+        yield from reading.source.skip(WHITESPACE + ",;")
+        if (yield from reading.source.ahead()) != "{":
+            return
+        yield from bare_json(reading)
+
+
+def bare_list(reading: Reading) -> Step[None]:
+    """Such calls in a JSON list."""
+    yield from reading.source.accept(("[",))
+    yield from bare_objects(reading)
+    yield from reading.source.accept(("]",))
 
 
 def _expect(reading: Reading, literal: str) -> Step[None]:

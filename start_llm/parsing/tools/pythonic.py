@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from start_llm.parsing.calls import NotACall
+from start_llm.core.messages import Tool
+from start_llm.parsing.calls import Call, NotACall
 from start_llm.parsing.jsonstream import Dialect, JsonStream
-from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import MAX_NAME, NAME, Opener, Parse, Reading, ToolFormat
-from start_llm.parsing.tools.hermes import json_block
+from start_llm.parsing.schema import dump
+from start_llm.parsing.source import WHITESPACE, Step
+from start_llm.parsing.tools.base import ANYTHING, MAX_NAME, NAME, Opener, Parse, Reading, ToolFormat
+from start_llm.parsing.tools.hermes import bare_list, json_block
 from start_llm.parsing.turntokens import LEAKED
+
+_QUOTES = ('"""', "'''", '"', "'")
+_VALUE_STARTS = "\"'[{-0123456789"
 
 
 def _block(start: str, end: str) -> Parse:
     enders = tuple(text for text in (end, *LEAKED) if text)
-    python = Dialect(separator="=", enders=enders, restart=(start,))
+    python = _dialect(enders, start)
     objects = Dialect(enders=enders, restart=(start,))
 
     def parse(reading: Reading) -> Step[None]:
@@ -21,14 +26,16 @@ def _block(start: str, end: str) -> Parse:
         if (yield from _is_json(reading)):
             yield from json_block(reading, objects)
         else:
-            yield from source.accept(("[",))
-            yield from _calls(reading, python)
-            yield from source.accept(("]",))
+            yield from _list(reading, python)
         yield from source.skip()
         if end:
             yield from source.accept((end,))
 
     return parse
+
+
+def _dialect(enders: tuple[str, ...], *restart: str) -> Dialect:
+    return Dialect(separator="=", quotes=_QUOTES, enders=enders, restart=restart)
 
 
 def _is_json(reading: Reading) -> Step[bool]:
@@ -38,26 +45,139 @@ def _is_json(reading: Reading) -> Step[bool]:
     return char == "{"
 
 
+def _list(reading: Reading, dialect: Dialect) -> Step[None]:
+    """Calls with or without brackets around them."""
+    source = reading.source
+    yield from source.accept(("[",))
+    yield from _calls(reading, dialect)
+    yield from source.accept(("]",))
+
+
 def _calls(reading: Reading, dialect: Dialect) -> Step[None]:
     source = reading.source
     count = 0
     while True:
-        yield from source.skip(" \t\r\n,;" if count else " \t\r\n")
+        yield from source.skip(" \t\r\n,;" if count else WHITESPACE)
         if count and not NAME.match((yield from source.ahead()) or " "):
             return
         name = yield from source.span(NAME, MAX_NAME)
         if not name or not (yield from source.accept(("(",))):
             raise NotACall
         call = reading.calls.begin(name)
-        stream = JsonStream(source, call.write, dialect)
-        yield from stream.members(call.schema, ")")
-        reading.finish(call, stream.clean and not stream.ended)
+        complete = yield from _arguments(reading, call, dialect)
+        reading.finish(call, complete)
         count += 1
 
+
+def _arguments(reading: Reading, call: Call, dialect: Dialect) -> Step[bool]:
+    """What stands in the parentheses, by keyword or in the order of the tool's parameters, and the closing one.
+
+    False if something is missing, or had to be left out.
+    """
+    source = reading.source
+    stream = JsonStream(source, call.write, dialect)
+    free = iter(call.schema.keys)
+    seen: set[str] = set()
+    clean = closed = True
+    while True:
+        yield from source.skip(WHITESPACE + ",")
+        char = yield from source.ahead()
+        if (yield from stream.at_end()) or char in ")]}":
+            closed = bool((yield from source.accept((")",))))
+            break
+        key = yield from _keyword(reading)
+        if not key:
+            key = next((key for key in free if key not in seen), "")
+        if not key or key in seen:
+            clean = False
+            yield from JsonStream(source, _nowhere, dialect).value(ANYTHING, ")")
+            continue
+        call.write(("{" if not seen else ", ") + dump(key) + ": ")
+        seen.add(key)
+        if not (yield from stream.value(call.schema.member(key), ")")):
+            call.write("null")
+    call.write("}" if seen else "{}")
+    return clean and closed and not stream.ended
+
+
+def _nowhere(text: str) -> None:
+    """An argument that has no place."""
+
+
+def _keyword(reading: Reading) -> Step[str]:
+    """Consumes ``key=``; ``""`` if the next argument has none."""
+    source = reading.source
+    length = yield from _word(reading)
+    offset = yield from source.blank(length)
+    if not length or (yield from source.ahead(offset)) != "=" or (yield from source.ahead(offset + 1)) == "=":
+        return ""
+    key = source.take(length)
+    source.take(offset + 1 - length)
+    return key
+
+
+def _word(reading: Reading, offset: int = 0) -> Step[int]:
+    """Characters of the identifier at `offset`."""
+    length = 0
+    while length < MAX_NAME:
+        char = yield from reading.source.ahead(offset + length)
+        if not (char == "_" or char.isalnum()):
+            break
+        length += 1
+    return length
+
+
+def bare_calls(reading: Reading) -> Step[None]:
+    """A list of calls without any markup: it must begin with a known tool, and an argument that may be one of its."""
+    source = reading.source
+    if (yield from _is_json(reading)):
+        yield from bare_list(reading)
+        return
+    mark = source.mark()
+    try:
+        yield from source.accept(("[",))
+        yield from source.skip()
+        name = yield from source.span(NAME, MAX_NAME)
+        if not reading.calls.knows(name) or not (yield from source.accept(("(",))):
+            raise NotACall
+        yield from source.skip()
+        char = yield from source.ahead()
+        keys = reading.calls.schema(name).keys
+        if char == ")":
+            follow = yield from source.ahead((yield from source.blank(1)))
+            sound = follow in ("]", ",")
+        elif char and char in _VALUE_STARTS:
+            sound = bool(keys)
+        else:
+            key = yield from _keyword(reading)
+            sound = bool(key) and (not keys or key in keys)
+        if not sound:
+            raise NotACall
+    except NotACall:
+        source.unmark(mark)
+        raise
+    source.rewind(mark)
+    yield from _list(reading, _BARE)
+
+
+def _bare_openers(tool: Tool) -> tuple[Opener, ...]:
+    return (Opener(f"[{tool.name}(", bare_calls, keep=True, known_only=True, line_start=True),)
+
+
+_BARE = _dialect(LEAKED)
 
 PYTHONIC = ToolFormat(
     "pythonic",
     (Opener("<|tool_call_start|>", _block("<|tool_call_start|>", "<|tool_call_end|>")),),
     ("<|tool_call_end|>",),
 )
-LLAMA_PYTHON = ToolFormat("llama_python", (Opener("<|python_tag|>", _block("<|python_tag|>", "")),))
+LLAMA = ToolFormat(
+    "llama",
+    (
+        Opener("<|python_tag|>", _block("<|python_tag|>", "")),
+        Opener("<|python_start|>", _block("<|python_start|>", "<|python_end|>")),
+        Opener("[\n", bare_calls, keep=True, known_only=True, line_start=True),
+    ),
+    ("<|python_end|>",),
+    _bare_openers,
+)

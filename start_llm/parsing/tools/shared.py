@@ -11,7 +11,7 @@ from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.source import Step
 from start_llm.parsing.tools.base import Opener, Reading, ToolFormat
 from start_llm.parsing.tools.glm import bare_openers, keyed_call
-from start_llm.parsing.tools.hermes import JSON, bare_json, json_block
+from start_llm.parsing.tools.hermes import JSON, bare_json, bare_list, bare_objects, json_block
 from start_llm.parsing.tools.tagged import QWEN, tagged_block, tagged_call
 from start_llm.parsing.turntokens import LEAKED
 
@@ -84,7 +84,9 @@ SHARED = ToolFormat(
     openers=(
         Opener(OPEN, tool_call_block),
         Opener("<function=", bare_function, keep=True),
-        Opener("{", bare_json, keep=True, known_only=True, line_start=True),
+        Opener("{", bare_objects, keep=True, known_only=True, line_start=True),
+        Opener("[{", bare_list, keep=True, known_only=True, line_start=True),
+        Opener("[\n", bare_list, keep=True, known_only=True, line_start=True),
         Opener("```json\n", fenced_json, known_only=True, line_start=True, first=True),
         Opener("```\n", fenced_json, known_only=True, line_start=True, first=True),
     ),
