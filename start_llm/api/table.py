@@ -75,7 +75,9 @@ class Dialects:
         """What a request of any dialect would reuse and compute; nothing is run."""
         exchange = self._any(inbound)
         report = self.service.explain(self._named(exchange.request))
-        return Reply(sse.dumps(report.as_dict()), headers={CACHE_HEADER: report.header()})
+        now = self.service.health()
+        body = report.as_dict() | {"running": now.running, "queued": now.queued}
+        return Reply(sse.dumps(body), headers={CACHE_HEADER: report.header()})
 
     def _any(self, inbound: Inbound) -> Exchange:
         """Reads a body of whichever dialect it is in."""

@@ -109,7 +109,7 @@ class Engine(Protocol):
         ...
 
     def plan(self, prompt: Prompt) -> CacheReport:
-        """How much of `prompt` would be reused now."""
+        """How much of `prompt` would be reused now. Does not wait for the model; raises Unavailable, TimeoutError."""
         ...
 
     def anchor(self, prompt: Prompt, session: str | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from start_llm.core.prompt import Prompt
 from start_llm.engine.runner import Cache
-from start_llm.kvcache.blocks import TokenSequence
+from start_llm.kvcache.blocks import Tokens, TokenSequence
 from start_llm.kvcache.pieces import Plan, Restored
 from start_llm.kvcache.store import KVStore
 
@@ -41,6 +41,12 @@ class GuardedStore:
     def lookup(self, tokens: TokenSequence, limit: int) -> Plan:
         with self._guarded("lookup"):
             return self._store.lookup(tokens, limit=limit)
+        return Plan(0, 0, 0, STORE_ERROR)
+
+    def peek(self, tokens: Tokens, limit: int) -> Plan:
+        """`lookup` for other threads."""
+        with self._guarded("peek"):
+            return self._store.peek(tokens, limit)
         return Plan(0, 0, 0, STORE_ERROR)
 
     def restore(self, tokens: TokenSequence, plan: Plan) -> Restored:

@@ -87,10 +87,6 @@ class Scheduler:
         return len(self._prompts) + len(self._rows)
 
     @property
-    def queued(self) -> int:
-        return len(self.requests.waiting)
-
-    @property
     def busy(self) -> bool:
         return len(self.requests) > 0
 
@@ -137,8 +133,9 @@ class Scheduler:
         }
 
     def plan(self, tokens: tuple[int, ...]) -> CacheReport:
+        """What a request for this prompt would reuse now. Any thread; nobody waits for it."""
         array = as_tokens(tokens)
-        return report_of(len(array), self._store.lookup(array, limit=len(array) - 1))
+        return report_of(len(array), self._store.peek(array, limit=len(array) - 1))
 
     # --- the parts of a step --------------------------------------------------
 

@@ -38,12 +38,6 @@ class _Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class _Plan:
-    prompt: Prompt
-    answer: SimpleQueue[CacheReport | StartLLMError]
-
-
-@dataclass(frozen=True, slots=True)
 class _Anchor:
     work: Submit
 
@@ -61,7 +55,7 @@ class _Call:
     answer: SimpleQueue[Any]
 
 
-Command = Submit | _Cancel | _Plan | _Anchor | _Stop | _Call
+Command = Submit | _Cancel | _Anchor | _Stop | _Call
 
 
 class Runtime(Protocol):
@@ -100,6 +94,9 @@ class _OpenRequests:
         self._most = most
         self._works: dict[str, Submit] = {}
         self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._works)
 
     def opened(self, work: Submit) -> Submit:
         """The work with a sink that keeps count. Raises QueueFull."""
@@ -157,6 +154,7 @@ class EngineThread:
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._status = EngineStatus("loading", beat=time.monotonic())
         self._requests = _OpenRequests(max_queue + max_concurrency)
+        self._scheduler: Scheduler | None = None
         self._loaded = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="model", daemon=True)
@@ -195,16 +193,23 @@ class EngineThread:
         self._commands.put(_Cancel(work_id))
 
     def plan(self, prompt: Prompt) -> CacheReport:
-        """Raises Unavailable if the model thread does not answer within 10 s."""
-        answer: SimpleQueue[CacheReport | StartLLMError] = SimpleQueue()
-        self._commands.put(_Plan(prompt, answer))
-        return self._wait(answer)  # type: ignore[no-any-return]
+        """Looks at what is stored now, without the model thread. Raises Unavailable if nothing is loaded."""
+        scheduler = self._scheduler
+        if scheduler is None:
+            raise Unavailable(self._status.detail or f"The model is {self._status.state}.")
+        return scheduler.plan(prompt.tokens)
 
     def call(self, function: Callable[[Scheduler], Any], timeout: float = 10.0) -> Any:
         """Runs `function` on the model thread and returns what it returns; for probes and benchmarks."""
         answer: SimpleQueue[Any] = SimpleQueue()
         self._commands.put(_Call(function, answer))
-        return self._wait(answer, timeout)
+        try:
+            result = answer.get(timeout=timeout)
+        except Empty:
+            raise Unavailable("The model thread is busy; try again.") from None
+        if isinstance(result, BaseException):
+            raise result
+        return result
 
     def anchor(self, prompt: Prompt, session: str | None) -> None:
         self._anchors += 1
@@ -219,7 +224,10 @@ class EngineThread:
         self._commands.put(_Anchor(work))
 
     def status(self) -> EngineStatus:
-        status, since = self._status, self._watchdog.since
+        status, since, scheduler = self._status, self._watchdog.since, self._scheduler
+        if scheduler is not None and status.state in {"ready", "busy"}:  # now, not before the step that the model is in
+            running = scheduler.running
+            status = replace(status, running=running, queued=max(0, len(self._requests) - running))
         if since is None or status.state not in {"ready", "busy"}:
             return status
         return replace(status, state="wedged", detail=_not_moving(since), since=since)
@@ -246,15 +254,6 @@ class EngineThread:
                 return False
             self._thread.join(min(0.1, limit - now))
         return True
-
-    def _wait(self, answer: SimpleQueue[Any], timeout: float = 10.0) -> Any:
-        try:
-            result = answer.get(timeout=timeout)
-        except Empty:
-            raise Unavailable("The model thread is busy; try again.") from None
-        if isinstance(result, BaseException):
-            raise result
-        return result
 
     # --- watchdog's thread --------------------------------------------------------
 
@@ -283,6 +282,7 @@ class EngineThread:
             self._loaded.set()
             return
         try:
+            self._scheduler = runtime.scheduler
             self._set("ready", runtime.scheduler)
             self._loaded.set()
             self._watchdog.start()
@@ -338,8 +338,6 @@ class EngineThread:
             scheduler.cancel(command.work_id)
         elif isinstance(command, _Anchor):
             _guard(lambda: scheduler.anchoring.begin(command.work))
-        elif isinstance(command, _Plan):
-            command.answer.put(_guard(lambda: scheduler.plan(command.prompt.tokens)))
         elif isinstance(command, _Call):
             command.answer.put(_guard(lambda: command.function(scheduler)))
 
@@ -350,9 +348,7 @@ class EngineThread:
             return
         if now - self._figures_at >= FIGURES_SECONDS:
             self._figures, self._figures_at = scheduler.figures(), now
-        self._status = EngineStatus(
-            state, scheduler.running, scheduler.queued, beat=now, detail=detail, figures=self._figures
-        )
+        self._status = EngineStatus(state, beat=now, detail=detail, figures=self._figures)
 
 
 def _guard(function: Callable[[], Any]) -> Any:

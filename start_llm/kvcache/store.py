@@ -1,4 +1,4 @@
-"""The owner of stored KV: finds, restores, stores and evicts. Model thread only; no locks.
+"""The owner of stored KV: finds, restores, stores and evicts. Model thread only, but for `peek`; no locks.
 
 What a request does here, in order: `lookup` (how much is there), `pauses` (where its prefill should
 stop for a moment), `restore`, then `put` at each pause, after the prefill and after the generation.
@@ -66,6 +66,15 @@ class KVStore:
         array = self._memo.get(tokens)
         bound = len(array) if limit is None else max(0, min(limit, len(array)))
         return planner.plan(self._held.tree.walk(array), bound, self._kit.cuttable)
+
+    def peek(self, tokens: Tokens, limit: int) -> Plan:
+        """`lookup` for other threads: while the model thread is in a step, and without delaying it.
+
+        Raises:
+            TimeoutError: the store is being changed all the time.
+        """
+        tree, bound = self._held.tree, max(0, min(limit, len(tokens)))
+        return tree.peek(lambda: planner.plan(tree.walk(tokens), bound, self._kit.cuttable))
 
     def pauses(self, prompt: Prompt, start: int) -> tuple[int, ...]:
         """Ascending offsets beyond `start` at which prefill should pause for `put`; none if all layers can be cut."""

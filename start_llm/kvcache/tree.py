@@ -9,7 +9,9 @@ Knows no MLX: what a segment holds is handed in, and dividing it is a callable. 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +20,7 @@ from start_llm.kvcache.blocks import PrefixHash, Tokens, common_prefix
 from start_llm.kvcache.pieces import Checkpoint, FilePart, Slices
 
 _TOKEN = 4  # bytes
+_PEEK_PAUSE = 0.0005  # seconds between two tries to look at a tree that is being changed
 
 
 @dataclass(slots=True, eq=False)
@@ -121,7 +124,7 @@ class Match:
 
 
 class Tree:
-    """Segments by token path. Not thread-safe.
+    """Segments by token path. Not thread-safe: changed and read by one thread; others may only `peek`.
 
     Args:
         divide: cuts a segment's rows at a token into two.
@@ -140,6 +143,39 @@ class Tree:
         self._divide = divide
         self._longest = longest
         self._divided = divided
+        self._begun = self._ended = 0  # changes; they differ while there is one
+
+    def peek[T](self, read: Callable[[], T], seconds: float = 1.0) -> T:
+        """What `read` returns, which only reads this tree; for other threads than the owner's.
+
+        Nobody waits: the owner goes on, and what it changed meanwhile is read again.
+
+        Raises:
+            TimeoutError: the tree was being changed for all of the `seconds`.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            begun = self._begun
+            if begun == self._ended:
+                try:
+                    found = read()
+                except Exception:
+                    if begun == self._begun:
+                        raise
+                else:
+                    if begun == self._begun:
+                        return found
+            time.sleep(_PEEK_PAUSE)
+        raise TimeoutError("the tree of stored prefixes is being changed all the time")
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """While segments do not fit together. (One that is added or taken out does no harm to a reader.)"""
+        self._begun += 1
+        try:
+            yield
+        finally:
+            self._ended += 1
 
     def __iter__(self) -> Iterator[Segment]:
         """Every segment, parents first, without the root."""
@@ -198,21 +234,22 @@ class Tree:
         above = segment.parent
         if above is None or not 0 < at < segment.length:
             raise ValueError(f"cannot split {segment.length} tokens at {at}")
-        upper = Segment(segment.raw[: at * _TOKEN], segment.start, above, {})
-        if segment.rows is not None:
-            upper.rows, segment.rows = self._divide(segment.rows, at)
-        upper.seconds_per_token, upper.uses = segment.seconds_per_token, segment.uses
-        upper.used, upper.one_shot = segment.used, segment.one_shot
-        if segment.file is not None:
-            upper.file = segment.file
-            segment.file = FilePart(segment.file.name, segment.file.first + at)
-        segment.raw = segment.raw[at * _TOKEN :]
-        segment.start += at
-        segment.parent = upper
-        upper.children[segment.first] = segment
-        above.children[upper.first] = upper
-        if self._divided is not None:
-            self._divided(upper, segment)
+        with self._changing():
+            upper = Segment(segment.raw[: at * _TOKEN], segment.start, above, {})
+            if segment.rows is not None:
+                upper.rows, segment.rows = self._divide(segment.rows, at)
+            upper.seconds_per_token, upper.uses = segment.seconds_per_token, segment.uses
+            upper.used, upper.one_shot = segment.used, segment.one_shot
+            if segment.file is not None:
+                upper.file = segment.file
+                segment.file = FilePart(segment.file.name, segment.file.first + at)
+            segment.raw = segment.raw[at * _TOKEN :]
+            segment.start += at
+            segment.parent = upper
+            upper.children[segment.first] = segment
+            above.children[upper.first] = upper
+            if self._divided is not None:
+                self._divided(upper, segment)
         return upper
 
     def attach(self, above: Segment, raw: bytes) -> Segment | None:
@@ -229,12 +266,13 @@ class Tree:
             return
         (child,) = segment.children.values()
         if child.is_ghost:
-            segment.raw += child.raw
-            segment.chain = child.chain
-            segment.used = max(segment.used, child.used)
-            segment.children = child.children
-            for below in segment.children.values():
-                below.parent = segment
+            with self._changing():
+                segment.raw += child.raw
+                segment.chain = child.chain
+                segment.used = max(segment.used, child.used)
+                segment.children = child.children
+                for below in segment.children.values():
+                    below.parent = segment
 
     def remove(self, segment: Segment) -> None:
         """Takes out a ghost without children."""

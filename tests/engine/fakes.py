@@ -117,6 +117,9 @@ class FakeStore:
                 length = max((len(e) for e in self.entries if len(e) <= length and len(e) <= seen), default=0)
         return Plan(length, seen, seen, "" if length == seen else "no_checkpoint")
 
+    def peek(self, tokens: Any, limit: int) -> Plan:
+        return self.lookup(tokens, limit)
+
     def restore(self, tokens: Any, plan: Plan) -> Restored:
         return Restored([int(t) for t in tokens[: plan.length]], plan.length, plan.length * 4)
 

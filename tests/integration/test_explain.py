@@ -1,0 +1,50 @@
+"""`/v1/cache/explain` looks at what is stored while the model is in a step."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.live import WAIT, live
+
+
+def test_explain_does_not_wait_for_the_model(
+    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = tmp_path / "fault"
+    monkeypatch.setenv("ORACLE_FAULT", str(fault))
+    with live(oracle_path("plain"), tmp_path, max_concurrency=1) as server:
+        messages = [{"role": "user", "content": "word " * 300 + "[[long 3]]"}]
+        first = server.chat(messages)
+        history = [*messages, first["message"], {"role": "user", "content": "and more"}]
+
+        fault.write_text("hang")
+        answers: list[dict[str, Any]] = []
+        asking = [
+            threading.Thread(target=lambda i=i: answers.append(server.chat([{"role": "user", "content": f"{i} hi"}])))
+            for i in range(3)
+        ]
+        for thread in asking:
+            thread.start()
+        deadline = time.monotonic() + WAIT
+        while server.app.engine.status().queued != 2 and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+        body = {"model": "default", "messages": history}
+        report = httpx.post(f"{server.url}/v1/cache/explain", json=body, timeout=5).json()
+        assert (report["running"], report["queued"]) == (1, 2)
+        assert report["reused"] >= first["body"]["usage"]["prompt_tokens"] and "miss" not in report
+        assert report["reused"] + report["computed"] == report["prompt"]
+
+        fault.unlink()
+        for thread in asking:
+            thread.join(WAIT)
+        assert len(answers) == 3
+        done = server.chat(history)
+        assert done["report"]["reused"] == report["reused"]
