@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,8 @@ import pytest
 from tests.integration.processes import WAIT, process, until
 from tests.oracle import mark, work_done
 
-TURNS, TURN_TOKENS = 5, 4000
+ROOT = Path(__file__).resolve().parents[2]
+TURNS = 5
 
 
 def figure(url: str, name: str) -> float:
@@ -30,18 +34,20 @@ def turn(url: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
     return usage
 
 
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", ["plain", "hybrid"])
-def test_a_conversation_of_20_000_tokens_goes_on_after_a_kill(
-    oracle_path: Callable[..., Path], tmp_path: Path, kind: str
+@pytest.mark.parametrize("tokens", [5_000, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_a_conversation_goes_on_after_a_kill(
+    oracle_path: Callable[..., Path], tmp_path: Path, kind: str, tokens: int
 ) -> None:
     log, messages = tmp_path / "work.jsonl", []
     messages.append({"role": "system", "content": "You are careful."})
     with process(oracle_path(kind), tmp_path, ORACLE_LOG=str(log)) as (url, child):
         for i in range(TURNS):
-            messages.append({"role": "user", "content": f"part {i}: " + "word " * (TURN_TOKENS // 2)})
+            messages.append({"role": "user", "content": f"part {i}: " + "word " * (tokens // TURNS // 2)})
             usage = turn(url, messages)
         known = usage["total_tokens"]
-        assert known >= 20_000
+        assert known >= tokens
         until(lambda: figure(url, "kv_disk_waiting_bytes") == 0 and figure(url, "kv_disk_waiting_segments") == 0)
         child.send_signal(signal.SIGKILL)
         child.wait(WAIT)
@@ -50,3 +56,17 @@ def test_a_conversation_of_20_000_tokens_goes_on_after_a_kill(
         messages.append({"role": "user", "content": "and now " * 100})
         usage = turn(url, messages)
     assert work_done(log, since) <= 1.1 * (usage["prompt_tokens"] - known), json.dumps(usage)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("kind", ["plain", "hybrid"])
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_kills_during_writes(oracle_path: Callable[..., Path], tmp_path: Path, kind: str, kills: int) -> None:
+    """The next start serves, no file is damaged, every answer is right."""
+    program = str(Path(__file__).with_name("kill_server.py"))
+    command = [sys.executable, program, str(oracle_path(kind)), str(tmp_path), str(kills), "1"]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"{kills} kills, {2 * kills} answers right" in done.stdout

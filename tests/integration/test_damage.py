@@ -1,0 +1,60 @@
+"""Damage to any file that the server keeps: the next start serves, a running server goes on, and no answer is wrong."""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.files.damage import damage_somewhere
+from tests.integration.live import WAIT, Live, live
+from tests.oracle import expected_truth
+
+
+def turn(server: Live, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One more turn of a conversation; the oracle tells what it really saw. Returns the history after it."""
+    messages = [*messages, {"role": "user", "content": f"part {len(messages)} " + "word " * 300 + "[[truth]]"}]
+    answer = server.chat(messages)
+    content = answer["message"]["content"]
+    assert content == expected_truth(server.prompt_of(answer))
+    return [*messages, {"role": "assistant", "content": content}]
+
+
+def respond(server: Live, **body: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/responses", json={"model": "default", "input": "hi"} | body, timeout=WAIT)
+
+
+def folders(root: Path) -> list[Path]:
+    return [
+        folder for folder in [root, *root.rglob("*")] if folder.is_dir() and any(p.is_file() for p in folder.iterdir())
+    ]
+
+
+@pytest.mark.parametrize("kind", ["plain", "hybrid"])
+@pytest.mark.parametrize("count", [4, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+def test_random_damages(oracle_path: Callable[..., Path], tmp_path: Path, kind: str, count: int) -> None:
+    options = {"kv_disk_dir": "auto", "responses_store_max": 10}
+    whole = tmp_path / "whole"
+    with live(oracle_path(kind), whole, **options) as server:
+        history = turn(server, turn(server, []))
+        stored = respond(server).json()["id"]
+    chance = random.Random(5)
+    for number in range(count):
+        cache = tmp_path / str(number)
+        shutil.copytree(whole, cache)
+        for _ in range(3):
+            damage_somewhere(chance.choice(folders(cache)), chance)
+        with live(oracle_path(kind), cache, **options) as server:
+            after = turn(server, history)
+            assert respond(server, previous_response_id=stored).status_code in (200, 404)
+            damage_somewhere(chance.choice(folders(cache)), chance)
+            turn(server, after)
+            again = respond(server, store=True)
+            assert again.status_code == 200
+            assert httpx.get(f"{server.url}/health", timeout=WAIT).status_code == 200
+        shutil.rmtree(cache)
