@@ -40,6 +40,7 @@ from transformers import AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+
 from scripts.bench.texts import Writer
 from start_llm.core.messages import Message, Tool
 from start_llm.core.request import ChatRequest
@@ -48,7 +49,6 @@ from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.pipeline import Pipeline
-from start_llm.prompt.volatile import Rules
 from tests.oracle.build import build_oracle
 
 STORED, SHARED, TAIL = 1000, 100, 500
@@ -149,7 +149,7 @@ def measure_turn(size: int, checkpoint: Path) -> tuple[dict[str, float], int]:
     """Milliseconds for turn N+1 (the median of five that follow each other), and tokens of the prompt at turn N."""
     tokenizer = AutoTokenizer.from_pretrained(str(checkpoint))
     template, coder = HFTemplate(tokenizer), HFTokenizer(tokenizer)
-    pipeline = Pipeline(template, coder, settings=load_settings(None), rules=Rules.load(None))
+    pipeline = Pipeline(template, coder, settings=load_settings(None))
     messages, tools = _conversation(size, lambda text: len(coder.encode(text)))
     turns, templates, tokens = [], [], 0
     end = coder.encode("<|im_end|>")

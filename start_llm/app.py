@@ -7,7 +7,6 @@ built from the loaded model -> proxy. Stop: proxy, HTTP edge, model thread, disk
 from __future__ import annotations
 
 import logging
-import sqlite3
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from start_llm.api.server import ApiServer, make_server
 from start_llm.chat import ChatService, Served
 from start_llm.core.errors import NotSupported, StartLLMError, Unavailable
 from start_llm.core.exitcodes import ExitCode
+from start_llm.core.prompt import Prompt
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 from start_llm.core.work import Constraint
@@ -37,11 +37,12 @@ from start_llm.models.loader import LoadedModel, accelerator, load_model
 from start_llm.parsing.registry import ExternalFormat, OutputStyle, output_style
 from start_llm.parsing.structured import make_constraint, model_text
 from start_llm.progress import ProgressBars
+from start_llm.prompt.clients import Clients
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.ports import TemplateError
+from start_llm.prompt.recorder import Recorder
 from start_llm.prompt.turndb import TurnDB
-from start_llm.prompt.volatile import Rules
 from start_llm.proxy.config import KEY_NAME
 from start_llm.proxy.keeper import ProxyKeeper
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
@@ -72,7 +73,7 @@ class App:
         self._say = say or _speaker(console, as_json=settings.log_json)
         lines = self._say if settings.log_json else None
         self._progress: Callable[[str, float], None] = ProgressBars(console, lines) if say is None else _quiet
-        self._rules = Rules.load(settings.cache_rules_file)
+        self._clients = Clients.load(settings.cache_rules_file)
         self._built: _Built | None = None
         self.engine = EngineThread(
             self._load,
@@ -88,6 +89,7 @@ class App:
         self._proxy: LiteLLMProxy | None = None
         self._keeper: ProxyKeeper | None = None
         self._pipeline: Pipeline | None = None
+        self._recorder: Recorder | None = None
         self._ends: SimpleQueue[ExitCode] = SimpleQueue()
 
     @property
@@ -140,6 +142,8 @@ class App:
             self._proxy.stop()
         idle = self._server.stop(graceful_seconds=2.0 if self._answers() else 0.0)
         ended = self.engine.stop() and idle
+        if self._recorder is not None:
+            self._recorder.close()
         if self._pipeline is not None:
             self._pipeline.close()
         self._ends.put(ExitCode.ENDED)
@@ -216,13 +220,14 @@ class App:
                 template,
                 tokenizer,
                 settings=self.settings,
-                rules=self._rules,
+                clients=self._clients,
                 store=turns,
                 context=self._context(loaded),
             )
         except TemplateError as error:
             raise NotSupported(f"The chat template of {loaded.source} cannot be used: {error}") from error
         pipeline = self._pipeline
+        self._recorder = Recorder(pipeline, self._anchor if self.settings.reanchor == "on" else None)
         self._server.metrics.watch_figures(
             lambda: {f"prompt_{name}": value for name, value in pipeline.counters().items()}
         )
@@ -233,7 +238,8 @@ class App:
                 source=loaded.source,
                 created=int(time.time()),
                 context=self._context(loaded),
-                pipeline=self._pipeline,
+                pipeline=pipeline,
+                recorder=self._recorder,
                 style=style,
                 detokenizer=lambda: loaded.wrapper.detokenizer,
                 token_text=lambda token: str(loaded.tokenizer.decode([token])),
@@ -243,16 +249,13 @@ class App:
             )
         )
 
+    def _anchor(self, guess: Prompt, session: str) -> None:
+        self.engine.anchor(guess, session)
+
     def _turns(self, loaded: LoadedModel) -> TurnDB | None:
-        """Turn records live and die with the KV on disk."""
+        """The conversation tree lives and dies with the KV on disk."""
         folder = self.settings.disk_dir
-        if folder is None:
-            return None
-        try:
-            return TurnDB(folder / f"turns-{loaded.fingerprint[:16]}.sqlite3")
-        except (OSError, sqlite3.Error) as error:
-            self._say(f"disk      turn records are off: {error}")
-            return None
+        return TurnDB(folder / f"turns-{loaded.fingerprint[:16]}.sqlite3") if folder is not None else None
 
     def _context(self, loaded: LoadedModel) -> int:
         return min(self.settings.max_kv_size, loaded.capabilities.context)

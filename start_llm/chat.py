@@ -35,6 +35,7 @@ from start_llm.core.events import (
     Started,
     Usage,
 )
+from start_llm.core.messages import Message
 from start_llm.core.report import CacheReport, Miss
 from start_llm.core.request import ChatRequest
 from start_llm.core.service import Health, ModelCard
@@ -45,6 +46,7 @@ from start_llm.parsing.detokenise import Detokenizer
 from start_llm.parsing.registry import OutputStyle
 from start_llm.parsing.stream import OutputParser
 from start_llm.prompt.pipeline import Pipeline, Prepared
+from start_llm.prompt.recorder import Recorder
 
 log = logging.getLogger(__name__)
 
@@ -75,6 +77,7 @@ class Served:
         detokenizer: makes a fresh streaming detokenizer of mlx-lm.
         check: raises BadRequest for what this model cannot do with a request's numbers.
         constraint: the grammar a request asks for, given whether its prompt ends inside reasoning.
+        recorder: remembers finished answers, off the request path.
         think_tokens: ids of the reasoning tags, where each is one token; else budgets are not enforced.
     """
 
@@ -83,6 +86,7 @@ class Served:
     created: int
     context: int
     pipeline: Pipeline
+    recorder: Recorder
     style: OutputStyle
     detokenizer: Callable[[], Any]
     token_text: Callable[[int], str]
@@ -124,22 +128,6 @@ class ChatService:
     def _prepare(self, served: Served, request: ChatRequest) -> Prepared:
         thinking = self._settings.default_thinking if request.thinking is None else request.thinking
         return served.pipeline.prepare(request, thinking=thinking)
-
-    def finish(self, run: _Run, report: CacheReport) -> None:
-        """Called once by a stream that ended well: remembers the report, the turn, and what may come next."""
-        self.remember(run.request.id, report)
-        if run.request.prompt is not None:
-            return
-        choice = run.choices[0]
-        if choice.ending is Ending.WATCHDOG:
-            return  # a turn that the watchdog cut is no turn
-        answer = choice.message()
-        pipeline = run.served.pipeline
-        pipeline.record(run.prepared, answer, choice.tokens)
-        if self._settings.reanchor == "on":
-            guess = pipeline.predict(run.prepared, answer, choice.tokens)
-            if guess is not None:
-                self._engine.anchor(guess, run.prepared.session)
 
     def remember(self, request_id: str, report: CacheReport) -> None:
         with self._reports_lock:
@@ -285,6 +273,7 @@ class ChatStream:
         self._first: Choice | None = None
         self._planned = CacheReport(prompt=len(run.prepared.prompt.tokens), session=run.prepared.session)
         self._seconds_prefill = 0.0
+        self._answer: Message | None = None
 
     def __iter__(self) -> Iterator[Event]:
         return self
@@ -310,11 +299,14 @@ class ChatStream:
         raise StopIteration
 
     def close(self) -> None:
-        """Ends the stream; work that is still running is cancelled, and no turn is recorded."""
+        """Ends the stream; the turn of a complete answer is recorded now, other work is cancelled."""
         self._closed.set()
         self._run.queue.put((0, None))
         if not self._over:
             self._cancel()
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            self._run.served.recorder.finish(self._run.prepared, answer, self._run.choices[0].tokens)
 
     def _watch(self) -> None:
         """Nothing happened for a while: a sign of life, or the end if the model thread gives none."""
@@ -375,7 +367,11 @@ class ChatStream:
             cached=report.reused,
             reasoning=sum(c.reasoning for c in self._run.choices),
         )
-        self._run.service.finish(self._run, report)
+        self._run.service.remember(self._run.request.id, report)
+        first = self._run.choices[0]
+        if self._run.request.prompt is None and first.ending is not Ending.WATCHDOG:  # a turn that was cut is none
+            self._answer = first.message()
+            self._run.served.pipeline.expect(self._run.prepared, self._answer)
         self._ready.append(Done(usage, report))
 
     def _fail(self, error: StartLLMError) -> None:

@@ -21,7 +21,7 @@ from start_llm.core.exitcodes import ExitCode
 from start_llm.core.settings import Settings, SettingsError
 from start_llm.dashboard.jsonlines import json_line, log_as_json
 from start_llm.dashboard.terminal import log_as_lines
-from start_llm.prompt.volatile import RuleError
+from start_llm.prompt.clients import RuleError
 
 _FLUSH_SECONDS = 0.5
 

@@ -58,10 +58,13 @@ class Letters:
 
 class Service:
     def __init__(self) -> None:
-        self.finished: list[_Run] = []
+        self.finished: list[Any] = []
 
-    def finish(self, run: _Run, report: CacheReport) -> None:
-        self.finished.append(run)
+    def expect(self, prepared: Any, answer: Any) -> None:
+        pass
+
+    def finish(self, prepared: Any, answer: Any, tokens: Any) -> None:
+        self.finished.append(answer)
 
     def remember(self, request_id: str, report: CacheReport) -> None:
         self.remembered = report
@@ -73,7 +76,8 @@ def stream_of(
     """All events of an answer, the engine, and the choice."""
     request = ChatRequest("r", "chat", "m", tools=TOOLS, parallel_tool_calls=parallel)
     run: Any = _Run.__new__(_Run)
-    run.service, run.request, run.served = Service(), request, SimpleNamespace(pipeline=None)
+    service = Service()
+    run.service, run.request, run.served = service, request, SimpleNamespace(pipeline=service, recorder=service)
     run.prepared = SimpleNamespace(prompt=Prompt((1, 2)), session=None, in_reasoning=False)
     style = output_style(tool_parser="hermes_json", reasoning_parser="think_tag")
     parser = OutputParser(style, tools=TOOLS, stop=stop)

@@ -117,7 +117,7 @@ class Settings(BaseSettings):
     cache_drift_policy: Literal["append", "strict"] = Field(
         "append", description="append: what was shown stays, changes come in a note; strict: the client's bytes."
     )
-    cache_rules_file: Annotated[Path | None, OffOr] = Field(None, description="TOML file with more volatile rules.")
+    cache_rules_file: Annotated[Path | None, OffOr] = Field(None, description="TOML file with more clients and rules.")
     cache_memory_bytes: Annotated[int | None, OffOr] = Field(
         None, description="Bytes of KV kept in memory. Unset: a share of the machine's memory."
     )
@@ -160,16 +160,11 @@ class Settings(BaseSettings):
         True,
         description="Kept for old configurations: lookup walks the tree, exact and faster than hashing.",
     )
-    cache_canonicalize_tool_context: bool = Field(
-        True, description="Apply the volatile rules; false keys the cache on the client's bytes."
-    )
+    cache_canonicalize_tool_context: bool = Field(True, description="false: as CACHE_DRIFT_POLICY=strict.")
     cache_vlm_image_identity: bool = Field(
         True, description="Make an image's pixels part of the cache key (once images are served)."
     )
     cache_session_partitioning: bool = Field(True, description="Kept for old configurations; lookup is always global.")
-    cache_norm_safety_check: bool = Field(
-        False, description="Fall back to strict where the rules take away over 10% of a prompt."
-    )
     normalize_write_tool_content_for_prompt: bool = Field(
         False,
         description="Kept for old configurations: the key is a digest anyway, and the model always sees the content.",

@@ -7,7 +7,6 @@ from datetime import datetime
 
 VARIABLE = "strftime_now"
 """The function that templates ask for the date. Passed to `Template.render`, it takes the real one's place."""
-SLOT = "clock:head:template_date"
 OWN_DATES = frozenset([VARIABLE, "date_string"])
 """Template variables by which a client sets the date itself."""
 
@@ -29,8 +28,3 @@ class Clock:
     def value(self) -> str:
         """What the template prints, its formats joined."""
         return ", ".join(self.moment.strftime(form) for form in self.formats)
-
-
-def date_line(value: str) -> str:
-    """The update note's line that tells a new date."""
-    return f"Current date: {value}"

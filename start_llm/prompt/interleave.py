@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from start_llm.core.messages import Message
+from start_llm.prompt.reading import call_id
 
 
 def interleaved(messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -39,14 +40,14 @@ def _interleaved(messages: Sequence[Message]) -> Iterator[Message]:
 def _turn(message: Message, results: Sequence[Message]) -> Iterator[Message]:
     """One assistant message with several calls, and the tool messages right behind it."""
     own: list[list[Message]] = [[] for _ in message.tool_calls]
-    ids = {call.id: place for place, call in reversed(list(enumerate(message.tool_calls)))}
+    ids = {call_id(call.id): place for place, call in reversed(list(enumerate(message.tool_calls)))}
     rest: list[Message] = []
     nameless: list[Message] = []
     for result in results:
         if result.tool_call_id is None:
             nameless.append(result)
-        elif result.tool_call_id in ids:
-            own[ids[result.tool_call_id]].append(result)
+        elif call_id(result.tool_call_id) in ids:
+            own[ids[call_id(result.tool_call_id)]].append(result)
         else:
             rest.append(result)
     for result in nameless:

@@ -1,4 +1,4 @@
-"""Where a place of the prompt comes from: which message, field and rule. For explaining misses."""
+"""Where a place of the prompt comes from: message, field and rule. For explaining misses, off the request path."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from math import inf
 
 from start_llm.core.messages import Message
-from start_llm.prompt.notes import NOTE_OPEN
+from start_llm.prompt.note import NOTE_OPEN
+from start_llm.prompt.reading import Entry, Reading
 from start_llm.prompt.render import Rendered
-from start_llm.prompt.turns import Shown
-from start_llm.prompt.view import Entry
+from start_llm.prompt.tree import Shown
 
 _SNIPPET = 80
 
@@ -23,7 +23,7 @@ class Where:
     Attributes:
         message: index of the client's message, or None (tools, generation prompt).
         field: ``system``, ``tools``, ``content``, ``reasoning``, ``tool_calls``, ``note``, ``generation``, ...
-        rule: the volatile rule that matched there.
+        rule: the declared place that it lies in.
         text: the prompt's text around it.
     """
 
@@ -33,35 +33,8 @@ class Where:
     text: str
 
 
-def _snippet(message: Message) -> str:
-    for text in (message.content, message.reasoning or ""):
-        if stripped := text.strip():
-            return stripped[:_SNIPPET].rstrip()
-    return message.tool_calls[0].name if message.tool_calls else ""
-
-
-def message_offsets(text: str, messages: Sequence[Message]) -> list[int | None]:
-    """Character offset at which each message's own words begin in the rendered text; None where they are not found."""
-    offsets: list[int | None] = []
-    position = 0
-    for message in messages:
-        snippet = _snippet(message)
-        found = text.find(snippet, position) if snippet else -1
-        offsets.append(found if found >= 0 else None)
-        if found >= 0:
-            position = found + (
-                len(message.content.strip()) if snippet and snippet in message.content else len(snippet)
-            )
-    return offsets
-
-
 def locate(
-    rendered: Rendered,
-    marks: Sequence[int],
-    shown: Sequence[Shown],
-    entries: Sequence[Entry],
-    char: int,
-    around: str,
+    rendered: Rendered, marks: Sequence[int], shown: Sequence[Shown], reading: Reading, char: int, around: str
 ) -> Where:
     """The message that character `char` of the rendered text belongs to.
 
@@ -70,16 +43,37 @@ def locate(
     """
     if char >= rendered.generation:
         return Where(None, "generation", None, around)
-    messages = [item.message for item in shown]
-    offsets = message_offsets(rendered.text, messages)
+    messages = [one.message for one in shown]
+    offsets = _offsets(rendered.text, messages)
     best = max((i for i, start in enumerate(_starts(offsets, marks)) if start <= char), default=None)
     if best is None:
         return Where(None, "tools" if rendered.head and char < rendered.head else None, None, around)
     message, offset = messages[best], offsets[best]
     assert offset is not None
-    index = _client_index(shown, entries, best)
+    index = _client_index(shown[best], reading)
     field = _field(message, rendered, offset, char)
-    return Where(index, field, _rule(entries[index], char - offset) if index is not None else None, around)
+    return Where(index, field, _rule(reading.entries[index], char - offset) if index is not None else None, around)
+
+
+def _snippet(message: Message) -> str:
+    for text in (message.content, message.reasoning or ""):
+        if stripped := text.strip():
+            return stripped[:_SNIPPET].rstrip()
+    return message.tool_calls[0].name if message.tool_calls else ""
+
+
+def _offsets(text: str, messages: Sequence[Message]) -> list[int | None]:
+    """Character offset at which each message's own words begin in the rendered text; None where they are not found."""
+    offsets: list[int | None] = []
+    position = 0
+    for message in messages:
+        snippet = _snippet(message)
+        found = text.find(snippet, position) if snippet else -1
+        offsets.append(found if found >= 0 else None)
+        if found >= 0:
+            own = snippet in message.content
+            position = found + (len(message.content.strip()) if own else len(snippet))
+    return offsets
 
 
 def _starts(offsets: Sequence[int | None], marks: Sequence[int]) -> Iterator[float]:
@@ -95,12 +89,11 @@ def _starts(offsets: Sequence[int | None], marks: Sequence[int]) -> Iterator[flo
         previous = mark
 
 
-def _client_index(shown: Sequence[Shown], entries: Sequence[Entry], best: int) -> int | None:
-    link = shown[best].link
-    for index, entry in enumerate(entries):
-        if (link is not None and entry.link == link) or entry.facts.shown == shown[best].message:
-            return index
-    return None
+def _client_index(shown: Shown, reading: Reading) -> int | None:
+    if shown.place is not None and shown.place < len(reading.indices):
+        return reading.indices[shown.place]
+    same = (index for index, entry in enumerate(reading.entries) if entry.facts.shown == shown.message)
+    return next(same, 0 if shown.message.role == "system" else None)
 
 
 def _field(message: Message, rendered: Rendered, offset: int, char: int) -> str:
@@ -110,8 +103,9 @@ def _field(message: Message, rendered: Rendered, offset: int, char: int) -> str:
     if message.role != "assistant":
         note = message.content.rfind(NOTE_OPEN)
         return "note" if 0 <= note <= char - offset else "content"
-    place = rendered.text.find(message.content.strip(), max(0, offset)) if message.content.strip() else -1
-    if place >= 0 and char >= place + len(message.content.strip()):
+    words = message.content.strip()
+    place = rendered.text.find(words, max(0, offset)) if words else -1
+    if place >= 0 and char >= place + len(words):
         return "tool_calls" if message.tool_calls else "content"
     if place >= 0 and char >= place:
         return "content"
@@ -121,7 +115,5 @@ def _field(message: Message, rendered: Rendered, offset: int, char: int) -> str:
 
 
 def _rule(entry: Entry, place: int) -> str | None:
-    for field in entry.facts.fields:
-        if field.start - len(field.line) <= place <= field.end + 8:
-            return field.rule.name
-    return None
+    parts = (part for part in entry.facts.parts if part.start <= place <= part.end + 8)
+    return next((part.rule.name for part in parts), None)

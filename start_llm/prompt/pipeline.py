@@ -1,40 +1,99 @@
 """One request's way from messages to tokens. The page to read first in this room.
 
-heal -> canonical chain -> find the turn record -> decide what is shown -> render -> tokenise. Every step falls back to
-the plain one when the record is missing: a record can save work, it is never needed for correctness, because the
-rendered text is compared before any token is taken over.
+read -> find the base -> decide what is shown -> render -> tokenise; afterwards: record, predict. The conversation tree
+(`tree`) is the one memory; `docs/prompt.md` tells the walk with an example.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 
 from start_llm.core.errors import BadRequest
-from start_llm.core.messages import Message, Tool
+from start_llm.core.messages import Message
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
-from start_llm.prompt.canonical import ROOT, Facts, FactsMemory, answer_key, body_links, is_reply, link
+from start_llm.prompt.clients import Clients
 from start_llm.prompt.clock import OWN_DATES, VARIABLE, Clock
-from start_llm.prompt.counters import Counters, healed_turns, rejected
-from start_llm.prompt.heal import HealingStore, cleared, filed_turns
-from start_llm.prompt.locate import Where, locate, message_offsets
+from start_llm.prompt.counters import Counters
+from start_llm.prompt.locate import Where, locate
+from start_llm.prompt.match import Asked, bases
 from start_llm.prompt.ports import Template, Tokenizer
 from start_llm.prompt.predict import Guesses, followers, known_until
-from start_llm.prompt.prepared import Match, Prepared, Turn, next_generation
 from start_llm.prompt.probe import probe
+from start_llm.prompt.reading import ROOT, Reader, Reading, answer_digest, call_id, link
 from start_llm.prompt.render import Rendered, Renderer
 from start_llm.prompt.tokenise import Coded, Coder, boundaries
-from start_llm.prompt.toolorder import ToolOrder
+from start_llm.prompt.tree import Node, Path, Rendering, Tree, extended, grown
 from start_llm.prompt.turndb import TurnDB
-from start_llm.prompt.turns import Generation, Open, Record, TurnMemory, head_size, inherited_opens, with_generation
-from start_llm.prompt.view import Entry, View, append_only, as_sent, changed_head
-from start_llm.prompt.volatile import Rules
+from start_llm.prompt.view import View, as_sent, going_on, strictly
 
 log = logging.getLogger(__name__)
+
+_WAIT_SECONDS = 2.0
+_ANSWER_SHARE = 8  # an answer gets at least this part of the context before text is shown that the client did not send
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the later steps need of a prepared request.
+
+    `stem`: the path whose text and tokens it goes on from. `spoken`: tokens of the answers of ours that it carries.
+    """
+
+    request: ChatRequest
+    reading: Reading
+    view: View
+    variables: dict[str, Any]
+    rendered: Rendered
+    coded: Coded
+    clock: Clock | None
+    stem: Path | None
+    spoken: int = 0
+
+    @property
+    def key(self) -> bytes:
+        return self.reading.keys[-1] if self.reading.keys else ROOT
+
+    @property
+    def rendering(self) -> Rendering:
+        return Rendering(self.rendered.text, self.coded.tokens, self.coded.anchors, self.rendered.generation)
+
+    def key_behind(self, answer: Message) -> bytes:
+        return link(self.key, answer_digest(answer.content, answer.tool_calls))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request ready for the engine.
+
+    Attributes:
+        prompt: what the model gets.
+        in_reasoning: the generation prompt has opened the reasoning block.
+        fresh: prompt tokens that this conversation had not seen before.
+        session: stable id of the conversation: the client's own, else derived from how it begins.
+        one_shot: looks like a side request (title, summary).
+        notes: lines of the update note that was added.
+    """
+
+    prompt: Prompt
+    in_reasoning: bool
+    fresh: int
+    session: str
+    one_shot: bool = False
+    notes: tuple[str, ...] = ()
+    turn: Turn | None = field(default=None, repr=False)
+
+    @property
+    def served(self) -> int:
+        """Tokens at its front that an earlier turn had as well, its answer included."""
+        return self.turn.coded.taken if self.turn is not None else 0
 
 
 class Pipeline:
@@ -46,7 +105,7 @@ class Pipeline:
         tokenizer: Tokenizer,
         *,
         settings: Settings,
-        rules: Rules,
+        clients: Clients | None = None,
         store: TurnDB | None = None,
         now: Callable[[], datetime] = datetime.now,
         context: int = 0,
@@ -58,31 +117,22 @@ class Pipeline:
         Raises:
             TemplateError: the template cannot render one user message.
         """
-        self._settings = settings
+        self._strict = settings.cache_drift_policy == "strict" or not settings.cache_canonicalize_tool_context
         self._tokenizer = tokenizer
         self.traits = probe(template, tokenizer)
         self._renderer = Renderer(template, self.traits, preserve_thinking=settings.preserve_thinking)
         self._coder = Coder(tokenizer, self.traits)
-        use_rules = settings.cache_canonicalize_tool_context
-        self._facts = FactsMemory(rules if use_rules else Rules(()))
-        self._healing = HealingStore()
-        self._turns = TurnMemory()
+        self._reader = Reader(Clients(()) if self._strict else clients or Clients())
+        self._tree = Tree()
+        self._awaited: dict[bytes, threading.Event] = {}
         self._guesses = Guesses()
         self._counters = Counters()
         self._now = now
-        self._tools = ToolOrder()
         self._context = context
         self._store = store
         if store is not None:
-            self._restore(store)
-
-    def _restore(self, store: TurnDB) -> None:
-        stored = store.load(self.traits.fingerprint)
-        self._turns.restore(stored.records, stored.next_id)
-        for parent, key, entry in stored.healing:
-            self._healing.restore(parent, key, entry)
-        for names in stored.toollists:
-            self._tools.learn(names)
+            policy = "strict" if self._strict else "append"
+            self._tree.restore(store.load(f"{self.traits.fingerprint}-{policy}"))
 
     # --- request ------------------------------------------------------------
 
@@ -96,51 +146,17 @@ class Pipeline:
             return self._completion(request)
         if not request.messages:
             raise BadRequest("messages is empty; at least one message is needed", param="messages")
-        match = self._match(request)
-        if any(cleared(message) for message in request.messages):
-            kept = self._match(request, keep_results=True)
-            # A client clears old results to save context. As long as there is plenty, computing all that stands
-            # behind them anew is the greater loss; the model still sees them then.
-            if not kept.strict and kept.depth > match.depth and self._all_shown(kept):
-                prepared = self._prepare(request, thinking, kept)
-                if not self._context or len(prepared.prompt.tokens) * 2 <= self._context:
-                    return prepared
-        return self._prepare(request, thinking, match)
-
-    def _all_shown(self, match: Match) -> bool:
-        """Every cleared result that was taken for the one before is shown as that one."""
-        counted = [entry for entry in match.entries if entry.link is not None]
-        rest = [entry for entry in counted[match.depth :] if cleared(entry.message)]
-        own = self._facts.get([entry.message for entry in rest])
-        return all(entry.facts.digest == facts.digest for entry, facts in zip(rest, own, strict=True))
-
-    def _match(self, request: ChatRequest, keep_results: bool = False) -> Match:
-        """`keep_results`: tool results that the client has cleared are taken for those that were there."""
-        entries, chain, keys = self._chain(request.messages, keep_results)
-        strict = self._strict(entries)
-        return Match(entries, chain, keys, self._base(entries, chain, keys, request.tools, strict), strict)
-
-    def _prepare(self, request: ChatRequest, thinking: bool, match: Match) -> Prepared:
-        entries, chain, keys, base, strict = match
-        clock = None if strict else self._clock(request, base)
-        view = self._view(request, match, clock)
         variables = self._renderer.variables(
             thinking=thinking, effort=request.reasoning_effort, extra=request.template_kwargs
         )
-        if clock is not None:
-            variables[VARIABLE] = clock
-        rendered = self._renderer.render([shown.message for shown in view.shown], view.tools, variables)
-        coded = self._code(rendered, match)
-        healed = healed_turns(request.messages, entries, base[1].chain[: base[2]] if base is not None else ())
-        turn = Turn(tuple(entries), view, chain, tuple(keys), variables, rendered, coded, base, clock, healed)
-        offsets = message_offsets(rendered.text, [shown.message for shown in view.shown])
+        turn = self._turn(request, variables)
         return Prepared(
-            prompt=self._prompt(turn, offsets),
-            in_reasoning=rendered.in_reasoning,
-            fresh=self._fresh(turn, offsets),
-            session=request.session or _session(entries),
+            prompt=self._prompt(turn),
+            in_reasoning=turn.rendered.in_reasoning,
+            fresh=self._fresh(turn),
+            session=request.session or _session(turn.reading),
             one_shot=not request.tools and all(message.role != "assistant" for message in request.messages),
-            notes=view.notes,
+            notes=turn.view.notes,
             turn=turn,
         )
 
@@ -153,166 +169,137 @@ class Pipeline:
         session = request.session or "completion"
         return Prepared(Prompt(tokens, generation=len(tokens)), False, len(tokens), session, one_shot=True)
 
-    def _chain(
-        self, messages: Sequence[Message], keep_results: bool = False
-    ) -> tuple[list[Entry], tuple[bytes, ...], list[bytes | None]]:
-        """Heals the messages in order and links them: entries, the chain, and the answer keys along the chain."""
-        entries: list[Entry] = []
-        chain: list[bytes] = []
-        keys: list[bytes | None] = []
-        parent = ROOT
-        facts = self._facts.get([message for message in messages if message.role != "assistant"])
-        known = iter(facts)
-        filed = filed_turns(messages)
-        told = 0
-        for index, message in enumerate(messages):
-            key: bytes | None = None
-            if index in filed and (turn := self._healing.from_file(parent, filed[index])) is not None:
-                message, told = turn, index + len(filed[index])
-                fact, key = self._answer(message)
-            elif index < told:
-                # Told with the message before it; the prompt leaves an empty message out.
-                message = replace(message, content="")
-                fact = replace(self._facts.get([message])[0], counts=False, shown=replace(message))
-            elif entries and is_reply(message, entries[-1].facts):
-                fact = replace(self._facts.get([message])[0], counts=False)
-            elif message.role == "assistant":
-                message = self._healing.heal(parent, message)
-                fact, key = self._answer(message)
-            else:
-                fact = next(known)
-                if keep_results and cleared(message):
-                    digest = self._turns.result_after(parent, message.tool_call_id)
-                    fact = replace(fact, digest=digest) if digest is not None else fact
-            if fact.counts:
-                parent = link(parent, fact.digest)
-                chain.append(parent)
-                keys.append(key)
-            entries.append(Entry(message, fact, parent if fact.counts else None))
-        return entries, tuple(chain), keys
+    def _turn(self, request: ChatRequest, variables: dict[str, Any]) -> Turn:
+        """The first of these that fits the context: with what the client cleared or stripped, then as it was sent."""
+        reading = self._reader.read(request.messages)
+        self._await(reading)
+        if self._strict:
+            return self._strict_turn(request, reading, variables)
+        if any(entry.cleared for entry in reading.entries):
+            kept = self._reader.read(request.messages, self._tree.result_of)
+            turn = self._based(request, kept, variables) if kept.keys != reading.keys else None
+            if turn is not None and self._fits(turn, self._context // 2):
+                return turn
+        turn = self._based(request, reading, variables)
+        if turn is not None and (not turn.view.extra or self._fits(turn, self._room(request))):
+            return turn
+        clock = self._clock(request, None)
+        asked = Asked.of(request, reading, clock.value if clock is not None else None)
+        return self._rendered(request, reading, as_sent(asked, self._tree.arrange(request.tools)), variables, clock)
 
-    def _answer(self, message: Message) -> tuple[Facts, bytes]:
-        """Facts and identity of an assistant turn."""
-        return self._facts.get([message])[0], answer_key(message.content, message.tool_calls)
+    def _based(self, request: ChatRequest, reading: Reading, variables: dict[str, Any]) -> Turn | None:
+        """The request as its conversation goes on; None if it goes on from no answer of this server."""
+        clock = self._clock(request, None)
+        asked = Asked.of(request, reading, clock.value if clock is not None else None)
+        for match in bases(self._tree, asked):
+            view = going_on(match, asked, self._count_tokens)
+            if view is not None:
+                return self._rendered(request, reading, view, variables, self._clock(request, match.path))
+        return None
 
-    def _base(
+    def _count_tokens(self, text: str) -> int:
+        return len(self._tokenizer.encode(text))
+
+    def _strict_turn(self, request: ChatRequest, reading: Reading, variables: dict[str, Any]) -> Turn:
+        view = strictly(request.messages, request.tools)
+        paths = (path for key in reversed(reading.keys) for path in self._tree.at(key))
+        return self._rendered(request, reading, view, variables, None, stem=next(paths, None))
+
+    def _fits(self, turn: Turn, limit: int) -> bool:
+        return not self._context or len(turn.coded.tokens) <= limit
+
+    def _room(self, request: ChatRequest) -> int:
+        """Most tokens of a prompt that shows something which the client did not send."""
+        answer = self._context // _ANSWER_SHARE
+        return self._context - min(answer, request.max_tokens or answer)
+
+    def _rendered(
         self,
-        entries: list[Entry],
-        chain: tuple[bytes, ...],
-        keys: list[bytes | None],
-        tools: Sequence[Tool],
-        strict: bool,
-    ) -> tuple[int, Record, int] | None:
-        """The record to go on from, and how many messages of the chain it shares.
+        request: ChatRequest,
+        reading: Reading,
+        view: View,
+        variables: dict[str, Any],
+        clock: Clock | None,
+        stem: Path | None = None,
+    ) -> Turn:
+        """`stem`: whose tokens may be taken where the text is the same, for a view without a base."""
+        if clock is not None:
+            variables = {**variables, VARIABLE: clock}
+        rendered = self._renderer.render(view.messages, view.tools, variables)
+        stem = view.base or stem
+        coded = self._coder.code(rendered.text, stem, answered=view.base is not None)
+        return Turn(request, reading, view, variables, rendered, coded, clock, stem, self._spoken(reading))
 
-        A conversation whose system text was changed on the way is found by what stands behind that.
-        """
-        base = self._turns.find(chain, keys, tools)
-        counted = [entry for entry in entries if entry.link is not None]
-        head = head_size([entry.message for entry in counted])
-        if strict or not head:
-            return base
-        if base is not None and changed_head(entries, base[1], base[2], self._facts.lasting) is None:
-            # It began with another text, and the note that told this one stands behind what is shared.
-            base = None
-        answers = [index + 1 for index, entry in enumerate(counted) if entry.message.role == "assistant"]
-        shown = 0 if base is None else base[2] + (next_generation(base, keys) is not None)
-        if base is not None and shown >= max(answers, default=0):
-            # All but what is new was shown with this very text.
-            return base
-        other = self._turns.find_body(
-            head, body_links(head, [entry.facts.digest for entry in counted[head:]]), keys, tools
-        )
-        if other is None or (base is not None and base[2] >= other[2]):
-            return base
-        _, record, depth = other
-        spoke = any(entry.message.role == "assistant" for entry in counted[: depth + 1])
-        return other if spoke and changed_head(entries, record, depth, self._facts.lasting) is not None else base
+    def _spoken(self, reading: Reading) -> int:
+        """Tokens that this server said on the way, whether or not the request goes on from them."""
+        for key in reversed(reading.keys):
+            if self._tree.has(key):
+                return max((path.node.spoken for path in self._tree.at(key)), default=0)
+        return 0
 
-    def _strict(self, entries: list[Entry]) -> bool:
-        """The model is to be shown the client's own bytes."""
-        settings = self._settings
-        if settings.cache_drift_policy == "strict" or not settings.cache_canonicalize_tool_context:
-            return True
-        removed = sum(entry.facts.removed for entry in entries) if settings.cache_norm_safety_check else 0
-        return removed * 10 > sum(len(entry.message.content) for entry in entries)
-
-    def _clock(self, request: ChatRequest, base: tuple[int, Record, int] | None) -> Clock | None:
-        """The clock that the conversation began with, for a template that prints a date."""
-        if not self.traits.dates or OWN_DATES & request.template_kwargs.keys():
+    def _clock(self, request: ChatRequest, path: Path | None) -> Clock | None:
+        """The clock that the conversation began with, or the present one; None if the template prints no date."""
+        if self._strict or not self.traits.dates or OWN_DATES & request.template_kwargs.keys():
             return None
-        began = base[1].clock if base is not None else None
+        began = path.node.clock if path is not None else None
         return Clock(began or self._now(), self.traits.dates)
 
-    def _view(self, request: ChatRequest, match: Match, clock: Clock | None) -> View:
-        if match.strict:
-            return as_sent(match.entries, request.tools, telemetry=True)
-        if match.base is None:
-            return as_sent(match.entries, self._tools.arrange(request.tools), telemetry=False)
-        dates = (clock.value, Clock(self._now(), clock.formats).value) if clock is not None else ("", "")
-        return append_only(
-            match.entries,
-            request.tools,
-            match.base[1],
-            match.depth,
-            self._tools,
-            continues=match.generation is not None,
-            text_of=self._facts.lasting,
-            dates=dates,
-        )
-
-    def _code(self, rendered: Rendered, match: Match) -> Coded:
-        record = match.base[1] if match.base is not None else None
-        opened, generation = match.generation or (None, None)
-        return self._coder.code(rendered.text, record, opened, generation)
-
-    def _prompt(self, turn: Turn, offsets: list[int | None]) -> Prompt:
-        coded, rendered, shown = turn.coded, turn.rendered, turn.view.shown
+    def _prompt(self, turn: Turn) -> Prompt:
+        coded, rendered = turn.coded, turn.rendered
         length = len(coded.tokens)
-        transient = None
-        if shown and shown[-1].transient and offsets[-1] is not None:
-            transient = coded.token_at(offsets[-1]) or None
-            if transient is not None and len(shown) > 1 and offsets[-2] is not None:
-                # A template that joins messages gives it no beginning of its own.
-                transient = None if transient <= coded.token_at(offsets[-2]) else transient
         return Prompt(
             tokens=coded.tokens,
             boundaries=boundaries(coded.anchors, length),
             head=coded.token_at(rendered.head) if rendered.head else 0,
-            transient=transient,
+            transient=self._transient_offset(turn) if turn.view.transient else None,
             generation=self._generation_offset(turn),
         )
 
     def _generation_offset(self, turn: Turn) -> int:
         """Token offset of the generation prompt; nearly always a special token stands there."""
         coded, rendered = turn.coded, turn.rendered
-        length = len(coded.tokens)
-        for char, token, _ in reversed(coded.anchors[-8:]):
-            if char == rendered.generation:
-                return token
-        return max(0, length - len(self._tokenizer.encode(rendered.text[rendered.generation :])))
+        place = coded.anchor_at(rendered.generation)
+        if place is not None:
+            return place
+        return max(0, len(coded.tokens) - len(self._tokenizer.encode(rendered.text[rendered.generation :])))
 
-    def _fresh(self, turn: Turn, offsets: list[int | None]) -> int:
-        coded = turn.coded
-        if turn.base is None:
-            return len(coded.tokens)
-        if coded.generated is not None:
-            return len(coded.tokens) - coded.taken
-        record = turn.base[1]
-        known = turn.view.matched + (next_generation(turn.base, turn.keys) is not None)
-        starts = [coded.token_at(offset) if offset is not None else None for offset in offsets[known:]]
-        if all(start is None for start in starts):
-            return len(coded.tokens) - self._generation_offset(turn)
-        # After an insertion or an edit, messages follow that were sent before.
-        seen = {shown.digest for shown in record.shown if shown.link is not None}
-        fresh, end = 0, len(coded.tokens)
-        for shown, start in zip(reversed(turn.view.shown[known:]), reversed(starts), strict=True):
-            if start is not None:
-                fresh += 0 if shown.link is not None and shown.digest in seen else end - start
-                end = start
-        return fresh
+    def _transient_offset(self, turn: Turn) -> int | None:
+        """Where the last message begins; None in a template that gives it no beginning of its own."""
+        message = turn.view.new[-1].message.content.strip()
+        for anchor in reversed(turn.coded.anchors):
+            if anchor.start and anchor.char < turn.rendered.generation:
+                alone = turn.rendered.generation - anchor.char < len(message) + 100
+                return anchor.token if alone and anchor.token else None
+        return None
+
+    def _fresh(self, turn: Turn) -> int:
+        """Tokens behind what the base had, less the share of messages that were said before (behind an insertion)."""
+        coded, view = turn.coded, turn.view
+        rest = len(coded.tokens) - coded.taken
+        if view.base is None or all(shown.message.role != "assistant" for shown in view.new):
+            return rest
+        below = self._tree.said_below(view.base.node)
+        entries = turn.reading.entries
+        chars = [(shown.place, _size(shown.message)) for shown in view.new]
+        known = [
+            size
+            for place, size in chars
+            if place is not None and entries[turn.reading.indices[place]].facts.digest in below
+        ]
+        return rest - rest * sum(known) // max(1, sum(size for _, size in chars))
 
     # --- afterwards ---------------------------------------------------------
+
+    def _await(self, reading: Reading) -> None:
+        """The answer that this request goes on from may be out, but not yet recorded."""
+        for key in reading.keys:
+            if (event := self._awaited.get(key)) is not None:
+                event.wait(_WAIT_SECONDS)
+
+    def expect(self, prepared: Prepared, answer: Message) -> None:
+        """`answer` is about to go out: a request that goes on from it waits until `record` was called."""
+        if prepared.turn is not None:
+            self._awaited[prepared.turn.key_behind(answer)] = threading.Event()
 
     def record(self, prepared: Prepared, answer: Message, tokens: Sequence[int]) -> None:
         """Remembers a finished generation.
@@ -322,26 +309,21 @@ class Pipeline:
             tokens: as generated, the end-of-turn token included.
         """
         turn = prepared.turn
-        if turn is None or not tokens:
+        if turn is None:
             return
-        healed = self._healing.put(turn.parent, answer)
-        record = self._record_of(turn)
-        replaces = turn.base[0] if turn.base is not None else None
-        found = self._turns.find(turn.chain, [None] * len(turn.chain), turn.view.tools)
-        if found is not None and found[2] == len(turn.chain) and found[1].tokens == record.tokens:
-            replaces, record, _ = found
-        generation = _generation(answer, tokens)
-        if self._faithful(answer, generation):
-            record = with_generation(record, generation)
-        record_id, gone = self._turns.put(record, replaces)
-        names = self._tools.learn(tool.name for tool in turn.view.tools)
-        self._count(turn, self._guesses.seen(prepared.session, turn.chain, turn.coded.tokens))
-        if self._store is not None:
-            self._store.save_record(record_id, record, gone)
-            if healed is not None:
-                self._store.save_healing(turn.parent, *healed)
-            if names is not None:
-                self._store.save_tools(names)
+        try:
+            self._count(turn, self._guesses.seen(prepared.session, turn.reading.keys, turn.coded.tokens))
+            # Every turn that says nothing says the same.
+            if tokens and (answer.content.strip() or answer.tool_calls):
+                path = self._path_of(turn, answer, tokens)
+                node, gone = self._tree.add(path.node, path)
+                if self._store is not None and node is path.node:
+                    self._store.save(node)
+                    self._store.forget(gone)
+        finally:
+            event = self._awaited.pop(turn.key_behind(answer), None)
+            if event is not None:
+                event.set()
 
     def predict(self, prepared: Prepared, answer: Message, tokens: Sequence[int]) -> Prompt | None:
         """The prefix that this client's next request will probably have, the answer included.
@@ -351,80 +333,80 @@ class Pipeline:
         turn = prepared.turn
         if turn is None or not tokens:
             return None
-        kept = [shown.message for shown in turn.view.shown if not shown.transient]
-        transient = [shown.message for shown in turn.view.shown[-1:] if shown.transient]
+        transient = [turn.view.messages[-1]] if turn.view.transient else []
+        kept = turn.view.messages[: len(turn.view.messages) - len(transient)]
         try:
             expected = [*kept, answer, *followers(answer, transient)]
             rendered = self._renderer.render(expected, turn.view.tools, turn.variables)
         except BadRequest:
             return None
-        generation = _generation(answer, tokens)
-        record = with_generation(self._record_of(turn), generation)
-        match = record.generation(len(turn.chain), generation.key) if self._faithful(answer, generation) else None
-        opened, generated = match if match is not None else (None, None)
-        coded = self._coder.code(rendered.text, record, opened, generated)
+        coded = self._coder.code(rendered.text, self._path_of(turn, answer, tokens), answered=not self._strict)
         end = coded.token_at(known_until(rendered.text))
         guess = coded.tokens[:end]
         computed = (*turn.coded.tokens, *tokens[:-1])
-        worth = self._guesses.made(prepared.session, turn.chain, guess)
+        worth = self._guesses.made(prepared.session, turn.reading.keys, guess)
         if not worth or end <= turn.coded.token_at(rendered.head) or guess[: len(computed)] == computed[:end]:
             return None
         return Prompt(guess, boundaries(coded.anchors, end), coded.token_at(rendered.head), None, end)
 
-    def _record_of(self, turn: Turn) -> Record:
-        coded = turn.coded
-        base = turn.base[1] if turn.base is not None else None
-        opens = inherited_opens(base, coded.shared, coded.common)
-        opened = Open(len(turn.chain), turn.rendered.generation, len(coded.tokens))
-        opens = tuple(o for o in opens if o.depth < opened.depth)
-        return Record(
-            shown=turn.view.shown,
-            chain=turn.chain,
-            tools=turn.view.tools,
-            text=turn.rendered.text,
-            tokens=coded.tokens,
-            anchors=coded.anchors,
-            opens=(*opens, opened),
+    def _path_of(self, turn: Turn, answer: Message, tokens: Sequence[int]) -> Path:
+        """The conversation with this answer at its end."""
+        view, stem, reading = turn.view, turn.stem, turn.reading
+        behind = stem.node.length if stem is not None else 0
+        says = not self._strict and self._coder.says(tuple(tokens), answer.content, bool(answer.tool_calls))
+        spoken = " ".join([answer.content, *(call.arguments for call in answer.tool_calls)])
+        links = [reading.entries[index] for index in reading.indices[behind:]]
+        results = [entry for entry in links if entry.message.tool_call_id and not entry.cleared]
+        node = Node(
+            id=secrets.randbits(62),
+            parent=stem.node.id if stem is not None else None,
+            key=turn.key_behind(answer),
+            owner=turn.request.owner,
+            session=turn.request.session,
+            nonce=stem.node.nonce if stem is not None else secrets.token_hex(2),
+            length=len(reading.keys) + 1,
+            spoken=turn.spoken + self._count_tokens(spoken),
+            clean=not view.extra and (view.base is None or view.base.node.clean),
+            noted=view.noted,
+            digests=(*(entry.facts.digest for entry in links), answer_digest(answer.content, answer.tool_calls)),
+            results=tuple((call_id(entry.message.tool_call_id), entry.facts.digest) for entry in results),
+            shown=() if self._strict else view.new[:-1] if view.transient else view.new,
+            told=view.told,
+            tools=None if stem is not None and stem.tools == view.tools else view.tools,
             clock=turn.clock.moment if turn.clock is not None else None,
+            grown=grown(stem, turn.rendering, common=turn.coded.common, taken=turn.coded.taken),
+            answer=answer,
+            answer_tokens=tuple(tokens) if says else (),
         )
+        return extended(stem, node, turn.rendering)
 
     # --- figures ------------------------------------------------------------
 
     def _count(self, turn: Turn, guessed: bool | None) -> None:
-        counters = self._counters
-        counters.add("healed_turns", turn.healed)
+        counters, base = self._counters, turn.view.base
         counters.add("notes", bool(turn.view.notes))
+        counters.add("shown_as_sent", base is None and len(turn.reading.keys) > 1)
         if guessed is not None:
             counters.add("guesses_right" if guessed else "guesses_wrong")
-        if turn.base is not None:
-            _, record, depth = turn.base
-            counters.add("exact_key_rejected_by_model_lcp", rejected(record, depth, turn.view, turn.coded))
+        if base is not None:
+            place = base.node.length - 1
+            sent = turn.reading.entries[turn.reading.indices[place]].message
+            counters.add("healed_turns", replace(sent, tool_calls=()) != replace(base.node.answer, tool_calls=()))
 
-    def counters(self) -> Mapping[str, int]:
-        """Totals of finished requests since the start, and how many turn records are held now.
-
-        ``exact_key_rejected_by_model_lcp``: see `counters.rejected`. ``healed_turns``: assistant turns, each counted
-        when it comes back first. ``notes``: requests that an update note was added to.
-        """
-        return {**self._counters.totals(), "records": len(self._turns)}
-
-    def _faithful(self, answer: Message, generation: Generation) -> bool:
-        """The tokens say what the client was told, and nothing after it (a stop string cuts what was generated)."""
-        text = self._coder.generation_text(generation)
-        if answer.content.strip() not in text:
-            return False
-        return bool(answer.tool_calls) or text.rstrip().endswith(answer.content.rstrip())
+    def counters(self) -> dict[str, int]:
+        """Totals since the start, for metrics: see `counters.NAMES`; `records` is how many answers are remembered."""
+        return {**self._counters.totals(), "records": len(self._tree)}
 
     def locate(self, prepared: Prepared, token_index: int) -> Where:
         """Which message and field of the client's request the prompt token `token_index` comes from."""
         turn = prepared.turn
-        if turn is None:
-            return Where(None, "prompt", None, self._around(prepared.prompt.tokens, token_index))
         text = self._around(prepared.prompt.tokens, token_index)
+        if turn is None:
+            return Where(None, "prompt", None, text)
         char, token, _ = turn.coded.anchor_before(token_index)
         char += len(self._tokenizer.decode(prepared.prompt.tokens[token:token_index]))
-        marks = [place for place, _, start in turn.coded.anchors if start]
-        return locate(turn.rendered, marks, turn.view.shown, turn.entries, char, text)
+        marks = [anchor.char for anchor in turn.coded.anchors if anchor.start]
+        return locate(turn.rendered, marks, turn.view.shown, turn.reading, char, text)
 
     def _around(self, tokens: Sequence[int], index: int) -> str:
         return self._tokenizer.decode(tokens[max(0, index - 8) : index + 8])
@@ -435,25 +417,18 @@ class Pipeline:
             self._store.close()
 
 
-def _generation(answer: Message, tokens: Sequence[int]) -> Generation:
-    return Generation(
-        key=answer_key(answer.content, answer.tool_calls),
-        content=answer.content,
-        reasoning=answer.reasoning or "",
-        names=tuple(call.name for call in answer.tool_calls),
-        tokens=tuple(tokens),
-    )
+def _size(message: Message) -> int:
+    """Roughly the characters that a template makes of a message."""
+    calls = sum(len(call.name) + len(call.arguments) + 40 for call in message.tool_calls)
+    return len(message.content) + len(message.reasoning or "") + calls + 40
 
 
-def _session(entries: Sequence[Entry]) -> str:
-    """Named after how the conversation begins: its first user message and what stands before it."""
-    chosen = ROOT
-    for entry in entries:
-        if entry.link is not None:
-            chosen = entry.link
-            if entry.message.role == "user":
-                break
-    return f"auto-{chosen.hex()[:24]}"
+def _session(reading: Reading) -> str:
+    """Named after how the conversation begins: up to its first user message."""
+    for key, index in zip(reading.keys, reading.indices, strict=True):
+        if reading.entries[index].message.role == "user":
+            return f"auto-{key.hex()[:24]}"
+    return f"auto-{(reading.keys[-1] if reading.keys else ROOT).hex()[:24]}"
 
 
 __all__ = ["Pipeline", "Prepared", "Where"]

@@ -33,23 +33,23 @@ class Guesses:
         self._misses: OrderedDict[str, int] = OrderedDict()
         self._lock = threading.Lock()
 
-    def made(self, session: str, chain: tuple[bytes, ...], tokens: tuple[int, ...]) -> bool:
-        """Notes the guess for what follows `chain`; True if this client's guesses are worth computing."""
+    def made(self, session: str, keys: tuple[bytes, ...], tokens: tuple[int, ...]) -> bool:
+        """Notes the guess for what follows `keys`; True if this client's guesses are worth computing."""
         with self._lock:
-            self._open[session] = _Guess(chain[-1] if chain else b"", len(chain), tokens)
+            self._open[session] = _Guess(keys[-1] if keys else b"", len(keys), tokens)
             self._open.move_to_end(session)
             while len(self._open) > self._capacity:
                 self._open.popitem(last=False)
             return self._misses.get(session, 0) < PATIENCE
 
-    def seen(self, session: str, chain: tuple[bytes, ...], tokens: tuple[int, ...]) -> bool | None:
+    def seen(self, session: str, keys: tuple[bytes, ...], tokens: tuple[int, ...]) -> bool | None:
         """Checks the open guess against a request that goes on from it; another branch leaves it open.
 
         Returns whether it was right, or None if there was none to check.
         """
         with self._lock:
             guess = self._open.get(session)
-            if guess is None or len(chain) <= guess.depth or (guess.depth and chain[guess.depth - 1] != guess.link):
+            if guess is None or len(keys) <= guess.depth or (guess.depth and keys[guess.depth - 1] != guess.link):
                 return None
             del self._open[session]
             right = tokens[: len(guess.tokens)] == guess.tokens

@@ -1,144 +1,35 @@
-"""What changed in a block of text, as the lines that are new and the lines that are gone."""
+"""What changed in a text, as the lines that are new and the lines that are gone."""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 
 MAX_LINES = 3000
 _AT_ONCE = 150
+_ELIDE = 13
 _NAME = 60
-_SHORT_NAME = 24
-_ELIDE = 3
-_WORDS_OF_A_PATH = 4
-_SENTENCE = re.compile(r"^.{8,60}?[.:](?=\s|$)")
-_TAG = re.compile(r"^<[/\w-]+>$")
-_FENCE = re.compile(r"^(`{3,}|<(?:source|code|pre|codeblock|sourcecode)>)[\w.+-]*$")
+_FENCE = re.compile(r"^`{3,}[\w.+-]*$|^<(?:source|code|pre|codeblock|sourcecode)>$")
+_CLOSING = re.compile(r"`{3,}$|</(?:source|code|pre|codeblock|sourcecode)>$")
+_TAG = re.compile(r"^</?[\w-]+>$")
 
 
-def name_of(text: str, limit: int = _NAME) -> str:
-    """The beginning of a block's first line, by which a reader finds it."""
+def name_of(text: str) -> str:
+    """The beginning of a text's first line that says something, by which a reader finds it."""
     lines = (line.strip() for line in text.split("\n"))
     first = next((line for line in lines if line and not _TAG.match(line)), "")
-    if sentence := _SENTENCE.match(first):
-        first = sentence.group()[:-1]
-    return first if len(first) <= limit else first[:limit].rsplit(" ", 1)[0].rstrip(" ,.;:")
+    return first if len(first) <= _NAME else first[:_NAME].rsplit(" ", 1)[0].rstrip(" ,.;:") + " ..."
 
 
-@dataclass(frozen=True, slots=True)
-class File:
-    """A file that a block shows between fences, under a line with its name. `text` is what stands between them.
+def diff(old: str, new: str) -> list[str] | None:
+    """The lines by which `new` differs from `old`, each place under a line that says where it is in `new` now.
 
-    `under`: how many lines of the block's own words, blank ones left out, stand above it.
+    A place in a file between fences is named by the file. Of a long run of lines that are gone the first and the last
+    are told. None where the texts are too long to compare.
     """
-
-    name: str
-    text: str
-    whole: str
-    under: int
-
-
-def split_files(text: str) -> tuple[str, dict[tuple[str, int], File]]:
-    """A block's own words, and its files by name (and number, where two have the same name)."""
-    lines = text.split("\n")
-    prose: list[str] = []
-    named = False
-    files: dict[tuple[str, int], File] = {}
-    seen: Counter[str] = Counter()
-    open_ended: set[str] = set()
-    index = under = 0
-    while index < len(lines):
-        opened = _FENCE.match(lines[index])
-        end = None
-        if opened and named and opened.group(1) not in open_ended:
-            end = _closing(lines, index, opened.group(1))
-            open_ended |= {opened.group(1)} if end is None else set()
-        if opened is None or end is None:
-            prose.append(lines[index])
-            named = _is_name(lines[index])
-            under += bool(lines[index].strip())
-            index += 1
-            continue
-        name, named = prose.pop().strip(), False
-        under -= 1
-        whole = "\n".join(lines[index - 1 : end + 1])
-        # Where the file does not end with a line break, its last line stands before the mark.
-        last = lines[end].removesuffix(_closing_mark(opened.group(1)))
-        files[name, seen[name]] = File(name, "\n".join([*lines[index + 1 : end], *([last] * bool(last))]), whole, under)
-        seen[name] += 1
-        # The empty line after a file comes and goes with it.
-        index = end + 2 if lines[end + 1 : end + 2] == [""] else end + 1
-    return "\n".join(prose), files
-
-
-def _is_name(line: str) -> bool:
-    """A sentence above a fence is not the name of a file."""
-    return 1 <= len(line.split()) <= _WORDS_OF_A_PATH and line.rstrip()[-1] not in ".:!?"
-
-
-def _closing(lines: Sequence[str], opened: int, mark: str) -> int | None:
-    closing = _closing_mark(mark)
-    return next((i for i in range(opened + 1, len(lines)) if lines[i].endswith(closing)), None)
-
-
-def _closing_mark(opening: str) -> str:
-    return opening.replace("<", "</") if opening.startswith("<") else opening
-
-
-def _apart(old: tuple[str, dict[tuple[str, int], File]], new: tuple[str, dict[tuple[str, int], File]]) -> bool:
-    """Files can be told apart from the words around them: each has its own name, and all stand at one place."""
-    if any(number for _, files in (old, new) for _, number in files):
-        return False
-    above = set()
-    for prose, files in (old, new):
-        words = [line for line in prose.split("\n") if line.strip()]
-        above |= {tuple(words[:under]) for under in {file.under for file in files.values()}}
-    return len(above) <= 1
-
-
-def changes(
-    old: str, new: str, edited: Callable[[File | None, File], bool | None] = lambda old, new: None, name: str = ""
-) -> str | None:
-    """The lines by which `new` differs from `old`, under lines that say where.
-
-    A place in a file is named by the file and the line in it, any other by the block's first line and the line in the
-    block's own words, as they are numbered now; a line that is gone and stood there once may stand for the number. Of
-    a run of lines that are gone the first is told, and how many. `edited` says whether the reader's own edits made the
-    file what it is: then it is only named; if they would have made another one of it, that is said; None if there are
-    none. `name` stands for the first line. None where the texts are too long to compare.
-    """
-    (before, had), (after, has) = split_files(old), split_files(new)
-    if not _apart((before, had), (after, has)):
-        before, had, after, has = old, {}, new, {}
-    parts = [_hunks(before, after, name or name_of(new, _SHORT_NAME), prose=True)]
-    if gone := [had[key].name for key in had if key not in has]:
-        parts.append([f"Not there any more: {', '.join(gone)}"])
-    for key, file in has.items():
-        was = had.get(key)
-        own = edited(was, file)
-        if was is None or was.text != file.text or own is False:
-            parts.append(_file_changes(was, file, own))
-    told = [part for part in parts if part is not None]
-    return "\n".join(line for part in told for line in part) if len(told) == len(parts) else None
-
-
-def _file_changes(was: File | None, file: File, edited: bool | None) -> list[str] | None:
-    if edited:
-        return [f"{file.name}: as {'written' if was is None else 'edited'} above"]
-    if was is None:
-        return [f"New: {file.whole}"]
-    if was.text == file.text:
-        return [f"{file.name}: not edited, still as before"]
-    hunks = _hunks(was.text, file.text, file.name if edited is None else f"{file.name}, without the edits above")
-    return hunks if hunks is None or len("\n".join(hunks)) < len(file.whole) else [f"Now: {file.whole}"]
-
-
-def _hunks(old: str, new: str, name: str, *, prose: bool = False) -> list[str] | None:
-    """The changed places of a text that is called `name`; in `prose` blank lines that are gone say nothing."""
     before, after = old.split("\n"), new.split("\n")
     head = _common(before, after)
     tail = _common(before[head:][::-1], after[head:][::-1])
@@ -147,16 +38,27 @@ def _hunks(old: str, new: str, name: str, *, prose: bool = False) -> list[str] |
         return None
     lines: list[str] = []
     for a1, a2, b1, b2 in _differences(a, b):
-        gone, more = a[a1:a2], []
-        if len(gone) >= _ELIDE and prose:
-            gone = gone[next((i for i, line in enumerate(gone) if line.strip()), 0) :]
+        gone = a[a1:a2]
+        lines.append(_place(after, head + b1))
         if len(gone) >= _ELIDE:
-            gone, more = gone[:1], [f"(-{len(gone) - 1} more lines)"]
-        place = f"line {head + b1 + 1}" if not gone or before.count(gone[0]) > 1 else ""
-        title = ", ".join(part for part in ("" if lines else name, place) if part)
-        lines += [f"{title}:" if title else "@@", *(f"-{line}" for line in gone), *more]
+            lines += [f"-{gone[0]}", f"(-{len(gone) - 2} more lines, down to)", f"-{gone[-1]}"]
+        else:
+            lines += (f"-{line}" for line in gone)
         lines += (f"+{line}" for line in b[b1:b2])
     return lines
+
+
+def _place(lines: Sequence[str], index: int) -> str:
+    """How a reader finds line `index`: in the file that it stands in, or in the whole text."""
+    opened: int | None = None
+    for number, line in enumerate(lines[:index]):
+        if opened is None and _FENCE.match(line):
+            opened = number
+        elif opened is not None and _CLOSING.search(line):
+            opened = None
+    if opened is None or opened == 0 or not lines[opened - 1].strip():
+        return f"line {index + 1}:"
+    return f"{lines[opened - 1].strip()}, line {index - opened}:"
 
 
 def _differences(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:

@@ -14,7 +14,7 @@ from operator import itemgetter
 from start_llm.prompt.ports import Tokenizer
 from start_llm.prompt.probe import Traits, special_pattern
 from start_llm.prompt.render import common_prefix
-from start_llm.prompt.turns import Anchor, Generation, Open, Record
+from start_llm.prompt.tree import Anchor, Path
 
 _CHAR = itemgetter(0)
 _PROBES = (("word", "word"), ("x \n", "\n y"), ("  ", "1"), ("ü", " ünï"), ("a.", ""), ("", "\n\nA"))
@@ -26,29 +26,28 @@ class Coded:
 
     Attributes:
         anchors: places where a special token stands, ascending.
-        common: characters of the text that agree with the record's text.
-        shared: tokens of the record's prompt that were taken over.
-        taken: tokens that were taken over, generated ones included.
-        generated: the generation that was taken over in place of its rendering, if one was.
-        resumed: character offset from which the text was encoded.
+        common: characters of the text that agree with the path's text.
+        taken: tokens that were taken over from the path, its answer's included.
     """
 
     tokens: tuple[int, ...]
     anchors: tuple[Anchor, ...]
     common: int = 0
-    shared: int = 0
     taken: int = 0
-    generated: Generation | None = None
-    resumed: int = 0
 
     def token_at(self, char: int) -> int:
         """Token offset of the last anchor at or before `char`; 0 if there is none."""
         index = bisect_right(self.anchors, char, key=_CHAR)
-        return self.anchors[index - 1][1] if index else 0
+        return self.anchors[index - 1].token if index else 0
+
+    def anchor_at(self, char: int) -> int | None:
+        """Token offset of the anchor right at `char`, if one is there."""
+        index = bisect_right(self.anchors, char, key=_CHAR)
+        return self.anchors[index - 1].token if index and self.anchors[index - 1].char == char else None
 
     def anchor_before(self, token: int) -> Anchor:
         index = bisect_right(self.anchors, token, key=itemgetter(1))
-        return self.anchors[index - 1] if index else (0, 0, False)
+        return self.anchors[index - 1] if index else Anchor(0, 0, False)
 
 
 class Coder:
@@ -86,60 +85,66 @@ class Coder:
                 return tokens, []
         starts = self._start_ids
         return tokens, [
-            (char + place, token + index, tokens[index] in starts) for place, index in zip(places, indices, strict=True)
+            Anchor(char + place, token + index, tokens[index] in starts)
+            for place, index in zip(places, indices, strict=True)
         ]
 
-    def code(self, text: str, base: Record | None, opened: Open | None, generation: Generation | None) -> Coded:
-        """Tokens of `text`, taking over from `base` what is sure to be the same.
+    def code(self, text: str, path: Path | None, *, answered: bool = True) -> Coded:
+        """Tokens of `text`, taking over from `path` what is sure to be the same.
 
-        `opened` and `generation` name the turn of `base` that the conversation goes on from, if it does.
+        `answered`: where the text goes on from the path's answer, its tokens are taken as they were generated.
         """
-        if base is None:
+        if path is None:
             tokens, anchors = self.encode(text)
             return Coded(tuple(tokens), tuple(anchors))
-        common = common_prefix(text, base.text)
-        if opened is not None and generation is not None and common >= opened.char:
-            coded = self._continue(text, base, opened, generation, common)
+        old = path.rendering
+        common = common_prefix(text, old.text)
+        if answered and common >= old.generation and path.node.answer_tokens:
+            coded = self._continue(text, path, common)
             if coded is not None:
                 return coded
-        index = bisect_right(base.anchors, common, key=_CHAR)
-        while index and not self._stands(text, base.anchors[index - 1]):
+        index = bisect_right(old.anchors, common, key=_CHAR)
+        while index and not self._stands(text, old.anchors[index - 1]):
             index -= 1
         if not index:
             tokens, anchors = self.encode(text)
             return Coded(tuple(tokens), tuple(anchors), common)
-        char, token, _ = base.anchors[index - 1]
+        char, token, _ = old.anchors[index - 1]
         tokens, anchors = self.encode(text[char:], char=char, token=token)
-        kept = base.anchors[: index - 1]
-        return Coded(base.tokens[:token] + tuple(tokens), (*kept, *anchors), common, token, token, None, char)
+        return Coded(old.tokens[:token] + tuple(tokens), (*old.anchors[: index - 1], *anchors), common, token)
 
     def _stands(self, text: str, anchor: Anchor) -> bool:
         """The special token of an anchor stands in `text` too (the common prefix may end right before it)."""
         return self._pattern is not None and self._pattern.match(text, anchor[0]) is not None
 
-    def _continue(self, text: str, base: Record, opened: Open, generation: Generation, common: int) -> Coded | None:
-        """The record's prompt up to `opened`, what was generated, and the rest; None if the text does not show it."""
-        end = self._turn_end(text, base, opened, generation)
-        if end is None or not generation.shown_in(text[opened.char : end]):
+    def _continue(self, text: str, path: Path, common: int) -> Coded | None:
+        """The path's prompt, what was generated, and the rest; None if the text does not show it."""
+        old, answer = path.rendering, path.node.answer
+        end = self._turn_end(text, path)
+        if end is None:
             return None
-        generated = generation.tokens
-        if generated and generated[-1] in self._eos:
-            generated = generated[:-1]
-        head = base.tokens[: opened.end] + generated
+        said = text[old.generation : end]
+        if not all(part in said for part in ((answer.reasoning or "").strip(), answer.content.strip())):
+            return None
+        if not all(call.name in said for call in answer.tool_calls):
+            return None
+        head = old.tokens + self.without_end(path.node.answer_tokens)
         tokens, anchors = self.encode(text[end:], char=end, token=len(head))
-        kept = base.anchors[: bisect_right(base.anchors, opened.char, key=_CHAR)]
-        return Coded(head + tuple(tokens), (*kept, *anchors), common, opened.end, len(head), generation, end)
+        kept = old.anchors[: bisect_right(old.anchors, old.generation, key=_CHAR)]
+        return Coded(head + tuple(tokens), (*kept, *anchors), common, len(head))
 
-    def _turn_end(self, text: str, base: Record, opened: Open, generation: Generation) -> int | None:
+    def _turn_end(self, text: str, path: Path) -> int | None:
         """Where the rendered turn ends: at the first special token that neither prompt nor model wrote in it."""
         if self._pattern is None:
             return None
-        index = bisect_right(base.anchors, opened.char, key=_CHAR)
-        begins = base.anchors[index - 1][1] if index and base.anchors[index - 1][0] == opened.char else opened.end
-        header = [token for token in base.tokens[begins : opened.end] if token in self._ids]
-        stopped = bool(generation.tokens) and generation.tokens[-1] in self._eos
-        inside = frozenset(generation.tokens[:-1] if stopped else generation.tokens)
-        for match in self._pattern.finditer(text, opened.char):
+        old = path.rendering
+        index = bisect_right(old.anchors, old.generation, key=_CHAR)
+        begins = len(old.tokens)
+        if index and old.anchors[index - 1].char == old.generation:
+            begins = old.anchors[index - 1].token
+        header = [token for token in old.tokens[begins:] if token in self._ids]
+        inside = frozenset(self.without_end(path.node.answer_tokens))
+        for match in self._pattern.finditer(text, old.generation):
             token = self._special[match.group()]
             if header and header[0] == token:
                 header.pop(0)
@@ -147,14 +152,18 @@ class Coder:
                 return match.start()
         return None
 
-    def generation_text(self, generation: Generation) -> str:
-        """What was generated, as text, without the token that ended it."""
-        tokens = generation.tokens
-        return self._tokenizer.decode(tokens[:-1] if tokens and tokens[-1] in self._eos else tokens)
+    def without_end(self, tokens: tuple[int, ...]) -> tuple[int, ...]:
+        """What was generated, without the token that ended it."""
+        return tokens[:-1] if tokens and tokens[-1] in self._eos else tokens
+
+    def says(self, tokens: tuple[int, ...], content: str, calls: bool) -> bool:
+        """The tokens say what the client was told, and nothing behind it (a stop string cuts what was generated)."""
+        text = self._tokenizer.decode(self.without_end(tokens))
+        return content.strip() in text and (calls or text.rstrip().endswith(content.rstrip()))
 
 
 def boundaries(anchors: tuple[Anchor, ...], length: int) -> tuple[int, ...]:
     """Token offsets of message starts, ascending, neither 0 nor the end."""
-    places = [token for _, token, start in anchors if start and 0 < token < length]
+    places = [anchor.token for anchor in anchors if anchor.start and 0 < anchor.token < length]
     assert all(a < b for a, b in pairwise(places))
     return tuple(places)

@@ -1,144 +1,94 @@
-"""Turn records, healing and tool lists on disk, so that they survive a restart.
+"""The conversation tree on disk, so that it survives a restart: a row for each node, so a turn writes what is new.
 
-One SQLite file in WAL mode, written by one thread, off the request path: a kill loses at most what was not yet written.
-Records belong to a fingerprint (template and tokenizer); others are left alone until they age out.
+One SQLite file, written by one thread, off the request path: a kill loses at most what was not yet written. Nodes
+belong to a fingerprint (template, tokenizer, policy); others are left alone until they age out. Two servers may share a
+file: the ids of nodes are random.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import sqlite3
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
-from start_llm.prompt.heal import CAPACITY, Healed
-from start_llm.prompt.turncodec import DamagedRecord, decode, encode
-from start_llm.prompt.turns import Record
+from start_llm.files.database import CacheDatabase, FileUnavailable
+from start_llm.prompt.nodecodec import DamagedNode, decode, encode
+from start_llm.prompt.tree import Node
 
 log = logging.getLogger(__name__)
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS records (id INTEGER PRIMARY KEY, fingerprint TEXT NOT NULL, blob BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS healing (
-    parent BLOB NOT NULL, key BLOB NOT NULL, entry TEXT NOT NULL, PRIMARY KEY (parent, key));
-CREATE TABLE IF NOT EXISTS toollists (names TEXT PRIMARY KEY);
+CREATE TABLE nodes (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, id INTEGER NOT NULL UNIQUE, root INTEGER NOT NULL,
+    fingerprint TEXT NOT NULL, blob BLOB NOT NULL);
+CREATE INDEX nodes_root ON nodes (root)
 """
+_VERSION = 2
 _GATHER_SECONDS = 0.2
-
-
-@dataclass(slots=True)
-class Stored:
-    """What was found on disk, oldest first."""
-
-    records: list[tuple[int, Record]] = field(default_factory=list)
-    healing: list[tuple[bytes, bytes, Healed]] = field(default_factory=list)
-    toollists: list[tuple[str, ...]] = field(default_factory=list)
-    next_id: int = 0
-
-
-_Write = Callable[[sqlite3.Connection], None]
+_Write = tuple[int, Node]
 
 
 class TurnDB:
-    """The file. `save_*` may be called from any thread and return at once; `load` once, before them."""
+    """The file. `save` may be called from any thread and returns at once; `load` once, before it."""
 
     def __init__(self, path: Path, *, limit_bytes: int = 256 * 2**20, load_bytes: int = 128 * 2**20) -> None:
-        """Opens or makes the file (0600, its folder 0700); a file that SQLite cannot read is set aside.
-
-        Raises:
-            OSError, sqlite3.Error: it can neither be opened nor replaced.
-        """
-        self._path = path
+        """`limit_bytes`: of the file's nodes; the conversations that were not gone on with for longest go first."""
+        self._database = CacheDatabase(path, _SCHEMA, _VERSION, what="conversation tree")
         self._limit = limit_bytes
         self._load_limit = load_bytes
         self._fingerprint = ""
+        self._roots: dict[int, int] = {}
         self.failures = 0
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        try:
-            self._connect().close()
-        except sqlite3.DatabaseError as error:
-            log.warning("turn records: %s cannot be read (%s); it is set aside and a new one begun", path, error)
-            for suffix in ("-wal", "-shm"):
-                Path(f"{path}{suffix}").unlink(missing_ok=True)
-            path.replace(path.with_name(path.name + ".damaged"))
-            self._connect().close()
-        self._records: dict[int, Record | None] = {}
         self._writes: SimpleQueue[_Write | threading.Event | None] = SimpleQueue()
-        self._lock = threading.Lock()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="turndb", daemon=True)
         self._thread.start()
 
-    def _connect(self) -> sqlite3.Connection:
-        os.close(os.open(self._path, os.O_CREAT | os.O_RDWR, 0o600))
-        connection = sqlite3.connect(self._path, timeout=10)
-        try:
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=NORMAL")
-            connection.executescript(_SCHEMA)
-        except sqlite3.Error:
-            connection.close()
-            raise
-        return connection
-
-    def load(self, fingerprint: str) -> Stored:
-        """Reads what belongs to `fingerprint`, the newest up to the byte limit; damaged rows are dropped and logged."""
+    def load(self, fingerprint: str) -> list[Node]:
+        """The nodes of `fingerprint`, the newest up to the byte limit, parents first; damaged rows are left out."""
         self._fingerprint = fingerprint
-        stored = Stored()
-        connection = self._connect()
-        try:
+
+        def read(connection: sqlite3.Connection) -> list[tuple[int, bytes]]:
+            found: list[tuple[int, bytes]] = []
             used = 0
             rows = connection.execute(
-                "SELECT id, blob FROM records WHERE fingerprint=? ORDER BY id DESC", (fingerprint,)
+                "SELECT root, blob FROM nodes WHERE fingerprint = ? ORDER BY number DESC", (fingerprint,)
             )
-            for record_id, blob in rows:
-                try:
-                    record = decode(blob)
-                except DamagedRecord as error:
-                    log.warning("turn records: record %d is damaged (%s); it is dropped", record_id, error)
-                    self._submit(_delete([record_id]))
-                    continue
-                used += record.size
+            for root, blob in rows:
+                used += len(blob)
                 if used > self._load_limit:
                     break
-                stored.records.append((record_id, record))
-            stored.records.reverse()
-            rows = connection.execute("SELECT parent, key, entry FROM healing ORDER BY rowid")
-            for parent, key, entry in rows:
-                content, reasoning, arguments, *names = json.loads(entry)
-                healed = Healed(content, reasoning, tuple(arguments), tuple(names[0]) if names else ())
-                stored.healing.append((parent, key, healed))
-            rows = connection.execute("SELECT names FROM toollists ORDER BY rowid")
-            stored.toollists = [tuple(json.loads(names)) for (names,) in rows]
-            (last,) = connection.execute("SELECT MAX(id) FROM records").fetchone()
-            stored.next_id = 0 if last is None else last + 1
-        finally:
-            connection.close()
-        return stored
+                found.append((root, bytes(blob)))
+            return found[::-1]
 
-    def save_record(self, record_id: int, record: Record, gone: list[int]) -> None:
-        """Writes a record and deletes those it replaced; one that is replaced before that is never written."""
-        with self._lock:
-            first = not self._records
-            for old in gone:
-                self._records[old] = None
-            self._records[record_id] = record
-        if first:
-            self._submit(self._write_records)
+        try:
+            rows = self._database.run(read)
+        except FileUnavailable:
+            return []
+        nodes = []
+        for root, blob in rows:
+            try:
+                node = decode(blob)
+            except DamagedNode as error:
+                log.warning("conversation tree: a turn on disk is damaged (%s); it is left out", error)
+                continue
+            self._roots[node.id] = root
+            nodes.append(node)
+        return nodes
 
-    def save_healing(self, parent: bytes, key: bytes, entry: Healed) -> None:
-        row = (parent, key, json.dumps([entry.content, entry.reasoning, entry.arguments, entry.names]))
-        self._submit(lambda connection: _put_healing(connection, row))
+    def save(self, node: Node) -> None:
+        """Writes a node, and may delete the oldest conversations for it."""
+        if not self._closing.is_set():
+            root = self._roots.get(node.parent, node.parent) if node.parent is not None else node.id
+            self._roots[node.id] = root
+            self._writes.put((root, node))
 
-    def save_tools(self, names: tuple[str, ...]) -> None:
-        self._submit(
-            lambda connection: _execute(connection, "INSERT OR IGNORE INTO toollists VALUES (?)", (json.dumps(names),))
-        )
+    def forget(self, ids: list[int]) -> None:
+        """These nodes are not in memory any more; their rows stay."""
+        for index in ids:
+            self._roots.pop(index, None)
 
     def close(self) -> None:
         """Writes what is waiting and ends the thread."""
@@ -146,6 +96,7 @@ class TurnDB:
             self._closing.set()
             self._writes.put(None)
             self._thread.join()
+            self._database.close()
 
     def flush(self) -> None:
         """Returns when all that was saved before is on disk."""
@@ -156,73 +107,51 @@ class TurnDB:
 
     # --- the writer thread --------------------------------------------------
 
-    def _submit(self, write: _Write) -> None:
-        if not self._closing.is_set():
-            self._writes.put(write)
-
     def _run(self) -> None:
-        connection = self._connect()
-        try:
-            while (write := self._writes.get()) is not None:
-                self._batch(connection, write)
-        finally:
-            connection.close()
+        while (first := self._writes.get()) is not None:
+            self._closing.wait(_GATHER_SECONDS)
+            writes, ended = [first], False
+            while not ended:
+                try:
+                    write = self._writes.get_nowait()
+                except Empty:
+                    break
+                ended = write is None
+                if write is not None:
+                    writes.append(write)
+            self._write([write for write in writes if not isinstance(write, threading.Event)])
+            for write in writes:
+                if isinstance(write, threading.Event):
+                    write.set()
+            if ended:
+                return
 
-    def _batch(self, connection: sqlite3.Connection, first: _Write | threading.Event) -> None:
-        """One transaction with everything that waits, after a moment for more."""
-        writes = [first]
-        self._closing.wait(_GATHER_SECONDS)
-        ended = False
-        while True:
-            try:
-                write = self._writes.get_nowait()
-            except Empty:
-                break
-            if write is None:
-                ended = True
-                break
-            writes.append(write)
+    def _write(self, waiting: list[_Write]) -> None:
+        if not waiting:
+            return
+
+        def write(connection: sqlite3.Connection) -> None:
+            for root, node in waiting:
+                row = (node.id, root, self._fingerprint, encode(node))
+                connection.execute(
+                    "INSERT OR REPLACE INTO nodes (id, root, fingerprint, blob) VALUES (?, ?, ?, ?)", row
+                )
+            _trim(connection, self._limit)
+
         try:
-            with connection:
-                for write in writes:
-                    if not isinstance(write, threading.Event):
-                        write(connection)
+            self._database.run(write)
+        except FileUnavailable:
+            self.failures += len(waiting)  # said once by the file itself
         except Exception as error:  # noqa: BLE001 - a thread's edge: the next batch may do better
-            self.failures += 1
-            log.warning("turn records: %d writes failed (%s)", len(writes), error)
-        for write in writes:
-            if isinstance(write, threading.Event):
-                write.set()
-        if ended:
-            self._writes.put(None)
-
-    def _write_records(self, connection: sqlite3.Connection) -> None:
-        with self._lock:
-            waiting, self._records = self._records, {}
-        _delete([record_id for record_id, record in waiting.items() if record is None])(connection)
-        for record_id, record in waiting.items():
-            if record is not None:
-                row = (record_id, self._fingerprint, encode(record))
-                connection.execute("INSERT OR REPLACE INTO records VALUES (?, ?, ?)", row)
-        (used,) = connection.execute("SELECT TOTAL(LENGTH(blob)) FROM records").fetchone()
-        while used > self._limit:
-            row = connection.execute("SELECT id, LENGTH(blob) FROM records ORDER BY id LIMIT 1").fetchone()
-            _delete([row[0]])(connection)
-            used -= row[1]
+            self.failures += len(waiting)
+            log.warning("conversation tree: %d turns could not be written (%s)", len(waiting), error)
 
 
-def _execute(connection: sqlite3.Connection, statement: str, row: tuple[object, ...]) -> None:
-    connection.execute(statement, row)
-
-
-def _delete(ids: list[int]) -> _Write:
-    def write(connection: sqlite3.Connection) -> None:
-        connection.executemany("DELETE FROM records WHERE id=?", [(record_id,) for record_id in ids])
-
-    return write
-
-
-def _put_healing(connection: sqlite3.Connection, row: tuple[object, ...]) -> None:
-    connection.execute("INSERT OR REPLACE INTO healing VALUES (?, ?, ?)", row)
-    (last,) = connection.execute("SELECT MAX(rowid) FROM healing").fetchone()
-    connection.execute("DELETE FROM healing WHERE rowid <= ?", (last - CAPACITY,))
+def _trim(connection: sqlite3.Connection, limit: int) -> None:
+    """Deletes whole conversations, the one first that was not gone on with for longest."""
+    (used,) = connection.execute("SELECT TOTAL(LENGTH(blob)) FROM nodes").fetchone()
+    while used > limit:
+        row = connection.execute("SELECT root FROM nodes GROUP BY root ORDER BY MAX(number) LIMIT 1").fetchone()
+        (size,) = connection.execute("SELECT TOTAL(LENGTH(blob)) FROM nodes WHERE root = ?", row).fetchone()
+        connection.execute("DELETE FROM nodes WHERE root = ?", row)
+        used -= size

@@ -15,6 +15,7 @@ from tests.oracle import expected_truth, script
 
 KINDS = ["plain", "hybrid", "windowed"]
 TURNS = 6
+READ_IT = "I read it. " + " ".join(f"line {i} says so," for i in range(15)) + " done."
 
 
 def long_text(tag: str, words: int = 150) -> str:
@@ -25,8 +26,9 @@ def raw_answer(turn: int, tool_loop: bool, reasoning: bool) -> str:
     think = f"<think>\nlet me think about step {turn}, carefully\n</think>\n\n" if reasoning else ""
     if tool_loop:
         call = json.dumps({"name": "read", "arguments": {"path": f"src/file{turn}.py", "line": turn}})
-        return f"{think}I read it.\n<tool_call>\n{call}\n</tool_call>"
-    return f"{think}Answer number {turn}: {{truth}}"
+        return f"{think}{READ_IT}\n<tool_call>\n{call}\n</tool_call>"
+    # Long enough to be known again without its thoughts (`match.PROOF_TOKENS`).
+    return f"{think}Answer number {turn}: {{truth}} " + " ".join(f"word{i}" for i in range(40))
 
 
 def converse(server: Live, *, how: str, tool_loop: bool, reasoning: bool) -> tuple[int, int, list[dict[str, Any]]]:
@@ -59,9 +61,9 @@ def check(answer: dict[str, Any], prompt: tuple[int, ...], turn: int, tool_loop:
     if tool_loop:
         (call,) = message["tool_calls"]
         assert json.loads(call["function"]["arguments"]) == {"path": f"src/file{turn}.py", "line": turn}
-        assert message["content"] == "I read it."
+        assert message["content"] == READ_IT
     else:
-        assert message["content"] == f"Answer number {turn}: {expected_truth(prompt)}"
+        assert message["content"].startswith(f"Answer number {turn}: {expected_truth(prompt)} ")
     if reasoning:
         assert message["reasoning_content"].strip() == f"let me think about step {turn}, carefully"
 
@@ -151,4 +153,5 @@ def test_a_system_text_that_changes_on_the_way_costs_the_change(servers: Callabl
         assert times >= 1 and (last == 2 * turn + 1) == (turn in (2, 4)), found
         messages.append(echoed(answer["message"], "keep"))
     assert costs[0] > 1000
-    assert max(costs[1:]) <= 1.5 * min(costs[1:]) and max(costs[1:]) < 200, costs
+    # The note: its frame, the old line and the new one.
+    assert max(costs[1:]) <= min(costs[1:]) + 60, costs

@@ -12,10 +12,24 @@ from typing import Any
 from start_llm.core.messages import Message, Tool, ToolCall
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
+from start_llm.prompt.clients import Clients
 from start_llm.prompt.hf import HFTokenizer
 from start_llm.prompt.pipeline import Pipeline, Prepared
-from start_llm.prompt.volatile import Rules
 from tests.prompt.models import EOS, model
+
+CLEARED = "[Old tool result content cleared]"
+CLAUDE = "You are Claude Code, Anthropic's official CLI for Claude."
+OPENCLAW = "You are a personal assistant running inside OpenClaw."
+OPENCODE = "You are opencode, an interactive CLI tool."
+INTERNAL = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nActive sessions: {}\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
+# What a change is told in may be a tenth of what was sent.
+RULES = "\n".join(f"Rule {n}: keep every change small and say what was done." for n in range(90))
+
+
+def system_text(first: str, *lines: str) -> Message:
+    """A system text with enough in it to tell a change of its lines."""
+    return Message("system", "\n".join([first, *lines, RULES]))
+
 
 READ = Tool("read", "Reads a file", {"type": "object", "properties": {"path": {"type": "string"}}})
 BASH = Tool("bash", "Runs a command", {"type": "object", "properties": {"command": {"type": "string"}}})
@@ -26,9 +40,9 @@ def settings(**changes: Any) -> Settings:
     return Settings(_env_file=None, **changes)  # type: ignore[call-arg]
 
 
-def pipeline(family: str, rules: Rules | None = None, **changes: Any) -> Pipeline:
+def pipeline(family: str, clients: Clients | None = None, **changes: Any) -> Pipeline:
     template, tokenizer = model(family)
-    return Pipeline(template, tokenizer, settings=settings(**changes), rules=rules or Rules.load(None))
+    return Pipeline(template, tokenizer, settings=settings(**changes), clients=clients)
 
 
 def request(messages: list[Message], tools: tuple[Tool, ...] = (), **more: Any) -> ChatRequest:
@@ -160,6 +174,11 @@ class Client:
         self.messages.append(self.echo(answer))
         self.spoken = (*self.prepared.prompt.tokens, *tokens)
         return self.spoken
+
+
+def numbered(number: int) -> str:
+    """A call id as the server makes them: random letters."""
+    return f"call_{random.Random(number).getrandbits(96):024x}"
 
 
 def say(text: str = "", reasoning: str | None = "Let me see.", **calls: Any) -> Message:

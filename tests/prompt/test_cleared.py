@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 
-from start_llm.core.messages import Message
-from start_llm.prompt.heal import CLEARED
+from start_llm.core.messages import Message, ToolCall
 from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.turndb import TurnDB
-from start_llm.prompt.volatile import Rules
-from tests.prompt.client import Client, pipeline, say, settings
+from tests.prompt.client import CLEARED, OPENCODE, Client, numbered, pipeline, settings
 from tests.prompt.models import model
 
-SYSTEM = Message("system", "You are a helpful coding assistant.")
+SYSTEM = Message("system", OPENCODE)
 
 
 def result(number: int) -> Message:
-    return Message("tool", f"result {number}: {'long ' * 20}", tool_call_id="call_read")
+    return Message("tool", f"result {number}: {'long ' * 20}", tool_call_id=numbered(number))
+
+
+def say(text: str = "", number: int = 0, **calls: dict[str, str]) -> Message:
+    made = tuple(ToolCall(numbered(number), name, json.dumps(arguments)) for name, arguments in calls.items())
+    return Message("assistant", text, "Let me see.", made)
 
 
 def text(client: Client) -> str:
@@ -27,7 +33,7 @@ def text(client: Client) -> str:
 def conversation(client: Client, turns: int = 3) -> tuple[int, ...]:
     client.ask(SYSTEM, Message("user", "Go"))
     for number in range(turns):
-        client.answer(say(f"Step {number}.", read={"path": f"{number}.py"}))
+        client.answer(say(f"Step {number}.", number, read={"path": f"{number}.py"}))
         client.ask(result(number))
     return client.answer(say("Done."))
 
@@ -35,7 +41,7 @@ def conversation(client: Client, turns: int = 3) -> tuple[int, ...]:
 def clear(client: Client, *numbers: int) -> None:
     for index, message in enumerate(client.messages):
         if any(message.content.startswith(f"result {number}:") for number in numbers):
-            client.messages[index] = Message("tool", CLEARED, tool_call_id="call_read")
+            client.messages[index] = Message("tool", CLEARED, tool_call_id=message.tool_call_id)
 
 
 @pytest.mark.parametrize("family", ["chatml", "qwen35", "glm4"])
@@ -53,7 +59,7 @@ def test_the_model_still_sees_them_and_nothing_is_computed_again(family):
 def test_when_context_runs_short_they_go():
     template, tokenizer = model("chatml")
     length = len(conversation(Client("chatml", pipeline("chatml"))))
-    pipe = Pipeline(template, tokenizer, settings=settings(), rules=Rules.load(None), context=2 * length)
+    pipe = Pipeline(template, tokenizer, settings=settings(), context=2 * length)
     client = Client("chatml", pipe)
     conversation(client)
     clear(client, 0)
@@ -67,7 +73,7 @@ def test_when_context_runs_short_they_go():
 def test_results_that_were_never_seen_are_not_made_up():
     client = Client("chatml", pipeline("chatml"))
     client.messages = [SYSTEM, Message("user", "Go"), say("Step.", read={"path": "a"})]
-    client.ask(Message("tool", CLEARED, tool_call_id="call_read"))
+    client.ask(Message("tool", CLEARED, tool_call_id=numbered(0)))
     assert CLEARED in text(client)
 
 
@@ -77,7 +83,7 @@ def test_what_comes_back_is_shown():
     conversation(client, turns=1)
     history = list(client.messages)
     other = Client("chatml", client.pipe, messages=[*history[:2], say("Another.", read={"path": "b"})])
-    other.ask(Message("tool", CLEARED, tool_call_id="call_read"))
+    other.ask(Message("tool", CLEARED, tool_call_id=numbered(0)))
     assert CLEARED in text(other) and "result 0" not in text(other)
     other.answer(say("Hm."))
     other.messages[3] = result(7)
@@ -88,7 +94,7 @@ def test_what_comes_back_is_shown():
 def test_other_words_in_its_place_are_other_words():
     client = Client("chatml", pipeline("chatml"))
     spoken = conversation(client)
-    client.messages[3] = Message("tool", "[removed by the user]", tool_call_id="call_read")
+    client.messages[3] = Message("tool", "[removed by the user]", tool_call_id=numbered(0))
     assert client.ask(Message("user", "More")).prompt.tokens[: len(spoken)] != spoken
     assert "result 0" not in text(client)
 
@@ -99,13 +105,13 @@ def test_the_result_of_another_conversation_is_not_taken_for_it():
     clients = [Client("chatml", pipe), Client("chatml", pipe)]
     for number, client in enumerate(clients):
         client.ask(SYSTEM, Message("user", "Go"))
-        client.answer(say("Step.", read={"path": "a.py"}))
-        client.ask(Message("tool", f"what conversation {number} read", tool_call_id=f"call_{number}"))
+        client.answer(say("Step.", number, read={"path": "a.py"}))
+        client.ask(Message("tool", f"what conversation {number} read", tool_call_id=numbered(number)))
         client.answer(say("Done."))
-    clients[0].messages[3] = Message("tool", CLEARED, tool_call_id="call_0")
+    clients[0].messages[3] = Message("tool", CLEARED, tool_call_id=numbered(0))
     clients[0].ask(Message("user", "More"))
     assert "conversation 0" in text(clients[0]) and "conversation 1" not in text(clients[0])
-    clients[1].messages[3] = Message("tool", CLEARED, tool_call_id="call_2")
+    clients[1].messages[3] = Message("tool", CLEARED, tool_call_id=numbered(2))
     clients[1].ask(Message("user", "More"))
     assert CLEARED in text(clients[1]) and "what conversation" not in text(clients[1])
 
@@ -113,10 +119,10 @@ def test_the_result_of_another_conversation_is_not_taken_for_it():
 def test_of_two_results_of_one_call_none_is_taken_for_it():
     client = Client("chatml", pipeline("chatml"))
     conversation(client, turns=1)
-    client.messages[3] = result(5)
+    client.messages[3] = replace(result(5), tool_call_id=numbered(0))
     client.ask()
     client.answer(say("Done again."))
-    client.messages[3] = Message("tool", CLEARED, tool_call_id="call_read")
+    client.messages[3] = Message("tool", CLEARED, tool_call_id=numbered(0))
     client.ask(Message("user", "More"))
     assert CLEARED in text(client) and "result" not in text(client).replace(CLEARED, "")
 
@@ -125,7 +131,7 @@ def test_what_strict_showed_as_cleared_is_not_taken_for_the_result_later(tmp_pat
     def started(**changes) -> Pipeline:
         store = TurnDB(tmp_path / "turns.sqlite")
         template, tokenizer = model("chatml")
-        return Pipeline(template, tokenizer, settings=settings(**changes), rules=Rules.load(None), store=store)
+        return Pipeline(template, tokenizer, settings=settings(**changes), store=store)
 
     client = Client("chatml", started(cache_drift_policy="strict"))
     conversation(client)

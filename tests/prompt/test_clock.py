@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 
 from start_llm.core.messages import Message
-from start_llm.prompt.clock import SLOT
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
-from start_llm.prompt.notes import NOTE_OPEN
+from start_llm.prompt.match import DATE
+from start_llm.prompt.note import NOTE_OPEN
 from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.turndb import TurnDB
-from start_llm.prompt.volatile import Rules
-from tests.prompt.client import Client, request, say, settings
+from tests.prompt.client import RULES, Client, request, say, settings
 from tests.prompt.models import EOS, TEMPLATES, fast_tokenizer, model
 
 LATE, EARLY = datetime(2026, 11, 21, 23, 58), datetime(2026, 11, 22, 0, 3)
@@ -51,7 +50,6 @@ def dated(family: str, wall: Wall, store: TurnDB | None = None, **changes: str) 
         template,
         HFTokenizer(tokenizer, eos),
         settings=settings(**changes),
-        rules=Rules.load(None),
         store=store,
         now=wall,
     )
@@ -67,7 +65,7 @@ def test_a_conversation_over_midnight_keeps_its_head_and_is_told_the_date_once(f
     wall = Wall()
     client = Client(family, dated(family, wall))
     before, after = DATES[family]
-    client.ask(Message("system", "You help."), Message("user", "Go"))
+    client.ask(Message("system", f"You help.\n{RULES}"), Message("user", "Go"))
     assert before in text(client)
     spoken = client.answer(say("", None, bash={"command": "ls"}))
     wall.time = EARLY
@@ -86,7 +84,7 @@ def test_the_date_is_kept_over_a_restart(family, tmp_path: Path):
     wall = Wall()
     first = dated(family, wall, TurnDB(tmp_path / "turns.sqlite3"))
     client = Client(family, first)
-    client.ask(Message("system", "You help."), Message("user", "Go"))
+    client.ask(Message("system", f"You help.\n{RULES}"), Message("user", "Go"))
     spoken = client.answer(say("", None, bash={"command": "ls"}))
     first.close()
     wall.time = EARLY
@@ -97,19 +95,16 @@ def test_the_date_is_kept_over_a_restart(family, tmp_path: Path):
     client.pipe.close()
 
 
-def test_a_new_conversation_on_the_next_day_shares_the_head_and_is_told_the_date():
+def test_a_new_conversation_on_the_next_day_gets_the_new_date():
     wall = Wall()
     pipe = dated("llama3", wall)
     old = Client("llama3", pipe)
-    head = old.ask(Message("system", "You help."), Message("user", "Go")).prompt
+    old.ask(Message("system", "You help."), Message("user", "Go"))
     old.answer(say("Done.", None))
     wall.time = EARLY
-    prepared = Client("llama3", pipe).ask(Message("system", "You help."), Message("user", "Else"))
-    assert head.head and prepared.prompt.tokens[: head.head] == head.tokens[: head.head]
-    assert prepared.notes == ("Current date: 22 Nov 2026",)
-    stranger = Client("llama3", pipe)
-    assert stranger.ask(Message("system", "Other."), Message("user", "Go")).notes == ()
-    assert "Today Date: 22 Nov 2026" in text(stranger)
+    new = Client("llama3", pipe)
+    assert new.ask(Message("system", "You help."), Message("user", "Else")).notes == ()
+    assert "Today Date: 22 Nov 2026" in text(new)
 
 
 def test_strict_leaves_the_template_its_own_clock():
@@ -134,7 +129,7 @@ def test_a_client_that_sets_the_date_itself_is_told_nothing():
 def test_templates_without_a_date_get_no_clock(family):
     wall = Wall()
     template, tokenizer = model(family)
-    pipe = Pipeline(template, tokenizer, settings=settings(), rules=Rules.load(None), now=wall)
+    pipe = Pipeline(template, tokenizer, settings=settings(), now=wall)
     assert pipe.traits.dates == ()
     client = Client(family, pipe, tools=())
     client.ask(Message("user", "Go"))
@@ -142,7 +137,7 @@ def test_templates_without_a_date_get_no_clock(family):
     wall.time = EARLY
     prepared = client.ask(Message("user", "More"))
     assert prepared.notes == () and prepared.turn is not None
-    assert not any(slot == SLOT for shown in prepared.turn.view.shown for slot, _ in shown.told)
+    assert DATE not in dict(prepared.turn.view.told)
 
 
 @pytest.mark.parametrize("family", DATED)
@@ -159,11 +154,10 @@ def test_the_probe_finds_the_format_and_its_fingerprint_is_the_same_tomorrow(fam
     monkeypatch.setattr("transformers.utils.chat_template_utils.datetime", Tomorrow)
     other = HFTemplate(fast_tokenizer(), DATED[family] + "{# another text, so compiled anew #}")
     assert ("2031" in other.render([{"role": "user", "content": "x"}], None, True)) is True
-    later = Pipeline(other, HFTokenizer(fast_tokenizer(), [1]), settings=settings(), rules=Rules.load(None))
+    later = Pipeline(other, HFTokenizer(fast_tokenizer(), [1]), settings=settings())
     same = Pipeline(
         HFTemplate(fast_tokenizer(), DATED[family]),
         HFTokenizer(fast_tokenizer(), [1]),
         settings=settings(),
-        rules=Rules.load(None),
     )
     assert later.traits.fingerprint == same.traits.fingerprint

@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-import pytest
-
 from start_llm.core.messages import Message, ToolCall
-from tests.prompt.client import ECHOES, Client, pipeline, say
-from tests.prompt.models import TEMPLATES
-
-KEY = "exact_key_rejected_by_model_lcp"
+from tests.prompt.client import ECHOES, Client, pipeline, say, system_text
 
 
-@pytest.mark.parametrize("family", TEMPLATES)
-@pytest.mark.parametrize("echo", ["kept", "stripped and reserialised", "in content"])
-def test_clean_traffic_rejects_no_key(family, echo):
-    client = Client(family, pipeline(family), ECHOES[echo])
-    client.ask(Message("system", "You help.\nCurrent time is 1"), Message("user", "Go"))
+def test_notes_and_answers_are_counted():
+    client = Client("chatml", pipeline("chatml"))
+    client.ask(system_text("You help.", "Current time is 0"), Message("user", "Go"))
     for step in range(3):
         client.answer(say("", "why", bash={"command": f"ls {step}"}))
-        client.messages[0] = Message("system", f"You help.\nCurrent time is {step + 2}")
+        client.messages[0] = system_text("You help.", f"Current time is {step + 1}")
         client.ask(Message("tool", f"r{step}", tool_call_id="call_bash"))
     client.answer(say("Done.", "all done"))
-    client.ask(Message("user", "And?"))
-    client.answer(say("No.", "why not"))
     counters = client.pipe.counters()
-    assert counters[KEY] == 0
-    assert counters["notes"] == 3 and counters["records"] == 1
+    assert (counters["notes"], counters["records"], counters["shown_as_sent"]) == (3, 4, 0)
 
 
-def test_bytes_that_the_canonical_form_hides_are_counted_where_they_are_shown():
-    client = Client("chatml", pipeline("chatml", cache_drift_policy="strict"))
-    client.ask(Message("system", "You help.\nCurrent time is 1"), Message("user", "Go"))
-    client.answer(say("", None, bash={"command": "ls"}))
-    client.ask(Message("tool", "r", tool_call_id="call_bash"))
-    client.answer(say("", None, bash={"command": "ls"}))
-    assert client.pipe.counters()[KEY] == 0
-    client.messages[0] = Message("system", "You help.\nCurrent time is 2")
-    client.ask(Message("tool", "r", tool_call_id="call_bash"))
-    assert client.pipe.counters()[KEY] == 0
-    client.answer(say("Done.", None))
-    assert client.pipe.counters()[KEY] == 1
+def test_a_history_made_elsewhere_is_counted_as_shown_as_sent():
+    client = Client("chatml", pipeline("chatml"), messages=[Message("user", "Go"), say("Done.")])
+    client.ask(Message("user", "More"))
+    client.answer(say("Yes."))
+    assert client.pipe.counters()["shown_as_sent"] == 1
 
 
 def test_healed_turns_are_counted_when_they_come_back_first():

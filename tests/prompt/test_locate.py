@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from start_llm.core.messages import Message
-from tests.prompt.client import BASH, READ, pipeline, request, say
+from tests.prompt.client import BASH, OPENCLAW, READ, RULES, pipeline, request, say
 from tests.prompt.models import TEMPLATES, model
 
 TALK = [
-    Message("system", "You are the zebra helper.\nCurrent time is yellow"),
+    Message("system", f"{OPENCLAW}\nYou are the zebra helper.\nCurrent time is yellow\n{RULES}"),
     Message("user", "Please paint the fence."),
     say("Now walking over.", "Thinking about brushes.", bash={"command": "ls garden"}),
     Message("tool", "hammer and nails", tool_call_id="call_bash"),
-    Message("user", "Paint it [message_id: pink42] twice."),
+    Message("user", "Paint it twice.\n[message_id: pink42]"),
 ]
 
 
@@ -34,7 +34,7 @@ def where(family: str, word: str, messages: list[Message] = TALK):
     ("word", "message", "field", "rule"),
     [
         ("zebra", 0, "system", None),
-        ("yellow", 0, "system", "current_time"),
+        ("yellow", 0, "system", None),
         ("Please paint", 1, "content", None),
         ("brushes", 2, "reasoning", None),
         ("walking", 2, "content", None),

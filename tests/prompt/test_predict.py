@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from start_llm.core.messages import Message
-from tests.prompt.client import Client, odd_tokens, pipeline, raw_answer, say
+from tests.prompt.client import INTERNAL, OPENCLAW, Client, odd_tokens, pipeline, raw_answer, say
 from tests.prompt.models import EOS, TEMPLATES, model
-from tests.prompt.test_append import INTERNAL
 
 
 def guess_and_answer(client: Client, answer: Message):
@@ -22,7 +21,7 @@ def guess_and_answer(client: Client, answer: Message):
 @pytest.mark.parametrize("family", ["chatml", "qwen35", "glm4", "qwen3"])
 def test_a_transient_message_is_guessed_to_go(family):
     client = Client(family, pipeline(family))
-    client.ask(Message("system", "Help."), Message("user", "Go"), Message("user", INTERNAL.format("none")))
+    client.ask(Message("system", OPENCLAW), Message("user", "Go"), Message("user", INTERNAL.format("none")))
     for step in range(3):
         guess = guess_and_answer(client, say("x", "why", bash={"command": f"ls {step}"}))
         assert guess is not None and guess.transient is None
@@ -39,7 +38,7 @@ def test_a_transient_message_is_guessed_to_go(family):
 
 def test_dropped_reasoning_is_guessed():
     client = Client("qwen3", pipeline("qwen3"))
-    client.ask(Message("system", "Help."), Message("user", "Go"))
+    client.ask(Message("system", OPENCLAW), Message("user", "Go"))
     guess_and_answer(client, say("x", "thought one", bash={"command": "ls"}))
     client.ask(Message("tool", "r", tool_call_id="call_bash"))
     guess = guess_and_answer(client, say("Done.", "thought two"))
@@ -52,7 +51,7 @@ def test_dropped_reasoning_is_guessed():
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_nothing_is_guessed_where_all_is_computed(family):
     client = Client(family, pipeline(family), tools=())
-    client.ask(Message("system", "Help."), Message("user", "Go"))
+    client.ask(Message("system", OPENCLAW), Message("user", "Go"))
     answer = say("x", None) if family in ("qwen3", "gemma", "llama3", "mistral", "harmony") else say("x", "why")
     assert guess_and_answer(client, answer) is None
 
@@ -60,7 +59,7 @@ def test_nothing_is_guessed_where_all_is_computed(family):
 def test_a_client_that_proves_the_guesses_wrong_gets_none_until_one_is_right():
     client = Client("chatml", pipeline("chatml"))
     internal = Message("user", INTERNAL.format("none"))
-    client.ask(Message("system", "Help."), Message("user", "Go"), internal)
+    client.ask(Message("system", OPENCLAW), Message("user", "Go"), internal)
     outcomes = []
     for honest in (False, False, True, True):
         guess = guess_and_answer(client, say("x", "why", bash={"command": "ls"}))
@@ -75,12 +74,12 @@ def test_a_client_that_proves_the_guesses_wrong_gets_none_until_one_is_right():
 def test_a_side_request_does_not_spoil_the_guess():
     client = Client("chatml", pipeline("chatml"))
     internal = Message("user", INTERNAL.format("none"))
-    client.ask(Message("user", "Go"), internal)
+    client.ask(Message("system", OPENCLAW), Message("user", "Go"), internal)
     assert guess_and_answer(client, say("x", "why", bash={"command": "ls"})) is not None
     for _ in range(4):
         side = Client("chatml", client.pipe, tools=())
-        side.ask(Message("user", "Go"), Message("user", "A title, please"))
+        side.ask(Message("system", OPENCLAW), Message("user", "Go"), Message("user", "A title, please"))
         side.answer(say("Title"))
-    del client.messages[1]
+    del client.messages[2]
     client.ask(Message("tool", "r", tool_call_id="call_bash"), internal)
     assert guess_and_answer(client, say("y", "why", bash={"command": "ls"})) is not None

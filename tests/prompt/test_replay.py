@@ -37,7 +37,7 @@ def test_computed_over_new(client, family, limit):
         generated = tokenizer.encode(raw_answer(family, answer, prepared.in_reasoning))
         generated.append(tokenizer.special_tokens[EOS[family][0]])
         pipe.record(prepared, answer, generated)
-        hits += prepared.turn.coded.generated is not None
+        hits += prepared.turn.view.base is not None
         held.append((*tokens, *generated[:-1]))
     assert computed <= limit * new
     assert hits >= (0 if client == "openclaw" else len(held) // 2)

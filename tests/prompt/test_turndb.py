@@ -8,30 +8,30 @@ import sqlite3
 import stat
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from start_llm.core.messages import Message
-from start_llm.prompt.heal import Healed
+from start_llm.prompt.nodecodec import DamagedNode, decode, encode
 from start_llm.prompt.pipeline import Pipeline
-from start_llm.prompt.turncodec import DamagedRecord, decode, encode
+from start_llm.prompt.tree import Node
 from start_llm.prompt.turndb import TurnDB
-from start_llm.prompt.volatile import Rules
-from tests.prompt.client import ECHOES, Client, pipeline, say, settings
+from tests.prompt.client import ECHOES, Client, pipeline, say, settings, system_text
 from tests.prompt.models import model
 
 REPOSITORY = Path(__file__).parents[2]
 
 
-def stored_pipeline(path: Path, family: str = "chatml") -> Pipeline:
+def stored_pipeline(path: Path, family: str = "chatml", **changes: str) -> Pipeline:
     template, tokenizer = model(family)
-    return Pipeline(template, tokenizer, settings=settings(), rules=Rules.load(None), store=TurnDB(path))
+    return Pipeline(template, tokenizer, settings=settings(**changes), store=TurnDB(path))
 
 
 def talk(pipe: Pipeline, turns: int = 3) -> Client:
     client = Client("chatml", pipe, ECHOES["stripped"])
-    client.ask(Message("system", "You help.\nCurrent time is 1"), Message("user", "Go"))
+    client.ask(system_text("You help.", "Current time is 1"), Message("user", "Go"))
     for step in range(turns):
         client.answer(say(f"\nStep {step}", f"Thought {step}", bash={"command": "ls"}))
         if step < turns - 1:
@@ -39,23 +39,28 @@ def talk(pipe: Pipeline, turns: int = 3) -> Client:
     return client
 
 
-def record_of(client: Client):
-    ((_, record),) = list(client.pipe._turns.records())
-    return record
+def nodes_of(pipe: Pipeline) -> list[Node]:
+    return list(pipe._tree._nodes.values())
 
 
-def test_a_record_comes_back_as_it_was():
-    record = record_of(talk(pipeline("chatml")))
-    assert decode(encode(record)) == record
+def rows(path: Path) -> int:
+    with sqlite3.connect(path) as connection:
+        (count,) = connection.execute("SELECT COUNT(*) FROM nodes").fetchone()
+    return int(count)
+
+
+def test_a_node_comes_back_as_it_was():
+    for node in nodes_of(talk(pipeline("chatml")).pipe):
+        assert decode(encode(node)) == node
 
 
 @pytest.mark.parametrize("where", [0, 40, -1])
-def test_a_damaged_record_is_refused(where):
-    blob = bytearray(encode(record_of(talk(pipeline("chatml")))))
+def test_a_damaged_node_is_refused(where):
+    blob = bytearray(encode(nodes_of(talk(pipeline("chatml")).pipe)[0]))
     blob[where] ^= 1
-    with pytest.raises(DamagedRecord):
+    with pytest.raises(DamagedNode):
         decode(bytes(blob))
-    with pytest.raises(DamagedRecord):
+    with pytest.raises(DamagedNode):
         decode(bytes(blob[: len(blob) // 2]))
 
 
@@ -64,32 +69,40 @@ def test_the_next_turn_after_a_restart_reuses_everything(tmp_path):
     client = talk(stored_pipeline(path))
     client.pipe.close()
     client.pipe = stored_pipeline(path)
-    client.messages[0] = Message("system", "You help.\nCurrent time is 2")
+    client.messages[0] = system_text("You help.", "Current time is 2")
     prepared = client.ask(Message("tool", "last", tool_call_id="call_bash"))
     assert prepared.prompt.tokens[: len(client.spoken)] == client.spoken
-    assert prepared.notes == ("Current time is 2",)
+    assert "+Current time is 2" in prepared.notes
     client.pipe.close()
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
 
 
-def test_replaced_records_leave_the_file(tmp_path):
-    path = tmp_path / "turns.sqlite"
-    talk(stored_pipeline(path), 5).pipe.close()
-    with sqlite3.connect(path) as connection:
-        assert connection.execute("SELECT COUNT(*) FROM records").fetchone() == (1,)
-        assert connection.execute("SELECT COUNT(*) FROM healing").fetchone() == (5,)
+def test_a_turn_writes_what_is_new_in_it(tmp_path):
+    pipe = stored_pipeline(tmp_path / "turns.sqlite")
+    client = Client("chatml", pipe)
+    client.ask(system_text("You help."), Message("user", "word " * 20_000))
+    client.answer(say("First answer.", None, bash={"command": "ls"}))
+    for step in range(3):
+        client.ask(Message("tool", f"result {step}", tool_call_id="call_bash"))
+        client.answer(say(f"Answer {step}.", None, bash={"command": "ls"}))
+    first, *later = (len(encode(node)) for node in nodes_of(pipe)[::-1])
+    sizes = sorted([first, *later])
+    assert sizes[-1] > 5_000 and max(sizes[:-1]) < 2_000
+    pipe.close()
 
 
-def test_another_template_sees_no_records_but_heals(tmp_path):
+@pytest.mark.parametrize("changes", [{"family": "qwen35"}, {"cache_drift_policy": "strict"}])
+def test_another_template_or_policy_sees_no_nodes(tmp_path, changes):
     path = tmp_path / "turns.sqlite"
     talk(stored_pipeline(path)).pipe.close()
-    other = stored_pipeline(path, "qwen35")
-    assert len(other._turns) == 0 and len(other._healing) == 3
+    other = stored_pipeline(path, **changes)
+    assert len(other._tree) == 0
     other.close()
+    assert rows(path) == 3
 
 
-def test_a_damaged_row_is_dropped_and_the_rest_kept(tmp_path, caplog):
+def test_a_damaged_row_is_left_out_with_what_goes_on_from_it(tmp_path, caplog):
     path = tmp_path / "turns.sqlite"
     pipe = stored_pipeline(path)
     talk(pipe)
@@ -98,56 +111,64 @@ def test_a_damaged_row_is_dropped_and_the_rest_kept(tmp_path, caplog):
     other.answer(say("Yes."))
     pipe.close()
     with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE records SET blob = zeroblob(100) WHERE id = (SELECT MIN(id) FROM records)")
+        connection.execute("UPDATE nodes SET blob = zeroblob(100) WHERE number = 2")
     again = stored_pipeline(path)
-    assert len(again._turns) == 1 and "damaged" in caplog.text
-    again._store.flush()
+    assert len(again._tree) == 2 and "damaged" in caplog.text
     again.close()
-    with sqlite3.connect(path) as connection:
-        assert connection.execute("SELECT COUNT(*) FROM records").fetchone() == (1,)
 
 
-def test_a_file_that_is_no_database_is_set_aside(tmp_path, caplog):
+@pytest.mark.parametrize("content", ["garbage", "old"])
+def test_a_file_that_is_none_of_ours_is_set_aside(tmp_path, caplog, content):
     path = tmp_path / "turns.sqlite"
-    path.write_bytes(b"not a database at all, but long enough to be looked at" * 100)
+    if content == "garbage":
+        path.write_bytes(b"not a database at all, but long enough to be looked at" * 100)
+    else:
+        with sqlite3.connect(path) as connection:
+            connection.execute("CREATE TABLE records (id INTEGER PRIMARY KEY, fingerprint TEXT, blob BLOB)")
     store = TurnDB(path)
-    assert store.load("x").records == []
+    assert store.load("x") == []
     store.close()
     assert (tmp_path / "turns.sqlite.damaged").exists() and "set aside" in caplog.text
 
 
-def test_the_file_is_bounded(tmp_path):
-    record = record_of(talk(pipeline("chatml")))
-    store = TurnDB(tmp_path / "t.sqlite", limit_bytes=3 * len(encode(record)))
+def test_two_servers_may_share_a_file(tmp_path):
+    path = tmp_path / "turns.sqlite"
+    clients = [talk(stored_pipeline(path), turns) for turns in (2, 4)]
+    for client in clients:
+        client.pipe.close()
+    assert rows(path) == 6
+    again = stored_pipeline(path)
+    assert len(again._tree) == 6
+    again.close()
+
+
+def test_the_file_is_bounded_and_loses_whole_conversations(tmp_path):
+    nodes = nodes_of(talk(pipeline("chatml")).pipe)
+    root = next(node for node in nodes if node.parent is None)
+    child = next(node for node in nodes if node.parent == root.id)
+    size = len(encode(root)) + len(encode(child))
+    store = TurnDB(tmp_path / "t.sqlite", limit_bytes=3 * size + 100)
     store.load("f")
-    for record_id in range(10):
-        store.save_record(record_id, record, [])
+    for number in range(10):
+        store.save(replace(root, id=number * 2 + 1))
+        store.save(replace(child, id=number * 2 + 2, parent=number * 2 + 1))
     store.flush()
-    assert [record_id for record_id, _ in store.load("f").records] == [7, 8, 9]
-    store.close()
-
-
-def test_healing_on_disk_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr("start_llm.prompt.turndb.CAPACITY", 3)
-    store = TurnDB(tmp_path / "t.sqlite")
-    for number in range(9):
-        store.save_healing(b"parent", bytes([number]), Healed("text", None, ("{}",)))
-    store.flush()
-    assert [key for _, key, _ in store.load("f").healing] == [b"\x06", b"\x07", b"\x08"]
+    assert [node.id for node in store.load("f")] == [15, 16, 17, 18, 19, 20]
     store.close()
 
 
 WRITER = """
 import sys
+from dataclasses import replace
 from pathlib import Path
 from start_llm.prompt import turndb
-from start_llm.prompt.turncodec import decode
+from start_llm.prompt.nodecodec import decode
 turndb._GATHER_SECONDS = 0.0
 store = turndb.TurnDB(Path(sys.argv[1]))
-last = store.load("f").next_id
-record = decode(Path(sys.argv[2]).read_bytes())
-for number in range(last, last + 100000):
-    store.save_record(number, record, [number - 5])
+last = len(store.load("f"))
+node = decode(Path(sys.argv[2]).read_bytes())
+for number in range(last, last + 5000):
+    store.save(replace(node, id=number + 1))
     if number == last + 20:
         store.flush()
         print("going", flush=True)
@@ -155,10 +176,10 @@ for number in range(last, last + 100000):
 
 
 def test_a_kill_in_the_middle_of_writing_damages_nothing(tmp_path):
-    record = record_of(talk(pipeline("chatml")))
-    (tmp_path / "record").write_bytes(encode(record))
-    for _ in range(3):
-        command = [sys.executable, "-c", WRITER, str(tmp_path / "t.sqlite"), str(tmp_path / "record")]
+    node = next(node for node in nodes_of(talk(pipeline("chatml")).pipe) if node.parent is None)
+    (tmp_path / "node").write_bytes(encode(node))
+    for _ in range(2):
+        command = [sys.executable, "-c", WRITER, str(tmp_path / "t.sqlite"), str(tmp_path / "node")]
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
         with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as process:
             assert process.stdout is not None and process.stdout.readline() == b"going\n"
@@ -166,4 +187,4 @@ def test_a_kill_in_the_middle_of_writing_damages_nothing(tmp_path):
         store = TurnDB(tmp_path / "t.sqlite")
         stored = store.load("f")
         store.close()
-        assert stored.records and all(found == record for _, found in stored.records)
+        assert len(stored) >= 20 and all(replace(found, id=node.id) == node for found in stored)

@@ -1,0 +1,326 @@
+"""What agent clients change in text that was answered already: the declared places, grouped by client.
+
+A client is known by its system text. Its rules hold in its conversations only, and each is anchored to whole lines,
+tags or messages that the client writes. For every client, known or not, the lines of the system text may change.
+
+| kind | meaning | if it differs in what is already answered |
+|---|---|---|
+| drop | telemetry that says nothing to a model | left out everywhere |
+| stamp | metadata of the moment a message was said | gone: stays as shown; another value: told |
+| state | what holds now | stays as shown; the new value, or that it is withdrawn, is told |
+| transient | at the end of one request only | shown where it is, gone the next time |
+| cleared | a placeholder for an old tool result | the result stays as shown while there is room |
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from start_llm.core.messages import Message
+
+Kind = Literal["drop", "stamp", "state", "transient", "cleared"]
+Place = Literal["head", "start", "end", "line", "rest", "whole"]
+_HEAD_LINES = 3
+_SIGN_CHARS = 2000  # a client's system text shows whose it is near its beginning
+
+
+class RuleError(ValueError):
+    """A bad client or rule in CACHE_RULES_FILE. The message names the file, the place and what is wrong."""
+
+
+def _pattern(text: str) -> str:
+    try:
+        compiled = re.compile(text, re.MULTILINE)
+    except re.error as error:
+        raise ValueError(f"{text!r} is no regular expression: {error}") from None
+    if compiled.fullmatch("") is not None:
+        raise ValueError(f"{text!r} matches the empty text")
+    return text
+
+
+Pattern = Annotated[str, AfterValidator(_pattern)]
+Word = Annotated[str, Field(pattern=r"^[\w-]+$")]
+
+
+class Rule(BaseModel):
+    """One declared place.
+
+    Attributes:
+        place: where it stands in a message: ``head`` (one of the first three lines), ``start`` or ``end`` (a block
+            there), ``line`` (any whole line), ``rest`` (from a line to the end, if the system text has the same words),
+            ``whole``.
+        opens: regular expression for where it begins, at the beginning of a line; without `closes` it is one line.
+        closes: regular expression for its end, at the end of a line.
+        reply: for ``whole``: the assistant message that the client makes up behind it.
+        moves: the client moves it from request to request: it belongs to no message.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: Word
+    kind: Kind
+    role: Literal["system", "user", "tool"] = "user"
+    place: Place
+    opens: Pattern
+    closes: Pattern | None = None
+    reply: Pattern | None = None
+    moves: bool = False
+
+
+class Client(BaseModel):
+    """A client's rules, and the regular expression by which the beginning of its system text shows it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    name: Word
+    system: Pattern
+    rules: tuple[Rule, ...] = ()
+
+
+UNKNOWN = Client.model_construct(name="unknown", system="", rules=())
+
+_CLEARED = Rule(
+    name="cleared_result",
+    kind="cleared",
+    role="tool",
+    place="whole",
+    opens=r"\[Old tool result content cleared\]\s*\Z",
+)
+
+
+def _aider(name: str, opens: str, reply: str) -> Rule:
+    return Rule(name=name, kind="state", place="whole", opens=opens, reply=reply, moves=True)
+
+
+BUILT_IN = (
+    # Claude Code 2.1.329
+    Client(
+        name="claude_code",
+        system=r"^x-anthropic-billing-header:|^You are (?:Claude Code|a Claude agent)\b",
+        rules=(
+            Rule(
+                name="billing_header", kind="drop", role="system", place="head", opens=r"x-anthropic-billing-header:.*"
+            ),
+            Rule(name="cch", kind="drop", role="system", place="head", opens=r"cch=\w+;[ \t]*"),
+            Rule(
+                name="reminder_before",
+                kind="state",
+                place="start",
+                opens=r"<system-reminder>",
+                closes=r"</system-reminder>[ \t]*$",
+            ),
+            Rule(
+                name="reminder_behind",
+                kind="state",
+                place="end",
+                opens=r"<system-reminder>",
+                closes=r"</system-reminder>[ \t]*$",
+            ),
+            _CLEARED,
+        ),
+    ),
+    # OpenClaw 2026.9.6; message ids and stats as in the versions before it
+    Client(
+        name="openclaw",
+        system=r"^<!-- openclaw:|^You are a personal assistant running inside OpenClaw\b",
+        rules=(
+            Rule(
+                name="internal_context",
+                kind="transient",
+                place="whole",
+                opens=r"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>",
+                closes=r"<<<END_OPENCLAW_INTERNAL_CONTEXT>>>\s*\Z",
+            ),
+            Rule(
+                name="metadata",
+                kind="stamp",
+                place="start",
+                opens=r"[\w ]+ \(untrusted[^)\n]*\):[ \t]*\n```",
+                closes=r"^```[ \t]*$",
+            ),
+            Rule(name="message_id", kind="stamp", place="end", opens=r"\[message_id: ?[^\]\n]+\][ \t]*"),
+            Rule(name="subagent_stats", kind="stamp", place="line", opens=r"[ \t]*Stats: runtime\b.*"),
+            _CLEARED,
+        ),
+    ),
+    # OpenCode 1.18.33
+    Client(name="opencode", system=r"^You are opencode\b", rules=(_CLEARED,)),
+    # aider 0.86.2
+    Client(
+        name="aider",
+        system=r"^Act as an expert (?:software developer|code analyst|architect engineer)\b"
+        r"|^You are an expert on the AI coding tool called Aider\b",
+        rules=(
+            _aider(
+                "aider_files",
+                r"I have \*added these files to the chat\*.*|I am not sharing any files that you can edit yet\.",
+                r"Ok, any changes I propose will be to those files\.|Ok\.",
+            ),
+            _aider("aider_no_files", r"Don't try and edit any existing code without asking me\b.*", r"Ok, based on .*"),
+            _aider(
+                "aider_read_only",
+                r"Here are some READ ONLY files, provided for your reference\.",
+                r"Ok, I will use these files as references\.",
+            ),
+            _aider(
+                "aider_map",
+                r"Here are summaries of some files present in my git repository\."
+                r"|I am working with you on code in a git repository\.",
+                r"Ok, I won't try and edit those files without asking first\.",
+            ),
+            Rule(
+                name="aider_edit_rules",
+                kind="state",
+                place="rest",
+                opens=r"# (?:\*SEARCH/REPLACE block\*|V4A Diff Format|File editing) [Rr]ules:"
+                r"|To suggest changes to a file you MUST return the entire content of the updated file\.",
+                moves=True,
+            ),
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A declared place found in a message's text: characters `start` to `end`; `text` is what it says."""
+
+    rule: Rule
+    start: int
+    end: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Clients:
+    """All clients that are known, a user's own first."""
+
+    clients: tuple[Client, ...] = BUILT_IN
+
+    @staticmethod
+    def load(path: Path | None) -> Clients:
+        """The built-in clients, and those of a TOML file (``[[client]]`` with ``[[client.rules]]``) before them.
+
+        A client of the file replaces the built-in one of its name.
+
+        Raises:
+            RuleError: naming the file and the field.
+        """
+        if path is None:
+            return Clients()
+        try:
+            data = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise RuleError(f"{path}: cannot be read: {error}") from None
+        try:
+            own = _File.model_validate(data).client
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            place = ".".join(str(part) for part in first["loc"])
+            raise RuleError(f"{path}: {place}={first['input']!r}: {first['msg']}") from None
+        names = [client.name for client in own]
+        for name in names:
+            if names.count(name) > 1:
+                raise RuleError(f"{path}: client {name!r}: the name is used twice")
+        return Clients(own + tuple(client for client in BUILT_IN if client.name not in names))
+
+    def of(self, messages: Sequence[Message]) -> Client:
+        """The client whose conversation this is, by the system message at its front."""
+        if not messages or messages[0].role != "system":
+            return UNKNOWN
+        head = messages[0].content[:_SIGN_CHARS]
+        return next((client for client in self.clients if _search(client.system, head)), UNKNOWN)
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    client: tuple[Client, ...]
+
+
+def _search(pattern: str, text: str) -> re.Match[str] | None:
+    return re.compile(pattern, re.MULTILINE).search(text)
+
+
+def find_parts(message: Message, client: Client, system: str) -> tuple[Part, ...]:
+    """The declared places in a message of `client`'s, in order, never overlapping.
+
+    Args:
+        system: the conversation's system text; a rule of the place ``rest`` applies to words that it holds.
+    """
+    text = message.content
+    rules = [rule for rule in client.rules if rule.role == message.role]
+    if not rules or not text:
+        return ()
+    for rule in rules:
+        if rule.place == "whole" and (end := _whole(rule, text)) is not None:
+            return (Part(rule, 0, end, text.strip()),)
+    parts = _edges(rules, text)
+    for rule in rules:
+        for start, end in _inside(rule, text, system):
+            if all(end <= part.start or start >= part.end for part in parts):
+                parts.append(Part(rule, start, end, text[start:end].strip()))
+    return tuple(sorted(parts, key=lambda part: part.start))
+
+
+def _whole(rule: Rule, text: str) -> int | None:
+    opened = re.compile(rule.opens, re.MULTILINE).match(text)
+    if opened is None:
+        return None
+    return len(text) if rule.closes is None or _search(rule.closes, text[opened.end() :]) else None
+
+
+def _edges(rules: Sequence[Rule], text: str) -> list[Part]:
+    """Blocks one behind the other at the start of the text, and at its end."""
+    parts: list[Part] = []
+    start, end = 0, len(text.rstrip())
+    at_start = [rule for rule in rules if rule.place == "start"]
+    while found := next(((rule, stop) for rule in at_start if (stop := _block(rule, text, start)) is not None), None):
+        parts.append(Part(found[0], start, found[1], text[start : found[1]].strip()))
+        start = found[1] + len(text[found[1] :]) - len(text[found[1] :].lstrip())
+    at_end = [rule for rule in rules if rule.place == "end"]
+    while found := next(((rule, at) for rule in at_end if (at := _last(rule, text, start, end)) is not None), None):
+        parts.append(Part(found[0], found[1], end, text[found[1] : end].strip()))
+        end = len(text[: found[1]].rstrip())
+    return parts
+
+
+def _block(rule: Rule, text: str, start: int) -> int | None:
+    """Where the block that begins at `start` ends; None if there is none."""
+    opened = re.compile(rule.opens, re.MULTILINE).match(text, start)
+    if opened is None:
+        return None
+    if rule.closes is not None:
+        closed = re.compile(rule.closes, re.MULTILINE).search(text, opened.end())
+        return closed.end() if closed is not None else None
+    return opened.end() if text[opened.end() : opened.end() + 1] in ("", "\n") else None
+
+
+def _last(rule: Rule, text: str, start: int, end: int) -> int | None:
+    """Where the block begins that ends at `end`; None if there is none."""
+    for opened in reversed(list(re.compile(f"^(?:{rule.opens})", re.MULTILINE).finditer(text, start, end))):
+        if _block(rule, text[:end], opened.start()) == end:
+            return opened.start()
+    return None
+
+
+def _inside(rule: Rule, text: str, system: str) -> list[tuple[int, int]]:
+    """Characters of the parts that a rule of the places ``head``, ``line`` and ``rest`` finds."""
+    if rule.place == "head":
+        lines = text.split("\n")[:_HEAD_LINES]
+        starts = [sum(len(line) + 1 for line in lines[:number]) for number in range(len(lines))]
+        return [
+            (at, min(at + len(line) + 1, len(text)))
+            for at, line in zip(starts, lines, strict=True)
+            if re.fullmatch(rule.opens, line.strip())
+        ]
+    if rule.place == "line":
+        return [found.span() for found in re.compile(f"^(?:{rule.opens})$", re.MULTILINE).finditer(text)]
+    if rule.place == "rest":
+        found = _search(f"^(?:{rule.opens})", text)
+        return [(found.start(), len(text))] if found and text[found.start() :].strip() in system else []
+    return []

@@ -1,0 +1,178 @@
+"""Fits a conversation to what a template can show: roles that it refuses, several calls, missing support for tools."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from start_llm.core.messages import Message, Tool
+from start_llm.prompt.interleave import interleaved
+from start_llm.prompt.probe import Traits
+from start_llm.prompt.reading import call_id, leading_systems
+
+Dicts = list[dict[str, Any]]
+
+_TOOLS_INTRO = (
+    "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
+    "The functions, each as a JSON object within <tools></tools> tags:\n<tools>\n"
+)
+_TOOLS_OUTRO = (
+    "\n</tools>\n\nTo call a function, write a JSON object with its name and arguments within "
+    '<tool_call></tool_call> tags:\n<tool_call>\n{"name": <function-name>, "arguments": <arguments-object>}'
+    "\n</tool_call>"
+)
+
+
+class Fitter:
+    """Makes OpenAI-style dictionaries for one template. Stateless after construction, so thread-safe."""
+
+    def __init__(self, traits: Traits, *, preserve_thinking: bool) -> None:
+        self.traits = traits
+        self._preserve = preserve_thinking
+
+    def fit(self, messages: Sequence[Message], tools: Sequence[Tool]) -> tuple[Dicts, Dicts | None]:
+        """The conversation as dictionaries that this template can show, and its tools."""
+        traits = self.traits
+        lead = leading_systems(messages)
+        if lead and not traits.systems:
+            joined = "\n\n".join(message.content for message in messages[:lead])
+            messages, lead = (Message("system", joined), *messages[lead:]), 1
+        names = {call_id(call.id): call.name for message in messages for call in message.tool_calls}
+        if not traits.many_calls:
+            messages = interleaved(messages)
+        dicts = [self._one(message, index >= lead, names) for index, message in enumerate(messages)]
+        functions: Dicts | None = [tool.as_function() for tool in tools] or None
+        if functions is not None and not traits.tools:
+            _add_system(dicts, _TOOLS_INTRO + "\n".join(map(_json, functions)) + _TOOLS_OUTRO)
+            functions = None
+        if not traits.system:
+            _system_into_user(dicts)
+        if not traits.repeats:
+            dicts = _merged(dicts)
+        if not traits.assistant_first:
+            _user_first(dicts)
+        return dicts, functions
+
+    def _one(self, message: Message, behind_head: bool, names: dict[str, str]) -> dict[str, Any]:
+        if message.role == "assistant":
+            return self._assistant(message)
+        if message.role == "tool":
+            return self._result(message, names)
+        if message.role == "system" and behind_head and not self.traits.mid_system:
+            return {"role": "user", "content": f"<system-message>\n{message.content}\n</system-message>"}
+        return {"role": message.role, "content": message.content}
+
+    def _result(self, message: Message, names: dict[str, str]) -> dict[str, Any]:
+        content = message.content
+        if message.is_error and not content.lstrip().lower().startswith(("error", "<tool_use_error>")):
+            content = f"Error: {content}"
+        if not self.traits.results:
+            return {"role": "user", "content": f"<tool_response>\n{content}\n</tool_response>"}
+        result = {"role": "tool", "content": content}
+        if message.tool_call_id is not None or self.traits.short_ids:
+            result["tool_call_id"] = self._call_id(message.tool_call_id or "")
+        name = message.name or names.get(call_id(message.tool_call_id))
+        if name:
+            result["name"] = name
+        return result
+
+    def _call_id(self, given: str) -> str:
+        if not self.traits.short_ids or (len(given) == 9 and given.isalnum()):
+            return given
+        # Of what is left of the id on its way through a client: call and result must stay together.
+        return hashlib.sha256(call_id(given).encode()).hexdigest()[:9]
+
+    def _assistant(self, message: Message) -> dict[str, Any]:
+        traits = self.traits
+        content = message.content
+        result: dict[str, Any] = {"role": "assistant"}
+        if message.reasoning:
+            if traits.reasoning_key is not None:
+                result[traits.reasoning_key] = message.reasoning
+                if message.tool_calls and content.strip() and not traits.reasoning_beside_text:
+                    result[traits.reasoning_key] = f"{message.reasoning}\n\n{content}"
+                    content = ""
+            elif traits.reasoning_inline and self._preserve:
+                # The template knows no reasoning but shows what the content says.
+                content = f"<think>\n{message.reasoning.strip()}\n</think>\n\n{content.lstrip()}"
+        if message.tool_calls and traits.calls is None:
+            blocks = (
+                f'{{"name": {json.dumps(c.name)}, "arguments": {c.arguments or "{}"}}}' for c in message.tool_calls
+            )
+            content = "\n".join([*([content] if content else []), *(f"<tool_call>\n{b}\n</tool_call>" for b in blocks)])
+        elif message.tool_calls:
+            result["tool_calls"] = [
+                {
+                    "type": "function",
+                    "id": self._call_id(call.id),
+                    "function": {"name": call.name, "arguments": self._arguments(call.arguments)},
+                }
+                for call in message.tool_calls
+            ]
+        result["content"] = content
+        return result
+
+    def _arguments(self, arguments: str) -> Any:
+        if self.traits.calls == "string":
+            return arguments or "{}"
+        value = _parsed(arguments)
+        if value is not None:
+            return value
+        # A model or client wrote what is no JSON object; it is shown as it is.
+        return arguments if self.traits.string_too else {"arguments": arguments}
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _parsed(arguments: str) -> Any:
+    """The arguments as an object, or None where they are not one."""
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _add_system(dicts: Dicts, text: str) -> None:
+    if dicts and dicts[0]["role"] == "system":
+        dicts[0] = {"role": "system", "content": f"{dicts[0]['content']}\n\n{text}"}
+    else:
+        dicts.insert(0, {"role": "system", "content": text})
+
+
+def _system_into_user(dicts: Dicts) -> None:
+    """Puts a leading system text in front of the first user message."""
+    texts = []
+    while dicts and dicts[0]["role"] == "system":
+        texts.append(dicts.pop(0)["content"])
+    if not texts:
+        return
+    if dicts and dicts[0]["role"] == "user":
+        dicts[0] = {"role": "user", "content": "\n\n".join([*texts, dicts[0]["content"]])}
+    else:
+        dicts.insert(0, {"role": "user", "content": "\n\n".join(texts)})
+
+
+def _merged(dicts: Dicts) -> Dicts:
+    """Joins neighbours of one role (user, or assistant without calls), for templates that want strict turns."""
+    result: Dicts = []
+    for item in dicts:
+        last = result[-1] if result else None
+        if last is not None and last["role"] == item["role"] and item["role"] in ("user", "assistant"):
+            texts = [text for text in (last["content"], item["content"]) if text]
+            calls = [*last.get("tool_calls", ()), *item.get("tool_calls", ())]
+            result[-1] = {**last, **item, "content": "\n\n".join(texts), **({"tool_calls": calls} if calls else {})}
+        else:
+            result.append(item)
+    return result
+
+
+def _user_first(dicts: Dicts) -> None:
+    """Puts an empty user message in front of a conversation that begins with an assistant turn."""
+    first = next((index for index, d in enumerate(dicts) if d["role"] != "system"), None)
+    if first is not None and dicts[first]["role"] == "assistant":
+        dicts.insert(first, {"role": "user", "content": ""})

@@ -1,0 +1,65 @@
+"""Update notes: how the model is told that something it was shown does not hold any more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from start_llm.prompt.match import DATE, Change
+from start_llm.prompt.reading import Slot
+from start_llm.prompt.textdiff import diff, name_of
+
+NOTE_OPEN = "<update-"
+_INTRO = "from the server: newer than above"
+_SHORT = 400  # characters; a longer value is told by its changed lines, if those are under a quarter of it
+_SHARE = 4
+
+
+def note_of(changes: Sequence[Change], nonce: str) -> tuple[str, ...] | None:
+    """The note's lines; None if a change is better shown where the client put it."""
+    lines: list[str] = []
+    for change in changes:
+        told = _told(change)
+        if told is None:
+            return None
+        lines += told
+    tag = f"{NOTE_OPEN[1:]}{nonce}"
+    return (f"<{tag} {_INTRO}>", *lines, f"</{tag}>")
+
+
+def _told(change: Change) -> list[str] | None:
+    slot, old, new = change.slot, change.old, change.new
+    if slot == DATE:
+        return [f"Current date: {new}"]
+    if slot.rule == "tool":
+        return [_tool(slot.name, old, new)]
+    title = _title(slot)
+    if new is None:
+        was = (old or "").split("\n") if len(old or "") <= _SHORT else [name_of(old or "")]
+        return [f"{title}, withdrawn, does not hold any more:", *(f"-{line}" for line in was)]
+    if old is None:
+        return [f"{title}, new:", new]
+    if slot.rule != "system" and max(len(old), len(new)) <= _SHORT:
+        return [f"{title}, was:", old, "now:", new]
+    lines = diff(old, new)
+    if lines is None or sum(map(len, lines)) * _SHARE > len(new):
+        return None
+    return [f"{title}, {lines[0]}", *lines[1:]]
+
+
+def _title(slot: Slot) -> str:
+    if slot.rule == "system":
+        return "System text" if not slot.place else f"System text {slot.place + 1}"
+    name = slot.rule.replace("_", " ")
+    return name if slot.place < 0 else f"{name} in message {slot.place + 1}"
+
+
+def _tool(name: str, old: str | None, new: str | None) -> str:
+    """How a tool is told: of description and parameters only what is not as before."""
+    if new is None:
+        return f"Tool {name}: no longer available, do not call it"
+    if old is None:
+        return f"Tool {name}: now available: {new}"
+    before, after = json.loads(old)["function"], json.loads(new)["function"]
+    changed = {key: value for key, value in after.items() if before.get(key) != value}
+    return f"Tool {name}: changed, now: {json.dumps(changed, ensure_ascii=False, sort_keys=True)}"

@@ -1,0 +1,322 @@
+"""A request as the conversation tree reads it: what each message says, and the values of its declared places.
+
+What a message says, its declared places left out, is a digest; the digests of a conversation are a chain of keys, one
+after each message. Equal keys mean equal words up to there; what differs in declared places is compared by slot. None
+of this ever becomes part of a prompt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from start_llm.core.messages import Message, ToolCall
+from start_llm.prompt.clients import UNKNOWN, Client, Clients, Part, find_parts
+
+ROOT = b"start_llm conversation"
+_EMBEDDED = re.compile(r"\s*<(think|thinking)>((?:(?!</?\1>)[\s\S])*)</\1>")
+_NOTHING: tuple[Any, ...] = (False, None, "", [], {})
+_NOT_WORDS = re.compile(r"[^0-9a-z]")
+
+
+class Slot(NamedTuple):
+    """A place whose value may change from request to request.
+
+    Attributes:
+        rule: the rule's name, or ``system`` (a system message at the front), ``tool``, ``date`` (the template's own).
+        place: index in the chain of the message it stands in; -1 for what belongs to no message.
+        number: counts the slots of a rule in a message (of all messages, where the client moves it).
+        name: the tool's.
+    """
+
+    rule: str
+    place: int = -1
+    number: int = 0
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of one message by itself.
+
+    Attributes:
+        digest: of what it says, its declared places left out.
+        counts: False if it says nothing else; it is no link of the chain then.
+        parts: its declared places; what is dropped is not among them.
+        shown: the message without what is dropped.
+        reasoning: of an assistant turn, in its field or inside its text.
+    """
+
+    digest: bytes
+    counts: bool
+    parts: tuple[Part, ...]
+    shown: Message
+    reasoning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A message of the request.
+
+    Attributes:
+        place: its index in the chain, None if it is no link of it.
+        slots: its declared places whose values are compared.
+        reply: its client made it up to follow a block that it moves.
+    """
+
+    message: Message
+    facts: Facts
+    place: int | None
+    slots: tuple[tuple[Slot, Part], ...] = ()
+    reply: bool = False
+
+    @property
+    def transient(self) -> bool:
+        return any(part.rule.kind == "transient" for part in self.facts.parts)
+
+    @property
+    def cleared(self) -> bool:
+        return any(part.rule.kind == "cleared" for part in self.facts.parts)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A request's messages as entries, and its chain.
+
+    Attributes:
+        keys: the chain's key behind each link; it stands for all words up to there.
+        indices: of the links in `entries`.
+        values: what the declared places say now, the system messages at the front included.
+    """
+
+    client: Client
+    entries: tuple[Entry, ...]
+    keys: tuple[bytes, ...]
+    indices: tuple[int, ...]
+    values: dict[Slot, str]
+
+
+# --- what a message says ----------------------------------------------------------------------------------------------
+
+
+def _without_nothing(value: Any) -> Any:
+    """Members that say nothing are left out: Claude Code adds ``"replace_all": false`` to its edits."""
+    if isinstance(value, dict):
+        kept = {key: _without_nothing(inner) for key, inner in value.items()}
+        return {
+            key: inner
+            for key, inner in kept.items()
+            if not any(type(inner) is type(nothing) and inner == nothing for nothing in _NOTHING)
+        }
+    return [_without_nothing(inner) for inner in value] if isinstance(value, list) else value
+
+
+def canonical_arguments(arguments: str) -> str:
+    """Arguments parsed, with sorted keys; text that is not JSON stays as it is, trimmed."""
+    try:
+        value = json.loads(arguments or "{}")
+        return json.dumps(_without_nothing(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return arguments.strip()
+
+
+def digest_of(*parts: str) -> bytes:
+    """BLAKE2b of the parts, their lengths included."""
+    digest = hashlib.blake2b(digest_size=24)
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little"))
+        digest.update(data)
+    return digest.digest()
+
+
+def link(parent: bytes, digest: bytes) -> bytes:
+    """The chain's key behind `parent` and a message."""
+    return hashlib.blake2b(parent + digest, digest_size=24).digest()
+
+
+def split_embedded(content: str) -> tuple[str | None, str]:
+    """Thinking that `content` begins with, inside its tags, and the rest; ``(None, content)`` if there is none."""
+    match = _EMBEDDED.match(content)
+    return (match.group(2).strip(), content[match.end() :].lstrip("\n")) if match else (None, content)
+
+
+def call_id(given: str | None) -> str:
+    """A call's id as it can be told through clients that leave out characters."""
+    return _NOT_WORDS.sub("", (given or "").lower())
+
+
+def answer_digest(content: str, calls: tuple[ToolCall, ...]) -> bytes:
+    """What an assistant turn says, however a client writes it down: its text and its calls, ids left out."""
+    parts = ["assistant", content.strip()]
+    for call in calls:
+        parts += (call.name, canonical_arguments(call.arguments))
+    return digest_of(*parts)
+
+
+def _assistant_facts(message: Message) -> Facts:
+    embedded, body = split_embedded(message.content)
+    own = (message.reasoning or "").strip()
+    shown = message
+    if embedded is not None and own in ("", embedded):
+        # Thoughts that the text carries too are taken once.
+        shown = replace(message, reasoning=None) if own else message
+        return Facts(answer_digest(body, message.tool_calls), True, (), shown, embedded)
+    return Facts(answer_digest(message.content, message.tool_calls), True, (), shown, own)
+
+
+def _without(text: str, parts: Sequence[Part]) -> str:
+    """`text` without `parts` and the white space between them and its edges."""
+    kept, position = "", 0
+    for part in parts:
+        kept += text[position : part.start]
+        position = part.end if kept.strip() else len(text) - len(text[part.end :].lstrip())
+    rest = text[position:]
+    return kept + rest if rest.strip() else kept.rstrip()
+
+
+def facts_of(message: Message, client: Client, system: str = "") -> Facts:
+    """Computes a message's facts; see `find_parts` for `system`."""
+    if message.role == "assistant":
+        return _assistant_facts(message)
+    found = find_parts(message, client, system)
+    dropped = [part for part in found if part.rule.kind == "drop"]
+    parts = tuple(part for part in found if part.rule.kind != "drop")
+    shown = replace(message, content=_cut(message.content, dropped)) if dropped else message
+    cut = [part for part in found if part.rule.kind != "cleared"]
+    says = _without(message.content, cut) if cut else message.content
+    digest = digest_of(message.role, says, message.name or "", "error" if message.is_error else "")
+    return Facts(digest, message.role == "tool" or not found or bool(says.strip()), parts, shown)
+
+
+def _cut(text: str, parts: Sequence[Part]) -> str:
+    for part in reversed(parts):
+        text = text[: part.start] + text[part.end :]
+    return text
+
+
+class FactsMemory:
+    """Facts of recent messages, bounded by their characters. Thread-safe."""
+
+    def __init__(self, limit_chars: int = 32_000_000) -> None:
+        self._limit = limit_chars
+        self._chars = 0
+        self._facts: OrderedDict[tuple[str, Message], Facts] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, messages: Sequence[Message], client: Client, system: str) -> list[Facts]:
+        """Facts of `messages`, in order."""
+        name = client.name
+        with self._lock:
+            found = [self._facts.get((name, message)) for message in messages]
+        fresh: list[tuple[Message, Facts]] = []
+        result = []
+        for message, known in zip(messages, found, strict=True):
+            facts = known or facts_of(message, client, system)
+            result.append(facts)
+            # What the place `rest` says depends on the system text.
+            if known is None and all(part.rule.place != "rest" for part in facts.parts):
+                fresh.append((message, facts))
+        with self._lock:
+            for message, facts in fresh:
+                if (name, message) not in self._facts:
+                    self._chars += len(message.content) + 500
+                self._facts[name, message] = facts
+            while self._chars > self._limit and len(self._facts) > 1:
+                (_, oldest), _ = self._facts.popitem(last=False)
+                self._chars -= len(oldest.content) + 500
+        return result
+
+
+# --- the request ------------------------------------------------------------------------------------------------------
+
+
+class Reader:
+    """Reads requests. Thread-safe."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self._facts = FactsMemory()
+
+    def read(
+        self, messages: Sequence[Message], result_of: Callable[[str], bytes | None] = lambda call: None
+    ) -> Reading:
+        """The request's entries and chain.
+
+        Args:
+            result_of: the digest of the result that a call had (by `call_id`), for a result that its client cleared;
+                None: the result is read as cleared.
+        """
+        client = self._clients.of(messages)
+        lead = leading_systems(messages)
+        system = "\n\n".join(message.content for message in messages[:lead])
+        facts = self._facts.get(messages, client, system)
+        entries: list[Entry] = []
+        keys: list[bytes] = []
+        indices: list[int] = []
+        values: dict[Slot, str] = {}
+        moved: Counter[str] = Counter()
+        calls: tuple[ToolCall, ...] = ()
+        for index, (message, fact) in enumerate(zip(messages, facts, strict=True)):
+            if index < lead:
+                values[Slot("system", index)] = fact.shown.content
+                entries.append(Entry(message, replace(fact, counts=False, parts=()), None))
+                continue
+            last = index == len(messages) - 1
+            if not last and any(part.rule.kind == "transient" for part in fact.parts):
+                fact = facts_of(message, UNKNOWN)
+            if _is_reply(message, entries):
+                entries.append(Entry(message, fact, None, reply=True))
+                continue
+            place = len(keys) if fact.counts else None
+            slots = _slots(fact, len(keys), moved)
+            values.update((slot, part.text) for slot, part in slots)
+            entries.append(Entry(message, fact, place, slots))
+            if message.role == "assistant":
+                calls = message.tool_calls
+            if place is not None:
+                digest = fact.digest
+                if entries[-1].cleared:
+                    digest = result_of(call_id(message.tool_call_id)) or digest
+                indices.append(index)
+                keys.append(link(keys[-1] if keys else ROOT, digest + _answered(message, calls)))
+        return Reading(client, tuple(entries), tuple(keys), tuple(indices), values)
+
+
+def leading_systems(messages: Sequence[Message]) -> int:
+    """How many system messages a conversation begins with."""
+    return next((index for index, message in enumerate(messages) if message.role != "system"), len(messages))
+
+
+def _is_reply(message: Message, before: Sequence[Entry]) -> bool:
+    if message.role != "assistant" or message.tool_calls or not before or before[-1].place is not None:
+        return False
+    replies = (part.rule.reply for part in before[-1].facts.parts)
+    return any(reply is not None and re.fullmatch(reply, message.content.strip()) for reply in replies)
+
+
+def _slots(facts: Facts, place: int, moved: Counter[str]) -> tuple[tuple[Slot, Part], ...]:
+    """The slots of the message at `place`; `moved` counts those that belong to no message."""
+    here: Counter[str] = Counter()
+    found = []
+    for part in facts.parts:
+        rule = part.rule
+        if rule.kind in ("stamp", "state"):
+            count = moved if rule.moves else here
+            found.append((Slot(rule.name, -1 if rule.moves else place, count[rule.name]), part))
+            count[rule.name] += 1
+    return tuple(found)
+
+
+def _answered(message: Message, calls: tuple[ToolCall, ...]) -> bytes:
+    """Which of the calls before it a result answers: ids may change on the way, their order does not."""
+    if message.role != "tool":
+        return b""
+    given = call_id(message.tool_call_id)
+    return bytes([next((number for number, call in enumerate(calls) if call_id(call.id) == given), 254) % 255])

@@ -1,0 +1,79 @@
+"""What is done with an answer when its last byte is out: the turn is recorded, and the client's next request guessed.
+
+One thread of its own, so that no client waits for it. Recording goes before guessing, whoever came first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import PriorityQueue
+
+from start_llm.core.messages import Message
+from start_llm.core.prompt import Prompt
+from start_llm.prompt.pipeline import Pipeline, Prepared
+
+log = logging.getLogger(__name__)
+
+_RECORD, _GUESS, _END = range(3)
+
+
+@dataclass(frozen=True, order=True)
+class _Job:
+    kind: int
+    number: int
+    prepared: Prepared | None = field(default=None, compare=False)
+    answer: Message = field(default=Message("assistant"), compare=False)
+    tokens: tuple[int, ...] = field(default=(), compare=False)
+
+
+class Recorder:
+    """Works through finished answers. `finish` may be called from any thread and returns at once."""
+
+    def __init__(self, pipeline: Pipeline, anchor: Callable[[Prompt, str], None] | None = None) -> None:
+        """`anchor` takes a guess and its session, to prefill it in an idle gap; None: nothing is guessed."""
+        self._pipeline = pipeline
+        self._anchor = anchor
+        self._jobs: PriorityQueue[_Job] = PriorityQueue()
+        self._numbers = itertools.count()
+        self.failures = 0
+        self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
+        self._thread.start()
+
+    def finish(self, prepared: Prepared, answer: Message, tokens: tuple[int, ...]) -> None:
+        """Takes an answer whose end was announced by `Pipeline.expect`; `tokens` as for `Pipeline.record`."""
+        self._jobs.put(_Job(_RECORD, next(self._numbers), prepared, answer, tokens))
+
+    def flush(self) -> None:
+        """Returns when all answers that were taken before are recorded, and what comes next is guessed."""
+        self._jobs.join()
+
+    def close(self) -> None:
+        """Records what is waiting, drops guesses, and ends the thread."""
+        self._anchor = None
+        self._jobs.put(_Job(_END, next(self._numbers)))
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()).kind != _END:
+            try:
+                self._do(job)
+            except Exception:  # a thread's edge: one answer is not remembered
+                self.failures += 1
+                log.warning("an answer could not be recorded", exc_info=True)
+            finally:
+                self._jobs.task_done()
+
+    def _do(self, job: _Job) -> None:
+        assert job.prepared is not None
+        if job.kind == _RECORD:
+            self._pipeline.record(job.prepared, job.answer, job.tokens)
+            if self._anchor is not None:
+                self._jobs.put(_Job(_GUESS, job.number, job.prepared, job.answer, job.tokens))
+        elif self._anchor is not None:
+            guess = self._pipeline.predict(job.prepared, job.answer, job.tokens)
+            if guess is not None:
+                self._anchor(guess, job.prepared.session)

@@ -1,0 +1,366 @@
+"""The conversation tree: the one memory of this room.
+
+A node is an answer that this server generated. It holds what came since its parent's answer: the messages as the model
+was shown them, what they and the notes told, the rendered text and its tokens, and the answer as generated. So a node
+is as small as its turn. A `Path` is a node with everything before it put together again; the last few are kept.
+
+Nodes are immutable. The tree is shared by the HTTP threads and has its own lock.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import NamedTuple
+
+from start_llm.core.messages import Message, Tool
+from start_llm.prompt.reading import Slot, call_id
+
+_PATHS_KEPT = 16
+_ALIKE_KEPT = 32
+
+
+class Anchor(NamedTuple):
+    """A place where a special token stands: offsets in text and tokens, and whether a message begins there."""
+
+    char: int
+    token: int
+    start: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A message as the model saw it, a note included. `place`: its index in the chain, None if it is no link."""
+
+    message: Message
+    place: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """A prompt as text and tokens.
+
+    Attributes:
+        generation: character offset at which the generation prompt begins.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    anchors: tuple[Anchor, ...]
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """How a prompt's rendering differs from its parent's (the parent's prompt and what was generated behind it).
+
+    Attributes:
+        chars, tokens, anchors: how much of the parent's is kept at the front.
+        text, new_tokens, new_anchors: what stands behind that.
+    """
+
+    chars: int
+    tokens: int
+    anchors: int
+    text: str
+    new_tokens: array[int]
+    new_anchors: tuple[Anchor, ...]
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """An answer of this server, and what came since the answer before it (`parent`: None if there is none).
+
+    Attributes:
+        key: the chain's key behind the answer.
+        owner, session: who asked, and the client's own name for the conversation.
+        nonce: what a note's tag carries in this conversation.
+        length: links of the chain, the answer included.
+        spoken: tokens of visible text and calls that the model generated on the path.
+        clean: the model was shown nothing on the path but what the requests said.
+        noted: characters and tokens of all notes on the path.
+        digests: of what the messages since the parent's answer say, this answer included.
+        results: digest of each tool result among them, by the id of its call.
+        shown: those messages as shown, transient ones left out; the answer is not among them.
+        told: values that they, the tools and the notes told; None: told as withdrawn.
+        tools: as rendered in the prompt's head, None if they are the parent's.
+        clock: local time at which the template's own date stands.
+        answer: as the client got it, and its tokens as generated (none if they say something else).
+    """
+
+    id: int
+    parent: int | None
+    key: bytes
+    owner: str | None
+    session: str | None
+    nonce: str
+    length: int
+    spoken: int
+    clean: bool
+    noted: tuple[int, int]
+    digests: tuple[bytes, ...]
+    results: tuple[tuple[str, bytes], ...]
+    shown: tuple[Shown, ...]
+    told: tuple[tuple[Slot, str | None], ...]
+    tools: tuple[Tool, ...] | None
+    clock: datetime | None
+    grown: Grown
+    answer: Message
+    answer_tokens: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Roughly its memory, in bytes."""
+        texts = sum(sys.getsizeof(shown.message.content) for shown in self.shown)
+        texts += sum(len(value or "") for _, value in self.told) + sys.getsizeof(self.answer.content)
+        tokens = 4 * len(self.grown.new_tokens) + 36 * len(self.answer_tokens)
+        return sys.getsizeof(self.grown.text) + texts + tokens + 120 * len(self.grown.new_anchors) + 1500
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A node with all before it.
+
+    Attributes:
+        node: the answer at its end.
+        shown: every message as the model saw it, the answer last, transient ones left out.
+        told: what the model was told last for every slot.
+        rendering: of the node's prompt, without the answer.
+        own: places of the answers that this server generated.
+        chars: of the contents of `shown`.
+    """
+
+    node: Node
+    shown: tuple[Shown, ...]
+    told: Mapping[Slot, str | None]
+    tools: tuple[Tool, ...]
+    rendering: Rendering
+    own: frozenset[int]
+    chars: int
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The prompt's tokens and the answer's."""
+        return self.rendering.tokens + self.node.answer_tokens
+
+
+def extended(path: Path | None, node: Node, rendering: Rendering | None = None) -> Path:
+    """The path to a child of `path`'s node. `rendering`: of its prompt, if it is at hand."""
+    place = node.length - 1
+    new = (*node.shown, Shown(node.answer, place))
+    chars = sum(len(shown.message.content) for shown in new)
+    told = dict(path.told) if path is not None else {}
+    told.update(node.told)
+    return Path(
+        node=node,
+        shown=(*(path.shown if path is not None else ()), *new),
+        told=told,
+        tools=node.tools if node.tools is not None else (path.tools if path is not None else ()),
+        rendering=rendering or _regrown(path, node.grown),
+        own=(path.own if path is not None else frozenset()) | {place},
+        chars=chars + (path.chars if path is not None else 0),
+    )
+
+
+def grown(path: Path | None, rendering: Rendering, *, common: int, taken: int) -> Grown:
+    """What `rendering` adds to the path's. `common` characters and `taken` tokens at its front are the path's."""
+    old = path.rendering.anchors if path is not None else ()
+    anchors = 0
+    while anchors < min(len(old), len(rendering.anchors)) and old[anchors] == rendering.anchors[anchors]:
+        anchors += 1
+    return Grown(
+        common if path is not None else 0,
+        taken if path is not None else 0,
+        anchors,
+        rendering.text[common if path is not None else 0 :],
+        array("i", rendering.tokens[taken if path is not None else 0 :]),
+        rendering.anchors[anchors:],
+        rendering.generation,
+    )
+
+
+def _regrown(path: Path | None, new: Grown) -> Rendering:
+    text, tokens = (path.rendering.text, path.tokens) if path is not None else ("", ())
+    anchors = path.rendering.anchors if path is not None else ()
+    return Rendering(
+        text[: new.chars] + new.text,
+        tokens[: new.tokens] + tuple(new.new_tokens),
+        anchors[: new.anchors] + new.new_anchors,
+        new.generation,
+    )
+
+
+class Tree:
+    """Nodes by key, least recently used first out, bounded by bytes. Thread-safe."""
+
+    def __init__(self, limit_bytes: int = 256 * 2**20) -> None:
+        self._limit = limit_bytes
+        self._used = 0
+        self._nodes: OrderedDict[int, Node] = OrderedDict()
+        self._by_key: dict[bytes, tuple[int, ...]] = {}
+        self._children: dict[int, tuple[int, ...]] = {}
+        self._results: dict[str, bytes] = {}
+        self._orders: OrderedDict[frozenset[str], tuple[str, ...]] = OrderedDict()
+        self._paths: OrderedDict[int, Path] = OrderedDict()
+        self._lock = threading.RLock()
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    @property
+    def used_bytes(self) -> int:
+        return self._used
+
+    def at(self, key: bytes) -> list[Path]:
+        """The paths whose words are those of `key`, the newest first."""
+        with self._lock:
+            found = [self._path(index) for index in reversed(self._by_key.get(key, ()))]
+        return [path for path in found if path is not None]
+
+    def has(self, key: bytes) -> bool:
+        return key in self._by_key
+
+    def result_of(self, call: str) -> bytes | None:
+        """The digest of the result of a call of ours, by `call_id`; None if there is none, or more than one."""
+        return self._results.get(call) or None
+
+    def said_below(self, node: Node) -> set[bytes]:
+        """Digests of all messages in the conversations that go on from `node`."""
+        found: set[bytes] = set()
+        with self._lock:
+            waiting = [node.id]
+            while waiting:
+                for child in self._children.get(waiting.pop(), ()):
+                    found.update(self._nodes[child].digests)
+                    waiting.append(child)
+        return found
+
+    def arrange(self, tools: Sequence[Tool]) -> tuple[Tool, ...]:
+        """`tools` in the order in which the same names were shown before: order says nothing."""
+        with self._lock:
+            order = self._orders.get(frozenset(tool.name for tool in tools))
+        if order is None or len(order) != len(tools):
+            return tuple(tools)
+        by_name = {tool.name: tool for tool in tools}
+        return tuple(by_name[name] for name in order)
+
+    def add(self, node: Node, path: Path | None = None) -> tuple[Node, list[int]]:
+        """Keeps a node; returns it and the ids that are gone. `path`: to it, if it is at hand.
+
+        The same answer to the same prompt is kept once.
+        """
+        with self._lock:
+            for index in self._by_key.get(node.key, ()):
+                known = self._nodes[index]
+                if _same(known, node):
+                    self._touch(known)
+                    return known, []
+            if node.parent is not None and node.parent not in self._nodes:
+                return node, []  # its beginning was evicted meanwhile
+            self._insert(node)
+            if path is not None:
+                self._keep(replace(path, node=node))
+            self._touch(node)
+            return node, self._evict()
+
+    def restore(self, nodes: Iterable[Node]) -> None:
+        """Takes nodes back from disk, parents before children; those without their parent are left out."""
+        with self._lock:
+            for node in nodes:
+                if node.id not in self._nodes and (node.parent is None or node.parent in self._nodes):
+                    self._insert(node)
+                    self._touch(node)
+            self._evict()
+
+    # --- under the lock ---------------------------------------------------------
+
+    def _path(self, index: int) -> Path | None:
+        """The path to a node, put together from the nearest one that is kept."""
+        missing: list[Node] = []
+        at: int | None = index
+        path: Path | None = None
+        while at is not None:
+            if (path := self._paths.get(at)) is not None:
+                break
+            node = self._nodes.get(at)
+            if node is None:
+                return None
+            missing.append(node)
+            at = node.parent
+        for node in reversed(missing):
+            path = extended(path, node)
+        if path is not None:
+            self._keep(path)
+            self._touch(path.node)
+        return path
+
+    def _keep(self, path: Path) -> None:
+        self._paths[path.node.id] = path
+        self._paths.move_to_end(path.node.id)
+        while len(self._paths) > _PATHS_KEPT:
+            self._paths.popitem(last=False)
+
+    def _touch(self, node: Node) -> None:
+        """The node and all before it are used now; what comes before is always the more recent."""
+        at: Node | None = node
+        while at is not None:
+            self._nodes.move_to_end(at.id)
+            at = self._nodes.get(at.parent) if at.parent is not None else None
+
+    def _insert(self, node: Node) -> None:
+        self._nodes[node.id] = node
+        self._used += node.size
+        alike = (*self._by_key.get(node.key, ()), node.id)
+        self._by_key[node.key] = alike[-_ALIKE_KEPT:]
+        if node.parent is not None:
+            self._children[node.parent] = (*self._children.get(node.parent, ()), node.id)
+        for call, digest in node.results:
+            # Of two results of one call, none is taken for the one that was cleared.
+            self._results[call] = digest if self._results.get(call, digest) == digest else b""
+        if node.tools:
+            self._orders.setdefault(frozenset(tool.name for tool in node.tools), tuple(t.name for t in node.tools))
+            while len(self._orders) > _ALIKE_KEPT * 2:
+                self._orders.popitem(last=False)
+
+    def _evict(self) -> list[int]:
+        gone = []
+        while self._used > self._limit and len(self._nodes) > 1:
+            # Nothing goes on from the oldest: who goes on from a node uses it too.
+            gone.append(next(iter(self._nodes)))
+            self._drop(gone[-1])
+        return gone
+
+    def _drop(self, index: int) -> None:
+        node = self._nodes.pop(index)
+        self._used -= node.size
+        self._paths.pop(index, None)
+        for call, _ in node.results:
+            self._results.pop(call, None)
+        _take_out(self._by_key, node.key, index)
+        if node.parent is not None:
+            _take_out(self._children, node.parent, index)
+
+
+def _take_out[K](table: dict[K, tuple[int, ...]], key: K, index: int) -> None:
+    left = tuple(other for other in table.get(key, ()) if other != index)
+    if left:
+        table[key] = left
+    else:
+        table.pop(key, None)
+
+
+def _same(one: Node, other: Node) -> bool:
+    return (
+        one.parent == other.parent
+        and one.grown == other.grown
+        and one.answer_tokens == other.answer_tokens
+        and replace(one.answer, tool_calls=()) == replace(other.answer, tool_calls=())
+        and [call_id(call.id) for call in one.answer.tool_calls] == [call_id(c.id) for c in other.answer.tool_calls]
+        and (one.owner, one.session) == (other.owner, other.session)
+    )

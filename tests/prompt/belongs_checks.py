@@ -1,0 +1,310 @@
+"""The properties that every prompt must have, checked on its text. They know the truth: which answer was made where.
+
+(a) nothing in it stems from another conversation, and nothing that this one has taken back;
+(b) every value that the request carries is in it, and the newest of a place stands last;
+(c) what was withdrawn is told as withdrawn;
+(d) it is not much longer than what was sent;
+(e) with no answer of ours in the request, and under ``strict``, it is the template's rendering.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import permutations
+
+from start_llm.core.messages import Message, Tool
+from tests.prompt.belongs_clients import CLEARED, FILES, SYSTEM, SYSTEM_LINES, TOOLS, Place, files_text, private_words
+from tests.prompt.belongs_conversation import Made, Said, Sent, declared_words
+from tests.prompt.belongs_reading import (
+    count,
+    frames,
+    last_mention,
+    messages_read,
+    rendering,
+    renderings,
+    tags,
+    texts_of,
+)
+
+SLACK = 64
+
+
+@dataclass
+class Truth:
+    """What is known of a server: all answers that it made, and all tags that clients sent to it."""
+
+    family: str
+    policy: str
+    context: int
+    made: list[Made] = field(default_factory=list)
+    tags: set[str] = field(default_factory=set)
+    orders: set[tuple[str, ...]] = field(default_factory=set)
+
+    def saw(self, sent: Sent) -> None:
+        self.tags |= tags(texts_of(sent.request.messages, sent.request.tools))
+        self.orders.add(tuple(tool.name for tool in sent.request.tools))
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A prompt, and what is true of its request.
+
+    Attributes:
+        base: the deepest answer of ours that the request carries on the same path.
+        alike: answers of ours to conversations that the request cannot be told from.
+    """
+
+    sent: Sent
+    text: str
+    tokens: int
+    thinking: bool
+    base: Made | None
+    alike: tuple[Made, ...]
+
+
+def seen(truth: Truth, sent: Sent, text: str, tokens: int, thinking: bool) -> Seen:
+    base = base_of(sent.history)
+    return Seen(sent, text, tokens, thinking, base, () if base is not None else _alike(truth, sent))
+
+
+def problems(truth: Truth, prompt: Seen) -> Iterator[str]:
+    """What is wrong with a prompt, each beginning with the property's letter."""
+    if truth.policy == "strict" or (prompt.base is None and not prompt.alike):
+        yield from _as_sent(truth, prompt)
+    if truth.policy != "strict":
+        yield from _foreign(prompt)
+        yield from _places(truth, prompt)
+        yield from _in_its_place(prompt)
+        yield from _length(truth, prompt)
+
+
+# --- the truth ----------------------------------------------------------------------
+
+
+def base_of(history: Sequence[Said]) -> Made | None:
+    for index in range(len(history) - 1, -1, -1):
+        made = history[index].made
+        if made is None or len(made.history) != index:
+            continue
+        if all(one.matches(other) for one, other in zip(made.history, history[:index], strict=True)):
+            return made
+    return None
+
+
+def _alike(truth: Truth, sent: Sent) -> tuple[Made, ...]:
+    """Answers to requests that are word for word the same as this request up to there; one candidate or none."""
+    found: list[Made] = []
+    for made in truth.made:
+        index = len(made.history)
+        if index >= len(sent.history) or sent.history[index].role != "assistant" or _stands_against(sent, made):
+            continue
+        faces = [_face(message) for message in _own_messages(sent)][: index + 2]
+        if [_face(message) for message in (*_own_messages(made.sent), made.answer)] == faces and _aside(sent) == _aside(
+            made.sent
+        ):
+            found.append(made)
+    deepest = max((len(made.history) for made in found), default=0)
+    return tuple(made for made in found if len(made.history) == deepest)
+
+
+def _stands_against(sent: Sent, made: Made) -> bool:
+    mine, theirs = sent.request, made.sent.request
+    sessions = {mine.session, theirs.session} - {None}
+    return mine.owner != theirs.owner or len(sessions) > 1
+
+
+def _own_messages(sent: Sent) -> list[Message]:
+    """The system text and the conversation's own messages."""
+    said = zip(sent.request.messages, sent.said, strict=True)
+    return [message for index, (message, own) in enumerate(said) if index == 0 or own is not None]
+
+
+def _aside(sent: Sent) -> tuple[object, ...]:
+    files = [m.content for m, own in zip(sent.request.messages[1:], sent.said[1:], strict=True) if own is None]
+    return sent.request.tools, tuple(files) if sent.transient is None else ()
+
+
+def _face(message: Message) -> tuple[object, ...]:
+    text = message.content.rpartition("</think>")[2].strip() if message.role == "assistant" else message.content.strip()
+    if text.startswith("x-anthropic-billing-header") and message.role == "system":
+        text = text.partition("\n")[2]
+    calls = tuple((c.name, json.dumps(json.loads(c.arguments), sort_keys=True)) for c in message.tool_calls)
+    return message.role, text, calls
+
+
+def _made_here(prompt: Seen) -> list[Made]:
+    """The base and what the server answered before it, or one that the request cannot be told from."""
+    base = prompt.base or (prompt.alike[0] if len(prompt.alike) == 1 else None)
+    return [*(said.made for said in base.history if said.made is not None), base] if base is not None else []
+
+
+def remembered(prompt: Seen) -> frozenset[str]:
+    """Words that later prompts of this conversation may show though their requests do not carry them."""
+    request = prompt.sent.request
+    own = private_words(" ".join(texts_of(request.messages, request.tools)))
+    return frozenset(declared_words(prompt.sent) | (_allowed(prompt) - own))
+
+
+def _allowed(prompt: Seen) -> set[str]:
+    request = prompt.sent.request
+    words = private_words(" ".join(texts_of(request.messages, request.tools)))
+    for made in _made_here(prompt):
+        words |= made.declared | private_words(made.answer.reasoning or "")
+        words |= private_words(" ".join(call.id for call in made.answer.tool_calls))
+    for said in prompt.sent.history:
+        if said.cleared:
+            words |= private_words(said.text)
+    if prompt.base is None:
+        for made in prompt.alike[:1] if len(prompt.alike) == 1 else ():
+            words |= private_words(" ".join(texts_of(made.sent.request.messages, made.sent.request.tools)))
+    return words
+
+
+# --- (a) to (e) -----------------------------------------------------------------------
+
+
+def _foreign(prompt: Seen) -> Iterator[str]:
+    allowed = _allowed(prompt)
+    for word in sorted(private_words(prompt.text) - allowed):
+        at = prompt.text.index(word)
+        yield f"(a) {word!r} is not of this conversation: ...{prompt.text[max(0, at - 60) : at + 30]!r}..."
+
+
+def _places(truth: Truth, prompt: Seen) -> Iterator[str]:
+    sent, text = prompt.sent, prompt.text
+    notes = frames(text, truth.tags)
+    own = "\n".join(texts_of(sent.request.messages, sent.request.tools))
+    for place, value in sent.values.items():
+        name = _name(place)
+        older = [old for old in sent.earlier.get(place, ()) if old not in own]
+        if value is None:
+            for old in older if place not in sent.stamps else ():
+                mention = last_mention(text, old, notes, name)
+                if (
+                    old in text
+                    and mention is not None
+                    and not mention.gone
+                    and not _newer_files(prompt, place, mention.at)
+                ):
+                    yield f"(c) {old!r} was withdrawn, nothing says so"
+            continue
+        line = SYSTEM_LINES[place.label].format(value) if place.where == SYSTEM else value
+        mention = last_mention(text, value, notes, name)
+        if line not in text or mention is None:
+            yield f"(b) {line!r} is not in the prompt"
+            continue
+        if mention.gone:
+            yield f"(b) {value!r} holds again, the prompt says that it is gone"
+        late = [old for old in older if text.rfind(old) > mention.at]
+        if late:
+            yield f"(b) {value!r} holds, but the last that is said is {late}"
+
+
+def _name(place: Place) -> str | None:
+    """What a note may call the place by."""
+    if place.where == SYSTEM:
+        return SYSTEM_LINES[place.label].partition("{}")[0].strip()
+    return place.label if place.where == TOOLS else None
+
+
+def _newer_files(prompt: Seen, place: Place, at: int) -> bool:
+    """aider's block stands behind it as sent. It says of itself that nothing else is true of the files."""
+    block = files_text(prompt.sent.values) if place.where == FILES else None
+    return block is not None and prompt.text.rfind(block.strip()) > at
+
+
+def _in_its_place(prompt: Seen) -> Iterator[str]:
+    """The conversation's messages are there, each in its place and with its own words."""
+    pairs = [
+        (message, said)
+        for index, (message, said) in enumerate(zip(prompt.sent.request.messages, prompt.sent.said, strict=True))
+        if index and (said is not None or (message.role == "user" and prompt.sent.transient is not None))
+    ]
+    read = messages_read(prompt.text)[1:]
+    if [shown.role for shown in read] != [message.role for message, _ in pairs]:
+        roles = [message.role for message, _ in pairs]
+        yield f"(b) the messages are {roles}, the prompt shows {[shown.role for shown in read]}"
+        return
+    answered = max((i for i, (message, _) in enumerate(pairs) if message.role == "assistant"), default=-1)
+    for index, ((message, said), shown) in enumerate(zip(pairs, read, strict=True)):
+        if said is not None and said.cleared:
+            if CLEARED not in shown.body and said.text not in shown.body:
+                yield f"(b) message {index}: a cleared result is neither kept nor cleared: {shown.body!r}"
+            continue
+        words = message.content if said is None or index > answered else said.text
+        words = words.rpartition("</think>")[2] if message.role == "assistant" else words
+        values = [value for call in message.tool_calls for value in json.loads(call.arguments).values()]
+        for part in (words.strip(), *(str(value) for value in values)):
+            if part not in shown.body:
+                yield f"(b) message {index}, a {message.role}'s: {part!r} was sent, {shown.body!r} is shown"
+
+
+def _length(truth: Truth, prompt: Seen) -> Iterator[str]:
+    request = prompt.sent.request
+    plain_text = rendering(request.messages, request.tools, truth.family, prompt.thinking)
+    if len(prompt.text) <= len(plain_text) + SLACK and not truth.context:
+        return  # Counting tokens takes longer than all else here.
+    plain, shown = count(plain_text), count(prompt.text)
+    limit = 1.1 * plain + SLACK
+    full = _given_back(truth, prompt)
+    if shown > limit and full is not None:
+        limit += max(0, count(full) - plain)
+    if shown > limit:
+        yield f"(d) {plain} tokens were sent, {shown} are shown, {limit:.0f} are allowed"
+    if plain <= truth.context < prompt.tokens:
+        yield f"(d) {plain} tokens were sent, {prompt.tokens} are shown, the context has {truth.context}"
+
+
+def _given_back(truth: Truth, prompt: Seen) -> str | None:
+    """The request with its own reasoning and the results that its client cleared, as far as they are shown."""
+    here = set(map(id, _made_here(prompt)))
+    messages: list[Message] = []
+    for message, said in zip(prompt.sent.request.messages, prompt.sent.said, strict=True):
+        if said is not None and said.made is not None and id(said.made) in here and not message.reasoning:
+            thought = said.made.answer.reasoning
+            if thought and thought in prompt.text and thought not in message.content:
+                message = replace(message, reasoning=thought)
+        if said is not None and said.cleared and said.text in prompt.text:
+            message = replace(message, content=said.text)
+        messages.append(message)
+    if messages == list(prompt.sent.request.messages):
+        return None
+    return rendering(messages, prompt.sent.request.tools, truth.family, prompt.thinking)
+
+
+def _as_sent(truth: Truth, prompt: Seen) -> Iterator[str]:
+    request = prompt.sent.request
+    wanted: list[str] = []
+    for messages in _without_telemetry(truth, prompt.sent):
+        for tools in _orders(truth, request.tools):
+            for text in renderings(messages, tools, truth.family, prompt.thinking):
+                if text == prompt.text:
+                    return
+                wanted.append(text)
+    same = next((i for i, (a, b) in enumerate(zip(wanted[0], prompt.text, strict=False)) if a != b), None)
+    at = same if same is not None else min(len(wanted[0]), len(prompt.text))
+    near = slice(max(0, at - 60), at + 120)
+    yield f"(e) not what was sent. Sent: ...{wanted[0][near]!r}... Shown: ...{prompt.text[near]!r}..."
+
+
+def _without_telemetry(truth: Truth, sent: Sent) -> Iterator[tuple[Message, ...]]:
+    messages = sent.request.messages
+    if truth.policy == "strict" or sent.kind.name != "claude":
+        yield messages
+        return
+    first, _, rest = messages[0].content.partition("\n")
+    assert first.startswith("x-anthropic-billing-header")
+    for content in (rest, f"\n{rest}"):
+        yield (replace(messages[0], content=content), *messages[1:])
+
+
+def _orders(truth: Truth, tools: Sequence[Tool]) -> Iterator[Sequence[Tool]]:
+    """The tools as sent, or in an order that was sent before."""
+    yield tools
+    if truth.policy != "strict" and len(tools) > 1:
+        yield from (order for order in permutations(tools) if tuple(tool.name for tool in order) in truth.orders)
+
+
+__all__ = ["Seen", "Truth", "problems", "remembered", "seen"]

@@ -1,0 +1,193 @@
+"""Runs a story of `test_belongs`: many conversations at one server, every prompt is looked at."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from start_llm.core.messages import Message
+from start_llm.core.request import ChatRequest
+from start_llm.prompt.clients import Clients
+from start_llm.prompt.pipeline import Pipeline
+from start_llm.prompt.turndb import TurnDB
+from tests.prompt.belongs_checks import Truth, problems, remembered, seen
+from tests.prompt.belongs_conversation import KINDS, Conversation, Made, Sent, Words
+from tests.prompt.belongs_events import EVENTS
+from tests.prompt.belongs_reading import texts_of
+from tests.prompt.belongs_story import ECHOES, NAMES, Group, Step, Story
+from tests.prompt.client import raw_answer, settings
+from tests.prompt.models import EOS, model
+
+CONVERSATIONS = 8
+
+
+class Prepared(Protocol):
+    """What a server makes of a request; the real one's has more."""
+
+    prompt: Any
+    in_reasoning: bool
+    notes: Sequence[str]
+
+
+class Server(Protocol):
+    def prepare(self, request: ChatRequest, *, thinking: bool) -> Prepared: ...
+    def record(self, prepared: Any, answer: Message, tokens: Sequence[int]) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Premises:
+    """What a server is started with; started anew with the same, it finds what it wrote."""
+
+    folder: Path
+    family: str
+    policy: str
+    context: int
+
+
+Start = Callable[[Premises], Server]
+
+
+def real(where: Premises) -> Server:
+    """The product's own pipeline."""
+    template, tokenizer = model(where.family)
+    return Pipeline(
+        template,
+        tokenizer,
+        settings=settings(cache_drift_policy=where.policy),
+        clients=Clients.load(None),
+        store=TurnDB(where.folder / "turns.sqlite"),
+        context=where.context,
+    )
+
+
+class Broken(AssertionError):
+    """A prompt does not have a property."""
+
+
+@dataclass
+class World:
+    story: Story
+    start: Start
+    folder: Path
+    figures: Counter[str] = field(default_factory=Counter)
+    conversations: list[Conversation] = field(default_factory=list)
+    log: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        story = self.story
+        self.where = Premises(self.folder, story.family, story.policy, story.context)
+        self.truth = Truth(story.family, story.policy, story.context)
+        self.server = self.start(self.where)
+        self.tag_count = 0
+        self.members: list[list[Conversation]] = []
+        for group in story.groups:
+            tag = self.tag()
+            made = [self._member(group, tag, number) for number in range(group.size)]
+            self.members.append(made)
+            self.conversations += made
+
+    def tag(self) -> str:
+        self.tag_count += 1
+        n = self.tag_count
+        return "q" + "".join(chr(ord("a") + n // 26**i % 26) for i in range(3))
+
+    def _member(self, group: Group, tag: str, number: int) -> Conversation:
+        own = Words(self.tag())
+        words = Words(self.tag()) if group.private else Words(tag)
+        session, key = NAMES[group.names]
+        return Conversation(
+            KINDS[group.kind],
+            words,
+            own,
+            group.private,
+            ECHOES[group.echo],
+            group.thinking,
+            session=f"{session}{number}" if session else None,
+            owner=f"{key}{number}" if key else None,
+        )
+
+    # --- running ----------------------------------------------------------------
+
+    def run(self) -> None:
+        try:
+            for step in self.story.steps:
+                self._step(step)
+        finally:
+            self.server.close()
+
+    def _step(self, step: Step) -> None:
+        if step.which < 0:
+            chosen = self.members[(-1 - step.which) % len(self.members)]
+        else:
+            chosen = [self.conversations[step.which % len(self.conversations)]]
+        name, event = EVENTS[step.event % len(EVENTS)]
+        for conversation in chosen:
+            number = next(i for i, other in enumerate(self.conversations) if other is conversation)
+            self.log.append(f"conversation {number} ({conversation.kind.name}): {name} {step.n}")
+            event(self, conversation, step.n)
+
+    def turn(self, conversation: Conversation, n: int) -> None:
+        conversation.say(n)
+        self.ask(conversation, n)
+
+    def ask(self, conversation: Conversation, n: int, heard: bool = True) -> None:
+        sent = conversation.sent()
+        self.truth.saw(sent)
+        prepared = self.server.prepare(sent.request, thinking=conversation.thinking)
+        tokens = prepared.prompt.tokens
+        tokenizer = model(self.story.family)[1]
+        text = tokenizer.decode(tokens)
+        prompt = seen(self.truth, sent, text, len(tokens), conversation.thinking)
+        wrong = list(problems(self.truth, prompt))
+        self._count(prepared, sent, text)
+        if wrong:
+            raise Broken("\n".join([*wrong, "", "What happened:", *self.log, "", *_sent_lines(sent), "Shown:", text]))
+        if not heard:
+            return
+        answer = conversation.answer(n)
+        raw = raw_answer(self.story.family, answer, prepared.in_reasoning)
+        end = tokenizer.special_tokens[EOS[self.story.family][0]]
+        self.server.record(prepared, answer, [*tokenizer.encode(raw), end])
+        made = Made(sent, answer, remembered(prompt))
+        self.truth.made.append(made)
+        conversation.hear(made)
+
+    def _count(self, prepared: Prepared, sent: Sent, text: str) -> None:
+        self.figures["requests"] += 1
+        self.figures["notes"] += bool(prepared.notes)
+        own = "".join(texts_of(sent.request.messages, sent.request.tools))
+        thoughts = (said.made.answer.reasoning for said in sent.history if said.made is not None)
+        given = any(thought is not None and thought in text and thought not in own for thought in thoughts)
+        self.figures["thoughts given back"] += given
+
+    def add(self, conversation: Conversation) -> None:
+        if len(self.conversations) < CONVERSATIONS:
+            self.conversations.append(conversation)
+
+    def restart(self) -> None:
+        self.server.close()
+        self.server = self.start(self.where)
+
+
+def _sent_lines(sent: Sent) -> list[str]:
+    lines = [f"Sent (session {sent.request.session}, owner {sent.request.owner}):"]
+    for message in sent.request.messages:
+        calls = [(call.id, call.name, call.arguments) for call in message.tool_calls]
+        lines.append(f"  {message.role}: {message.content!r} {message.reasoning or ''!r} {calls or ''}")
+    return lines
+
+
+def tell(story: Story, start: Start, figures: Counter[str] | None = None) -> None:
+    """Runs a story. Raises Broken at the first prompt that does not have the properties."""
+    with tempfile.TemporaryDirectory() as folder:
+        world = World(story, start, Path(folder))
+        try:
+            world.run()
+        finally:
+            if figures is not None:
+                figures.update(world.figures)

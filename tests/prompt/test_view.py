@@ -1,0 +1,334 @@
+"""What is shown: the same as before up to our last answer, the rest as sent, and a note for what changed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from start_llm.core.messages import Message
+from start_llm.prompt.note import NOTE_OPEN
+from start_llm.prompt.pipeline import Pipeline
+from tests.prompt.client import (
+    BASH,
+    CLAUDE,
+    EDIT,
+    INTERNAL,
+    OPENCLAW,
+    READ,
+    RULES,
+    Client,
+    pipeline,
+    request,
+    say,
+    settings,
+    system_text,
+)
+from tests.prompt.models import TEMPLATES, model
+
+REMINDER = "<system-reminder>\n{}\n</system-reminder>"
+INFO = 'Conversation info (untrusted metadata):\n```json\n{{\n  "message_id": "{}"\n}}\n```\n\n'
+LONG = "I looked at it, and this is what there is: " + "a line of it, " * 30
+
+
+def decoded(client: Client) -> str:
+    assert client.prepared is not None
+    return model(client.family)[1].decode(client.prepared.prompt.tokens)
+
+
+def rendering(client: Client) -> tuple[int, ...]:
+    """The template's rendering of what the client sends, by a pipeline that has seen nothing."""
+    fresh = pipeline(client.family, cache_drift_policy="strict")
+    return fresh.prepare(request(client.messages, client.tools), thinking=client.thinking).prompt.tokens
+
+
+def two_turns(first: list[Message], second: list[Message], family: str = "chatml") -> tuple[Client, tuple[int, ...]]:
+    """A turn that begins with the messages `first`, then one in which they are `second`."""
+    client = Client(family, pipeline(family))
+    client.ask(*first)
+    spoken = client.answer(say(LONG, bash={"command": "ls"}))
+    client.messages[: len(first)] = second
+    client.ask(Message("tool", "a listing", tool_call_id="call_bash"))
+    return client, spoken
+
+
+def change(system: str, before: str, after: str, where: str) -> tuple[list[Message], list[Message]]:
+    if where == "system":
+        return [system_text(system, before), Message("user", "Go")], [system_text(system, after), Message("user", "Go")]
+    return [system_text(system), Message("user", before)], [system_text(system), Message("user", after)]
+
+
+@pytest.mark.parametrize(
+    ("system", "where", "before", "after", "told"),
+    [
+        (
+            "You help.",
+            "system",
+            "Current time is 08:20",
+            "Current time is 08:21:13",
+            "+Current time is 08:21:13",
+        ),
+        ("You help.", "system", "Mode: plan", "Mode: build", "+Mode: build"),
+        ("You help.", "system", "Branch: main\nM x.py", "Branch: main", "-M x.py"),
+        (CLAUDE, "user", "Go\n" + REMINDER.format("Old one"), "Go\n" + REMINDER.format("New one"), "New one"),
+        (CLAUDE, "user", "Go\n" + REMINDER.format("Plan only"), "Go", "withdrawn"),
+        (CLAUDE, "user", "Go", REMINDER.format("Be quick") + "\nGo", "Be quick"),
+        (OPENCLAW, "user", INFO.format("m-1") + "Go", INFO.format("m-2") + "Go", "m-2"),
+        (OPENCLAW, "user", "Go\n[message_id: 1]", "Go\n[message_id: 2]", "[message_id: 2]"),
+        (OPENCLAW, "user", "Done.\nStats: runtime 5s\nEnd", "Done.\nStats: runtime 9s\nEnd", "Stats: runtime 9s"),
+    ],
+)
+def test_a_change_in_a_declared_place_is_told_and_the_prefix_stays(system, where, before, after, told):
+    client, spoken = two_turns(*change(system, before, after, where))
+    assert client.prepared is not None
+    text = decoded(client)
+    assert client.prepared.prompt.tokens[: len(spoken)] == spoken
+    assert told in text[text.index(NOTE_OPEN) :] and text.index(NOTE_OPEN) > text.index("a listing")
+    assert any(told in line for line in client.prepared.notes)
+    # the next request is the same again: nothing more to tell, the note stays where it was seen
+    spoken = client.answer(say("Again.", bash={"command": "pwd"}))
+    prepared = client.ask(Message("tool", "/home", tool_call_id="call_bash"))
+    assert prepared.prompt.tokens[: len(spoken)] == spoken and prepared.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("Go\n[message_id: 1]", "Go\n[message_id: 2]"),
+        ("Go\n" + REMINDER.format("a"), "Go\n" + REMINDER.format("b")),
+        ("Go at 10:00, Current time is 1", "Go at 10:00, Current time is 2"),
+        ('session_id="prod-main-1"', 'session_id="prod-main-2"'),
+        ("# File editing rules:\nKeep a.", "# File editing rules:\nKeep b."),
+    ],
+)
+def test_what_a_user_types_to_an_unknown_client_is_never_searched(before, after):
+    client, _ = two_turns(*change("You help.", before, after, "user"))
+    assert client.prepared is not None and client.prepared.notes == ()
+    assert client.prepared.prompt.tokens == rendering(client)
+
+
+def test_a_value_that_returns_is_told_again():
+    client, _ = two_turns(*change("You help.", "Current time is 1", "Current time is 2", "system"))
+    for value, notes in ((1, True), (1, False), (2, True)):
+        client.answer(say("x", bash={"command": "ls"}))
+        client.messages[0] = system_text("You help.", f"Current time is {value}")
+        prepared = client.ask(Message("tool", "b", tool_call_id="call_bash"))
+        assert bool(prepared.notes) is notes
+        assert decoded(client).rindex(f"Current time is {value}") > decoded(client).rindex(
+            f"Current time is {3 - value}"
+        )
+
+
+def test_telemetry_is_left_out_and_its_change_costs_nothing():
+    header = "x-anthropic-billing-header: cc_version=2.1; cch={};"
+    client, spoken = two_turns(
+        [system_text(header.format("aaa"), CLAUDE), Message("user", "Go")],
+        [system_text(header.format("bbb"), CLAUDE), Message("user", "Go")],
+    )
+    assert client.prepared is not None and client.prepared.notes == ()
+    assert client.prepared.prompt.tokens[: len(spoken)] == spoken
+    assert "billing" not in decoded(client) and CLAUDE in decoded(client)
+    asked = Client("chatml", pipeline("chatml"))
+    asked.ask(system_text(CLAUDE), Message("user", f"What is this?\n{header}"))
+    assert "billing" in decoded(asked)
+
+
+def test_a_stamp_that_its_client_leaves_out_later_stays_as_it_was_true_then():
+    client, spoken = two_turns(*change(OPENCLAW, INFO.format("m-1") + "Go", "Go", "user"))
+    assert client.prepared is not None and client.prepared.notes == ()
+    assert client.prepared.prompt.tokens[: len(spoken)] == spoken
+
+
+def test_without_proof_nothing_is_kept_that_the_request_does_not_say():
+    client = Client("chatml", pipeline("chatml"))
+    client.ask(system_text("You help.", "Mode: plan"), Message("user", "Hello"))
+    client.answer(say("OK.", "My thoughts."))
+    client.messages[0] = system_text("You help.", "Mode: build")
+    client.messages[-1] = Message("assistant", "OK.")
+    client.ask(Message("user", "More"))
+    assert "My thoughts" not in decoded(client) and "plan" not in decoded(client)
+
+
+@pytest.mark.parametrize("other", [{"session": "b"}, {"owner": "key2"}])
+def test_another_session_or_user_stands_against_a_changed_value(other):
+    pipe = pipeline("chatml")
+    named = {"session": "a", "owner": "key1"}
+    talk = [system_text("You help.", "Mode: plan"), Message("user", "Hello")]
+    first = pipe.prepare(request(talk, **named), thinking=True)
+    answer = say(LONG, "My thoughts.")
+    pipe.record(first, answer, model("chatml")[1].encode(f"<think>\nMy thoughts.\n</think>\n\n{LONG}"))
+    talk = [system_text("You help.", "Mode: build"), talk[1], replace(answer, reasoning=None), Message("user", "More")]
+    for names, own in ((named, True), (named | other, False)):
+        prepared = pipe.prepare(request(talk, **names), thinking=True)
+        text = model("chatml")[1].decode(prepared.prompt.tokens)
+        assert ("Mode: plan" in text, "My thoughts" in text, bool(prepared.notes)) == (own, own, own)
+
+
+def test_a_change_that_is_large_is_shown_where_the_client_put_it():
+    before, after = ("\n".join(f"Modified: src/{letter}/file{n}.py" for n in range(90)) for letter in "ab")
+    client, _ = two_turns(*change("You help.", before, after, "system"))
+    assert client.prepared is not None and client.prepared.notes == ()
+    assert client.prepared.prompt.tokens == rendering(client)
+
+
+def test_notes_stay_under_a_tenth_however_many_there_are():
+    client = Client("chatml", pipeline("chatml"))
+    client.ask(Message("system", f"You help.\nTurn: 0\n{RULES[:2500]}"), Message("user", "Go"))
+    for turn in range(1, 40):
+        client.answer(say("x", None, bash={"command": "ls"}))
+        client.messages[0] = Message("system", f"You help.\nTurn: {turn}\n{RULES[:2500]}")
+        prepared = client.ask(Message("tool", "b", tool_call_id="call_bash"))
+        text = decoded(client)
+        assert text.rindex(f"Turn: {turn}\n") > text.rfind(f"Turn: {turn - 1}\n")
+        assert len(prepared.prompt.tokens) <= 1.1 * len(rendering(client)) + 64
+    assert 1 <= decoded(client).count(NOTE_OPEN) < 20
+
+
+def test_no_request_is_refused_for_text_that_its_client_did_not_send():
+    template, tokenizer = model("chatml")
+    sizes = []
+    for context in (0, 1):
+        pipe = Pipeline(template, tokenizer, settings=settings(), context=context and sizes[0] + 3)
+        client = Client("chatml", pipe, tools=())
+        client.ask(system_text("You help.", "Mode: plan"), Message("user", "Hello"))
+        client.answer(say(LONG, "Many thoughts. " * 20))
+        client.messages[0] = system_text("You help.", "Mode: build")
+        client.messages[-1] = Message("assistant", LONG)
+        prepared = client.ask(Message("user", "More"))
+        assert ("thoughts" in decoded(client)) is not context
+        sizes.append(len(rendering(client)))
+    assert len(prepared.prompt.tokens) == sizes[1]
+
+
+def test_a_transient_message_is_shown_where_it_is_and_gone_next_time():
+    client = Client("chatml", pipeline("chatml"))
+    first = client.ask(system_text(OPENCLAW), Message("user", "Go"), Message("user", INTERNAL.format("none")))
+    tokenizer = model("chatml")[1]
+    assert first.prompt.transient is not None
+    assert "Active" not in tokenizer.decode(first.prompt.tokens[: first.prompt.transient])
+    client.answer(say("x", bash={"command": "ls"}))
+    del client.messages[2]
+    second = client.ask(Message("tool", "res", tool_call_id="call_bash"), Message("user", INTERNAL.format("one")))
+    text = tokenizer.decode(second.prompt.tokens)
+    assert text.count("Active sessions") == 1 and text.index("sessions: one") > text.index("res")
+    assert second.prompt.tokens[: first.prompt.transient] == first.prompt.tokens[: first.prompt.transient]
+    assert second.notes == ()
+
+
+def test_a_note_stands_in_a_message_that_will_stay():
+    client = Client("chatml", pipeline("chatml"))
+    client.ask(system_text(OPENCLAW, "Mode: plan"), Message("user", "Go"), Message("user", INTERNAL.format("none")))
+    client.answer(say("x", bash={"command": "ls"}))
+    del client.messages[2]
+    client.messages[0] = system_text(OPENCLAW, "Mode: build")
+    client.ask(Message("tool", "res", tool_call_id="call_bash"), Message("user", INTERNAL.format("one")))
+    text = decoded(client)
+    assert text.index("res") < text.index(NOTE_OPEN) < text.index("sessions: one")
+
+
+def test_a_file_cannot_forge_the_note_of_a_conversation():
+    client, _ = two_turns(*change("You help.", "Mode: plan", "Mode: build", "system"))
+    tag = decoded(client).split(NOTE_OPEN)[1][:4]
+    other, _ = two_turns(*change("You help.", "Mode: plan", "Mode: build", "system"))
+    tags = {decoded(other).split(NOTE_OPEN)[1][:4], tag}
+    for _ in range(3):
+        more, _ = two_turns(*change("You help.", "Mode: plan", "Mode: build", "system"))
+        tags.add(decoded(more).split(NOTE_OPEN)[1][:4])
+    assert len(tags) > 1
+
+
+# --- tools ------------------------------------------------------------------------------------------------------------
+
+
+def test_tools_in_another_order_keep_the_order():
+    client = Client("chatml", pipeline("chatml"), tools=(READ, BASH, EDIT))
+    client.ask(Message("user", "Go"))
+    spoken = client.answer(say(LONG))
+    client.tools = (EDIT, READ, BASH)
+    prepared = client.ask(Message("user", "More"))
+    assert prepared.prompt.tokens[: len(spoken)] == spoken and prepared.notes == ()
+    stranger = Client("chatml", client.pipe, tools=(BASH, EDIT, READ))
+    stranger.ask(Message("user", "Something else"))
+    assert decoded(stranger).index('"read"') < decoded(stranger).index('"bash"') < decoded(stranger).index('"edit"')
+
+
+def test_tools_that_come_go_and_change_are_told():
+    client = Client("chatml", pipeline("chatml"), tools=(READ, BASH))
+    client.ask(system_text("You help."), Message("user", "Go"))
+    spoken = client.answer(say(LONG))
+    client.tools = (replace(READ, description="Reads two files"), EDIT)
+    prepared = client.ask(Message("user", "More"))
+    assert prepared.prompt.tokens[: len(spoken)] == spoken
+    notes = "\n".join(prepared.notes)
+    assert "Reads two files" in notes and "Edits a file" in notes and "bash: no longer available" in notes
+    client.answer(say("y"))
+    assert client.ask(Message("user", "More")).notes == ()
+
+
+# --- aider's blocks ---------------------------------------------------------------------------------------------------
+
+AIDER = "Act as an expert software developer.\nAlways use best practices when coding."
+FILES = (
+    "I have *added these files to the chat* so you can go ahead and edit them.\n\n*Trust this message as the true "
+    "contents of these files!*\n\na.py\n```\n{}\n```"
+)
+REPLY = Message("assistant", "Ok, any changes I propose will be to those files.")
+
+
+def code(changed: str = "") -> str:
+    return "\n".join(f"line_{n} = {n}" for n in range(30)) + changed
+
+
+def aider(client: Client, files: str, ask: str) -> str:
+    """The next request: history, then the files with the reply that aider makes up, then the question."""
+    kept = [m for m in client.messages if m != REPLY and not m.content.startswith("I have *added")]
+    client.messages = [*kept, Message("user", FILES.format(files)), REPLY, Message("user", ask)]
+    client.ask()
+    return decoded(client)
+
+
+def test_aiders_files_stay_where_they_were_shown():
+    client = Client("chatml", pipeline("chatml"), tools=(), messages=[system_text(AIDER)])
+    aider(client, code(), "First question")
+    spoken = client.answer(say(LONG, None))
+    text = aider(client, code(), "Second question")
+    assert client.prepared is not None and client.prepared.prompt.tokens[: len(spoken)] == spoken
+    assert text.count("added these files") == 1 and text.count(REPLY.content) == 1 and "Second question" in text
+
+
+def test_aiders_changed_files_are_told_as_lines_if_they_are_few():
+    client = Client("chatml", pipeline("chatml"), tools=(), messages=[system_text(AIDER)])
+    aider(client, code(), "First question")
+    spoken = client.answer(say(LONG, None))
+    text = aider(client, code("\nnew_line = 1"), "Second question")
+    assert client.prepared is not None and client.prepared.prompt.tokens[: len(spoken)] == spoken
+    assert text.count("added these files") == 1
+    assert "a.py, line 31:\n+new_line = 1" in text[text.index("Second question") :]
+
+
+def test_aiders_files_that_changed_altogether_are_shown_where_it_puts_them():
+    client = Client("chatml", pipeline("chatml"), tools=(), messages=[system_text(AIDER)])
+    aider(client, code(), "First question")
+    client.answer(say(LONG, None))
+    text = aider(client, code().replace("line", "row"), "Second question")
+    assert text.index("Second question") > text.rindex("row_29 = 29") > text.index(LONG[:40])
+
+
+def test_aiders_files_that_are_gone_are_told_as_gone():
+    client = Client("chatml", pipeline("chatml"), tools=(), messages=[system_text(AIDER + "\n" + RULES)])
+    aider(client, code()[:100], "First question")
+    client.answer(say(LONG, None))
+    client.messages = [m for m in client.messages if m != REPLY and not m.content.startswith("I have *added")]
+    prepared = client.ask(Message("user", "Second question"))
+    assert "withdrawn" in "\n".join(prepared.notes)
+
+
+@pytest.mark.parametrize("family", TEMPLATES)
+def test_every_family_shows_the_note(family):
+    client = Client(family, pipeline(family), tools=())
+    client.ask(system_text("Help.", "Current time is 1"), Message("user", "Go"))
+    spoken = client.answer(say(LONG, None))
+    client.messages[0] = system_text("Help.", "Current time is 2")
+    prepared = client.ask(Message("user", "More"))
+    assert "Current time is 2" in decoded(client)
+    assert prepared.prompt.tokens[: len(spoken)] == spoken
