@@ -85,7 +85,12 @@ class Step:
 
 
 class Drift(Protocol):
-    """What a client changes in its own history from request to request."""
+    """What a client changes in its own history from request to request.
+
+    `shows`: the line of its system text that says which client it is; empty for any.
+    """
+
+    shows: str
 
     def apply(self, messages: list[Json], n: int) -> list[Json]:
         """The messages of request number `n` (from 0); `messages` must not be changed."""
@@ -97,6 +102,8 @@ class Drift(Protocol):
 
 
 class NoDrift:
+    shows = ""
+
     def apply(self, messages: list[Json], n: int) -> list[Json]:
         return messages
 

@@ -7,6 +7,9 @@ from typing import Any
 
 Json = dict[str, Any]
 
+CLAUDE_CODE = "You are Claude Code, Anthropic's official CLI for Claude."
+OPENCLAW = "You are a personal assistant running inside OpenClaw."
+
 
 def _with_text(message: Json, text: str) -> Json:
     return {**message, "content": text}
@@ -15,6 +18,8 @@ def _with_text(message: Json, text: str) -> Json:
 @dataclass(frozen=True)
 class Clock:
     """A line in the system prompt that tells the time of the request."""
+
+    shows = ""
 
     def apply(self, messages: list[Json], n: int) -> list[Json]:
         head, *rest = messages
@@ -30,6 +35,8 @@ class Clock:
 class Billing:
     """A telemetry line at the head of the system prompt; nothing that the model must see."""
 
+    shows = CLAUDE_CODE
+
     def apply(self, messages: list[Json], n: int) -> list[Json]:
         head, *rest = messages
         line = f"x-anthropic-billing-header: cc_version=2.1.{n}; cc_entrypoint=cli; cch={n * 7919 + 13:05x};"
@@ -43,6 +50,8 @@ class Billing:
 class Reminder:
     """A reminder at the end of the newest user message; it moves on, and its text changes."""
 
+    shows = CLAUDE_CODE
+
     def apply(self, messages: list[Json], n: int) -> list[Json]:
         last = max(i for i, message in enumerate(messages) if message["role"] == "user")
         text = f"{messages[last]['content']}\n<system-reminder>\n{self.value(n)}\n</system-reminder>"
@@ -55,6 +64,8 @@ class Reminder:
 @dataclass(frozen=True)
 class MessageId:
     """Inbound context in the first user message, with the id of the message that is answered just now."""
+
+    shows = OPENCLAW
 
     def apply(self, messages: list[Json], n: int) -> list[Json]:
         head, first, *rest = messages

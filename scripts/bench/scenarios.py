@@ -32,7 +32,10 @@ Scenario = Callable[[Bench], None]
 
 
 def _agent(bench: Bench, writer: Writer, style: Style | None = None, drift: Drift | None = None) -> Agent:
-    return Agent(bench, writer.system(), writer.tools(), style or Style(), drift or NoDrift())
+    drift = drift or NoDrift()
+    # A client's habit is known as that client's by its system text.
+    system = f"{drift.shows}\n{writer.system()}" if drift.shows else writer.system()
+    return Agent(bench, system, writer.tools(), style or Style(), drift)
 
 
 def _conversation(
