@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from start_llm.core.messages import Message, Tool
+from start_llm.core.messages import Message, Tool, ToolCall
 from start_llm.prompt.interleave import interleaved
 from start_llm.prompt.probe import Traits
 from start_llm.prompt.reading import call_id, leading_systems
@@ -98,21 +98,15 @@ class Fitter:
                 # The template knows no reasoning but shows what the content says.
                 content = f"<think>\n{message.reasoning.strip()}\n</think>\n\n{content.lstrip()}"
         if message.tool_calls and traits.calls is None:
-            blocks = (
-                f'{{"name": {json.dumps(c.name)}, "arguments": {c.arguments or "{}"}}}' for c in message.tool_calls
-            )
-            content = "\n".join([*([content] if content else []), *(f"<tool_call>\n{b}\n</tool_call>" for b in blocks)])
+            content = "\n".join([*([content] if content else []), *map(_call_as_text, message.tool_calls)])
         elif message.tool_calls:
-            result["tool_calls"] = [
-                {
-                    "type": "function",
-                    "id": self._call_id(call.id),
-                    "function": {"name": call.name, "arguments": self._arguments(call.arguments)},
-                }
-                for call in message.tool_calls
-            ]
+            result["tool_calls"] = [self._call(call) for call in message.tool_calls]
         result["content"] = content
         return result
+
+    def _call(self, call: ToolCall) -> dict[str, Any]:
+        function = {"name": call.name, "arguments": self._arguments(call.arguments)}
+        return {"type": "function", "id": self._call_id(call.id), "function": function}
 
     def _arguments(self, arguments: str) -> Any:
         if self.traits.calls == "string":
@@ -122,6 +116,11 @@ class Fitter:
             return value
         # A model or client wrote what is no JSON object; it is shown as it is.
         return arguments if self.traits.string_too else {"arguments": arguments}
+
+
+def _call_as_text(call: ToolCall) -> str:
+    block = f'{{"name": {json.dumps(call.name)}, "arguments": {call.arguments or "{}"}}}'
+    return f"<tool_call>\n{block}\n</tool_call>"
 
 
 def _json(value: Any) -> str:

@@ -99,19 +99,20 @@ def _client_index(shown: Shown, reading: Reading) -> int | None:
 def _field(message: Message, rendered: Rendered, offset: int, char: int) -> str:
     if message.role == "system":
         end = offset + len(message.content.strip())
-        return "tools" if char >= end and rendered.head and char < rendered.head else "system"
+        return "tools" if char >= end and char < rendered.head else "system"
     if message.role != "assistant":
         note = message.content.rfind(NOTE_OPEN)
         return "note" if 0 <= note <= char - offset else "content"
+    return _part_of_answer(message, rendered.text, offset, char)
+
+
+def _part_of_answer(message: Message, text: str, offset: int, char: int) -> str:
+    behind = "tool_calls" if message.tool_calls else "content"
     words = message.content.strip()
-    place = rendered.text.find(words, max(0, offset)) if words else -1
-    if place >= 0 and char >= place + len(words):
-        return "tool_calls" if message.tool_calls else "content"
-    if place >= 0 and char >= place:
-        return "content"
-    if message.reasoning and (place >= 0 or not message.tool_calls):
-        return "reasoning"
-    return "tool_calls" if message.tool_calls else "content"
+    place = text.find(words, max(0, offset)) if words else -1
+    if 0 <= place <= char:
+        return "content" if char < place + len(words) else behind
+    return "reasoning" if message.reasoning and (place >= 0 or not message.tool_calls) else behind
 
 
 def _rule(entry: Entry, place: int) -> str | None:

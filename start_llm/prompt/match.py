@@ -114,14 +114,26 @@ def compare(path: Path, asked: Asked, behind: int) -> Match | None:
 
     `behind`: index of the first entry behind the path's answer.
     """
-    reading = asked.reading
+    answers = _compare_answers(path, asked.reading)
+    if answers is None:
+        return None
+    restored, named = answers
+    tools = _tool_changes(path, asked.tools)
+    if tools is None:
+        return None
+    values, kept = _value_changes(path, asked, behind)
+    proved = named or path.node.spoken >= PROOF_TOKENS
+    return Match(path, behind, (*_date_change(path, asked.date), *values, *tools), restored, kept, proved)
+
+
+def _compare_answers(path: Path, reading: Reading) -> tuple[bool, bool] | None:
+    """Whether thoughts would be given back, and whether the request carries a call of ours; None if it says others."""
     restored = named = False
     for shown in path.shown:
         if shown.place is None or shown.message.role != "assistant":
             continue
         sent = reading.entries[reading.indices[shown.place]]
-        was = (shown.message.reasoning or "").strip()
-        if sent.facts.reasoning != was:
+        if sent.facts.reasoning != (shown.message.reasoning or "").strip():
             if sent.facts.reasoning:
                 return None
             restored = True
@@ -131,12 +143,7 @@ def compare(path: Path, asked: Asked, behind: int) -> Match | None:
                 named = True
             elif any(_OUR_ID.fullmatch(one) for one in ids):
                 return None  # ids are random: these calls were made in another conversation
-    tools = _tool_changes(path, asked.tools)
-    if tools is None:
-        return None
-    values, kept = _value_changes(path, asked, behind)
-    proved = named or path.node.spoken >= PROOF_TOKENS
-    return Match(path, behind, (*_date_change(path, asked.date), *values, *tools), restored, kept, proved)
+    return restored, named
 
 
 def _date_change(path: Path, date: str | None) -> list[Change]:
@@ -146,29 +153,21 @@ def _date_change(path: Path, date: str | None) -> list[Change]:
 
 def _value_changes(path: Path, asked: Asked, behind: int) -> tuple[list[Change], bool]:
     """What declared places say now in what is answered, and whether something is shown that was withdrawn silently."""
-    changes: list[Change] = []
-    answered: set[Slot] = {slot for slot in asked.reading.values if slot.rule == "system"}
-    rules: dict[Slot, Rule] = {}
-    for index, entry in enumerate(asked.reading.entries):
-        for slot, part in entry.slots:
-            rules[slot] = part.rule
-            if index < behind:
-                answered.add(slot)
-    for slot in answered:
-        was, now = path.told.get(slot), asked.reading.values[slot]
-        if was != now:
-            changes.append(Change(slot, was, now, rules.get(slot)))
-    kept = False
-    stamps = {rule.name for rule in asked.reading.client.rules if rule.kind == "stamp"}
-    for slot, was in path.told.items():
-        if was is None or slot.rule in ("tool", "date"):
-            continue
-        if slot in asked.reading.values:
-            kept = kept or slot.place < 0  # a block that its client moves on
-        elif slot.rule in stamps:
-            kept = True
-        else:
-            changes.append(Change(slot, was, None))
+    values, rules = asked.reading.values, asked.reading.client.rules
+    answered: dict[Slot, Rule | None] = {slot: None for slot in values if slot.rule == "system"}
+    for entry in asked.reading.entries[:behind]:
+        answered.update((slot, part.rule) for slot, part in entry.slots)
+    changes = [
+        Change(slot, path.told.get(slot), values[slot], rule)
+        for slot, rule in answered.items()
+        if path.told.get(slot) != values[slot]
+    ]
+    stamps = {rule.name for rule in rules if rule.kind == "stamp"}
+    shown = [slot for slot, was in path.told.items() if was is not None and slot.rule not in ("tool", "date")]
+    gone = [slot for slot in shown if slot not in values]
+    changes += [Change(slot, path.told[slot], None) for slot in gone if slot.rule not in stamps]
+    # A stamp that is gone, and a block that its client moves on, stay where they were shown.
+    kept = any(slot.rule in stamps for slot in gone) or any(slot.place < 0 for slot in shown if slot in values)
     return sorted(changes, key=lambda change: (change.slot.place, change.slot.rule, change.slot.number)), kept
 
 
@@ -185,9 +184,10 @@ def _tool_changes(path: Path, tools: Sequence[Tool]) -> list[Change] | None:
         return None
     known: dict[str, str | None] = {tool.name: definition(tool) for tool in path.tools}
     known.update(told)
-    now = {tool.name: definition(tool) for tool in tools}
-    changes = [
-        Change(Slot("tool", name=name), known.get(name), new) for name, new in now.items() if known.get(name) != new
+    now: dict[str, str | None] = {tool.name: definition(tool) for tool in tools}
+    names = dict.fromkeys([*now, *known])
+    return [
+        Change(Slot("tool", name=name), known.get(name), now.get(name))
+        for name in names
+        if known.get(name) != now.get(name)
     ]
-    gone = [name for name, old in known.items() if old is not None and name not in now]
-    return changes + [Change(Slot("tool", name=name), known[name], None) for name in gone]

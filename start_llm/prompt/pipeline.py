@@ -351,12 +351,11 @@ class Pipeline:
 
     def _path_of(self, turn: Turn, answer: Message, tokens: Sequence[int]) -> Path:
         """The conversation with this answer at its end."""
-        view, stem, reading = turn.view, turn.stem, turn.reading
-        behind = stem.node.length if stem is not None else 0
+        view, stem = turn.view, turn.stem
+        shown = view.new[:-1] if view.transient else view.new
         says = not self._strict and self._coder.says(tuple(tokens), answer.content, bool(answer.tool_calls))
         spoken = " ".join([answer.content, *(call.arguments for call in answer.tool_calls)])
-        links = [reading.entries[index] for index in reading.indices[behind:]]
-        results = [entry for entry in links if entry.message.tool_call_id and not entry.cleared]
+        digests, results = _said(turn.reading, stem.node.length if stem is not None else 0)
         node = Node(
             id=secrets.randbits(62),
             parent=stem.node.id if stem is not None else None,
@@ -364,13 +363,13 @@ class Pipeline:
             owner=turn.request.owner,
             session=turn.request.session,
             nonce=stem.node.nonce if stem is not None else secrets.token_hex(2),
-            length=len(reading.keys) + 1,
+            length=len(turn.reading.keys) + 1,
             spoken=turn.spoken + self._count_tokens(spoken),
-            clean=not view.extra and (view.base is None or view.base.node.clean),
+            clean=not view.extra,
             noted=view.noted,
-            digests=(*(entry.facts.digest for entry in links), answer_digest(answer.content, answer.tool_calls)),
-            results=tuple((call_id(entry.message.tool_call_id), entry.facts.digest) for entry in results),
-            shown=() if self._strict else view.new[:-1] if view.transient else view.new,
+            digests=(*digests, answer_digest(answer.content, answer.tool_calls)),
+            results=results,
+            shown=() if self._strict else shown,
             told=view.told,
             tools=None if stem is not None and stem.tools == view.tools else view.tools,
             clock=turn.clock.moment if turn.clock is not None else None,
@@ -415,6 +414,16 @@ class Pipeline:
         """Writes what is waiting to disk; nothing may be recorded after."""
         if self._store is not None:
             self._store.close()
+
+
+def _said(reading: Reading, behind: int) -> tuple[tuple[bytes, ...], tuple[tuple[str, bytes], ...]]:
+    """What the links from `behind` on say, and the results of calls among them."""
+    links = [reading.entries[index] for index in reading.indices[behind:]]
+    results = [entry for entry in links if entry.message.tool_call_id and not entry.cleared]
+    return (
+        tuple(entry.facts.digest for entry in links),
+        tuple((call_id(entry.message.tool_call_id), entry.facts.digest) for entry in results),
+    )
 
 
 def _size(message: Message) -> int:

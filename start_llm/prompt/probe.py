@@ -301,10 +301,14 @@ def _probe_specials(prober: _Prober) -> tuple[frozenset[str], frozenset[str]]:
         text = prober.render(messages, agp=True) or ""
         structure.update(pattern.findall(text))
         for before, after in pairwise(words):
-            gap = text[text.find(before) + len(before) : text.rfind(after)] if before in text and after in text else ""
-            found = pattern.findall(gap)
-            if not found or any(name in starts for name in found):
-                continue
-            openers = [name for name in found if name not in ends] or found
-            starts.add(openers[-1])
+            found = pattern.findall(_between(text, before, after))
+            if found and not any(name in starts for name in found):
+                starts.add(([name for name in found if name not in ends] or found)[-1])
     return frozenset(starts), frozenset(structure)
+
+
+def _between(text: str, before: str, after: str) -> str:
+    """What stands between two words; nothing where one of them is missing."""
+    if before not in text or after not in text:
+        return ""
+    return text[text.find(before) + len(before) : text.rfind(after)]

@@ -53,7 +53,8 @@ class Seen:
 
     Attributes:
         base: the deepest answer of ours that the request carries on the same path.
-        alike: answers of ours to conversations that the request cannot be told from.
+        equal: answers of ours to requests that were word for word the same.
+        alike: those of them that another name or key does not tell from this conversation.
     """
 
     sent: Sent
@@ -61,17 +62,20 @@ class Seen:
     tokens: int
     thinking: bool
     base: Made | None
+    equal: tuple[Made, ...]
     alike: tuple[Made, ...]
 
 
 def seen(truth: Truth, sent: Sent, text: str, tokens: int, thinking: bool) -> Seen:
     base = base_of(sent.history)
-    return Seen(sent, text, tokens, thinking, base, () if base is not None else _alike(truth, sent))
+    equal = _equal(truth, sent) if base is None else ()
+    alike = tuple(made for made in equal if not _stands_against(sent, made))
+    return Seen(sent, text, tokens, thinking, base, equal, alike)
 
 
 def problems(truth: Truth, prompt: Seen) -> Iterator[str]:
     """What is wrong with a prompt, each beginning with the property's letter."""
-    if truth.policy == "strict" or (prompt.base is None and not prompt.alike):
+    if truth.policy == "strict" or (prompt.base is None and not prompt.equal):
         yield from _as_sent(truth, prompt)
     if truth.policy != "strict":
         yield from _foreign(prompt)
@@ -93,17 +97,15 @@ def base_of(history: Sequence[Said]) -> Made | None:
     return None
 
 
-def _alike(truth: Truth, sent: Sent) -> tuple[Made, ...]:
-    """Answers to requests that are word for word the same as this request up to there; one candidate or none."""
+def _equal(truth: Truth, sent: Sent) -> tuple[Made, ...]:
+    """Answers to requests that are word for word the same as this request up to there, the deepest ones."""
+    faces, aside = [_face(message) for message in _own_messages(sent)], _aside(sent)
     found: list[Made] = []
     for made in truth.made:
-        index = len(made.history)
-        if index >= len(sent.history) or sent.history[index].role != "assistant" or _stands_against(sent, made):
+        index = len(made.history) + 1
+        if index >= len(faces) or faces[index] != _face(made.answer) or aside != _aside(made.sent):
             continue
-        faces = [_face(message) for message in _own_messages(sent)][: index + 2]
-        if [_face(message) for message in (*_own_messages(made.sent), made.answer)] == faces and _aside(sent) == _aside(
-            made.sent
-        ):
+        if [_face(message) for message in _own_messages(made.sent)] == faces[:index]:
             found.append(made)
     deepest = max((len(made.history) for made in found), default=0)
     return tuple(made for made in found if len(made.history) == deepest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -112,6 +113,11 @@ class Words:
     def new(self) -> str:
         self.count += 1
         return f"{self.tag}{self.count % 1000:03}"
+
+    def new_id(self, ours: bool = True) -> str:
+        """A call's id as this server makes them, or as others do."""
+        drawn = hashlib.sha256(self.new().encode()).hexdigest()[:24]
+        return f"call_{drawn}" if ours else f"toolu_{drawn[:10].upper()}"
 
 
 @dataclass
@@ -231,7 +237,7 @@ class Conversation:
 
     def _call(self, index: int, n: int) -> ToolCall:
         path = f"src/{self.words.new()}.py" if n % 2 else "src/calc.py"
-        return ToolCall(f"call_{self.own.new()}", TOOL_NAMES[index], json.dumps({"path": path, "limit": 20 + index}))
+        return ToolCall(self.own.new_id(), TOOL_NAMES[index], json.dumps({"path": path, "limit": 20 + index}))
 
     # --- what it sends ----------------------------------------------------------
 
@@ -291,12 +297,15 @@ class Conversation:
                 yield Tool(place.label, TOOL_TEXTS[place.label].format(value), schema)
 
 
-def imported(conversation: Conversation, own: Words, same_values: bool) -> Conversation:
-    """A client that was never served here and has the same words in its history: no thoughts, ids of its own."""
+def imported(conversation: Conversation, own: Words, same_values: bool, ours: bool) -> Conversation:
+    """A client that was never served here and has the same words in its history: no thoughts, ids of its own.
+
+    `ours`: another server of this kind made the ids.
+    """
     twin = Conversation(conversation.kind, Words(own.tag, 500), own, True, conversation.echo, conversation.thinking)
     names: dict[str, str] = {}
     for said in conversation.history:
-        calls = tuple(replace(call, id=names.setdefault(call.id, f"call_{own.new()}")) for call in said.calls)
+        calls = tuple(replace(call, id=names.setdefault(call.id, own.new_id(ours))) for call in said.calls)
         call_id = names.get(said.call_id, said.call_id) if said.call_id else None
         twin.history.append(replace(said, calls=calls, call_id=call_id, reasoning=None, made=None, cleared=False))
     twin.numbers = conversation.numbers

@@ -161,7 +161,7 @@ def fork(world: World, conversation: Conversation, n: int) -> None:
 
 def stranger(world: World, conversation: Conversation, n: int) -> None:
     """A client that was never served before sends the same words."""
-    twin = imported(conversation, Words(world.tag()), n % 2 == 0)
+    twin = imported(conversation, Words(world.tag()), n % 2 == 0, n % 3 == 0)
     if n % 3 == 2:
         twin.owner = f"other{world.tag_count}"
     world.add(twin)
@@ -170,10 +170,12 @@ def stranger(world: World, conversation: Conversation, n: int) -> None:
 
 def newcomer(world: World, conversation: Conversation, n: int) -> None:
     """A short history of common words, made elsewhere."""
-    twin = imported(conversation, Words(world.tag()), n % 2 == 0)
+    twin = imported(conversation, Words(world.tag()), n % 2 == 0, True)
     twin.history = [Said(1, "user", "hello"), Said(2, "assistant", "OK.")]
     twin.numbers = 2
     twin.values = {place: value for place, value in twin.values.items() if place.where <= twin.numbers}
+    twin.values = {place: value for place, value in twin.values.items() if place.where < 0}
+    twin.earlier = {place: values for place, values in twin.earlier.items() if place.where < 0}
     world.add(twin)
     world.turn(twin, n // 2)
 

@@ -7,14 +7,15 @@ conversation that it knows by the id of a tool call. Each of the others differs 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from start_llm.core.messages import Message
 from start_llm.core.request import ChatRequest
 from tests.prompt.belongs_clients import CLEARED, PRIVATE
+from tests.prompt.belongs_events import EVENTS
 from tests.prompt.belongs_reading import rendering
 from tests.prompt.belongs_world import Premises
 from tests.prompt.models import model
@@ -24,6 +25,11 @@ CLAUDE = "You are Claude Code"
 
 
 class AsSent:
+    # What groups, policy and events of a story must be for the defect to show soon.
+    groups: Mapping[str, Any] = MappingProxyType({})
+    policy = "append"
+    events = tuple(name for name, _ in EVENTS)
+
     def __init__(self, where: Premises) -> None:
         self.where = where
         self.strict = where.policy == "strict"
@@ -74,6 +80,8 @@ def plain_id(call_id: str | None) -> str:
 
 
 class Noting(AsSent):
+    groups = MappingProxyType({"kind": "unknown"})
+    events = ("go on", "go on", "line changes", "line goes", "many lines")
     tenth = True
 
     def __init__(self, where: Premises) -> None:
@@ -193,6 +201,8 @@ class StrangersReasoning(AsSent):
 class EqualTurnsMix(StrangersReasoning):
     """The same, but only behind the same messages: two conversations of equal words."""
 
+    groups = MappingProxyType({"private": False, "size": 2, "echo": 0})
+
     def view(self, request: ChatRequest, messages: list[Message]) -> list[Message]:
         result = list(messages)
         for index, message in enumerate(messages):
@@ -261,6 +271,9 @@ class KeepsResults(AsSent):
 class StrictIsNot(AsSent):
     """Leaves telemetry out under ``strict`` too."""
 
+    groups = MappingProxyType({"kind": "claude"})
+    policy = "strict"
+
     def __init__(self, where: Premises) -> None:
         super().__init__(where)
         self.strict = False
@@ -308,6 +321,8 @@ class NoTenth(Noting):
 class CallIdsAreNoProof(Noting):
     """Goes on from the last answer with calls, whose ever it was."""
 
+    groups = MappingProxyType({"kind": "unknown", "size": 2})
+
     def record(self, prepared: Any, answer: Message, tokens: Sequence[int]) -> None:
         super().record(prepared, answer, tokens)
         if answer.tool_calls:
@@ -317,19 +332,20 @@ class CallIdsAreNoProof(Noting):
         return len(node.request.messages) == index
 
 
-DEFECTS: tuple[type[AsSent], ...] = (
-    LeaksFirstMessage,
-    StrangersReasoning,
-    EqualTurnsMix,
-    RewritesQuestions,
-    ShowsTheOldQuestion,
-    NotesGrow,
-    KeepsResults,
-    StrictIsNot,
-    ForgetsWithdrawals,
-    StaleWithoutNote,
-    ReturnsUntold,
-    OldestLast,
-    NoTenth,
-    CallIdsAreNoProof,
-)
+# With the property that each of them lacks.
+DEFECTS: dict[type[AsSent], str] = {
+    LeaksFirstMessage: "a",
+    StrangersReasoning: "a",
+    EqualTurnsMix: "a",
+    RewritesQuestions: "b",
+    ShowsTheOldQuestion: "b",
+    NotesGrow: "e",
+    KeepsResults: "a",
+    StrictIsNot: "e",
+    ForgetsWithdrawals: "c",
+    StaleWithoutNote: "b",
+    ReturnsUntold: "b",
+    OldestLast: "b",
+    NoTenth: "d",
+    CallIdsAreNoProof: "a",
+}
