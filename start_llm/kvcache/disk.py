@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 Buffers = dict[str, np.ndarray[Any, Any]]
 
+RETRY_SECONDS = 10.0
+
 _NOT_THE_FILE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 _UNUSABLE = (FolderTaken, FileUnavailable, OSError)
 
@@ -75,11 +77,11 @@ class DiskTier:
         max_bytes: int,
         *,
         queue_bytes: int = 512 << 20,
-        retry_seconds: float = 10.0,
+        retry_seconds: float | None = None,
     ) -> None:
         self._open: Callable[[], DiskFolder] = lambda: DiskFolder(folder, fingerprint, max_bytes)
         self._queue_bytes = queue_bytes
-        self._retry = retry_seconds
+        self._retry = RETRY_SECONDS if retry_seconds is None else retry_seconds
         self._folder: DiskFolder | None = None  # set by the disk thread from its start on
         self._lock = threading.Lock()
         self._pending: dict[str, _Pending] = {}  # guarded by _lock, as are the next six

@@ -1,0 +1,130 @@
+"""A server on a disk that fills up, and then on one that may only be read. Run by test_hostile_disk.
+
+usage: hostile_disk.py MODEL FOLDER, as root of a mount namespace of its own. Mounts a small tmpfs on FOLDER.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.integration.live import WAIT, Live, live
+from tests.oracle import expected_truth
+
+SMALL = "24m"
+
+
+class Said(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+    def times(self, words: str) -> int:
+        return sum(words in line for line in self.lines)
+
+
+def turn(server: Live, messages: list[dict[str, Any]]) -> None:
+    """One more turn, whose answer must be right."""
+    messages.append({"role": "user", "content": f"part {len(messages)} " + "word " * 500 + "[[truth]]"})
+    answer = server.chat(messages)
+    assert answer["message"]["content"] == expected_truth(server.prompt_of(answer))
+    messages.append({"role": "assistant", "content": answer["message"]["content"]})
+
+
+def respond(server: Live, **body: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/responses", json={"model": "default", "input": "hi"} | body, timeout=WAIT)
+
+
+def figure(server: Live, name: str) -> float:
+    lines = httpx.get(f"{server.url}/metrics", timeout=WAIT).text.splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"start_llm_{name} "))
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def settled(server: Live) -> bool:
+    return figure(server, "kv_disk_waiting_bytes") == 0
+
+
+def fill(path: Path) -> None:
+    """Takes all the room that is left."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    try:
+        while True:
+            os.write(descriptor, bytes(4096))
+    except OSError:
+        os.close(descriptor)
+
+
+def fills_up(model: Path, folder: Path, said: Said) -> None:
+    """Said once, the tier pauses, answers stay right; with room again it comes back."""
+    messages: list[dict[str, Any]] = []
+    filler = folder / "somebody else's"
+    with live(model, folder / "cache", kv_disk_dir="auto", kv_disk_bytes=1 << 30) as server:
+        for _ in range(2):  # a first request alone may be a side request, which is not written
+            turn(server, messages)
+        until(lambda: settled(server) and figure(server, "kv_disk_written_files") > 0)
+        fill(filler)
+        for _ in range(4):
+            turn(server, messages)
+            until(lambda: settled(server))
+        assert figure(server, "kv_disk_paused") == 1
+        assert said.times("the disk tier pauses") == 1, said.lines
+        assert said.times("cannot be logged now") <= 1, said.lines
+        refused = respond(server, store=True)
+        assert refused.status_code == 503 and "disk" in refused.json()["error"]["message"], refused.text
+        quiet = respond(server)
+        assert quiet.status_code == 200 and quiet.json()["store"] is False, quiet.text
+        assert len(said.lines) < 12, said.lines
+        filler.unlink()
+        until(lambda: turn(server, messages) or figure(server, "kv_disk_paused") == 0)
+        assert said.times("the disk tier goes on") == 1
+        kept = respond(server, store=True)
+        assert kept.status_code == 200
+        assert httpx.get(f"{server.url}/v1/responses/{kept.json()['id']}", timeout=WAIT).status_code == 200
+
+
+def may_only_be_read(model: Path, folder: Path, said: Said) -> None:
+    """The server starts and answers; what needs a file says so."""
+    for cache in (folder / "cache", folder / "never made"):
+        said.lines.clear()
+        with live(model, cache, kv_disk_dir="auto") as server:
+            messages: list[dict[str, Any]] = []
+            turn(server, messages)
+            turn(server, messages)
+            assert figure(server, "kv_disk_paused") == 1
+            assert said.times("the disk tier pauses") == 1 and said.times("cannot be logged now") == 1, said.lines
+            assert respond(server, store=True).status_code == 503
+            assert respond(server).json()["store"] is False
+            assert httpx.get(f"{server.url}/health", timeout=WAIT).status_code == 200
+        assert len(said.lines) < 8, said.lines
+
+
+def main(model: Path, folder: Path) -> None:
+    said = Said()
+    logging.getLogger("start_llm").addHandler(said)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={SMALL}", "tmpfs", str(folder)], check=True)
+    fills_up(model, folder, said)
+    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+    may_only_be_read(model, folder, said)
+    print("all right")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

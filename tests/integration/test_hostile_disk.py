@@ -1,0 +1,76 @@
+"""A disk that fills up, a home that may only be read, and a folder that two servers share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.integration.live import WAIT, Live, live
+from tests.integration.processes import until
+from tests.oracle import expected_truth
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMESPACE = ["unshare", "--user", "--map-root-user", "--mount"]
+
+
+def has_namespaces() -> bool:
+    """Linux, where a user may mount in a namespace of their own."""
+    try:
+        return subprocess.run([*NAMESPACE, "true"], capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.timeout(400)
+def test_a_disk_that_fills_up_and_a_home_that_may_only_be_read(
+    oracle_path: Callable[..., Path], tmp_path: Path
+) -> None:
+    if not has_namespaces():
+        pytest.skip("nothing can be mounted here")
+    program = str(Path(__file__).with_name("hostile_disk.py"))
+    command = [*NAMESPACE, sys.executable, program, str(oracle_path("hybrid")), str(tmp_path)]
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "all right" in done.stdout
+
+
+def say(server: Live, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    messages = [*messages, {"role": "user", "content": f"part {len(messages)} " + "word " * 300 + "[[truth]]"}]
+    answer = server.chat(messages)
+    assert answer["message"]["content"] == expected_truth(server.prompt_of(answer))
+    return [*messages, {"role": "assistant", "content": answer["message"]["content"]}]
+
+
+def test_two_servers_on_one_folder(
+    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both answer and share stored responses. The second keeps KV in memory, until it takes the first one's over."""
+    monkeypatch.setattr("start_llm.kvcache.disk.RETRY_SECONDS", 0.1)
+    first = live(oracle_path("plain"), tmp_path, kv_disk_dir="auto")
+    second = live(oracle_path("plain"), tmp_path, kv_disk_dir="auto")
+    with ExitStack() as stack:
+        one = stack.enter_context(first)
+        with second as two:
+            history = say(one, say(one, []))
+            other = say(two, [{"role": "system", "content": "Another."}])
+            made = httpx.post(f"{one.url}/v1/responses", json={"model": "default", "input": "hi"}, timeout=WAIT)
+            found = httpx.get(f"{two.url}/v1/responses/{made.json()['id']}", timeout=WAIT)
+            assert found.status_code == 200
+            say(one, history)
+            stack.close()  # the first one ends
+            until(lambda: "kv_disk_paused 0.0" in httpx.get(f"{two.url}/metrics", timeout=WAIT).text)
+            two.app.engine.call(lambda scheduler: scheduler.rest(), WAIT)
+            before = two.work()
+            say(two, history)
+            assert two.work() - before < 400, "the first one's KV was not found"
+            say(two, other)
