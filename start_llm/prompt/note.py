@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from start_llm.prompt.match import DATE, Change
 from start_llm.prompt.reading import Slot
-from start_llm.prompt.textdiff import diff, name_of
+from start_llm.prompt.textdiff import TAG, diff, name_of
 
 NOTE_OPEN = "<update-"
 _INTRO = "from the server: newer than above"
@@ -35,16 +35,20 @@ def _told(change: Change) -> list[str] | None:
         return [_tool(slot.name, old, new)]
     title = _title(slot)
     if new is None:
-        was = (old or "").split("\n") if len(old or "") <= _SHORT else [name_of(old or "")]
-        return [f"{title}, withdrawn, does not hold any more:", *(f"-{line}" for line in was)]
+        return [f"{title}, withdrawn, does not hold any more:", *(f"-{line}" for line in _brief(old or ""))]
     if old is None:
         return [f"{title}, new:", new]
-    if slot.rule != "system" and max(len(old), len(new)) <= _SHORT:
-        return [f"{title}, was:", old, "now:", new]
     lines = diff(old, new)
-    if lines is None or sum(map(len, lines)) * _SHARE > len(new):
+    long = slot.rule == "system" or max(len(old), len(new)) > _SHORT
+    if long and (lines is None or sum(map(len, lines)) * _SHARE > len(new)):
         return None
-    return [f"{title}, {lines[0]}", *lines[1:]]
+    return [f"{title}, {lines[0]}", *lines[1:]] if lines else [f"{title}, now:", new]
+
+
+def _brief(text: str) -> list[str]:
+    """The lines of a short text without tags of their own; of a long one the first that says something."""
+    lines = [line for line in text.split("\n") if line.strip() and not TAG.match(line.strip())]
+    return lines if lines and len(text) <= _SHORT else [name_of(text)]
 
 
 def _title(slot: Slot) -> str:

@@ -269,20 +269,21 @@ class Reader:
                 entries.append(Entry(message, replace(fact, counts=False, parts=()), None))
                 continue
             last = index == len(messages) - 1
-            if not last and any(part.rule.kind == "transient" for part in fact.parts):
+            if fact.parts and not last and any(part.rule.kind == "transient" for part in fact.parts):
                 fact = facts_of(message, UNKNOWN)
             if _is_reply(message, entries):
                 entries.append(Entry(message, fact, None, reply=True))
                 continue
             place = len(keys) if fact.counts else None
-            slots = _slots(fact, len(keys), moved)
-            values.update((slot, part.text) for slot, part in slots)
+            slots = _slots(fact, len(keys), moved) if fact.parts else ()
+            if slots:
+                values.update((slot, part.text) for slot, part in slots)
             entries.append(Entry(message, fact, place, slots))
             if message.role == "assistant":
                 calls = message.tool_calls
             if place is not None:
                 digest = fact.digest
-                if entries[-1].cleared:
+                if fact.parts and entries[-1].cleared:
                     digest = result_of(call_id(message.tool_call_id)) or digest
                 indices.append(index)
                 keys.append(link(keys[-1] if keys else ROOT, digest + _answered(message, calls)))

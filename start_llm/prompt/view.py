@@ -12,7 +12,7 @@ from start_llm.prompt.note import note_of
 from start_llm.prompt.reading import Entry, Slot
 from start_llm.prompt.tree import Path, Shown
 
-_SHARE = 10  # what the client did not send may be a tenth of what it sent
+_SHARE = 12  # what the client did not send may be a tenth of what it sent; text differs in tokens for each character
 _SLACK = 16  # tokens: white space that clients take off answers
 
 
