@@ -115,10 +115,11 @@ class TextRuntime:
 
     def close(self) -> None:
         """Frees KV and streams; without it the process ends with a crash in a static destructor."""
-        self.runner.close()
-        self.store.close()
-        mx.synchronize()
-        mx.clear_streams()
+        for step in (self.runner.close, self.store.close, mx.synchronize, mx.clear_streams):
+            try:
+                step()
+            except Exception:  # the thread's edge: what comes after it must be done all the same
+                log.warning("closing failed", exc_info=True)
 
 
 def make_grammars(loaded: LoadedModel) -> Grammars | None:

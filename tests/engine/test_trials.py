@@ -126,6 +126,31 @@ def test_a_row_that_cannot_be_taken_out_costs_the_others_no_token(expected: list
     assert not runner.rows
 
 
+def test_a_runner_that_cannot_be_cleared_at_once_costs_no_token(expected: list[list[int]]) -> None:
+    class Stuck(Failing):
+        stuck = True
+
+        def clear(self) -> None:
+            if self.stuck:
+                self.stuck = False
+                raise RuntimeError("not now")
+            super().clear()
+
+    runner = Stuck(answer=20)
+    runner.when = lambda r: r.steps == 5 and not setattr(r, "steps", 6)
+    scheduler, *_ = make(runner)
+    sinks = []
+    for i, prompt in enumerate(PROMPTS):
+        work, sink = submit(f"r{i}", prompt, max_tokens=30)
+        scheduler.add(work)
+        sinks.append(sink)
+    with pytest.raises(RuntimeError, match="not now"):
+        drain(scheduler)
+    scheduler.recover(RuntimeError("not now"))
+    drain(scheduler)
+    assert [sink.tokens for sink in sinks] == expected
+
+
 def test_a_step_that_always_fails_elsewhere_gives_up_and_serves_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler, *_ = make()
     work, sink = submit("a", range(1, 300))

@@ -1,0 +1,259 @@
+"""Every public method of the store, the tree and the runner raises once, at each place that calls it.
+
+A short life of a server is played on the oracle model: prompts that share a beginning, a cancelled one, a next turn,
+re-anchoring, eviction, KV that comes back from disk. First without a fault, noting who calls what; then once for each
+such place, with a fault there. Nobody but the request that the fault belongs to may notice it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from start_llm.core.events import EngineDone, EngineEvent, EngineFailed, Sampled
+from start_llm.core.prompt import Prompt
+from start_llm.core.request import Sampling
+from start_llm.core.work import Submit
+from start_llm.engine.guarded import GuardedStore
+from start_llm.engine.memory import MemoryGuard
+from start_llm.engine.runtime import TextDrawing
+from start_llm.engine.scheduler import Limits, Scheduler
+from start_llm.engine.text import BatchRunner
+from start_llm.kvcache.disk import DiskTier
+from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.store import KVStore, StoreConfig
+from start_llm.kvcache.tree import Tree
+from tests.oracle import Oracle, build_oracle
+
+ROOT = str(Path(__file__).resolve().parents[2] / "start_llm")
+START, END = 2, 3
+BUDGET = 6_000
+Site = tuple[str, tuple[str, ...]]
+GREEDY = Sampling(temperature=0)
+SYSTEM = {"role": "system", "content": "You are careful. " + "word " * 30}
+
+
+@dataclass
+class Client:
+    """Collects a request's events; `on_token` is called after each of its tokens."""
+
+    on_token: Callable[[int], None] = lambda count: None
+    tokens: list[int] = field(default_factory=list)
+    finals: list[EngineEvent] = field(default_factory=list)
+
+    def put(self, event: EngineEvent, /) -> None:
+        if isinstance(event, Sampled):
+            self.tokens.append(event.token)
+            self.on_token(len(self.tokens))
+        elif isinstance(event, EngineDone | EngineFailed):
+            self.finals.append(event)
+
+
+class Life:
+    """One server's life, on the thread that plays it."""
+
+    def __init__(self, oracle: Oracle, folder: Path | None) -> None:
+        self.oracle = oracle
+        make_cache = oracle.model.make_cache
+        disk = None if folder is None else DiskTier(folder, "f" * 64, 1 << 30)
+        self.store = KVStore(
+            LayerKit(make_cache),
+            StoreConfig(budget_bytes=BUDGET, checkpoint_grid=64, checkpoints_recent=2, ghost_tokens=200),
+            disk=disk,
+        )
+        self.guarded = GuardedStore(self.store, make_cache)
+        self.runner = BatchRunner(oracle.model, eos=[END], max_rows=4)
+        self.scheduler = Scheduler(
+            self.runner,
+            self.guarded,
+            lambda work, generated: TextDrawing(work, None, generated),
+            eos=frozenset({END}),
+            limits=Limits(step=64, idle_step=32, join=16),
+            max_concurrency=4,
+            memory=MemoryGuard(self.guarded, total=10 * BUDGET, most_stored=BUDGET),
+            clock=time.monotonic,
+        )
+        self.clients: dict[str, Client] = {}
+
+    def prompt(self, *texts: str) -> tuple[int, ...]:
+        roles = ("user", "assistant")
+        asked = [SYSTEM, *({"role": roles[i % 2], "content": text} for i, text in enumerate(texts))]
+        return tuple(self.oracle.prompt(asked))
+
+    def ask(self, name: str, *texts: str, **client: Any) -> None:
+        tokens = self.prompt(*texts)
+        sink = self.clients[name] = Client(**client)
+        marks = tuple(i for i, token in enumerate(tokens) if token == START and i)
+        prompt = Prompt(tokens, boundaries=marks, generation=len(tokens) - 3, head=marks[0])
+        self.scheduler.add(Submit(name, prompt, GREEDY, 80, sink, session=name[0]))
+
+    def run(self, steps: int = 10_000) -> None:
+        """As `EngineThread` does."""
+        for _ in range(steps):
+            if not self.scheduler.busy and not self.scheduler.anchoring.waiting:
+                return
+            try:
+                if self.scheduler.busy:
+                    self.scheduler.step()
+                else:
+                    self.scheduler.anchoring.step()
+            except Exception as error:  # noqa: BLE001 - as it does
+                self.scheduler.recover(error)
+        raise AssertionError("it does not come to an end")
+
+    def close(self) -> None:
+        self.runner.close()
+        self.guarded.close()
+
+
+def before(life: Life) -> None:
+    """An earlier process, which left KV on disk."""
+    life.ask("z", "earlier " * 30)
+    life.run()
+
+
+def play(life: Life) -> None:
+    """What happens in it."""
+    scheduler = life.scheduler
+    # 1. together: two that share an uncomputed beginning, one of its own, one that is cancelled on the way
+    shared = "the same " * 30
+    life.ask("a", f"{shared} a [[find: careful]][[long 6]]")
+    life.ask("b", f"{shared} b [[long 9]]")
+    life.ask("c", "something else [[long 15]]")
+    cancel = lambda count: scheduler.cancel("d") if count == 4 else None  # noqa: E731
+    life.ask("d", "cancelled [[long 30]]", on_token=cancel)
+    life.run()
+    # 2. idle: re-anchoring, a look from outside, writing behind
+    history = (f"{shared} a [[find: careful]][[long 6]]", "a guess at the answer", "and then")
+    tokens = life.prompt(*history)
+    shape = Prompt(tokens, boundaries=(40, 80))
+    scheduler.anchoring.begin(Submit("anchor", shape, GREEDY, 1, Client(), session="a"))
+    life.run()
+    scheduler.plan(tokens)
+    scheduler.rest()
+    scheduler.figures()
+    # 3. a next turn, one cancelled in its prompt, and enough others that KV is evicted
+    life.ask("a2", *history, "no", "[[find: careful]][[long 3]]")
+    life.ask("e", "long " * 300)
+    scheduler.step()
+    scheduler.step()
+    scheduler.cancel("e")
+    life.run()
+    for i in range(3):
+        life.ask(f"f{i}", f"number {i} " * 30 + "[[long 2]]")
+        life.run()
+    # 4. what was evicted comes back from disk, and what an earlier process left there
+    life.store.flush_disk()
+    life.ask("z", "earlier " * 30, "no", "but [[long 5]]")
+    life.run()
+    life.ask("a3", f"{shared} a [[find: same]][[long 5]]")
+    life.run()
+    life.ask("next", "the next request [[find: careful]]")
+    life.run()
+
+
+METHODS = {
+    KVStore: ("lookup", "peek", "pauses", "restore", "put", "idle", "has_room", "estimate", "set_budget", "stats"),
+    Tree: ("__iter__", "walk", "peek", "extend", "split", "absorb", "remove"),
+    BatchRunner: ("prefill", "insert", "decode", "remove", "clear"),
+}
+
+
+def site_of(frame: FrameType | None, depth: int = 3) -> tuple[str, ...]:
+    """The nearest callers in the product, guards left out."""
+    found: list[str] = []
+    while frame is not None and len(found) < depth:
+        name = frame.f_code.co_filename
+        if name.startswith(ROOT) and not name.endswith("guarded.py"):
+            found.append(f"{name[len(ROOT) + 1 :]}:{frame.f_lineno}")
+        frame = frame.f_back
+    return tuple(found)
+
+
+@contextmanager
+def watched(on_call: Callable[[Site], None]) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, names in METHODS.items():
+            for name in names:
+                patch.setattr(owner, name, _wrapped(getattr(owner, name), f"{owner.__name__}.{name}", on_call))
+        yield
+
+
+def _wrapped(method: Callable[..., Any], name: str, on_call: Callable[[Site], None]) -> Callable[..., Any]:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        on_call((name, site_of(sys._getframe(1))))
+        return method(self, *args, **kwargs)
+
+    return call
+
+
+def lived(
+    oracle: Oracle, folder: Path | None, on_call: Callable[[Site], None], script: Callable[[Life], None] = play
+) -> Life:
+    life = Life(oracle, folder)
+    try:
+        with watched(on_call):
+            script(life)
+    finally:
+        life.close()
+    return life
+
+
+@pytest.fixture
+def memory_folder() -> Iterator[Path]:
+    """Where writing through costs nothing, if this machine has such a place."""
+    memory = Path("/dev/shm")
+    with TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        yield Path(folder)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("kind", "disk"), [("plain", False), pytest.param("hybrid", True, marks=pytest.mark.slow)])
+def test_a_fault_anywhere_is_nobody_elses(
+    kind: Any, disk: bool, memory_folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("CRITICAL")
+    oracle, kept = Oracle.load(build_oracle(memory_folder / "oracle", kind)), memory_folder / "kept"
+    if disk:
+        lived(oracle, kept, lambda site: None, before)
+
+    def folder(name: str) -> Path | None:
+        return Path(shutil.copytree(kept, memory_folder / name)) if disk else None
+
+    sites: dict[Site, None] = {}
+    plain = lived(oracle, folder("plain"), lambda site: sites.setdefault(site))
+    expected = {name: client.tokens for name, client in plain.clients.items()}
+    assert all(isinstance(client.finals[0], EngineDone) for client in plain.clients.values())
+    methods = {f"{owner.__name__}.{name}" for owner, names in METHODS.items() for name in names}
+    missing = methods - {name for name, _ in sites}
+    assert missing == {"BatchRunner.clear"} | ({"Tree.remove"} if disk else set()), missing
+    assert len(sites) > 40
+
+    for number, fault in enumerate(sites):
+        raised: list[Site] = []
+
+        def on_call(site: Site, fault: Site = fault, raised: list[Site] = raised) -> None:
+            if site == fault and not raised:
+                raised.append(site)
+                raise RuntimeError("a fault")
+
+        life = lived(oracle, folder(str(number)), on_call)
+        assert raised, fault
+        failed = [name for name, client in life.clients.items() if isinstance(client.finals[0], EngineFailed)]
+        assert len(failed) <= (1 if fault[0].startswith("BatchRunner") else 0), (fault, failed)
+        for name, client in life.clients.items():
+            assert len(client.finals) == 1, (fault, name)
+            if name not in {*failed, "d", "e"}:  # two are cancelled, sooner or later
+                assert client.tokens == expected[name], (fault, name)
+        assert "next" not in failed
+        assert not life.scheduler.busy and life.scheduler.running == 0
