@@ -7,12 +7,13 @@ from collections.abc import Sequence
 
 from start_llm.prompt.match import DATE, Change
 from start_llm.prompt.reading import Slot
-from start_llm.prompt.textdiff import TAG, diff, name_of
+from start_llm.prompt.textdiff import TAG, diff
 
 NOTE_OPEN = "<update-"
 _INTRO = "from the server: newer than above"
 _SHORT = 400  # characters; a longer value is told by its changed lines, if those are under a quarter of it
 _SHARE = 4
+_BRIEF = 100  # characters that name a text which is gone
 
 
 def note_of(changes: Sequence[Change], nonce: str) -> tuple[str, ...] | None:
@@ -35,7 +36,7 @@ def _told(change: Change) -> list[str] | None:
         return [_tool(slot.name, old, new)]
     title = _title(slot)
     if new is None:
-        return [f"{title}, withdrawn, does not hold any more:", *(f"-{line}" for line in _brief(old or ""))]
+        return [f"{title}, withdrawn: {_brief(old or '')}"]
     if old is None:
         return [f"{title}, new:", new]
     lines = diff(old, new)
@@ -45,10 +46,11 @@ def _told(change: Change) -> list[str] | None:
     return [f"{title}, {lines[0]}", *lines[1:]] if lines else [f"{title}, now:", new]
 
 
-def _brief(text: str) -> list[str]:
-    """The lines of a short text without tags of their own; of a long one the first that says something."""
-    lines = [line for line in text.split("\n") if line.strip() and not TAG.match(line.strip())]
-    return lines if lines and len(text) <= _SHORT else [name_of(text)]
+def _brief(text: str) -> str:
+    """The beginning of a text in one line, without tags of their own."""
+    lines = (line.strip() for line in text.split("\n"))
+    words = " ".join(line for line in lines if line and not TAG.match(line))
+    return words if len(words) <= _BRIEF else words[:_BRIEF].rsplit(" ", 1)[0] + " ..."
 
 
 def _title(slot: Slot) -> str:

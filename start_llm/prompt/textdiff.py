@@ -11,17 +11,9 @@ from difflib import SequenceMatcher
 MAX_LINES = 3000
 _AT_ONCE = 150
 _ELIDE = 13
-_NAME = 60
 _FENCE = re.compile(r"^`{3,}[\w.+-]*$|^<(?:source|code|pre|codeblock|sourcecode)>$")
 _CLOSING = re.compile(r"`{3,}$|</(?:source|code|pre|codeblock|sourcecode)>$")
 TAG = re.compile(r"^</?[\w-]+>$")
-
-
-def name_of(text: str) -> str:
-    """The beginning of a text's first line that says something, by which a reader finds it."""
-    lines = (line.strip() for line in text.split("\n"))
-    first = next((line for line in lines if line and not TAG.match(line)), "")
-    return first if len(first) <= _NAME else first[:_NAME].rsplit(" ", 1)[0].rstrip(" ,.;:") + " ..."
 
 
 def diff(old: str, new: str) -> list[str] | None:

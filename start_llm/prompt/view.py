@@ -12,7 +12,7 @@ from start_llm.prompt.note import note_of
 from start_llm.prompt.reading import Entry, Slot
 from start_llm.prompt.tree import Path, Shown
 
-_SHARE = 12  # what the client did not send may be a tenth of what it sent; text differs in tokens for each character
+_SHARE = 10  # what the client did not send may be a tenth of what it sent
 _SLACK = 16  # tokens: white space that clients take off answers
 
 
@@ -151,7 +151,7 @@ def _with_note(shown: Shown, note: str) -> Shown:
 def _is_modest(path: Path, new: Sequence[Shown], asked: Asked, noted: tuple[int, int]) -> bool:
     """What is shown beyond the request's own words is at most a tenth of them; results that were cleared may stay.
 
-    Notes are counted in tokens. Other text is counted by its characters, at the rate of the conversation so far.
+    Notes are counted in tokens. Other text is counted by its characters, at the rate of the conversation without notes.
     """
     sent = kept = 0
     contents = {shown.place: shown.message.content for shown in path.shown if shown.place is not None}
@@ -163,6 +163,7 @@ def _is_modest(path: Path, new: Sequence[Shown], asked: Asked, noted: tuple[int,
     if asked.tools != path.tools:
         sent += sum(len(definition(tool)) for tool in asked.tools)
         shown += sum(len(definition(tool)) for tool in path.tools)
-    rate = len(path.rendering.tokens) / max(1, len(path.rendering.text))
+    old_chars, old_tokens = path.node.noted
+    rate = (len(path.rendering.tokens) - old_tokens) / max(1, len(path.rendering.text) - old_chars)
     beyond = (shown - kept - sent - noted[0]) * rate + noted[1]
     return beyond <= sent * rate / _SHARE + (_SLACK if not noted[0] else 0)

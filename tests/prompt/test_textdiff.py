@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.prompt.textdiff import MAX_LINES, diff, name_of
+from start_llm.prompt.textdiff import MAX_LINES, diff
 
 FILES = "Some files follow.\n\na.py\n```\none\ntwo\nthree\n```\n\nb.py\n```python\none\ntwo\n```"
 
@@ -29,11 +29,6 @@ def test_texts_too_long_to_compare_have_no_changes():
     long = "\n".join(f"line {n}" for n in range(MAX_LINES + 10))
     assert diff("head\n" + long, "head\n" + long.replace("line", "row")) is None
     assert diff("head\n" + long, "hand\n" + long) == ["line 1:", "-head", "+hand"]
-
-
-def test_names():
-    assert name_of("<tag>\nThe date is Monday\n</tag>") == "The date is Monday"
-    assert name_of("word " * 30) == ("word " * 12).strip() + " ..."
 
 
 def applied(old: list[str], told: list[str]) -> list[str]:
