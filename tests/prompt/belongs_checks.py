@@ -27,8 +27,10 @@ from tests.prompt.belongs_reading import (
     tags,
     texts_of,
 )
+from tests.prompt.models import model
 
 SLACK = 64
+PROOF = 64
 
 
 @dataclass
@@ -98,17 +100,28 @@ def base_of(history: Sequence[Said]) -> Made | None:
 
 
 def _equal(truth: Truth, sent: Sent) -> tuple[Made, ...]:
-    """Answers to requests that are word for word the same as this request up to there, the deepest ones."""
+    """Answers to requests that cannot be told from this one by their words up to there, the deepest ones.
+
+    They are the same word for word; or but for declared places, if there are enough words of ours to prove it.
+    """
     faces, aside = [_face(message) for message in _own_messages(sent)], _aside(sent)
     found: list[Made] = []
     for made in truth.made:
         index = len(made.history) + 1
-        if index >= len(faces) or faces[index] != _face(made.answer) or aside != _aside(made.sent):
+        if index >= len(faces) or faces[index] != _face(made.answer):
             continue
-        if [_face(message) for message in _own_messages(made.sent)] == faces[:index]:
+        before = [_face(message) for message in _own_messages(made.sent)]
+        same = before == faces[:index] and aside == _aside(made.sent)
+        if same or (before[1:] == faces[1:index] and _proof(truth, [*made.sent.request.messages, made.answer])):
             found.append(made)
     deepest = max((len(made.history) for made in found), default=0)
     return tuple(made for made in found if len(made.history) == deepest)
+
+
+def _proof(truth: Truth, messages: Sequence[Message]) -> bool:
+    """Whether the answers have as many tokens as prove that it is the same conversation."""
+    said = [m.content + "".join(c.arguments for c in m.tool_calls) for m in messages if m.role == "assistant"]
+    return sum(len(model(truth.family)[1].encode(text)) for text in said) >= PROOF
 
 
 def _stands_against(sent: Sent, made: Made) -> bool:
