@@ -104,3 +104,29 @@ def raise_descriptor_limit(wanted: int = 8192) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     except (OSError, ValueError) as error:
         log.info("the limit of open files stays at %d: %s", soft, error)
+
+
+class Bell:
+    """Wakes the front thread from its selector; `ring` may be called from any thread."""
+
+    def __init__(self, selector: selectors.BaseSelector) -> None:
+        self._selector = selector
+        self._inside, self._outside = socket.socketpair()
+        self._inside.setblocking(False)
+        self._outside.setblocking(False)
+
+    def hang(self) -> None:
+        self._selector.register(self._inside, selectors.EVENT_READ, self)
+
+    def ring(self) -> None:
+        try:
+            self._outside.send(b"!")
+        except OSError:
+            log.debug("the front thread has ended, or is awake")
+
+    def quiet(self) -> None:
+        self._inside.recv(4096)
+
+    def close(self) -> None:
+        self._inside.close()
+        self._outside.close()

@@ -21,7 +21,8 @@ from typing import Any, Protocol
 from start_llm.api.admission import Admitted
 from start_llm.api.arrival import HEAD_SECONDS, Arrival
 from start_llm.api.body import Bodies, Body
-from start_llm.api.door import Door, connections_allowed
+from start_llm.api.door import Bell, Door, connections_allowed
+from start_llm.api.waiting import Crowd, Waiting
 from start_llm.api.wire import Head, send_now
 from start_llm.core.errors import RequestTimeout, StartLLMError, Unavailable
 
@@ -74,70 +75,35 @@ class Desk(Protocol):
         ...
 
 
-@dataclass(eq=False, slots=True)
-class Waiting:
-    """A connection that waits here: for a request, for its client to take an answer, or to be drained.
-
-    Attributes:
-        deadline: when it is given up, on the monotonic clock.
-        latest: the deadline of an answer does not move beyond this.
-        outgoing: of an answer, not yet taken by the client.
-        keep: after that it may send its next request; else it is drained.
-        draining: answered, but its client may still be sending: closed when it has ended. Closing at once would send a
-            reset, which can overtake the answer.
-    """
-
-    connection: socket.socket
-    address: tuple[str, int]
-    arrival: Arrival
-    deadline: float
-    latest: float = 0.0
-    outgoing: bytes = b""
-    keep: bool = True
-    draining: bool = False
-
-    @property
-    def is_arriving(self) -> bool:
-        return self.arrival.begun and not self.outgoing and not self.draining
-
-
 class Front:
-    """The accept loop. `start`, `finish`, `stop_accepting` and `stop` may be called from any thread.
+    """The accept loop. `start`, `finish`, `stop_accepting` and `stop` may be called from any thread."""
 
-    Args:
-        most_waiting: connections that wait here at the same time; one more closes the oldest.
-    """
-
-    def __init__(self, listener: socket.socket, desk: Desk, bodies: Bodies, most_waiting: int | None = None) -> None:
+    def __init__(self, listener: socket.socket, desk: Desk, bodies: Bodies) -> None:
         self._desk = desk
         self._bodies = bodies
-        self._most_waiting = most_waiting or connections_allowed()
         self._selector = selectors.DefaultSelector()
         self._door = Door(listener, self._selector)
-        self._waiting: dict[Waiting, None] = {}  # in the order they came
+        self._crowd = Crowd(self._selector, connections_allowed())
         self._returned: deque[Waiting] = deque()
-        self._ready: deque[Waiting] = deque()
-        self._wake_in, self._wake_out = socket.socketpair()
+        self._bell = Bell(self._selector)
         self._accepting = True
         self._running = True
         self._next_sweep = 0.0
-        self._dropped = self._errors = 0
+        self._errors = 0
         self._thread = threading.Thread(target=self._run, name="api-front", daemon=True)
 
     def figures(self) -> dict[str, float]:
         """For /metrics."""
         return {
-            "http_waiting": len(self._waiting),
-            "http_dropped": self._dropped,
+            "http_waiting": len(self._crowd),
+            "http_dropped": self._crowd.dropped,
             "http_accept_pauses": self._door.rests,
             "http_front_errors": self._errors,
         }
 
     def start(self) -> None:
-        self._wake_out.setblocking(False)
-        self._wake_in.setblocking(False)
         self._door.open()
-        self._selector.register(self._wake_out, selectors.EVENT_READ, None)
+        self._bell.hang()
         self._thread.start()
 
     def finish(self, request: Request, outgoing: bytes, *, keep: bool) -> None:
@@ -151,55 +117,43 @@ class Front:
             return
         arrival = self._arrival(request.address[0], request.rest if keep else b"")
         self._returned.append(Waiting(request.connection, request.address, arrival, 0.0, outgoing=outgoing, keep=keep))
-        self._wake()
+        self._bell.ring()
 
     def stop_accepting(self) -> None:
         """No new connections and no new requests: those that are not complete get 503."""
         self._accepting = False
-        self._wake()
+        self._bell.ring()
 
     def stop(self) -> None:
         """Ends the thread and closes every connection that waits here."""
         self._running = False
-        self._wake()
+        self._bell.ring()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout=1)
 
     def _arrival(self, peer: str, rest: bytes) -> Arrival:
         return Arrival(self._bodies, partial(self._desk.admit, peer=peer), rest)
 
-    def _wake(self) -> None:
-        try:
-            self._wake_in.send(b"!")
-        except OSError:
-            log.debug("the front thread has ended, or is awake")
-
     # --- the loop ---
 
     def _run(self) -> None:
         try:
             while self._running:
-                for key, _ in self._selector.select(self._pause()):
+                in_time = SWEEP_SECONDS if self._crowd or self._door.is_resting else None
+                for key, _ in self._selector.select(0 if self._returned else in_time):
                     if key.data is self._door:
                         self._let_in()
-                    elif key.data is None:
-                        self._wake_out.recv(4096)
-                    elif key.data in self._waiting:
+                    elif key.data is self._bell:
+                        self._bell.quiet()
+                    elif key.data in self._crowd:
                         self._guarded(self._send if key.data.outgoing else self._receive, key.data)
-                for queue, action in ((self._returned, self._take_back), (self._ready, self._look_again)):
-                    for _ in range(len(queue)):  # what comes back at once has its next turn after the others
-                        self._guarded(action, queue.popleft())
+                for _ in range(len(self._returned)):  # one that comes back at once has its turn after the others
+                    self._guarded(self._take_back, self._returned.popleft())
                 self._on_time(time.monotonic())
                 if not self._accepting and self._door.close():
                     self._end_waiting()
         finally:
             self._close_all()
-
-    def _pause(self) -> float | None:
-        """How long to wait for something to happen, in seconds."""
-        if self._returned or self._ready:
-            return 0
-        return SWEEP_SECONDS if self._waiting or self._door.is_resting else None
 
     def _guarded(self, action: Callable[..., None], waiting: Waiting, *more: Any) -> None:
         """What goes wrong with one connection ends that connection."""
@@ -208,7 +162,7 @@ class Front:
         except Exception:  # the thread's edge
             self._errors += 1
             log.warning("the front thread met an unexpected error; a connection is closed", exc_info=True)
-            self._drop(waiting)
+            self._crowd.drop(waiting)
 
     def _on_time(self, now: float) -> None:
         if self._accepting:
@@ -216,58 +170,35 @@ class Front:
         if now < self._next_sweep:
             return
         self._next_sweep = now + SWEEP_SECONDS
-        for waiting in [item for item in self._waiting if item.deadline < now]:
+        for waiting in (item for item in self._crowd if item.deadline < now):
             if waiting.is_arriving:
                 self._guarded(self._refuse, waiting, RequestTimeout("The request took too long to arrive."))
             else:
-                self._drop(waiting)
+                self._crowd.drop(waiting)
 
     # --- connections come and go ---
 
     def _let_in(self) -> None:
         for connection, address in self._door.accept():
             arrival = self._arrival(address[0], b"")
-            self._wait_for(Waiting(connection, address, arrival, time.monotonic() + HEAD_SECONDS))
-        if self._door.is_resting and self._waiting:  # mostly there is no free file descriptor
-            self._drop_oldest()
-
-    def _drop_oldest(self) -> None:
-        self._dropped += 1
-        self._drop(next(iter(self._waiting)))
-
-    def _wait_for(self, waiting: Waiting) -> None:
-        while len(self._waiting) >= self._most_waiting:
-            self._drop_oldest()
-        self._waiting[waiting] = None
-        self._selector.register(waiting.connection, selectors.EVENT_READ, waiting)
-
-    def _forget(self, waiting: Waiting) -> None:
-        if waiting in self._waiting:
-            del self._waiting[waiting]
-            self._selector.unregister(waiting.connection)
-
-    def _drop(self, waiting: Waiting) -> None:
-        self._forget(waiting)
-        waiting.arrival.body.close()
-        waiting.connection.close()
+            self._crowd.add(Waiting(connection, address, arrival, time.monotonic() + HEAD_SECONDS))
+        if self._door.is_resting:  # mostly there is no free file descriptor
+            self._crowd.drop_oldest()
 
     def _take_back(self, waiting: Waiting) -> None:
-        """One that a worker has answered."""
+        """One whose request has been answered, but for `outgoing`. Its next request may have come with the last one."""
+        now = time.monotonic()
+        waiting.latest, waiting.deadline = now + SEND_SECONDS, now + IDLE_SECONDS
         waiting.connection.setblocking(False)
-        waiting.latest = time.monotonic() + SEND_SECONDS
-        self._wait_for(waiting)
-        self._send(waiting)
-
-    def _look_again(self, waiting: Waiting) -> None:
-        """Its next request came with the last one."""
-        if waiting in self._waiting and not waiting.outgoing and not waiting.draining:
+        self._crowd.add(waiting)
+        if waiting.outgoing or not waiting.keep or not self._accepting:
+            self._send(waiting)
+        elif waiting.arrival.rest:
             self._advance(waiting, b"")
 
     # --- requests ---
 
     def _receive(self, waiting: Waiting) -> None:
-        if waiting.arrival.rest and not waiting.arrival.begun:
-            return  # `_look_again` has its turn first: what is unread stays with the client
         try:
             data = waiting.connection.recv(RECEIVE_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -275,7 +206,7 @@ class Front:
         except OSError:
             data = b""
         if not data:
-            self._drop(waiting)
+            self._crowd.drop(waiting)
         elif not waiting.draining:
             self._advance(waiting, data)
 
@@ -289,12 +220,12 @@ class Front:
             self._refuse(waiting, error)
             return
         except OSError:
-            self._drop(waiting)
+            self._crowd.drop(waiting)
             return
         waiting.deadline = arrival.deadline
         if arrival.complete:
             assert arrival.head is not None and arrival.admitted is not None
-            self._forget(waiting)
+            self._crowd.remove(waiting)
             self._desk.dispatch(
                 Request(
                     waiting.connection,
@@ -326,46 +257,39 @@ class Front:
             try:
                 waiting.outgoing = send_now(waiting.connection, waiting.outgoing)
             except OSError:
-                self._drop(waiting)
+                self._crowd.drop(waiting)
                 return
         if waiting.outgoing:
             waiting.deadline = min(waiting.latest, now + STALL_SECONDS)
-            self._selector.modify(waiting.connection, selectors.EVENT_WRITE, waiting)
+            self._crowd.look_for(waiting, selectors.EVENT_WRITE)
         elif waiting.keep and self._accepting:
-            self._keep(waiting, now)
+            self._crowd.remove(waiting)  # not read from before its turn: what it sends meanwhile stays with it
+            self._returned.append(waiting)
         else:
             self._drain(waiting, now)
-
-    def _keep(self, waiting: Waiting, now: float) -> None:
-        waiting.deadline = now + IDLE_SECONDS
-        self._selector.modify(waiting.connection, selectors.EVENT_READ, waiting)
-        self._waiting[waiting] = self._waiting.pop(waiting)  # by age it begins anew
-        if waiting.arrival.rest:
-            self._ready.append(waiting)
 
     def _drain(self, waiting: Waiting, now: float) -> None:
         waiting.draining = True
         waiting.deadline = now + DRAIN_SECONDS
-        self._selector.modify(waiting.connection, selectors.EVENT_READ, waiting)
+        self._crowd.look_for(waiting, selectors.EVENT_READ)
         try:
             waiting.connection.shutdown(socket.SHUT_WR)
         except OSError:
-            self._drop(waiting)
+            self._crowd.drop(waiting)
 
     # --- the end ---
 
     def _end_waiting(self) -> None:
         """What is idle closes, what is not complete gets 503."""
-        for waiting in list(self._waiting):
+        for waiting in self._crowd:
             if waiting.is_arriving:
                 self._guarded(self._refuse, waiting, Unavailable("The server is shutting down."))
-            elif not waiting.draining and not waiting.outgoing:
-                self._drop(waiting)
+            elif waiting.is_idle:
+                self._crowd.drop(waiting)
 
     def _close_all(self) -> None:
-        for waiting in [*self._waiting, *self._returned]:
-            self._drop(waiting)
+        for waiting in [*self._crowd, *self._returned]:
+            self._crowd.drop(waiting)
         self._door.close()
         self._selector.close()
-        self._wake_in.close()
-        self._wake_out.close()
+        self._bell.close()

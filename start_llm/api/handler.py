@@ -52,7 +52,7 @@ class ApiHandler:
     def run(self) -> None:
         """Never raises StartLLMError. Raises OSError: the connection failed."""
         try:
-            if is_gone(self._connection):
+            if not self._request.admitted.quick and is_gone(self._connection):
                 raise ClientGone("The client went away before its request was looked at.")
             self._answer()
         except ClientGone as gone:

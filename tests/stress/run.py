@@ -1,0 +1,95 @@
+"""One storm on a server of its own, and what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.integration.processes import process
+from tests.stress.load import Tally, storm
+from tests.stress.watch import Health, HealthProbe, Sampler, Samples, growth, quantile, until_at_rest
+
+SETTINGS = {"CACHE_MEMORY_BYTES": str(64 << 20), "KV_DISK_BYTES": str(256 << 20), "MAX_KV_SIZE": "8192"}
+"""Small, so that what is bounded is full in the first half."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """
+    Attributes:
+        health: seconds that /health may take (p99).
+        memory, descriptors: how much they may grow from the third quarter to the last; 0.1 is a tenth.
+    """
+
+    health: float = 0.2
+    memory: float = 0.05
+    descriptors: float = 0.15
+
+
+@dataclass(frozen=True)
+class Result:
+    tally: Tally
+    health: Health
+    samples: Samples
+    left: dict[str, float]
+    said: str
+
+    def faults(self, limits: Limits = Limits()) -> list[str]:
+        """Everything that must not be, in words."""
+        found = [*self.tally.wrong, *(f"/health: {answer}" for answer in self.health.wrong)]
+        if self.health.p99 > limits.health:
+            found.append(f"/health took {self.health.p99:.3f} s (p99), {limits.health:.3f} are allowed")
+        for name, values, most in (
+            ("memory", self.samples.memory, limits.memory),
+            ("descriptors", self.samples.descriptors, limits.descriptors),
+        ):
+            if growth(values) > most:
+                found.append(f"{name} grew by {growth(values):.1%} from the third quarter to the last")
+        found += [f"{name} is {self.left[name]:.0f} afterwards" for name in AT_REST if self.left[name] > 0]
+        if "Traceback" in self.said:
+            found.append("the log: " + self.said[self.said.index("Traceback") :][:2000])
+        return found
+
+    def text(self) -> str:
+        memory, descriptors = self.samples.memory, self.samples.descriptors
+        half = len(memory) // 2
+        return json.dumps(
+            {
+                "requests": sum(self.tally.statuses.values()),
+                "statuses": dict(sorted(self.tally.statuses.items())),
+                "health": {
+                    "asked": len(self.health.took),
+                    "p50": statistics.median(self.health.took),
+                    "p99": self.health.p99,
+                    "most": max(self.health.took),
+                    "machine late p99": quantile(self.health.late, 99),
+                },
+                "second half": {
+                    "MiB": [min(memory[half:]) / 2**20, max(memory[half:]) / 2**20],
+                    "descriptors": [min(descriptors[half:]), max(descriptors[half:])],
+                    "threads": [min(self.samples.threads[half:]), max(self.samples.threads[half:])],
+                },
+                "growth from the third quarter to the last": [growth(memory), growth(descriptors)],
+                "afterwards": {name: self.left[name] for name in (*AT_REST, "http_waiting", "http_dropped")},
+                "faults": self.faults(),
+            },
+            indent=1,
+        )
+
+
+AT_REST = ("engine_running", "engine_queued", "requests_active", "http_front_errors", "http_dropped")
+
+
+def stress(model: Path, folder: Path, clients: int, seconds: float) -> Result:
+    """`clients` for `seconds` on a server that runs `model`, with its files in `folder`."""
+    with process(model, folder, ready=True, **SETTINGS) as (url, child):
+        port = int(url.rsplit(":", 1)[1])
+        probe = HealthProbe(port, seconds)
+        with Sampler(child.pid) as samples:
+            tally = asyncio.run(storm(port, clients, seconds))
+        health = probe.result()
+        left = until_at_rest(port)
+    return Result(tally, health, samples, left, (folder / "said").read_text(errors="replace"))

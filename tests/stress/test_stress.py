@@ -1,0 +1,40 @@
+"""200 clients, many of them bad: the server serves on, answers /health at once, and holds no more than before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.oracle import build_oracle
+from tests.stress.load import error_inside
+from tests.stress.run import Limits, stress
+from tests.stress.watch import growth
+
+BUSY_SECONDS = 2.0
+"""For /health on a machine whose neighbours take its time."""
+
+
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("seconds", [20, pytest.param(600, marks=pytest.mark.slow)])
+def test_a_storm_of_clients(tmp_path: Path, seconds: int) -> None:
+    result = stress(build_oracle(tmp_path / "model", "plain"), tmp_path, 200, seconds)
+    health = Limits().health if result.health.machine_is_quiet else BUSY_SECONDS
+    # In 20 s what is bounded is not full yet.
+    limits = Limits(health) if seconds > 60 else Limits(health, memory=0.25, descriptors=1.0)
+    assert not result.faults(limits), result.text()
+    assert max(result.samples.descriptors) < 350 and max(result.samples.threads) < 60
+    assert sum(result.tally.statuses.values()) > 200
+
+
+def test_growth_is_seen() -> None:
+    assert growth([100] * 40) == 0
+    assert growth([0] * 20 + [100] * 10 + [120] * 10) == pytest.approx(0.2)
+
+
+def test_errors_inside_of_streams_are_seen() -> None:
+    told = b'data: {"error":{"message":"x","type":"server_error","param":null,"code":null}}\n\n'
+    assert error_inside(b"data: {}\n\n" + told) == "server_error"
+    told = b'event: error\ndata: {"type":"error","error":{"type":"overloaded_error","message":"x"}}\n\n'
+    assert error_inside(told) == "overloaded_error"
+    assert error_inside(b'data: {"text":"error"}\n\ndata: [DONE]\n\n') is None

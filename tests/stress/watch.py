@@ -1,0 +1,136 @@
+"""What is measured from outside while the clients storm: /health, memory, descriptors."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+
+ROOT = Path(__file__).parents[2]
+QUIET_SECONDS = 0.005
+PROBE = """
+import json, socket, sys, time
+port, seconds = int(sys.argv[1]), float(sys.argv[2])
+request = b"GET /health HTTP/1.1\\r\\nHost: localhost\\r\\nConnection: close\\r\\n\\r\\n"
+took, late, wrong, end = [], [], [], time.monotonic() + seconds
+while time.monotonic() < end:
+    began = time.perf_counter()
+    time.sleep(0.02)
+    asked = time.perf_counter()
+    late.append(asked - began - 0.02)
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+            connection.sendall(request)
+            answer = b""
+            while data := connection.recv(65536):
+                answer += data
+        if b" 200 " not in answer[:20]:
+            wrong.append(answer[:200].decode("latin-1"))
+    except OSError as error:
+        wrong.append(repr(error))
+    took.append(time.perf_counter() - asked)
+print(json.dumps({"took": took, "late": late, "wrong": wrong[:20]}))
+"""
+"""A process of its own: it must not wait for the clients that it shares a machine with."""
+
+
+@dataclass
+class Samples:
+    """Of the server, one a second: resident bytes, open descriptors, threads."""
+
+    memory: list[int] = field(default_factory=list)
+    descriptors: list[int] = field(default_factory=list)
+    threads: list[int] = field(default_factory=list)
+
+
+class Sampler:
+    """Samples `process` while inside."""
+
+    def __init__(self, process_id: int, every: float = 1.0) -> None:
+        self.samples = Samples()
+        self._process = psutil.Process(process_id)
+        self._every = every
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Samples:
+        self._thread.start()
+        return self.samples
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._end.wait(self._every):
+            with self._process.oneshot():
+                self.samples.memory.append(self._process.memory_info().rss)
+                self.samples.descriptors.append(self._process.num_fds())
+                self.samples.threads.append(self._process.num_threads())
+
+
+@dataclass(frozen=True)
+class Health:
+    """
+    Attributes:
+        took: seconds of each question.
+        late: seconds that the machine woke the asker too late before each: how busy it is by itself.
+        wrong: answers that were none.
+    """
+
+    took: list[float]
+    late: list[float]
+    wrong: list[str]
+
+    @property
+    def p99(self) -> float:
+        return quantile(self.took, 99)
+
+    @property
+    def machine_is_quiet(self) -> bool:
+        """Else an answer waits for the machine, once for each thread that it passes and each turn of Python's lock."""
+        return quantile(self.late, 99) < QUIET_SECONDS
+
+
+class HealthProbe:
+    """Asks /health for `seconds`, some 20 to 40 times a second; `result` waits for its end."""
+
+    def __init__(self, port: int, seconds: float) -> None:
+        command = [sys.executable, "-c", PROBE, str(port), str(seconds)]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+    def result(self) -> Health:
+        said, _ = self._process.communicate(timeout=120)
+        return Health(**json.loads(said))
+
+
+def quantile(values: list[float], percent: int) -> float:
+    return statistics.quantiles(values, n=100)[percent - 1]
+
+
+def growth(values: list[int]) -> float:
+    """How much more there is in the last quarter than in the one before, by their medians; 0.1 is a tenth."""
+    quarter = len(values) // 4
+    before, last = statistics.median(values[-2 * quarter : -quarter]), statistics.median(values[-quarter:])
+    return last / before - 1
+
+
+def until_at_rest(port: int, seconds: float = 60.0) -> dict[str, float]:
+    """Waits until nothing runs or waits. The figures of /metrics."""
+    end = time.monotonic() + seconds
+    while True:
+        text = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=30).text
+        lines = (line.split() for line in text.splitlines() if line.startswith("start_llm_") and "{" not in line)
+        figures = {name.removeprefix("start_llm_"): float(value) for name, value in lines}
+        busy = figures["engine_running"] + figures["engine_queued"] + figures["requests_active"]
+        if busy == 0 or time.monotonic() > end:
+            return figures
+        time.sleep(0.2)
