@@ -221,18 +221,19 @@ def works(base: CacheDatabase) -> None:
     assert "second" in words(base)
 
 
-PROGRAM = """
+PROGRAM = f"""
 import sys
 from pathlib import Path
-from tests.files.test_database import CacheDatabase, SCHEMA, put
-base = CacheDatabase(Path(sys.argv[1]), SCHEMA, 1, what="words", busy_seconds=20)
+from start_llm.files.database import CacheDatabase
+base = CacheDatabase(Path(sys.argv[1]), {SCHEMA!r}, 1, what="words", busy_seconds=60)
 for number in range(25):
-    put(base, f"{sys.argv[2]}-{number}", b"y" * 1000)
+    row = (f"{{sys.argv[2]}}-{{number}}", b"y" * 1000)
+    base.run(lambda connection: connection.execute("INSERT OR REPLACE INTO words VALUES (?, ?)", row))
 """
 
 
 def test_processes_and_threads_share_a_file(tmp_path: Path) -> None:
-    base = CacheDatabase(tmp_path / "sub" / "words.sqlite", SCHEMA, 1, what="words", busy_seconds=20)
+    base = CacheDatabase(tmp_path / "sub" / "words.sqlite", SCHEMA, 1, what="words", busy_seconds=60)
     processes = [subprocess.Popen([sys.executable, "-c", PROGRAM, str(base.path), name]) for name in "ab"]
     threads = [
         threading.Thread(target=lambda name=name: [put(base, f"{name}-{number}") for number in range(25)])

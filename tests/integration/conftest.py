@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 
 from tests.integration.live import Live, live
+from tests.memory_folder import memory_folder
 from tests.oracle import build_oracle
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    with memory_folder() as folder:
+        yield folder
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT = 90.0
+WAIT = 180.0  # a start computes for 7 s, which takes long beside busy neighbours
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from tests.kvcache import tiny
 from tests.kvcache.test_store import STATE_BYTES, TOKEN_BYTES, Clock, held_bytes, put, restored, run, store_of
+from tests.memory_folder import memory_folder
 
 MAX = 100 << 20
 
@@ -238,10 +239,14 @@ operations = st.lists(st.tuples(st.sampled_from(["put", "extend", "find", "resta
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(operations, st.booleans(), st.sampled_from([20, 10_000]))
-def test_nothing_is_lost_or_mixed_up(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, list[int]]], hybrid: bool, budget_tokens: int
+def test_nothing_is_lost_or_mixed_up(steps: list[tuple[str, list[int]]], hybrid: bool, budget_tokens: int) -> None:
+    with memory_folder() as folder:
+        nothing_is_lost_or_mixed_up(folder, steps, hybrid, budget_tokens)
+
+
+def nothing_is_lost_or_mixed_up(
+    folder: Path, steps: list[tuple[str, list[int]]], hybrid: bool, budget_tokens: int
 ) -> None:
-    folder = tmp_path_factory.mktemp("kv")
     clock = Clock()
     store = store_on(folder, hybrid, budget_tokens, clock=clock)
     stored: list[list[int]] = []
