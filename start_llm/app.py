@@ -34,10 +34,11 @@ from start_llm.engine.wired import wire_weights
 from start_llm.kvcache.disk import DiskTier
 from start_llm.models.device import default_cache_bytes, default_disk_bytes, inspect_device, kv_bytes, recommended_model
 from start_llm.models.loader import LoadedModel, accelerator, load_model
-from start_llm.parsing.registry import ExternalFormat, OutputStyle, output_style
+from start_llm.parsing.registry import RAW_STRINGS, ExternalFormat, OutputStyle, output_style
 from start_llm.parsing.structured import make_constraint, model_text
 from start_llm.progress import ProgressBars
 from start_llm.prompt.clients import Clients
+from start_llm.prompt.drafts import Views
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.ports import TemplateError
@@ -246,6 +247,7 @@ class App:
                 check=lambda request: _check(request, vocab),
                 constraint=_constraints(self.settings, built, style),
                 think_tokens=_think_tokens(loaded, style),
+                views=Views(tokenizer.encode, escaped=style.tools.id not in RAW_STRINGS),
             )
         )
 

@@ -14,9 +14,10 @@ import re
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -78,6 +79,7 @@ class Served:
         check: raises BadRequest for what this model cannot do with a request's numbers.
         constraint: the grammar a request asks for, given whether its prompt ends inside reasoning.
         recorder: remembers finished answers, off the request path.
+        views: other forms of a request's tool results, in tokens, that drafts may be taken from.
         think_tokens: ids of the reasoning tags, where each is one token; else budgets are not enforced.
     """
 
@@ -93,6 +95,7 @@ class Served:
     check: Callable[[ChatRequest], None]
     constraint: Callable[[ChatRequest, bool], Constraint | None]
     think_tokens: tuple[int, int] | None = None
+    views: Callable[[Sequence[Message]], Sequence[Any]] | None = None
 
 
 class ChatService:
@@ -232,6 +235,7 @@ class _Run:
                 logprobs=self.request.logprobs,
                 constraint=constraint,
                 thinking=self._thinking_limit(),
+                views=None if self.served.views is None else partial(self.served.views, self.request.messages),
                 session=self.prepared.session,
                 one_shot=self.prepared.one_shot and len(self.prepared.prompt.tokens) < _ONE_SHOT_TOKENS,
             )
@@ -274,6 +278,7 @@ class ChatStream:
         self._planned = CacheReport(prompt=len(run.prepared.prompt.tokens), session=run.prepared.session)
         self._seconds_prefill = 0.0
         self._answer: Message | None = None
+        self._drafts: dict[str, Any] = {"forwards": 0, "drafted": 0, "accepted": 0}
 
     def __iter__(self) -> Iterator[Event]:
         return self
@@ -349,6 +354,8 @@ class ChatStream:
 
     def _choice_done(self, choice: Choice, event: EngineDone) -> None:
         events = choice.finish(event.reason, event.tokens)
+        for name in self._drafts:
+            self._drafts[name] += getattr(event.report, name)
         if choice is self._first:
             self._seconds_prefill = event.report.seconds_prefill
         if choice.ending is Ending.WATCHDOG and not choice.seen:
@@ -386,6 +393,7 @@ class ChatStream:
         return replace(
             self._planned,
             generated=sum(choice.completion for choice in choices),
+            **self._drafts,
             seconds_prefill=self._seconds_prefill,
             cut="watchdog" if any(choice.ending is Ending.WATCHDOG for choice in choices) else "",
         )

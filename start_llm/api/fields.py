@@ -83,6 +83,7 @@ class SamplingBody(Body):
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[str, Any] | None = None
     seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = None
+    drafts: bool | None = None
 
 
 def parse_body[B: Body](model: type[B], raw: bytes) -> tuple[B, dict[str, Any]]:
@@ -185,6 +186,7 @@ def sampling_of(body: SamplingBody, settings: Settings) -> Sampling:
         frequency_penalty=pick(body.frequency_penalty, 0.0),
         logit_bias=_logit_bias(body.logit_bias),
         seed=body.seed,
+        drafts=pick(body.drafts, True),
     )
 
 

@@ -46,6 +46,9 @@ class CacheReport:
         joined: reused tokens that another running request was computing meanwhile.
         computed_idle: tokens that re-anchoring had computed in the idle gap before.
         copied_bytes: KV bytes copied to restore.
+        generated: tokens that were decoded.
+        forwards: passes that decoding them took; beside other requests they are shared.
+        drafted, accepted: proposed tokens that were verified, and those of them that were right.
         cut: why the answer ended early, where it is not the client's doing: ``watchdog``.
         miss: set where `computed` exceeds `new` by more than a block.
         seconds_queued, seconds_prefill: wall-clock seconds.
@@ -60,6 +63,9 @@ class CacheReport:
     computed_idle: int = 0
     copied_bytes: int = 0
     generated: int = 0
+    forwards: int = 0
+    drafted: int = 0
+    accepted: int = 0
     seconds_queued: float = 0.0
     seconds_prefill: float = 0.0
     session: str = ""

@@ -21,6 +21,7 @@ class Sampling:
         presence_penalty, frequency_penalty: OpenAI's, over the generated tokens only.
         logit_bias: (token id, bias) pairs.
         seed: ``None`` draws from the process's generator.
+        drafts: what may come next may be proposed and verified; it changes no word.
     """
 
     temperature: float = 0.1
@@ -33,6 +34,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
+    drafts: bool = True
 
 
 @dataclass(frozen=True, slots=True)

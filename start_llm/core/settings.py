@@ -181,6 +181,10 @@ class Settings(BaseSettings):
     default_repetition_context_size: Count = Field(256, description="Tokens the repetition penalty looks back.")
     default_max_tokens: Annotated[int, Field(ge=1)] = Field(2048, description="Most tokens of an answer.")
     default_thinking: bool = Field(True, description="Let models that can think do so by default.")
+    drafts: Literal["auto", "off"] = Field(
+        "off",
+        description="auto: text that repeats the conversation is verified in blocks, where that is quicker.",
+    )
     preserve_thinking: bool = Field(True, description="Show old reasoning to the model where its template can.")
     generation_watchdog_seconds: Seconds = Field(
         600.0,

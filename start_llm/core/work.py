@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from start_llm.core.events import EngineEvent
 from start_llm.core.prompt import Prompt
@@ -60,6 +60,7 @@ class Submit:
         max_tokens: at least 1.
         logprobs: ``None`` or the number of alternatives to report.
         session: the conversation this belongs to, as far as it is known.
+        views: more tokens of this conversation that drafts may be taken from; called once, on any thread.
         one_shot: a side request (title, summary): its KV is the first to go.
     """
 
@@ -73,6 +74,7 @@ class Submit:
     thinking: ThinkingLimit | None = None
     session: str | None = None
     one_shot: bool = False
+    views: Callable[[], Sequence[Any]] | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ class Metrics:
         )
         self.tokens = Counter(
             "start_llm_tokens",
-            "Tokens by what happened to them: prompt, reused, computed, new, joined, computed_idle, generated.",
+            "Tokens by what happened to them: prompt, reused, computed, new, joined, computed_idle, generated, "
+            "drafted, accepted.",
             ["kind"],
             registry=self.registry,
         )
@@ -70,7 +71,7 @@ class Metrics:
         report = outcome.report
         if report is None:
             return
-        for kind in ("prompt", "reused", "computed", "new", "joined", "computed_idle"):
+        for kind in ("prompt", "reused", "computed", "new", "joined", "computed_idle", "drafted", "accepted"):
             self.tokens.labels(kind).inc(getattr(report, kind))
         self.tokens.labels("generated").inc(outcome.usage.completion if outcome.usage else report.generated)
         self.copied.inc(report.copied_bytes)

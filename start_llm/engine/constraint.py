@@ -148,6 +148,8 @@ class GrammarProcessor:
             return 0
         if self._waiting or newest in self._opens:
             ends = self._after[-1:]
+            if newest in ends:
+                return 0
             return next((i for i, token in enumerate(draft) if token in ends or token in self._eos), len(draft))
         if self._matcher.is_stopped():
             return 0

@@ -9,8 +9,8 @@ token. Whoever uses a proposal verifies it, so a wrong one costs time and never 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
@@ -50,6 +50,20 @@ class Proposal:
     match: int
 
 
+@dataclass(slots=True)
+class Counts:
+    """Work of a decode loop.
+
+    Attributes:
+        forwards: passes.
+        drafted, accepted: proposed tokens that were computed, and those of them that were said.
+    """
+
+    forwards: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
 class Drafter(Protocol):
     """Proposes what follows a row's tokens.
 
@@ -70,6 +84,19 @@ class Drafter(Protocol):
     def outlook(self) -> int:
         """The longest match that the next token could end; under `LEAST_MATCH`: it cannot bring a proposal."""
         ...
+
+
+@dataclass(slots=True)
+class RowDrafts:
+    """What a row is given for its drafts.
+
+    Attributes:
+        drafter: asked before each step until there is one; ``None``: there never is.
+        counts: is added to, with and without drafts.
+    """
+
+    drafter: Callable[[], Drafter | None] | None = None
+    counts: Counts = field(default_factory=Counts)
 
 
 class SuffixIndex:

@@ -12,6 +12,7 @@ from start_llm.core.errors import StartLLMError
 from start_llm.core.events import EngineDone, EngineEvent, EngineFailed
 from start_llm.core.report import CacheReport
 from start_llm.core.work import Submit
+from start_llm.engine.draft import Counts
 from start_llm.engine.runner import Cache
 from start_llm.kvcache.blocks import as_tokens
 
@@ -40,6 +41,7 @@ class Job:
         leader: the prefilling job whose KV this one waits for, up to `leader_until`;
             `stored` is what was stored when it began to wait.
         drawing: how its tokens are drawn, once it decodes.
+        counts: what decoding it took.
         failures: steps of several rows that failed while this was one of them.
         alone: tokens that it has to decode alone, because it may be what made such a step fail.
         idle: a re-anchoring job: it has no client and yields to everyone.
@@ -62,6 +64,7 @@ class Job:
     leader: Job | None = None
     leader_until: int = 0
     stored: int = 0
+    counts: Counts = field(default_factory=Counts)
     failures: int = 0
     alone: float = 0
     idle: bool = False

@@ -14,6 +14,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 from mlx_vlm.models.cache import BatchQuantizedKVCache
 
 from start_llm.core.errors import NotSupported
+from start_llm.engine.draft import RowDrafts
 from start_llm.engine.runner import Cache, Processors, Row, Sampler, Suspended
 from start_llm.engine.text import BatchRunner, eval_cache
 
@@ -63,7 +64,14 @@ class QuantisingRunner:
             mx.clear_cache()
 
     def insert(
-        self, tokens: Sequence[int], cache: Cache, *, max_tokens: int, sampler: Sampler, processors: Processors
+        self,
+        tokens: Sequence[int],
+        cache: Cache,
+        *,
+        max_tokens: int,
+        sampler: Sampler,
+        processors: Processors,
+        drafts: RowDrafts | None = None,
     ) -> int:
         runner = self._runner_for(cache)
         theirs = runner.insert(tokens, _batchable(cache), max_tokens=max_tokens, sampler=sampler, processors=processors)
@@ -93,7 +101,15 @@ class QuantisingRunner:
             del self._rows[uid]
         return row
 
-    def resume(self, row: Suspended, *, max_tokens: int, sampler: Sampler, processors: Processors) -> int:
+    def resume(
+        self,
+        row: Suspended,
+        *,
+        max_tokens: int,
+        sampler: Sampler,
+        processors: Processors,
+        drafts: RowDrafts | None = None,
+    ) -> int:
         place = _Place(self._plain, -1, len(row.tokens), max_tokens, sampler, processors)
         self._go_on(place, row)
         return self._enter(place)

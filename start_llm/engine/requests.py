@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from start_llm.core.errors import Internal, OutOfMemory, StartLLMError
 from start_llm.core.work import Submit
+from start_llm.engine.draft import Counts
 from start_llm.engine.jobs import EndReason, Job, Stage
 from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.prefill import Prefill
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 class Requests:
     """
     Attributes:
+        decoded: what decoding those took that have ended.
         waiting: not admitted, or put back after they had run; the first one is next.
     """
 
@@ -34,6 +36,7 @@ class Requests:
         self._memory, self._clock = memory, clock
         self._by_id: dict[str, Job] = {}
         self.waiting: deque[Job] = deque()
+        self.decoded = Counts()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -119,7 +122,15 @@ class Requests:
             self._prefill.store(job, as_tokens(tokens), cache)
 
     def _end(self, job: Job, reason: EndReason) -> None:
-        job.report = replace(job.report, generated=len(job.generated))
+        for name in ("forwards", "drafted", "accepted"):
+            setattr(self.decoded, name, getattr(self.decoded, name) + getattr(job.counts, name))
+        job.report = replace(
+            job.report,
+            generated=len(job.generated),
+            forwards=job.counts.forwards,
+            drafted=job.counts.drafted,
+            accepted=job.counts.accepted,
+        )
         self._forget(job)
         job.end(reason)
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from start_llm.core.events import TokenLogprob
 from start_llm.core.work import Submit
+from start_llm.engine.draft import Drafter, RowDrafts
 from start_llm.engine.jobs import Job, Stage
 from start_llm.engine.runner import Cache, Row, Runner
 
@@ -18,6 +19,11 @@ class Drawing(Protocol):
 
     sampler: Callable[[Any], Any]
     processors: Processors
+
+    @property
+    def drafter(self) -> Callable[[], Drafter | None] | None:
+        """Gives the row's drafter once it is ready; ``None``: nothing is drafted."""
+        ...
 
     def logprob(self, token: int) -> TokenLogprob | None:
         """Of the row's next reported token, if the client asked; called once per token, in order.
@@ -51,6 +57,7 @@ class Rows:
             max_tokens=job.left,
             sampler=job.drawing.sampler,
             processors=job.drawing.processors,
+            drafts=RowDrafts(job.drawing.drafter, job.counts),
         )
         job.stage = Stage.DECODE
         self._jobs[job.uid] = job

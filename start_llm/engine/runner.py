@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from start_llm.engine.draft import RowDrafts
+
 Cache = list[Any]
 Sampler = Callable[[Any], Any]
 Processors = Sequence[Callable[[Any, Any], Any]]
@@ -55,13 +57,26 @@ class Runner(Protocol):
         ...
 
     def insert(
-        self, tokens: Sequence[int], cache: Cache, *, max_tokens: int, sampler: Sampler, processors: Processors
+        self,
+        tokens: Sequence[int],
+        cache: Cache,
+        *,
+        max_tokens: int,
+        sampler: Sampler,
+        processors: Processors,
+        drafts: RowDrafts | None = None,
     ) -> int:
-        """Starts decoding; `cache` holds all of `tokens` but the last. Returns the row's uid."""
+        """Starts decoding; `cache` holds all of `tokens` but the last. Returns the row's uid.
+
+        A runner that knows no drafts leaves `drafts` alone.
+        """
         ...
 
     def decode(self) -> list[Row]:
-        """One step of every row; a row that was just inserted may yield its first token a step later."""
+        """One step of every row, which may yield several tokens of it, in order.
+
+        A row that was just inserted may yield its first token a step later.
+        """
         ...
 
     def suspend(self, uid: int) -> Suspended | None:
@@ -72,7 +87,15 @@ class Runner(Protocol):
         """
         ...
 
-    def resume(self, row: Suspended, *, max_tokens: int, sampler: Sampler, processors: Processors) -> int:
+    def resume(
+        self,
+        row: Suspended,
+        *,
+        max_tokens: int,
+        sampler: Sampler,
+        processors: Processors,
+        drafts: RowDrafts | None = None,
+    ) -> int:
         """Goes on with a suspended row; `max_tokens` counts what it may still report, `row.token` included."""
         ...
 

@@ -13,11 +13,13 @@ from start_llm.core.errors import NotSupported
 from start_llm.core.events import TokenLogprob
 from start_llm.core.settings import Settings
 from start_llm.core.work import Submit
+from start_llm.engine.alone import AloneRunner
 from start_llm.engine.constraint import GrammarProcessor, Grammars
+from start_llm.engine.costs import Gate
+from start_llm.engine.drafting import Drafts, make_drafts
 from start_llm.engine.guarded import GuardedStore
 from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.rows import Processors
-from start_llm.engine.runner import Runner
 from start_llm.engine.sampling import LogprobTap, make_processors, make_sampler, top_logprobs
 from start_llm.engine.scheduler import Limits, Scheduler
 from start_llm.engine.text import BatchRunner
@@ -59,7 +61,14 @@ class TextDrawing:
         generated: what the row has generated before it was interrupted.
     """
 
-    def __init__(self, work: Submit, grammars: Grammars | None, generated: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        work: Submit,
+        grammars: Grammars | None,
+        generated: Sequence[int] = (),
+        drafts: Drafts | None = None,
+    ) -> None:
+        self.drafter = drafts.begin(work, generated) if drafts is not None else None
         self._error: Exception | None = None
         self._top = work.logprobs
         self._tap = LogprobTap() if work.logprobs is not None else None
@@ -82,6 +91,8 @@ class TextDrawing:
         self._error = self._error or error
 
     def logprob(self, token: int) -> TokenLogprob | None:
+        if self.drafter is not None:
+            self.drafter.said.append(token)
         if self._error is not None:
             raise self._error
         if self._grammar is not None and self._grammar.error is not None:
@@ -96,12 +107,13 @@ class TextRuntime:
 
     def __init__(self, settings: Settings, loaded: LoadedModel, store: GuardedStore, memory: MemoryGuard) -> None:
         self.store = store
-        self.runner = make_runner(settings, loaded)
+        self.drafts = drafts_for(settings, loaded)
+        self.runner = make_runner(settings, loaded, self.drafts.gate if self.drafts is not None else None)
         self.grammars = make_grammars(loaded)
         self.scheduler = Scheduler(
             self.runner,
             store,
-            lambda work, generated: TextDrawing(work, self.grammars, generated),
+            lambda work, generated: TextDrawing(work, self.grammars, generated, self.drafts),
             eos=loaded.eos,
             limits=Limits(
                 step=settings.prefill_step_size,
@@ -115,7 +127,8 @@ class TextRuntime:
 
     def close(self) -> None:
         """Frees KV and streams; without it the process ends with a crash in a static destructor."""
-        for step in (self.runner.close, self.store.close, mx.synchronize, mx.clear_streams):
+        first = () if self.drafts is None else (self.drafts.close,)
+        for step in (*first, self.runner.close, self.store.close, mx.synchronize, mx.clear_streams):
             try:
                 step()
             except Exception:  # the thread's edge: what comes after it must be done all the same
@@ -131,19 +144,27 @@ def make_grammars(loaded: LoadedModel) -> Grammars | None:
         return None
 
 
-def make_runner(settings: Settings, loaded: LoadedModel) -> Runner:
+def make_runner(settings: Settings, loaded: LoadedModel, gate: Gate | None = None) -> AloneRunner:
     """Raises NotSupported if KV is to be quantised and this model cannot."""
+    model, eos, max_rows = loaded.model, loaded.eos, settings.max_concurrency
     if settings.kv_bits is None:
-        return BatchRunner(loaded.model, eos=loaded.eos, max_rows=settings.max_concurrency)
+        return AloneRunner(model, BatchRunner(model, eos=eos, max_rows=max_rows), eos=eos, gate=gate)
     from start_llm.engine.quantised import Quantisation, QuantisingRunner  # noqa: PLC0415 - takes 2 s, few need it
 
-    return QuantisingRunner(
-        loaded.model,
-        loaded.make_cache,
-        eos=loaded.eos,
-        max_rows=settings.max_concurrency,
-        how=Quantisation(settings.kv_bits, settings.kv_group_size, settings.quantized_kv_start),
-    )
+    how = Quantisation(settings.kv_bits, settings.kv_group_size, settings.quantized_kv_start)
+    batch = QuantisingRunner(model, loaded.make_cache, eos=eos, max_rows=max_rows, how=how)
+    return AloneRunner(model, batch, eos=eos, gate=gate, quantise=how.apply, quantised_from=how.start)
+
+
+def drafts_for(settings: Settings, loaded: LoadedModel) -> Drafts | None:
+    """``None`` if they are off, or this model cannot have them: then it decodes without."""
+    if settings.drafts == "off":
+        return None
+    try:
+        return make_drafts(loaded.model, loaded.make_cache)
+    except Exception:
+        log.warning("no drafts: the passes of this model could not be measured", exc_info=True)
+        return None
 
 
 def make_store(settings: Settings, loaded: LoadedModel, budget_bytes: int, disk: Any = None) -> GuardedStore:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 
+from start_llm.engine.draft import RowDrafts
 from start_llm.engine.runner import Cache, Processors, Row, Sampler, Suspended
 from start_llm.engine.wired import no_wired_limit
 
@@ -52,7 +53,14 @@ class BatchRunner:
         mx.clear_cache()
 
     def insert(
-        self, tokens: Sequence[int], cache: Cache, *, max_tokens: int, sampler: Sampler, processors: Processors
+        self,
+        tokens: Sequence[int],
+        cache: Cache,
+        *,
+        max_tokens: int,
+        sampler: Sampler,
+        processors: Processors,
+        drafts: RowDrafts | None = None,
     ) -> int:
         (uid,) = self._batch.insert(
             [[tokens[-1]]],
@@ -88,7 +96,15 @@ class BatchRunner:
         removed = self.remove(uid)
         return None if removed is None else Suspended(*removed, token)
 
-    def resume(self, row: Suspended, *, max_tokens: int, sampler: Sampler, processors: Processors) -> int:
+    def resume(
+        self,
+        row: Suspended,
+        *,
+        max_tokens: int,
+        sampler: Sampler,
+        processors: Processors,
+        drafts: RowDrafts | None = None,
+    ) -> int:
         # The generator takes the drawn token for the end of a prompt: it feeds it but does not report it.
         tokens = [*row.tokens, row.token]
         uid = self.insert(tokens, row.cache, max_tokens=max_tokens - 1, sampler=sampler, processors=processors)

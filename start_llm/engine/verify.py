@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 
 from start_llm.engine.costs import MOST_DRAFTED, MOST_WIDE, Gate
-from start_llm.engine.draft import FORCED_MATCH, Drafter, Proposal
+from start_llm.engine.draft import FORCED_MATCH, Counts, Drafter, Proposal
 from start_llm.engine.rewind import Rewinder
 from start_llm.engine.runner import Cache, Row
 
@@ -52,20 +52,6 @@ class Guide(Protocol):
     def forced(self, newest: int) -> list[int]:
         """Tokens that must follow."""
         ...
-
-
-@dataclass(slots=True)
-class Counts:
-    """Work of a decode loop.
-
-    Attributes:
-        forwards: passes.
-        drafted, accepted: proposed tokens that were computed, and those of them that were said.
-    """
-
-    forwards: int = 0
-    drafted: int = 0
-    accepted: int = 0
 
 
 @dataclass(slots=True)
@@ -109,7 +95,7 @@ class SingleRow:
         *,
         eos: frozenset[int],
         gate: Gate | None = None,
-        quantise: Callable[[Cache], None] | None = None,
+        quantise: Callable[[Cache], object] | None = None,
         quantised_from: int = 0,
     ) -> None:
         self.uid, self.state = uid, state
@@ -130,7 +116,7 @@ class SingleRow:
 
     def offer(self, drafter: Drafter) -> None:
         """From now on it proposes; it may have missed what was said."""
-        if self._gate is not None:
+        if self._gate is not None and self._drafter is not drafter:
             self._drafter = drafter
             tokens = self.state.tokens
             drafter.append(tokens[drafter.known :] + self._carried[max(0, drafter.known - len(tokens)) :])

@@ -97,9 +97,9 @@ class Choice:
 
     def sampled(self, token: int, logprob: TokenLogprob | None) -> list[Event]:
         """A token was generated."""
-        self.completion += 1
         if self.ending is not None:
-            return []
+            return []  # the model thread may be some tokens ahead, by a block of them if it drafts
+        self.completion += 1
         if logprob is not None:
             self._pending.append(logprob)
         events = self._take(self.detokenizer.feed(token))

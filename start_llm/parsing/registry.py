@@ -20,6 +20,7 @@ from start_llm.parsing.tools.shared import SHARED
 from start_llm.parsing.tools.tagged import KIMI_K3, MINICPM5, MINIMAX_M2, MUSE_SPARK
 
 __all__ = [
+    "RAW_STRINGS",
     "REASONING_STYLES",
     "TOOL_FORMATS",
     "ExternalFormat",
@@ -69,6 +70,12 @@ _OWN = (
 TOOL_FORMATS: dict[str, ToolFormat] = {
     form.id: form for form in (*(ToolFormat(ident) for ident in ("null", *_SHARED_IDS)), *_OWN)
 }
+
+
+RAW_STRINGS = frozenset(
+    (*_SHARED_IDS[2:], KIMI_K3.id, MINICPM5.id, MINIMAX_M2.id, MUSE_SPARK.id, GEMMA4.id, FUNCTION_GEMMA.id)
+)
+"""Formats in which a string argument stands as it is, not as JSON."""
 
 
 def output_style(

@@ -1,10 +1,18 @@
-"""Views of tool results: how their text looks when the model writes it into a call. Pure."""
+"""Views of tool results: how their text looks when the model writes it into a call."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from collections.abc import Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from start_llm.core.messages import Message
 
 # "   12\tcode" (cat -n), "12→code" (Claude Code), "12: code", "12 | code"
 _BEHIND_NUMBERS = ("\t", "→", ": ", ":", " | ", "|")
@@ -12,6 +20,43 @@ _NUMBERED = [
     re.compile(rf"^ *\d+(?:{re.escape(mark)}|{re.escape(mark.rstrip(' '))}$)", re.MULTILINE) for mark in _BEHIND_NUMBERS
 ]
 _MOSTLY = 0.9  # of the lines must begin with a number
+
+
+class Views:
+    """Token sequences of the tool results' other forms. May be called from several threads.
+
+    What was encoded is kept, for each turn sends all results again: a turn costs what is new in it.
+    """
+
+    def __init__(self, encode: Callable[[str], Sequence[int]], *, escaped: bool, most_tokens: int = 1 << 20) -> None:
+        self._encode, self._escaped, self._room = encode, escaped, most_tokens
+        self._kept: OrderedDict[bytes, list[NDArray[np.int32]]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, messages: Sequence[Message]) -> list[NDArray[np.int32]]:
+        """Oldest first."""
+        return [view for message in messages if message.role == "tool" for view in self._of(message.content)]
+
+    def _of(self, text: str) -> list[NDArray[np.int32]]:
+        key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        with self._lock:
+            found = self._kept.get(key)
+            if found is not None:
+                self._kept.move_to_end(key)
+                return found
+        forms = tool_result_views(text, escaped=self._escaped)
+        made = [np.array(self._encode(form), dtype=np.int32) for form in forms]
+        with self._lock:
+            if key not in self._kept:
+                self._kept[key] = made
+                self._room -= _size(made)
+            while self._room < 0 and self._kept:
+                self._room += _size(self._kept.popitem(last=False)[1])
+        return made
+
+
+def _size(views: list[NDArray[np.int32]]) -> int:
+    return sum(len(view) for view in views) + 64
 
 
 def tool_result_views(text: str, *, escaped: bool) -> list[str]:

@@ -49,6 +49,7 @@ class FakeRunner:
         max_tokens: int,
         sampler: Callable[[Any], Any],
         processors: Sequence[Callable[[Any, Any], Any]],
+        drafts: Any = None,
     ) -> int:
         assert list(tokens[:-1]) == cache
         self.uid += 1
@@ -155,6 +156,7 @@ class FakeDrawing:
     def __init__(self, work: Submit, generated: Sequence[int]) -> None:
         self.drawn = len(generated)
         self.processors: list[Any] = []
+        self.drafter = None
 
     def sampler(self, logprobs: Any) -> Any:
         return logprobs

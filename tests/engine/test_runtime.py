@@ -22,8 +22,8 @@ def loaded(name: str) -> Any:
 
 def test_kv_bits_quantise_and_still_batch() -> None:
     plain = make_runner(load_settings(None), loaded("llama"))
-    assert isinstance(plain, BatchRunner) and plain.max_rows == 8
+    assert isinstance(plain.batch, BatchRunner) and plain.max_rows == 8
     quantised = make_runner(load_settings(None, kv_bits=4, kv_group_size=32), loaded("llama"))
-    assert isinstance(quantised, QuantisingRunner) and quantised.max_rows == 8
+    assert isinstance(quantised.batch, QuantisingRunner) and quantised.max_rows == 8
     with pytest.raises(NotSupported, match="sinks"):
         make_runner(load_settings(None, kv_bits=4, kv_group_size=32), loaded("gpt_oss"))

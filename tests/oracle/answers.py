@@ -32,6 +32,7 @@ NO_THINKING, OPENED = "<think>\n\n</think>\n\n", "<think>\n"
 MISMATCH = "!!STATE MISMATCH: "
 FILLER = " the"
 MEMO_LIMIT = 4096
+LONGEST_BLOCK = 64  # tokens in a pass that verifies a draft
 
 SAY = re.compile(r"\[\[say: (.*?)\]\]")
 SCRIPT = re.compile(r"\[\[script\]\](.*?)\[\[end\]\]", re.DOTALL)
@@ -128,6 +129,18 @@ class Answers:
             logits[self.encode(text)[0]] = value
         logits[PAD] = -12.0
         return logits
+
+    def steps(self, history: np.ndarray, length: int, problem: str | None) -> tuple[bool, list[int]]:
+        """Was this a decode pass, and what is next: at each of the new tokens if all of them may belong to an answer,
+        else behind the last one."""
+        starts = np.flatnonzero(history == START)
+        behind = int(starts[-1]) + len(self.opening) if len(starts) else 0
+        if not 1 < length <= LONGEST_BLOCK or len(history) - length < behind:
+            decode, token = self.step(history, length, problem)
+            return decode, [token]
+        first = len(history) - length
+        found = [self.step(history[: first + i + 1], 1, problem) for i in range(length)]
+        return any(decode for decode, _ in found), [token for _, token in found]
 
     def step(self, history: np.ndarray, length: int, problem: str | None) -> tuple[bool, int]:
         """For the visible tokens, the last `length` new in this pass: was this a decode step, and what is next."""

@@ -155,7 +155,8 @@ class Recurrent(nn.Module):
 class Model(nn.Module):
     """Answers with the token that the cues in the visible history ask for; see the module's docstring.
 
-    Only the last position of a pass has meaningful logits; the others repeat it.
+    A pass over several tokens of an answer (a verified draft) has an answer at each of its positions; in any other
+    pass only the last position has meaningful logits, and the others repeat it.
     """
 
     def __init__(self, args: ModelArgs) -> None:
@@ -186,7 +187,7 @@ class Model(nn.Module):
             layer(tokens if kind == "A" else inputs, c)
             for layer, kind, c in zip(self.layers, self.args.layer_kinds, cache, strict=True)
         ]
-        logits = np.repeat(self.base[None], batch, axis=0)
+        logits = np.repeat(self.base[None, None], batch, axis=0)
         entry = Pass([], [], [])
         for row in range(batch):
             real = int((tokens[row] != answers.PAD).sum())
@@ -199,11 +200,13 @@ class Model(nn.Module):
             decode = False
             if tokens[row, -1] != answers.PAD:
                 problem = self._problem([layer[row] for layer in seen], history)
-                decode, token = self.answers.step(history.astype("<i4"), length, problem)
-                logits[row, token] = CHOSEN
+                decode, said = self.answers.steps(history.astype("<i4"), length, problem)
+                if len(said) > logits.shape[1]:
+                    logits = np.repeat(logits, len(said), axis=1)
+                logits[row, np.arange(len(said)), said] = CHOSEN
             entry.decode.append(decode)
         self._record(entry)
-        return mx.broadcast_to(mx.array(logits)[:, None], (batch, length, logits.shape[1]))
+        return mx.broadcast_to(mx.array(logits), (batch, length, logits.shape[2]))
 
     def _problem(self, rows: list[Any], history: np.ndarray) -> str | None:
         """What is wrong with one row's caches, or ``None``. No numbers: it must stay the same while decoding."""
