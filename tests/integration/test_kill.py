@@ -60,6 +60,7 @@ def test_a_conversation_goes_on_after_a_kill(
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", ["plain", "hybrid"])
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
 def test_kills_during_writes(oracle_path: Callable[..., Path], tmp_path: Path, kind: str, kills: int) -> None:
     """The next start serves, no file is damaged, every answer is right."""

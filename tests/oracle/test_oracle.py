@@ -116,7 +116,7 @@ def test_long_and_default_answers(oracle: Oracle) -> None:
 
 
 def test_a_prompt_without_chat_markers_gets_some_words(oracle: Oracle) -> None:
-    prompt = oracle.tokenizer.encode("Once upon a time")
+    prompt = oracle.tokenizer.encode("Once upon a time " * 30)
     answer = oracle.generate(prompt, limit=400)
     assert answer == oracle.generate(prompt, limit=400)
     oracle.model.work.reset()

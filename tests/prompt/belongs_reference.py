@@ -338,7 +338,6 @@ DEFECTS: dict[type[AsSent], str] = {
     StrangersReasoning: "a",
     EqualTurnsMix: "a",
     RewritesQuestions: "b",
-    ShowsTheOldQuestion: "b",
     NotesGrow: "e",
     KeepsResults: "a",
     StrictIsNot: "e",
