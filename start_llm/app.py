@@ -27,6 +27,7 @@ from start_llm.dashboard.jsonlines import json_line
 from start_llm.dashboard.terminal import make_console, terminal
 from start_llm.engine.constraint import Grammars
 from start_llm.engine.memory import MemoryGuard
+from start_llm.engine.patience import Patience
 from start_llm.engine.runtime import TextRuntime, make_store
 from start_llm.engine.sampling import check_logit_bias, check_prompt_tokens
 from start_llm.engine.thread import EngineThread
@@ -35,7 +36,7 @@ from start_llm.kvcache.disk import DiskTier
 from start_llm.models.device import default_cache_bytes, default_disk_bytes, inspect_device, kv_bytes, recommended_model
 from start_llm.models.loader import LoadedModel, accelerator, load_model
 from start_llm.parsing.registry import RAW_STRINGS, ExternalFormat, OutputStyle, output_style
-from start_llm.parsing.structured import make_constraint, model_text
+from start_llm.parsing.structured import is_free, make_constraint, model_text
 from start_llm.progress import ProgressBars
 from start_llm.prompt.clients import Clients
 from start_llm.prompt.drafts import Views
@@ -51,6 +52,8 @@ from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
 log = logging.getLogger(__name__)
 
 GIB = 2**30
+GRAMMAR_THREADS = 2
+GRAMMAR_SECONDS = 10.0
 LOADING_STOP_SECONDS = 1.5
 HOPELESS_STOP_SECONDS = 4.0
 STOP_SECONDS = 60.0
@@ -319,7 +322,7 @@ def _think_tokens(loaded: LoadedModel, style: OutputStyle) -> tuple[int, int] | 
 def _constraints(
     settings: Settings, built: _Built, style: OutputStyle
 ) -> Callable[[ChatRequest, bool], Constraint | None]:
-    grammars = built.grammars
+    grammars, patience = built.grammars, Patience("grammar", threads=GRAMMAR_THREADS, seconds=GRAMMAR_SECONDS)
     model = model_text(style.tools.id, style.reasoning, built.loaded.tokenizer)
 
     def constraint(request: ChatRequest, in_reasoning: bool) -> Constraint | None:
@@ -329,10 +332,12 @@ def _constraints(
             return None
         if grammars is None:
             raise NotSupported("Structured output is not supported for this model's tokenizer.")
-        grammars.prepare(made)
-        return made
+        return grammars.prepare(made)
 
-    return constraint
+    def bounded(request: ChatRequest, in_reasoning: bool) -> Constraint | None:
+        return None if is_free(request) else patience.run(constraint, request, in_reasoning)
+
+    return bounded
 
 
 def _speaker(console: Console, *, as_json: bool) -> Callable[[str], None]:

@@ -39,3 +39,8 @@ BIAS = Limit("entries of `logit_bias`", 50_000)
 LOOK_BACK = Limit("`repetition_context_size`, in tokens", 1_000_000)
 WORDS = Limit("entries of `include`, `modalities` and the like", 100)
 VARIABLES = Limit("variables in `chat_template_kwargs`", 100)
+
+# What an answer is held to: a response format, and the arguments of strict or forced tools. All of a request together.
+SUBSCHEMAS = Limit("schemas (properties, items, alternatives, definitions) that an answer is held to", 3_000)
+ENUM = Limit("values in the `enum` of a schema that an answer is held to", 20_000)
+MULTIPLE = Limit("`multipleOf` in a schema that an answer is held to", 10_000)

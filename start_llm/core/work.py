@@ -27,12 +27,14 @@ class Constraint:
         after: token ids, in this order, after which the constraint starts, e.g. the end of reasoning; empty: at once.
         wait: generated text starts inside reasoning, so `after` must be seen first.
         opens: tokens (any of them) with which the model may open reasoning as its first token; then `after` ends it.
+        compiled: what the engine made of `grammar`, so that it need not do it again; ``None`` before that.
     """
 
     grammar: str
     after: tuple[int, ...] = ()
     wait: bool = False
     opens: tuple[int, ...] = ()
+    compiled: Any = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import llguidance.hf
@@ -36,8 +37,8 @@ KEPT_GRAMMARS = 64
 class Grammars:
     """A model's vocabulary as llguidance sees it, and the grammars compiled last.
 
-    Compiling takes from half a millisecond to a second (huge schemas), so `prepare` it on the thread that validates a
-    request; `processor` then only copies.
+    Compiling takes from half a millisecond to many seconds (a few lines can ask for a million states), so `prepare` it
+    on a thread that can be given up (`patience`); `processor` then only copies.
     """
 
     def __init__(self, tokenizer: Any, eos_tokens: Iterable[int]) -> None:
@@ -59,17 +60,20 @@ class Grammars:
         self._lock = threading.Lock()
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
 
-    def prepare(self, constraint: Constraint) -> None:
-        """Compiles the grammar with this vocabulary.
+    def prepare(self, constraint: Constraint) -> Constraint:
+        """`constraint` with its grammar compiled for this vocabulary.
 
         Raises:
             BadRequest: it cannot be compiled, or allows nothing at all.
         """
-        self._matcher(constraint.grammar)
+        return replace(constraint, compiled=self._matcher(constraint.grammar))
 
     def processor(self, constraint: Constraint, generated: Sequence[int] = ()) -> GrammarProcessor:
         """A processor for one row that has generated these tokens already. Raises what `prepare` raises."""
-        matcher = self._matcher(constraint.grammar)
+        if constraint.compiled is not None:
+            matcher = constraint.compiled.deep_copy()
+        else:
+            matcher = self._matcher(constraint.grammar)
         return GrammarProcessor(matcher, constraint, self._eos, self._tokenizer, generated)
 
     def _matcher(self, grammar: str) -> LLMatcher:

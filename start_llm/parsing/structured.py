@@ -34,11 +34,13 @@ from typing import Any
 from llguidance import LLMatcher
 
 from start_llm.core.errors import BadRequest
+from start_llm.core.limits import SUBSCHEMAS
 from start_llm.core.reasoning_tags import REASONING_STYLES, ReasoningStyle
 from start_llm.core.request import ChatRequest, ResponseFormat
 from start_llm.core.work import Constraint
+from start_llm.parsing.schema_form import size
 from start_llm.parsing.structured_harmony import harmony_answer
-from start_llm.parsing.structured_schema import any_object, check_schema, embed
+from start_llm.parsing.structured_schema import any_object, check_schema, embed, too_large
 from start_llm.parsing.structured_tools import (
     ANY_TEXT,
     Call,
@@ -136,6 +138,12 @@ def make_constraint(
     return Constraint(grammar, after=after, wait=bool(after) and not opens, opens=opens)
 
 
+def is_free(request: ChatRequest) -> bool:
+    """Whether nothing is asked of the answer's form, so that there is no grammar to make."""
+    strict = request.tool_choice.mode == "auto" and any(tool.strict for tool in request.tools)
+    return request.response_format.kind == "text" and request.tool_choice.mode in ("auto", "none") and not strict
+
+
 @dataclass(frozen=True, slots=True)
 class _Wanted:
     """What an answer may be: JSON (a rule's body), calls of these tools (indices), or `free` text beside the calls."""
@@ -200,11 +208,23 @@ def _chosen(request: ChatRequest) -> Sequence[int]:
 
 
 def _as_calls(request: ChatRequest, indices: Sequence[int], *, auto: bool) -> list[Call]:
+    """The tools with what their arguments are held to. Where that is too much, those that are not strict go without."""
     field_name = PARAMETERS.get(request.dialect, "function.parameters")
-    calls = [as_call(request.tools[i], f"tools[{i}].{field_name}") for i in indices]
-    if not auto:
-        return calls
-    return [Call(c.name, any_object(), True, c.param) if c.lenient else c for c in calls]
+    tools = [(request.tools[i], f"tools[{i}].{field_name}") for i in indices]
+    room = SUBSCHEMAS.most
+    for tool, param in tools:
+        room -= size(tool.parameters) if tool.strict else 0
+        if room < 0:
+            raise too_large(param)
+    calls = []
+    for tool, param in tools:
+        count = 0 if tool.strict else size(tool.parameters)
+        if not tool.strict and (auto or count > room):
+            calls.append(Call(tool.name, any_object(), True, param))
+        else:
+            room -= count
+            calls.append(as_call(tool, param))
+    return calls
 
 
 def _calls(request: ChatRequest, calls: Sequence[Call], model: ModelText, lark: Lark, markers: Markers) -> str:

@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from typing import Any
 
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import SchemaError
-from jsonschema.validators import validator_for
 from llguidance import LLMatcher
 
 from start_llm.core.errors import BadRequest
-
-Schema = dict[str, Any]
+from start_llm.core.limits import SUBSCHEMAS
+from start_llm.parsing.schema_form import Schema, malformed, size, subschemas
 
 WHITESPACE = r"\x20|\x0D?\x0A[\x20\x09]{0,20}"
 """Between JSON tokens: one space, or a line break and an indent. A weak model cannot lose itself in it."""
 
-_SUBSCHEMAS = {
-    "one": (
-        *("not", "if", "then", "else", "items", "contains", "additionalProperties", "propertyNames"),
-        *("additionalItems", "unevaluatedItems", "unevaluatedProperties"),
-    ),
-    "list": ("allOf", "anyOf", "oneOf", "prefixItems", "items"),
-    "map": ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"),
-}
 _MESSAGES = (
     (re.compile(r"^Unknown format"), "format"),
     (re.compile(r"^oneOf constraints"), "oneOf"),
@@ -54,8 +42,10 @@ def check_schema(schema: Any, param: str) -> None:
     """
     if not isinstance(schema, dict):
         raise BadRequest(f"{param} must be a JSON schema object, not {type(schema).__name__}.", param=param)
+    if size(schema) > SUBSCHEMAS.most:
+        raise too_large(param)
     try:
-        _check_meta(schema, param)
+        _check_form(schema, param)
         _check_references(schema, param)
         problem = _grammar_problem(schema)
     except RecursionError:
@@ -64,24 +54,26 @@ def check_schema(schema: Any, param: str) -> None:
         raise BadRequest(f"{param}: {_locate(problem, schema)}", param=param)
 
 
+def too_large(param: str) -> BadRequest:
+    return BadRequest(
+        f"{param}: at most {SUBSCHEMAS.most:,} {SUBSCHEMAS.what} are allowed.", param=param, code="limit_exceeded"
+    )
+
+
 def is_supported(schema: Schema, *, lenient: bool) -> bool:
     """Whether a grammar can be made of it; `lenient` passes over keywords that cannot be enforced."""
     try:
-        _check_meta(schema, "")
+        _check_form(schema, "")
         _check_references(schema, "")
         return not _grammar_problem(schema, lenient=lenient)
     except (BadRequest, RecursionError):
         return False
 
 
-def _check_meta(schema: Schema, param: str) -> None:
-    try:
-        validator_for(schema, default=Draft202012Validator).check_schema(schema)
-    except SchemaError as error:
-        keyword = next((str(part) for part in reversed(error.absolute_path) if isinstance(part, str)), "schema")
-        raise BadRequest(
-            f"{param} is not a valid JSON schema: {keyword!r} at {error.json_path}: {error.message}", param=param
-        ) from None
+def _check_form(schema: Schema, param: str) -> None:
+    wrong = malformed(schema)
+    if wrong is not None:
+        raise BadRequest(f"{param} is not a valid JSON schema: {wrong}.", param=param)
 
 
 def _check_references(schema: Schema, param: str) -> None:
@@ -97,27 +89,12 @@ def _check_references(schema: Schema, param: str) -> None:
 
 
 def _grammar_problem(schema: Schema, *, lenient: bool = False) -> str:
-    grammar = LLMatcher.grammar_from_json_schema(embed(schema, lenient=lenient))
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(embed(schema, lenient=lenient))
+    except ValueError:  # text or a number that has no form in its JSON
+        return "it holds a value that has no JSON form"
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     return str(messages[0]) if failed else ""
-
-
-def subschemas(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """Every schema inside `schema`, itself first, with its JSON path; data such as ``enum`` is not entered."""
-    waiting: list[tuple[str, Any]] = [("$", schema)]
-    while waiting:
-        path, sub = waiting.pop()
-        if not isinstance(sub, dict):
-            continue
-        yield path, sub
-        for keyword in _SUBSCHEMAS["one"]:
-            waiting.append((f"{path}.{keyword}", sub.get(keyword)))
-        for keyword in _SUBSCHEMAS["list"]:
-            if isinstance(sub.get(keyword), list):
-                waiting += [(f"{path}.{keyword}[{i}]", item) for i, item in enumerate(sub[keyword])]
-        for keyword in _SUBSCHEMAS["map"]:
-            if isinstance(sub.get(keyword), dict):
-                waiting += [(f"{path}.{keyword}.{key}", item) for key, item in sub[keyword].items()]
 
 
 def _locate(problem: str, schema: Schema) -> str:

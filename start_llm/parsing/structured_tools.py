@@ -19,8 +19,11 @@ from llguidance import regex_to_lark
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Tool
-from start_llm.parsing.structured_schema import Schema, any_object, check_schema, embed, is_supported
+from start_llm.parsing.schema_form import Schema, subschemas
+from start_llm.parsing.structured_schema import any_object, check_schema, embed, is_supported
 
+MOST_BRANCHES = 1_000
+"""Of a parameter's schema that are looked at for whether it may be a string."""
 ANY_TEXT = "(?s:.*)"
 
 
@@ -225,6 +228,14 @@ def _value(lark: Lark, markers: Markers, call: Call, schema: Any, prefix: str, e
         return f"({' | '.join(literal(word) for word in words)}) {markers(end)}"
     if not _may_be_text(schema, call.schema):
         shared: Schema = {key: call.schema[key] for key in ("$defs", "definitions") if key in call.schema}
+        if _refers_to_more(schema, shared):
+            if not call.lenient:
+                raise BadRequest(
+                    f"{call.param}: keyword '$ref' at {path} is not supported in this model's tool format: "
+                    "it must point into '#/$defs/' or '#/definitions/'.",
+                    param=call.param,
+                )
+            schema, shared = {}, {}
         return f"%json {embed({**shared, **schema}, lenient=call.lenient)} {markers(end)}"
     text = _text_terminals(call, schema, path)
     if markers.is_token(end):  # text cannot run over a token, so it may be taken greedily
@@ -236,6 +247,12 @@ def _value(lark: Lark, markers: Markers, call: Call, schema: Any, prefix: str, e
     return lark.rule(f"{prefix}_text", f"{name} {literal(end)}", "[lazy]")
 
 
+def _refers_to_more(schema: Schema, shared: Schema) -> bool:
+    """Whether a parameter's schema, or a definition that goes with it, points to the tool's schema as a whole."""
+    targets = (sub.get("$ref") for part in (schema, shared) for _, sub in subschemas(part))
+    return any(isinstance(target, str) and not target.startswith(("#/$defs/", "#/definitions/")) for target in targets)
+
+
 def _resolve(schema: Any, root: Schema) -> Schema:
     """`schema` with its own local reference followed, for looking at its type; ``true`` is any value."""
     for _ in range(16):
@@ -245,20 +262,31 @@ def _resolve(schema: Any, root: Schema) -> Schema:
         if not isinstance(target, str):
             return schema
         found: Any = root
-        for part in target.removeprefix("#").strip("/").split("/"):
+        for part in target.removeprefix("#").split("/")[1:]:
             found = found.get(part.replace("~1", "/").replace("~0", "~"), {}) if isinstance(found, dict) else {}
         schema = {**found, **{k: v for k, v in schema.items() if k != "$ref"}} if isinstance(found, dict) else {}
     return {}
 
 
 def _may_be_text(schema: Schema, root: Schema) -> bool:
-    kind = schema.get("type")
-    if kind is not None:
-        return kind == "string" or (isinstance(kind, list) and "string" in kind)
-    branches = [*schema.get("anyOf", []), *schema.get("oneOf", [])]
-    if branches:
-        return any(_may_be_text(_resolve(branch, root), root) for branch in branches)
-    return not {"properties", "items", "required", "minimum", "maximum", "allOf"} & schema.keys()
+    """Whether a string is among what it allows. One whose references lead back to it may be text."""
+    waiting: list[Any] = [schema]
+    for _ in range(MOST_BRANCHES):
+        if not waiting:
+            return False
+        found = _resolve(waiting.pop(), root)
+        kind = found.get("type")
+        branches = [*found.get("anyOf", []), *found.get("oneOf", [])]
+        if kind is not None:
+            text = kind == "string" or (isinstance(kind, list) and "string" in kind)
+        elif branches:
+            text = False
+            waiting += branches
+        else:
+            text = not {"properties", "items", "required", "minimum", "maximum", "allOf"} & found.keys()
+        if text:
+            return True
+    return True
 
 
 @dataclass(frozen=True, slots=True)

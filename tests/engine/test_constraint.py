@@ -296,6 +296,17 @@ def test_a_processor_never_sees_what_another_of_the_same_grammar_consumed(gramma
     assert allowed(step(grammars.processor(constraint), [0])) == {ids("a")[0]}
 
 
+def test_what_was_prepared_is_not_compiled_again(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row begins on the model thread, which everybody waits for."""
+    prepared = grammars.prepare(lark('start: "ab"'))
+    for i in range(100):
+        grammars.prepare(lark(f'start: "{i}"'))
+    monkeypatch.setattr(grammars, "_matcher", None)
+    one, two = grammars.processor(prepared), grammars.processor(prepared, generated=ids("a"))
+    assert allowed(step(one, [0])) == {ids("a")[0]}
+    assert allowed(step(two, [0])) == {ids("b")[0]}
+
+
 def test_special_tokens_are_those_that_llguidance_does_not_match_as_text() -> None:
     """Fails when upstream changes what it takes for special; `special_tokens` must follow."""
     known = special_tokens(TOKENIZER)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,20 +26,30 @@ from start_llm.core.work import EngineStatus, Submit
 
 
 class ScriptedEngine:
-    """Implements what `App` asks of `EngineThread`, on the caller's thread. Loads the model, never runs it."""
+    """Implements what `App` asks of `EngineThread`. Loads the model and never runs it: answers are made by `submit`."""
 
     def __init__(self, load: Callable[[], Any], **options: Any) -> None:
         self._load = load
+        self._loaded, self._stopped = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._main)
         self.answer: tuple[int, ...] = ()
 
-    def start(self) -> None:
+    def _main(self) -> None:
+        """What MLX makes and clears belongs to a thread: this one, not the one that runs the tests."""
         self._runtime = self._load()
-
-    def wait_loaded(self) -> bool:
-        return True
-
-    def stop(self) -> None:
+        self._loaded.set()
+        self._stopped.wait()
         self._runtime.close()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait_loaded(self, timeout: float = 60.0) -> bool:
+        return self._loaded.wait(timeout)
+
+    def stop(self, *args: Any, **options: Any) -> None:
+        self._stopped.set()
+        self._thread.join()
 
     def submit(self, work: Submit) -> None:
         if work.constraint is not None:

@@ -162,7 +162,7 @@ for _ in range(3000):
         ({"properties": {"a": {"minLength": -1}}}, ["not a valid", "'minLength'", "$.properties.a.minLength"]),
         ({"required": "a"}, ["not a valid", "'required'"]),
         ({"allOf": [{"type": "string"}, {"type": "integer"}]}, ["no output", "Unsatisfiable"]),
-        (DEEP, ["nested too deeply"]),
+        (DEEP, ["at most 3,000 schemas"]),
         (None, ["is missing"]),
     ],
 )

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from start_llm.core.errors import BadRequest, NotSupported, Unavailable
+from start_llm.engine.patience import Patience
+
+
+def test_results_and_errors_come_back() -> None:
+    patience = Patience("grammar", threads=1, seconds=5)
+    assert patience.run(divmod, 7, 2) == (3, 1)
+    with pytest.raises(NotSupported, match="no"):
+        patience.run(fail, NotSupported("no"))
+    with pytest.raises(TimeoutError, match="its own"):
+        patience.run(fail, TimeoutError("its own"))
+    with pytest.raises(SystemExit):
+        patience.run(fail, SystemExit(1))
+    assert patience.run(lambda: threading.current_thread().daemon)
+
+
+def fail(error: BaseException) -> None:
+    raise error
+
+
+def test_who_waits_too_long_goes_on_and_the_thread_keeps_its_place() -> None:
+    patience, go = Patience("grammar", threads=2, seconds=0.1), threading.Event()
+    began = time.monotonic()
+    for _ in range(2):
+        with pytest.raises(BadRequest, match=r"cannot be made into a grammar within 0\.1 s"):
+            patience.run(go.wait, 30)
+    with pytest.raises(Unavailable, match="others are being made"):
+        patience.run(int)
+    assert time.monotonic() - began < 5
+    go.set()
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            assert patience.run(int) == 0
+            return
+        except (Unavailable, BadRequest):
+            assert time.monotonic() < deadline

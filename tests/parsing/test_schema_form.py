@@ -1,0 +1,128 @@
+"""Schemas are checked for their form as jsonschema would, and quickly."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import SchemaError
+
+from start_llm.core.errors import BadRequest
+from start_llm.core.limits import ENUM, MULTIPLE, SUBSCHEMAS
+from start_llm.core.messages import Tool
+from start_llm.core.request import ResponseFormat, ToolChoice
+from start_llm.parsing.schema_form import KINDS, malformed, size, subschemas
+from tests.fuzz.bodies import Tape, schema
+from tests.parsing.test_structured import BOTH, BYTES, Vocabulary, constraint
+
+VALUES: list[Any] = [
+    None, True, 0, -1, 5, 0.5, 2.0, "", "object", "none", [], ["a"], ["a", "a"], [1], ["string", "null"], {}, {"a": {}},
+    {"a": 1}, {"a": ["b"]}, {"a": True}, [{}], [True], [[]], "#", "^a$",
+]  # fmt: skip
+OUR_OWN = {("multipleOf", 2.0)}
+
+
+@pytest.mark.parametrize("keyword", sorted(KINDS))
+def test_each_keyword_is_judged_as_by_the_meta_schema(keyword: str) -> None:
+    for value in VALUES:
+        wanted = valid({keyword: value})
+        if keyword == "items" and isinstance(value, list):
+            wanted = value == [] or valid({"prefixItems": value})  # as in older drafts
+        if keyword == "additionalItems":
+            wanted = isinstance(value, dict | bool) and valid({"not": value})
+        if keyword in ("$id", "$ref", "$schema", "$anchor", "$dynamicRef", "$recursiveRef"):
+            wanted = isinstance(value, str)  # what it says is looked at elsewhere
+        if keyword == "definitions":
+            wanted = valid({"$defs": value})
+        assert (malformed({keyword: value}) is None) == wanted, value
+
+
+def valid(schema: Any) -> bool:
+    try:
+        Draft202012Validator.check_schema(schema)
+    except SchemaError:
+        return False
+    return True
+
+
+def test_what_is_wrong_is_told_with_its_place() -> None:
+    inside = {"properties": {"a": {"items": {"anyOf": [{}, {"type": "none"}]}}}}
+    problem = malformed(inside) or ""
+    assert problem.startswith("'type' at $.properties.a.items.anyOf[1].type must be one of array,")
+    assert malformed({"enum": list(range(ENUM.most + 1))}) is not None
+    assert malformed({"multipleOf": MULTIPLE.most}) is None
+    assert malformed({"multipleOf": MULTIPLE.most + 1}) is not None
+    assert len(malformed({"type": "x" * 1000}) or "") < 250
+
+
+def test_size_counts_every_schema_once() -> None:
+    assert size({}) == size(True) == size(None) == 1
+    assert size({"properties": {"a": {}, "b": {"items": {}}}, "anyOf": [{}], "enum": [{}, {}]}) == 5
+    assert [path for path, _ in subschemas({"not": {"not": {}}})] == ["$", "$.not", "$.not.not"]
+
+
+def test_a_large_schema_is_refused_before_anything_is_made_of_it() -> None:
+    large = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(50_000)}}
+    many = {"type": "object", "properties": {f"p{i}": {} for i in range(60)}}
+    tools = tuple(Tool(f"f{i}", "", many, strict=True) for i in range(60))
+    lenient = Tool("f", "", large)
+    began = time.process_time()
+    for fields in (
+        {"response_format": ResponseFormat("json_schema", large)},
+        {"response_format": ResponseFormat("json_schema", {"anyOf": [{"const": i} for i in range(50_000)]})},
+        {"tools": (Tool("f", "", large, strict=True),)},
+        {"tools": tools},
+    ):
+        with pytest.raises(BadRequest, match=f"at most {SUBSCHEMAS.most:,} schemas"):
+            constraint(BYTES, **fields)
+    # Nobody asked that the arguments of a tool that is not strict be held to its schema.
+    forced = constraint(BYTES, tools=(lenient, *tools[:3]), tool_choice=ToolChoice("required"))
+    assert BYTES.accepts(forced, '<tool_call>\n{"name": "f", "arguments": {"q": 1}}\n</tool_call>')
+    assert time.process_time() - began < 5.0
+
+
+CIRCULAR: list[dict[str, Any]] = [
+    {"$ref": "#"},
+    {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]},
+    {"allOf": [{"$ref": "#"}]},
+    {"properties": {"a": {"anyOf": [{"$ref": "#/properties/a"}] * 2}}},
+    {"properties": {"a": {"$ref": "#/properties/b"}, "b": {"$ref": "#/properties/a"}}},
+    {"$defs": {"t": {"properties": {"n": {"$ref": "#/$defs/t"}}}}, "properties": {"a": {"$ref": "#/$defs/t"}}},
+    {"properties": {"a": {"type": "array", "items": {"$ref": "#"}}}},
+]
+
+
+@BOTH
+@pytest.mark.parametrize("tool_format", ["hermes_json", "qwen3_coder", "glm47"])
+@pytest.mark.parametrize("schema", CIRCULAR)
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_schema_that_refers_to_itself_is_kept_or_refused(
+    schema: dict[str, Any], tool_format: str, words: Vocabulary, strict: bool
+) -> None:
+    tool = Tool("f", "", schema, strict=strict)
+    try:
+        made = constraint(words, tool_format, tools=(tool,), tool_choice=ToolChoice("required"))
+    except BadRequest as error:
+        assert strict and error.param == "tools[0].function.parameters"
+    else:
+        assert made is not None
+
+
+def test_random_schemas_are_kept_or_refused() -> None:
+    from random import Random
+
+    drawn = Random(9)
+    for number in range(300):
+        found = schema(Tape(drawn.randbytes(200)))
+        tool = Tool("f", "", found if isinstance(found, dict) else {}, strict=number % 2 == 0)
+        tool_format = ("hermes_json", "qwen3_coder", "glm47", "mistral")[number % 4]
+        for fields in (
+            {"response_format": ResponseFormat("json_schema", found)},
+            {"tools": (tool,), "tool_choice": ToolChoice("required")},
+        ):
+            try:
+                assert constraint(BYTES, tool_format, **fields) is not None
+            except BadRequest as error:
+                assert error.param is not None
