@@ -329,8 +329,6 @@ class JsonStream:
     def _closes(self, quote: str, closer: str, key: bool) -> Step[bool]:
         """Whether the quote just consumed ends the string: what comes next must be able to follow one."""
         source = self._source
-        if len(quote) > 1:
-            return True
         offset = yield from source.blank()
         char = yield from source.ahead(offset)
         if key:
@@ -343,11 +341,16 @@ class JsonStream:
             return True
         offset = yield from source.blank(offset + 1)
         follow = yield from source.ahead(offset)
-        if not follow or follow == closer or follow in "\"'":
+        if (
+            not follow
+            or follow == closer
+            or follow in "\"'"
+            or (yield from source.starts(self._dialect.enders, offset))
+        ):
             return True
         while _WORD.match((yield from source.ahead(offset)) or " "):  # a key without quotes
             offset += 1
-        return bool(_WORD.match(follow)) and (yield from source.ahead((yield from source.blank(offset)))) == ":"
+        return bool(_WORD.match(follow)) and (yield from source.ahead((yield from source.blank(offset)))) in ("", ":")
 
     def at_end(self) -> Step[bool]:
         """The text, or the call's markup, ends here. Sets `ended`; it stays set."""

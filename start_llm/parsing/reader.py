@@ -194,16 +194,16 @@ class AnswerReader:
         self.thinking.begin()
 
     def _orphan(self) -> Step[None]:
-        """A closing tag of a block that was never opened."""
+        """A closing tag of a block that was never opened. What stands behind it begins anew."""
         if not self.behind_call:
             self._habit.seen()
         if self._outbox.holding:
             thought = self._outbox.withdraw()
             self.content.clear()
-            self._code = CodeTracker()
             self.thinking.begin()
             self.thinking.add(thought.lstrip("\n"))
             self.thinking.drop_gap()
+        self._code = CodeTracker()
         yield from self._source.skip("\n")
 
     # --- calls --------------------------------------------------------------

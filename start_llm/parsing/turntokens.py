@@ -22,6 +22,25 @@ _OTHER_ROLES = ("user", "system", "developer", "tool", "ipython", "function", "o
 _MAX_ROLE = 16
 
 
+def turn_ends(source: Source, offset: int, more: tuple[str, ...] = (), *, roles: bool = True) -> Step[bool]:
+    """Whether the turn ends at `offset`, or a piece of markup out of `more` stands there.
+
+    A turn token alone proves nothing, since a value may talk about such tokens: the text must end behind it, or `more`
+    follow, or (with `roles`) the role of a new turn.
+    """
+    leaked = ""
+    while True:
+        offset = yield from source.blank(offset)
+        if not (yield from source.ahead(offset)) or (yield from source.starts(more, offset)):
+            return True
+        if roles and leaked in STARTS and (yield from source.starts((*_OWN_ROLES, *_OTHER_ROLES), offset)):
+            return True
+        leaked = yield from source.starts((*ENDS, *STARTS), offset)
+        if not leaked:
+            return False
+        offset += len(leaked)
+
+
 def other_turn(source: Source, token: str) -> Step[bool]:
     """Consumes the role behind a turn's first `token`; whether it is somebody else's."""
     role = yield from source.starts((*_OWN_ROLES, *_OTHER_ROLES))

@@ -80,7 +80,7 @@ def test_every_format_is_tried() -> None:
 
 
 @pytest.mark.parametrize("ident", ROUND_TRIP)
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(made=CALLS, data=st.data())
 def test_round_trip(ident: str, made: list[tuple[str, dict[str, Any]]], data: st.DataObject) -> None:
     form = style_of(ident)
@@ -98,7 +98,7 @@ def test_round_trip(ident: str, made: list[tuple[str, dict[str, Any]]], data: st
 
 
 @pytest.mark.parametrize("ident", [*ROUND_TRIP])
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(made=CALLS, data=st.data())
 def test_damaged_text_is_the_same_in_any_chunking(
     ident: str, made: list[tuple[str, dict[str, Any]]], data: st.DataObject

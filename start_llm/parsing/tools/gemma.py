@@ -10,7 +10,7 @@ from start_llm.parsing.turntokens import LEAKED
 
 
 def _block(start: str, end: str, quote: str) -> Parse:
-    dialect = Dialect(quotes=(quote, '"'), enders=(end, *LEAKED), restart=(start,))
+    dialect = Dialect(quotes=(quote, '"'), enders=(end, *LEAKED), restart=(f"{start}call:",))
 
     def parse(reading: Reading) -> Step[None]:
         source = reading.source

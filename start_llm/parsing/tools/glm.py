@@ -12,7 +12,7 @@ from start_llm.parsing.source import Step
 from start_llm.parsing.tools.base import MAX_NAME, NAME, Opener, Reading, ToolFormat
 from start_llm.parsing.tools.hermes import json_block
 from start_llm.parsing.tools.values import Close, Trim, ValueReader, ValueSink
-from start_llm.parsing.turntokens import LEAKED
+from start_llm.parsing.turntokens import LEAKED, turn_ends
 
 _MAX_KEY = 200
 
@@ -83,7 +83,7 @@ def _value(reading: Reading, call: Call, tags: Arguments, key: str) -> Step[bool
 
     close = Close(
         tags=(tags.value[1],),
-        followers=(tags.key[0], *tags.outer, *LEAKED),
+        followers=(tags.key[0], *tags.outer),
         breaks=(tags.key[0], tags.outer[1]),
         restart=(tags.outer[0],),
         anywhere=True,
@@ -95,13 +95,14 @@ def _value(reading: Reading, call: Call, tags: Arguments, key: str) -> Step[bool
 
 
 def _ends_value(reading: Reading, call: Call, tags: Arguments, tag: str) -> Step[bool]:
+    """Whether markup inside a value shows that the value's closing tag is missing."""
     source = reading.source
     if tag == tags.key[0]:
         return bool((yield from source.starts([f"{tag}{key}{tags.key[1]}" for key in call.schema.keys])))
-    offset = yield from source.blank(len(tag))
-    if not (yield from source.ahead(offset)):
-        return True
-    return bool((yield from source.starts((tags.outer[0], *LEAKED), offset)))
+    again = tuple(f"{tags.outer[0]}{space}{name}" for name in reading.calls.names for space in ("", "\n"))
+    if tag == tags.outer[0]:
+        return bool((yield from source.starts(again)))
+    return (yield from turn_ends(source, len(tag), again))
 
 
 def bare_openers(tool: Tool) -> tuple[Opener, ...]:

@@ -20,7 +20,7 @@ _MAX_HEADER = 300
 _RECIPIENT = re.compile(r"\bto=([\w.\-]+)")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _OTHERS = re.compile(r"\s*(?:user|system|developer|tool|functions\.[\w.\-]+)\b")
-_JSON = Dialect(enders=("<|call|>", "<|end|>", "<|return|>", "<|start|>"), restart=("<|channel|>",))
+_JSON = Dialect(enders=("<|call|>", "<|end|>", "<|return|>", "<|start|>"), restart=("<|start|>assistant",))
 
 HARMONY = ToolFormat("harmony")
 
@@ -35,9 +35,14 @@ class Header:
 
 
 def header(source: Source, head: str) -> Step[Header | None]:
-    """What stands between `head`, just consumed, and the message; ``None`` if no message follows."""
+    """What stands between `head`, just consumed, and the message; ``None`` if no message follows.
+
+    A header that the end of the text cut is consumed.
+    """
     text, found = yield from source.until((_MESSAGE,), _MAX_HEADER)
     if not found:
+        if source.closed and source.left <= _MAX_HEADER:
+            source.take(source.left)
         return None
     channel = _CHANNEL.search(head + text)
     recipient = _RECIPIENT.search(text)

@@ -9,7 +9,7 @@ from start_llm.parsing.schema import dump
 from start_llm.parsing.source import WHITESPACE, Step
 from start_llm.parsing.tools.base import ANYTHING, MAX_NAME, NAME, Opener, Parse, Reading, ToolFormat
 from start_llm.parsing.tools.hermes import bare_list, json_block
-from start_llm.parsing.turntokens import LEAKED
+from start_llm.parsing.turntokens import LEAKED, turn_ends
 
 _QUOTES = ('"""', "'''", '"', "'")
 _VALUE_STARTS = "\"'[{-0123456789"
@@ -17,8 +17,8 @@ _VALUE_STARTS = "\"'[{-0123456789"
 
 def _block(start: str, end: str) -> Parse:
     enders = tuple(text for text in (end, *LEAKED) if text)
-    python = _dialect(enders, start)
-    objects = Dialect(enders=enders, restart=(start,))
+    python = _dialect(enders, f"{start}[")
+    objects = Dialect(enders=enders, restart=(f"{start}{{", f"{start}[{{"))
 
     def parse(reading: Reading) -> Step[None]:
         source = reading.source
@@ -82,7 +82,7 @@ def _arguments(reading: Reading, call: Call, dialect: Dialect) -> Step[bool]:
     while True:
         yield from source.skip(WHITESPACE + ",")
         char = yield from source.ahead()
-        if (yield from stream.at_end()) or char in ")]}":
+        if (yield from stream.at_end()) or char in ")]}" or (yield from _cut_word(reading)):
             closed = bool((yield from source.accept((")",))))
             break
         key = yield from _keyword(reading)
@@ -114,6 +114,12 @@ def _keyword(reading: Reading) -> Step[str]:
     key = source.take(length)
     source.take(offset + 1 - length)
     return key
+
+
+def _cut_word(reading: Reading) -> Step[bool]:
+    """The turn ends in a bare word: nobody knows whether it was to be a key."""
+    length = yield from _word(reading)
+    return bool(length) and (yield from turn_ends(reading.source, length))
 
 
 def _word(reading: Reading, offset: int = 0) -> Step[int]:

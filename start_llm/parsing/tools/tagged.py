@@ -6,6 +6,7 @@ One reader for all of them; a family is a `Tags` table.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from start_llm.parsing.calls import Call, NotACall
@@ -14,7 +15,7 @@ from start_llm.parsing.schema import Schema, dump
 from start_llm.parsing.source import Step
 from start_llm.parsing.tools.base import NAME, Opener, Parse, Reading, ToolFormat
 from start_llm.parsing.tools.values import Close, Trim, ValueReader, ValueSink
-from start_llm.parsing.turntokens import LEAKED
+from start_llm.parsing.turntokens import LEAKED, turn_ends
 
 _ATTRIBUTE = re.compile(r"""([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
 _MAX_HEAD = 300
@@ -123,6 +124,9 @@ def _parameters(reading: Reading, call: Call, tags: Tags) -> Step[bool]:
             complete = False
             break
         key = head.get("name") or head.get("key") or head.get("") or ""
+        if not key:
+            complete = False
+            break
         call.write(("{" if not seen else ", ") + dump(key) + ": ")
         seen.add(key)
         complete = yield from _value(reading, call, tags, head, key, seen)
@@ -138,10 +142,9 @@ def _value(reading: Reading, call: Call, tags: Tags, head: dict[str, str], key: 
     schema = call.schema.member(key)
     if not schema.types and head.get("type"):
         schema = Schema({"type": head["type"]})
-    outer = tuple(end for end in (*tags.outer, *LEAKED) if end)
     close = Close(
         tags=(tags.param[1],),
-        followers=(tags.param[0], *tags.call, *outer),
+        followers=tuple(tag for tag in (tags.param[0], *tags.call, *tags.outer) if tag),
         breaks=tuple(tag for tag in (tags.param[0], tags.call[1], tags.outer[1]) if tag),
         restart=tuple(tag for tag in (tags.outer[0], tags.call[0]) if tag),
     )
@@ -171,18 +174,26 @@ def _ends_value(reading: Reading, call: Call, tags: Tags, tag: str, seen: set[st
     """Whether markup inside a value shows that the value's closing tag is missing."""
     source = reading.source
     if tag == tags.param[0]:
-        candidates = [
-            pattern
-            for key in call.schema.keys
-            if key not in seen
-            for pattern in (f"{tag}={key}{tags.head_end}", f'{tag} name="{key}"', f'{tag} key="{key}"')
-        ]
-        return bool((yield from source.starts(candidates)))
-    offset = yield from source.blank(len(tag))
-    if not (yield from source.ahead(offset)):
-        return True
-    following = tuple(text for text in (*tags.outer, *LEAKED) if text)
-    return bool((yield from source.starts(following, offset)))
+        keys = [key for key in call.schema.keys if key not in seen]
+        return bool((yield from source.starts(_heads(tags, tag, keys))))
+    again = _heads(tags, tags.call[0], reading.calls.names)
+    if tags.outer[0]:
+        again = tuple(f"{tags.outer[0]}{space}{tags.call[0]}" for space in ("", "\n")) + again
+    if tag in (tags.outer[0], tags.call[0]):
+        return bool((yield from source.starts(again)))
+    return (yield from turn_ends(source, len(tag), again + ((tags.outer[1],) if tags.outer[1] else ())))
+
+
+def _heads(tags: Tags, start: str, names: Iterable[str]) -> tuple[str, ...]:
+    """The ways to write a tag with one of these names."""
+    return tuple(
+        head
+        for name in names
+        for head in (
+            f"{start}={name}{tags.head_end}",
+            *(f'{start} {word}="{name}"' for word in ("name", "key", "tool")),
+        )
+    )
 
 
 def tagged_format(ident: str, tags: Tags) -> ToolFormat:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from start_llm.parsing.calls import Call
 from start_llm.parsing.schema import Schema, dump, escape, parse_literal
 from start_llm.parsing.source import Source, Step
+from start_llm.parsing.turntokens import LEAKED, turn_ends
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Close:
     """Where a value ends.
 
     A value may hold the closing tag as content (code that is about such tags). So the tag counts only if
-    one of `followers`, or the end of the text, comes after it. Where no such tag comes at all, the first
+    one of `followers`, or the end of the turn, comes after it. Where no such tag comes at all, the first
     one that was seen is taken after all.
 
     Attributes:
@@ -25,7 +26,7 @@ class Close:
         followers: markup that can follow the closing tag.
         breaks: markup that ends a value whose closing tag is missing, if it begins a line (or anywhere, if
             `anywhere`) and `plausible` says so.
-        restart: markup that begins another call.
+        restart: the same for markup that begins another call, behind a closing tag that was not sure.
     """
 
     tags: tuple[str, ...]
@@ -36,7 +37,7 @@ class Close:
 
 
 class ValueReader:
-    """Reads one value. `complete` is False if the text ended before the value did."""
+    """Reads one value. `complete` is False if the turn ended before the value did."""
 
     def __init__(
         self, source: Source, close: Close, sink: ValueSink, plausible: Callable[[str], Step[bool]] | None = None
@@ -53,7 +54,7 @@ class ValueReader:
 
     def run(self) -> Step[None]:
         source, close = self._source, self._close
-        tags = (*close.tags, *close.breaks, *close.restart)
+        tags = (*close.tags, *close.breaks, *close.restart, *LEAKED)
         leads = "".join({tag[0] for tag in tags})
         plain = re.compile(f"[^{re.escape(leads)}]+")
         while True:
@@ -74,6 +75,9 @@ class ValueReader:
                     break
                 if self._mark is None:
                     self._mark, self._mark_tag = source.mark(), tag
+            elif tag in LEAKED and (yield from turn_ends(source, 0, roles=False)):
+                self._fall_back()
+                break
             elif tag and (yield from self._breaks(tag)):
                 if self._mark is not None:
                     self._fall_back()
@@ -84,17 +88,12 @@ class ValueReader:
     def _breaks(self, tag: str) -> Step[bool]:
         if self._last != "\n" and not self._close.anywhere:
             return False
-        if tag in self._close.restart and self._mark is not None:
-            return True
-        if tag not in self._close.breaks:
+        if tag not in self._close.breaks and (tag not in self._close.restart or self._mark is None):
             return False
         return self._plausible is None or (yield from self._plausible(tag))
 
     def _follows(self, offset: int) -> Step[bool]:
-        offset = yield from self._source.blank(offset)
-        if not (yield from self._source.ahead(offset)):
-            return True
-        return bool((yield from self._source.starts(self._close.followers, offset)))
+        return (yield from turn_ends(self._source, offset, self._close.followers))
 
     def _content(self, text: str) -> None:
         self._last = text[-1]
@@ -109,7 +108,7 @@ class ValueReader:
             self._sink.add("".join(self._held))
 
     def _fall_back(self) -> None:
-        """No closing tag was sure: take the first that was seen, or the end of the text."""
+        """No closing tag was sure: take the first that was seen, or the end of the turn."""
         if self._mark is None:
             self.complete = False
         else:
