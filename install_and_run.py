@@ -1,6 +1,6 @@
 """The one command: makes .venv with everything in it, then runs start_llm. Standard library only.
 
-    python3.12 install_and_run.py [serve|demo|doctor|launch|test] [flags]
+    python3.12 install_and_run.py [COMMAND] [flags]        help lists the commands
 
 The first start installs (a step a line); later ones find a stamp file and hand over at once, without the network.
 """
@@ -8,6 +8,7 @@ The first start installs (a step a line); later ones find a stamp file and hand 
 import ctypes.util
 import fcntl
 import hashlib
+import importlib
 import json
 import os
 import platform
@@ -27,12 +28,9 @@ if sys.version_info[:2] != (3, 12):  # this file parses on older versions, so th
     )
 
 ROOT = Path(__file__).resolve().parent
-COMMANDS = {
-    "serve": "the server and its proxy (default); see: serve --help",
-    "demo": "a short agent conversation through server and proxy, with what each turn cost",
-    "doctor": "what this machine has and what is missing",
-    "launch": "an agent, connected to the server: launch claude|codex|opencode|openclaw|pi|qwen|cline|aider",
-    "test": "all checks; --slow and --e2e add tests, anything else goes to pytest",
+COMMAND = "python3.12 install_and_run.py"
+OWN = {  # what start_llm itself does not know; all other commands are its own
+    "test": "all checks of this repository; --slow and --e2e add tests, anything else goes to pytest",
     "run": "run a script in this environment: run scripts/agent_bench.py --help",
 }
 UV = "uv==0.13.8"
@@ -91,16 +89,30 @@ def main(arguments: list[str]) -> int:
 
 
 def parse(arguments: list[str]) -> tuple[str, list[str]]:
-    """The command and its flags; flags alone are for ``serve``."""
-    if arguments and arguments[0] in {"-h", "--help", "help"}:
-        print(__doc__.strip(), "", *(f"    {name:8}{what}" for name, what in COMMANDS.items()), sep="\n")
+    """The command and its flags; flags alone are for ``serve``. Ends the process where there is only help to give."""
+    if arguments and arguments[0] in OWN:
+        if arguments[1:2] and arguments[1] in {"-h", "--help"}:
+            print(f"usage: {COMMAND} {arguments[0]} ...\n\n{OWN[arguments[0]]}")
+            sys.exit(0)
+        if arguments == ["run"]:
+            print(f"run: which script? For instance: {COMMAND} run scripts/agent_bench.py --help", file=sys.stderr)
+            sys.exit(2)
+        return arguments[0], arguments[1:]
+    os.environ["START_LLM_COMMAND"] = COMMAND  # what help and hints tell the user to type
+    reading = importlib.import_module(
+        "start_llm.cli.reading"
+    )  # standard library only, so it can be asked before the venv
+    try:
+        reading.read(arguments)
+    except reading.Told as told:
+        print(told)
+        if arguments[0] in {"-h", "--help"} or arguments == ["help"]:
+            print("\nThis repository:", *(f"  {name:12}{what}" for name, what in OWN.items()), sep="\n")
         sys.exit(0)
-    if not arguments or arguments[0].startswith("-"):
-        return "serve", arguments
-    if arguments[0] not in COMMANDS:
-        print(f"Unknown command {arguments[0]!r}. Allowed: {', '.join(COMMANDS)}.", file=sys.stderr)
+    except reading.UsageError as error:
+        print(error, file=sys.stderr)
         sys.exit(2)
-    return arguments[0], arguments[1:]
+    return ("serve", arguments) if not arguments or arguments[0].startswith("-") else (arguments[0], arguments[1:])
 
 
 def say(text: str) -> None:

@@ -32,6 +32,7 @@ from start_llm.engine.runtime import TextRuntime, make_store
 from start_llm.engine.sampling import check_logit_bias, check_prompt_tokens
 from start_llm.engine.thread import EngineThread
 from start_llm.engine.wired import wire_weights
+from start_llm.host.home import command
 from start_llm.kvcache.disk import DiskTier
 from start_llm.models.device import default_cache_bytes, default_disk_bytes, inspect_device, kv_bytes, recommended_model
 from start_llm.models.loader import LoadedModel, accelerator, load_model
@@ -294,7 +295,7 @@ class App:
         self._say(f"model     {built.loaded.name}  (context {self._context(built.loaded):,} tokens)")
         self._say(f"KV cache  {memory}, {built.disk or 'nothing on disk'}")
         self._say(f"ready     OpenAI {self.server_url}/v1   Anthropic {self.server_url}")
-        self._say("agents    python3.12 install_and_run.py launch claude|codex|opencode|openclaw|pi|qwen|cline|aider")
+        self._say(f"agents    {command()} launch claude|codex|opencode|openclaw|pi|qwen|cline|aider")
 
 
 def _check(request: ChatRequest, vocab: int) -> None:

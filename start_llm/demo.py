@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 from collections.abc import Iterable
@@ -64,7 +65,7 @@ class Turn:
         return min(1.0, self.reused / self.resent) if self.resent else 1.0
 
 
-def main(settings: Settings) -> int:
+def main(settings: Settings, options: argparse.Namespace | None = None) -> int:
     """0 if both later turns reused what they resent; else 1, with the reason on standard error."""
     # Own ports, and no KV of earlier runs: the first turn is to be a cold one.
     settings = settings.model_copy(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
+import argparse
 import json
 import os
 import platform
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -17,13 +16,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from packaging.requirements import Requirement
 from rich.console import Console
 
 from start_llm.core.settings import Settings
+from start_llm.host.ports import address, bind_error, get_json, who_listens
 from start_llm.models.device import GIB, Accelerator, Device, default_cache_bytes, inspect_device, recommended_model
 
 Verdict = Literal["ok", "note", "bad"]
@@ -68,7 +67,7 @@ class Probe:
     error: str = ""
 
 
-def main(settings: Settings) -> int:
+def main(settings: Settings, options: argparse.Namespace | None = None) -> int:
     """Prints all findings; 0 if nothing is bad."""
     findings = list(examine(settings, probe_mlx()))
     console = Console(highlight=False, soft_wrap=True)
@@ -142,12 +141,19 @@ def packages(requirements: Path) -> Finding:
 
 
 def _pinned(requirements: Path) -> Iterator[Requirement]:
-    for line in requirements.read_text(encoding="utf-8").splitlines():
+    for line in _requirement_lines(requirements):
         text = line.partition("#")[0].strip()
         if text:
             requirement = Requirement(text)
             if requirement.marker is None or requirement.marker.evaluate():
                 yield requirement
+
+
+def _requirement_lines(requirements: Path) -> list[str]:
+    """Of the file, or where this is installed without it, of the installed package."""
+    if requirements.is_file():
+        return requirements.read_text(encoding="utf-8").splitlines()
+    return metadata.requires("start-llm") or []
 
 
 # --- machine --------------------------------------------------------------------------------
@@ -183,39 +189,17 @@ def port(subject: str, variable: str, host: str, number: int, runs: str | None =
         return Finding(subject, "ok", f"{number}, {runs} runs there now")
     if number == 0:
         return Finding(subject, "ok", "a free one is picked (0)")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, number))
-        except OSError as error:
-            taken = f"{number} on {host} cannot be had ({error.strerror}{_listener(number)}); set {variable} to another"
-            return Finding(subject, "note", taken)
-    return Finding(subject, "ok", f"{number} is free")
+    error = bind_error(host, number)
+    if error is None:
+        return Finding(subject, "ok", f"{number} is free")
+    taken = f"{number} on {host} cannot be had ({error.strerror}: {who_listens(number)}); set {variable} to another"
+    return Finding(subject, "note", taken)
 
 
 def answers(host: str, number: int, path: str, name: str) -> bool:
     """Whether somebody listens there who answers with a JSON object that has this field."""
-    connection = http.client.HTTPConnection(host, number, timeout=ANSWER_SECONDS)
-    try:
-        connection.request("GET", path)
-        body = json.loads(connection.getresponse().read())
-    except (OSError, http.client.HTTPException, ValueError):
-        return False
-    finally:
-        connection.close()
+    _, body = get_json(f"{address(host, number)}{path}", seconds=ANSWER_SECONDS)
     return isinstance(body, dict) and name in body
-
-
-def _listener(number: int) -> str:
-    """Who listens there, as far as this user may know."""
-    try:
-        for connection in psutil.net_connections("tcp"):
-            if connection.status == psutil.CONN_LISTEN and connection.laddr.port == number and connection.pid:
-                return f": {psutil.Process(connection.pid).name()}, process {connection.pid}"
-    except psutil.Error:
-        pass
-    return ""
 
 
 # --- model ----------------------------------------------------------------------------------

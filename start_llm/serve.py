@@ -6,6 +6,7 @@ shuts down under a thread inside MLX ends with an abort, so a process with such 
 
 from __future__ import annotations
 
+import argparse
 import gc
 import logging
 import os
@@ -45,7 +46,7 @@ class _Signals:
         raise _Asked
 
 
-def main_serve(settings: Settings) -> int:
+def main(settings: Settings, options: argparse.Namespace | None = None) -> int:
     """Returns the process's exit code, or ends the process with it."""
     if settings.log_json:
         log_as_json()

@@ -14,6 +14,12 @@ import install_and_run as bootstrap
 SCRIPT = Path(bootstrap.__file__)
 
 
+@pytest.fixture(autouse=True)
+def environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("START_LLM_COMMAND", "x")
+    monkeypatch.delenv("START_LLM_COMMAND")
+
+
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with its requirement files and no venv; the path of the venv to be."""
@@ -91,15 +97,36 @@ def test_unknown_command_names_the_allowed_ones(capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit) as exit_:
         bootstrap.parse(["srve"])
     assert exit_.value.code == 2
-    assert capsys.readouterr().err == "Unknown command 'srve'. Allowed: serve, demo, doctor, launch, test, run.\n"
+    said = capsys.readouterr().err
+    assert "did you mean serve?" in said and "python3.12 install_and_run.py help" in said and said.count("\n") == 1
 
 
-def test_help_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["--help"], "This repository:"),
+        (["help"], "install_and_run.py demo"),
+        (["help", "serve"], "--port PORT"),
+        (["test", "--help"], "pytest"),
+        (["run", "-h"], "script"),
+        (["--version"], "0."),
+    ],
+)
+def test_help_helps_and_runs_nothing(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
-        bootstrap.parse(["--help"])
-    assert exit_.value.code == 0
-    said = capsys.readouterr().out
-    assert all(f"\n    {name} " in said for name in bootstrap.COMMANDS)
+        bootstrap.parse(arguments)
+    assert exit_.value.code == 0 and part in capsys.readouterr().out
+
+
+def test_run_without_a_script_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        bootstrap.parse(["run"])
+    assert exit_.value.code == 2 and "which script" in capsys.readouterr().err
+
+
+def test_what_is_asked_before_the_venv_is_there_needs_nothing_of_it() -> None:
+    code = "import sys; sys.path.insert(0, sys.argv[1]); import start_llm.cli.reading as r; r.read(['serve'])"
+    subprocess.run([sys.executable, "-S", "-I", "-c", code, str(SCRIPT.parent)], check=True)
 
 
 # --- contamination ------------------------------------------------------------

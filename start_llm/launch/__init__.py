@@ -1,5 +1,1 @@
-"""`launch CLIENT`: runs an installed coding agent against this server, with a configuration of its own."""
-
-from start_llm.launch.cli import main
-
-__all__ = ["main"]
+"""`launch AGENT`: runs an installed coding agent against this server, with a configuration of its own."""

@@ -1,4 +1,4 @@
-"""`launch CLIENT [--print] [--via-proxy] [-- arguments]`, top to bottom."""
+"""The command `launch`, top to bottom."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from pathlib import Path
 from types import FrameType
 
 from start_llm.core.settings import Settings
+from start_llm.host.home import home
+from start_llm.host.ports import address, get_json
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.plan import Client, Endpoint, Plan
-from start_llm.launch.server import ROOT, LaunchError, address, from_root, get_json, running_server, wait_for
+from start_llm.launch.server import LaunchError, from_root, running_server, wait_for
 from start_llm.proxy.config import master_key
 
 STARTUP_SECONDS = 3600.0  # a first start downloads the model
@@ -30,9 +32,12 @@ OWN_HOSTS = "127.0.0.1,localhost"  # never through the user's HTTP proxy
 SECRET_BYTES = 24
 
 
-def main(argv: Sequence[str], settings: Settings) -> int:
-    """Runs a client and returns its exit code; 2 for bad arguments, 1 where it cannot be launched, 127 if missing."""
-    options, arguments = _parse(argv)
+def main(settings: Settings, options: argparse.Namespace) -> int:
+    """Runs a client and returns its exit code; 1 where it cannot be launched, 127 if it is missing.
+
+    Args:
+        options: ``client``, ``print``, ``via_proxy``, and ``arguments``, which are the client's own.
+    """
     client = CLIENTS[options.client]
     executable = shutil.which(client.command)
     if executable is None and not options.print:
@@ -53,24 +58,10 @@ def main(argv: Sequence[str], settings: Settings) -> int:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             plan = client.plan(endpoint, folder)
             write_files(plan)
-            return run(executable or client.command, with_secrets(plan), arguments)
+            return run(executable or client.command, with_secrets(plan), options.arguments)
     except LaunchError as error:
         print(f"launch: {error}", file=sys.stderr)
         return 1
-
-
-def _parse(argv: Sequence[str]) -> tuple[argparse.Namespace, list[str]]:
-    words = list(argv)
-    cut = words.index("--") if "--" in words else len(words)
-    parser = argparse.ArgumentParser(
-        prog="launch",
-        usage=f"launch {{{','.join(CLIENTS)}}} [--print] [--via-proxy] [-- the agent's own arguments]",
-        description="Run a coding agent against this server.",
-    )
-    parser.add_argument("client", choices=list(CLIENTS), help="the agent")
-    parser.add_argument("--print", action="store_true", help="show the environment instead of running the client")
-    parser.add_argument("--via-proxy", action="store_true", help="connect through the LiteLLM proxy")
-    return parser.parse_args(words[:cut]), words[cut + 1 :]
 
 
 def _folder(settings: Settings, client: Client) -> Path:
@@ -93,7 +84,7 @@ def connect(settings: Settings, server_url: str, proxy_port: int | None) -> Endp
         url = address(settings.mlx_host, proxy_port)
         if not wait_for(lambda: get_json(f"{url}/health/readiness")[0] == 200, lambda: True, PROXY_SECONDS):
             raise LaunchError(f"The proxy at {url} does not answer. Is the server running with PROXY=on?")
-        key = master_key(settings, ROOT / ".env")[0]
+        key = master_key(settings, home() / ".env")[0]
     return _endpoint(settings, url, key, cards[0]["id"], context)
 
 

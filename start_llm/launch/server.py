@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import signal
-import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
-import start_llm
 from start_llm.core.settings import Settings
 from start_llm.files.logs import begin_log, trim_log
+from start_llm.host.home import home, made_home, module_command, python_path
+from start_llm.host.ports import address, free_port, get_json
 
-ROOT = Path(start_llm.__file__).resolve().parents[1]
-SERVER_COMMAND = (sys.executable, "-m", "start_llm", "serve")
+SERVER_COMMAND = module_command("serve")
 _POLL_SECONDS = 0.1
 _STOP_SECONDS = 15.0
 _TRIM_SECONDS = 60.0
 _LOG_BYTES = 16 << 20
-_WILD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class LaunchError(RuntimeError):
@@ -35,31 +28,8 @@ class LaunchError(RuntimeError):
 
 
 def from_root(path: Path) -> Path:
-    """A path of the settings as the server takes it: it runs in ROOT, the agent in the user's repository."""
-    return ROOT / path.expanduser()
-
-
-def address(host: str, port: int) -> str:
-    host = _WILD_HOSTS.get(host, host)
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def get_json(url: str, key: str | None = None, seconds: float = 5) -> tuple[int, Any]:
-    """(status, body) of a GET; (0, None) if nobody answers; the body is ``None`` where it is no JSON."""
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=seconds)
-    try:
-        connection.request("GET", parts.path or "/", headers={"Authorization": f"Bearer {key}"} if key else {})
-        answer = connection.getresponse()
-        text = answer.read()
-    except (OSError, http.client.HTTPException):
-        return 0, None
-    finally:
-        connection.close()
-    try:
-        return answer.status, json.loads(text)
-    except ValueError:
-        return answer.status, None
+    """A path of the settings as the server takes it: it runs in `home`, the agent in the user's repository."""
+    return home() / path.expanduser()
 
 
 def wait_for(done: Callable[[], bool], alive: Callable[[], bool], seconds: float) -> bool:
@@ -130,7 +100,7 @@ def _spawn(settings: Settings, port: int, proxy_port: int | None, log_path: Path
     environment |= {"MLX_PORT": str(port), "PROXY": "off" if proxy_port is None else "on"}
     if proxy_port is not None:
         environment["PROXY_PORT"] = str(proxy_port)
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment["PYTHONPATH"] = python_path()
     log = begin_log(log_path)
     try:
         # Its own session: a Ctrl-C in the client is not for the server. Its own folder: `.env` and logs are not the
@@ -138,7 +108,7 @@ def _spawn(settings: Settings, port: int, proxy_port: int | None, log_path: Path
         return subprocess.Popen(
             SERVER_COMMAND,
             env=environment,
-            cwd=ROOT,
+            cwd=made_home(),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -169,11 +139,6 @@ def _end(child: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def _tail(path: Path, lines: int = 15) -> str:

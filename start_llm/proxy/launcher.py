@@ -9,7 +9,6 @@ import logging
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -24,6 +23,7 @@ import psutil
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.files.logs import begin_log, trim_log
+from start_llm.host.ports import address, free_port, is_free, who_listens
 from start_llm.proxy import config as proxy_config
 from start_llm.proxy.child import MARKER
 
@@ -33,7 +33,6 @@ CHILD = Path(__file__).with_name("child.py")
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 5.0
 _LOG_BYTES = 16 << 20
-_WILD_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 class ProxyError(RuntimeError):
@@ -90,8 +89,7 @@ class LiteLLMProxy:
     @property
     def url(self) -> str:
         """Where clients connect, without ``/v1``. The port is known once `start` has returned."""
-        host = _WILD_HOSTS.get(self._settings.mlx_host, self._settings.mlx_host)
-        return f"http://[{host}]:{self._port}" if ":" in host else f"http://{host}:{self._port}"
+        return address(self._settings.mlx_host, self._port)
 
     @property
     def master_key(self) -> str:
@@ -119,7 +117,7 @@ class LiteLLMProxy:
             if self._port:
                 self._clear_port(host, self._port)
             else:
-                self._port = _free_port(host)
+                self._port = free_port(host)
             try:
                 self._launch(host)
             except OSError as error:
@@ -246,21 +244,21 @@ class LiteLLMProxy:
 
     def _clear_port(self, host: str, port: int) -> None:
         """Returns once `port` can be bound: a leftover proxy of ours is ended, anything else is a ProxyError."""
-        if _bindable(host, port):
+        if is_free(host, port):
             return
         leftover = self._leftover(port)
         if leftover is None:
             raise ProxyError(
-                f"PROXY_PORT={port} is taken by {_who_listens(port)}. It was left alone. "
+                f"PROXY_PORT={port} is taken by {who_listens(port)}. It was left alone. "
                 "Stop it, or set PROXY_PORT to another port (0 picks a free one), or set PROXY=off."
             )
         with suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
             os.killpg(leftover.pid, signal.SIGKILL)
             leftover.wait(_STOP_SECONDS)
         deadline = time.monotonic() + _STOP_SECONDS
-        while not _bindable(host, port):
+        while not is_free(host, port):
             if time.monotonic() >= deadline:
-                raise ProxyError(f"PROXY_PORT={port} is still taken by {_who_listens(port)} after its end.")
+                raise ProxyError(f"PROXY_PORT={port} is still taken by {who_listens(port)} after its end.")
             time.sleep(_POLL_SECONDS)
 
     def _leftover(self, port: int) -> psutil.Process | None:
@@ -295,39 +293,4 @@ def _created(pid: int) -> float | None:
 def _reachable(url: str) -> str:
     """`url` with a wildcard host replaced by loopback."""
     parts = urlsplit(url)
-    host = _WILD_HOSTS.get(parts.hostname or "", parts.hostname or "")
-    return f"{parts.scheme}://[{host}]:{parts.port}" if ":" in host else f"{parts.scheme}://{host}:{parts.port}"
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-def _bindable(host: str, port: int) -> bool:
-    with socket.socket(_family(host)) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as uvicorn does: TIME_WAIT is not "taken"
-        try:
-            probe.bind((host, port))
-            probe.listen(1)
-        except OSError:
-            return False
-        return True
-
-
-def _free_port(host: str) -> int:
-    with socket.socket(_family(host)) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
-def _who_listens(port: int) -> str:
-    """A name for whoever listens on `port`, as far as this user may know it."""
-    for process in psutil.process_iter():
-        try:
-            connections = process.net_connections("tcp")
-            if any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in connections):
-                command = " ".join(process.cmdline())[:200] or process.name()
-                return f"process {process.pid} ({command})"
-        except psutil.Error:
-            continue
-    return "another user's process, or one that cannot be seen from here"
+    return address(parts.hostname or "", parts.port or 80)

@@ -16,8 +16,9 @@ import anthropic
 import openai
 import pytest
 
+from start_llm.host.ports import free_port, get_json
 from start_llm.launch.clients import CLIENTS
-from start_llm.launch.server import free_port, get_json, wait_for
+from start_llm.launch.server import wait_for
 from tests.e2e.install import search_path
 from tests.e2e.scenarios import SCENARIOS
 from tests.e2e.world import ROOT, World, end

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from start_llm.launch.server import free_port
+from start_llm.host.ports import free_port
 from tests.e2e.install import search_path
 
 ROOT = Path(__file__).resolve().parents[2]

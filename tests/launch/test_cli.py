@@ -10,14 +10,21 @@ from pathlib import Path
 
 import pytest
 
+from start_llm.cli.reading import read
 from start_llm.core.settings import Settings, load_settings
-from start_llm.launch import main
+from start_llm.host.home import home
+from start_llm.host.ports import get_json
+from start_llm.launch import cli
 from start_llm.launch import server as launch_server
 from start_llm.launch.cli import client_environment
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.plan import Plan
-from start_llm.launch.server import changed_settings, get_json
+from start_llm.launch.server import changed_settings
 from tests.launch.stub import SERVER_PROGRAM, make_client, serving
+
+
+def main(words: list[str], settings: Settings) -> int:
+    return cli.main(settings, read(["launch", *words]).options)
 
 
 def settings(folder: Path, **values: object) -> Settings:
@@ -96,7 +103,7 @@ def test_nothing_is_left_in_the_folder_that_the_agent_works_in(
     installed.mkdir()
     project.mkdir()
     monkeypatch.chdir(project)
-    monkeypatch.setattr(launch_server, "ROOT", installed)
+    monkeypatch.setenv("START_LLM_HOME", str(installed))
     root = str(Path(__file__).parents[2])
     monkeypatch.setattr(
         launch_server, "SERVER_COMMAND", (sys.executable, "-c", SERVER_PROGRAM, str(tmp_path / "r"), root)
@@ -193,12 +200,6 @@ def test_the_printed_text_makes_a_secret_too(tmp_path: Path, capsys: pytest.Capt
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
-def test_bad_arguments_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as refused:
-        main(["emacs"], settings(tmp_path))
-    assert refused.value.code == 2 and "claude" in capsys.readouterr().err
-
-
 def test_the_environment_loses_what_is_for_this_python_only() -> None:
     given = {"LD_PRELOAD": f"{sys.prefix}/lib/shim.so:/opt/theirs.so", "A": "1", "B": "2", "NO_PROXY": "x"}
     made = client_environment(given, Plan(env={"C": "3"}, defaults={"B": "0", "D": "4"}, unset=("A",)))
@@ -222,6 +223,6 @@ def test_settings_that_were_given_reach_a_started_server(tmp_path: Path, monkeyp
     assert changed_settings(given) == {
         "MODEL_PATH": os.path.join(os.getcwd(), "model"),
         "KV_BITS": "off",
-        "LOG_ROOT": str(launch_server.ROOT / "logs"),  # where `serve` has it
+        "LOG_ROOT": str(home() / "logs"),  # where `serve` has it
         "DEFAULT_THINKING": "False",
     }

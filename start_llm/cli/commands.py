@@ -1,0 +1,150 @@
+"""Every command: its words, its flags, its examples. Standard library only, so that help and refusals come at once."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from start_llm.launch.clients import CLIENTS
+
+AddFlags = Callable[[argparse.ArgumentParser], None]
+SETTING_FLAGS = ("model_path", "mlx_host", "mlx_port", "proxy_port", "proxy", "max_kv_size")
+"""Names of options that are settings: they win over the environment and `.env`."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """One word after the program's name.
+
+    Attributes:
+        group: the heading under which help lists it.
+        what: one line for that list.
+        place: ``module:function`` that runs it, as ``function(settings, options)``; imported only then.
+        flags: adds its flags and arguments.
+        examples: what follows the program's name, and what it does.
+        in_home: runs in the folder of `.env` and logs, not in the caller's.
+        more: what help says besides.
+        tail: takes words behind ``--`` that are not ours (``options.arguments``).
+    """
+
+    name: str
+    group: str
+    what: str
+    place: str
+    flags: AddFlags
+    examples: tuple[tuple[str, str], ...] = ()
+    in_home: bool = False
+    more: str = ""
+    tail: bool = False
+
+
+def model_word(name: str) -> str:
+    """A folder is meant from where the caller stands."""
+    folder = Path(name).expanduser()
+    return str(folder.resolve()) if folder.exists() else name
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", dest="model_path", type=model_word, metavar="MODEL", help="repository or folder (MODEL_PATH)"
+    )
+
+
+def add_port(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--port", dest="mlx_port", metavar="PORT", help="port of the server (MLX_PORT)")
+
+
+def add_context(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--context", dest="max_kv_size", metavar="TOKENS", help="most tokens of one request's context (MAX_KV_SIZE)"
+    )
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Flags of everything that starts a server."""
+    parser.add_argument("model", nargs="?", type=model_word, metavar="MODEL", help="as --model")
+    add_model(parser)
+    parser.add_argument("--host", dest="mlx_host", metavar="HOST", help="address of the server (MLX_HOST)")
+    add_port(parser)
+    add_context(parser)
+    parser.add_argument("--proxy-port", metavar="PORT", help="port of the proxy, 0 for a free one (PROXY_PORT)")
+    parser.add_argument("--no-proxy", dest="proxy", action="store_const", const="off", help="no proxy (PROXY=off)")
+
+
+def add_launch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("client", choices=list(CLIENTS), metavar="AGENT", help=", ".join(CLIENTS))
+    parser.add_argument("--print", action="store_true", help="show what would be set, as shell text; run nothing")
+    parser.add_argument("--via-proxy", action="store_true", help="connect through the LiteLLM proxy")
+    add_model(parser)
+    add_port(parser)
+    add_context(parser)
+
+
+def add_shell(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=["bash", "zsh", "fish"], metavar="SHELL", help="bash, zsh or fish")
+
+
+COMMANDS = {
+    command.name: command
+    for command in (
+        Command(
+            "serve",
+            "Server",
+            "run the server and the LiteLLM proxy in front of it, here in the terminal (default)",
+            "start_llm.serve:main",
+            add_server,
+            (
+                ("serve", "the model of MODEL_PATH, or a small embedded one"),
+                ("serve mlx-community/Qwen3.6-27B-4bit --port 8081", "another model and port"),
+                ("serve ./my-model --no-proxy", "a folder of your own"),
+            ),
+            in_home=True,
+            more="Every setting is a variable, too: see .env.example.",
+        ),
+        Command(
+            "launch",
+            "Agents",
+            "run a coding agent connected to the server; starts one if none runs",
+            "start_llm.launch.cli:main",
+            add_launch,
+            (
+                ("launch pi", "PI in this folder"),
+                ("launch claude -- --continue", "words behind -- are the agent's own"),
+                ("launch codex --print", "what would be set, to do it by hand"),
+            ),
+            tail=True,
+        ),
+        Command(
+            "demo",
+            "Look around",
+            "start both on free ports, run a short agent conversation, print what each turn cost",
+            "start_llm.demo:main",
+            add_server,
+            (("demo", "with the embedded model"),),
+            in_home=True,
+        ),
+        Command(
+            "doctor",
+            "Look around",
+            "say what this machine has and what is missing",
+            "start_llm.doctor:main",
+            add_server,
+            (("doctor", ""),),
+            in_home=True,
+        ),
+        Command(
+            "completion",
+            "Look around",
+            "print a script that completes these commands in your shell",
+            "start_llm.cli.completion:main",
+            add_shell,
+            (
+                ("completion bash >> ~/.bashrc", ""),
+                ("completion zsh > ~/.zfunc/_start-llm", "with that folder in fpath"),
+                ("completion fish > ~/.config/fish/completions/start-llm.fish", ""),
+            ),
+        ),
+    )
+}

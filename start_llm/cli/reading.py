@@ -1,0 +1,184 @@
+"""Words of the command line to a command and its options; help, and refusals in one sentence. Standard library only."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import start_llm
+from start_llm.cli.commands import COMMANDS, SETTING_FLAGS, Command
+from start_llm.host.home import command as program
+from start_llm.launch.clients import CLIENTS
+
+HELP = {"-h", "--help"}
+
+
+class UsageError(Exception):
+    """The words make no command. The message is one sentence that ends with what to type instead."""
+
+
+class Told(Exception):
+    """Help or the version was asked for: the message is that."""
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A command with its options.
+
+    Attributes:
+        overrides: settings that were given as flags.
+    """
+
+    command: Command
+    options: argparse.Namespace
+    overrides: dict[str, Any]
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one sentence, as a `UsageError`."""
+
+    def __init__(self, command: Command) -> None:
+        super().__init__(
+            f"{program()} {command.name}",
+            description=sentence(command.what),
+            epilog=_epilog(command),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+            add_help=False,
+        )
+        self._command = command
+        self.add_argument("-h", "--help", action="store_true", help="show this")
+        command.flags(self)
+
+    def flag_names(self) -> list[str]:
+        return [name for action in self._actions for name in action.option_strings]
+
+    def error(self, message: str) -> NoReturn:
+        name = self._command.name
+        choice = re.match(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", message)
+        if choice:
+            allowed = choice[3].replace("'", "")
+            what = {"AGENT": "agent"}.get(choice[1], choice[1].lower())
+            message = f"there is no {what} {choice[2]!r}; {_near(choice[2], allowed.split(', '))}allowed: {allowed}"
+        else:
+            message = message.replace("the following arguments are required:", "missing:")
+        raise UsageError(f"{name}: {message} (see: {program()} help {name})")
+
+
+def read(words: Sequence[str]) -> Typed:
+    """The command that is meant: flags alone are for ``serve``. Raises UsageError, Told."""
+    words = list(words)
+    if words and words[0] in {"-V", "--version", "version"}:
+        raise Told(f"{program()} {start_llm.__version__} (Python {sys.version.split()[0]})")
+    if words and words[0] in {"help", *HELP}:
+        return _help(words[1:])
+    command = _command(words)
+    rest = words[1:] if words and words[0] == command.name else words
+    return _options(command, rest)
+
+
+def _command(words: list[str]) -> Command:
+    if not words or words[0].startswith("-"):
+        return COMMANDS["serve"]
+    found = COMMANDS.get(words[0])
+    if found is None:
+        near = _near(words[0], [*COMMANDS, "help"])
+        raise UsageError(f"There is no command {words[0]!r}; {near}all of them: {program()} help")
+    return found
+
+
+def _options(command: Command, words: list[str]) -> Typed:
+    parser = _Parser(command)
+    cut = words.index("--") if command.tail and "--" in words else len(words)
+    own, tail = words[:cut], words[cut + 1 :]
+    if HELP & set(own):
+        raise Told(parser.format_help().rstrip())
+    options, unknown = parser.parse_known_args(own)
+    if unknown:
+        raise UsageError(_unknown(parser, command, options, unknown))
+    options.arguments = tail
+    positional = vars(options).pop("model", None)
+    if positional is not None:
+        if options.model_path not in (None, positional):
+            raise UsageError(f"{command.name}: two models, {positional} and {options.model_path}; name one")
+        options.model_path = positional
+    given = {name: getattr(options, name, None) for name in SETTING_FLAGS}
+    return Typed(command, options, {name: value for name, value in given.items() if value is not None})
+
+
+def _unknown(parser: _Parser, command: Command, options: argparse.Namespace, unknown: list[str]) -> str:
+    word = unknown[0]
+    kind = "flag" if word.startswith("-") else "argument"
+    if command.tail and getattr(options, "client", None):
+        title = CLIENTS[options.client].title
+        return (
+            f"{command.name}: {word} is no {kind} of {command.name}; what is meant for {title} goes behind --: "
+            f"{program()} {command.name} {options.client} -- {' '.join(unknown)}"
+        )
+    near = _near(word.partition("=")[0], parser.flag_names()) if kind == "flag" else ""
+    return f"{command.name}: there is no {kind} {word}; {near}see: {program()} help {command.name}"
+
+
+def _near(word: str, allowed: list[str]) -> str:
+    """``did you mean serve? `` if something allowed is like `word`."""
+    found = difflib.get_close_matches(word, allowed, 1, 0.6)
+    return f"did you mean {found[0]}? " if found else ""
+
+
+# --- help -----------------------------------------------------------------------------------
+
+
+def _help(words: list[str]) -> NoReturn:
+    if not words or words[0] in {"help", *HELP}:
+        raise Told(overview())
+    command = COMMANDS.get(words[0])
+    if command is None:
+        raise UsageError(
+            f"There is no command {words[0]!r}; {_near(words[0], list(COMMANDS))}all of them: {program()} help"
+        )
+    raise Told(_Parser(command).format_help().rstrip())
+
+
+def overview() -> str:
+    """All commands in their groups, and how to begin."""
+    width = max(map(len, COMMANDS)) + 2
+    lines = [
+        f"start_llm {start_llm.__version__}: a local LLM server for coding agents. A turn costs what is new in it.",
+        "",
+        f"usage: {program()} COMMAND [flags]        {program()} help COMMAND tells more of one",
+    ]
+    for group in dict.fromkeys(command.group for command in COMMANDS.values()):
+        lines += ["", f"{group}:"]
+        lines += [f"  {c.name:{width}}{c.what}" for c in COMMANDS.values() if c.group == group]
+    lines += [
+        "",
+        "Begin with:",
+        *_lines(
+            (
+                ("demo", "see what is reused, with a small model that comes along"),
+                ("launch pi", "an agent in this folder; a server starts if none runs"),
+                ("serve owner/name", "a model from Hugging Face"),
+            )
+        ),
+    ]
+    return "\n".join(lines)
+
+
+def _epilog(command: Command) -> str:
+    parts = ["examples:", *_lines(command.examples)] if command.examples else []
+    return "\n".join([*parts, *(["", command.more] if command.more else [])])
+
+
+def _lines(examples: Sequence[tuple[str, str]]) -> list[str]:
+    typed = [(f"  {program()} {words}", what) for words, what in examples]
+    width = min(64, max(len(words) for words, _ in typed) + 3)
+    return [f"{words:{width}}{f' {what}' if what else ''}".rstrip() for words, what in typed]
+
+
+def sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}."

@@ -1,0 +1,53 @@
+"""Runs a command that was typed: reads the settings, refuses what can be refused, then imports what it needs."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+
+from dotenv import dotenv_values
+
+from start_llm.cli.preflight import Refused, check
+from start_llm.cli.reading import Typed
+from start_llm.core.exitcodes import ExitCode
+from start_llm.core.settings import Settings, SettingsError, load_settings
+from start_llm.dashboard.jsonlines import json_line
+from start_llm.host.home import home, made_home
+
+
+def run(typed: Typed) -> int:
+    """The command's exit code; 2 for a bad flag, setting, path or port."""
+    # transformers warns of what is no fault here (no PyTorch), and advises it, which nothing here needs
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    try:
+        if typed.command.in_home:
+            os.chdir(made_home())
+        settings = load_settings(home() / ".env", **typed.overrides)
+        check(typed.command, settings)
+    except (SettingsError, Refused) as error:
+        return _refuse(str(error), typed)
+    except OSError as error:
+        return _refuse(f"START_LLM_HOME={home()} cannot be used: {error}; name another folder.", typed)
+    return _start(typed, settings)
+
+
+def _start(typed: Typed, settings: Settings) -> int:
+    module, _, function = typed.command.place.partition(":")
+    return int(getattr(import_module(module), function)(settings, typed.options))
+
+
+def _refuse(message: str, typed: Typed) -> int:
+    as_json = typed.command.in_home and _truth(_raw_setting("LOG_JSON"))
+    print(json_line(message, level="error") if as_json else message, file=sys.stderr)
+    return ExitCode.BAD_SETTING
+
+
+def _raw_setting(name: str) -> str:
+    """A variable as it stands, for when the settings as a whole cannot be read."""
+    return os.environ.get(name) or dotenv_values(home() / ".env").get(name) or ""
+
+
+def _truth(word: str) -> bool:
+    return word.strip().lower() in {"1", "true", "t", "yes", "y", "on"}

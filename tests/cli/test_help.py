@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+import start_llm
+from start_llm.__main__ import main
+from start_llm.cli.commands import COMMANDS
+from start_llm.cli.completion import script
+from start_llm.cli.reading import overview, read
+from start_llm.host.home import COMMAND_VARIABLE
+
+
+def test_the_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert re.fullmatch(rf"start-llm {re.escape(start_llm.__version__)} \(Python 3\.12.*\)\n", capsys.readouterr().out)
+
+
+def test_help_lists_every_command_in_a_group() -> None:
+    said = overview()
+    for command in COMMANDS.values():
+        assert f"\n{command.group}:" in said and f"\n  {command.name} " in said
+    assert max(map(len, said.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_of_a_command_is_the_same_either_way(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["help", name]) == 0
+    said = capsys.readouterr().out
+    assert main([name, "--help"]) == 0
+    assert capsys.readouterr().out == said
+    for words, _ in COMMANDS[name].examples:
+        assert f"start-llm {words}" in said
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_examples_can_be_typed(name: str) -> None:
+    for words, _ in COMMANDS[name].examples:
+        typed = words.split(" >")[0].split()
+        assert read(typed).command.name == name
+
+
+def test_words_behind_the_dashes_are_the_agents() -> None:
+    typed = read(["launch", "pi", "--print", "--model", "a/b", "--", "--help", "--", "-x"])
+    assert typed.options.arguments == ["--help", "--", "-x"]
+    assert typed.overrides == {"model_path": "a/b"} and typed.options.print
+
+
+def test_hints_name_the_command_that_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COMMAND_VARIABLE, "python3.12 install_and_run.py")
+    assert "python3.12 install_and_run.py demo" in overview()
+
+
+def test_help_imports_little() -> None:
+    code = (
+        "import sys; from start_llm.__main__ import main; main(['help']); main(['srve']);"
+        "print(sorted({'pydantic', 'rich', 'psutil', 'mlx', 'transformers'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.endswith("[]\n")
+
+
+def complete(words: list[str]) -> set[str]:
+    typed = " ".join(words)
+    text = (
+        f"{script('bash')}\nCOMP_WORDS=(start-llm {typed}); COMP_CWORD={len(words)}; _start_llm; echo ${{COMPREPLY[@]}}"
+    )
+    return set(subprocess.run(["bash", "-c", text], capture_output=True, text=True, check=True).stdout.split())
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash")
+def test_bash_completes_commands_agents_and_flags() -> None:
+    assert complete(["se"]) >= {"serve"} and "launch" not in complete(["se"])
+    assert complete(["launch", "c"]) == {"claude", "codex", "cline"}
+    assert "--port" in complete(["serve", "--p"])
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_every_command_is_in_every_script(shell: str) -> None:
+    text = script(shell)
+    assert all(name in text for name in COMMANDS)
+    if shutil.which(shell):
+        subprocess.run([shell, "-n", "/dev/stdin"], input=text, text=True, check=True)

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import os
+import socket
+
+from start_llm.host.ports import (
+    address,
+    free_port,
+    get_json,
+    is_free,
+    listener,
+    served_model,
+    server_state,
+    who_listens,
+)
+from tests.launch.stub import serving
+
+
+def test_a_taken_port_is_known_with_its_holder() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        found = listener(port)
+        assert not is_free("127.0.0.1", port) and found is not None and found.pid == os.getpid()
+        assert f"process {os.getpid()} (" in who_listens(port)
+    assert is_free("127.0.0.1", port) and listener(port) is None
+    assert "cannot be seen" in who_listens(port)
+
+
+def test_a_free_port_is_free() -> None:
+    assert is_free("127.0.0.1", free_port())
+
+
+def test_addresses() -> None:
+    assert address("0.0.0.0", 1) == "http://127.0.0.1:1" and address("::1", 2) == "http://[::1]:2"
+    assert address("::", 3) == "http://[::1]:3" and address("mac.local", 4) == "http://mac.local:4"
+
+
+def test_a_server_tells_what_it_is() -> None:
+    with serving() as port:
+        assert server_state("127.0.0.1", port) == "ready" and served_model("127.0.0.1", port) == "served-name"
+    assert server_state("127.0.0.1", port) is None and served_model("127.0.0.1", port) is None
+    assert get_json(address("127.0.0.1", port)) == (0, None)

@@ -1,0 +1,45 @@
+"""The wrong ones are in `tests/cli/test_wrong_inputs.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mlx_lm.utils
+import pytest
+
+from start_llm.models.checkpoint import CheckpointError, architectures, check_source, safetensors_bytes
+from tests.cli.places import checkpoint, safetensors
+from tests.oracle import build_oracle
+
+
+def test_architectures_are_those_that_mlx_lm_loads() -> None:
+    known = architectures()
+    assert set(mlx_lm.utils.MODEL_REMAPPING) <= known
+    assert {"llama", "qwen3", "qwen3_5", "gpt_oss"} <= known and "quasar9" not in known
+
+
+def test_a_real_checkpoint_is_right(smol_path: Path, tmp_path: Path) -> None:
+    check_source(str(smol_path), command="x")
+    weights = smol_path / "model.safetensors"
+    assert safetensors_bytes(weights) == weights.stat().st_size
+    check_source(str(build_oracle(tmp_path / "oracle", "plain")), command="x", trust_code=True)
+
+
+def test_names_of_repositories_are_right() -> None:
+    for name in ("mlx-community/Qwen3.6-27B-4bit", "a/b", "openai/gpt-oss-20b"):
+        check_source(name, command="x")
+
+
+def test_a_name_that_is_like_a_known_one_is_told() -> None:
+    with pytest.raises(CheckpointError, match=r"did you mean qwen3\.6-27b"):
+        check_source("qwen3.6-28b", command="x", known=["qwen3.6-27b", "qwen3.5-9b"])
+
+
+def test_sharded_weights_are_looked_at_one_by_one(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "m")
+    safetensors(folder / "model-00002-of-00002.safetensors", 128)
+    check_source(str(folder), command="x")
+    with (folder / "model-00002-of-00002.safetensors").open("r+b") as file:
+        file.truncate(100)
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00002.safetensors is cut short \(100 B of"):
+        check_source(str(folder), command="x")

@@ -1,0 +1,58 @@
+"""What is installed by ``uv tool install .`` or ``pip install .``."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+def test_the_command_is_there() -> None:
+    module, _, function = PROJECT["project"]["scripts"]["start-llm"].partition(":")
+    assert callable(getattr(import_module(module), function))
+
+
+def test_dependencies_are_the_pins_of_requirements() -> None:
+    (name,) = PROJECT["tool"]["setuptools"]["dynamic"]["dependencies"].values()
+    lines = [line.partition("#")[0].strip() for line in (ROOT / name[0]).read_text("utf-8").splitlines()]
+    pins = [Requirement(line) for line in lines if line]
+    assert len(pins) > 20
+    assert all([spec.operator for spec in pin.specifier] == ["=="] for pin in pins)
+
+
+def test_every_file_that_is_no_module_is_package_data() -> None:
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]["start_llm"]
+    listed = subprocess.check_output(["git", "ls-files", "start_llm"], cwd=ROOT, text=True).splitlines()
+    others = [path.removeprefix("start_llm/") for path in listed if not path.endswith(".py")]
+    assert others
+    assert [path for path in others if not any(fnmatch.fnmatch(path, pattern) for pattern in patterns)] == []
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_from_anywhere(tmp_path: Path) -> None:
+    uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
+    if uv is None:
+        pytest.skip("no uv")
+    subprocess.run([uv, "build", "--wheel", "--out-dir", tmp_path, ROOT], check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    into = tmp_path / "site"
+    install = [uv, "pip", "install", "--no-deps", "--python", sys.executable, "--target", into, wheel]
+    subprocess.run(install, check=True, capture_output=True)
+    assert (into / "start_llm" / "models" / "templates" / "smollm2.jinja").is_file()
+    environment = {**os.environ, "PYTHONPATH": str(into), "HOME": str(tmp_path)}
+    environment.pop("START_LLM_HOME", None)
+    for words, said in ((["--version"], "start-llm 0."), (["serve", "/nothing"], "no such folder")):
+        command = [sys.executable, str(into / "bin" / "start-llm"), *words]
+        run = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert said in run.stdout + run.stderr
