@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import permutations
+from itertools import permutations, product
 
 from start_llm.core.messages import Message, Tool
 from tests.prompt.belongs_clients import CLEARED, FILES, SYSTEM, SYSTEM_LINES, TOOLS, Place, files_text, private_words
@@ -26,11 +26,10 @@ from tests.prompt.belongs_reading import (
     renderings,
     tags,
     texts_of,
+    without_notes,
 )
-from tests.prompt.models import model
 
 SLACK = 64
-PROOF = 64
 
 
 @dataclass
@@ -71,7 +70,7 @@ class Seen:
 def seen(truth: Truth, sent: Sent, text: str, tokens: int, thinking: bool) -> Seen:
     base = base_of(sent.history)
     equal = _equal(truth, sent) if base is None else ()
-    alike = tuple(made for made in equal if not _stands_against(sent, made))
+    alike = _deepest([made for made in equal if not _stands_against(sent, made)])
     return Seen(sent, text, tokens, thinking, base, equal, alike)
 
 
@@ -82,7 +81,7 @@ def problems(truth: Truth, prompt: Seen) -> Iterator[str]:
     if truth.policy != "strict":
         yield from _foreign(prompt)
         yield from _places(truth, prompt)
-        yield from _in_its_place(prompt)
+        yield from _in_its_place(truth, prompt)
         yield from _length(truth, prompt)
 
 
@@ -99,29 +98,22 @@ def base_of(history: Sequence[Said]) -> Made | None:
     return None
 
 
-def _equal(truth: Truth, sent: Sent) -> tuple[Made, ...]:
-    """Answers to requests that cannot be told from this one by their words up to there, the deepest ones.
-
-    They are the same word for word; or but for declared places, if there are enough words of ours to prove it.
-    """
-    faces, aside = [_face(message) for message in _own_messages(sent)], _aside(sent)
-    found: list[Made] = []
-    for made in truth.made:
-        index = len(made.history) + 1
-        if index >= len(faces) or faces[index] != _face(made.answer):
-            continue
-        before = [_face(message) for message in _own_messages(made.sent)]
-        same = before == faces[:index] and aside == _aside(made.sent)
-        if same or (before[1:] == faces[1:index] and _proof(truth, [*made.sent.request.messages, made.answer])):
-            found.append(made)
+def _deepest(found: Sequence[Made]) -> tuple[Made, ...]:
     deepest = max((len(made.history) for made in found), default=0)
     return tuple(made for made in found if len(made.history) == deepest)
 
 
-def _proof(truth: Truth, messages: Sequence[Message]) -> bool:
-    """Whether the answers have as many tokens as prove that it is the same conversation."""
-    said = [m.content + "".join(c.arguments for c in m.tool_calls) for m in messages if m.role == "assistant"]
-    return sum(len(model(truth.family)[1].encode(text)) for text in said) >= PROOF
+def _equal(truth: Truth, sent: Sent) -> tuple[Made, ...]:
+    """Answers to requests that are word for word the same as this request up to there."""
+    faces, aside = [_face(message) for message in _own_messages(sent)], _aside(sent)
+    found: list[Made] = []
+    for made in truth.made:
+        index = len(made.history) + 1
+        if index >= len(faces) or faces[index] != _face(made.answer) or aside != _aside(made.sent):
+            continue
+        if [_face(message) for message in _own_messages(made.sent)] == faces[:index]:
+            found.append(made)
+    return tuple(found)
 
 
 def _stands_against(sent: Sent, made: Made) -> bool:
@@ -230,12 +222,13 @@ def _newer_files(prompt: Seen, place: Place, at: int) -> bool:
     return block is not None and prompt.text.rfind(block.strip()) > at
 
 
-def _in_its_place(prompt: Seen) -> Iterator[str]:
+def _in_its_place(truth: Truth, prompt: Seen) -> Iterator[str]:
     """The conversation's messages are there, each in its place and with its own words."""
+    sent = prompt.sent
     pairs = [
         (message, said)
-        for index, (message, said) in enumerate(zip(prompt.sent.request.messages, prompt.sent.said, strict=True))
-        if index and (said is not None or (message.role == "user" and prompt.sent.transient is not None))
+        for index, (message, said) in enumerate(zip(sent.request.messages, sent.said, strict=True))
+        if index and (said is not None or (message.role == "user" and sent.transient is not None))
     ]
     read = messages_read(prompt.text)[1:]
     if [shown.role for shown in read] != [message.role for message, _ in pairs]:
@@ -244,16 +237,32 @@ def _in_its_place(prompt: Seen) -> Iterator[str]:
         return
     answered = max((i for i, (message, _) in enumerate(pairs) if message.role == "assistant"), default=-1)
     for index, ((message, said), shown) in enumerate(zip(pairs, read, strict=True)):
-        if said is not None and said.cleared:
-            if CLEARED not in shown.body and said.text not in shown.body:
-                yield f"(b) message {index}: a cleared result is neither kept nor cleared: {shown.body!r}"
-            continue
-        words = message.content if said is None or index > answered else said.text
-        words = words.rpartition("</think>")[2] if message.role == "assistant" else words
-        values = [value for call in message.tool_calls for value in json.loads(call.arguments).values()]
-        for part in (words.strip(), *(str(value) for value in values)):
-            if part not in shown.body:
-                yield f"(b) message {index}, a {message.role}'s: {part!r} was sent, {shown.body!r} is shown"
+        if message.role == "assistant":
+            right = all(part in shown.body for part in _parts(message))
+        else:
+            body = without_notes(shown.body, truth.tags).strip()
+            right = body in (_as_written(sent, message, said) if index <= answered else {message.content.strip()})
+        if not right:
+            yield f"(b) message {index}, a {message.role}'s: {message.content!r} was sent, {shown.body!r} is shown"
+
+
+def _parts(answer: Message) -> Iterator[str]:
+    yield answer.content.rpartition("</think>")[2].strip()
+    for call in answer.tool_calls:
+        yield from (str(value) for value in json.loads(call.arguments).values())
+
+
+def _as_written(sent: Sent, message: Message, said: Said | None) -> set[str]:
+    """All that the client has ever written for this message."""
+    if said is None:
+        return {message.content.strip()}
+    forms, write = (
+        (sent.kind.result, sent.kind.result_text) if said.role == "tool" else (sent.kind.user, sent.kind.user_text)
+    )
+    places = [Place(said.number, label) for label in forms]
+    options = [(None, sent.values.get(place), *sent.earlier.get(place, ())) for place in places]
+    texts = {write(said.text, said.number, dict(zip(places, values, strict=True))) for values in product(*options)}
+    return {text.strip() for text in (*texts, *([CLEARED] if said.cleared else []))}
 
 
 def _length(truth: Truth, prompt: Seen) -> Iterator[str]:

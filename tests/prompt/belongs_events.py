@@ -173,7 +173,6 @@ def newcomer(world: World, conversation: Conversation, n: int) -> None:
     twin = imported(conversation, Words(world.tag()), n % 2 == 0, True)
     twin.history = [Said(1, "user", "hello"), Said(2, "assistant", "OK.")]
     twin.numbers = 2
-    twin.values = {place: value for place, value in twin.values.items() if place.where <= twin.numbers}
     twin.values = {place: value for place, value in twin.values.items() if place.where < 0}
     twin.earlier = {place: values for place, values in twin.earlier.items() if place.where < 0}
     world.add(twin)

@@ -9,12 +9,14 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from start_llm.core.messages import Message, Tool
 from tests.prompt.belongs_clients import FILES_REPLY
 from tests.prompt.models import TEMPLATES, fast_tokenizer
 
+START = re.compile(r"(?=<\|im_start\|>)")
 _MESSAGE = re.compile(r"<\|im_start\|>(\w+)\n?(.*?)<\|im_end\|>", re.DOTALL)
 _RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.DOTALL)
 _TAG = re.compile(r"<([A-Za-z][\w:.-]*)([^<>\n]*)>")
@@ -28,8 +30,13 @@ _HOLDS = re.compile(r"(\bnow\b|\bnew\b|\binstead\b|->|→|=>)", re.IGNORECASE)
 
 
 def count(text: str) -> int:
-    """Tokens of a text."""
-    return len(fast_tokenizer().backend_tokenizer.encode(text, add_special_tokens=False).ids)
+    """Tokens of a text. A special token parts it, so that equal parts are counted once."""
+    return sum(map(_count, START.split(text)))
+
+
+@lru_cache(maxsize=50_000)
+def _count(part: str) -> int:
+    return len(fast_tokenizer().backend_tokenizer.encode(part, add_special_tokens=False).ids)
 
 
 def tags(texts: Iterable[str]) -> set[str]:
@@ -147,6 +154,12 @@ class Frame:
     end: int
 
 
+def without_notes(text: str, sent_tags: set[str]) -> str:
+    for note in reversed(frames(text, sent_tags)):
+        text = text[: note.start].rstrip("\n") + text[note.end :]
+    return text
+
+
 def frames(prompt: str, sent_tags: set[str]) -> list[Frame]:
     found: list[Frame] = []
     for match in _TAG.finditer(prompt):
@@ -154,7 +167,7 @@ def frames(prompt: str, sent_tags: set[str]) -> list[Frame]:
             continue
         close = prompt.find(f"</{match[1]}", match.end())
         if close >= 0:
-            found.append(Frame(match.start(), close))
+            found.append(Frame(match.start(), prompt.find(">", close) + 1))
     return found
 
 

@@ -16,9 +16,9 @@ from start_llm.core.messages import Message
 from start_llm.core.request import ChatRequest
 from tests.prompt.belongs_clients import CLEARED, PRIVATE
 from tests.prompt.belongs_events import EVENTS
+from tests.prompt.belongs_model import remembering
 from tests.prompt.belongs_reading import rendering
 from tests.prompt.belongs_world import Premises
-from tests.prompt.models import model
 
 BILLING = re.compile(r"x-anthropic-billing-header: .*\n")
 CLAUDE = "You are Claude Code"
@@ -42,7 +42,7 @@ class AsSent:
 
     def prepared(self, request: ChatRequest, messages: Sequence[Message], thinking: bool, **more: Any) -> Any:
         text = rendering(messages, request.tools, self.where.family, thinking)
-        tokens = tuple(model(self.where.family)[1].encode(text))
+        tokens = tuple(remembering(self.where.family)[1].encode(text))
         opened = text.endswith("<think>\n")
         return SimpleNamespace(
             prompt=SimpleNamespace(tokens=tokens),
@@ -226,6 +226,8 @@ class RewritesQuestions(AsSent):
 class ShowsTheOldQuestion(AsSent):
     """An edited question stays as it was asked first; the new one is told behind it."""
 
+    events = ("go on", "edit")
+
     def __init__(self, where: Premises) -> None:
         super().__init__(where)
         self.asked: dict[tuple[object, ...], str] = {}
@@ -321,7 +323,8 @@ class NoTenth(Noting):
 class CallIdsAreNoProof(Noting):
     """Goes on from the last answer with calls, whose ever it was."""
 
-    groups = MappingProxyType({"kind": "unknown", "size": 2})
+    groups = MappingProxyType({"kind": "unknown", "size": 2, "private": False, "echo": 0, "thinking": True})
+    events = ("go on",)
 
     def record(self, prepared: Any, answer: Message, tokens: Sequence[int]) -> None:
         super().record(prepared, answer, tokens)
@@ -338,6 +341,7 @@ DEFECTS: dict[type[AsSent], str] = {
     StrangersReasoning: "a",
     EqualTurnsMix: "a",
     RewritesQuestions: "b",
+    ShowsTheOldQuestion: "b",
     NotesGrow: "e",
     KeepsResults: "a",
     StrictIsNot: "e",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,13 +13,15 @@ from start_llm.core.request import ChatRequest
 from start_llm.prompt.clients import Clients
 from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.turndb import TurnDB
+from tests.memory_folder import memory_folder
 from tests.prompt.belongs_checks import Truth, problems, remembered, seen
 from tests.prompt.belongs_conversation import KINDS, Conversation, Made, Sent, Words
 from tests.prompt.belongs_events import EVENTS
+from tests.prompt.belongs_model import remembering
 from tests.prompt.belongs_reading import texts_of
 from tests.prompt.belongs_story import ECHOES, NAMES, Group, Step, Story
 from tests.prompt.client import raw_answer, settings
-from tests.prompt.models import EOS, model
+from tests.prompt.models import EOS
 
 CONVERSATIONS = 8
 
@@ -54,7 +55,7 @@ Start = Callable[[Premises], Server]
 
 def real(where: Premises) -> Server:
     """The product's own pipeline."""
-    template, tokenizer = model(where.family)
+    template, tokenizer = remembering(where.family)
     return Pipeline(
         template,
         tokenizer,
@@ -140,7 +141,7 @@ class World:
         self.truth.saw(sent)
         prepared = self.server.prepare(sent.request, thinking=conversation.thinking)
         tokens = prepared.prompt.tokens
-        tokenizer = model(self.story.family)[1]
+        tokenizer = remembering(self.story.family)[1]
         text = tokenizer.decode(tokens)
         prompt = seen(self.truth, sent, text, len(tokens), conversation.thinking)
         wrong = list(problems(self.truth, prompt))
@@ -184,8 +185,8 @@ def _sent_lines(sent: Sent) -> list[str]:
 
 def tell(story: Story, start: Start, figures: Counter[str] | None = None) -> None:
     """Runs a story. Raises Broken at the first prompt that does not have the properties."""
-    with tempfile.TemporaryDirectory() as folder:
-        world = World(story, start, Path(folder))
+    with memory_folder() as folder:
+        world = World(story, start, folder)
         try:
             world.run()
         finally:

@@ -1,0 +1,61 @@
+"""The models of `test_belongs`: those of `tests.prompt.models`, which do the same work once only.
+
+Every server that is started looks at its template and tokenizer with the same questions, and many requests are alike.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from start_llm.prompt.clock import VARIABLE
+from start_llm.prompt.ports import Template, Tokenizer
+from tests.prompt.belongs_reading import START
+from tests.prompt.models import model
+
+_KEPT = 20_000
+
+
+class _Template:
+    def __init__(self, template: Template) -> None:
+        self._template = template
+
+        @lru_cache(maxsize=_KEPT)
+        def rendered(key: str) -> str:
+            messages, tools, prompt, more = json.loads(key)
+            return template.render(messages, tools, prompt, **more)
+
+        self._rendered = rendered
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+        **kwargs: Any,
+    ) -> str:
+        if VARIABLE in kwargs:  # a function
+            return self._template.render(messages, tools, add_generation_prompt, **kwargs)
+        return self._rendered(json.dumps([messages, tools, add_generation_prompt, kwargs]))
+
+
+class _Tokenizer:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.special_tokens, self.eos_ids = tokenizer.special_tokens, tokenizer.eos_ids
+        self._encoded = lru_cache(maxsize=_KEPT)(lambda text: tuple(tokenizer.encode(text)))
+        self._decoded = lru_cache(maxsize=_KEPT)(tokenizer.decode)
+
+    def encode(self, text: str) -> list[int]:
+        """A special token parts a text: the tokens of the parts are those of the whole."""
+        return [token for part in START.split(text) for token in self._encoded(part)]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return self._decoded(tuple(tokens))
+
+
+@lru_cache
+def remembering(family: str) -> tuple[Template, Tokenizer]:
+    template, tokenizer = model(family)
+    return _Template(template), _Tokenizer(tokenizer)
