@@ -19,8 +19,8 @@ TAG = re.compile(r"^</?[\w-]+>$")
 def diff(old: str, new: str) -> list[str] | None:
     """The lines by which `new` differs from `old`, each place under a line that says where it is in `new` now.
 
-    A place in a file between fences is named by the file. Of a long run of lines that are gone the first and the last
-    are told. None where the texts are too long to compare.
+    A place in a file between fences is named by the file. Of lines that begin as before only the new ones are told. Of
+    a long run of lines that are gone the first and the last are told. None where the texts are too long to compare.
     """
     before, after = old.split("\n"), new.split("\n")
     head = _common(before, after)

@@ -153,17 +153,18 @@ def _is_modest(path: Path, new: Sequence[Shown], asked: Asked, noted: tuple[int,
 
     Notes are counted in tokens. Other text is counted by its characters, at the rate of the conversation without notes.
     """
-    sent = kept = 0
+    sent = kept = called = 0
     contents = {shown.place: shown.message.content for shown in path.shown if shown.place is not None}
     for entry in asked.reading.entries:
         sent += len(entry.facts.shown.content)
+        called += sum(len(call.name) + len(call.arguments) for call in entry.message.tool_calls)
         if entry.cleared and entry.place is not None:
             kept += max(0, len(contents.get(entry.place, "")) - len(entry.message.content))
     shown = path.chars + sum(len(one.message.content) for one in new)
+    tools = known = sum(len(definition(tool)) for tool in asked.tools)
     if asked.tools != path.tools:
-        sent += sum(len(definition(tool)) for tool in asked.tools)
-        shown += sum(len(definition(tool)) for tool in path.tools)
+        known = sum(len(definition(tool)) for tool in path.tools)
     old_chars, old_tokens = path.node.noted
     rate = (len(path.rendering.tokens) - old_tokens) / max(1, len(path.rendering.text) - old_chars)
-    beyond = (shown - kept - sent - noted[0]) * rate + noted[1]
-    return beyond <= sent * rate / _SHARE + (_SLACK if not noted[0] else 0)
+    beyond = (shown + known - kept - sent - tools - noted[0]) * rate + noted[1]
+    return beyond <= (sent + called + tools) * rate / _SHARE + (_SLACK if not noted[0] else 0)
