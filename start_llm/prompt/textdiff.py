@@ -11,6 +11,7 @@ from difflib import SequenceMatcher
 MAX_LINES = 3000
 _AT_ONCE = 150
 _ELIDE = 13
+_ALIKE = 6  # characters, as in "Mode: "
 _FENCE = re.compile(r"^`{3,}[\w.+-]*$|^<(?:source|code|pre|codeblock|sourcecode)>$")
 _CLOSING = re.compile(r"`{3,}$|</(?:source|code|pre|codeblock|sourcecode)>$")
 TAG = re.compile(r"^</?[\w-]+>$")
@@ -30,14 +31,21 @@ def diff(old: str, new: str) -> list[str] | None:
         return None
     lines: list[str] = []
     for a1, a2, b1, b2 in _differences(a, b):
-        gone = a[a1:a2]
-        lines.append(_place(after, head + b1))
-        if len(gone) >= _ELIDE:
-            lines += [f"-{gone[0]}", f"(-{len(gone) - 2} more lines, down to)", f"-{gone[-1]}"]
+        gone, came = a[a1:a2], b[b1:b2]
+        place = _place(after, head + b1)
+        if len(gone) == len(came) and all(map(_begin_alike, gone, came)):
+            lines.append(f"{place}, now:")
+        elif len(gone) >= _ELIDE:
+            lines += [f"{place}:", f"-{gone[0]}", f"(-{len(gone) - 2} more lines, down to)", f"-{gone[-1]}"]
         else:
-            lines += (f"-{line}" for line in gone)
-        lines += (f"+{line}" for line in b[b1:b2])
+            lines += [f"{place}:", *(f"-{line}" for line in gone)]
+        lines += (f"+{line}" for line in came)
     return lines
+
+
+def _begin_alike(old: str, new: str) -> bool:
+    """A reader sees which line the new one stands for."""
+    return _common(old.strip(), new.strip()) >= max(_ALIKE, len(old.strip()) // 4)
 
 
 def _place(lines: Sequence[str], index: int) -> str:
@@ -49,8 +57,8 @@ def _place(lines: Sequence[str], index: int) -> str:
         elif opened is not None and _CLOSING.search(line):
             opened = None
     if opened is None or opened == 0 or not lines[opened - 1].strip():
-        return f"line {index + 1}:"
-    return f"{lines[opened - 1].strip()}, line {index - opened}:"
+        return f"line {index + 1}"
+    return f"{lines[opened - 1].strip().removesuffix(':')}, line {index - opened}"
 
 
 def _differences(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:

@@ -19,6 +19,15 @@ def test_a_place_is_named_by_its_line_or_by_its_file():
     assert diff(FILES, FILES + "\nThe end.") == [f"line {FILES.count(chr(10)) + 2}:", "+The end."]
 
 
+def test_of_a_line_that_begins_as_it_did_only_what_it_says_now_is_told():
+    old = "You help.\nCurrent time: 10:05\nMode: plan\nBe brief."
+    assert diff(old, old.replace("10:05", "10:06")) == ["line 2, now:", "+Current time: 10:06"]
+    both = old.replace("10:05", "10:06").replace("plan", "build")
+    assert diff(old, both) == ["line 2, now:", "+Current time: 10:06", "+Mode: build"]
+    assert diff(old, old.replace("Mode: plan", "Nothing else")) == ["line 3:", "-Mode: plan", "+Nothing else"]
+    assert diff(old, old.replace("Mode: plan\n", "Mode: build\nMode: on\n"))[:2] == ["line 3:", "-Mode: plan"]
+
+
 def test_of_a_long_run_of_lines_that_are_gone_the_ends_are_told():
     old = "\n".join(f"line {n}" for n in range(40))
     assert diff(old, "line 0") == ["line 2:", "-line 1", "(-37 more lines, down to)", "-line 39"]
@@ -37,7 +46,7 @@ def applied(old: list[str], told: list[str]) -> list[str]:
     rest = list(old)
     index = 0
     while index < len(told):
-        place = re.fullmatch(r"line (\d+):", told[index])
+        place = re.fullmatch(r"line (\d+)(, now)?:", told[index])
         assert place is not None
         index += 1
         gone, came = [], []
@@ -46,12 +55,13 @@ def applied(old: list[str], told: list[str]) -> list[str]:
             index += 1
         until = int(place[1]) - 1 - len(result)
         result += [*rest[:until], *came]
+        gone = rest[until : until + len(came)] if place[2] else gone
         assert rest[until : until + len(gone)] == gone
         rest = rest[until + len(gone) :]
     return result + rest
 
 
-LINES = st.lists(st.sampled_from(["a", "b", "", "  c", "d", "e"]), min_size=1, max_size=12)
+LINES = st.lists(st.sampled_from(["a", "b", "", "  c", "the line 1", "the line 2"]), min_size=1, max_size=12)
 
 
 @given(LINES, LINES)
