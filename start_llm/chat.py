@@ -42,6 +42,7 @@ from start_llm.core.request import ChatRequest
 from start_llm.core.service import Health, ModelCard
 from start_llm.core.settings import Settings
 from start_llm.core.work import Constraint, Engine, Submit, ThinkingLimit
+from start_llm.images.reader import Reader as ImageReader
 from start_llm.parsing.choice import Choice, Ending
 from start_llm.parsing.detokenise import Detokenizer
 from start_llm.parsing.registry import OutputStyle
@@ -106,6 +107,7 @@ class ChatService:
         self._served: Served | None = None
         self._reports: OrderedDict[str, CacheReport] = OrderedDict()
         self._reports_lock = threading.Lock()
+        self._images = ImageReader(settings)
 
     def serve(self, served: Served) -> None:
         """From now on requests are answered by this model."""
@@ -115,6 +117,7 @@ class ChatService:
         served = self._model(request.model)
         served.check(request)
         # 1. messages -> tokens
+        request = self._read(request)
         prepared = self._prepare(served, request)
         prompt = prepared.prompt
         # 2. does it fit?
@@ -127,6 +130,10 @@ class ChatService:
         run.submit(self._engine, served.constraint(request, prepared.in_reasoning))
         # 4. tokens come back as events
         return ChatStream(run, self._engine, poll=min(_WATCH_SECONDS, self._settings.sse_ping_seconds) * _PING_SHARE)
+
+    def _read(self, request: ChatRequest) -> ChatRequest:
+        """The request with its images read."""
+        return replace(request, messages=self._images.told(request.messages))
 
     def _prepare(self, served: Served, request: ChatRequest) -> Prepared:
         thinking = self._settings.default_thinking if request.thinking is None else request.thinking
@@ -141,11 +148,11 @@ class ChatService:
     # --- the rest of Service ----------------------------------------------------
 
     def count_tokens(self, request: ChatRequest) -> int:
-        return len(self._prepare(self._model(request.model), request).prompt.tokens)
+        return len(self._prepare(self._model(request.model), self._read(request)).prompt.tokens)
 
     def explain(self, request: ChatRequest) -> CacheReport:
         served = self._model(request.model)
-        prepared = self._prepare(served, request)
+        prepared = self._prepare(served, self._read(request))
         return explained(self._engine.plan(prepared.prompt), served.pipeline, prepared)
 
     def cache_report(self, request_id: str) -> CacheReport | None:
@@ -170,6 +177,7 @@ class ChatService:
                 reasoning=bool(
                     traits.reasoning_key or traits.reasoning_inline or traits.switches or served.think_tokens
                 ),
+                images=self._settings.images_on_text_model,
                 details={"source": served.source},
             ),
         )
@@ -181,7 +189,8 @@ class ChatService:
         since = (
             None if status.since is None else datetime.fromtimestamp(status.since, UTC).isoformat(timespec="seconds")
         )
-        return Health(ok, state, status.running, status.queued, status.detail, since)
+        able = {} if self._served is None else self.models()[0].capabilities
+        return Health(ok, state, status.running, status.queued, status.detail, since, able)
 
     def _model(self, name: str) -> Served:
         served = self._served

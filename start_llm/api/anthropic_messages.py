@@ -27,9 +27,10 @@ from start_llm.api.fields import (
     within,
     word,
 )
+from start_llm.api.images import IMAGE_TYPES, attachment_of
 from start_llm.api.openai_tools import check_unique, response_format_of
 from start_llm.api.owner import owner_of
-from start_llm.api.parts import join_text, string_in, unusable
+from start_llm.api.parts import Content, join_content, join_text, only_text, string_in, unusable
 from start_llm.api.thinking import template_kwargs_of, thinking_of
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import NAME
@@ -121,7 +122,8 @@ def read_messages(inbound: Inbound, settings: Settings) -> MessagesExchange:
 def _system(system: Any) -> tuple[Message, ...]:
     if system is None or system == [] or system == "":
         return ()
-    return (Message("system", _blocks_text(system, "system")),)
+    content = _blocks_content(system, "system")
+    return (Message("system", content.text, attachments=content.attachments),)
 
 
 def _format(body: MessagesBody) -> ResponseFormat:
@@ -143,7 +145,8 @@ def messages_of(messages: list[MessageIn]) -> tuple[Message, ...]:
         elif message.role == "assistant":
             result.append(_assistant(message.content, path))
         elif message.role == "system":
-            result.append(Message("system", _blocks_text(message.content, path)))
+            content = _blocks_content(message.content, path)
+            result.append(Message("system", content.text, attachments=content.attachments))
         else:
             raise bad(f"messages[{index}].role", "user, assistant or system", message.role)
     return tuple(result)
@@ -153,14 +156,15 @@ def _user(content: Any, path: str) -> list[Message]:
     if isinstance(content, str):
         return [Message("user", content)]
     results: list[Message] = []
-    texts: list[str] = []
+    parts: list[Content] = []
     for where, kind, block in _blocks(content, path):
         if kind == "tool_result":
             results.append(_tool_result(block, where))
         else:
-            texts.append(_block_text(kind, block, where))
-    if texts or not results:
-        results.append(Message("user", join_text(texts)))
+            parts.append(_block_content(kind, block, where))
+    if parts or not results:
+        said = join_content(parts)
+        results.append(Message("user", said.text, attachments=said.attachments))
     return results
 
 
@@ -169,14 +173,15 @@ def _tool_result(block: dict[str, Any], path: str) -> Message:
     if is_error is not None and not isinstance(is_error, bool):
         raise bad(f"{path}.is_error", "a boolean", is_error)
     content = block.get("content")
-    text = "" if content is None else _blocks_text(content, f"{path}.content")
-    return Message("tool", text, tool_call_id=string_in(block, "tool_use_id", path), is_error=bool(is_error))
+    said = Content() if content is None else _blocks_content(content, f"{path}.content")
+    call_id = string_in(block, "tool_use_id", path)
+    return Message("tool", said.text, tool_call_id=call_id, is_error=bool(is_error), attachments=said.attachments)
 
 
 def _assistant(content: Any, path: str) -> Message:
     if isinstance(content, str):
         return Message("assistant", content)
-    texts: list[str] = []
+    parts: list[Content] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []
     for where, kind, block in _blocks(content, path):
@@ -187,9 +192,10 @@ def _assistant(content: Any, path: str) -> Message:
         elif kind == "tool_use":
             calls.append(_tool_use(block, where))
         else:
-            texts.append(_block_text(kind, block, where))
+            parts.append(_block_content(kind, block, where))
     reasoning = join_text(thought for thought in thoughts if thought) or None
-    return Message("assistant", join_text(texts), reasoning=reasoning, tool_calls=tuple(calls))
+    said = join_content(parts)
+    return Message("assistant", said.text, reasoning=reasoning, tool_calls=tuple(calls), attachments=said.attachments)
 
 
 def _tool_use(block: dict[str, Any], path: str) -> ToolCall:
@@ -216,38 +222,41 @@ def _blocks(content: Any, path: str) -> list[tuple[str, str, dict[str, Any]]]:
     return found
 
 
-def _blocks_text(content: Any, path: str) -> str:
+def _blocks_content(content: Any, path: str) -> Content:
     if isinstance(content, str):
-        return content
-    return join_text(_block_text(kind, block, where) for where, kind, block in _blocks(content, path))
+        return Content(content)
+    return join_content([_block_content(kind, block, where) for where, kind, block in _blocks(content, path)])
 
 
-def _block_text(kind: str, block: dict[str, Any], path: str) -> str:
-    """The text of a block that has some; `cache_control` is never looked at."""
+def _block_content(kind: str, block: dict[str, Any], path: str) -> Content:
+    """What a block says; `cache_control` is never looked at."""
     if kind == "text":
-        return string_in(block, "text", path)
+        return Content(string_in(block, "text", path))
+    if kind in IMAGE_TYPES:
+        return Content(attachments=(attachment_of(block, path),))
     if kind == "document":
         return _document(block, path)
     if kind == "search_result":
         head = [string_in(block, "title", path), string_in(block, "source", path)]
-        return join_text([*head, _blocks_text(block.get("content"), f"{path}.content")])
+        found = only_text(_blocks_content(block.get("content"), f"{path}.content"))
+        return Content(join_text([*head, found]))
     if kind == "tool_reference":
-        return f"Tool now available: {string_in(block, 'tool_name', path)}"
+        return Content(f"Tool now available: {string_in(block, 'tool_name', path)}")
     raise unusable(kind, path)
 
 
-def _document(block: dict[str, Any], path: str) -> str:
+def _document(block: dict[str, Any], path: str) -> Content:
     source = block.get("source")
     kind = source.get("type") if isinstance(source, dict) else None
     if not isinstance(source, dict) or kind not in ("text", "content"):
         raise NotSupported(f"{path}.source: documents of type {short(kind)} are not supported, only text.", param=path)
-    text = (
-        string_in(source, "data", f"{path}.source")
+    said = (
+        Content(string_in(source, "data", f"{path}.source"))
         if kind == "text"
-        else _blocks_text(source.get("content"), f"{path}.source.content")
+        else _blocks_content(source.get("content"), f"{path}.source.content")
     )
     about = [block[name] for name in ("title", "context") if isinstance(block.get(name), str) and block[name]]
-    return join_text([*about, text])
+    return join_content([*(Content(text) for text in about), said])
 
 
 # --- tools ---

@@ -27,11 +27,20 @@ from start_llm.api.fields import (
 from start_llm.api.openai_stream import ChatWriter, chat_body
 from start_llm.api.openai_tools import check_unique, choose, function_of, response_format_of, tool_of
 from start_llm.api.owner import owner_of
-from start_llm.api.parts import arguments_in, join_text, part_text, string_in, text_of
+from start_llm.api.parts import (
+    Content,
+    arguments_in,
+    content_of,
+    join_content,
+    join_text,
+    part_content,
+    string_in,
+    text_of,
+)
 from start_llm.api.thinking import template_kwargs_of, thinking_of
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import CHOICES
-from start_llm.core.messages import Message, Tool, ToolCall
+from start_llm.core.messages import Message, Role, Tool, ToolCall
 from start_llm.core.request import ChatRequest, ToolChoice
 from start_llm.core.settings import Settings
 
@@ -156,10 +165,10 @@ def messages_of(messages: list[ChatMessage]) -> tuple[Message, ...]:
     result: list[Message] = []
     for index, message in enumerate(messages):
         path = f"messages[{index}]"
-        if message.role in {"system", "developer"}:
-            result.append(Message("system", text_of(message.content, f"{path}.content"), name=message.name))
-        elif message.role == "user":
-            result.append(Message("user", text_of(message.content, f"{path}.content"), name=message.name))
+        if message.role in {"system", "developer", "user"}:
+            content = content_of(message.content, f"{path}.content")
+            role: Role = "user" if message.role == "user" else "system"
+            result.append(Message(role, content.text, name=message.name, attachments=content.attachments))
         elif message.role == "assistant":
             result.append(_assistant(message, path, index))
         elif message.role in {"tool", "function"}:
@@ -170,9 +179,9 @@ def messages_of(messages: list[ChatMessage]) -> tuple[Message, ...]:
 
 
 def _assistant(message: ChatMessage, path: str, index: int) -> Message:
-    text, inline = _assistant_content(message.content, f"{path}.content")
-    if not text and message.refusal:
-        text = message.refusal
+    content, inline = _assistant_content(message.content, f"{path}.content")
+    if not content.text and message.refusal:
+        content = Content(message.refusal)
     reasoning = message.reasoning_content
     if reasoning is None and isinstance(message.reasoning, str):
         reasoning = message.reasoning
@@ -186,14 +195,21 @@ def _assistant(message: ChatMessage, path: str, index: int) -> Message:
     ]
     if message.function_call is not None:
         calls.append(_function(message.function_call, f"{path}.function_call", f"call_{index}_{len(calls)}"))
-    return Message("assistant", text, reasoning=reasoning or None, tool_calls=tuple(calls), name=message.name)
+    return Message(
+        "assistant",
+        content.text,
+        reasoning=reasoning or None,
+        tool_calls=tuple(calls),
+        name=message.name,
+        attachments=content.attachments,
+    )
 
 
-def _assistant_content(content: Any, path: str) -> tuple[str, str | None]:
-    """Text, and the thinking parts that some clients put beside it."""
+def _assistant_content(content: Any, path: str) -> tuple[Content, str | None]:
+    """What it says, and the thinking parts that some clients put beside it."""
     if not isinstance(content, list):
-        return text_of(content, path), None
-    texts, thoughts = [], []
+        return content_of(content, path), None
+    parts, thoughts = [], []
     for index, part in enumerate(content):
         where = f"{path}[{index}]"
         kind = word(part.get("type")) if isinstance(part, dict) else None
@@ -201,8 +217,8 @@ def _assistant_content(content: Any, path: str) -> tuple[str, str | None]:
             inner = part.get("thinking", part.get("text"))
             thoughts.append(text_of(inner, f"{where}.{kind}"))
         else:
-            texts.append(part_text(part, where))
-    return join_text(texts), join_text(thoughts) if thoughts else None
+            parts.append(part_content(part, where))
+    return join_content(parts), join_text(thoughts) if thoughts else None
 
 
 def _call(item: Any, path: str, default_id: str) -> ToolCall:
@@ -240,4 +256,5 @@ def _tool(message: ChatMessage, path: str, before: list[Message]) -> Message:
     if call_id is None:
         calls = [call for earlier in before for call in earlier.tool_calls if message.name in {None, call.name}]
         call_id = calls[-1].id if calls else None
-    return Message("tool", text_of(message.content, f"{path}.content"), tool_call_id=call_id, name=message.name)
+    content = content_of(message.content, f"{path}.content")
+    return Message("tool", content.text, tool_call_id=call_id, name=message.name, attachments=content.attachments)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from start_llm.api.fields import bad, short
-from start_llm.api.parts import arguments_in, join_text, part_text, string_in, text_of
+from start_llm.api.parts import Content, arguments_in, content_of, join_content, join_text, part_text, string_in
 from start_llm.api.responses_tools import flat_name
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, ToolCall
@@ -44,15 +44,16 @@ def unseal(text: str) -> str | None:
 class _Turn:
     """Assistant items that stand together are one message."""
 
-    texts: list[str] = field(default_factory=list)
+    parts: list[Content] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
 
     def message(self) -> list[Message]:
-        if not (self.texts or self.thoughts or self.calls):
+        if not (self.parts or self.thoughts or self.calls):
             return []
-        reasoning = join_text(self.thoughts) or None
-        return [Message("assistant", join_text(self.texts), reasoning=reasoning, tool_calls=tuple(self.calls))]
+        said, reasoning = join_content(self.parts), join_text(self.thoughts) or None
+        calls = tuple(self.calls)
+        return [Message("assistant", said.text, reasoning=reasoning, tool_calls=calls, attachments=said.attachments)]
 
 
 def messages_of(items: list[Any], path: str = "input") -> tuple[Message, ...]:
@@ -66,7 +67,7 @@ def messages_of(items: list[Any], path: str = "input") -> tuple[Message, ...]:
         kind = item.get("type", "message" if "role" in item else None)
         if kind is not None and not isinstance(kind, str):
             raise bad(f"{where}.type", "a string", kind)
-        if kind == "reasoning" and (turn.texts or turn.calls):
+        if kind == "reasoning" and (turn.parts or turn.calls):
             result.extend(turn.message())
             turn = _Turn()
         if _join(turn, kind, item, where) or kind == "additional_tools":
@@ -81,7 +82,7 @@ def messages_of(items: list[Any], path: str = "input") -> tuple[Message, ...]:
 def _join(turn: _Turn, kind: Any, item: dict[str, Any], path: str) -> bool:
     """Adds an assistant's item to its turn; false if it is not one."""
     if kind == "message" and item.get("role") == "assistant":
-        turn.texts.append(text_of(item.get("content"), f"{path}.content"))
+        turn.parts.append(content_of(item.get("content"), f"{path}.content"))
     elif kind == "reasoning":
         turn.thoughts.extend(_reasoning(item, path))
     elif kind in CALLS:
@@ -99,15 +100,16 @@ def _other(kind: Any, item: dict[str, Any], path: str) -> Message:
         role = item.get("role")
         if role not in ("user", "system", "developer"):
             raise bad(f"{path}.role", "user, assistant, system or developer", role)
-        content = text_of(item.get("content"), f"{path}.content")
-        return Message("user" if role == "user" else "system", content)
+        content = content_of(item.get("content"), f"{path}.content")
+        return Message("user" if role == "user" else "system", content.text, attachments=content.attachments)
     if kind == "agent_message":
         return Message("user", _agents_text(item, path))
     if kind in OUTPUTS:
         call_id = item.get("call_id", item.get("id"))
         if not isinstance(call_id, str):
             raise bad(f"{path}.call_id", "a string", call_id)
-        return Message("tool", text_of(item.get("output"), f"{path}.output"), tool_call_id=call_id)
+        output = content_of(item.get("output"), f"{path}.output")
+        return Message("tool", output.text, tool_call_id=call_id, attachments=output.attachments)
     raise BadRequest(
         f"{path}.type: items of type {short(kind)} are not supported, only {KNOWN}.",
         param=f"{path}.type",

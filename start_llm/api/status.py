@@ -88,6 +88,6 @@ def model_body(card: ModelCard) -> dict[str, Any]:
         "created_at": created,
         "context_length": card.context,
         "max_model_len": card.context,
-        "capabilities": {"tools": card.tools, "reasoning": card.reasoning, "vision": card.vision},
+        "capabilities": card.capabilities,
         "details": card.details,
     }

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from start_llm.core.images import Attachment
+
 Role = Literal["system", "user", "assistant", "tool"]
 
 
@@ -36,6 +38,8 @@ class Message:
         tool_call_id: for ``tool`` messages, the call that this answers.
         name: for ``tool`` messages the tool's name, where the client said it.
         is_error: a ``tool`` message that reports a failure (Anthropic's ``is_error``).
+        images: identities of the images that `content` tells of, in order.
+        attachments: images that were not read yet; `images.Reader` puts them into `content` and `images`.
     """
 
     role: Role
@@ -45,6 +49,8 @@ class Message:
     tool_call_id: str | None = None
     name: str | None = None
     is_error: bool = False
+    images: tuple[str, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from start_llm.core.events import Event
 from start_llm.core.report import CacheReport
@@ -19,6 +19,7 @@ class ModelCard:
         created: unix seconds.
         context: most tokens of a request, answer included.
         tools, reasoning, vision: whether it takes tools, can think before it answers, sees images.
+        images: what becomes of an image: ``shown`` to the model, told as a ``placeholder``, or ``reject``ed.
     """
 
     id: str
@@ -28,12 +29,20 @@ class ModelCard:
     tools: bool = True
     reasoning: bool = True
     vision: bool = False
+    images: Literal["shown", "placeholder", "reject"] = "placeholder"
     details: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def capabilities(self) -> dict[str, Any]:
+        return {"tools": self.tools, "reasoning": self.reasoning, "vision": self.vision, "images": self.images}
 
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`ok` is what decides between 200 and 503; `since` is when a wedged model last moved, in ISO 8601 (UTC)."""
+    """`ok` is what decides between 200 and 503; `since` is when a wedged model last moved, in ISO 8601 (UTC).
+
+    `capabilities`: of the served model, as in its card; empty until it is loaded.
+    """
 
     ok: bool
     state: str
@@ -41,6 +50,7 @@ class Health:
     queued: int = 0
     detail: str = ""
     since: str | None = None
+    capabilities: dict[str, Any] = field(default_factory=dict)
 
 
 class EventStream(Protocol):

@@ -170,6 +170,16 @@ class Settings(BaseSettings):
         description="Kept for old configurations: the key is a digest anyway, and the model always sees the content.",
     )
 
+    # Images
+    images_on_text_model: Literal["placeholder", "reject"] = Field(
+        "placeholder",
+        description="An image that the model cannot see: a line that tells its number, name and size, or error 501.",
+    )
+    image_max_bytes: Annotated[int, Field(ge=1024)] = Field(20_000_000, description="Largest image file, in bytes.")
+    image_max_pixels: Annotated[int, Field(ge=1024, le=500_000_000)] = Field(
+        50_000_000, description="Most pixels of an image."
+    )
+
     # Generation
     default_temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.1, description="Sampling temperature.")
     default_top_p: Annotated[float, Field(gt=0, le=1)] = Field(0.9, description="Top-p (nucleus) sampling.")

@@ -64,12 +64,13 @@ def decode(blob: bytes) -> Node:
 
 def _message(m: Message) -> list[Any]:
     calls = [[call.id, call.name, call.arguments] for call in m.tool_calls]
-    return [m.role, m.content, m.reasoning, calls, m.tool_call_id, m.name, m.is_error]
+    return [m.role, m.content, m.reasoning, calls, m.tool_call_id, m.name, m.is_error, m.images]
 
 
 def _read_message(data: list[Any]) -> Message:
-    role, content, reasoning, calls, *rest = data
-    return Message(role, content, reasoning, tuple(ToolCall(*call) for call in calls), *rest)
+    role, content, reasoning, calls, answers, name, is_error, *images = data
+    made = tuple(ToolCall(*call) for call in calls)
+    return Message(role, content, reasoning, made, answers, name, is_error, tuple(*images))
 
 
 def _node(header: dict[str, Any], numbers: array[int]) -> Node:

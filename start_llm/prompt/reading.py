@@ -191,7 +191,7 @@ def facts_of(message: Message, client: Client, system: str = "") -> Facts:
     shown = replace(message, content=_cut(message.content, dropped)) if dropped else message
     cut = [part for part in found if part.rule.kind != "cleared"]
     says = _without(message.content, cut) if cut else message.content
-    digest = digest_of(message.role, says, message.name or "", "error" if message.is_error else "")
+    digest = digest_of(message.role, says, message.name or "", "error" if message.is_error else "", *message.images)
     return Facts(digest, message.role == "tool" or not found or bool(says.strip()), parts, shown)
 
 

@@ -238,15 +238,10 @@ def test_sub_agents_have_sessions_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("content", "path"),
     [
-        ([{"type": "image", "source": {}}], "messages[0].content[0]"),
-        (
-            [{"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}],
-            "messages[0].content[0].content[0]",
-        ),
         ([{"type": "document", "source": {"type": "base64"}}], "messages[0].content[0]"),
     ],
 )  # fmt: skip
-def test_images_are_not_supported(content: Any, path: str) -> None:
+def test_documents_that_are_no_text_are_not_supported(content: Any, path: str) -> None:
     with pytest.raises(NotSupported) as caught:
         read(messages=[{"role": "user", "content": content}])
     assert caught.value.param == path

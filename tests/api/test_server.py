@@ -31,6 +31,7 @@ def test_health_says_what_the_engine_does(server: ApiServer, service: FakeServic
     assert status == 200
     assert json.loads(body) == {
         "status": "ok", "ok": True, "state": "ready", "running": 1, "queued": 2, "detail": "", "since": None,
+        "capabilities": {},
     }  # fmt: skip
     service.ok = False
     assert connect(server).get("/health").response()[0] == 503

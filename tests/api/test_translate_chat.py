@@ -221,7 +221,6 @@ def test_bad_fields_are_named(body: dict[str, Any], param: str) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        user({"type": "image_url", "image_url": {"url": "data:"}}),
         user({"type": "input_audio"}),
         user({"type": "file"}),
         {"modalities": ["text", "audio"]},

@@ -1,0 +1,1 @@
+"""Images of a request: read within limits, known by their pixels, numbered over the conversation."""

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from start_llm.images.pixels import Opened, TooManyPixels, Unreadable
+from start_llm.images.reader import decoded
+from tests.images.corpus import CASES, MOST_BYTES, MOST_PIXELS, Case, raw_png
+from tests.images.pictures import encoded, noise
+
+
+def opened(data: bytes) -> Opened:
+    return Opened(data, MOST_PIXELS)
+
+
+def test_the_corpus_is_large() -> None:
+    assert len(CASES) >= 40 and len({case.name for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_corpus(case: Case) -> None:
+    if case.seen:
+        image = opened(decoded(case.source, MOST_BYTES))
+        assert f"{image.width}x{image.height} {image.format}" == case.seen
+        picture = opened(decoded(case.source, MOST_BYTES)).upright()
+        assert (picture.mode, picture.size) == ("RGB", (image.width, image.height))
+        return
+    with pytest.raises(Unreadable, match=case.problem):
+        opened(decoded(case.source, MOST_BYTES)).identity()
+
+
+def test_the_same_pixels_are_the_same_image() -> None:
+    picture = noise(70, 50)
+    identity = opened(encoded(picture)).identity()
+    assert opened(encoded(picture, "PNG", compress_level=1)).identity() == identity
+    assert opened(encoded(picture, "WEBP", lossless=True)).identity() == identity
+    assert opened(encoded(picture.convert("RGBA"))).identity() == identity
+    turned = Image.Exif()
+    turned[0x0112] = 3
+    assert opened(encoded(picture.rotate(180), "PNG", exif=turned)).identity() == identity
+
+
+def test_one_changed_pixel_or_another_shape_is_another_image() -> None:
+    picture = noise(2000, 400)  # several bands
+    identity = opened(encoded(picture)).identity()
+    picture.putpixel((1999, 399), (0, 0, 1))
+    assert opened(encoded(picture)).identity() != identity
+    flat = Image.new("RGB", (20, 10))
+    assert opened(encoded(flat)).identity() != opened(encoded(flat.resize((10, 20)))).identity()
+
+
+def test_the_identity_is_of_the_pixels_that_are_shown() -> None:
+    for mode in ("RGB", "RGBA", "LA", "P", "L", "1"):
+        data = encoded(noise(33, 21).convert(mode))
+        again = encoded(opened(data).upright())
+        assert opened(again).identity() == opened(data).identity(), mode
+
+
+def test_sixteen_bits_of_grey_keep_their_brightness() -> None:
+    data = encoded(Image.fromarray(np.full((4, 4), 40000, np.uint16)))
+    assert opened(data).upright().getpixel((1, 1)) == (156, 156, 156)
+
+
+def test_what_is_transparent_is_white() -> None:
+    clear = Image.new("RGBA", (3, 3), (0, 0, 0, 0))
+    assert opened(encoded(clear)).upright().getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
+    with pytest.raises(TooManyPixels, match="8000x8000"):
+        opened(raw_png(8000, 8000, bytes(10)))

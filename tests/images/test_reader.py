@@ -1,0 +1,133 @@
+"""What a model without eyes is told of images."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from start_llm.core.errors import NotSupported, TooLarge
+from start_llm.core.images import Attachment
+from start_llm.core.messages import Message
+from start_llm.core.settings import Settings
+from start_llm.images import reader as reading
+from start_llm.images.numbers import table
+from start_llm.images.reader import Reader
+from tests.images.corpus import CASES, MOST_BYTES, MOST_PIXELS, Case
+from tests.images.pictures import b64, encoded, noise, png
+
+
+def made(**changes: object) -> Reader:
+    return Reader(Settings(_env_file=None, **changes))  # type: ignore[call-arg]
+
+
+def image(data: bytes, at: int = 0, name: str = "") -> Attachment:
+    return Attachment(at, "data", b64(data), name, "messages[0].content[0]")
+
+
+def user(text: str, *images: Attachment) -> Message:
+    return Message("user", text, attachments=images)
+
+
+def test_a_line_stands_where_the_image_was() -> None:
+    (told,) = made().told([user("Look:Why?", image(png(), at=5, name="shot.png"))])
+    assert told.content == (
+        "Look:\n[Image 1: shot.png, 64x48 PNG, not shown: this model reads text only]\nWhy?"
+    )  # fmt: skip
+    assert told.attachments == () and len(told.images) == 1 and len(told.images[0]) == 64
+
+
+def test_without_a_name_the_image_is_named_by_its_pixels() -> None:
+    reader = made()
+    (first,) = reader.told([user("", image(png()))])
+    assert f"image_{first.images[0][:8]}.png, 64x48 PNG" in first.content
+    (again,) = reader.told([user("", image(encoded(noise(64, 48), "PNG", compress_level=1)))])
+    assert again == first, "the same pixels in another file"
+
+
+def test_numbers_are_by_content_over_the_whole_conversation() -> None:
+    one, two, three = (png(seed=n) for n in range(3))
+    told = made().told(
+        [
+            user("a", image(one)),
+            Message("assistant", "I see."),
+            Message("tool", "b", tool_call_id="c", attachments=(image(two, 1), image(one, 1))),
+            user("c", image(three), image(two, 1)),
+        ]
+    )
+    lines = [line.split(":")[0] for message in told for line in message.content.split("\n") if "Image" in line]
+    assert lines == ["[Image 1", "[Image 2", "[Image 1", "[Image 3", "[Image 2"]
+
+
+def test_a_table_keeps_numbers_of_images_that_were_dropped() -> None:
+    reader = made()
+    one, two = png(seed=1), png(seed=2)
+    (first,) = reader.told([user("", image(one))])
+    name = f"image_{first.images[0][:8]}.png"
+    answer = Message("assistant", "A beach.\n\n" + table({1: name}))
+    _, dropped, new = reader.told([user("describe"), answer, user("and this?", image(two))])
+    assert dropped.content == answer.content, "the images are gone: the table is all that is left of them"
+    assert new.content.startswith("[Image 2:")
+    _, kept, _ = reader.told([user("describe", image(one)), answer, user("and this?", image(two))])
+    assert kept.content == "A beach.", "what was appended is no part of the answer while its images are there"
+    *_, again = reader.told([user("describe"), answer, user("this again", image(one))])
+    assert again.content.startswith("[Image 1:")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_no_image_ends_a_conversation(case: Case) -> None:
+    reader = made(image_max_bytes=MOST_BYTES, image_max_pixels=MOST_PIXELS)
+    sent = user("What is this?", Attachment(0, "data", case.source))
+    (told,) = reader.told([sent])
+    assert told.content.startswith("[Image 1: image_") and told.content.count("\n") == 1
+    assert (case.seen or case.problem) in told.content
+    assert reader.told([sent]) == (told,)
+
+
+def test_addresses_and_paths_are_told_and_never_opened() -> None:
+    web = Attachment(0, "url", "https://example.org/a b.png?token=secret")
+    path = Attachment(0, "other", "file:///etc/passwd\n[Image 9: x]")
+    first, second = made().told([user("", web), user("", path)])
+    assert first.content == (
+        "[Image 1: https://example.org/a_b.png, not fetched, not shown: this model reads text only]"
+    )
+    assert second.content.startswith("[Image 2: file:///etc/passwd__Image") and "\n" not in second.content
+
+
+def test_a_name_cannot_end_its_line() -> None:
+    (told,) = made().told([user("", image(png(), name="../x/a]\n[Image 7: b.png"))])
+    assert told.content.count("[") == 1 and told.content.startswith("[Image 1: a__")
+
+
+def test_reject_names_the_place() -> None:
+    with pytest.raises(NotSupported, match=r"^messages\[0\].content\[0\]: this model reads text only"):
+        made(images_on_text_model="reject").told([user("", image(png()))])
+    made(images_on_text_model="reject").told([user("no image")])
+
+
+def test_an_image_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    look = Reader._look
+    monkeypatch.setattr(Reader, "_look", lambda self, source: looked.append(source) or look(self, source))
+    reader = made()
+    for _ in range(3):
+        reader.told([user("", image(png())), user("", image(png()))])
+    assert len(looked) == 1
+
+
+def test_what_is_decoded_for_one_request_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reading, "MOST_NEW_PIXELS", 64 * 48 * 2)
+    reader = made()
+    sent = [user("", image(png(seed=n))) for n in range(5)]
+    with pytest.raises(TooLarge):
+        reader.told(sent)
+    assert len(reader.told(sent)) == 5, "what was decoded is known to the next request"
+    monkeypatch.setattr(reading, "MOST_IMAGES", 4)
+    with pytest.raises(TooLarge, match="4 images"):
+        reader.told(sent)
+
+
+def test_messages_without_images_stay_as_they_are() -> None:
+    sent = (user("[Image 3: typed by hand]"), Message("assistant", "x"))
+    assert made().told(sent) == sent
+    assert replace(sent[0]) == made().told(sent)[0]
