@@ -38,8 +38,12 @@ def server(path: Path, cache: Path, reanchor: str) -> Iterator[tuple[Live, list[
 def settled(running: Live) -> int:
     """Waits until the model thread has nothing left to do; prompt tokens that it computed so far."""
     deadline = time.monotonic() + WAIT
-    assert running.app._recorder is not None
-    running.app._recorder.flush()
+    recorder = running.app._recorder
+    assert recorder is not None
+    while recorder._pipeline._awaited:  # the client has the last byte a moment before the recorder is told
+        assert time.monotonic() < deadline, "an answer is not recorded"
+        time.sleep(0.001)
+    recorder.flush()
     while running.app.engine.call(lambda scheduler: scheduler.anchoring.waiting or scheduler.busy, WAIT):
         assert time.monotonic() < deadline, "the idle work does not end"
     return running.work()
