@@ -2,7 +2,10 @@
 
 Equal words lead to candidates; what tells conversations of equal words apart is compared here: reasoning, the ids of
 calls, and the values of declared places. A candidate is *exact* if the model would be shown nothing by it that the
-request does not say itself. Any other one needs proof that it is the same conversation.
+request does not say itself. Any other one needs proof that it is the same conversation: an id of a call that this
+server made, or an equal session name and enough words of ours. Words alone prove less. Two clients can come to the same
+words, by the same question or by a shared transcript, and one API key is often used by all of them. So words alone give
+back only thoughts, and only where nothing else is shown that the request does not say.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from start_llm.prompt.reading import Reading, Slot, call_id
 from start_llm.prompt.tree import Path, Tree
 
 PROOF_TOKENS = 64
+"""Generated tokens that two conversations do not share by chance."""
 _OUR_ID = re.compile(r"[a-z]*[0-9a-f]{24}")  # as `call_id` leaves what the parser makes
 DATE = Slot("date")
 
@@ -44,20 +48,27 @@ class Match:
         behind: index of the first entry behind the base's answer.
         changes: what the model has to be told.
         restored: it gives back reasoning that the request does not carry.
-        kept: it shows what the client does not send any more, though nobody has to be told.
-        proved: the request carries a call of ours, or enough of our words.
+        moved: it shows a block in another place than its client does now.
+        stale: it shows what the client does not send any more, though nobody has to be told.
+        proved: it is the same conversation as far as this match shows more than the request says.
     """
 
     path: Path
     behind: int
     changes: tuple[Change, ...]
     restored: bool
-    kept: bool
+    moved: bool
+    stale: bool
     proved: bool
 
     @property
+    def foreign(self) -> bool:
+        """The model would read words that neither the request nor its thoughts say."""
+        return _shows_foreign(self.path, self.changes, self.stale)
+
+    @property
     def exact(self) -> bool:
-        return self.path.node.clean and not (self.changes or self.restored or self.kept)
+        return not (self.foreign or self.restored or self.moved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,9 +132,16 @@ def compare(path: Path, asked: Asked, behind: int) -> Match | None:
     tools = _tool_changes(path, asked.tools)
     if tools is None:
         return None
-    values, kept = _value_changes(path, asked, behind)
-    proved = named or path.node.spoken >= PROOF_TOKENS
-    return Match(path, behind, (*_date_change(path, asked.date), *values, *tools), restored, kept, proved)
+    values = _value_changes(path, asked, behind)
+    moved, stale = _silent_differences(path, asked)
+    changes = (*_date_change(path, asked.date), *values, *tools)
+    enough = asked.session is not None or not _shows_foreign(path, changes, stale)
+    proved = named or (enough and path.node.spoken >= PROOF_TOKENS)
+    return Match(path, behind, changes, restored, moved, stale, proved)
+
+
+def _shows_foreign(path: Path, changes: Sequence[Change], stale: bool) -> bool:
+    return not path.node.clean or bool(changes) or stale
 
 
 def _compare_answers(path: Path, reading: Reading) -> tuple[bool, bool] | None:
@@ -151,9 +169,9 @@ def _date_change(path: Path, date: str | None) -> list[Change]:
     return [] if date is None or was == date else [Change(DATE, was, date)]
 
 
-def _value_changes(path: Path, asked: Asked, behind: int) -> tuple[list[Change], bool]:
-    """What declared places say now in what is answered, and whether something is shown that was withdrawn silently."""
-    values, rules = asked.reading.values, asked.reading.client.rules
+def _value_changes(path: Path, asked: Asked, behind: int) -> list[Change]:
+    """What declared places say now in what is answered, and what has been withdrawn."""
+    values = asked.reading.values
     answered: dict[Slot, Rule | None] = {slot: None for slot in values if slot.rule == "system"}
     for entry in asked.reading.entries[:behind]:
         answered.update((slot, part.rule) for slot, part in entry.slots)
@@ -162,13 +180,30 @@ def _value_changes(path: Path, asked: Asked, behind: int) -> tuple[list[Change],
         for slot, rule in answered.items()
         if path.told.get(slot) != values[slot]
     ]
-    stamps = {rule.name for rule in rules if rule.kind == "stamp"}
-    shown = [slot for slot, was in path.told.items() if was is not None and slot.rule not in ("tool", "date")]
-    gone = [slot for slot in shown if slot not in values]
-    changes += [Change(slot, path.told[slot], None) for slot in gone if slot.rule not in stamps]
-    # A stamp that is gone, and a block that its client moves on, stay where they were shown.
-    kept = any(slot.rule in stamps for slot in gone) or any(slot.place < 0 for slot in shown if slot in values)
-    return sorted(changes, key=lambda change: (change.slot.place, change.slot.rule, change.slot.number)), kept
+    stamps = _stamps(asked)
+    gone = [slot for slot in _shown(path) if slot not in values and slot.rule not in stamps]
+    changes += [Change(slot, path.told[slot], None) for slot in gone]
+    return sorted(changes, key=lambda change: (change.slot.place, change.slot.rule, change.slot.number))
+
+
+def _silent_differences(path: Path, asked: Asked) -> tuple[bool, bool]:
+    """Whether a block stands elsewhere now, and whether something is shown that its client does not send any more.
+
+    That is a stamp, or the old text of a block that moves: what it says now is told behind the base's answer.
+    """
+    values, stamps = asked.reading.values, _stamps(asked)
+    moved = [slot for slot in _shown(path) if slot.place < 0 and slot in values]
+    stale = any(path.told[slot] != values[slot] for slot in moved)
+    return bool(moved), stale or any(slot.rule in stamps and slot not in values for slot in _shown(path))
+
+
+def _stamps(asked: Asked) -> set[str]:
+    return {rule.name for rule in asked.reading.client.rules if rule.kind == "stamp"}
+
+
+def _shown(path: Path) -> list[Slot]:
+    """The declared places of messages and of the system text that have a value on the path."""
+    return [slot for slot, was in path.told.items() if was is not None and slot.rule not in ("tool", "date")]
 
 
 def definition(tool: Tool) -> str:

@@ -365,7 +365,7 @@ class Pipeline:
             nonce=stem.node.nonce if stem is not None else secrets.token_hex(2),
             length=len(turn.reading.keys) + 1,
             spoken=turn.spoken + self._count_tokens(spoken),
-            clean=not view.extra,
+            clean=not view.foreign,
             noted=view.noted,
             digests=(*digests, answer_digest(answer.content, answer.tool_calls)),
             results=results,

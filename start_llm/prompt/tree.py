@@ -83,7 +83,7 @@ class Node:
         nonce: what a note's tag carries in this conversation.
         length: links of the chain, the answer included.
         spoken: tokens of visible text and calls that the model generated on the path.
-        clean: the model was shown nothing on the path but what the requests said.
+        clean: the model was shown nothing on the path but what the requests said, and its own thoughts.
         noted: characters and tokens of all notes on the path.
         digests: of what the messages since the parent's answer say, this answer included.
         results: digest of each tool result among them, by the id of its call.

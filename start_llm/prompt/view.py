@@ -27,6 +27,7 @@ class View:
         notes: the note's lines.
         noted: characters and tokens of all notes on the way, this one included.
         extra: it shows something that the request does not say.
+        foreign: it shows words that neither the request nor its own thoughts say.
     """
 
     base: Path | None
@@ -37,6 +38,7 @@ class View:
     noted: tuple[int, int] = (0, 0)
     transient: bool = False
     extra: bool = False
+    foreign: bool = False
 
     @property
     def shown(self) -> tuple[Shown, ...]:
@@ -95,6 +97,7 @@ def going_on(match: Match, asked: Asked, tokens_in: Callable[[str], int]) -> Vie
         noted,
         transient=entries[-1].transient,
         extra=not match.exact or bool(changes),
+        foreign=match.foreign or bool(changes),
     )
 
 

@@ -138,13 +138,13 @@ def test_a_system_text_that_changes_on_the_way_costs_the_change(servers: Callabl
     server = servers(kind)
     rules = "\n".join(f"Rule {n} of {uuid4().hex}: {long_text('rule', 25)}" for n in range(20))
     messages: list[dict[str, Any]] = [{"role": "system", "content": ""}]
-    costs = []
+    costs, name = [], uuid4().hex
     for turn in range(6):
         mode = ("Plan only, write nothing.", "You may write files now.")[turn // 2 % 2]
         messages[0] = {"role": "system", "content": f"You are an agent.\n{mode}\n{rules}"}
         messages.append({"role": "user", "content": f"Turn {turn}. {long_text('more', 40)} [[find: {mode}]] [[truth]]"})
         before = server.work()
-        answer = server.chat(messages)
+        answer = server.chat(messages, session_id=name)
         costs.append(server.work() - before)
         fingerprint, found = answer["message"]["content"].split("\n")
         assert fingerprint == expected_truth(server.prompt_of(answer))

@@ -150,6 +150,7 @@ class Client:
     echo: Callable[[Message], Message] = same
     tools: tuple[Tool, ...] = (READ, BASH)
     thinking: bool = True
+    session: str | None = None
     messages: list[Message] = field(default_factory=list)
     spoken: tuple[int, ...] = ()
     prepared: Prepared | None = None
@@ -157,7 +158,8 @@ class Client:
 
     def ask(self, *new: Message) -> Prepared:
         self.messages += new
-        self.prepared = self.pipe.prepare(request(self.messages, self.tools), thinking=self.thinking)
+        asked = request(self.messages, self.tools, session=self.session)
+        self.prepared = self.pipe.prepare(asked, thinking=self.thinking)
         return self.prepared
 
     def answer(self, answer: Message, stop: str | None = None) -> tuple[int, ...]:

@@ -149,6 +149,39 @@ def test_without_proof_nothing_is_kept_that_the_request_does_not_say():
     assert "My thoughts" not in decoded(client) and "plan" not in decoded(client)
 
 
+def test_words_alone_show_nothing_of_another_conversation():
+    """B has the same answer in its history, as long as it may be: by the same question, or from a shared transcript."""
+    family = "chatml"
+    for files in (False, True):
+        pipe = pipeline(family)
+        ours, theirs = (
+            Client(family, pipe, tools=(), messages=[system_text("You help.", f"Customer: {name}")])
+            for name in ("alpha", "bravo")
+        )
+        if files:
+            ours.messages[0] = theirs.messages[0] = system_text(AIDER)
+            ours.messages += [Message("user", FILES.format(code("\nalpha = 1"))), REPLY]
+        ours.ask(Message("user", "What is to be done?"))
+        ours.answer(say(LONG, "Thoughts about alpha."))
+        theirs.messages += [Message("user", "What is to be done?"), Message("assistant", LONG)]
+        if files:
+            theirs.messages += [Message("user", FILES.format(code("\nbravo = 1"))), REPLY]
+        theirs.ask(Message("user", "And then?"))
+        assert "alpha" not in decoded(theirs)
+        assert decoded(theirs) == model(family)[1].decode(rendering(theirs))
+
+
+def test_words_alone_give_back_thoughts_about_the_same_words():
+    client = Client("chatml", pipeline("chatml"), tools=())
+    client.ask(system_text("You help."), Message("user", "Go"))
+    spoken = client.answer(say(LONG, "My thoughts."))
+    for turn in range(3):
+        client.messages[-1] = replace(client.messages[-1], reasoning=None)
+        prepared = client.ask(Message("user", f"More {turn}"))
+        assert prepared.prompt.tokens[: len(spoken)] == spoken
+        spoken = client.answer(say(LONG, "More thoughts."))
+
+
 @pytest.mark.parametrize("other", [{"session": "b"}, {"owner": "key2"}])
 def test_another_session_or_user_stands_against_a_changed_value(other):
     pipe = pipeline("chatml")
@@ -253,7 +286,7 @@ def test_tools_in_another_order_keep_the_order():
 
 
 def test_tools_that_come_go_and_change_are_told():
-    client = Client("chatml", pipeline("chatml"), tools=(READ, BASH))
+    client = Client("chatml", pipeline("chatml"), tools=(READ, BASH), session="a")
     client.ask(system_text("You help."), Message("user", "Go"))
     spoken = client.answer(say(LONG))
     client.tools = (replace(READ, description="Reads two files"), EDIT)
@@ -297,7 +330,7 @@ def test_aiders_files_stay_where_they_were_shown():
 
 
 def test_aiders_changed_files_are_told_as_lines_if_they_are_few():
-    client = Client("chatml", pipeline("chatml"), tools=(), messages=[system_text(AIDER)])
+    client = Client("chatml", pipeline("chatml"), tools=(), session="a", messages=[system_text(AIDER)])
     aider(client, code(), "First question")
     spoken = client.answer(say(LONG, None))
     text = aider(client, code("\nnew_line = 1"), "Second question")
@@ -307,7 +340,7 @@ def test_aiders_changed_files_are_told_as_lines_if_they_are_few():
 
 
 def test_aiders_files_that_changed_altogether_are_shown_where_it_puts_them():
-    client = Client("chatml", pipeline("chatml"), tools=(), messages=[system_text(AIDER)])
+    client = Client("chatml", pipeline("chatml"), tools=(), session="a", messages=[system_text(AIDER)])
     aider(client, code(), "First question")
     client.answer(say(LONG, None))
     text = aider(client, code().replace("line", "row"), "Second question")
@@ -315,7 +348,7 @@ def test_aiders_files_that_changed_altogether_are_shown_where_it_puts_them():
 
 
 def test_aiders_files_that_are_gone_are_told_as_gone():
-    client = Client("chatml", pipeline("chatml"), tools=(), messages=[system_text(AIDER + "\n" + RULES)])
+    client = Client("chatml", pipeline("chatml"), tools=(), session="a", messages=[system_text(AIDER + "\n" + RULES)])
     aider(client, code()[:100], "First question")
     client.answer(say(LONG, None))
     client.messages = [m for m in client.messages if m != REPLY and not m.content.startswith("I have *added")]
@@ -325,7 +358,7 @@ def test_aiders_files_that_are_gone_are_told_as_gone():
 
 @pytest.mark.parametrize("family", TEMPLATES)
 def test_every_family_shows_the_note(family):
-    client = Client(family, pipeline(family), tools=())
+    client = Client(family, pipeline(family), tools=(), session="a")
     client.ask(system_text("Help.", "Current time is 1"), Message("user", "Go"))
     spoken = client.answer(say(LONG, None))
     client.messages[0] = system_text("Help.", "Current time is 2")
