@@ -31,13 +31,14 @@ DATE = Slot("date")
 class Change:
     """A slot that does not say what the model was told last.
 
-    `old`: None if the model was told nothing yet; `new`: None if it is gone.
+    `old`: None if the model was told nothing yet; `new`: None if it is gone. `repeated`: a newer message says it as well.
     """
 
     slot: Slot
     old: str | None
     new: str | None
     rule: Rule | None = None
+    repeated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

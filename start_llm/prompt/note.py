@@ -36,7 +36,8 @@ def _told(change: Change) -> list[str] | None:
         return [_tool(slot.name, old, new)]
     title = _title(slot)
     if new is None:
-        return [f"{title}, withdrawn: {_brief(old or '')}"]
+        gone = "not there any more, newer messages count" if change.repeated else "withdrawn"
+        return [f"{title}, {gone}: {_brief(old or '')}"]
     if old is None:
         return [f"{title}, new:", new]
     lines = diff(old, new)

@@ -73,12 +73,12 @@ def going_on(match: Match, asked: Asked, tokens_in: Callable[[str], int]) -> Vie
     """The request as the conversation of `match` goes on; None if that would show too much that it does not say."""
     path, entries = match.path, asked.reading.entries
     new, told, changes = _behind(path, entries[match.behind :])
-    changes = [*match.changes, *changes]
+    changes = [change for change in (*match.changes, *changes) if not _still_said(change, asked)]
     told.update((change.slot, change.new) for change in changes)
     lines: tuple[str, ...] = ()
     noted = path.node.noted
     if changes:
-        note = note_of(changes, path.node.nonce)
+        note = note_of([_with_repetition(change, new) for change in changes], path.node.nonce)
         place = _bearer(new, entries[-1].transient)
         if note is None or place is None:
             return None
@@ -99,6 +99,21 @@ def going_on(match: Match, asked: Asked, tokens_in: Callable[[str], int]) -> Vie
         extra=not match.exact or bool(changes),
         foreign=match.foreign or bool(changes),
     )
+
+
+def _still_said(change: Change, asked: Asked) -> bool:
+    """Whether a text that is gone from its place stands in another one: told as withdrawn, it would seem not to hold."""
+    if change.new is not None or change.slot.rule in ("tool", "system"):
+        return False
+    values = asked.reading.values.items()
+    return any(slot.rule == change.slot.rule and text == change.old for slot, text in values)
+
+
+def _with_repetition(change: Change, new: Sequence[Shown]) -> Change:
+    """A note stands behind the newest message: it must not take back what that message says."""
+    if not change.old or change.new is not None or change.slot.rule in ("tool", "system"):
+        return change
+    return replace(change, repeated=any(change.old in one.message.content for one in new))
 
 
 def _says(entry: Entry) -> bool:

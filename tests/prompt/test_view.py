@@ -119,6 +119,29 @@ def test_a_value_that_returns_is_told_again():
         )
 
 
+@pytest.mark.parametrize("role", ["user", "tool"])
+def test_a_reminder_that_moves_to_the_newest_message_is_not_told_as_withdrawn(role):
+    reminder = REMINDER.format("Plan mode is active: do not edit.")
+    client = Client("chatml", pipeline("chatml"))
+    client.ask(system_text(CLAUDE), Message("user", f"Go\n{reminder}"))
+    spoken = client.answer(say(LONG, bash={"command": "ls"}))
+    client.messages[1] = Message("user", "Go")
+    new = [Message("tool", "a listing", tool_call_id="call_bash"), Message("user", f"And?\n{reminder}")]
+    if role == "tool":
+        new = [Message("tool", f"a listing\n{reminder}", tool_call_id="call_bash")]
+    prepared = client.ask(*new)
+    assert prepared.prompt.tokens[: len(spoken)] == spoken
+    assert "withdrawn" not in "".join(prepared.notes) and decoded(client).count("Plan mode") >= 2
+    if role == "tool":  # a tool's result may say anything: that the old place is empty must be told
+        assert "newer messages count" in "".join(prepared.notes)
+        return
+    assert prepared.notes == ()
+    client.answer(say("x", bash={"command": "ls"}))
+    client.messages[4] = Message("user", "And?")
+    prepared = client.ask(Message("tool", "b", tool_call_id="call_bash"))
+    assert sum("withdrawn" in line for line in prepared.notes) == 2
+
+
 def test_telemetry_is_left_out_and_its_change_costs_nothing():
     header = "x-anthropic-billing-header: cc_version=2.1; cch={};"
     client, spoken = two_turns(
