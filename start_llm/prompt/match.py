@@ -31,7 +31,8 @@ DATE = Slot("date")
 class Change:
     """A slot that does not say what the model was told last.
 
-    `old`: None if the model was told nothing yet; `new`: None if it is gone. `repeated`: a newer message says it as well.
+    `old`: None if the model was told nothing yet; `new`: None if it is gone. `repeated`: a newer message
+    says it as well.
     """
 
     slot: Slot

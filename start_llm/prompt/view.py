@@ -102,7 +102,7 @@ def going_on(match: Match, asked: Asked, tokens_in: Callable[[str], int]) -> Vie
 
 
 def _still_said(change: Change, asked: Asked) -> bool:
-    """Whether a text that is gone from its place stands in another one: told as withdrawn, it would seem not to hold."""
+    """Whether a text that is gone from its place stands in another: told as withdrawn, it would seem not to hold."""
     if change.new is not None or change.slot.rule in ("tool", "system"):
         return False
     values = asked.reading.values.items()
