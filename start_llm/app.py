@@ -23,7 +23,9 @@ from start_llm.core.prompt import Prompt
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 from start_llm.core.work import Constraint
+from start_llm.dashboard.activity import Activity
 from start_llm.dashboard.jsonlines import json_line
+from start_llm.dashboard.observer import Observer
 from start_llm.dashboard.terminal import make_console, terminal
 from start_llm.engine.constraint import Grammars
 from start_llm.engine.memory import MemoryGuard
@@ -88,7 +90,8 @@ class App:
             on_lost=self._lost,
         )
         self.service = ChatService(settings, self.engine)
-        observers = [terminal(settings, console)] if say is None else []
+        self.activity = Activity()
+        observers: list[Observer] = [self.activity, *([terminal(settings, console)] if say is None else [])]
         self._server: ApiServer = make_server(settings, self.service, observers=observers)
         self._server.metrics.watch_figures(lambda: self.engine.status().figures)
         self._proxy: LiteLLMProxy | None = None
@@ -100,6 +103,11 @@ class App:
     @property
     def server_url(self) -> str:
         return self._server.url
+
+    @property
+    def port(self) -> int:
+        """Where the server listens; known before `start`."""
+        return self._server.port
 
     @property
     def proxy_url(self) -> str | None:
@@ -131,6 +139,10 @@ class App:
     def wait(self) -> ExitCode:
         """Blocks until the server is stopped or cannot go on."""
         return self._ends.get()
+
+    def end(self) -> None:
+        """Has `wait` return, as if somebody had asked for the end. May be called on any thread."""
+        self._ends.put(ExitCode.ENDED)
 
     def stop(self) -> bool:
         """May be called twice. Running requests end with an error of their dialect.

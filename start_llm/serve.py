@@ -13,7 +13,10 @@ import os
 import signal
 import sys
 import threading
+import time
+from dataclasses import replace
 from types import FrameType
+from typing import Protocol
 
 from start_llm.api.door import raise_descriptor_limit
 from start_llm.app import App
@@ -23,6 +26,9 @@ from start_llm.core.settings import Settings, SettingsError
 from start_llm.dashboard.jsonlines import json_line, log_as_json
 from start_llm.dashboard.terminal import log_as_lines
 from start_llm.prompt.clients import RuleError
+from start_llm.service.idle import IdleWatch
+from start_llm.service.place import Place, State, created
+from start_llm.service.wire import Owner
 
 _FLUSH_SECONDS = 0.5
 
@@ -46,8 +52,13 @@ class _Signals:
         raise _Asked
 
 
-def main(settings: Settings, options: argparse.Namespace | None = None) -> int:
-    """Returns the process's exit code, or ends the process with it."""
+def main(settings: Settings, options: argparse.Namespace) -> int:
+    """Returns the process's exit code, or ends the process with it.
+
+    Args:
+        options: ``supervised``: the program that started this one listens (see `service.wire`); ``overrides``: settings
+            that were given as flags.
+    """
     if settings.log_json:
         log_as_json()
     else:
@@ -55,20 +66,67 @@ def main(settings: Settings, options: argparse.Namespace | None = None) -> int:
     raise_descriptor_limit()
     try:
         app = App(settings)
+        place = Place(settings, app.port)
+        if not (options.supervised or place.lock.take()):
+            raise SettingsError(f"MLX_PORT={app.port} belongs to a server that is being started; see its status.")
     except (StartLLMError, SettingsError, RuleError) as error:
         _complain(str(error), settings)
         return ExitCode.BAD_SETTING
     signals = _Signals()
     try:
-        code = _run(app, settings)
+        teller: _Teller = _ToOwner(app) if options.supervised else _ToDisk(app, place, options.overrides)
+        code = _run(app, place, settings, teller)
         signals.leaving = True
     except _Asked:
         code = ExitCode.ENDED
-    return _leave(app, code)
+    return _leave(app, place, code)
 
 
-def _run(app: App, settings: Settings) -> ExitCode:
+class _Teller(Protocol):
+    """Tells others that the server is there."""
+
+    def begin(self) -> None: ...
+
+    def ready(self) -> None: ...
+
+
+class _ToOwner:
+    """By events, to the program that started this one."""
+
+    def __init__(self, app: App) -> None:
+        self._app, self._owner = app, Owner(app.service.health)
+
+    def begin(self) -> None:
+        self._owner.start()
+        self._owner.tell("starting", pid=os.getpid(), url=self._app.server_url)
+
+    def ready(self) -> None:
+        card = self._app.service.models()[0]
+        more = {"url": self._app.server_url, "proxy_url": self._app.proxy_url}
+        self._owner.tell("ready", **more, model=card.id, context=card.context)
+
+
+class _ToDisk:
+    """By a state beside the lock, for `status` and `stop`."""
+
+    def __init__(self, app: App, place: Place, flags: dict[str, str]) -> None:
+        self._app, self._place = app, place
+        pid = os.getpid()
+        self._state = State(
+            app.port, pid, created(pid), app.server_url, background=False, since=time.time(), engine=pid, flags=flags
+        )
+
+    def begin(self) -> None:
+        self._place.write(self._state)
+
+    def ready(self) -> None:
+        name = self._app.service.models()[0].id
+        self._place.write(replace(self._state, phase="ready", model=name, proxy_url=self._app.proxy_url))
+
+
+def _run(app: App, place: Place, settings: Settings, teller: _Teller) -> ExitCode:
     """Until the server cannot go on."""
+    teller.begin()
     try:
         app.start()
     except StartLLMError as error:
@@ -78,18 +136,24 @@ def _run(app: App, settings: Settings) -> ExitCode:
     # inside whichever request sets it off. Only here, where one server is the whole process.
     gc.collect()
     gc.freeze()
+    teller.ready()
+    if settings.idle_shutdown_minutes:
+        IdleWatch(app.activity.idle_seconds, place, settings.idle_shutdown_minutes * 60, app.end).start()
     if settings.model_path is None:
         app.recommend()
     return app.wait()
 
 
-def _leave(app: App, code: int) -> int:
+def _leave(app: App, place: Place, code: int) -> int:
     """Stops the server, in bounded time."""
     late = threading.Timer(app.stop_seconds(), _leave_now, (code,))
     late.daemon = True
     late.start()
     ended = app.stop()
     late.cancel()
+    if place.lock.is_held:
+        place.forget()
+        place.lock.drop()
     if not ended:
         _leave_now(code)
     return code

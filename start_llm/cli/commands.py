@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,38 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-proxy", dest="proxy", action="store_const", const="off", help="no proxy (PROXY=off)")
 
 
+def add_serve(parser: argparse.ArgumentParser) -> None:
+    add_server(parser)
+    parser.add_argument(
+        "--supervised", action="store_true", help="events as JSON lines on stdout, commands on stdin: for a program"
+    )
+
+
+def add_supervise(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--flags", type=json.loads, default={}, help="settings that were given as flags, as JSON")
+
+
+def add_stop(parser: argparse.ArgumentParser) -> None:
+    add_port(parser)
+    parser.add_argument("--all", action="store_true", help="every server of this user")
+
+
+def add_status(parser: argparse.ArgumentParser) -> None:
+    add_port(parser)
+    add_json(parser)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def add_logs(parser: argparse.ArgumentParser) -> None:
+    add_port(parser)
+    parser.add_argument("-f", "--follow", action="store_true", help="go on with what comes, until Ctrl-C")
+    parser.add_argument("-n", "--lines", type=int, default=50, metavar="N", help="so many of the last lines (50)")
+    parser.add_argument("--proxy", action="store_true", dest="proxy_log", help="the proxy's log")
+
+
 def add_launch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("client", choices=list(CLIENTS), metavar="AGENT", help=", ".join(CLIENTS))
     parser.add_argument("--print", action="store_true", help="show what would be set, as shell text; run nothing")
@@ -94,7 +127,7 @@ COMMANDS = {
             "Server",
             "run the server and the LiteLLM proxy in front of it, here in the terminal (default)",
             "start_llm.serve:main",
-            add_server,
+            add_serve,
             (
                 ("serve", "the model of MODEL_PATH, or a small embedded one"),
                 ("serve mlx-community/Qwen3.6-27B-4bit --port 8081", "another model and port"),
@@ -102,6 +135,60 @@ COMMANDS = {
             ),
             in_home=True,
             more="Every setting is a variable, too: see .env.example.",
+        ),
+        Command(
+            "start",
+            "Server",
+            "start the server in the background; it is started again if it dies",
+            "start_llm.service.commands:main_start",
+            add_server,
+            (
+                ("start", "returns when it answers"),
+                ("start mlx-community/Qwen3.6-27B-4bit --port 8081", "a second one beside it"),
+            ),
+        ),
+        Command(
+            "stop",
+            "Server",
+            "end the server on a port, and all that belongs to it",
+            "start_llm.service.commands:main_stop",
+            add_stop,
+            (("stop", "the one on MLX_PORT"), ("stop --all", "every server of yours")),
+        ),
+        Command(
+            "restart",
+            "Server",
+            "stop and start, with the flags of the last start",
+            "start_llm.service.commands:main_restart",
+            add_server,
+            (("restart", ""), ("restart --context 65536", "the rest as before")),
+        ),
+        Command(
+            "status",
+            "Server",
+            "what the server on a port does, how it was restarted and why",
+            "start_llm.service.commands:main_status",
+            add_status,
+            (("status", "exit code 0: it answers, 1: not yet, 3: it does not run"), ("status --json", "")),
+        ),
+        Command(
+            "ps",
+            "Server",
+            "all servers of yours: requests, models, memory, KV",
+            "start_llm.service.commands:main_ps",
+            add_json,
+            (("ps", ""),),
+        ),
+        Command(
+            "logs",
+            "Server",
+            "the last lines of the server's log",
+            "start_llm.service.commands:main_logs",
+            add_logs,
+            (("logs -f", "goes on with what comes"), ("logs --proxy", "those of the LiteLLM proxy")),
+        ),
+        Command(
+            "supervise", "", "what start runs in the background", "start_llm.service.supervisor:main", add_supervise
         ),
         Command(
             "launch",
@@ -148,3 +235,5 @@ COMMANDS = {
         ),
     )
 }
+SHOWN = {name: command for name, command in COMMANDS.items() if command.group}
+"""Those that a user types."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from start_llm.cli.commands import COMMANDS, Command
+from start_llm.cli.commands import SHOWN, Command
 from start_llm.core.settings import Settings
 from start_llm.host.home import NAME
 
@@ -47,21 +47,21 @@ def script(shell: str) -> str:
     """`shell`: bash, zsh or fish."""
     if shell == "fish":
         return _fish()
-    names = [*COMMANDS, "help"]
+    names = [*SHOWN, "help"]
     ident = NAME.replace("-", "_")
     if shell == "bash":
-        cases = [f'      {c.name}) words="{" ".join(words_of(c))}";;' for c in COMMANDS.values()]
-        cases.append(f'      help) words="{" ".join(COMMANDS)}";;')
+        cases = [f'      {c.name}) words="{" ".join(words_of(c))}";;' for c in SHOWN.values()]
+        cases.append(f'      help) words="{" ".join(SHOWN)}";;')
         return BASH.format(name=NAME, ident=ident, commands=" ".join(names), cases="\n".join(cases))
-    described = "\n".join(f"    '{c.name}:{c.what.replace(chr(39), '')}'" for c in COMMANDS.values())
-    cases = [f"    {c.name}) compadd -- {' '.join(words_of(c))}; _files;;" for c in COMMANDS.values()]
-    cases.append(f"    help) compadd -- {' '.join(COMMANDS)};;")
+    described = "\n".join(f"    '{c.name}:{c.what.replace(chr(39), '')}'" for c in SHOWN.values())
+    cases = [f"    {c.name}) compadd -- {' '.join(words_of(c))}; _files;;" for c in SHOWN.values()]
+    cases.append(f"    help) compadd -- {' '.join(SHOWN)};;")
     return ZSH.format(name=NAME, ident=ident, described=described, cases="\n".join(cases))
 
 
 def _fish() -> str:
     lines = [f"# completion of {NAME} for fish", f"complete -c {NAME} -f"]
-    for command in COMMANDS.values():
+    for command in SHOWN.values():
         what = command.what.replace("'", "")
         lines.append(f"complete -c {NAME} -n __fish_use_subcommand -a {command.name} -d '{what}'")
         seen = f"-n '__fish_seen_subcommand_from {command.name}'"

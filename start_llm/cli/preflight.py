@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import errno
 import os
 
@@ -9,24 +10,26 @@ from start_llm.api.access import check_bind
 from start_llm.cli.commands import Command
 from start_llm.core.settings import Settings, SettingsError
 from start_llm.host.home import command as program
+from start_llm.host.home import home
 from start_llm.host.ports import bind_error, free_port, served_model, server_state, who_listens
 from start_llm.models.checkpoint import CheckpointError, check_source
 from start_llm.prompt.clients import Clients, RuleError
 
 _ASK_SECONDS = 0.4
 SERVES = frozenset({"serve"})
-LOADS = frozenset({"serve", "demo"})
+STARTS = frozenset({"serve", "start", "restart", "launch"})
+LOADS = STARTS | {"demo"}
 
 
 class Refused(Exception):
     """The command cannot do its work as it stands; the message is one sentence that says what to do."""
 
 
-def check(command: Command, settings: Settings) -> None:
+def check(command: Command, settings: Settings, options: argparse.Namespace) -> None:
     """Raises Refused."""
     if command.name in LOADS:
         check_server(settings)
-    if command.name in SERVES:
+    if command.name in SERVES and not options.supervised:
         check_port(settings)
 
 
@@ -34,7 +37,8 @@ def check_server(settings: Settings) -> None:
     """Everything about a server that can be known now, but for its port. Raises Refused."""
     try:
         check_bind(settings)
-        Clients.load(settings.cache_rules_file)
+        rules = settings.cache_rules_file
+        Clients.load(rules and home() / rules.expanduser())
         if settings.model_path is not None:
             check_source(settings.model_path, command=program(), trust_code=settings.trust_remote_code)
     except (SettingsError, RuleError, CheckpointError) as error:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import start_llm
-from start_llm.cli.commands import COMMANDS, SETTING_FLAGS, Command
+from start_llm.cli.commands import COMMANDS, SETTING_FLAGS, SHOWN, Command
 from start_llm.host.home import command as program
 from start_llm.launch.clients import CLIENTS
 
@@ -28,15 +28,14 @@ class Told(Exception):
 
 @dataclass(frozen=True)
 class Typed:
-    """A command with its options.
-
-    Attributes:
-        overrides: settings that were given as flags.
-    """
+    """A command with its options; ``options.overrides`` are settings that were given as flags."""
 
     command: Command
     options: argparse.Namespace
-    overrides: dict[str, Any]
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        return dict(self.options.overrides)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -87,7 +86,7 @@ def _command(words: list[str]) -> Command:
         return COMMANDS["serve"]
     found = COMMANDS.get(words[0])
     if found is None:
-        near = _near(words[0], [*COMMANDS, "help"])
+        near = _near(words[0], [*SHOWN, "help"])
         raise UsageError(f"There is no command {words[0]!r}; {near}all of them: {program()} help")
     return found
 
@@ -108,7 +107,8 @@ def _options(command: Command, words: list[str]) -> Typed:
             raise UsageError(f"{command.name}: two models, {positional} and {options.model_path}; name one")
         options.model_path = positional
     given = {name: getattr(options, name, None) for name in SETTING_FLAGS}
-    return Typed(command, options, {name: value for name, value in given.items() if value is not None})
+    options.overrides = {name: value for name, value in given.items() if value is not None}
+    return Typed(command, options)
 
 
 def _unknown(parser: _Parser, command: Command, options: argparse.Namespace, unknown: list[str]) -> str:
@@ -139,22 +139,22 @@ def _help(words: list[str]) -> NoReturn:
     command = COMMANDS.get(words[0])
     if command is None:
         raise UsageError(
-            f"There is no command {words[0]!r}; {_near(words[0], list(COMMANDS))}all of them: {program()} help"
+            f"There is no command {words[0]!r}; {_near(words[0], list(SHOWN))}all of them: {program()} help"
         )
     raise Told(_Parser(command).format_help().rstrip())
 
 
 def overview() -> str:
     """All commands in their groups, and how to begin."""
-    width = max(map(len, COMMANDS)) + 2
+    width = max(map(len, SHOWN)) + 2
     lines = [
         f"start_llm {start_llm.__version__}: a local LLM server for coding agents. A turn costs what is new in it.",
         "",
         f"usage: {program()} COMMAND [flags]        {program()} help COMMAND tells more of one",
     ]
-    for group in dict.fromkeys(command.group for command in COMMANDS.values()):
+    for group in dict.fromkeys(command.group for command in SHOWN.values()):
         lines += ["", f"{group}:"]
-        lines += [f"  {c.name:{width}}{c.what}" for c in COMMANDS.values() if c.group == group]
+        lines += [f"  {c.name:{width}}{c.what}" for c in SHOWN.values() if c.group == group]
     lines += [
         "",
         "Begin with:",

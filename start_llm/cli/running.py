@@ -25,7 +25,7 @@ def run(typed: Typed) -> int:
         if typed.command.in_home:
             os.chdir(made_home())
         settings = load_settings(home() / ".env", **typed.overrides)
-        check(typed.command, settings)
+        check(typed.command, settings, typed.options)
     except (SettingsError, Refused) as error:
         return _refuse(str(error), typed)
     except OSError as error:

@@ -81,6 +81,13 @@ class Settings(BaseSettings):
     prefill_step_size: Annotated[int, Field(ge=16)] = Field(
         512, description="Prompt tokens per prefill chunk: how soon a cancel or a new request is seen."
     )
+    idle_shutdown_minutes: Annotated[float, Field(ge=0)] = Field(
+        0.0,
+        description="End the server when it was not asked anything for so long and no launched agent runs; 0 = never.",
+    )
+    launch_idle_minutes: Annotated[float, Field(gt=0)] = Field(
+        10.0, description="IDLE_SHUTDOWN_MINUTES of a server that launch started, if that is 0."
+    )
     context_scale: Annotated[float, Field(gt=0, le=100)] = Field(
         1.0, description="Anthropic API: token counts told to the client are multiplied by this."
     )

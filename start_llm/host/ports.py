@@ -68,22 +68,27 @@ def who_listens(port: int) -> str:
     return "another user's process, or one that cannot be seen from here"
 
 
-def get_json(url: str, key: str | None = None, seconds: float = 5) -> tuple[int, Any]:
-    """(status, body) of a GET; (0, None) if nobody answers; the body is ``None`` where it is no JSON."""
+def get(url: str, key: str | None = None, seconds: float = 5) -> tuple[int, bytes]:
+    """(status, body) of a GET; (0, nothing) if nobody answers."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=seconds)
     try:
         connection.request("GET", parts.path or "/", headers={"Authorization": f"Bearer {key}"} if key else {})
         answer = connection.getresponse()
-        text = answer.read()
+        return answer.status, answer.read()
     except (OSError, http.client.HTTPException):
-        return 0, None
+        return 0, b""
     finally:
         connection.close()
+
+
+def get_json(url: str, key: str | None = None, seconds: float = 5) -> tuple[int, Any]:
+    """As `get`; the body is ``None`` where it is no JSON."""
+    status, text = get(url, key, seconds)
     try:
-        return answer.status, json.loads(text)
+        return status, json.loads(text)
     except ValueError:
-        return answer.status, None
+        return status, None
 
 
 def server_state(host: str, port: int, seconds: float = 2) -> str | None:

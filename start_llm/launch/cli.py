@@ -16,13 +16,16 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from start_llm.core.settings import Settings
+from start_llm.host.home import command as program
 from start_llm.host.home import home
-from start_llm.host.ports import address, get_json
+from start_llm.host.ports import address, free_port, get_json
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.plan import Client, Endpoint, Plan
 from start_llm.launch.server import LaunchError, from_root, running_server, wait_for
+from start_llm.models.catalog import expected_model
 from start_llm.proxy.config import master_key
 
 STARTUP_SECONDS = 3600.0  # a first start downloads the model
@@ -50,8 +53,11 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
             warn_of_room(client, expected)
             print_plan(client, client.plan(expected, _folder(settings, client)))
             return 0
-        log = from_root(settings.log_root) / "launch-server.log"
-        with running_server(settings, proxy=options.via_proxy, seconds=STARTUP_SECONDS, log_path=log) as server:
+        started = running_server(
+            settings, options.overrides, proxy=options.via_proxy, seconds=STARTUP_SECONDS, say=_say
+        )
+        with started as server:
+            check_joined(settings, options.overrides, server[0])
             endpoint = connect(settings, server[0], server[1] if options.via_proxy else None)
             warn_of_room(client, endpoint)
             folder = _folder(settings, client)
@@ -64,6 +70,31 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         return 1
 
 
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def check_joined(settings: Settings, flags: Mapping[str, str], url: str) -> None:
+    """Raises LaunchError if the server that runs is not the one that flags ask for."""
+    card = _card(settings, url)
+    wanted, context = flags.get("model_path"), flags.get("max_kv_size")
+    other = f"Stop it first ({program()} stop), or start another beside it: --port {free_port()}."
+    if wanted is not None and wanted not in {card["id"], card.get("details", {}).get("source")}:
+        raise LaunchError(f"The server at {url} serves {card['id']}, not {wanted}. {other}")
+    served = card.get("context_length")
+    if context is not None and served and int(context) > served:
+        _say(f"launch: {card['id']} is served with a context of {served:,} tokens, not {int(context):,}. {other}")
+
+
+def _card(settings: Settings, url: str) -> dict[str, Any]:
+    """What the server tells of its model. Raises LaunchError."""
+    status, body = get_json(f"{url}/v1/models", settings.api_key)
+    cards = body.get("data") if isinstance(body, dict) else None
+    if status != 200 or not cards:
+        raise LaunchError(f"{url}/v1/models answered {status}: {body}")
+    return dict(cards[0])
+
+
 def _folder(settings: Settings, client: Client) -> Path:
     return from_root(settings.cache_dir) / "launch" / client.name
 
@@ -74,18 +105,15 @@ def connect(settings: Settings, server_url: str, proxy_port: int | None) -> Endp
     Raises:
         LaunchError: the server refuses, or the proxy does not answer.
     """
-    status, body = get_json(f"{server_url}/v1/models", settings.api_key)
-    cards = body.get("data") if isinstance(body, dict) else None
-    if status != 200 or not cards:
-        raise LaunchError(f"{server_url}/v1/models answered {status}: {body}")
-    context = cards[0].get("context_length") or settings.max_kv_size
+    card = _card(settings, server_url)
+    context = card.get("context_length") or settings.max_kv_size
     url, key = server_url, settings.api_key or "none"
     if proxy_port is not None:
         url = address(settings.mlx_host, proxy_port)
         if not wait_for(lambda: get_json(f"{url}/health/readiness")[0] == 200, lambda: True, PROXY_SECONDS):
             raise LaunchError(f"The proxy at {url} does not answer. Is the server running with PROXY=on?")
         key = master_key(settings, home() / ".env")[0]
-    return _endpoint(settings, url, key, cards[0]["id"], context)
+    return _endpoint(settings, url, key, card["id"], context)
 
 
 def _endpoint(settings: Settings, url: str, key: str, model: str, context: int) -> Endpoint:
@@ -99,7 +127,8 @@ def _expected(settings: Settings, via_proxy: bool) -> Endpoint:
     url = address(settings.mlx_host, settings.mlx_port)
     if settings.mlx_port and get_json(f"{url}/health")[0] == 200:
         return connect(settings, url, settings.proxy_port if via_proxy else None)
-    model = settings.served_model_name or (settings.model_path or "default").rstrip("/").rsplit("/", 1)[-1]
+    print(f"# No server answers at {url}; this is what one would be. Start it: {program()} start")
+    name, own = expected_model(settings.model_path)
     key = settings.api_key or "none"
     if via_proxy:
         url = address(settings.mlx_host, settings.proxy_port)
@@ -108,7 +137,8 @@ def _expected(settings: Settings, via_proxy: bool) -> Endpoint:
                 "The proxy has no key yet: start the server once, it makes one; or set LITELLM_MASTER_KEY."
             )
         key = settings.litellm_master_key
-    return _endpoint(settings, url, key, model, settings.max_kv_size)
+    context = min(settings.max_kv_size, own or settings.max_kv_size)
+    return _endpoint(settings, url, key, settings.served_model_name or name, context)
 
 
 def warn_of_room(client: Client, endpoint: Endpoint) -> None:

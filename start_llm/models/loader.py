@@ -26,10 +26,10 @@ from start_llm.models.capabilities import (
     reasoning_parser,
     tool_parser,
 )
+from start_llm.models.catalog import EMBEDDED_NAME
 from start_llm.models.device import Accelerator, Device, check_fit
 from start_llm.models.embedded import ensure_embedded_model
 
-EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 DOWNLOAD_PATTERNS = ["*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
 INDEX = "model.safetensors.index.json"
 Progress = Callable[[str, float], None]

@@ -9,7 +9,7 @@ import pytest
 
 import start_llm
 from start_llm.__main__ import main
-from start_llm.cli.commands import COMMANDS
+from start_llm.cli.commands import SHOWN
 from start_llm.cli.completion import script
 from start_llm.cli.reading import overview, read
 from start_llm.host.home import COMMAND_VARIABLE
@@ -22,24 +22,24 @@ def test_the_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_help_lists_every_command_in_a_group() -> None:
     said = overview()
-    for command in COMMANDS.values():
+    for command in SHOWN.values():
         assert f"\n{command.group}:" in said and f"\n  {command.name} " in said
     assert max(map(len, said.splitlines())) <= 120
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", SHOWN)
 def test_help_of_a_command_is_the_same_either_way(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["help", name]) == 0
     said = capsys.readouterr().out
     assert main([name, "--help"]) == 0
     assert capsys.readouterr().out == said
-    for words, _ in COMMANDS[name].examples:
+    for words, _ in SHOWN[name].examples:
         assert f"start-llm {words}" in said
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", SHOWN)
 def test_examples_can_be_typed(name: str) -> None:
-    for words, _ in COMMANDS[name].examples:
+    for words, _ in SHOWN[name].examples:
         typed = words.split(" >")[0].split()
         assert read(typed).command.name == name
 
@@ -82,6 +82,6 @@ def test_bash_completes_commands_agents_and_flags() -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_every_command_is_in_every_script(shell: str) -> None:
     text = script(shell)
-    assert all(name in text for name in COMMANDS)
+    assert all(name in text for name in SHOWN)
     if shutil.which(shell):
         subprocess.run([shell, "-n", "/dev/stdin"], input=text, text=True, check=True)

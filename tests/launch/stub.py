@@ -10,17 +10,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-# As a program: a server on MLX_PORT that writes its environment and folder to a file when asked to end.
-SERVER_PROGRAM = """
-import json, os, signal, sys, threading
-sys.path.insert(0, sys.argv[2])
-from tests.launch.stub import make_server
-server = make_server(int(os.environ["MLX_PORT"]))
-signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=server.shutdown).start())
-server.serve_forever()
-with open(sys.argv[1], "w") as file:
-    json.dump({"env": dict(os.environ), "cwd": os.getcwd()}, file)
-"""
 CLIENT_PROGRAM = """#!/bin/sh
 { env; echo "CWD=$PWD"; for word in "$@"; do echo "ARG=$word"; done; } > "$START_LLM_TEST_OUT"
 exit 7

@@ -13,14 +13,13 @@ import pytest
 from start_llm.cli.reading import read
 from start_llm.core.settings import Settings, load_settings
 from start_llm.host.home import home
-from start_llm.host.ports import get_json
 from start_llm.launch import cli
-from start_llm.launch import server as launch_server
 from start_llm.launch.cli import client_environment
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.plan import Plan
-from start_llm.launch.server import changed_settings
-from tests.launch.stub import SERVER_PROGRAM, make_client, serving
+from start_llm.service import control
+from start_llm.service.control import changed_settings
+from tests.launch.stub import make_client, serving
 
 
 def main(words: list[str], settings: Settings) -> int:
@@ -79,52 +78,31 @@ def test_through_the_proxy(tmp_path: Path, out: Path) -> None:
     assert "ANTHROPIC_AUTH_TOKEN=sk-m" in said and f"ANTHROPIC_BASE_URL=http://127.0.0.1:{proxy_port}" in said
 
 
-def test_a_server_is_started_and_ended_with_the_client(
-    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = str(Path(__file__).parents[2])
-    report = tmp_path / "report"
-    monkeypatch.setattr(launch_server, "SERVER_COMMAND", (sys.executable, "-c", SERVER_PROGRAM, str(report), root))
-    assert main(["codex"], settings(tmp_path, mlx_port=0, model_path="org/model", kv_bits=8)) == 7
-    told = json.loads(report.read_text())  # written at its orderly end
-    assert told["cwd"] == root and told["env"]["PROXY"] == "off"
-    assert told["env"]["MODEL_PATH"] == "org/model" and told["env"]["KV_BITS"] == "8"
-    assert told["env"]["START_LLM_CACHE_DIR"] == str(tmp_path / "cache")
-    url = f"http://127.0.0.1:{told['env']['MLX_PORT']}"
-    assert any(f"{url}/v1" in line for line in lines(out)) and get_json(f"{url}/health") == (0, None)
-
-
-def test_nothing_is_left_in_the_folder_that_the_agent_works_in(
-    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in Settings.model_fields:
-        monkeypatch.delenv(name.upper(), raising=False)
-    installed, project = tmp_path / "installed", tmp_path / "project"
-    installed.mkdir()
-    project.mkdir()
-    monkeypatch.chdir(project)
-    monkeypatch.setenv("START_LLM_HOME", str(installed))
-    root = str(Path(__file__).parents[2])
-    monkeypatch.setattr(
-        launch_server, "SERVER_COMMAND", (sys.executable, "-c", SERVER_PROGRAM, str(tmp_path / "r"), root)
-    )
-    assert main(["codex"], load_settings(None, start_llm_cache_dir=Path("cache"), mlx_port=0)) == 7
-    assert list(project.iterdir()) == []
-    assert (installed / "logs" / "launch-server.log").exists() and (installed / "cache" / "launch" / "codex").is_dir()
-
-
 def test_a_server_that_does_not_come_up_is_told_with_its_last_words(
-    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launch_server, "SERVER_COMMAND", (sys.executable, "-c", "raise SystemExit('no such model')"))
-    assert main(["pi"], settings(tmp_path, mlx_port=0)) == 1
-    assert "no such model" in capsys.readouterr().err and not out.exists()
+    assert main(["pi"], settings(tmp_path, mlx_port=0, model_path=str(tmp_path / "nothing"))) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("starting the server on port ") and str(tmp_path / "logs") in said.splitlines()[0]
+    assert "no such folder" in said and "a setting is wrong" in said and not out.exists()
+
+
+def test_a_flag_that_asks_for_another_model_than_the_one_that_runs_is_refused(
+    tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving() as port:
+        assert main(["pi", "--model", "a/b"], settings(tmp_path, mlx_port=port)) == 1
+        said = capsys.readouterr().err
+        assert "serves served-name, not a/b" in said and "start-llm stop" in said and "--port" in said
+        assert not out.exists()
+        assert main(["pi", "--model", "served-name", "--context", "60000"], settings(tmp_path, mlx_port=port)) == 7
+    assert "50,000 tokens, not 60,000" in capsys.readouterr().err
 
 
 def test_something_else_on_the_port_is_an_error(
     tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch_server, "get_json", lambda *_: (404, None))
+    monkeypatch.setattr(control, "get_json", lambda *_, **__: (404, None))
     assert main(["pi"], settings(tmp_path, mlx_port=8080)) == 1
     assert "MLX_PORT=8080" in capsys.readouterr().err and not out.exists()
 
@@ -145,7 +123,14 @@ def test_print_starts_nothing_and_writes_nothing(tmp_path: Path, capsys: pytest.
     said = capsys.readouterr().out
     assert f"http://127.0.0.1:{port}/v1" in said and "export PI_OFFLINE=1" in said
     assert said.splitlines()[-1] == "pi --provider start_llm --model big"
+    assert said.splitlines()[0].startswith(f"# No server answers at http://127.0.0.1:{port}")
     assert not (tmp_path / "cache").exists()
+
+
+def test_print_knows_the_embedded_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pi", "--print"], settings(tmp_path, mlx_port=1)) == 0
+    said = capsys.readouterr().out
+    assert "--model SmolLM2-135M-Instruct" in said and '"contextWindow": 8192' in said
 
 
 def test_a_model_without_room_for_the_first_prompt_is_told(

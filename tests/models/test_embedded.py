@@ -15,6 +15,8 @@ import mlx_lm
 import pytest
 
 from start_llm.models import embedded
+from start_llm.models.capabilities import read_config
+from start_llm.models.catalog import EMBEDDED_CONTEXT, EMBEDDED_NAME
 from start_llm.models.embedded import EmbeddedModelError, chat_template, ensure_embedded_model
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
@@ -46,6 +48,7 @@ def fake_making(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.smol
 def test_it_knows_the_capital_of_france(smol_path: Path) -> None:
     model, tokenizer = mlx_lm.load(str(smol_path))[:2]
+    assert read_config(smol_path)["max_position_embeddings"] == EMBEDDED_CONTEXT
     assert model.model.embed_tokens.weight.dtype == mx.float32
     prompt = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, enable_thinking=True)
     assert mlx_lm.generate(model, tokenizer, prompt, max_tokens=16) == "The capital of France is Paris."
@@ -192,7 +195,7 @@ def test_a_half_made_checkpoint_is_never_used(
     with pytest.raises(KeyboardInterrupt):
         ensure_embedded_model(tmp_path, quantised=False, progress=silent)
     monkeypatch.setattr(embedded, "convert", done)
-    killed = tmp_path / "models" / f".{embedded.NAME}-f32-v{embedded.LAYOUT}-tmp-killed"
+    killed = tmp_path / "models" / f".{EMBEDDED_NAME}-f32-v{embedded.LAYOUT}-tmp-killed"
     killed.mkdir()
     (killed / "part").write_text("half")
     path = ensure_embedded_model(tmp_path, quantised=False, progress=silent)
@@ -246,7 +249,7 @@ def test_pip_is_used_where_uv_is_missing(tmp_path: Path, monkeypatch: pytest.Mon
 def test_lock_is_dropped_when_its_process_dies(tmp_path: Path, fake_making: list[str]) -> None:
     """A process that is killed while it makes the checkpoint does not block the next start."""
     (tmp_path / "models").mkdir()
-    lock = tmp_path / "models" / f".{embedded.NAME}-f32-v{embedded.LAYOUT}.lock"
+    lock = tmp_path / "models" / f".{EMBEDDED_NAME}-f32-v{embedded.LAYOUT}.lock"
     script = f"import fcntl; f = open({str(lock)!r}, 'w'); fcntl.flock(f, 2); print('held', flush=True); input()"
     holder = subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=dict(os.environ)

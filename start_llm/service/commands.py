@@ -1,0 +1,284 @@
+"""The commands `start`, `stop`, `restart`, `status`, `ps` and `logs`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from start_llm.core.settings import Settings, load_settings
+from start_llm.host.home import command as program
+from start_llm.host.home import home
+from start_llm.host.ports import free_port, get, get_json
+from start_llm.service.control import ServiceError, bring_up, stop
+from start_llm.service.place import Place, State, holder, running_ports
+from start_llm.service.supervisor import how, last_lines
+
+STARTUP_SECONDS = 3600.0  # a first start downloads the model
+NOT_RUNNING = 3  # what init scripts say
+MIB, GIB = 2**20, 2**30
+_FOLLOW_SECONDS = 0.2
+_ASK_SECONDS = 2.0
+_KV = re.compile(r"^start_llm_kv_bytes (\S+)$", re.MULTILINE)
+
+
+def main_start(settings: Settings, options: argparse.Namespace) -> int:
+    """0 once the server answers; 1 if it does not come up."""
+    return _start(settings, options.overrides)
+
+
+def _start(settings: Settings, flags: dict[str, str]) -> int:
+    place = Place(settings, settings.mlx_port or free_port())
+    was_running = place.is_running
+    place.keep()
+    try:
+        begun = bring_up(settings, place, flags, _say, STARTUP_SECONDS)
+    except ServiceError as error:
+        if not was_running:
+            place.forget_keep()
+        print(error, file=sys.stderr)
+        return 1
+    state = place.read()
+    word = "ready" if begun else "already running"
+    print(f"{word}: {describe(place, state)}")
+    print(f"{program()} launch pi    an agent;    {program()} stop    ends the server")
+    return 0
+
+
+def main_stop(settings: Settings, options: argparse.Namespace) -> int:
+    """0 if nothing of ours is left there."""
+    ports = running_ports(settings) if options.all else [settings.mlx_port]
+    code = 0
+    for port in ports:
+        code = max(code, _stop(settings, port))
+    if not ports:
+        print("No server of this user runs.")
+    return code
+
+
+def _stop(settings: Settings, port: int) -> int:
+    place = Place(settings, port)
+    try:
+        if place.is_running:
+            print(f"stopping the server on port {port} ...", flush=True)
+        if stop(place):
+            print("stopped")
+            return 0
+    except ServiceError as error:
+        print(error, file=sys.stderr)
+        return 1
+    others = running_ports(settings)
+    more = f" Running: port {', '.join(map(str, others))}; {program()} stop --port {others[0]}" if others else ""
+    print(f"No server of this user runs on port {port}.{more}")
+    return 0
+
+
+def main_restart(settings: Settings, options: argparse.Namespace) -> int:
+    """Starts with the flags of the last start, but for those that are given now."""
+    place = Place(settings)
+    before = place.read()
+    code = _stop(settings, place.port)
+    if code:
+        return code
+    flags = {**(before.flags if before is not None else {}), **options.overrides}
+    return _start(load_settings(home() / ".env", **flags), flags)
+
+
+# --- status ---------------------------------------------------------------------------------
+
+
+def main_status(settings: Settings, options: argparse.Namespace) -> int:
+    """0 if the server answers, 1 if it runs but does not answer yet, 3 if it does not run."""
+    place = Place(settings)
+    known = look(place, settings.api_key)
+    if options.json:
+        print(json.dumps(known, indent=1))
+    else:
+        print("\n".join(_status_lines(place, known)))
+    if known["state"] in {"ready", "busy"}:
+        return 0
+    return 1 if known["running"] else NOT_RUNNING
+
+
+def look(place: Place, key: str | None) -> dict[str, Any]:
+    """What can be known of a server: its state on disk, /health, /metrics, its processes."""
+    running, state = place.is_running, place.read()
+    health = get_json(f"{place.url}/health", seconds=_ASK_SECONDS)[1]
+    health = health if isinstance(health, dict) else {}
+    if state is not None and (running or state.phase == "gave up"):
+        phase = health.get("state") or state.phase
+    else:
+        phase = health.get("state") or ("died" if state is not None else "not running")
+    known: dict[str, Any] = {
+        "port": place.port,
+        "url": place.url,
+        "running": running or bool(health),
+        "managed": running,
+        "state": phase,
+        "requests": {"running": health.get("running", 0), "queued": health.get("queued", 0)},
+        "log": str(place.log),
+    }
+    if state is not None:
+        told = asdict(state)
+        known |= {name: told[name] for name in ("pid", "since", "model", "proxy_url", "restarts", "last_exit")}
+        known["background"] = state.background
+        known["users"] = place.users()
+        known["memory_bytes"] = _memory(state) if running else 0
+    if health:
+        known |= _served(place, key)
+    return known
+
+
+def _served(place: Place, key: str | None) -> dict[str, Any]:
+    _, body = get_json(f"{place.url}/v1/models", key, _ASK_SECONDS)
+    cards = body.get("data") if isinstance(body, dict) else None
+    models = [{"id": card.get("id"), "context": card.get("context_length")} for card in cards or ()]
+    return {"models": models, "model": models[0]["id"] if models else ""}
+
+
+def _memory(state: State) -> int:
+    """Bytes that the server's processes hold."""
+    process = holder(state)
+    total = 0
+    if process is not None:
+        for member in [process, *process.children(recursive=True)]:
+            try:
+                total += member.memory_info().rss
+            except psutil.Error:
+                continue
+    return total
+
+
+def _status_lines(place: Place, known: dict[str, Any]) -> Iterator[str]:
+    if not known["running"]:
+        yield f"not running  port {place.port}; {program()} start"
+        last = known.get("last_exit")
+        if known["state"] == "gave up" and last:
+            yield f"why          gave up after {known['restarts']} restarts: {how(last['code'])}"
+        elif known["state"] == "died":
+            yield "why          it ended without a word: killed, or the machine went down"
+        if last and last["words"]:
+            yield from (f"             {line}" for line in last["words"].splitlines())
+        if "last_exit" in known:
+            yield f"log          {known['log']}"
+        return
+    where = "in the background" if known.get("background") else "in the foreground"
+    who = (
+        f"process {known['pid']}, {where}, {ago(known['since'])}" if known["managed"] else "not one that `start` knows"
+    )
+    yield f"{known['state']:12} {known['url']}  ({who})"
+    for model in known.get("models", ()):
+        yield f"model        {model['id']}  (context {model['context'] or 0:,} tokens)"
+    if known.get("proxy_url"):
+        yield f"proxy        {known['proxy_url']}"
+    requests = known["requests"]
+    users = f", {known['users']} connected by launch" if known.get("users") else ""
+    yield f"requests     {requests['running']} running, {requests['queued']} waiting{users}"
+    if known.get("memory_bytes"):
+        yield f"memory       {known['memory_bytes'] / GIB:.1f} GiB"
+    if known.get("restarts"):
+        last = known["last_exit"]
+        yield f"restarts     {known['restarts']}; the last because {how(last['code'])}, {ago(last['time'])} ago"
+    if known.get("background"):
+        yield f"log          {known['log']}"
+
+
+def describe(place: Place, state: State | None) -> str:
+    """A server in a few words."""
+    if state is None:
+        return place.url
+    proxy = f", proxy {state.proxy_url}" if state.proxy_url else ""
+    return f"{state.model or 'a model'} at {state.url}{proxy}"
+
+
+def ago(moment: float) -> str:
+    """The time since then, in the largest unit that fits."""
+    seconds = max(0.0, time.time() - moment)
+    for unit, length in (("d", 86_400), ("h", 3_600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+# --- ps and logs ----------------------------------------------------------------------------
+
+
+def main_ps(settings: Settings, options: argparse.Namespace) -> int:
+    """A line for each server of this user."""
+    found = [look(Place(settings, port), settings.api_key) for port in running_ports(settings)]
+    if options.json:
+        print(json.dumps(found, indent=1))
+        return 0
+    if not found:
+        print(f"No server of this user runs. {program()} start")
+        return 0
+    table = Table(box=None, pad_edge=False)
+    for heading in ("PORT", "MODEL", "STATE", "REQUESTS", "WAITING", "AGENTS", "MEMORY", "KV", "UP"):
+        table.add_column(heading, justify="left" if heading in {"MODEL", "STATE"} else "right")
+    for known in found:
+        requests, kv = known["requests"], kv_bytes(known["url"], settings.api_key)
+        table.add_row(
+            str(known["port"]),
+            known["model"] or "-",
+            known["state"],
+            str(requests["running"]),
+            str(requests["queued"]),
+            str(known.get("users", 0)),
+            f"{known.get('memory_bytes', 0) / GIB:.1f} GiB",
+            "-" if kv is None else f"{kv / MIB:,.0f} MiB",
+            ago(known.get("since", time.time())),
+        )
+    Console(highlight=False, soft_wrap=True).print(table)
+    return 0
+
+
+def kv_bytes(url: str, key: str | None) -> int | None:
+    """Bytes of KV in memory, by the server's own figures; ``None`` if it does not tell."""
+    _, text = get(f"{url}/metrics", key, _ASK_SECONDS)
+    found = _KV.search(text.decode("utf-8", "replace"))
+    return int(float(found[1])) if found else None
+
+
+def main_logs(settings: Settings, options: argparse.Namespace) -> int:
+    """The last lines of the server's log, and with -f what comes after them until Ctrl-C."""
+    place = Place(settings)
+    path = home() / settings.log_root.expanduser() / "proxy.log" if options.proxy_log else place.log
+    if not path.is_file():
+        print(f"There is no log {path}; a server in the foreground writes to its terminal.", file=sys.stderr)
+        return 1
+    print(last_lines(path, options.lines))
+    if options.follow:
+        _follow(path)
+    return 0
+
+
+def _follow(path: Path) -> None:
+    at = path.stat().st_size
+    while True:
+        time.sleep(_FOLLOW_SECONDS)
+        try:
+            size = path.stat().st_size
+            if size == at:
+                continue
+            with path.open("rb") as file:
+                file.seek(at if size > at else 0)  # a shorter one was begun anew or trimmed
+                data = file.read()
+                at = file.tell()
+        except FileNotFoundError:
+            continue
+        sys.stdout.write(data.decode("utf-8", "replace"))
+        sys.stdout.flush()
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)

@@ -1,0 +1,236 @@
+"""Starting, joining and stopping a server in the background, as `start`, `stop` and `launch` do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from start_llm.core.settings import Settings
+from start_llm.host.home import home, made_home, module_command, python_path
+from start_llm.host.ports import get_json, is_free, who_listens
+from start_llm.service.place import Place, holder
+from start_llm.service.supervisor import STOP_SECONDS, how, last_lines
+
+Say = Callable[[str], None]
+POLL_SECONDS = 0.1
+ASK_SECONDS = 2.0
+GONE_SECONDS = 10.0
+WORDS = 15
+
+
+class ServiceError(RuntimeError):
+    """The server does not run as it should. The message says why and what to do."""
+
+
+def answers(place: Place) -> bool:
+    """Whether a server on this port is ready for requests."""
+    return get_json(f"{place.url}/health", seconds=ASK_SECONDS)[0] == 200
+
+
+def spawn(settings: Settings, place: Place, flags: dict[str, str], words: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Starts a supervisor in a session of its own; it outlives this process.
+
+    Args:
+        words: gets what it says before it has the lock, and with it the log.
+    """
+    environment = dict(os.environ) | changed_settings(settings)
+    environment |= {"MLX_PORT": str(place.port), "PYTHONPATH": python_path()}
+    return subprocess.Popen(
+        module_command("supervise", "--flags", json.dumps(flags)),
+        env=environment,
+        cwd=made_home(),
+        stdin=subprocess.DEVNULL,
+        stdout=words,
+        stderr=words,
+        start_new_session=True,
+    )
+
+
+def bring_up(settings: Settings, place: Place, flags: dict[str, str], say: Say, seconds: float) -> bool:
+    """Returns once a server answers on the port: one that runs, one that is starting, or a new one.
+
+    Args:
+        say: is told what goes on, a line at a time, the server's own words included.
+
+    Returns:
+        Whether it was started here.
+
+    Raises:
+        ServiceError: it does not come up, or the port belongs to something else.
+    """
+    for _ in range(2):
+        if place.is_running:
+            if _join(place, say, seconds):
+                return False
+        elif get_json(f"{place.url}/health", seconds=ASK_SECONDS)[0]:
+            _join_unknown(place, seconds)
+            return False
+        else:
+            _begin(settings, place, flags, say, seconds)
+            return True
+    raise ServiceError(f"The server on port {place.port} ends again and again; see {place.log}.")
+
+
+def _begin(settings: Settings, place: Place, flags: dict[str, str], say: Say, seconds: float) -> None:
+    if not is_free(place.host, place.port):
+        raise ServiceError(f"MLX_PORT={place.port} is in use by {who_listens(place.port)}; set another port.")
+    say(f"starting the server on port {place.port}; its log: {place.log}")
+    with tempfile.TemporaryFile() as words:
+        child = spawn(settings, place, flags, words)
+        follower = _Follower(place.log, say)
+
+        def over() -> bool:  # one that lost the race for the lock has ended, and another one has it
+            if place.is_running:
+                follower.look()
+            return child.poll() is not None and not place.is_running
+
+        if not _answers_before(place, over, seconds):
+            raise ServiceError(_why_not(place, words))
+        follower.look()
+
+
+def _why_not(place: Place, words: IO[bytes]) -> str:
+    """Why a server that was started has ended."""
+    words.seek(0)
+    if said := words.read().decode("utf-8", "replace").strip():
+        return f"The server did not come up: {said}"
+    state = place.read()
+    why = f" ({how(state.last_exit.code)})" if state is not None and state.last_exit is not None else ""
+    return f"The server did not come up{why}; the end of {place.log}:\n{last_lines(place.log, WORDS)}"
+
+
+def _join(place: Place, say: Say, seconds: float) -> bool:
+    """Waits for a server that is starting; False if it ends instead."""
+    if not answers(place):
+        say(f"waiting for the server on port {place.port}; its log: {place.log}")
+    return _answers_before(place, lambda: not place.is_running, seconds)
+
+
+def _join_unknown(place: Place, seconds: float) -> None:
+    """A server that is not in our books, perhaps of another user."""
+    body = get_json(f"{place.url}/health", seconds=ASK_SECONDS)[1]
+    if not (isinstance(body, dict) and ("state" in body or "status" in body)):
+        raise ServiceError(
+            f"MLX_PORT={place.port} is taken by something that is no start_llm server; set another port."
+        )
+    if not _answers_before(place, lambda: False, seconds):
+        raise ServiceError(f"The server at {place.url} is not healthy.")
+
+
+def _says_ready(place: Place) -> bool:
+    """Whether all that belongs to the server is told by now, its proxy for instance."""
+    state = place.read()
+    return state is not None and state.phase == "ready"
+
+
+def _answers_before(place: Place, over: Callable[[], bool], seconds: float) -> bool:
+    """Whether the server answers before it is `over`. Raises ServiceError if neither happens in time."""
+    deadline = time.monotonic() + seconds
+    while not answers(place) or (place.is_running and not _says_ready(place)):
+        if over():
+            return False
+        if time.monotonic() >= deadline:
+            raise ServiceError(f"The server at {place.url} is not ready after {seconds:.0f} s; see {place.log}.")
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+class _Follower:
+    """Passes on what is added to a log, line by line; of a bar that is drawn again and again, the last state."""
+
+    def __init__(self, path: Path, say: Say) -> None:
+        self._path, self._say = path, say
+        self._at = 0
+        self._rest = ""
+
+    def look(self) -> None:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._at)
+                data = file.read()
+        except OSError:
+            return
+        self._at += len(data)
+        *lines, self._rest = (self._rest + data.decode("utf-8", "replace")).split("\n")
+        for line in lines:
+            if text := line.rsplit("\r", 1)[-1].strip():
+                self._say(text)
+        if "\r" in self._rest:  # a bar that goes on: its last whole state
+            *_, state, self._rest = ["", *self._rest.rsplit("\r", 2)]
+            if state.strip():
+                self._say(state.strip())
+
+
+def stop(place: Place, seconds: float = STOP_SECONDS + 10) -> bool:
+    """Ends the server of a port, and all that belongs to it; returns when it is gone.
+
+    Returns:
+        False if none of this user ran there.
+
+    Raises:
+        ServiceError: something is left.
+    """
+    state = place.read()
+    if place.lock.take():
+        place.forget()
+        place.lock.drop()
+        return False
+    process = holder(state) if state is not None else None
+    if state is None or process is None:
+        raise ServiceError(f"{place.folder}/server-{place.port}.json does not tell whose the lock beside it is.")
+    family = _family(process)
+    _signal(process, signal.SIGTERM)
+    if not _wait_until(lambda: not place.is_running, seconds):
+        for member in _family(process):
+            _signal(member, signal.SIGKILL)
+    left = psutil.wait_procs(family, timeout=GONE_SECONDS)[1]
+    if left:
+        raise ServiceError(f"Processes of the server on port {place.port} are left: {[each.pid for each in left]}.")
+    if not _wait_until(lambda: is_free(place.host, place.port), ASK_SECONDS):
+        raise ServiceError(f"Port {place.port} is still in use by {who_listens(place.port)}.")
+    place.forget()
+    return True
+
+
+def _family(process: psutil.Process) -> list[psutil.Process]:
+    """A server's processes, children first: engine and supervisor, the proxy and what they have started."""
+    with suppress(psutil.NoSuchProcess):
+        return [*process.children(recursive=True), process]
+    return [process]
+
+
+def _signal(process: psutil.Process, number: signal.Signals) -> None:
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+
+
+def _wait_until(done: Callable[[], bool], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+def changed_settings(settings: Settings) -> dict[str, str]:
+    """The settings that were given, as environment variables; relative paths made absolute."""
+    changed = {}
+    for name in settings.model_fields_set:
+        value = getattr(settings, name)
+        if isinstance(value, Path):
+            value = home() / value.expanduser()
+        elif name == "model_path" and value and Path(value).exists():
+            value = Path(value).absolute()
+        changed[name.upper()] = "off" if value is None else str(value)
+    return changed

@@ -1,0 +1,206 @@
+"""What is known on disk of the server of one port: its lock, its state, who uses it.
+
+All lies in ``START_LLM_CACHE_DIR/run``. Locks are what counts: the system drops them with their holder. A state without
+a held lock tells how the last server ended.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import psutil
+
+from start_llm.host.home import home
+from start_llm.host.locks import ProcessLock, is_locked
+from start_llm.host.ports import address
+
+if TYPE_CHECKING:
+    from start_llm.core.settings import Settings
+
+Phase = Literal["starting", "ready", "waiting", "ending", "gave up"]
+_LOCK = re.compile(r"server-(\d+)\.lock")
+
+
+@dataclass(frozen=True)
+class Exit:
+    """How an engine process ended: its exit code (negative: the signal), when (unix seconds), its last words."""
+
+    code: int
+    time: float
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class State:
+    """What the holder of the lock tells of itself.
+
+    Attributes:
+        pid, created: of the holder: the supervisor, or a server in the foreground. `created` is psutil's.
+        url: where the server listens, as a client of this machine reaches it.
+        log: the file that its words go to; empty in the foreground.
+        background: whether a supervisor holds the lock.
+        since: unix seconds at which this server was started.
+        phase: ``waiting`` is the pause before another try.
+        engine: process id of the server proper.
+        flags: settings that were given as flags, for `restart`.
+        restarts: how often the engine was started again.
+        last_exit: of the engine, if it has ended before.
+    """
+
+    port: int
+    pid: int
+    created: float
+    url: str
+    log: str = ""
+    background: bool = True
+    since: float = 0.0
+    phase: Phase = "starting"
+    engine: int | None = None
+    model: str = ""
+    proxy_url: str | None = None
+    flags: dict[str, str] = field(default_factory=dict)
+    restarts: int = 0
+    last_exit: Exit | None = None
+
+
+class Place:
+    """The files of the server of `port`. Any process may read; only the holder of the lock writes the state."""
+
+    def __init__(self, settings: Settings, port: int | None = None) -> None:
+        """`port`: MLX_PORT by default."""
+        self.port = settings.mlx_port if port is None else port
+        self.host = settings.mlx_host
+        self.folder = folder_of(settings)
+        self.log = home() / settings.log_root.expanduser() / f"server-{self.port}.log"
+        self.lock = ProcessLock(self.folder / f"server-{self.port}.lock")
+
+    @property
+    def url(self) -> str:
+        return address(self.host, self.port)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether somebody holds the lock."""
+        return is_locked(self.folder / f"server-{self.port}.lock")
+
+    # --- state ---
+
+    @property
+    def _state_path(self) -> Path:
+        return self.folder / f"server-{self.port}.json"
+
+    def read(self) -> State | None:
+        """What was written last, by whoever runs or ran; ``None`` if there is nothing that can be read."""
+        try:
+            return _state(json.loads(self._state_path.read_text("utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def write(self, state: State) -> None:
+        """By an atomic rename, for this user only (0600). Raises OSError."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=".server-", dir=self.folder)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump(asdict(state), file, indent=1)
+        os.replace(temporary, self._state_path)
+
+    def forget(self) -> None:
+        """Removes the state, and what kept the server alive."""
+        for path in (self._state_path, self._keep_path):
+            path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._users.rmdir()
+
+    # --- who uses it ---
+
+    @property
+    def _users(self) -> Path:
+        return self.folder / f"users-{self.port}"
+
+    @property
+    def _keep_path(self) -> Path:
+        return self.folder / f"server-{self.port}.keep"
+
+    def keep(self) -> None:
+        """The server stays, also when nobody uses it: somebody has started it by name."""
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._keep_path.touch(0o600)
+
+    def forget_keep(self) -> None:
+        """Nobody has started it by name after all."""
+        self._keep_path.unlink(missing_ok=True)
+
+    @property
+    def is_kept(self) -> bool:
+        return self._keep_path.exists()
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """This process is a user of the server for as long as the block runs, or until it ends, however it ends."""
+        mark = ProcessLock(self._users / str(os.getpid()))
+        mark.take()
+        try:
+            yield
+        finally:
+            mark.drop()
+
+    def users(self) -> int:
+        """How many processes use it now. Marks of processes that were killed are removed."""
+        count = 0
+        with suppress(FileNotFoundError):
+            for path in list(self._users.iterdir()):
+                if is_locked(path):
+                    count += 1
+                else:
+                    path.unlink(missing_ok=True)
+        return count
+
+
+def folder_of(settings: Settings) -> Path:
+    return home() / settings.cache_dir / "run"
+
+
+def running_ports(settings: Settings) -> list[int]:
+    """The ports of this user's servers that run now."""
+    found = []
+    with suppress(FileNotFoundError):
+        for path in folder_of(settings).iterdir():
+            name = _LOCK.fullmatch(path.name)
+            if name and is_locked(path):
+                found.append(int(name[1]))
+    return sorted(found)
+
+
+def created(pid: int) -> float:
+    """When the process began, by which another one of the same number is told from it; 0.0 if there is none."""
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return 0.0
+
+
+def holder(state: State) -> psutil.Process | None:
+    """The process that wrote the state, if it still runs."""
+    try:
+        process = psutil.Process(state.pid)
+        return process if process.create_time() == state.created else None
+    except psutil.Error:
+        return None
+
+
+def _state(data: Any) -> State:
+    """Raises TypeError where it is no state."""
+    if not isinstance(data, dict):
+        raise TypeError(data)
+    known = {entry.name for entry in fields(State)}
+    told = {name: value for name, value in data.items() if name in known}
+    last = told.get("last_exit")
+    return State(**told | {"last_exit": Exit(**last) if last else None})

@@ -1,0 +1,275 @@
+"""The parent of a server in the background: starts it again when it dies, and remembers why.
+
+One thread, one loop over what the engine tells, signals and time. The engine ends when this process does, however it
+does, because its standard input closes then; and the proxy ends with the engine in the same way.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from start_llm.core.exitcodes import ExitCode
+from start_llm.files.logs import begin_log, trim_log
+from start_llm.host.home import module_command
+from start_llm.service.place import Exit, Place, State, created
+from start_llm.service.wire import read_event
+
+if TYPE_CHECKING:
+    from start_llm.core.settings import Settings
+
+PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""Seconds before each restart in a row; as many restarts as there are pauses."""
+STABLE_SECONDS = 600.0
+"""An engine that has lived this long is sound: its next end counts as the first."""
+STOP_SECONDS = 70.0
+"""A server that was asked to end has ended by then, or is killed."""
+TRIM_SECONDS = 60.0
+LOG_BYTES = 16 << 20
+WORDS = 5  # lines of the log that are kept as an engine's last words
+_NO_USE = frozenset({ExitCode.NOT_STARTED, ExitCode.BAD_SETTING})
+
+
+def main(settings: Settings, options: argparse.Namespace) -> int:
+    """The process behind `start`. Its output is the server's log."""
+    place = Place(settings)
+    if not place.lock.take():
+        print(f"A server of this user runs on port {place.port} already.", file=sys.stderr)
+        return ExitCode.BAD_SETTING
+    log = begin_log(place.log)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.close(log)
+    try:
+        return Supervisor(place, module_command("serve", "--supervised"), options.flags).run()
+    finally:
+        place.lock.drop()
+
+
+class Supervisor:
+    """Holds the lock of `place` while it runs.
+
+    Args:
+        command: runs the engine, in supervised mode.
+        flags: settings that the user gave as flags; they are remembered.
+        pauses: seconds before each restart in a row.
+        say: writes a line to the log.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        command: Sequence[str],
+        flags: dict[str, str] | None = None,
+        *,
+        pauses: Sequence[float] = PAUSES,
+        stable_seconds: float = STABLE_SECONDS,
+        stop_seconds: float = STOP_SECONDS,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        self._place, self._command = place, list(command)
+        self._pauses, self._stable_seconds, self._stop_seconds = tuple(pauses), stable_seconds, stop_seconds
+        self._say = say or partial(print, flush=True)
+        self._engine: subprocess.Popen[bytes] | None = None
+        self._selector = selectors.DefaultSelector()
+        self._ending = False
+        self._kill_at: float | None = None
+        self._trim_at = time.monotonic() + TRIM_SECONDS
+        self._log_from = 0
+        self._state = State(
+            place.port,
+            os.getpid(),
+            created(os.getpid()),
+            place.url,
+            str(place.log),
+            since=time.time(),
+            flags=flags or {},
+        )
+
+    def run(self) -> int:
+        """Until the server has ended for good; the exit code says how. Belongs to the main thread (signals)."""
+        read, write = os.pipe()
+        os.set_blocking(write, False)
+        before = {number: signal.signal(number, _noted) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+        wakeup = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        self._selector.register(read, selectors.EVENT_READ, "signal")
+        try:
+            return self._supervise(read)
+        finally:
+            self._kill()
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            self._selector.close()
+            os.close(read)
+            os.close(write)
+
+    def _supervise(self, signals: int) -> int:
+        failures, ever_ready = 0, False
+        while True:
+            self._start()
+            began = time.monotonic()
+            ready, code = self._watch(signals)
+            ever_ready = ever_ready or ready
+            if self._ending or code == ExitCode.ENDED:
+                self._place.forget()
+                return ExitCode.ENDED
+            words = self._last_words()
+            self._tell(engine=None, model="", proxy_url=None, last_exit=Exit(code, time.time(), words))
+            failures = 1 if time.monotonic() - began >= self._stable_seconds else failures + 1
+            hopeless = code in _NO_USE and not ever_ready
+            if hopeless or failures > len(self._pauses):
+                self._say(f"supervisor: {'' if hopeless else f'{failures} times in a row '}{how(code)}: given up")
+                self._tell(phase="gave up")
+                return code if code > 0 else ExitCode.NOT_STARTED
+            pause = self._pauses[failures - 1]
+            self._say(f"supervisor: {how(code)}; another start in {pause:g} s ({failures} of {len(self._pauses)})")
+            self._tell(phase="waiting")
+            if self._wait(signals, pause):
+                self._place.forget()
+                return ExitCode.ENDED
+            self._tell(restarts=self._state.restarts + 1)
+
+    def _start(self) -> None:
+        with suppress(OSError):
+            self._log_from = self._place.log.stat().st_size
+        self._engine = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
+        self._tell(phase="starting", engine=self._engine.pid)
+
+    def _watch(self, signals: int) -> tuple[bool, int]:
+        """Whether the engine was ever ready, and its exit code, once it has ended."""
+        engine = self._engine
+        assert engine is not None and engine.stdout is not None and engine.stdin is not None
+        self._selector.register(engine.stdout, selectors.EVENT_READ, "engine")
+        ready, said, alive = False, b"", True
+        while alive:
+            for key, _ in self._selector.select(self._until_next()):
+                if key.data == "signal":
+                    os.read(signals, 64)
+                    self._end()
+                elif data := os.read(engine.stdout.fileno(), 65_536):
+                    *lines, said = (said + data).split(b"\n")
+                    for line in lines:
+                        ready = self._hear(line.decode("utf-8", "replace")) or ready
+                else:
+                    alive = False
+            self._on_time()
+        self._selector.unregister(engine.stdout)
+        code = self._reap(engine)
+        engine.stdout.close()
+        with suppress(OSError):
+            engine.stdin.close()
+        self._engine = None
+        return ready, code
+
+    def _reap(self, engine: subprocess.Popen[bytes]) -> int:
+        """An engine that has closed its output is about to end; one that does not is killed."""
+        try:
+            return engine.wait(self._stop_seconds)
+        except subprocess.TimeoutExpired:
+            self._kill()
+            return engine.wait()
+
+    def _wait(self, signals: int, seconds: float) -> bool:
+        """A pause; True if the end was asked for meanwhile."""
+        if self._selector.select(seconds):
+            os.read(signals, 64)
+            self._ending = True
+        return self._ending
+
+    def _hear(self, line: str) -> bool:
+        """Takes what the engine tells; True if it is ready."""
+        event = read_event(line)
+        if event is None or event["event"] != "ready":
+            return False
+        self._tell(phase="ready", model=str(event.get("model", "")), proxy_url=event.get("proxy_url"))
+        return True
+
+    # --- ending ---
+
+    def _end(self) -> None:
+        """Asks the engine to end; the second time it is killed."""
+        engine = self._engine
+        if engine is None:
+            return
+        if self._ending:
+            self._kill()
+            return
+        self._ending = True
+        self._kill_at = time.monotonic() + self._stop_seconds
+        self._tell(phase="ending")
+        with suppress(OSError):
+            assert engine.stdin is not None
+            engine.stdin.write(json.dumps({"command": "stop"}).encode() + b"\n")
+            engine.stdin.flush()
+
+    def _kill(self) -> None:
+        if self._engine is not None and self._engine.poll() is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._engine.pid, signal.SIGKILL)
+
+    def _until_next(self) -> float:
+        times = [self._trim_at, *([self._kill_at] if self._kill_at is not None else [])]
+        return max(0.0, min(times) - time.monotonic())
+
+    def _on_time(self) -> None:
+        now = time.monotonic()
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill()
+            self._kill_at = None
+        if now >= self._trim_at:
+            trim_log(self._place.log, LOG_BYTES)
+            self._trim_at = now + TRIM_SECONDS
+
+    # --- telling ---
+
+    def _tell(self, **changes: Any) -> None:
+        self._state = replace(self._state, **changes)
+        try:
+            self._place.write(self._state)
+        except OSError as error:
+            self._say(f"supervisor: the state cannot be written: {error}")
+
+    def _last_words(self) -> str:
+        return last_lines(self._place.log, WORDS, self._log_from)
+
+
+def how(code: int) -> str:
+    """An exit code in words."""
+    known = {
+        int(ExitCode.NOT_STARTED): "it could not start",
+        int(ExitCode.BAD_SETTING): "a setting is wrong",
+        int(ExitCode.ENGINE_DIED): "the model thread died",
+        int(ExitCode.WEDGED): "the model did not move",
+    }
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"{known.get(code, 'it ended')} (exit code {code})"
+
+
+def last_lines(path: Path, count: int, begin: int = 0) -> str:
+    """The last lines of a log, but none before byte `begin`."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(min(begin, size), size - 65_536))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return "\n".join([line for line in text.splitlines() if line.strip()][-count:])
+
+
+def _noted(number: int, frame: object) -> None:
+    """The loop is woken by the descriptor."""

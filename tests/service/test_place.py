@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+from start_llm.core.settings import Settings, load_settings
+from start_llm.service.idle import IdleWatch
+from start_llm.service.place import Exit, Place, State, created, holder, running_ports
+
+HOLD = """
+import sys; from pathlib import Path; from start_llm.core.settings import load_settings
+from start_llm.service.place import Place
+with Place(load_settings(None, start_llm_cache_dir=Path(sys.argv[1])), 7).used():
+    print("used", flush=True); sys.stdin.read()
+"""
+
+
+def settings(folder: Path) -> Settings:
+    return load_settings(None, start_llm_cache_dir=folder, mlx_port=7)
+
+
+def test_a_state_is_read_as_it_was_written_and_is_its_owners_only(tmp_path: Path) -> None:
+    place = Place(settings(tmp_path))
+    assert place.read() is None and not place.is_running
+    state = State(7, 1, 2.0, "http://x", flags={"mlx_port": "7"}, last_exit=Exit(70, 3.0, "words"))
+    place.write(state)
+    assert place.read() == state
+    (path,) = (tmp_path / "run").iterdir()
+    assert path.stat().st_mode & 0o777 == 0o600 and path.parent.stat().st_mode & 0o777 == 0o700
+    for text in ("", "[]", '{"port": 7}', "nonsense"):
+        path.write_text(text)
+        assert place.read() is None
+    place.forget()
+    assert list((tmp_path / "run").iterdir()) == []
+
+
+def test_a_state_of_a_newer_version_is_read(tmp_path: Path) -> None:
+    place = Place(settings(tmp_path))
+    place.write(State(7, 1, 2.0, "http://x"))
+    path = tmp_path / "run" / "server-7.json"
+    path.write_text(path.read_text().replace("{", '{"invented": 1,', 1))
+    assert place.read() is not None
+
+
+def test_only_locked_ports_run(tmp_path: Path) -> None:
+    place = Place(settings(tmp_path))
+    assert running_ports(settings(tmp_path)) == []
+    assert place.lock.take()
+    (tmp_path / "run" / "server-9.lock").touch()
+    assert running_ports(settings(tmp_path)) == [7]
+    place.lock.drop()
+
+
+def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
+    mine = State(7, os.getpid(), created(os.getpid()), "")
+    assert holder(mine) == psutil.Process()
+    assert holder(State(7, os.getpid(), 1.0, "")) is None and holder(State(7, 2**22 - 1, 1.0, "")) is None
+
+
+def test_users_are_counted_until_they_end_however_they_end(tmp_path: Path) -> None:
+    place = Place(settings(tmp_path))
+    assert place.users() == 0
+    other = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert other.stdout is not None and other.stdout.readline() == b"used\n"
+    with place.used():
+        assert place.users() == 2
+    assert place.users() == 1
+    other.send_signal(signal.SIGKILL)
+    other.communicate()
+    assert place.users() == 0 and list((tmp_path / "run" / "users-7").iterdir()) == []
+
+
+def watch(place: Place, idle: list[float]) -> tuple[IdleWatch, threading.Event]:
+    ended = threading.Event()
+    return IdleWatch(lambda: idle[0], place, 0.1, ended.set, look_seconds=0.02), ended
+
+
+def test_an_unused_server_ends_and_a_busy_one_does_not(tmp_path: Path) -> None:
+    idle = [0.0]
+    watching, ended = watch(Place(settings(tmp_path)), idle)
+    watching.start()
+    assert not ended.wait(0.3)
+    idle[0] = 100.0
+    assert ended.wait(30)
+
+
+def test_a_server_that_is_used_or_kept_stays(tmp_path: Path) -> None:
+    place = Place(settings(tmp_path))
+    with place.used():
+        watching, ended = watch(place, [100.0])
+        watching.start()
+        assert not ended.wait(0.3)
+        place.keep()
+    assert not ended.wait(0.3)
+    released = time.monotonic()
+    place.forget_keep()
+    assert ended.wait(30) and time.monotonic() - released >= 0.05
