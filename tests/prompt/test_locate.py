@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Sequence
+
 import pytest
 
 from start_llm.core.messages import Message
@@ -20,13 +23,13 @@ TALK = [
 def where(family: str, word: str, messages: list[Message] = TALK):
     pipe = pipeline(family)
     prepared = pipe.prepare(request(messages, (READ, BASH)), thinking=True)
-    tokenizer = model(family)[1]
-    low = next(
-        index
-        for index in range(len(prepared.prompt.tokens))
-        if word in tokenizer.decode(prepared.prompt.tokens[: index + 1])
-    )
-    return pipe.locate(prepared, low)
+    return pipe.locate(prepared, first_with(word, family, prepared.prompt.tokens))
+
+
+def first_with(word: str, family: str, tokens: Sequence[int]) -> int:
+    """The token with which `word` is there for the first time."""
+    decode = model(family)[1].decode
+    return bisect_left(range(len(tokens)), True, key=lambda index: word in decode(tokens[: index + 1]))
 
 
 @pytest.mark.parametrize("family", ["chatml", "qwen35", "glm4"])
@@ -74,10 +77,7 @@ def test_a_note_is_called_one():
     prepared = pipe.prepare(request(changed), thinking=True)
     text = tokenizer.decode(prepared.prompt.tokens)
     assert "purple" in text
-    index = next(
-        i for i in range(len(prepared.prompt.tokens)) if "purple" in tokenizer.decode(prepared.prompt.tokens[:i])
-    )
-    found = pipe.locate(prepared, index - 1)
+    found = pipe.locate(prepared, first_with("purple", "chatml", prepared.prompt.tokens))
     assert (found.message, found.field) == (4, "note")
 
 
