@@ -29,6 +29,7 @@ if sys.version_info[:2] != (3, 12):  # this file parses on older versions, so th
 
 ROOT = Path(__file__).resolve().parent
 COMMAND = "python3.12 install_and_run.py"
+MOST_WORKERS = 4  # each has its own MLX, which uses every core by itself
 OWN = {  # what start_llm itself does not know; all other commands are its own
     "test": "all checks of this repository; --slow and --e2e add tests, anything else goes to pytest",
     "run": "run a script in this environment: run scripts/agent_bench.py --help",
@@ -342,6 +343,13 @@ def hand_over(folder: Path, arguments: list[str]) -> NoReturn:
     os.execve(python, [python, *arguments], run_environment(folder))
 
 
+def side_by_side(flags: list[str]) -> list[str]:
+    """Tests of different files run at the same time, unless the flags say how many (`-n 0`: one after the other)."""
+    if any(flag.startswith(("-n", "--numprocesses", "--pdb")) for flag in flags):
+        return []
+    return ["-n", str(min(MOST_WORKERS, os.cpu_count() or 1)), "--dist", "loadfile"]
+
+
 def run_checks(folder: Path, flags: list[str]) -> int:
     """All checks, each named, all of them even if one fails. Flags go to pytest."""
     python = [str(folder / "bin" / "python"), "-m"]
@@ -350,7 +358,7 @@ def run_checks(folder: Path, flags: list[str]) -> int:
         ("ruff format", [*python, "ruff", "format", "--check", "."]),
         ("mypy", [*python, "mypy"]),
         ("imports", [str(folder / "bin" / "lint-imports")]),
-        ("pytest", [*python, "pytest", *flags]),
+        ("pytest", [*python, "pytest", *side_by_side(flags), *flags]),
     ]
     environment = run_environment(folder)
     wrong, took = [], []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -182,10 +183,17 @@ def site_of(frame: FrameType | None, depth: int = 3) -> tuple[str, ...]:
 
 @contextmanager
 def watched(on_call: Callable[[Site], None]) -> Iterator[None]:
+    """Tells `on_call` of each call on this thread; a server of an earlier test may still be at its end on another."""
+    mine = threading.get_ident()
+
+    def told(site: Site) -> None:
+        if threading.get_ident() == mine:
+            on_call(site)
+
     with pytest.MonkeyPatch.context() as patch:
         for owner, names in METHODS.items():
             for name in names:
-                patch.setattr(owner, name, _wrapped(getattr(owner, name), f"{owner.__name__}.{name}", on_call))
+                patch.setattr(owner, name, _wrapped(getattr(owner, name), f"{owner.__name__}.{name}", told))
         yield
 
 
