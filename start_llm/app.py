@@ -36,8 +36,9 @@ from start_llm.engine.thread import EngineThread
 from start_llm.engine.wired import wire_weights
 from start_llm.host.home import command
 from start_llm.kvcache.disk import DiskTier
-from start_llm.models.device import default_cache_bytes, default_disk_bytes, inspect_device, kv_bytes, recommended_model
+from start_llm.models.device import default_cache_bytes, default_disk_bytes, inspect_device, kv_bytes
 from start_llm.models.loader import LoadedModel, accelerator, load_model
+from start_llm.models.recommended import recommended_model
 from start_llm.parsing.registry import RAW_STRINGS, ExternalFormat, OutputStyle, output_style
 from start_llm.parsing.structured import is_free, make_constraint, model_text
 from start_llm.progress import ProgressBars
@@ -187,7 +188,7 @@ class App:
         device = inspect_device(accelerator)
         best = recommended_model(device.memory) if device.apple_silicon else None
         if best is not None:
-            self._say(f"This is the small embedded model. For {device}: MODEL_PATH={best.repository} ({best.note}).")
+            self._say(f"This is the small embedded model. For {device}: {command()} serve {best.short} ({best.note}).")
 
     def on_model_thread(self, function: Callable[[Any, Any], Any], timeout: float = 600.0) -> Any:
         """``function(model, mlx-lm's tokenizer)`` on the model thread; for benchmarks."""

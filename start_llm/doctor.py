@@ -14,16 +14,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from huggingface_hub import try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError
 from packaging.requirements import Requirement
 from rich.console import Console
 
 from start_llm.core.settings import Settings
+from start_llm.host.home import command as program
 from start_llm.host.ports import address, bind_error, get_json, who_listens
-from start_llm.models.device import GIB, Accelerator, Device, default_cache_bytes, inspect_device, recommended_model
+from start_llm.models.catalog import snapshot
+from start_llm.models.checkpoint import CheckpointError, check_source
+from start_llm.models.device import GIB, Accelerator, Device, default_cache_bytes, inspect_device
+from start_llm.models.recommended import recommended_model
 
 Verdict = Literal["ok", "note", "bad"]
 
@@ -180,7 +182,7 @@ def machine(settings: Settings, device: Device, gflops: float) -> Iterator[Findi
     best = recommended_model(device.memory) if device.apple_silicon else None
     if best is not None:
         size = f"{best.weights / 1e9:.1f} GB"
-        yield Finding("model for it", "ok", f"MODEL_PATH={best.repository} ({size}; {best.note})")
+        yield Finding("model for it", "ok", f"{best.short}: {best.repository} ({size}; {best.note})")
 
 
 def port(subject: str, variable: str, host: str, number: int, runs: str | None = None) -> Finding:
@@ -219,11 +221,12 @@ def model(settings: Settings) -> Finding:
     if folder.exists() or path.startswith(("/", "~", ".")):
         return Finding("model", "bad", f"MODEL_PATH={path}: there is no config.json in that folder")
     try:
-        cached: Any = try_to_load_from_cache(path, "config.json")
-    except HFValidationError:
-        return Finding("model", "bad", f"MODEL_PATH={path}: neither a folder nor a repository's name (owner/name)")
-    if isinstance(cached, str):
-        return Finding("model", "ok", f"{path}, {Path(cached).parent}")
+        check_source(path, command=program())
+    except CheckpointError as error:
+        return Finding("model", "bad", str(error))
+    here = snapshot(path)
+    if here is not None:
+        return Finding("model", "ok", f"{path}, {here}")
     return Finding("model", "note", f"{path}, not here yet: the first start downloads it from Hugging Face")
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+LINE_SECONDS = 5.0
+
 
 class ProgressBars:
     """Called with a step's name and the part of it that is done, 0 to 1, from any thread.
 
-    A bar per step on a terminal; elsewhere, and where `say` is given, a line when a step begins and one when it ends.
+    A bar per step on a terminal; elsewhere, and where `say` is given, a line when a step begins, one when it ends, and
+    in between one now and then.
     """
 
     def __init__(self, console: Console, say: Callable[[str], None] | None = None) -> None:
@@ -23,6 +27,7 @@ class ProgressBars:
         self._tasks: dict[str, TaskID] = {}
         self._running: set[str] = set()
         self._bars: Progress | None = None
+        self._told = 0.0
 
     def __call__(self, step: str, part: float) -> None:
         with self._lock:
@@ -37,6 +42,10 @@ class ProgressBars:
                 self._say(f"{step}: done")
             elif begins:
                 self._say(f"{step} ...")
+                self._told = time.monotonic()
+            elif time.monotonic() - self._told >= LINE_SECONDS:
+                self._say(f"{step}: {part:.0%}")
+                self._told = time.monotonic()
 
     def close(self) -> None:
         """Gives the terminal back in the middle of a step."""

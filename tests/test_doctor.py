@@ -73,7 +73,7 @@ def test_a_slow_cpu_back_end_is_noted(settings: Settings, gflops: float, verdict
 
 def test_apple_silicon_gets_a_recommendation(settings: Settings) -> None:
     found = subjects(list(doctor.machine(settings, MAC, 5000.0)))
-    assert "MODEL_PATH=mlx-community/Qwen3.6-35B-A3B-4bit" in found["model for it"].text
+    assert "qwen3.6-35b: mlx-community/Qwen3.6-35B-A3B-4bit" in found["model for it"].text
     assert "model for it" not in subjects(list(doctor.machine(settings, CPU, 150.0)))
     assert "48.0 GiB" in found["memory"].text
 

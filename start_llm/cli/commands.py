@@ -49,7 +49,11 @@ def model_word(name: str) -> str:
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model", dest="model_path", type=model_word, metavar="MODEL", help="repository or folder (MODEL_PATH)"
+        "--model",
+        dest="model_path",
+        type=model_word,
+        metavar="MODEL",
+        help="repository, folder or short name (MODEL_PATH)",
     )
 
 
@@ -104,6 +108,19 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-f", "--follow", action="store_true", help="go on with what comes, until Ctrl-C")
     parser.add_argument("-n", "--lines", type=int, default=50, metavar="N", help="so many of the last lines (50)")
     parser.add_argument("--proxy", action="store_true", dest="proxy_log", help="the proxy's log")
+
+
+def add_pull(parser: argparse.ArgumentParser) -> None:
+    add_name(parser)
+    parser.add_argument("--revision", help="branch, tag or commit; main by default")
+
+
+def add_name(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="owner/name on Hugging Face, or a short name of recommend")
+
+
+def add_recommend(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--memory", type=int, metavar="GIB", help="for a machine with so much memory")
 
 
 def add_launch(parser: argparse.ArgumentParser) -> None:
@@ -202,6 +219,38 @@ COMMANDS = {
                 ("launch codex --print", "what would be set, to do it by hand"),
             ),
             tail=True,
+        ),
+        Command(
+            "models",
+            "Models",
+            "what is on this disk: sizes, context, what each can do",
+            "start_llm.cli.models:main_models",
+            add_json,
+            (("models", ""),),
+        ),
+        Command(
+            "pull",
+            "Models",
+            "fetch a model; one that was broken off goes on where it was",
+            "start_llm.cli.models:main_pull",
+            add_pull,
+            (("pull qwen3.6-27b", ""), ("pull mlx-community/Qwen3.5-9B-4bit --revision main", "")),
+        ),
+        Command(
+            "rm",
+            "Models",
+            "remove a model that was fetched",
+            "start_llm.cli.models:main_rm",
+            add_name,
+            (("rm qwen3.6-27b", ""),),
+        ),
+        Command(
+            "recommend",
+            "Models",
+            "models for this machine, with the KV of a long conversation",
+            "start_llm.cli.models:main_recommend",
+            add_recommend,
+            (("recommend", ""), ("recommend --memory 64", "for another machine")),
         ),
         Command(
             "demo",

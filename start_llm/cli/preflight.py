@@ -13,6 +13,7 @@ from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.host.ports import bind_error, free_port, served_model, server_state, who_listens
 from start_llm.models.checkpoint import CheckpointError, check_source
+from start_llm.models.recommended import SHORT_NAMES
 from start_llm.prompt.clients import Clients, RuleError
 
 _ASK_SECONDS = 0.4
@@ -40,7 +41,8 @@ def check_server(settings: Settings) -> None:
         rules = settings.cache_rules_file
         Clients.load(rules and home() / rules.expanduser())
         if settings.model_path is not None:
-            check_source(settings.model_path, command=program(), trust_code=settings.trust_remote_code)
+            trust = settings.trust_remote_code
+            check_source(settings.model_path, command=program(), trust_code=trust, known=SHORT_NAMES)
     except (SettingsError, RuleError, CheckpointError) as error:
         raise Refused(str(error)) from None
     if settings.kv_quant_scheme == "turboquant":

@@ -14,6 +14,7 @@ from start_llm.core.exitcodes import ExitCode
 from start_llm.core.settings import Settings, SettingsError, load_settings
 from start_llm.dashboard.jsonlines import json_line
 from start_llm.host.home import home, made_home
+from start_llm.models.recommended import full_name
 
 
 def run(typed: Typed) -> int:
@@ -25,6 +26,8 @@ def run(typed: Typed) -> int:
         if typed.command.in_home:
             os.chdir(made_home())
         settings = load_settings(home() / ".env", **typed.overrides)
+        if (repository := full_name(settings.model_path)) != settings.model_path:
+            settings = settings.model_copy(update={"model_path": repository})
         check(typed.command, settings, typed.options)
     except (SettingsError, Refused) as error:
         return _refuse(str(error), typed)

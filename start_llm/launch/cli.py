@@ -26,6 +26,7 @@ from start_llm.launch.clients import CLIENTS
 from start_llm.launch.plan import Client, Endpoint, Plan
 from start_llm.launch.server import LaunchError, from_root, running_server, wait_for
 from start_llm.models.catalog import expected_model
+from start_llm.models.recommended import full_name
 from start_llm.proxy.config import master_key
 
 STARTUP_SECONDS = 3600.0  # a first start downloads the model
@@ -77,7 +78,7 @@ def _say(line: str) -> None:
 def check_joined(settings: Settings, flags: Mapping[str, str], url: str) -> None:
     """Raises LaunchError if the server that runs is not the one that flags ask for."""
     card = _card(settings, url)
-    wanted, context = flags.get("model_path"), flags.get("max_kv_size")
+    wanted, context = full_name(flags.get("model_path")), flags.get("max_kv_size")
     other = f"Stop it first ({program()} stop), or start another beside it: --port {free_port()}."
     if wanted is not None and wanted not in {card["id"], card.get("details", {}).get("source")}:
         raise LaunchError(f"The server at {url} serves {card['id']}, not {wanted}. {other}")

@@ -1,28 +1,82 @@
-"""What is known of models without loading one. Knows no MLX."""
+"""What models lie on this disk: in the Hugging Face cache, in our own, and where MODEL_PATH points. Knows no MLX."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from huggingface_hub import try_to_load_from_cache
+from huggingface_hub import constants
 from huggingface_hub.errors import HFValidationError
+from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from start_llm.models.capabilities import context_length, read_config
+from start_llm.models.checkpoint import CheckpointError, check_source
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 EMBEDDED_CONTEXT = 8192
+DEFAULT_REVISION = "main"
+_PREFIX = "models--"
+_TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A model on this disk.
+
+    Attributes:
+        name: what MODEL_PATH takes.
+        folder: where its files are.
+        size: bytes of its files.
+        can: what it can do: tools, reasoning, images.
+        problem: why it cannot be served, in a sentence; empty if it can.
+        removable: whether `rm` may remove it: it came from a hub.
+    """
+
+    name: str
+    folder: Path
+    size: int
+    context: int | None
+    can: tuple[str, ...]
+    problem: str = ""
+    removable: bool = False
+
+
+def hub_folder(repository: str, cache: Path | None = None) -> Path:
+    """Where the Hugging Face cache keeps a repository, whether it is there or not. Raises HFValidationError."""
+    validate_repo_id(repository)
+    return _cache(cache) / repo_folder_name(repo_id=repository, repo_type="model")
+
+
+def snapshot(repository: str, revision: str = DEFAULT_REVISION, cache: Path | None = None) -> Path | None:
+    """The folder of a repository's files, as far as they are here."""
+    try:
+        folder = hub_folder(repository, cache)
+        commit = (folder / "refs" / revision).read_text("utf-8").strip()
+    except (OSError, HFValidationError):
+        return None
+    found = folder / "snapshots" / commit
+    return found if found.is_dir() else None
+
+
+def whole_snapshot(repository: str, *, trust_code: bool = True) -> Path | None:
+    """The folder of a repository that is here with all that is needed to serve it."""
+    found = snapshot(repository)
+    if found is None:
+        return None
+    try:
+        check_source(str(found), command="", trust_code=trust_code)
+    except CheckpointError:
+        return None
+    return found
 
 
 def folder_of(source: str) -> Path | None:
     """Where a folder or repository lies on this disk, as far as it is here."""
     folder = Path(source).expanduser()
-    if folder.exists():
-        return folder
-    try:
-        found = try_to_load_from_cache(source, "config.json")
-    except HFValidationError:
-        return None
-    return Path(found).parent if isinstance(found, str) else None
+    return folder if folder.exists() else snapshot(source)
 
 
 def expected_model(source: str | None) -> tuple[str, int | None]:
@@ -35,3 +89,58 @@ def expected_model(source: str | None) -> tuple[str, int | None]:
         return name, context_length(read_config(folder)) if folder is not None else None
     except (OSError, ValueError):
         return name, None
+
+
+def stored_models(cache_dir: Path, model_path: str | None = None, cache: Path | None = None) -> Iterator[Stored]:
+    """Everything here that is a model, or was meant to be one.
+
+    Args:
+        cache_dir: START_LLM_CACHE_DIR, where the embedded model lies.
+        model_path: MODEL_PATH; a folder is listed, too.
+        cache: of Hugging Face; HF_HUB_CACHE by default.
+    """
+    if model_path is not None and (folder := Path(model_path).expanduser()).is_dir():
+        yield describe(str(folder), folder)
+    for folder in sorted((cache_dir / "models").glob(f"{EMBEDDED_NAME}-*")):
+        yield describe(str(folder), folder)
+    for folder in sorted(_cache(cache).glob(f"{_PREFIX}*")):
+        repository = folder.name.removeprefix(_PREFIX).replace("--", "/")
+        found = snapshot(repository, cache=cache) or max(
+            (folder / "snapshots").glob("*"), key=lambda path: path.stat().st_mtime, default=None
+        )
+        if found is not None and (found / "config.json").exists():
+            yield describe(repository, found, removable=True)
+
+
+def describe(name: str, folder: Path, *, removable: bool = False) -> Stored:
+    """Reads the config and headers of one."""
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    try:
+        config = read_config(folder)
+        context, can = context_length(config), abilities(config, folder)
+        check_source(str(folder), command="", trust_code=True)
+        problem = ""
+    except CheckpointError as error:
+        problem = str(error).partition(": ")[2] or str(error)
+    except (OSError, ValueError) as error:
+        context, can, problem = None, (), str(error)
+    return Stored(name, folder, size, context, can, problem, removable)
+
+
+def abilities(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
+    """What it can do, by its config and chat template."""
+    template = ""
+    for name in _TEMPLATES:
+        path = folder / name
+        if path.exists():
+            template += path.read_text("utf-8", errors="replace")
+    found = {
+        "tools": "tools" in template,
+        "reasoning": "<think>" in template or "enable_thinking" in template or "<|channel|>" in template,
+        "images": "vision_config" in config,
+    }
+    return tuple(name for name, there in found.items() if there)
+
+
+def _cache(cache: Path | None) -> Path:
+    return Path(constants.HF_HUB_CACHE) if cache is None else cache

@@ -44,15 +44,15 @@ def check_source(source: str, *, command: str, trust_code: bool = False, known: 
         raise CheckpointError(f"MODEL_PATH={source}: {_gguf(command)}")
     elif _OLLAMA.fullmatch(source):
         raise CheckpointError(
-            f"MODEL_PATH={source} is a name of Ollama, whose files MLX cannot read: `{command} doctor` names one "
+            f"MODEL_PATH={source} is a name of Ollama, whose files MLX cannot read: `{command} recommend` names some "
             "for this machine."
         )
     elif not _REPOSITORY.fullmatch(source):
         near = difflib.get_close_matches(source.lower(), list(known), 1, 0.5)
         meant = f", did you mean {near[0]}" if near else ""
         raise CheckpointError(
-            f"MODEL_PATH={source} is neither a folder nor a repository's name (owner/name){meant}; "
-            f"`{command} doctor` names one for this machine."
+            f"MODEL_PATH={source} is neither a folder nor a repository's name (owner/name) nor a short name{meant}; "
+            f"`{command} recommend` names some for this machine."
         )
 
 
@@ -105,7 +105,7 @@ def _check_weights_kind(source: str, folder: Path, command: str) -> None:
 def _gguf(command: str) -> str:
     return (
         "GGUF files are for llama.cpp, and MLX cannot serve them; take the same model in MLX's format "
-        f"(mlx-community/...), or the one that `{command} doctor` names."
+        f"(mlx-community/...), or one that `{command} recommend` names."
     )
 
 

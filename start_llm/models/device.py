@@ -68,29 +68,6 @@ class Device:
         return f"{self.chip}, {self.memory / GIB:.0f} GiB, {self.system}, {self.backend}"
 
 
-@dataclass(frozen=True, slots=True)
-class Recommendation:
-    """A model for a coding agent. `weights` is its size in bytes; `least_memory` the machine's that it is meant for."""
-
-    repository: str
-    weights: int
-    least_memory: int
-    note: str
-
-
-# Best first. Each leaves room for the system and for KV of at least one long conversation.
-RECOMMENDED = (
-    Recommendation(
-        "mlx-community/Qwen3-Coder-Next-8bit", int(84.7e9), 126 * GIB, "80B, 3B active: the strongest coder"
-    ),
-    Recommendation("mlx-community/Qwen3-Coder-Next-4bit", int(44.8e9), 63 * GIB, "80B, 3B active: strong and quick"),
-    Recommendation("mlx-community/Qwen3.6-35B-A3B-4bit", int(20.4e9), 35 * GIB, "35B, 3B active: quick prefill"),
-    Recommendation("mlx-community/Qwen3.6-27B-4bit", int(15.1e9), 31 * GIB, "27B dense: slower, careful"),
-    Recommendation("mlx-community/Qwen3.5-9B-4bit", int(6.0e9), 15 * GIB, "9B: simple edits"),
-    Recommendation("mlx-community/Qwen3.5-4B-4bit", int(3.0e9), 7 * GIB, "4B: small tasks only"),
-)
-
-
 def inspect_device(accelerator: Callable[[], Accelerator]) -> Device:
     """Looks at the machine. `accelerator` is asked once, on the calling thread, for what only MLX knows."""
     found = accelerator()
@@ -102,11 +79,6 @@ def inspect_device(accelerator: Callable[[], Accelerator]) -> Device:
     share = METAL_SHARE if found.backend == "metal" else SYSTEM_SHARE
     usable = found.memory if found.memory is not None else int(memory * share)
     return Device(system, chip, memory, found.backend, usable)
-
-
-def recommended_model(memory: int) -> Recommendation | None:
-    """The best of the table for an Apple Silicon machine with `memory` bytes; ``None`` below 8 GiB."""
-    return next((model for model in RECOMMENDED if model.least_memory <= memory), None)
 
 
 def default_cache_bytes(memory: int, model_bytes: int) -> int:

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load as mlx_load
@@ -26,12 +24,12 @@ from start_llm.models.capabilities import (
     reasoning_parser,
     tool_parser,
 )
-from start_llm.models.catalog import EMBEDDED_NAME
+from start_llm.models.catalog import EMBEDDED_NAME, whole_snapshot
+from start_llm.models.checkpoint import INDEX, is_path
 from start_llm.models.device import Accelerator, Device, check_fit
 from start_llm.models.embedded import ensure_embedded_model
+from start_llm.models.pull import PullError, pull
 
-DOWNLOAD_PATTERNS = ["*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja"]
-INDEX = "model.safetensors.index.json"
 Progress = Callable[[str, float], None]
 
 
@@ -111,7 +109,7 @@ def load_model(settings: Settings, device: Device, progress: Progress, say: Call
         name = EMBEDDED_NAME
     else:
         name = source.rstrip("/").rsplit("/", 1)[-1]
-        folder = _resolve(source, lambda found: check_fit(name, weights_on_disk(found), device))
+        folder = _resolve(source, lambda found: check_fit(name, weights_on_disk(found), device), progress)
         warning = check_fit(name, weights_on_disk(folder), device)
         if warning is not None:
             say(f"memory    {warning}")
@@ -135,8 +133,8 @@ def weights_on_disk(folder: Path) -> int:
         return sum(path.stat().st_size for path in folder.glob("model*.safetensors"))
 
 
-def _resolve(source: str, check: Callable[[Path], object]) -> Path:
-    """A local folder, or a repository that is downloaded (the progress bars of huggingface_hub show).
+def _resolve(source: str, check: Callable[[Path], object], progress: Progress) -> Path:
+    """A local folder, or a repository's: as it is here if it is whole, else fetched.
 
     Args:
         check: called with a folder that has the JSON files only, before the weights are downloaded.
@@ -144,13 +142,15 @@ def _resolve(source: str, check: Callable[[Path], object]) -> Path:
     folder = Path(source).expanduser()
     if (folder / "config.json").is_file():
         return folder
-    if folder.exists() or source.startswith(("/", "~", "./", "../")):
+    if is_path(source):
         raise NotFound(f"MODEL_PATH={source}: there is no config.json in that folder.")
+    here = whole_snapshot(source)
+    if here is not None:
+        return here
     try:
-        check(Path(snapshot_download(source, allow_patterns=["*.json"])))
-        return Path(snapshot_download(source, allow_patterns=DOWNLOAD_PATTERNS))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise NotFound(f"MODEL_PATH={source}: not a local folder, and it could not be downloaded: {error}") from error
+        return pull(source, progress, check=check).folder
+    except PullError as error:
+        raise NotFound(f"MODEL_PATH={source}: {error}") from error
 
 
 def _check_code(config: dict[str, Any], source: str, settings: Settings) -> None:

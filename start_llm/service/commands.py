@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -238,7 +239,7 @@ def main_ps(settings: Settings, options: argparse.Namespace) -> int:
             "-" if kv is None else f"{kv / MIB:,.0f} MiB",
             ago(known.get("since", time.time())),
         )
-    Console(highlight=False, soft_wrap=True).print(table)
+    Console(highlight=False, width=max(120, shutil.get_terminal_size().columns)).print(table)
     return 0
 
 

@@ -7,7 +7,8 @@ import pytest
 
 from start_llm.core.errors import NotSupported
 from start_llm.models import device
-from start_llm.models.device import GIB, LEAST_CACHE_BYTES, RECOMMENDED, Accelerator
+from start_llm.models.device import GIB, LEAST_CACHE_BYTES, Accelerator
+from start_llm.models.recommended import RECOMMENDED, Recommendation, recommended_model
 
 
 def write(root: Path, name: str, text: str) -> None:
@@ -66,17 +67,17 @@ def test_a_cuda_machine_is_named_by_its_gpu(monkeypatch: pytest.MonkeyPatch) -> 
     ],
 )
 def test_recommendation_by_memory(gib: int, repository: str) -> None:
-    found = device.recommended_model(gib * GIB)
+    found = recommended_model(gib * GIB)
     assert found is not None
     assert found.repository == repository
 
 
 def test_no_recommendation_for_a_small_machine() -> None:
-    assert device.recommended_model(4 * GIB) is None
+    assert recommended_model(4 * GIB) is None
 
 
 @pytest.mark.parametrize("model", RECOMMENDED, ids=lambda model: model.repository)
-def test_every_recommended_model_leaves_room_for_kv(model: device.Recommendation) -> None:
+def test_every_recommended_model_leaves_room_for_kv(model: Recommendation) -> None:
     usable = int(model.least_memory * device.METAL_SHARE)
     assert device.default_cache_bytes(usable, model.weights) > LEAST_CACHE_BYTES
 

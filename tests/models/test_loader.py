@@ -11,6 +11,7 @@ import pytest
 from start_llm.core.errors import NotSupported, OutOfMemory
 from start_llm.core.settings import load_settings
 from start_llm.models import loader
+from start_llm.models.checkpoint import INDEX
 from start_llm.models.device import GIB, Device
 from start_llm.models.loader import load_model, weights_on_disk
 from tests.oracle import build_oracle
@@ -40,14 +41,14 @@ def test_the_index_says_how_much_the_weights_take(tmp_path: Path) -> None:
     sparse(tmp_path / "model-00001-of-00002.safetensors", 100)
     sparse(tmp_path / "optimizer.safetensors", 1000)
     assert weights_on_disk(tmp_path) == 100
-    (tmp_path / loader.INDEX).write_text(json.dumps({"metadata": {"total_size": 5000}}))
+    (tmp_path / INDEX).write_text(json.dumps({"metadata": {"total_size": 5000}}))
     assert weights_on_disk(tmp_path) == 5000
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"metadata": null}', '{"metadata": {"total_size": "x"}}'])
 def test_an_odd_index_is_passed_over(text: str, tmp_path: Path) -> None:
     sparse(tmp_path / "model.safetensors", 100)
-    (tmp_path / loader.INDEX).write_text(text)
+    (tmp_path / INDEX).write_text(text)
     assert weights_on_disk(tmp_path) == 100
 
 
@@ -77,16 +78,17 @@ def test_a_model_that_fits_well_is_loaded_without_a_word(tmp_path: Path) -> None
 
 
 def test_weights_that_do_not_fit_are_not_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[list[str]] = []
+    asked: list[str] = []
 
-    def snapshot_download(source: str, allow_patterns: list[str]) -> str:
-        asked.append(allow_patterns)
+    def pull(source: str, progress: Any, *, check: Any) -> Any:
+        asked.append(source)
         (tmp_path / "config.json").write_text("{}")
-        (tmp_path / loader.INDEX).write_text(json.dumps({"metadata": {"total_size": 90 * GIB}}))
-        return str(tmp_path)
+        (tmp_path / INDEX).write_text(json.dumps({"metadata": {"total_size": 90 * GIB}}))
+        check(tmp_path)
+        raise AssertionError("the weights were downloaded")
 
-    monkeypatch.setattr(loader, "snapshot_download", snapshot_download)
+    monkeypatch.setattr(loader, "pull", pull)
     settings: Any = load_settings(None, model_path="someone/large-model")
     with pytest.raises(OutOfMemory, match="large-model"):
         load_model(settings, MACHINE, quiet, print)
-    assert asked == [["*.json"]]
+    assert asked == ["someone/large-model"]

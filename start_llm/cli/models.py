@@ -1,0 +1,161 @@
+"""The commands `models`, `pull`, `rm` and `recommend`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from start_llm.core.settings import Settings
+from start_llm.host.home import command as program
+from start_llm.host.home import home
+from start_llm.host.ports import served_model
+from start_llm.models.catalog import Stored, hub_folder, stored_models
+from start_llm.models.checkpoint import is_path
+from start_llm.models.device import Accelerator, inspect_device
+from start_llm.models.pull import PullError, pull
+from start_llm.models.recommended import (
+    SHORT_NAMES,
+    SOURCE,
+    Recommendation,
+    bandwidth,
+    full_name,
+    recommend,
+    tokens_per_second,
+)
+from start_llm.progress import ProgressBars
+from start_llm.service.place import running_ports
+
+GB, GIB = 1e9, 2**30
+
+
+def main_models(settings: Settings, options: argparse.Namespace) -> int:
+    """What is on this disk."""
+    found = list(stored_models(home() / settings.cache_dir, settings.model_path))
+    if options.json:
+        print(json.dumps([_plain(model) for model in found], indent=1))
+        return 0
+    if not found:
+        print(f"No model is on this disk. {program()} recommend names some; {program()} pull NAME fetches one.")
+        return 0
+    table = Table(box=None, pad_edge=False)
+    for heading in ("NAME", "SIZE", "CONTEXT", "CAN"):
+        table.add_column(heading, justify="right" if heading in {"SIZE", "CONTEXT"} else "left", overflow="fold")
+    for model in found:
+        context = "-" if model.context is None else f"{model.context:,}"
+        table.add_row(_short(model.name), f"{model.size / GB:.1f} GB", context, model.problem or ", ".join(model.can))
+    Console(highlight=False, width=max(120, shutil.get_terminal_size().columns)).print(table)
+    return 0
+
+
+def _plain(model: Stored) -> dict[str, Any]:
+    return {
+        "name": model.name,
+        "folder": str(model.folder),
+        "bytes": model.size,
+        "context": model.context,
+        "can": list(model.can),
+        "problem": model.problem,
+    }
+
+
+def _short(name: str) -> str:
+    short = next((short for short, repository in SHORT_NAMES.items() if repository == name), None)
+    return f"{name} ({short})" if short else name
+
+
+def main_pull(settings: Settings, options: argparse.Namespace) -> int:
+    """0 once all of the model is here and verified; 1 with a sentence."""
+    repository = full_name(options.name) or options.name
+    bars = ProgressBars(Console(stderr=True))
+    try:
+        done = pull(repository, bars, revision=options.revision)
+    except PullError as error:
+        bars.close()
+        print(error, file=sys.stderr)
+        return 1
+    bars.close()
+    came = f"{done.fetched / GB:.2f} GB fetched" if done.fetched else "all of it was here"
+    print(f"{repository} at {done.commit[:12]}: {done.size / GB:.2f} GB, {came}. {program()} serve {options.name}")
+    return 0
+
+
+def main_rm(settings: Settings, options: argparse.Namespace) -> int:
+    """Removes a model that came from a hub. 1 if it is not there, is somebody's own folder, or is served now."""
+    repository = full_name(options.name) or options.name
+    refusal = _not_removable(settings, repository)
+    if refusal is not None:
+        print(refusal, file=sys.stderr)
+        return 1
+    folder = hub_folder(repository)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    shutil.rmtree(folder)
+    print(f"{repository} was removed: {size / GB:.2f} GB are free again.")
+    return 0
+
+
+def _not_removable(settings: Settings, repository: str) -> str | None:
+    """Why it cannot be removed, as a sentence."""
+    if is_path(repository):
+        return f"{repository} is a folder of yours; remove it yourself if you want to (rm -r)."
+    known = {model.name for model in stored_models(Path("/nonexistent")) if model.removable}
+    if repository not in known and not _begun(repository):
+        return f"{repository} is not on this disk; {program()} models lists what is."
+    for port in running_ports(settings):
+        if served_model(settings.mlx_host, port, settings.api_key) == repository.rpartition("/")[2]:
+            return f"{repository} is served on port {port}; {program()} stop --port {port} first."
+    return None
+
+
+def _begun(repository: str) -> bool:
+    """Whether a fetch was begun that never ended."""
+    try:
+        return hub_folder(repository).is_dir()
+    except ValueError:
+        return False
+
+
+def main_recommend(settings: Settings, options: argparse.Namespace) -> int:
+    """Models for this machine, or for one with so much memory."""
+    device = inspect_device(lambda: Accelerator("metal" if sys.platform == "darwin" else "cpu"))
+    memory, usable = device.memory, device.usable
+    if options.memory:
+        memory, usable = options.memory * GIB, int(options.memory * GIB * usable / max(device.memory, 1))
+    rate = bandwidth(device.chip)
+    told = f", {rate} GB/s" if rate else ""
+    print(f"{device.chip}, {memory / GIB:.0f} GiB{told}: {usable / GIB:.0f} GiB for weights and KV")
+    found = recommend(memory, usable)
+    if not found:
+        print("None of the table fits; the small embedded model does: leave MODEL_PATH unset.")
+        return 0
+    table = Table(box=None, pad_edge=False)
+    columns = _columns(device.chip)
+    for heading, _ in columns:
+        table.add_column(heading, justify="left" if heading in {"NAME", ""} else "right")
+    for model in found:
+        table.add_row(*(show(model) for _, show in columns))
+    Console(highlight=False, width=max(120, shutil.get_terminal_size().columns)).print(table)
+    print(f"{program()} serve {found[0].short}    fetches and serves the first.    Table: {SOURCE}")
+    return 0
+
+
+def _columns(chip: str) -> list[tuple[str, Callable[[Recommendation], str]]]:
+    def rate(model: Recommendation) -> str:
+        found = tokens_per_second(model, chip)
+        return "-" if found is None else f"~{found:.0f}"
+
+    return [
+        ("NAME", lambda model: model.short),
+        ("WEIGHTS", lambda model: f"{model.weights / GIB:.1f} GiB"),
+        ("KV 32K", lambda model: f"{model.kv_bytes(32_768) / GIB:.1f} GiB"),
+        ("KV 128K", lambda model: f"{model.kv_bytes(131_072) / GIB:.1f} GiB"),
+        ("TOKENS/S", rate),
+        ("", lambda model: model.note),
+    ]

@@ -1,0 +1,293 @@
+"""Fetches a model from a hub into the Hugging Face cache. Knows no MLX.
+
+huggingface_hub throws away what it has of a file when its process ends, which is hard on files of many GB. So the large
+ones (those with a SHA-256) are fetched here: into a file beside their place that the next try goes on with, verified,
+then put where huggingface_hub looks for them. Everything else is its own work.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+from huggingface_hub import HfApi, hf_hub_download, hf_hub_url
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    OfflineModeIsEnabled,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
+
+from start_llm.host.locks import ProcessLock
+from start_llm.models.catalog import DEFAULT_REVISION, hub_folder
+
+PATTERNS = ("*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja")
+SPARE_BYTES = 256 << 20  # of the disk that stay free
+CHUNK_BYTES = 1 << 20
+TRIES = 5  # without a byte of progress between them
+TIMEOUT_SECONDS = 30.0
+GB = 1e9
+
+Progress = Callable[[str, float], None]
+
+
+class PullError(RuntimeError):
+    """The model could not be fetched. The message is one sentence that says why and what to do."""
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file of the repository; `sha256` is empty for small ones, which are no LFS files."""
+
+    name: str
+    size: int
+    sha256: str = ""
+
+
+@dataclass(frozen=True)
+class Pulled:
+    """What was fetched: where it lies, all its bytes, those that came over the network now, and the commit."""
+
+    folder: Path
+    size: int
+    fetched: int
+    commit: str
+
+
+def pull(
+    repository: str,
+    progress: Progress,
+    *,
+    revision: str | None = None,
+    endpoint: str | None = None,
+    cache: Path | None = None,
+    check: Callable[[Path], object] | None = None,
+    pause: float = 1.0,
+) -> Pulled:
+    """Fetches what serving needs of a repository; what is here already is not fetched again.
+
+    Args:
+        progress: called with a step and the part of its bytes that is here.
+        revision: a branch, tag or commit; what it is now is what all files are of.
+        endpoint: of the hub; HF_ENDPOINT by default.
+        cache: of Hugging Face; HF_HUB_CACHE by default.
+        check: called with the folder that has the small files only, before large ones are fetched; may raise.
+        pause: seconds before a second try; each further one waits so much longer.
+
+    Raises:
+        PullError: no such repository, no hub in reach, no room on the disk, a file that is not what the hub says.
+    """
+    revision = revision or DEFAULT_REVISION
+    commit, files = _listing(repository, revision, endpoint)
+    folder = hub_folder(repository, cache)
+    lock = ProcessLock(folder.with_name(f".{folder.name}.start_llm.lock"))
+    if not lock.take():
+        raise PullError(f"{repository} is being fetched by another process; wait for it.")
+    try:
+        small = [file for file in files if not file.sha256]
+        large = [file for file in files if file.sha256]
+        for file in small:
+            _by_hub(repository, file, commit, endpoint, cache)
+        place = folder / "snapshots" / commit
+        if check is not None:
+            check(place)
+        fetched = _fetch_all(repository, commit, large, folder, endpoint, progress, pause)
+        for file in large:
+            _by_hub(repository, file, commit, endpoint, cache)
+        _point(folder / "refs" / revision, commit)
+    finally:
+        lock.drop()
+    return Pulled(place, sum(file.size for file in files), fetched, commit)
+
+
+def _listing(repository: str, revision: str, endpoint: str | None) -> tuple[str, list[_File]]:
+    """(commit, the files that are needed). Raises PullError."""
+    try:
+        info = HfApi(endpoint=endpoint).model_info(
+            repository, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS
+        )
+    except HFValidationError as error:
+        raise PullError(f"{repository!r} is no repository's name (owner/name).") from error
+    except GatedRepoError as error:
+        raise PullError(
+            f"{repository} is for those who have agreed to its terms; do so on its page, then `hf auth login`."
+        ) from error
+    except RevisionNotFoundError as error:
+        raise PullError(f"{repository} has no revision {revision!r}.") from error
+    except RepositoryNotFoundError as error:
+        raise PullError(f"The hub has no model {repository}, or it is private; look at the spelling.") from error
+    except (HfHubHTTPError, httpx.HTTPError, OfflineModeIsEnabled, OSError) as error:
+        raise PullError(_out_of_reach(repository, error)) from error
+    files = [_file(sibling) for sibling in info.siblings or ()]
+    needed = [file for file in files if any(fnmatch.fnmatch(file.name, pattern) for pattern in PATTERNS)]
+    names = {file.name for file in files}
+    if not any(fnmatch.fnmatch(name, "model*.safetensors") for name in names):
+        kind = "GGUF files for llama.cpp" if any(name.endswith(".gguf") for name in names) else "no model*.safetensors"
+        raise PullError(f"{repository} has {kind}, which MLX cannot serve; look for it in mlx-community.")
+    return str(info.sha), needed
+
+
+def _file(sibling: Any) -> _File:
+    lfs = sibling.lfs
+    return _File(sibling.rfilename, sibling.size or 0, lfs.sha256 if lfs is not None else "")
+
+
+def _out_of_reach(repository: str, error: Exception) -> str:
+    reason = " ".join(str(error).split())[:120] or type(error).__name__
+    return f"{repository} is not here, and no hub is in reach ({reason}); models that are on this disk can be served."
+
+
+def _by_hub(repository: str, file: _File, commit: str, endpoint: str | None, cache: Path | None) -> None:
+    """Has huggingface_hub put a file in its place, fetching it if it is not there."""
+    try:
+        hf_hub_download(repository, file.name, revision=commit, endpoint=endpoint, cache_dir=cache)
+    except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
+        raise PullError(_broken_off(file, 0, error)) from error
+
+
+def _broken_off(file: _File, have: int, error: Exception) -> str:
+    reason = " ".join(str(error).split())[:120] or type(error).__name__
+    here = f" with {have / GB:.2f} of {file.size / GB:.2f} GB here" if have else ""
+    return f"{file.name} was broken off{here} ({reason}); the same command goes on from there."
+
+
+def _point(path: Path, commit: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(commit)
+    temporary.replace(path)
+
+
+# --- large files ----------------------------------------------------------------------------
+
+
+def _fetch_all(
+    repository: str,
+    commit: str,
+    files: list[_File],
+    folder: Path,
+    endpoint: str | None,
+    progress: Progress,
+    pause: float,
+) -> int:
+    """Bytes that came over the network."""
+    blobs = folder / "blobs"
+    blobs.mkdir(parents=True, exist_ok=True)
+    total = sum(file.size for file in files)
+    here = sum(_bytes_here(blobs, file) for file in files)
+    _check_room(repository, total - here, blobs)
+    step, fetched = f"download {repository}", 0
+    for file in files:
+        if (blobs / file.sha256).exists():
+            continue
+        url = hf_hub_url(repository, file.name, revision=commit, endpoint=endpoint)
+        report = partial(_report, progress, step, here + fetched, total)
+        fetched += _Fetch(url, file, blobs, pause).run(report)
+    if fetched:
+        progress(step, 1.0)
+    return fetched
+
+
+def _report(progress: Progress, step: str, before: int, total: int, came: int) -> None:
+    progress(step, min((before + came) / total, 0.999))
+
+
+def _bytes_here(blobs: Path, file: _File) -> int:
+    for path in (blobs / file.sha256, _part(blobs, file)):
+        if path.exists():
+            return min(path.stat().st_size, file.size)
+    return 0
+
+
+def _part(blobs: Path, file: _File) -> Path:
+    return blobs / f"{file.sha256}.start_llm.part"
+
+
+def _check_room(repository: str, needed: int, folder: Path) -> None:
+    free = shutil.disk_usage(folder).free
+    if needed and needed + SPARE_BYTES > free:
+        raise PullError(
+            f"{repository} needs {needed / GB:.2f} GB more, and {folder} has {free / GB:.2f} GB free; make room, or "
+            "set HF_HUB_CACHE to another disk."
+        )
+
+
+class _Fetch:
+    """One large file, gone on with where an earlier try ended."""
+
+    def __init__(self, url: str, file: _File, blobs: Path, pause: float) -> None:
+        self._url, self._file, self._pause = url, file, pause
+        self._part, self._target = _part(blobs, file), blobs / file.sha256
+        self._digest = hashlib.sha256()
+        self._have = 0
+        self._came = 0
+
+    def run(self, report: Callable[[int], None]) -> int:
+        """Bytes that came over the network; `report` is told of them as they come. Raises PullError."""
+        self._begin()
+        failures = 0
+        while self._have < self._file.size:
+            before = self._have
+            try:
+                self._receive(report)
+            except httpx.HTTPStatusError as error:
+                raise PullError(_broken_off(self._file, self._have, error)) from error
+            except (httpx.HTTPError, OSError) as error:
+                failures = 1 if self._have > before else failures + 1
+                if failures >= TRIES:
+                    raise PullError(_broken_off(self._file, self._have, error)) from error
+                time.sleep(self._pause * failures)
+        self._check()
+        self._part.replace(self._target)
+        return self._came
+
+    def _begin(self) -> None:
+        """Reads what is here already into the digest."""
+        if self._part.exists() and self._part.stat().st_size > self._file.size:
+            self._part.unlink()
+        if self._part.exists():
+            with self._part.open("rb") as file:
+                while data := file.read(CHUNK_BYTES):
+                    self._digest.update(data)
+                    self._have += len(data)
+
+    def _receive(self, report: Callable[[int], None]) -> None:
+        """One request for what is missing. Raises httpx.HTTPError, OSError."""
+        headers = build_hf_headers() | {"Range": f"bytes={self._have}-", "Accept-Encoding": "identity"}
+        with (
+            httpx.Client(follow_redirects=True, timeout=TIMEOUT_SECONDS) as client,
+            client.stream("GET", self._url, headers=headers) as answer,
+        ):
+            answer.raise_for_status()
+            if answer.status_code != httpx.codes.PARTIAL_CONTENT:  # all of it, from the beginning
+                self._have, self._digest = 0, hashlib.sha256()
+            with self._part.open("r+b" if self._have else "wb") as file:
+                file.seek(self._have)
+                for data in answer.iter_raw():
+                    file.write(data)
+                    self._digest.update(data)
+                    self._have += len(data)
+                    self._came += len(data)
+                    report(self._came)
+                file.truncate()
+
+    def _check(self) -> None:
+        found = self._digest.hexdigest()
+        if found != self._file.sha256:
+            self._part.unlink()
+            raise PullError(
+                f"{self._file.name} is not what the hub says it is (SHA-256 {found[:12]}..., not "
+                f"{self._file.sha256[:12]}...); it was removed, and the same command fetches it again."
+            )

@@ -1,0 +1,99 @@
+"""Models for this machine, from a table with date and source; short names for them. Knows no MLX."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+from start_llm.models.device import GIB, PREFILL_BYTES
+
+KV_BYTES = 2  # per number: half precision
+READ_SHARE = 0.7  # of the memory's bandwidth that decoding reaches
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """A model for a coding agent.
+
+    Attributes:
+        weights: bytes in memory; `active`: bytes that one token reads.
+        least_memory: bytes of the machine that it is meant for.
+        kv: layers whose KV grows with the text, KV heads, head size.
+    """
+
+    short: str
+    repository: str
+    weights: int
+    active: int
+    least_memory: int
+    kv: tuple[int, int, int]
+    note: str
+
+    def kv_bytes(self, tokens: int) -> int:
+        """Bytes of KV of a conversation of so many tokens, without states of fixed size."""
+        layers, heads, size = self.kv
+        return 2 * layers * heads * size * KV_BYTES * tokens
+
+
+def _table() -> dict[str, Any]:
+    return tomllib.loads(files("start_llm.models").joinpath("recommended.toml").read_text(encoding="utf-8"))
+
+
+def _models(table: dict[str, Any]) -> tuple[Recommendation, ...]:
+    return tuple(
+        Recommendation(
+            short=row["short"],
+            repository=row["repository"],
+            weights=row["weights"],
+            active=row["active"],
+            least_memory=row["least_memory"] * GIB,
+            kv=tuple(row["kv"]),
+            note=row["note"],
+        )
+        for row in table["model"]
+    )
+
+
+_TABLE = _table()
+RECOMMENDED = _models(_TABLE)
+SOURCE = f"{_TABLE['source']}, {_TABLE['date']}"
+SHORT_NAMES = {model.short: model.repository for model in RECOMMENDED}
+
+
+def recommended_model(memory: int) -> Recommendation | None:
+    """The best of the table for an Apple Silicon machine with `memory` bytes; ``None`` below 8 GiB."""
+    return next((model for model in RECOMMENDED if model.least_memory <= memory), None)
+
+
+def recommend(memory: int, usable: int, count: int = 3) -> list[Recommendation]:
+    """The best models that fit, with KV for 32k tokens; best first.
+
+    Args:
+        memory: bytes of the machine.
+        usable: bytes that weights and KV may take together.
+    """
+    fit = [
+        model
+        for model in RECOMMENDED
+        if model.least_memory <= memory and model.weights + model.kv_bytes(32_768) + PREFILL_BYTES <= usable
+    ]
+    return fit[:count]
+
+
+def bandwidth(chip: str) -> int | None:
+    """GB/s of an Apple chip's memory by its name (``Apple M4 Pro``); ``None`` if the table does not know it."""
+    known: dict[str, int] = _TABLE["bandwidth"]
+    return known.get(chip.removeprefix("Apple ").strip())
+
+
+def tokens_per_second(model: Recommendation, chip: str) -> float | None:
+    """About how many tokens a second it generates: what one token reads, by the memory's bandwidth."""
+    rate = bandwidth(chip)
+    return None if rate is None else READ_SHARE * rate * 1e9 / model.active
+
+
+def full_name(source: str | None) -> str | None:
+    """The repository of a short name; anything else as it is."""
+    return source if source is None else SHORT_NAMES.get(source.lower(), source)

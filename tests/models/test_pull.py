@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import namedtuple
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from start_llm.models import pull as pulling
+from start_llm.models.catalog import hub_folder, snapshot, stored_models, whole_snapshot
+from start_llm.models.pull import Pulled, PullError, pull
+from tests.cli.places import checkpoint, safetensors
+from tests.models.hub import COMMIT, Hub, digest, running
+
+MIB = 1 << 20
+SIZE = 2 * MIB
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    folder = checkpoint(tmp_path / "served")
+    safetensors(folder / "model.safetensors", SIZE)
+    (folder / "README.md").write_text("not needed")
+    (folder / "pytorch_model.bin").write_bytes(b"not needed either")
+    with running(folder) as served:
+        yield served
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "cache"
+
+
+def fetch(hub: Hub, cache: Path, **more: object) -> Pulled:
+    steps: list[float] = []
+    done = pull(
+        "owner/model",
+        lambda _, part: steps.append(part),
+        endpoint=hub.url,
+        cache=cache,
+        pause=0.0,
+        **more,  # type: ignore[arg-type]
+    )
+    assert steps == sorted(steps)
+    return done
+
+
+def test_what_is_needed_is_fetched_and_verified(hub: Hub, cache: Path) -> None:
+    done = fetch(hub, cache)
+    assert {path.name for path in done.folder.iterdir()} == {"config.json", "tokenizer.json", "model.safetensors"}
+    assert digest(done.folder / "model.safetensors") == digest(hub.folder / "model.safetensors")
+    assert done.commit == COMMIT and done.fetched == hub.sent > SIZE
+    assert snapshot("owner/model", cache=cache) == done.folder
+    (model,) = stored_models(cache, cache=cache)
+    assert model.name == "owner/model" and model.problem == "" and model.removable and model.size > SIZE
+
+
+def test_a_second_time_nothing_large_is_fetched(hub: Hub, cache: Path) -> None:
+    fetch(hub, cache)
+    sent = hub.sent
+    assert fetch(hub, cache).fetched == 0 and hub.sent == sent
+
+
+def test_what_breaks_off_goes_on_within_one_try(hub: Hub, cache: Path) -> None:
+    hub.cuts = [MIB // 2, MIB // 2, 10]
+    done = fetch(hub, cache)
+    assert hub.asked == [0, MIB // 2, MIB, MIB + 10]
+    assert digest(done.folder / "model.safetensors") == digest(hub.folder / "model.safetensors")
+    assert done.fetched == hub.sent == (hub.folder / "model.safetensors").stat().st_size
+
+
+def test_a_hub_that_sends_nothing_is_given_up_and_the_next_try_goes_on(hub: Hub, cache: Path) -> None:
+    hub.cuts = [MIB, *[0] * pulling.TRIES]
+    with pytest.raises(PullError, match=r"model\.safetensors was broken off with .* goes on from there"):
+        fetch(hub, cache)
+    assert whole_snapshot("owner/model") is None
+    fetch(hub, cache)
+    assert hub.asked[-1] == MIB
+
+
+def test_a_wrong_hash_is_one_sentence_and_is_not_kept(hub: Hub, cache: Path) -> None:
+    hub.damaged = True
+    with pytest.raises(PullError, match="is not what the hub says it is") as refused:
+        fetch(hub, cache)
+    assert str(refused.value).count("\n") == 0
+    assert list((hub_folder("owner/model", cache) / "blobs").glob("*.part")) == []
+    hub.damaged = False
+    assert fetch(hub, cache).fetched > SIZE
+
+
+def test_a_disk_that_is_too_small_is_told_before_anything_large_is_fetched(
+    hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = namedtuple("usage", "total used free")(10, 9, 1 * MIB)
+    monkeypatch.setattr(pulling.shutil, "disk_usage", lambda folder: usage)
+    with pytest.raises(PullError, match="make room"):
+        fetch(hub, cache)
+    assert hub.sent == 0
+
+
+def test_all_files_are_of_one_commit_and_main_points_there(hub: Hub, cache: Path) -> None:
+    first = fetch(hub, cache)
+    hub.commit = "f" * 40
+    second = fetch(hub, cache)
+    assert first.folder != second.folder and snapshot("owner/model", cache=cache) == second.folder
+    assert second.fetched == 0  # the same weights
+
+
+@pytest.mark.parametrize(
+    ("name", "revision", "said"),
+    [
+        ("owner/nothing", None, "no model owner/nothing"),
+        ("owner/model", "v9", "no revision 'v9'"),
+        ("a/b/c", None, "no repository's name"),
+    ],
+)
+def test_what_the_hub_does_not_have(hub: Hub, cache: Path, name: str, revision: str | None, said: str) -> None:
+    with pytest.raises(PullError, match=said):
+        pull(name, lambda *_: None, revision=revision, endpoint=hub.url, cache=cache)
+
+
+def test_what_mlx_cannot_serve_is_not_fetched(hub: Hub, cache: Path) -> None:
+    (hub.folder / "model.safetensors").rename(hub.folder / "model.gguf")
+    with pytest.raises(PullError, match=r"GGUF files for llama\.cpp"):
+        fetch(hub, cache)
+
+
+def test_no_hub_in_reach_is_one_sentence(cache: Path) -> None:
+    with pytest.raises(PullError, match="no hub is in reach") as refused:
+        pull("owner/model", lambda *_: None, endpoint="http://127.0.0.1:9", cache=cache)
+    assert "on this disk can be served" in str(refused.value) and str(refused.value).count("\n") == 0
+
+
+def start_llm(hub: Hub, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hf"), "HF_HUB_OFFLINE": "0"}
+    environment |= {"START_LLM_HOME": str(folder), "START_LLM_CACHE_DIR": str(folder / "cache")}
+    for name in ("MODEL_PATH", "HF_HUB_CACHE"):
+        environment.pop(name, None)
+    command = [sys.executable, "-m", "start_llm", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_the_commands(hub: Hub, tmp_path: Path) -> None:
+    pulled = start_llm(hub, tmp_path, "pull", "owner/model")
+    assert pulled.returncode == 0, pulled.stderr
+    assert "owner/model at 0123456789ab" in pulled.stdout and "fetched" in pulled.stdout
+    listed = start_llm(hub, tmp_path, "models")
+    assert "owner/model" in listed.stdout
+    assert start_llm(hub, tmp_path, "rm", "owner/model").returncode == 0
+    again = start_llm(hub, tmp_path, "rm", "owner/model")
+    assert again.returncode == 1 and "not on this disk" in again.stderr
+
+
+@pytest.mark.slow
+def test_200_mb_broken_off_three_times(hub: Hub, tmp_path: Path) -> None:
+    """Each try is a process of its own that is killed on its way."""
+    safetensors(hub.folder / "model.safetensors", 200 * MIB)
+    size = (hub.folder / "model.safetensors").stat().st_size
+    for _ in range(3):
+        hub.cuts = [60 * MIB, *[0] * pulling.TRIES]
+        broken = start_llm(hub, tmp_path, "pull", "owner/model")
+        assert broken.returncode == 1 and "goes on from there" in broken.stderr
+    hub.cuts = []
+    done = start_llm(hub, tmp_path, "pull", "owner/model")
+    assert done.returncode == 0, done.stderr
+    assert hub.sent == size

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from start_llm.models.device import GIB
+from start_llm.models.recommended import (
+    RECOMMENDED,
+    SHORT_NAMES,
+    SOURCE,
+    bandwidth,
+    full_name,
+    recommend,
+    tokens_per_second,
+)
+
+
+def test_kv_of_a_long_conversation_is_computed_from_the_config() -> None:
+    model = next(model for model in RECOMMENDED if model.short == "qwen3.6-27b")
+    assert model.kv_bytes(1) == 2 * 16 * 4 * 256 * 2  # keys and values, layers, heads, size, half precision
+    assert model.kv_bytes(32_768) == 2 * GIB
+
+
+@pytest.mark.parametrize("gib", [8, 16, 32, 48, 64, 128])
+def test_three_at_most_that_fit_best_first(gib: int) -> None:
+    usable = int(gib * GIB * 0.75)
+    found = recommend(gib * GIB, usable)
+    assert 1 <= len(found) <= 3 and found == [model for model in RECOMMENDED if model in found]
+    assert all(model.weights + model.kv_bytes(32_768) <= usable for model in found)
+
+
+def test_nothing_for_a_tiny_machine() -> None:
+    assert recommend(4 * GIB, 3 * GIB) == []
+
+
+def test_rates_follow_the_memory() -> None:
+    model = RECOMMENDED[-1]
+    slow, fast = tokens_per_second(model, "Apple M4"), tokens_per_second(model, "Apple M4 Max")
+    assert slow is not None and fast is not None and 3 < fast / slow < 4
+    assert bandwidth("Intel Xeon") is None and tokens_per_second(model, "Intel Xeon") is None
+
+
+def test_short_names_are_words_of_their_own() -> None:
+    assert len(SHORT_NAMES) == len(RECOMMENDED) and all("/" not in name for name in SHORT_NAMES)
+    assert full_name("Qwen3.6-27B") == "mlx-community/Qwen3.6-27B-4bit"
+    assert full_name("a/b") == "a/b" and full_name(None) is None
+    assert "2026" in SOURCE
