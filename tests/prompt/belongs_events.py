@@ -6,7 +6,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from tests.prompt.belongs_clients import FILE_NAMES, FILES, SKILLS, SYSTEM, TOOL_NAMES, TOOLS, Place, fill, typed_texts
+from tests.prompt.belongs_clients import (
+    FILE_NAMES,
+    FILES,
+    PRIVATE,
+    SKILLS,
+    SYSTEM,
+    TOOL_NAMES,
+    TOOLS,
+    Place,
+    fill,
+    typed_texts,
+)
 from tests.prompt.belongs_conversation import Conversation, Said, Words, imported
 
 
@@ -132,6 +143,32 @@ def edit(world: World, conversation: Conversation, n: int) -> None:
     world.turn(conversation, n)
 
 
+def word_edited(world: World, conversation: Conversation, n: int) -> None:
+    """A question is asked with another word in it; what came behind it stays."""
+    world.turn(conversation, n)
+    users = [i for i, said in enumerate(conversation.history) if said.role == "user" and PRIVATE.search(said.text)]
+    if users:
+        index = users[n % len(users)]
+        said = conversation.history[index]
+        conversation.history[index] = replace(said, text=PRIVATE.sub(conversation.words.new(), said.text))
+    world.turn(conversation, n // 2)
+
+
+def first_of_two(world: World, conversation: Conversation, n: int) -> None:
+    """Two answers of equal words are made behind a call, and the client keeps the first of them."""
+    world.turn(conversation, 0)
+    conversation.say(n)
+    before = list(conversation.history)
+    world.ask(conversation, n)
+    kept = conversation.history
+    conversation.history = before
+    world.ask(conversation, n)
+    conversation.history = kept
+    if n % 2:
+        conversation.set(Place(SYSTEM, "time"))
+    world.turn(conversation, n)
+
+
 def answer_edited(world: World, conversation: Conversation, n: int) -> None:
     answers = [i for i, said in enumerate(conversation.history) if said.role == "assistant" and not said.calls]
     if answers:
@@ -164,6 +201,20 @@ def stranger(world: World, conversation: Conversation, n: int) -> None:
     twin = imported(conversation, Words(world.tag()), n % 2 == 0, n % 3 == 0)
     if n % 3 == 2:
         twin.owner = f"other{world.tag_count}"
+    world.add(twin)
+    world.turn(twin, n // 2)
+
+
+def heir(world: World, conversation: Conversation, n: int) -> None:
+    """A client with another key sends the same words, values and thoughts, after one of the values has changed."""
+    world.turn(conversation, 0)
+    conversation.set(Place(SYSTEM, ("customer", "mode", "time")[n % 3]))
+    world.turn(conversation, n)
+    own = Words(world.tag())
+    twin = imported(conversation, own, same_values=True, ours=False)
+    pairs = zip(twin.history, conversation.history, strict=True)
+    twin.history = [replace(copied, reasoning=said.reasoning) for copied, said in pairs]
+    twin.owner = f"heir{world.tag_count}"
     world.add(twin)
     world.turn(twin, n // 2)
 
@@ -238,11 +289,14 @@ EVENTS: tuple[tuple[str, Event], ...] = tuple(
         regenerate,
         fork,
         stranger,
+        heir,
         newcomer,
         restart,
         one_shots,
         retry,
         edit,
+        word_edited,
+        first_of_two,
         undo,
         compaction,
         clear,
