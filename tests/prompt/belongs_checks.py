@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations, product
@@ -55,7 +56,7 @@ class Seen:
     Attributes:
         base: the deepest answer of ours that the request carries on the same path.
         equal: answers of ours to requests that were word for word the same.
-        alike: those of them that another name or key does not tell from this conversation.
+        alike: the one of them that no name, key or other answer tells from this conversation.
     """
 
     sent: Sent
@@ -64,13 +65,13 @@ class Seen:
     thinking: bool
     base: Made | None
     equal: tuple[Made, ...]
-    alike: tuple[Made, ...]
+    alike: Made | None
 
 
 def seen(truth: Truth, sent: Sent, text: str, tokens: int, thinking: bool) -> Seen:
     base = base_of(sent.history)
     equal = _equal(truth, sent) if base is None else ()
-    alike = _deepest([made for made in equal if not _stands_against(sent, made)])
+    alike = _deepest_alone([made for made in equal if not _stands_against(sent, made)])
     return Seen(sent, text, tokens, thinking, base, equal, alike)
 
 
@@ -98,9 +99,10 @@ def base_of(history: Sequence[Said]) -> Made | None:
     return None
 
 
-def _deepest(found: Sequence[Made]) -> tuple[Made, ...]:
-    deepest = max((len(made.history) for made in found), default=0)
-    return tuple(made for made in found if len(made.history) == deepest)
+def _deepest_alone(found: Sequence[Made]) -> Made | None:
+    """The deepest one that no other one of its depth can be taken for."""
+    depths = Counter(len(made.history) for made in found)
+    return max((made for made in found if depths[len(made.history)] == 1), key=lambda m: len(m.history), default=None)
 
 
 def _equal(truth: Truth, sent: Sent) -> tuple[Made, ...]:
@@ -143,7 +145,7 @@ def _face(message: Message) -> tuple[object, ...]:
 
 def _made_here(prompt: Seen) -> list[Made]:
     """The base and what the server answered before it, or one that the request cannot be told from."""
-    base = prompt.base or (prompt.alike[0] if len(prompt.alike) == 1 else None)
+    base = prompt.base or prompt.alike
     return [*(said.made for said in base.history if said.made is not None), base] if base is not None else []
 
 
@@ -163,9 +165,9 @@ def _allowed(prompt: Seen) -> set[str]:
     for said in prompt.sent.history:
         if said.cleared:
             words |= private_words(said.text)
-    if prompt.base is None:
-        for made in prompt.alike[:1] if len(prompt.alike) == 1 else ():
-            words |= private_words(" ".join(texts_of(made.sent.request.messages, made.sent.request.tools)))
+    if prompt.alike is not None:
+        sent = prompt.alike.sent.request
+        words |= private_words(" ".join(texts_of(sent.messages, sent.tools)))
     return words
 
 

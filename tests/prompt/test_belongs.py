@@ -13,13 +13,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
+from tests.prompt.belongs_clients import KINDS
 from tests.prompt.belongs_events import EVENTS
 from tests.prompt.belongs_reference import DEFECTS, AsSent, Noting
-from tests.prompt.belongs_story import Story, stories
+from tests.prompt.belongs_story import ECHOES, Group, Step, Story, stories
 from tests.prompt.belongs_world import Broken, real, tell
 
 # A story has about forty requests.
-FEW, MANY, IN_ONE_TEST = 55, 2600, 104
+FEW, MANY, IN_ONE_TEST = 42, 2600, 104
+ONE_TURN = [name for name, _ in EVENTS].index("go on")
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -49,6 +51,15 @@ def test_a_prompt_belongs_to_one_conversation() -> None:
     # A server that reuses nothing has all the properties too.
     assert figures["notes"] >= 50
     assert figures["thoughts given back"] >= 50
+
+
+@pytest.mark.parametrize("number", range(1, len(EVENTS)), ids=[name.replace(" ", "-") for name, _ in EVENTS[1:]])
+def test_each_event_alone(number: int) -> None:
+    """Two conversations, alike, the event between turns that tell what it left."""
+    for n, kind in enumerate(KINDS):
+        told = Group(kind, 2, True, 0, n % len(ECHOES), True)
+        steps = [Step(-1, ONE_TURN, 0), Step(0, number, n), Step(-1, ONE_TURN, 2), Step(1, number, n + 5)]
+        tell(Story("qwen35", "append", 0, (told,), (*steps, Step(-1, ONE_TURN, 1))), real)
 
 
 @pytest.mark.slow
