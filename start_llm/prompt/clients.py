@@ -93,6 +93,10 @@ _CLEARED = Rule(
 )
 
 
+def _reminder(name: str, place: Place) -> Rule:
+    return Rule(name=name, kind="state", place=place, opens=r"<system-reminder>", closes=r"</system-reminder>[ \t]*$")
+
+
 def _aider(name: str, opens: str, reply: str) -> Rule:
     return Rule(name=name, kind="state", place="whole", opens=opens, reply=reply, moves=True)
 
@@ -107,20 +111,8 @@ BUILT_IN = (
                 name="billing_header", kind="drop", role="system", place="head", opens=r"x-anthropic-billing-header:.*"
             ),
             Rule(name="cch", kind="drop", role="system", place="head", opens=r"cch=\w+;[ \t]*"),
-            Rule(
-                name="reminder_before",
-                kind="state",
-                place="start",
-                opens=r"<system-reminder>",
-                closes=r"</system-reminder>[ \t]*$",
-            ),
-            Rule(
-                name="reminder_behind",
-                kind="state",
-                place="end",
-                opens=r"<system-reminder>",
-                closes=r"</system-reminder>[ \t]*$",
-            ),
+            _reminder("reminder_before", "start"),
+            _reminder("reminder_behind", "end"),
             _CLEARED,
         ),
     ),
@@ -148,6 +140,8 @@ BUILT_IN = (
             _CLEARED,
         ),
     ),
+    # Qwen Code 0.24.4: date and folders when a process of it starts
+    Client(name="qwen", system=r"^You are Qwen Code\b", rules=(_reminder("reminder_before", "start"), _CLEARED)),
     # OpenCode 1.18.33
     Client(name="opencode", system=r"^You are opencode\b", rules=(_CLEARED,)),
     # aider 0.86.2

@@ -20,7 +20,7 @@ from tests.prompt.belongs_story import ECHOES, Group, Step, Story, stories
 from tests.prompt.belongs_world import Broken, real, tell
 
 # A story has about forty requests.
-FEW, MANY, IN_ONE_TEST = 42, 2600, 104
+FEW, MANY, IN_ONE_TEST = 46, 2600, 104
 ONE_TURN = [name for name, _ in EVENTS].index("go on")
 
 pytestmark = pytest.mark.timeout(900)

@@ -26,6 +26,7 @@ from tests.prompt.client import (
 )
 from tests.prompt.models import TEMPLATES, model
 
+QWEN = "You are Qwen Code, an interactive CLI agent."
 REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 INFO = 'Conversation info (untrusted metadata):\n```json\n{{\n  "message_id": "{}"\n}}\n```\n\n'
 LONG = "I looked at it, and this is what there is: " + "a line of it, " * 30
@@ -73,6 +74,13 @@ def change(system: str, before: str, after: str, where: str) -> tuple[list[Messa
         (CLAUDE, "user", "Go\n" + REMINDER.format("Old one"), "Go\n" + REMINDER.format("New one"), "New one"),
         (CLAUDE, "user", "Go\n" + REMINDER.format("Plan only"), "Go", "withdrawn"),
         (CLAUDE, "user", "Go", REMINDER.format("Be quick") + "\nGo", "Be quick"),
+        (
+            QWEN,
+            "user",
+            REMINDER.format("Folders:\na.py") + "\n\nGo",
+            REMINDER.format("Folders:\nb.py") + "\n\nGo",
+            "+b.py",
+        ),
         (OPENCLAW, "user", INFO.format("m-1") + "Go", INFO.format("m-2") + "Go", "m-2"),
         (OPENCLAW, "user", "Go\n[message_id: 1]", "Go\n[message_id: 2]", "[message_id: 2]"),
         (OPENCLAW, "user", "Done.\nStats: runtime 5s\nEnd", "Done.\nStats: runtime 9s\nEnd", "Stats: runtime 9s"),
