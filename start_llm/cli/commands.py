@@ -110,6 +110,14 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--proxy", action="store_true", dest="proxy_log", help="the proxy's log")
 
 
+def add_service(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=["install", "uninstall"], metavar="WHAT", help="install or uninstall")
+    parser.add_argument("--yes", action="store_true", help="write it without asking")
+    add_model(parser)
+    add_port(parser)
+    add_context(parser)
+
+
 def add_pull(parser: argparse.ArgumentParser) -> None:
     add_name(parser)
     parser.add_argument("--revision", help="branch, tag or commit; main by default")
@@ -203,6 +211,14 @@ COMMANDS = {
             "start_llm.service.commands:main_logs",
             add_logs,
             (("logs -f", "goes on with what comes"), ("logs --proxy", "those of the LiteLLM proxy")),
+        ),
+        Command(
+            "service",
+            "Server",
+            "have the system start the server when you log in (systemd, launchd)",
+            "start_llm.service.units:main",
+            add_service,
+            (("service install", "shows the unit and asks"), ("service uninstall", "")),
         ),
         Command(
             "supervise", "", "what start runs in the background", "start_llm.service.supervisor:main", add_supervise

@@ -28,7 +28,7 @@ class Refused(Exception):
 
 def check(command: Command, settings: Settings, options: argparse.Namespace) -> None:
     """Raises Refused."""
-    if command.name in LOADS:
+    if command.name in LOADS or getattr(options, "what", None) == "install":
         check_server(settings)
     if command.name in SERVES and not options.supervised:
         check_port(settings)

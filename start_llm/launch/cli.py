@@ -157,6 +157,10 @@ def print_plan(client: Client, plan: Plan) -> None:
     for path, text in plan.files.items():
         print(f"mkdir -p {shlex.quote(str(path.parent))}")
         print(f"cat > {shlex.quote(str(path))} <<'END'\n{text.rstrip()}\nEND")
+    for path, text in plan.initial.items():
+        kept = shlex.quote(str(path))
+        print(f"mkdir -p {shlex.quote(str(path.parent))}")
+        print(f"[ -e {kept} ] || cat > {kept} <<'END'\n{text.rstrip()}\nEND")
     for name in plan.unset:
         print(f"unset {name}")
     for name, value in plan.defaults.items():
@@ -174,7 +178,8 @@ def print_plan(client: Client, plan: Plan) -> None:
 
 def write_files(plan: Plan) -> None:
     """Writes the plan's files (0600, folders 0700), each by an atomic rename."""
-    for path, text in plan.files.items():
+    missing = {path: text for path, text in plan.initial.items() if not path.exists()}
+    for path, text in (plan.files | missing).items():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         handle, temporary = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(handle, "w", encoding="utf-8") as file:

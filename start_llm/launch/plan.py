@@ -41,6 +41,7 @@ class Plan:
         defaults: variables to set where the user has not set them.
         unset: variables to take away: they would lead the client to another server.
         files: files to write (0600), path to text; all inside the client's private folder.
+        initial: the same, but of files that the client goes on with itself: written where there is none yet.
         secrets: variables to set to a random text that nobody else knows, and the file (0600) that keeps it.
         arguments: what stands before the user's own arguments.
     """
@@ -49,6 +50,7 @@ class Plan:
     defaults: dict[str, str] = field(default_factory=dict)
     unset: tuple[str, ...] = ()
     files: dict[Path, str] = field(default_factory=dict)
+    initial: dict[Path, str] = field(default_factory=dict)
     secrets: dict[str, Path] = field(default_factory=dict)
     arguments: tuple[str, ...] = ()
 

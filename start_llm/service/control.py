@@ -193,7 +193,7 @@ def stop(place: Place, seconds: float = STOP_SECONDS + 10) -> bool:
     if not _wait_until(lambda: not place.is_running, seconds):
         for member in _family(process):
             _signal(member, signal.SIGKILL)
-    left = psutil.wait_procs(family, timeout=GONE_SECONDS)[1]
+    left = [each for each in psutil.wait_procs(family, timeout=GONE_SECONDS)[1] if not _is_zombie(each)]
     if left:
         raise ServiceError(f"Processes of the server on port {place.port} are left: {[each.pid for each in left]}.")
     if not _wait_until(lambda: is_free(place.host, place.port), ASK_SECONDS):
@@ -207,6 +207,14 @@ def _family(process: psutil.Process) -> list[psutil.Process]:
     with suppress(psutil.NoSuchProcess):
         return [*process.children(recursive=True), process]
     return [process]
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    """Whether it has ended, and only its parent has not asked how yet."""
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True
 
 
 def _signal(process: psutil.Process, number: signal.Signals) -> None:

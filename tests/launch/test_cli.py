@@ -121,7 +121,7 @@ def test_print_starts_nothing_and_writes_nothing(tmp_path: Path, capsys: pytest.
         port = probe.getsockname()[1]
     assert main(["pi", "--print"], settings(tmp_path, mlx_port=port, model_path="org/big")) == 0
     said = capsys.readouterr().out
-    assert f"http://127.0.0.1:{port}/v1" in said and "export PI_OFFLINE=1" in said
+    assert f"http://127.0.0.1:{port}/v1" in said and "export PI_SKIP_VERSION_CHECK=1" in said
     assert said.splitlines()[-1] == "pi --provider start_llm --model big"
     assert said.splitlines()[0].startswith(f"# No server answers at http://127.0.0.1:{port}")
     assert not (tmp_path / "cache").exists()
@@ -162,6 +162,22 @@ def test_the_printed_text_keeps_loopback_from_the_users_proxy(
         ["sh", "-c", f"{line}; echo $NO_PROXY $no_proxy"], env={"NO_PROXY": "intern"}, text=True
     )
     assert told.split() == ["intern,127.0.0.1,localhost", "127.0.0.1,localhost"]
+
+
+def test_a_file_that_the_client_goes_on_with_is_written_once(
+    tmp_path: Path, out: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "cache" / "launch" / "claude" / ".claude.json"
+    with serving() as port:
+        assert main(["claude"], settings(tmp_path, mlx_port=port)) == 7
+        assert json.loads(kept.read_text()) == {"hasCompletedOnboarding": True}
+        kept.write_text("its own")
+        assert main(["claude"], settings(tmp_path, mlx_port=port)) == 7
+        capsys.readouterr()
+        assert main(["claude", "--print"], settings(tmp_path, mlx_port=port)) == 0
+    assert kept.read_text() == "its own"
+    subprocess.run(["sh", "-c", capsys.readouterr().out.replace("\nclaude\n", "\n")], check=True)
+    assert kept.read_text() == "its own"
 
 
 def test_a_secret_is_made_once_and_is_its_owners_only(tmp_path: Path, out: Path) -> None:

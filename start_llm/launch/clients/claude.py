@@ -1,10 +1,10 @@
-"""Claude Code: Anthropic messages, all of it by environment variables."""
+"""Claude Code: Anthropic messages, by environment variables."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.launch.plan import Client, Endpoint, Plan
+from start_llm.launch.plan import Client, Endpoint, Plan, to_json
 
 
 def plan(endpoint: Endpoint, folder: Path) -> Plan:
@@ -35,7 +35,9 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
     # starts fleets of agents.
     defaults = {"CLAUDE_CODE_DISABLE_BUNDLED_SKILLS": "1", "CLAUDE_CODE_DISABLE_WORKFLOWS": "1"}
     unset = ("ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX")
-    return Plan(env=env, defaults=defaults, unset=unset)
+    # Its first screens: a theme and an account. Whether a folder is trusted stays a question to the user.
+    initial = {folder / ".claude.json": to_json({"hasCompletedOnboarding": True})}
+    return Plan(env=env, defaults=defaults, unset=unset, initial=initial)
 
 
 CLAUDE = Client(

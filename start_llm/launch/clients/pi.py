@@ -30,7 +30,7 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
     return Plan(
         env={
             "PI_CODING_AGENT_DIR": str(folder),
-            "PI_OFFLINE": "1",
+            "PI_SKIP_VERSION_CHECK": "1",  # not PI_OFFLINE: that forbids it to fetch its helpers (fd, ripgrep), too
             "PI_TELEMETRY": "0",
             "START_LLM_KEY": endpoint.key,
         },
