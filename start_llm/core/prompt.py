@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from start_llm.core.vision import ImageSpan
+
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
@@ -15,6 +17,7 @@ class Prompt:
         head: end of the tools+system block, a token offset, 0 if there is none.
         transient: offset at which a trailing transient message begins, or ``None``.
         generation: offset at which the generation prompt begins (``len(tokens)`` if there is none).
+        images: the images in it, ascending; `tokens` hold ids of their own in their places.
     """
 
     tokens: tuple[int, ...]
@@ -22,3 +25,8 @@ class Prompt:
     head: int = 0
     transient: int | None = None
     generation: int = 0
+    images: tuple[ImageSpan, ...] = ()
+
+    def image_at(self, offset: int) -> ImageSpan | None:
+        """The image that `offset` would cut in two."""
+        return next((image for image in self.images if image.start < offset < image.end), None)

@@ -9,6 +9,7 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
+from start_llm.core.vision import ImageSpan
 from start_llm.engine.costs import Gate
 from start_llm.engine.draft import RowDrafts
 from start_llm.engine.runner import Cache, Processors, Row, Runner, Sampler, Suspended
@@ -67,8 +68,8 @@ class AloneRunner:
         self._entries: dict[int, _Entry] = {}
         self._uid = self._steps = 0
 
-    def prefill(self, cache: Cache, tokens: Sequence[int]) -> None:
-        self.batch.prefill(cache, tokens)
+    def prefill(self, cache: Cache, tokens: Sequence[int], images: Sequence[ImageSpan] = ()) -> None:
+        self.batch.prefill(cache, tokens, images)
 
     def insert(
         self,

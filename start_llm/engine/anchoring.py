@@ -80,7 +80,7 @@ class Anchoring:
 
     def _restore(self, job: Job) -> bool:
         """False: nothing is to be done, or there is no room for it."""
-        plan = self._store.lookup(job.tokens, limit=job.until)
+        plan = self._store.find(job.work.prompt, job.tokens, limit=job.until)
         if plan.length >= job.until or not self._store.has_room(job.until - plan.length):
             return False
         restored = self._store.restore(job.tokens, plan)

@@ -37,11 +37,25 @@ class GuardedStore:
         self._told: set[str] = set()
         self._figures: dict[str, float] = {}
         self.errors = 0
+        self.retreats = 0
 
     def lookup(self, tokens: TokenSequence, limit: int) -> Plan:
         with self._guarded("lookup"):
             return self._store.lookup(tokens, limit=limit)
         return Plan(0, 0, 0, STORE_ERROR)
+
+    def find(self, prompt: Prompt, tokens: TokenSequence, limit: int) -> Plan:
+        """`lookup` for `tokens` that begin with the prompt's; what is found never ends inside an image.
+
+        Nothing is stored that ends there, so a retreat says that something is wrong; it is counted.
+        """
+        plan = self.lookup(tokens, limit)
+        image = prompt.image_at(plan.length)
+        if image is None:
+            return plan
+        self.retreats += 1
+        log.warning("stored KV ends inside an image (%d of %d)", plan.length - image.start, image.length)
+        return self.lookup(tokens, image.start)
 
     def peek(self, tokens: Tokens, limit: int) -> Plan:
         """`lookup` for other threads."""
@@ -88,7 +102,7 @@ class GuardedStore:
             stats = self._store.stats()
             self._figures = {f"kv_{name}": getattr(stats, name) for name in KV_FIGURES}
             self._figures |= {f"kv_disk_{name}": value for name, value in stats.disk.items()}
-        return self._figures | {"kv_errors": self.errors}
+        return self._figures | {"kv_errors": self.errors, "vlm_retreat": self.retreats}
 
     def close(self) -> None:
         with self._guarded("close"):

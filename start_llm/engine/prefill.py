@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from start_llm.engine.guarded import GuardedStore
@@ -33,9 +34,15 @@ class Prefill:
             job.pauses.pop(0)
         if job.pauses:
             end = min(end, job.pauses[0])
+        end = _whole_images(job, before, end)
         if end > before:
             began = self._clock()
-            self._runner.prefill(job.cache, job.tokens[before:end].tolist())
+            images = [
+                replace(image, start=image.start - before)
+                for image in job.work.prompt.images
+                if before <= image.start < end
+            ]
+            self._runner.prefill(job.cache, job.tokens[before:end].tolist(), images)
             self._measure(end - before, self._clock() - began)
             job.position = end
         if job.pauses and job.position == job.pauses[0]:
@@ -64,3 +71,11 @@ class Prefill:
         self.tokens += tokens
         cost = seconds / tokens
         self.seconds_per_token = cost if not self.seconds_per_token else 0.8 * self.seconds_per_token + 0.2 * cost
+
+
+def _whole_images(job: Job, before: int, end: int) -> int:
+    """`end`, moved so that it cuts no image in two: in front of the image, or behind it if the chunk begins with it."""
+    image = job.work.prompt.image_at(end)
+    if image is None:
+        return end
+    return image.start if image.start > before else image.end

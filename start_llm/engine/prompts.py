@@ -43,7 +43,7 @@ class Prompts:
 
     def begin(self, job: Job) -> None:
         """Plans and restores, unless another job is computing more of this prompt than is stored."""
-        plan = self._store.lookup(job.tokens, limit=job.prefix)
+        plan = self._store.find(job.work.prompt, job.tokens, limit=job.prefix)
         job.stage, job.watched = Stage.PREFILL, self._clock()
         job.admitted = job.admitted or job.watched
         self._jobs.append(job)
@@ -67,7 +67,7 @@ class Prompts:
         leader = job.leader
         if leader is not None and leader.stage is Stage.PREFILL:
             self._prefill.keep(leader)
-        plan = self._store.lookup(job.tokens, limit=job.prefix)
+        plan = self._store.find(job.work.prompt, job.tokens, limit=job.prefix)
         self._restore(job, plan, joined=plan.length - job.stored)
 
     def next(self, may_decode: Callable[[Job], bool]) -> Job | None:

@@ -14,6 +14,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 from mlx_vlm.models.cache import BatchQuantizedKVCache
 
 from start_llm.core.errors import NotSupported
+from start_llm.core.vision import ImageSpan
 from start_llm.engine.draft import RowDrafts
 from start_llm.engine.runner import Cache, Processors, Row, Sampler, Suspended
 from start_llm.engine.text import BatchRunner, eval_cache
@@ -57,8 +58,8 @@ class QuantisingRunner:
         self._rows: dict[int, _Place] = {}
         self._uid = 0
 
-    def prefill(self, cache: Cache, tokens: Sequence[int]) -> None:
-        self._plain.prefill(cache, tokens)
+    def prefill(self, cache: Cache, tokens: Sequence[int], images: Sequence[ImageSpan] = ()) -> None:
+        self._plain.prefill(cache, tokens, images)
         if self._how.apply(cache):
             eval_cache(cache)
             mx.clear_cache()

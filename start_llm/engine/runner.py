@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from start_llm.core.vision import ImageSpan
 from start_llm.engine.draft import RowDrafts
 
 Cache = list[Any]
@@ -52,8 +53,11 @@ class Runner(Protocol):
 
     max_rows: int
 
-    def prefill(self, cache: Cache, tokens: Sequence[int]) -> None:
-        """Runs `tokens` through the model and evaluates the cache."""
+    def prefill(self, cache: Cache, tokens: Sequence[int], images: Sequence[ImageSpan] = ()) -> None:
+        """Runs `tokens` through the model and evaluates the cache.
+
+        `images`: those among the tokens, each of them whole; their starts count from the first token.
+        """
         ...
 
     def insert(

@@ -24,6 +24,7 @@ from mlx_lm.sample_utils import greedy_sampler, make_logits_processors, make_rep
 from start_llm.core.errors import BadRequest
 from start_llm.core.events import TokenLogprob
 from start_llm.core.request import Sampling
+from start_llm.core.vision import FIRST_IMAGE_ID
 
 Sampler = Callable[[mx.array], mx.array]
 Processor = Callable[[mx.array, mx.array], mx.array]
@@ -170,7 +171,9 @@ def make_processors(sampling: Sampling, prompt_tokens: Sequence[int], generated:
         processors += make_logits_processors(logit_bias=dict(sampling.logit_bias))
     if sampling.repetition_penalty != 1.0 and sampling.repetition_context_size > 0:
         size = min(sampling.repetition_context_size, _LONGEST_WINDOW)
-        held = (*prompt_tokens[-size:], *generated[-size:])
+        # An image's places have ids beyond the vocabulary: what was never written cannot be repeated.
+        written = [token for token in prompt_tokens[-size:] if token < FIRST_IMAGE_ID]
+        held = (*written, *generated[-size:])
         processors.append(RepetitionPenalty(sampling.repetition_penalty, size, held))
     if sampling.presence_penalty != 0 or sampling.frequency_penalty != 0:
         processors.append(CountPenalty(sampling.presence_penalty, sampling.frequency_penalty, generated))

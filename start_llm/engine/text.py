@@ -8,6 +8,7 @@ from typing import Any, cast
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 
+from start_llm.core.vision import ImageSpan
 from start_llm.engine.draft import RowDrafts
 from start_llm.engine.runner import Cache, Processors, Row, Sampler, Suspended
 from start_llm.engine.wired import no_wired_limit
@@ -46,9 +47,12 @@ class BatchRunner:
                 prefill_batch_size=self.max_rows,
             )
 
-    def prefill(self, cache: Cache, tokens: Sequence[int]) -> None:
+    def prefill(self, cache: Cache, tokens: Sequence[int], images: Sequence[ImageSpan] = ()) -> None:
         with mx.stream(self._batch.stream):
-            self._model(mx.array(list(tokens))[None], cache=cache)
+            if images:
+                self._model.see(tokens, cache, images)
+            else:
+                self._model(mx.array(list(tokens))[None], cache=cache)
             eval_cache(cache)
         mx.clear_cache()
 

@@ -81,7 +81,9 @@ class KVStore:
         if self._kit.cuttable:
             return ()
         match = self._held.tree.walk(self._memo.get(prompt.tokens))
-        return planner.pauses(prompt, match, start, self._config.checkpoints_recent, self._config.checkpoint_grid)
+        config = self._config
+        found = planner.pauses(prompt, match, start, config.checkpoints_recent, config.checkpoint_grid)
+        return tuple(place for place in found if prompt.image_at(place) is None)
 
     def restore(self, tokens: TokenSequence, plan: Plan) -> Restored:
         """Fresh caches of at most `plan.length` tokens: less, if that has gone since it was planned."""

@@ -35,7 +35,7 @@ class FakeRunner:
     uid: int = 0
     widest: int = 0
 
-    def prefill(self, cache: list[Any], tokens: Sequence[int]) -> None:
+    def prefill(self, cache: list[Any], tokens: Sequence[int], images: Sequence[Any] = ()) -> None:
         if self.fail_on in tokens:
             raise RuntimeError("bad token")
         self.prefilled.append((len(cache), len(tokens)))

@@ -160,9 +160,9 @@ class Hanging(FakeRunner):
         super().__init__()
         self.release = threading.Event()
 
-    def prefill(self, cache: list[Any], tokens: Any) -> None:
+    def prefill(self, cache: list[Any], tokens: Any, images: Any = ()) -> None:
         self.release.wait(WAIT)
-        super().prefill(cache, tokens)
+        super().prefill(cache, tokens, images)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -1,0 +1,260 @@
+"""Images through the whole engine, on tiny models of all families: what is reused is what a cold run computes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+
+from start_llm.core.errors import NotSupported
+from start_llm.core.prompt import Prompt
+from start_llm.core.request import Sampling
+from start_llm.core.vision import FIRST_IMAGE_ID, ImageSpan, image_ids
+from start_llm.engine.alone import AloneRunner
+from start_llm.engine.guarded import GuardedStore
+from start_llm.engine.memory import MemoryGuard
+from start_llm.engine.runtime import TextDrawing
+from start_llm.engine.scheduler import Limits, Scheduler
+from start_llm.engine.text import BatchRunner
+from start_llm.engine.vision import VisionModel, positions_of
+from start_llm.kvcache.disk import DiskTier
+from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.store import KVStore, StoreConfig
+from tests.engine.fakes import Collected, submit
+from tests.engine.vision_zoo import CLOSES, CONFIGS, OPENS, PAD, VOCAB, make
+
+FAMILIES = list(CONFIGS)
+ANSWER = 48
+NEVER = VOCAB + 5
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image of so many patches; `seed` makes its pixels."""
+
+    seed: int
+    rows: int = 4
+    columns: int = 8
+
+    def length(self, family: str) -> int:
+        return 16 if family == "gemma3" else self.rows * self.columns // 4
+
+    def prepare(self, family: str) -> dict[str, Any]:
+        rng = np.random.default_rng(self.seed)
+        if family == "gemma3":
+            return {"pixel_values": rng.normal(size=(1, 3, 112, 112)).astype(np.float32), "length": 16}
+        patch = CONFIGS[family]["vision_config"]["patch_size"]
+        pixels = rng.normal(size=(self.rows * self.columns, 3 * 2 * patch * patch)).astype(np.float32)
+        return {"pixel_values": pixels, "image_grid_thw": np.array([[1, self.rows, self.columns]])}
+
+
+def text(seed: int, length: int) -> list[int]:
+    return np.random.default_rng(seed).integers(10, 200, length).tolist()
+
+
+def prompt(family: str, parts: Sequence[list[int] | Picture]) -> Prompt:
+    tokens: list[int] = []
+    images: list[ImageSpan] = []
+    boundaries: list[int] = []
+    for part in parts:
+        if isinstance(part, Picture):
+            key, length = f"{family} {part}", part.length(family)
+            tokens.append(OPENS)
+            images.append(ImageSpan(len(tokens), length, key, partial(part.prepare, family)))
+            tokens += [*image_ids(key, length), CLOSES]
+        else:
+            boundaries += [len(tokens)] if tokens else []
+            tokens += part
+    return Prompt(tuple(tokens), tuple(boundaries), generation=len(tokens) - 2, images=tuple(images))
+
+
+@dataclass
+class Engine:
+    """A scheduler on a vision model of its own, with a real store."""
+
+    family: str
+    disk: DiskTier | None = None
+    step: int = 24
+    model: VisionModel = field(init=False)
+    scheduler: Scheduler = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.model = VisionModel(make(self.family))
+        kit = LayerKit(self.model.make_cache)
+        self.kv = KVStore(kit, StoreConfig(budget_bytes=1 << 28, checkpoint_grid=64), disk=self.disk)
+        store = GuardedStore(self.kv, self.model.make_cache)
+        runner = AloneRunner(self.model, BatchRunner(self.model, eos=[NEVER], max_rows=4), eos=[NEVER])
+        self.scheduler = Scheduler(
+            runner,
+            store,
+            lambda work, generated: TextDrawing(work, None, generated),
+            eos=frozenset({NEVER}),
+            limits=Limits(step=self.step),
+            max_concurrency=4,
+            memory=MemoryGuard(store, total=0, most_stored=0),
+            clock=time.monotonic,
+        )
+
+    def add(self, name: str, asked: Prompt, most: int = ANSWER) -> Collected:
+        work, sink = submit(name, asked.tokens, max_tokens=most)
+        self.scheduler.add(replace(work, prompt=asked, sampling=Sampling(temperature=0.0)))
+        return sink
+
+    def run(self) -> None:
+        while self.scheduler.busy:
+            self.scheduler.step()
+
+    def ask(self, parts: Sequence[list[int] | Picture], most: int = ANSWER) -> Collected:
+        sink = self.add("a", prompt(self.family, parts), most)
+        self.run()
+        return sink
+
+
+def cold(family: str, parts: Sequence[list[int] | Picture], most: int = ANSWER) -> tuple[int, ...]:
+    """The greedy answer of the bare model to the whole prompt at once."""
+    asked = prompt(family, parts)
+    model = VisionModel(make(family))
+    cache = model.make_cache()
+    logits = model.see(asked.tokens, cache, asked.images)
+    found: list[int] = []
+    while len(found) < most:
+        found.append(int(mx.argmax(logits[0, -1]).item()))
+        logits = model(mx.array([found[-1:]]), cache=cache)
+    return tuple(found)
+
+
+# --- continuing -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_continuation_equals_the_cold_run(family: str) -> None:
+    """Images before, at the end of, and behind what is reused: one, two and three of them."""
+    engine = Engine(family)
+    one, two, three = Picture(1), Picture(2, 6, 4), Picture(3, 4, 4)
+    turns: list[list[int] | Picture] = [text(1, 30), one, text(2, 40)]
+    added: list[list[list[int] | Picture]] = [
+        [text(3, 20)],
+        [text(4, 12), two, text(5, 9)],
+        [three, text(6, 15)],
+        [text(7, 30)],
+    ]
+    reused = []
+    for index, more in enumerate([[], *added]):
+        turns = [*turns, *more]
+        sink = engine.ask(turns)
+        assert sink.done.tokens == cold(family, turns), f"turn {index}"
+        reused.append(sink.done.report.reused)
+        turns = [*turns, list(sink.done.tokens)]
+    lengths = [len(prompt(family, turns[: turns.index(more[0])]).tokens) for more in added]
+    assert all(known >= length - 1 for known, length in zip(reused[1:], lengths, strict=True)), (reused, lengths)
+    assert engine.model.encoded == 3
+    assert engine.scheduler.figures()["vlm_retreat"] == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_rows_beside_each_other_do_not_disturb_each_other(family: str) -> None:
+    engine = Engine(family)
+    asked: list[list[list[int] | Picture]] = [
+        [text(1, 50)],
+        [text(2, 20), Picture(1), text(3, 30)],
+        [Picture(2, 6, 4), text(4, 11), Picture(1), text(5, 6)],
+        [text(6, 33)],
+    ]
+    sinks = [engine.add(str(number), prompt(family, parts)) for number, parts in enumerate(asked)]
+    engine.run()
+    for parts, sink in zip(asked, sinks, strict=True):
+        assert sink.done.tokens == cold(family, parts)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_another_image_shares_nothing_behind_it(family: str) -> None:
+    engine = Engine(family)
+    for seed in (1, 2):
+        parts: list[list[int] | Picture] = [text(1, 40), Picture(seed), text(2, 30)]
+        sink = engine.ask(parts, 12)
+        assert sink.done.tokens == cold(family, parts, 12)
+        assert sink.done.report.reused <= 41, "the text before the image, and what opens it"
+    again = engine.ask([text(1, 40), Picture(1), text(2, 30), text(9, 8)], 4)
+    assert again.done.report.reused >= 41 + Picture(1).length(family)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_vl"])
+def test_after_a_restart_images_are_not_encoded_again(family: str, tmp_path: Path) -> None:
+    parts: list[list[int] | Picture] = [text(1, 40), Picture(1), text(2, 30)]
+    first = Engine(family, DiskTier(tmp_path, "model", 1 << 28))
+    said = first.ask(parts).done.tokens
+    assert first.kv.flush_disk()
+    first.kv.close()
+    parts = [*parts, list(said), text(3, 10)]
+    second = Engine(family, DiskTier(tmp_path, "model", 1 << 28))
+    sink = second.ask(parts)
+    assert sink.done.tokens == cold(family, parts)
+    assert second.model.encoded == 0 and sink.done.report.reused > 70
+    second.kv.close()
+
+
+def test_a_chunk_never_ends_inside_an_image() -> None:
+    engine = Engine("qwen3_vl", step=5)
+    parts: list[list[int] | Picture] = [text(1, 13), Picture(1), Picture(2), text(2, 17)]
+    seen: list[list[tuple[int, int]]] = []
+    see = engine.model.see
+
+    def watched(tokens: Sequence[int], cache: list[Any], images: Sequence[ImageSpan]) -> Any:
+        seen.append([(image.start, image.end) for image in images])
+        assert all(image.start >= 0 and image.end <= len(tokens) for image in images)
+        return see(tokens, cache, images)
+
+    engine.model.see = watched  # type: ignore[method-assign]
+    assert engine.ask(parts).done.tokens == cold("qwen3_vl", parts)
+    assert sum(map(len, seen)) == 2
+
+
+def test_a_cancelled_prefill_keeps_whole_images() -> None:
+    engine = Engine("qwen3_vl", step=8)
+    parts: list[list[int] | Picture] = [text(1, 13), Picture(1), text(2, 60)]
+    engine.add("a", prompt("qwen3_vl", parts))
+    for _ in range(4):
+        engine.scheduler.step()
+    engine.scheduler.cancel("a")
+    engine.run()
+    sink = engine.ask(parts)
+    assert sink.done.report.reused >= 14 + Picture(1).length("qwen3_vl")
+    assert sink.done.tokens == cold("qwen3_vl", parts) and engine.model.encoded == 1
+    assert engine.scheduler.figures()["vlm_retreat"] == 0
+
+
+# --- parts ------------------------------------------------------------------------------------
+
+
+def test_ids_of_places_are_beyond_every_vocabulary_and_differ() -> None:
+    one, two = image_ids("one", 500), image_ids("two", 500)
+    assert all(FIRST_IMAGE_ID <= token < 2**31 for token in one + two)
+    assert one[:300] == image_ids("one", 300) and not set(one) & set(two)
+
+
+def test_positions_go_on_behind_the_longer_side() -> None:
+    positions, following = positions_of(10, 10, [(2, (2, 3))])
+    assert positions.T.tolist()[:3] == [[10, 10, 10], [11, 11, 11], [12, 12, 12]]
+    assert positions[:, 2:8].tolist() == [[12] * 6, [12, 12, 12, 13, 13, 13], [12, 13, 14, 12, 13, 14]]
+    assert following.tolist() == [11, 12, *[15] * 6, 16, 17]
+
+
+def test_ids_of_places_never_reach_the_embedding() -> None:
+    model = VisionModel(make("qwen3_vl"))
+    strange, plain = mx.array([[5, FIRST_IMAGE_ID + 7, 6]]), mx.array([[5, PAD, 6]])
+    assert mx.array_equal(model(strange, cache=model.make_cache()), model(plain, cache=model.make_cache())).item()
+
+
+def test_a_model_that_places_images_in_another_way_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    vlm = make("qwen3_vl")
+    kind = type(vlm.language_model)
+    monkeypatch.setattr(kind, "get_rope_index", lambda self, ids, *more: (mx.zeros((3, *ids.shape)), None))
+    with pytest.raises(NotSupported, match="places its images in another way"):
+        VisionModel(vlm)
