@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -33,10 +33,11 @@ from start_llm.engine.patience import Patience
 from start_llm.engine.runtime import TextRuntime, make_store
 from start_llm.engine.sampling import check_logit_bias, check_prompt_tokens
 from start_llm.engine.thread import EngineThread
+from start_llm.engine.vision import VisionModel
 from start_llm.engine.wired import wire_weights
 from start_llm.host.home import command
 from start_llm.kvcache.disk import DiskTier
-from start_llm.models.device import default_cache_bytes, default_disk_bytes, inspect_device, kv_bytes
+from start_llm.models.device import Device, default_cache_bytes, default_disk_bytes, inspect_device, kv_bytes
 from start_llm.models.loader import LoadedModel, accelerator, load_model
 from start_llm.models.recommended import recommended_model
 from start_llm.parsing.registry import RAW_STRINGS, ExternalFormat, OutputStyle, output_style
@@ -201,7 +202,7 @@ class App:
 
     def _load(self) -> TextRuntime:
         device = inspect_device(accelerator)
-        loaded = load_model(self.settings, device, self._progress, self._say)
+        loaded = self._shaped(load_model(self.settings, device, self._progress, self._say), device)
         wire_weights(self.settings.wired_limit, device)
         usable, budget = device.usable, self.settings.cache_memory_bytes
         if budget is None:
@@ -213,6 +214,17 @@ class App:
         runtime = TextRuntime(self.settings, loaded, store, guard)
         self._built = _Built(loaded, runtime.grammars, budget, where)
         return runtime
+
+    def _shaped(self, loaded: LoadedModel, device: Device) -> LoadedModel:
+        """A vision model in the shape of a text model; as a text model, if that cannot be done."""
+        if loaded.eyes is None:
+            return loaded
+        try:
+            return replace(loaded, model=VisionModel(loaded.model))
+        except NotSupported as error:
+            self._say(f"vision    off: {error.message} The model reads text only.")
+            blind = self.settings.model_copy(update={"vision": "off"})
+            return load_model(blind, device, self._progress, self._say)
 
     def _disk(self, loaded: LoadedModel) -> DiskTier | None:
         folder = self.settings.disk_dir
@@ -241,6 +253,7 @@ class App:
                 clients=self._clients,
                 store=turns,
                 context=self._context(loaded),
+                eyes=loaded.eyes,
             )
         except TemplateError as error:
             raise NotSupported(f"The chat template of {loaded.source} cannot be used: {error}") from error
@@ -263,6 +276,7 @@ class App:
                 token_text=lambda token: str(loaded.tokenizer.decode([token])),
                 check=lambda request: _check(request, vocab),
                 constraint=_constraints(self.settings, built, style),
+                eyes=loaded.eyes,
                 think_tokens=_think_tokens(loaded, style),
                 views=Views(tokenizer.encode, escaped=style.tools.id not in RAW_STRINGS),
             )

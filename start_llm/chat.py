@@ -48,6 +48,7 @@ from start_llm.parsing.detokenise import Detokenizer
 from start_llm.parsing.registry import OutputStyle
 from start_llm.parsing.stream import OutputParser
 from start_llm.prompt.pipeline import Pipeline, Prepared
+from start_llm.prompt.ports import Eyes
 from start_llm.prompt.recorder import Recorder
 
 log = logging.getLogger(__name__)
@@ -81,6 +82,7 @@ class Served:
         constraint: the grammar a request asks for, given whether its prompt ends inside reasoning.
         recorder: remembers finished answers, off the request path.
         views: other forms of a request's tool results, in tokens, that drafts may be taken from.
+        eyes: of a model that is shown images; else a line of text stands for each of them.
         think_tokens: ids of the reasoning tags, where each is one token; else budgets are not enforced.
     """
 
@@ -95,6 +97,7 @@ class Served:
     token_text: Callable[[int], str]
     check: Callable[[ChatRequest], None]
     constraint: Callable[[ChatRequest, bool], Constraint | None]
+    eyes: Eyes | None = None
     think_tokens: tuple[int, int] | None = None
     views: Callable[[Sequence[Message]], Sequence[Any]] | None = None
 
@@ -117,7 +120,7 @@ class ChatService:
         served = self._model(request.model)
         served.check(request)
         # 1. messages -> tokens
-        request = self._read(request)
+        request = self._read(served, request)
         prepared = self._prepare(served, request)
         prompt = prepared.prompt
         # 2. does it fit?
@@ -131,9 +134,12 @@ class ChatService:
         # 4. tokens come back as events
         return ChatStream(run, self._engine, poll=min(_WATCH_SECONDS, self._settings.sse_ping_seconds) * _PING_SHARE)
 
-    def _read(self, request: ChatRequest) -> ChatRequest:
+    def _read(self, served: Served, request: ChatRequest) -> ChatRequest:
         """The request with its images read."""
-        return replace(request, messages=self._images.told(request.messages))
+        if served.eyes is None:
+            return replace(request, messages=self._images.told(request.messages))
+        messages, pictures = self._images.shown(request.messages, served.eyes.problem)
+        return replace(request, messages=messages, pictures=pictures)
 
     def _prepare(self, served: Served, request: ChatRequest) -> Prepared:
         thinking = self._settings.default_thinking if request.thinking is None else request.thinking
@@ -148,11 +154,12 @@ class ChatService:
     # --- the rest of Service ----------------------------------------------------
 
     def count_tokens(self, request: ChatRequest) -> int:
-        return len(self._prepare(self._model(request.model), self._read(request)).prompt.tokens)
+        served = self._model(request.model)
+        return len(self._prepare(served, self._read(served, request)).prompt.tokens)
 
     def explain(self, request: ChatRequest) -> CacheReport:
         served = self._model(request.model)
-        prepared = self._prepare(served, self._read(request))
+        prepared = self._prepare(served, self._read(served, request))
         return explained(self._engine.plan(prepared.prompt), served.pipeline, prepared)
 
     def cache_report(self, request_id: str) -> CacheReport | None:
@@ -177,7 +184,8 @@ class ChatService:
                 reasoning=bool(
                     traits.reasoning_key or traits.reasoning_inline or traits.switches or served.think_tokens
                 ),
-                images=self._settings.images_on_text_model,
+                vision=served.eyes is not None,
+                images="shown" if served.eyes is not None else self._settings.images_on_text_model,
                 details={"source": served.source},
             ),
         )

@@ -1,9 +1,18 @@
-"""Images as clients send them, before anybody has read them."""
+"""Images: as clients send them, and as they stand in a conversation that is shown to a model."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+_EDGE = "\udfff"
+MARK = re.compile(_EDGE + r"([0-9a-f]{64}):(\d+)x(\d+)" + _EDGE)
+"""An image in the text of a message that is shown to a model with eyes: identity, width, height.
+
+Its edges are half of a surrogate pair: text that comes by JSON never holds one, so nobody can write a mark.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,3 +32,23 @@ class Attachment:
     source: str = field(repr=False)
     name: str = ""
     path: str = field(default="messages", compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """An image that was read.
+
+    Attributes:
+        identity: SHA-256 of its pixels, in hex.
+        width, height: upright, in pixels.
+        load: decodes it: an RGB picture of Pillow. Any thread. Raises StartLLMError.
+    """
+
+    identity: str
+    width: int
+    height: int
+    load: Callable[[], Any] = field(compare=False, repr=False)
+
+    @property
+    def mark(self) -> str:
+        return f"{_EDGE}{self.identity}:{self.width}x{self.height}{_EDGE}"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from start_llm.core.images import Picture
 from start_llm.core.messages import Message, Tool
 
 Dialect = Literal["chat", "completions", "messages", "responses"]
@@ -72,6 +74,7 @@ class ChatRequest:
         owner: who asks: a digest of the API key and of the client's ``user``, ``None`` where it sent neither.
         template_kwargs: extra variables for the chat template.
         received: ``time.monotonic()`` at arrival, in seconds.
+        pictures: the images whose marks stand in `messages`, by identity.
     """
 
     id: str
@@ -97,3 +100,4 @@ class ChatRequest:
     owner: str | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     received: float = 0.0
+    pictures: Mapping[str, Picture] = field(default_factory=dict, compare=False, repr=False)

@@ -29,6 +29,14 @@ def _host_names(value: str) -> str:
     return ",".join(names)
 
 
+def _image_hosts(value: str) -> str:
+    names = [name.strip().lower() for name in value.split(",") if name.strip()]
+    for name in names:
+        if not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*(:\d{1,5})?", name):
+            raise ValueError(f"{name!r} is no host; give names without scheme and path, e.g. example.org,cdn.lan:8443")
+    return ",".join(names)
+
+
 class SettingsError(ValueError):
     """A setting has a bad value. The message names the variable, the value and what is allowed."""
 
@@ -169,7 +177,7 @@ class Settings(BaseSettings):
     )
     cache_canonicalize_tool_context: bool = Field(True, description="false: as CACHE_DRIFT_POLICY=strict.")
     cache_vlm_image_identity: bool = Field(
-        True, description="Make an image's pixels part of the cache key (once images are served)."
+        True, description="Kept for old configurations: an image's pixels are always part of what KV is found by."
     )
     cache_session_partitioning: bool = Field(True, description="Kept for old configurations; lookup is always global.")
     normalize_write_tool_content_for_prompt: bool = Field(
@@ -185,6 +193,22 @@ class Settings(BaseSettings):
     image_max_bytes: Annotated[int, Field(ge=1024)] = Field(20_000_000, description="Largest image file, in bytes.")
     image_max_pixels: Annotated[int, Field(ge=1024, le=500_000_000)] = Field(
         50_000_000, description="Most pixels of an image."
+    )
+
+    image_max_request_bytes: Annotated[int, Field(ge=1024)] = Field(
+        50_000_000, description="Most bytes of all new images of a request together."
+    )
+    image_max_new: Annotated[int, Field(ge=1, le=1000)] = Field(
+        5, description="Most new images of a request (behind the last answer; the history is not counted)."
+    )
+    image_url_hosts: Annotated[str, AfterValidator(_image_hosts)] = Field(
+        "", description="Hosts that images may be fetched from, separated by commas; none: addresses are refused."
+    )
+    image_url_seconds: Annotated[float, Field(gt=0, le=120)] = Field(
+        10.0, description="Seconds that fetching one image may take."
+    )
+    vision: Literal["auto", "off"] = Field(
+        "auto", description="auto: a model that can see images is loaded with its eyes; off: as a text model."
     )
 
     # Generation

@@ -1,4 +1,4 @@
-"""Reads a request's images: each one's identity and number, and what stands in its place for a model without eyes.
+"""Reads a request's images: each one's identity and number, and what stands in its place in the conversation.
 
 An image that was read once is known by the digest of its bytes, so a history costs a hash per image and turn. Runs on
 HTTP threads.
@@ -12,13 +12,15 @@ import hashlib
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from start_llm.core.errors import NotSupported, TooLarge
-from start_llm.core.images import Attachment
+from start_llm.core.errors import BadRequest, NotSupported, StartLLMError, TooLarge
+from start_llm.core.images import Attachment, Picture
 from start_llm.core.messages import Message
 from start_llm.core.settings import Settings
+from start_llm.images.fetch import Fetcher
 from start_llm.images.numbers import SHORT, numbered, short_name, without_table
 from start_llm.images.pixels import Opened, TooManyPixels, Unreadable, decoding
 
@@ -59,8 +61,10 @@ class Known:
 class Reader:
     """Thread-safe."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, fetcher: Fetcher | None = None) -> None:
         self._settings = settings
+        hosts = frozenset(host for host in settings.image_url_hosts.split(",") if host)
+        self._fetcher = fetcher or Fetcher(hosts, settings.image_url_seconds, settings.image_max_bytes)
         self._known: OrderedDict[bytes, Known] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -77,14 +81,94 @@ class Reader:
         if first is not None and self._settings.images_on_text_model == "reject":
             raise NotSupported(f"{first.path}: this model reads text only; send no images.", param=first.path)
         known = self._read(messages)
-        identities = [known[id(image)].identity for message in messages for image in message.attachments]
-        answers = [message.content for message in messages if message.role == "assistant"]
-        numbers = numbered(identities, answers) if identities or any(map(_may_tell, answers)) else {}
-        shorts = {identity[:SHORT] for identity in identities}
-        return tuple(_told(message, known, numbers, shorts) for message in messages)
+        numbers, shorts = _numbers(messages, known)
 
-    def _read(self, messages: Sequence[Message]) -> dict[int, Known]:
-        """What is known of every attachment, by the `id` of the object."""
+        def place(image: Attachment) -> str:
+            seen = known[id(image)]
+            name, number = _name(image, seen), numbers[seen.identity]
+            return f"[Image {number}: {name}, {seen.description}, not shown: this model reads text only]"
+
+        return tuple(_placed(message, known, shorts, place) for message in messages)
+
+    def shown(
+        self, messages: Sequence[Message], problem: Callable[[int, int], str] = lambda width, height: ""
+    ) -> tuple[tuple[Message, ...], dict[str, Picture]]:
+        """The conversation for a model with eyes: marks in the places of images, and the images by identity.
+
+        `problem`: why the model cannot be shown an image of this width and height, ``""`` if it can.
+
+        An image behind the last answer has to be good. One in the history that is not is told as a line of text.
+
+        Raises:
+            BadRequest, TooLarge: an image that is no good, too large, or one too many; with its place and its index.
+        """
+        fresh = _behind_last_answer(messages)
+        self._check_sizes(fresh)
+        known = {
+            at: replace(seen, problem=seen.problem or problem(seen.width, seen.height))
+            for at, seen in self._read(messages, fetched=True).items()
+        }
+        for index, image in enumerate(fresh):
+            if known[id(image)].problem:
+                raise _refusal(image, index, known[id(image)])
+        numbers, shorts = _numbers(messages, known)
+        pictures: dict[str, Picture] = {}
+        for message in messages:
+            for image in message.attachments:
+                seen = known[id(image)]
+                if not seen.problem and seen.identity not in pictures:
+                    load = partial(self._load, image, seen)
+                    pictures[seen.identity] = Picture(seen.identity, seen.width, seen.height, load)
+
+        def place(image: Attachment) -> str:
+            seen = known[id(image)]
+            if not seen.problem:
+                return pictures[seen.identity].mark
+            return f"[Image {numbers[seen.identity]}: {_name(image, seen)}, {seen.problem}, not shown]"
+
+        return tuple(_placed(message, known, shorts, place) for message in messages), pictures
+
+    def _check_sizes(self, fresh: Sequence[Attachment]) -> None:
+        """Before anything is decoded: how many new images there are, and how long they are together."""
+        most = self._settings.image_max_new
+        if len(fresh) > most:
+            path = fresh[most].path
+            raise TooLarge(
+                f"{path}: a request may bring {most} new images, but this is number {most + 1}.",
+                param=path,
+                code="too_many_images",
+            )
+        together = 0
+        for index, image in enumerate(fresh):
+            together += len(image.source) // 4 * 3 if image.kind == "data" else 0
+            if together > self._settings.image_max_request_bytes:
+                raise TooLarge(
+                    f"{image.path}: with image {index + 1}, the request's new images have {together:,} bytes; "
+                    f"{self._settings.image_max_request_bytes:,} are allowed.",
+                    param=image.path,
+                    code="image_too_large",
+                )
+
+    def _load(self, image: Attachment, seen: Known) -> object:
+        """The pixels of an image that was read before."""
+        try:
+            data = self._bytes(image)
+            with decoding():
+                opened = Opened(data, self._settings.image_max_pixels)
+                if image.kind == "url" and opened.identity() != seen.identity:
+                    raise Unreadable("another image than it was before")
+                return opened.upright()
+        except Unreadable as problem:
+            raise BadRequest(f"{image.path}: {problem}.", param=image.path, code="invalid_image") from None
+
+    def _bytes(self, image: Attachment) -> bytes:
+        """Raises Unreadable."""
+        if image.kind == "url":
+            return self._fetcher.fetch(image.source)
+        return decoded(image.source, self._settings.image_max_bytes)
+
+    def _read(self, messages: Sequence[Message], *, fetched: bool = False) -> dict[int, Known]:
+        """What is known of every attachment, by the `id` of the object. `fetched`: addresses are fetched."""
         images = [image for message in messages for image in message.attachments]
         if len(images) > MOST_IMAGES:
             path = images[MOST_IMAGES].path
@@ -92,12 +176,13 @@ class Reader:
         found: dict[int, Known] = {}
         pixels = 0
         for image in images:
-            if image.kind == "data":
+            if image.kind == "data" or (fetched and image.kind == "url"):
                 key = _key(image)
                 known = self._find(key)
                 if known is None:
-                    known = self._look(image.source)
-                    self._keep(key, known)
+                    known = self._look(image)
+                    if image.kind == "data" or not known.problem:  # what could not be fetched may be there next time
+                        self._keep(key, known)
                     pixels += known.width * known.height
                     if pixels > MOST_NEW_PIXELS:
                         raise TooLarge(
@@ -122,13 +207,13 @@ class Reader:
             while len(self._known) > _KEPT:
                 self._known.popitem(last=False)
 
-    def _look(self, source: str) -> Known:
+    def _look(self, image: Attachment) -> Known:
         """Decodes an image once, for its identity."""
-        most = self._settings.image_max_bytes
         try:
-            data = decoded(source, most)
+            data = self._bytes(image)
         except Unreadable as problem:
-            return Known(_digest(source.encode()), problem=str(problem), too_large=isinstance(problem, TooManyBytes))
+            identity = _digest(image.source.encode("utf-8", "replace"))
+            return Known(identity, problem=str(problem), too_large=isinstance(problem, TooManyBytes))
         try:
             with decoding():
                 opened = Opened(data, self._settings.image_max_pixels)
@@ -157,29 +242,49 @@ def decoded(source: str, most: int) -> bytes:
     return data
 
 
-def _told(message: Message, known: dict[int, Known], numbers: dict[str, int], shorts: set[str]) -> Message:
+def _behind_last_answer(messages: Sequence[Message]) -> list[Attachment]:
+    """Images that are new in a request."""
+    answers = [index for index, message in enumerate(messages) if message.role == "assistant"]
+    new = messages[answers[-1] + 1 :] if answers else messages
+    return [image for message in new for image in message.attachments]
+
+
+def _refusal(image: Attachment, index: int, known: Known) -> StartLLMError:
+    message = f"{image.path}: image {index + 1} of the request: {known.problem}."
+    if known.too_large:
+        return TooLarge(message, param=image.path, code="image_too_large")
+    return BadRequest(message, param=image.path, code="invalid_image")
+
+
+def _numbers(messages: Sequence[Message], known: dict[int, Known]) -> tuple[dict[str, int], set[str]]:
+    """The number of each identity, and the first digits of all identities."""
+    identities = [known[id(image)].identity for message in messages for image in message.attachments]
+    answers = [message.content for message in messages if message.role == "assistant"]
+    told = identities or any(map(_may_tell, answers))
+    return (numbered(identities, answers) if told else {}), {identity[:SHORT] for identity in identities}
+
+
+def _placed(message: Message, known: dict[int, Known], shorts: set[str], place: Callable[[Attachment], str]) -> Message:
+    """The message with what stands for its images in their places."""
     content = message.content
-    if message.role == "assistant" and _may_tell(content):
+    if message.role == "assistant" and not message.attachments and _may_tell(content):
         content = without_table(content, shorts)
     if not message.attachments:
         return message if content is message.content else replace(message, content=content)
     pieces: list[str] = []
     at = 0
-    identities = []
     for image in message.attachments:
-        seen = known[id(image)]
-        identities.append(seen.identity)
-        pieces += [content[at : image.at], _line(image, seen, numbers[seen.identity])]
+        pieces += [content[at : image.at], place(image)]
         at = image.at
     pieces.append(content[at:])
-    return replace(message, content=_joined(pieces), images=tuple(identities), attachments=())
+    identities = tuple(known[id(image)].identity for image in message.attachments)
+    return replace(message, content=_joined(pieces), images=identities, attachments=())
 
 
-def _line(image: Attachment, known: Known, number: int) -> str:
-    name = clean_name(image.name) or (
+def _name(image: Attachment, known: Known) -> str:
+    return clean_name(image.name) or (
         short_name(known.identity, _EXTENSIONS.get(known.format, "")) if image.kind == "data" else _address(image)
     )
-    return f"[Image {number}: {name}, {known.description}, not shown: this model reads text only]"
 
 
 def _joined(pieces: Sequence[str]) -> str:
@@ -202,7 +307,7 @@ def _address(image: Attachment) -> str:
 
 
 def _unread(image: Attachment) -> Known:
-    problem = "not fetched" if image.kind == "url" else "not read"
+    problem = "not fetched" if image.kind == "url" else "not an address that is read; send it as a data URL"
     return Known(_digest(image.source.encode("utf-8", "replace")), problem=problem)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ from start_llm.models.catalog import EMBEDDED_NAME, whole_snapshot
 from start_llm.models.checkpoint import INDEX, is_path
 from start_llm.models.device import Accelerator, Device, check_fit
 from start_llm.models.embedded import ensure_embedded_model
+from start_llm.models.eyes import ProcessorEyes
 from start_llm.models.pull import PullError, pull
+from start_llm.models.vision import Seeing, has_eyes, load_seeing
 
 Progress = Callable[[str, float], None]
 
@@ -54,6 +57,7 @@ class LoadedModel:
         eos: tokens that end a turn.
         weight_bytes: bytes of the parameters in memory.
         fingerprint: identifies the KV this model makes.
+        eyes: how it reads images; `model` is mlx-vlm's then. ``None``: a text model.
     """
 
     name: str
@@ -67,6 +71,7 @@ class LoadedModel:
     eos: frozenset[int]
     weight_bytes: int
     fingerprint: str
+    eyes: ProcessorEyes | None = None
 
     def make_cache(self) -> list[Any]:
         return list(make_prompt_cache(self.model))
@@ -116,12 +121,31 @@ def load_model(settings: Settings, device: Device, progress: Progress, say: Call
     config = read_config(folder)
     _check_code(config, source or str(folder), settings)
     progress(f"loading {name}", 0.0)
+    if (seeing := _with_eyes(settings, folder, config, say)) is not None:
+        progress(f"loading {name}", 1.0)
+        described = _describe(settings, name, source or name, folder, seeing.model, seeing.wrapper, config)
+        print_of_eyes = f"{described.fingerprint}-eyes-{seeing.eyes.key('')}".encode()
+        return replace(described, eyes=seeing.eyes, fingerprint=hashlib.sha256(print_of_eyes).hexdigest())
     try:
         model, wrapper = mlx_load(str(folder), trust_remote_code=settings.trust_remote_code)[:2]
     except ValueError as error:
         raise NotSupported(f"mlx-lm cannot load {source or name}: {error}") from error
     progress(f"loading {name}", 1.0)
     return _describe(settings, name, source or name, folder, model, wrapper, config)
+
+
+def _with_eyes(settings: Settings, folder: Path, config: dict[str, Any], say: Callable[[str], None]) -> Seeing | None:
+    """The model with its vision part; ``None`` if it has none, or is to be served as a text model."""
+    if settings.vision == "off" or not has_eyes(config):
+        return None
+    if settings.kv_bits is not None:
+        say("vision    off: images cannot be served with KV_BITS; the model reads text only")
+        return None
+    try:
+        return load_seeing(folder, config)
+    except NotSupported as error:
+        say(f"vision    off: {error.message}; the model reads text only")
+        return None
 
 
 def weights_on_disk(folder: Path) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from jinja2.exceptions import TemplateError as JinjaError
 
+from start_llm.core.vision import FIRST_IMAGE_ID
 from start_llm.prompt.clock import VARIABLE
 from start_llm.prompt.ports import TemplateError
 
@@ -87,7 +88,8 @@ class HFTokenizer:
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        text = self._tokenizer.decode(list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        written = [token for token in tokens if token < FIRST_IMAGE_ID]
+        text = self._tokenizer.decode(written, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return str(text)
 
     @property

@@ -19,16 +19,18 @@ from start_llm.core.messages import Message
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
+from start_llm.core.vision import ImageSpan
 from start_llm.prompt.clients import Clients
 from start_llm.prompt.clock import OWN_DATES, VARIABLE, Clock
 from start_llm.prompt.counters import Counters
 from start_llm.prompt.locate import Where, locate
 from start_llm.prompt.match import Asked, bases
-from start_llm.prompt.ports import Template, Tokenizer
+from start_llm.prompt.ports import Eyes, Template, Tokenizer
 from start_llm.prompt.predict import Guesses, followers, known_until
 from start_llm.prompt.probe import probe
 from start_llm.prompt.reading import ROOT, Reader, Reading, answer_digest, call_id, link
 from start_llm.prompt.render import Rendered, Renderer
+from start_llm.prompt.sights import Sights
 from start_llm.prompt.tokenise import Coded, Coder, boundaries
 from start_llm.prompt.tree import Node, Path, Rendering, Tree, extended, grown
 from start_llm.prompt.turndb import TurnDB
@@ -56,6 +58,7 @@ class Turn:
     clock: Clock | None
     stem: Path | None
     spoken: int = 0
+    images: tuple[ImageSpan, ...] = ()
 
     @property
     def key(self) -> bytes:
@@ -109,10 +112,12 @@ class Pipeline:
         store: TurnDB | None = None,
         now: Callable[[], datetime] = datetime.now,
         context: int = 0,
+        eyes: Eyes | None = None,
     ) -> None:
         """Probes the template and reads what `store` holds for it; `close` closes the store.
 
         `now` tells the local time. `context`: tokens that a prompt and its answer may have, 0 if there is no limit.
+        `eyes`: of a model that sees images.
 
         Raises:
             TemplateError: the template cannot render one user message.
@@ -121,7 +126,8 @@ class Pipeline:
         self._tokenizer = tokenizer
         self.traits = probe(template, tokenizer)
         self._renderer = Renderer(template, self.traits, preserve_thinking=settings.preserve_thinking)
-        self._coder = Coder(tokenizer, self.traits)
+        self._sights = Sights(eyes) if eyes is not None else None
+        self._coder = Coder(tokenizer, self.traits, self._sights)
         self._reader = Reader(Clients(()) if self._strict else clients or Clients())
         self._tree = Tree()
         self._awaited: dict[bytes, threading.Event] = {}
@@ -193,9 +199,16 @@ class Pipeline:
         asked = Asked.of(request, reading, clock.value if clock is not None else None)
         for match in bases(self._tree, asked):
             view = going_on(match, asked, self._count_tokens)
-            if view is not None:
+            if view is not None and self._at_hand(view, request):
                 return self._rendered(request, reading, view, variables, self._clock(request, match.path))
         return None
+
+    def _at_hand(self, view: View, request: ChatRequest) -> bool:
+        """Every image of `view` came with the request: one that did not could not be computed."""
+        sights = self._sights
+        if sights is None:
+            return True
+        return not any(sights.unknown(message.content, request.pictures) for message in view.messages)
 
     def _count_tokens(self, text: str) -> int:
         return len(self._tokenizer.encode(text))
@@ -228,7 +241,17 @@ class Pipeline:
         rendered = self._renderer.render(view.messages, view.tools, variables)
         stem = view.base or stem
         coded = self._coder.code(rendered.text, stem, answered=view.base is not None)
-        return Turn(request, reading, view, variables, rendered, coded, clock, stem, self._spoken(reading))
+        images = self._spans(request, rendered, coded)
+        if images is None:  # the path's tokens were made by another processor
+            coded = self._coder.code(rendered.text, None)
+            images = self._spans(request, rendered, coded) or ()
+        spoken = self._spoken(reading)
+        return Turn(request, reading, view, variables, rendered, coded, clock, stem, spoken, images)
+
+    def _spans(self, request: ChatRequest, rendered: Rendered, coded: Coded) -> tuple[ImageSpan, ...] | None:
+        if self._sights is None:
+            return ()
+        return self._sights.spans(rendered.text, coded.tokens, request.pictures)
 
     def _spoken(self, reading: Reading) -> int:
         """Tokens that this server said on the way, whether or not the request goes on from them."""
@@ -253,6 +276,7 @@ class Pipeline:
             head=coded.token_at(rendered.head) if rendered.head else 0,
             transient=self._transient_offset(turn) if turn.view.transient else None,
             generation=self._generation_offset(turn),
+            images=turn.images,
         )
 
     def _generation_offset(self, turn: Turn) -> int:
@@ -347,7 +371,10 @@ class Pipeline:
         worth = self._guesses.made(prepared.session, turn.reading.keys, guess)
         if not worth or end <= turn.coded.token_at(rendered.head) or guess[: len(computed)] == computed[:end]:
             return None
-        return Prompt(guess, boundaries(coded.anchors, end), coded.token_at(rendered.head), None, end)
+        images = () if self._sights is None else self._sights.spans(rendered.text, guess, turn.request.pictures)
+        if images is None:
+            return None
+        return Prompt(guess, boundaries(coded.anchors, end), coded.token_at(rendered.head), None, end, images)
 
     def _path_of(self, turn: Turn, answer: Message, tokens: Sequence[int]) -> Path:
         """The conversation with this answer at its end."""

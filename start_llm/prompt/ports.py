@@ -43,3 +43,23 @@ class Tokenizer(Protocol):
     def eos_ids(self) -> frozenset[int]:
         """Ids that end a turn."""
         ...
+
+
+class Eyes(Protocol):
+    """How a model with eyes reads an image's mark. Thread-safe."""
+
+    def places(self, width: int, height: int) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
+        """Tokens before an image of this size, how many places it has, and tokens behind it."""
+        ...
+
+    def problem(self, width: int, height: int) -> str:
+        """Why an image of this size cannot be shown, ``""`` if it can."""
+        ...
+
+    def key(self, identity: str) -> str:
+        """Names the image as this model's processor sees it."""
+        ...
+
+    def prepare(self, picture: Any) -> dict[str, Any]:
+        """What the processor makes of a picture (RGB, Pillow's): arrays by name."""
+        ...

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from operator import itemgetter
 
+from start_llm.core.images import MARK
 from start_llm.prompt.ports import Tokenizer
 from start_llm.prompt.probe import Traits, special_pattern
 from start_llm.prompt.render import common_prefix
+from start_llm.prompt.sights import Sights
 from start_llm.prompt.tree import Anchor, Path
 
 _CHAR = itemgetter(0)
@@ -53,8 +55,9 @@ class Coded:
 class Coder:
     """Encodes prompts. Stateless after construction, so thread-safe."""
 
-    def __init__(self, tokenizer: Tokenizer, traits: Traits) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, traits: Traits, sights: Sights | None = None) -> None:
+        """`sights`: of a model with eyes, for the marks of images in texts."""
+        self._tokenizer, self._sights = tokenizer, sights
         special = tokenizer.special_tokens
         self._eos = tokenizer.eos_ids
         self.cuts = frozenset(name for name in special if name in traits.structure and self._cuts_at(name))
@@ -72,6 +75,22 @@ class Coder:
 
     def encode(self, text: str, *, char: int = 0, token: int = 0) -> tuple[list[int], list[Anchor]]:
         """Tokens of `text`, and its anchors; offsets count from `char` and `token`."""
+        if self._sights is None or MARK.search(text) is None:
+            return self._encode(text, char, token)
+        tokens: list[int] = []
+        anchors: list[Anchor] = []
+        at = 0
+        for mark in MARK.finditer(text):
+            before, places = self._encode(text[at : mark.start()], char + at, token + len(tokens))
+            tokens += before
+            anchors += places
+            tokens += self._sights.tokens(mark[1], int(mark[2]), int(mark[3]))
+            at = mark.end()
+        rest, behind = self._encode(text[at:], char + at, token + len(tokens))
+        return tokens + rest, anchors + behind
+
+    def _encode(self, text: str, char: int, token: int) -> tuple[list[int], list[Anchor]]:
+        """`encode` for text without images."""
         tokens = self._tokenizer.encode(text)
         if self._pattern is None:
             return tokens, []

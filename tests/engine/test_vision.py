@@ -31,6 +31,13 @@ from tests.engine.fakes import Collected, submit
 from tests.engine.vision_zoo import CLOSES, CONFIGS, OPENS, PAD, VOCAB, make
 
 FAMILIES = list(CONFIGS)
+
+
+def quick(*quick_ones: str) -> list[Any]:
+    """All families; all but these are slow tests."""
+    return [family if family in quick_ones else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
+
+
 ANSWER = 48
 NEVER = VOCAB + 5
 
@@ -133,7 +140,7 @@ def cold(family: str, parts: Sequence[list[int] | Picture], most: int = ANSWER) 
 # --- continuing -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", quick("qwen3_vl", "gemma3"))
 def test_every_continuation_equals_the_cold_run(family: str) -> None:
     """Images before, at the end of, and behind what is reused: one, two and three of them."""
     engine = Engine(family)
@@ -158,7 +165,7 @@ def test_every_continuation_equals_the_cold_run(family: str) -> None:
     assert engine.scheduler.figures()["vlm_retreat"] == 0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", quick("qwen3_5"))
 def test_rows_beside_each_other_do_not_disturb_each_other(family: str) -> None:
     engine = Engine(family)
     asked: list[list[list[int] | Picture]] = [
@@ -185,7 +192,7 @@ def test_another_image_shares_nothing_behind_it(family: str) -> None:
     assert again.done.report.reused >= 41 + Picture(1).length(family)
 
 
-@pytest.mark.parametrize("family", ["qwen3_5", "qwen3_vl"])
+@pytest.mark.parametrize("family", ["qwen3_5"])
 def test_after_a_restart_images_are_not_encoded_again(family: str, tmp_path: Path) -> None:
     parts: list[list[int] | Picture] = [text(1, 40), Picture(1), text(2, 30)]
     first = Engine(family, DiskTier(tmp_path, "model", 1 << 28))
