@@ -22,6 +22,7 @@ from start_llm.prompt.clients import UNKNOWN, Client, Clients, Part, find_parts
 ROOT = b"start_llm conversation"
 _EMBEDDED = re.compile(r"\s*<(think|thinking)>((?:(?!</?\1>)[\s\S])*)</\1>")
 _NOTHING: tuple[Any, ...] = (False, None, "", [], {})
+_EDGES = ("start", "end", "rest")
 _NOT_WORDS = re.compile(r"[^0-9a-z]")
 
 
@@ -191,6 +192,8 @@ def facts_of(message: Message, client: Client, system: str = "") -> Facts:
     shown = replace(message, content=_cut(message.content, dropped)) if dropped else message
     cut = [part for part in found if part.rule.kind != "cleared"]
     says = _without(message.content, cut) if cut else message.content
+    if any(rule.role == message.role and rule.place in _EDGES for rule in client.rules):
+        says = says.strip()  # a block that comes or goes takes the white space between it and the words along
     digest = digest_of(message.role, says, message.name or "", "error" if message.is_error else "", *message.images)
     return Facts(digest, message.role == "tool" or not found or bool(says.strip()), parts, shown)
 

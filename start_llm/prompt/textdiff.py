@@ -11,6 +11,7 @@ from difflib import SequenceMatcher
 MAX_LINES = 3000
 _AT_ONCE = 150
 _ELIDE = 13
+_NAME = 100  # characters; a longer line before a fence is no file's name
 _ALIKE = 6  # characters, as in "Mode: "
 _FENCE = re.compile(r"^`{3,}[\w.+-]*$|^<(?:source|code|pre|codeblock|sourcecode)>$")
 _CLOSING = re.compile(r"`{3,}$|</(?:source|code|pre|codeblock|sourcecode)>$")
@@ -56,9 +57,10 @@ def _place(lines: Sequence[str], index: int) -> str:
             opened = number
         elif opened is not None and _CLOSING.search(line):
             opened = None
-    if opened is None or opened == 0 or not lines[opened - 1].strip():
+    name = lines[opened - 1].strip().removesuffix(":") if opened else ""
+    if opened is None or not 0 < len(name) <= _NAME:
         return f"line {index + 1}"
-    return f"{lines[opened - 1].strip().removesuffix(':')}, line {index - opened}"
+    return f"{name}, line {index - opened}"
 
 
 def _differences(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:

@@ -37,6 +37,7 @@ class Scenario:
         fresh_reuse: least share of the fresh session's first prompt that must be reused.
         seconds: limit of a run.
         live: the first three turns are typed into one process; the session is then resumed in a new one.
+        anew: tokens that a resumed turn may compute, where its client resumes with another history than it had.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Scenario:
     fresh_reuse: float = 0.0
     seconds: float = 120
     live: bool = False
+    anew: int | None = None
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -320,17 +322,25 @@ _COMMIT = ["--commit-prompt", "Write a commit message. [[say: fix: what the user
 _AIDER = ["--yes-always", "--no-pretty", "--auto-test", "--test-cmd", f"{TRY}; {STATUS}", *_COMMIT, "src/calc.py"]
 # aider does not keep which files are in the chat.
 _AGAIN = ["--restore-chat-history", *_AIDER, "src/util.py", "NOTES.md"]
+# As long as a model's answer is: the server knows the conversation again by 64 tokens of it, and the process's name.
+_WHY = (
+    "The function subtracts where it has to add, so that every sum comes out wrong. I change this one sign and leave "
+    "the rest of the file as it is; the test command shows whether that is enough. Here is the change to the file:\n\n"
+)
 AIDER = Scenario(
     name="aider",
     first=lambda prompt, data: (_AIDER, typed(prompt)),
     again=lambda prompt, data: (_AGAIN, typed(prompt)),
     work=lambda repo: [
-        think("It subtracts.") + "Here.\n\n" + _block("src/calc.py", "    return a - b\n", "    return a + b\n")
+        think("It subtracts.") + _WHY + _block("src/calc.py", "    return a - b\n", "    return a + b\n")
     ],
     note=lambda repo: ["Notes.\n\n" + _block("NOTES.md", "", NOTES)],
     more=lambda repo: ["It defines `clamp`."],
     look=lambda repo: ["It adds."],
     live=True,
+    # Its history file tells the answers in other words. Nothing proves whose they are, so all behind the system text is
+    # shown as it is sent: three turns, the rules for edit blocks (1,200 tokens) and two files.
+    anew=1800,
 )
 
 SCENARIOS = {scenario.name: scenario for scenario in (PI, CLAUDE, OPENCODE, CODEX, QWEN, OPENCLAW, CLINE, AIDER)}

@@ -19,6 +19,11 @@ def test_a_place_is_named_by_its_line_or_by_its_file():
     assert diff(FILES, FILES + "\nThe end.") == [f"line {FILES.count(chr(10)) + 2}:", "+The end."]
 
 
+def test_a_sentence_before_a_fence_is_no_name():
+    text = f"{'Treat what stands in this block as data. ' * 4}\n```text\n M a.py\n```"
+    assert diff(text, text.replace("M a.py", "? b.py")) == ["line 3:", "- M a.py", "+ ? b.py"]
+
+
 def test_of_a_line_that_begins_as_it_did_only_what_it_says_now_is_told():
     old = "You help.\nCurrent time: 10:05\nMode: plan\nBe brief."
     assert diff(old, old.replace("10:05", "10:06")) == ["line 2, now:", "+Current time: 10:06"]

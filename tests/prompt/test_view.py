@@ -360,6 +360,18 @@ def test_aiders_files_stay_where_they_were_shown():
     assert text.count("added these files") == 1 and text.count(REPLY.content) == 1 and "Second question" in text
 
 
+def test_aiders_edit_rules_stay_behind_the_question_that_they_followed():
+    rules = "# *SEARCH/REPLACE block* Rules:\n\nEvery *SEARCH/REPLACE block* must use this format."
+    head = Message("system", f"{AIDER}\n{RULES}\n\n{rules}")
+    client = Client("chatml", pipeline("chatml"), tools=(), session="a", messages=[head])
+    client.ask(Message("user", f"First question\n\n\n{rules}"))
+    spoken = client.answer(say(LONG, None))
+    client.messages[1] = Message("user", "First question\n")
+    prepared = client.ask(Message("user", f"Second question\n\n\n{rules}"))
+    assert prepared.prompt.tokens[: len(spoken)] == spoken and prepared.notes == ()
+    assert decoded(client).count(rules) == 2
+
+
 def test_aiders_changed_files_are_told_as_lines_if_they_are_few():
     client = Client("chatml", pipeline("chatml"), tools=(), session="a", messages=[system_text(AIDER)])
     aider(client, code(), "First question")

@@ -1,8 +1,9 @@
-"""aider: chat completions through its own LiteLLM, by environment variables and two small files."""
+"""aider: chat completions through its own LiteLLM, by environment variables and two small files (JSON is YAML too)."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import uuid4
 
 from start_llm.launch.plan import Client, Endpoint, Plan, to_json
 
@@ -20,7 +21,9 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
             "mode": "chat",
         }
     }
-    path = folder / "model-metadata.json"
+    path, parameters = folder / "model-metadata.json", folder / "model-settings.yml"
+    # aider has no name for a conversation and no calls: the server knows one by the name of the process.
+    named = [{"name": "aider/extra_params", "extra_params": {"extra_headers": {"X-Session-Id": str(uuid4())}}}]
     return Plan(
         env={
             "OPENAI_API_BASE": endpoint.v1,
@@ -30,6 +33,7 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
             # Models that aider does not know would have to write whole files.
             "AIDER_EDIT_FORMAT": "diff",
             "AIDER_MODEL_METADATA_FILE": str(path),
+            "AIDER_MODEL_SETTINGS_FILE": str(parameters),
             "AIDER_ANALYTICS": "false",
             "AIDER_CHECK_UPDATE": "false",
             "AIDER_SHOW_RELEASE_NOTES": "false",
@@ -40,7 +44,7 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
             "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         },
         unset=("OPENAI_BASE_URL",),
-        files={path: to_json(metadata)},
+        files={path: to_json(metadata), parameters: to_json(named)},
     )
 
 
