@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from start_llm.api import page
 from start_llm.api.access import allowed_origin, check_host, check_key
 from start_llm.api.routes import Handler, Routes
 from start_llm.api.visitor import Visitor, visitor_of
@@ -11,7 +12,7 @@ from start_llm.api.wire import Head
 from start_llm.core.errors import UnsupportedMediaType
 from start_llm.core.settings import Settings
 
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health"}) | page.OPEN_PATHS
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,7 @@ class Admitted:
         origin: the web page's, if one asks and may.
         visitor: who may see again what is kept of it.
         quick: answered at once from memory, in the reserved lane.
+        feed: goes on until its client goes, in a lane of its own.
         reads_body: of other requests a body is not read; their connection closes.
         most_bytes: of the body.
     """
@@ -35,6 +37,7 @@ class Admitted:
     origin: str | None
     visitor: Visitor
     quick: bool
+    feed: bool
     reads_body: bool
     most_bytes: int
 
@@ -67,6 +70,7 @@ class Admission:
             origin=origin,
             visitor=visitor_of(head.headers, peer, settings.api_key),
             quick=route.quick or options,
+            feed=route.feed and not options,
             reads_body=reads_body,
             most_bytes=settings.max_body_bytes,
         )

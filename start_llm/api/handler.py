@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from start_llm.api.answers import STREAM_HEADERS, encode_head, encode_reply, error_reply
-from start_llm.api.dialect import Inbound, Reply
+from start_llm.api.dialect import Feed, Inbound, Reply
 from start_llm.api.front import Request
 from start_llm.api.routes import Routes
 from start_llm.api.run import Runner, StreamFailed
@@ -71,6 +71,10 @@ class ApiHandler:
             answer = admitted.handler(inbound)
             if isinstance(answer, Reply):
                 self.reply(answer)
+            elif isinstance(answer, Feed):
+                self.open_stream({})
+                for message in answer.messages:
+                    self.write(message)
             else:
                 self._edge.runner.run(answer, self)
         except ClientGone:

@@ -1,4 +1,4 @@
-"""Paths to handlers. A handler answers at once (`Reply`) or hands over an `Exchange` to run."""
+"""Paths to handlers. A handler answers at once (`Reply`), or hands over an `Exchange` to run or a `Feed` to send."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 from urllib.parse import unquote
 
-from start_llm.api.dialect import Exchange, Inbound, Reply
+from start_llm.api.dialect import Exchange, Feed, Inbound, Reply
 from start_llm.core.errors import MethodNotAllowed, NotFound
 
-Handler = Callable[[Inbound], Reply | Exchange]
+Handler = Callable[[Inbound], Reply | Exchange | Feed]
 
 
 @cache
@@ -26,11 +26,13 @@ class Route:
     Attributes:
         pattern: holds ``{}`` where a path segment is a parameter, ``{*}`` where one may have slashes.
         quick: answered at once from memory, in the reserved lane.
+        feed: goes on until its client goes, in a lane of its own.
     """
 
     pattern: str
     handlers: Mapping[str, Handler]
     quick: bool = False
+    feed: bool = False
 
     def match(self, path: str) -> tuple[str, ...] | None:
         """The parameters, unquoted; ``None`` if `path`, as it came, is another."""

@@ -23,6 +23,7 @@ from start_llm.api.wire import Head, send_now
 from start_llm.core.errors import QueueFull, StartLLMError, Unavailable
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings, SettingsError
+from start_llm.dashboard.board import Board
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.observer import Observer
 from start_llm.dashboard.request_log import RequestLog
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 128
 QUICK_THREADS = 2
+FEED_THREADS = 8
+"""Pages that may be open at a time; each has a thread, which mostly sleeps."""
 
 
 class Lane:
@@ -115,6 +118,7 @@ class ApiServer:
         single = settings.http_threads == 1
         self._work = Lane("api-work", 0 if single else settings.http_threads, max(settings.max_queue, 8))
         self._quick = Lane("api-quick", 0 if single else QUICK_THREADS, 1000)
+        self._feeds = Lane("api-feed", FEED_THREADS, 0)
         self._front = Front(listener, self, Bodies(settings.max_body_bytes))
         edge.metrics.watch_figures(self._front.figures)
 
@@ -132,6 +136,7 @@ class ApiServer:
         self._watcher.start()
         self._work.start(self._handle)
         self._quick.start(self._handle)
+        self._feeds.start(self._handle)
         self._front.start()
 
     def stop(self, graceful_seconds: float = 5.0) -> bool:
@@ -147,6 +152,7 @@ class ApiServer:
             idle = self._work.wait_idle(1.0)
         self._work.stop()
         self._quick.stop()
+        self._feeds.stop()
         with self._lock:
             left = list(self._connections)
         for connection in left:
@@ -166,9 +172,11 @@ class ApiServer:
     def dispatch(self, request: Request) -> None:
         with self._lock:
             self._connections.add(request.connection)
-        lane = self._quick if request.admitted.quick else self._work
+        lane = self._quick if request.admitted.quick else self._feeds if request.admitted.feed else self._work
         if not lane.submit(request):
-            error = QueueFull("Every HTTP thread is busy and the queue is full. Try again later.", retry_after=2)
+            error: StartLLMError = Unavailable(f"{FEED_THREADS} pages are open already; close one.")
+            if lane is not self._feeds:
+                error = QueueFull("Every HTTP thread is busy and the queue is full. Try again later.", retry_after=2)
             self._turn_away(request, error)
 
     def refusal(self, error: StartLLMError, head: Head | None, *, close: bool) -> bytes:
@@ -236,11 +244,12 @@ def make_server(
     log_root = settings.log_root if settings.enable_request_logging else None
     request_log = request_log or RequestLog(log_root, settings.log_max_bytes)
     watcher = DisconnectWatcher()
-    runner = Runner(service, watcher, [metrics, request_log, *observers], settings.sse_ping_seconds)
+    board = Board()
+    runner = Runner(service, watcher, [metrics, request_log, board, *observers], settings.sse_ping_seconds)
     store = ResponsesStore(
         settings.cache_dir / "responses.sqlite3", settings.responses_store_max, settings.responses_store_ttl_seconds
     )
-    routes = build_routes(settings, service, metrics, request_log, store)
+    routes = build_routes(settings, service, metrics, request_log, store, board)
     listener = _listen(settings.mlx_host, settings.mlx_port)
     return ApiServer(settings, listener, Edge(settings, routes, runner, metrics), watcher, store)
 

@@ -13,6 +13,7 @@ from start_llm.api.fields import word
 from start_llm.api.openai_chat import read_chat
 from start_llm.api.openai_completions import read_completion
 from start_llm.api.openai_responses import StoredResponses, read_responses
+from start_llm.api.page import OPEN_PATHS, Page
 from start_llm.api.responses_store import OwnResponses, ResponsesStore
 from start_llm.api.routes import Route, Routes
 from start_llm.api.run import CACHE_HEADER
@@ -22,6 +23,7 @@ from start_llm.core.jsontext import parse_json
 from start_llm.core.request import ChatRequest, Dialect
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings
+from start_llm.dashboard.board import Board
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.request_log import RequestLog
 
@@ -135,14 +137,22 @@ def _list(value: Any) -> list[Any]:
 
 
 def build_routes(
-    settings: Settings, service: Service, metrics: Metrics, request_log: RequestLog, store: ResponsesStore
+    settings: Settings,
+    service: Service,
+    metrics: Metrics,
+    request_log: RequestLog,
+    store: ResponsesStore,
+    board: Board,
 ) -> Routes:
     made = Made()
+    page = Page(settings, service, metrics, board, made)
     status = Status(service, metrics, request_log, made)
     dialects = Dialects(settings, service, store, made)
     stored = StoredResponses(store)
     return Routes(
         [
+            *(Route(path, {"GET": page.file}, quick=True) for path in sorted(OPEN_PATHS)),
+            Route("/page/feed", {"GET": page.feed}, feed=True),
             Route("/health", {"GET": status.health}, quick=True),
             Route("/metrics", {"GET": status.metrics}, quick=True),
             Route("/v1/models", {"GET": status.models}, quick=True),

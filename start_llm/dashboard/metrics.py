@@ -24,6 +24,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._sources: list[Callable[[], Mapping[str, float]]] = []
         self.requests = Counter(
             "start_llm_requests", "Requests by dialect and status.", ["dialect", "status"], registry=self.registry
         )
@@ -54,7 +55,12 @@ class Metrics:
 
     def watch_figures(self, figures: Callable[[], Mapping[str, float]]) -> None:
         """Shows ``figures()`` as gauges ``start_llm_NAME`` at every scrape."""
+        self._sources.append(figures)
         self.registry.register(_Figures(figures))
+
+    def figures(self) -> dict[str, float]:
+        """What `watch_figures` was given to watch, now."""
+        return {name: value for source in self._sources for name, value in source().items()}
 
     def started(self, request: ChatRequest) -> None:
         self.active.inc()

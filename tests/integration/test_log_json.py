@@ -64,9 +64,9 @@ def test_a_run_from_start_to_interrupt(oracle_path: Callable[..., Path], tmp_pat
 @pytest.mark.parametrize(
     ("settings", "code", "word"),
     [
-        ({"MODEL_PATH": "/does/not/exist"}, 1, "/does/not/exist"),
+        ({"MODEL_PATH": "/does/not/exist"}, 2, "/does/not/exist"),
         ({"MODEL_FAMILY": "nonsense"}, 2, "MODEL_FAMILY"),
-        ({"MLX_PORT": "taken"}, 2, "port is in use"),
+        ({"MLX_PORT": "taken"}, 2, "is in use"),
     ],
 )
 def test_what_stops_the_start(settings: dict[str, str], code: int, word: str, tmp_path: Path) -> None:
