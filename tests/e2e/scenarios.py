@@ -7,9 +7,10 @@ the session (with a sub-agent where the agent has one). Then a fresh session in 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from start_llm.launch.clients.openclaw import GATEWAY_PORT
@@ -37,7 +38,7 @@ class Scenario:
         fresh_reuse: least share of the fresh session's first prompt that must be reused.
         seconds: limit of a run.
         live: the first three turns are typed into one process; the session is then resumed in a new one.
-        anew: tokens that a resumed turn may compute, where its client resumes with another history than it had.
+        most: tokens that a turn may compute where its client makes it more than the new ones, by the turn's name.
     """
 
     name: str
@@ -55,7 +56,7 @@ class Scenario:
     fresh_reuse: float = 0.0
     seconds: float = 120
     live: bool = False
-    anew: int | None = None
+    most: Mapping[str, int] = MappingProxyType({})
 
 
 def call(name: str, **arguments: Any) -> str:
@@ -338,9 +339,11 @@ AIDER = Scenario(
     more=lambda repo: ["It defines `clamp`."],
     look=lambda repo: ["It adds."],
     live=True,
-    # Its history file tells the answers in other words. Nothing proves whose they are, so all behind the system text is
-    # shown as it is sent: three turns, the rules for edit blocks (1,200 tokens) and two files.
-    anew=1800,
+    # Second: a note on the changed file, 50 tokens.
+    # Third: two files come into the chat, so the block is shown anew; a note tells what left the map.
+    # Resumed: its history file tells the answers in other words, nothing proves whose they are. All behind the system
+    # text is shown as it is sent, the rules for edit blocks (1,200 tokens) too.
+    most=MappingProxyType({"second": 200, "third": 370, "resumed": 1900}),
 )
 
 SCENARIOS = {scenario.name: scenario for scenario in (PI, CLAUDE, OPENCODE, CODEX, QWEN, OPENCLAW, CLINE, AIDER)}
