@@ -230,6 +230,8 @@ QWEN = Scenario(
             "agent", description="Look", prompt=prompt, subagent_type="general-purpose", run_in_background=False
         ),
     ),
+    # Each process tells git's state and the folders anew: a note of 150 tokens at its first request.
+    most=MappingProxyType({"second": 640, "resumed": 530}),
 )
 
 

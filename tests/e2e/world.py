@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TERMINAL = Path(__file__).with_name("terminal.py")
 RECORDER = Path(__file__).with_name("recorder.py")
 FIXED_PORTS = (18080, 18081)  # free in a network of one's own
-START_SECONDS = 120
+START_SECONDS = 240
 # Sets the loopback interface up and stays until its standard input closes.
 HOLDER = """
 import fcntl, socket, struct, sys
