@@ -34,6 +34,7 @@ from start_llm.core.events import (
     Progress,
     Sampled,
     Started,
+    TextDelta,
     Usage,
 )
 from start_llm.core.messages import Message
@@ -136,6 +137,8 @@ class ChatService:
 
     def _read(self, served: Served, request: ChatRequest) -> ChatRequest:
         """The request with its images read."""
+        appended = self._images.appended(request.messages, fetched=served.eyes is not None)
+        request = replace(request, appended=appended)
         if served.eyes is None:
             return replace(request, messages=self._images.told(request.messages))
         messages, pictures = self._images.shown(request.messages, served.eyes.problem)
@@ -378,9 +381,18 @@ class ChatStream:
         if choice.ending is Ending.WATCHDOG and not choice.seen:
             self._fail(TimedOut(_CUT_EMPTY))
             return
-        self._ready.extend(events)
+        self._ready.extend(self._with_appended(choice, events))
         if all(c.over for c in self._run.choices):
             self._all_done()
+
+    def _with_appended(self, choice: Choice, events: list[Event]) -> list[Event]:
+        """Adds what the client gets at the end of a text; not behind calls, nor where the text has a form."""
+        request, ended = self._run.request, choice.ending in (Ending.MODEL, Ending.LIMIT)
+        if not request.appended or not ended or choice.parser.parsed().tool_calls:
+            return events
+        if request.response_format.kind != "text" or not choice.seen:
+            return events
+        return [*events[:-1], TextDelta(request.appended, choice=choice.index), events[-1]]
 
     def _all_done(self) -> None:
         self._over = True

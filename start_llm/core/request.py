@@ -75,6 +75,7 @@ class ChatRequest:
         template_kwargs: extra variables for the chat template.
         received: ``time.monotonic()`` at arrival, in seconds.
         pictures: the images whose marks stand in `messages`, by identity.
+        appended: text that the client gets at the end of every answer; the model has not written it.
     """
 
     id: str
@@ -101,3 +102,4 @@ class ChatRequest:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     received: float = 0.0
     pictures: Mapping[str, Picture] = field(default_factory=dict, compare=False, repr=False)
+    appended: str = ""

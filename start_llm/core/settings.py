@@ -207,6 +207,14 @@ class Settings(BaseSettings):
     image_url_seconds: Annotated[float, Field(gt=0, le=120)] = Field(
         10.0, description="Seconds that fetching one image may take."
     )
+    image_map: Literal["on", "off"] = Field(
+        "off", description="on: an answer in a conversation with images ends with a table of their numbers and names."
+    )
+    vision_history: Literal["full", "last"] = Field(
+        "full",
+        description="What a model that sees is shown: the whole conversation, or the system text and what begins with "
+        "the last message of the user.",
+    )
     vision: Literal["auto", "off"] = Field(
         "auto", description="auto: a model that can see images is loaded with its eyes; off: as a text model."
     )

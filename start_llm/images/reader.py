@@ -21,7 +21,7 @@ from start_llm.core.images import Attachment, Picture
 from start_llm.core.messages import Message
 from start_llm.core.settings import Settings
 from start_llm.images.fetch import Fetcher
-from start_llm.images.numbers import SHORT, numbered, short_name, without_table
+from start_llm.images.numbers import SHORT, numbered, short_name, table, without_table
 from start_llm.images.pixels import Opened, TooManyPixels, Unreadable, decoding
 
 MOST_IMAGES = 1000
@@ -126,7 +126,25 @@ class Reader:
                 return pictures[seen.identity].mark
             return f"[Image {numbers[seen.identity]}: {_name(image, seen)}, {seen.problem}, not shown]"
 
-        return tuple(_placed(message, known, shorts, place) for message in messages), pictures
+        placed = [_placed(message, known, shorts, place) for message in messages]
+        if self._settings.vision_history == "last":
+            placed = _last_turn(placed)
+        return tuple(placed), pictures
+
+    def appended(self, messages: Sequence[Message], *, fetched: bool) -> str:
+        """What IMAGE_MAP=on adds to an answer: the table of the conversation's images, ``""`` if there are none.
+
+        `fetched`: the model sees, so that images by address are known by their pixels.
+        """
+        if self._settings.image_map == "off" or not any(message.attachments for message in messages):
+            return ""
+        known = self._read(messages, fetched=fetched)
+        numbers, _ = _numbers(messages, known)
+        names = {
+            numbers[seen.identity]: short_name(seen.identity, _EXTENSIONS.get(seen.format, ""))
+            for seen in known.values()
+        }
+        return f"\n\n{table(names)}"
 
     def _check_sizes(self, fresh: Sequence[Attachment]) -> None:
         """Before anything is decoded: how many new images there are, and how long they are together."""
@@ -240,6 +258,13 @@ def decoded(source: str, most: int) -> bytes:
     if len(data) > most:
         raise TooManyBytes(f"{len(data):,} bytes, more than {most:,}")
     return data
+
+
+def _last_turn(messages: list[Message]) -> list[Message]:
+    """The system messages at the front, and all from the last message of the user on."""
+    lead = next((index for index, message in enumerate(messages) if message.role != "system"), len(messages))
+    users = [index for index, message in enumerate(messages) if message.role == "user"]
+    return messages[:lead] + messages[max(lead, users[-1]) :] if users else messages
 
 
 def _behind_last_answer(messages: Sequence[Message]) -> list[Attachment]:

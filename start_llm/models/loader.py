@@ -27,7 +27,7 @@ from start_llm.models.capabilities import (
 )
 from start_llm.models.catalog import EMBEDDED_NAME, whole_snapshot
 from start_llm.models.checkpoint import INDEX, is_path
-from start_llm.models.device import Accelerator, Device, check_fit
+from start_llm.models.device import Accelerator, Device, check_eyes_fit, check_fit
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.models.eyes import ProcessorEyes
 from start_llm.models.pull import PullError, pull
@@ -121,7 +121,7 @@ def load_model(settings: Settings, device: Device, progress: Progress, say: Call
     config = read_config(folder)
     _check_code(config, source or str(folder), settings)
     progress(f"loading {name}", 0.0)
-    if (seeing := _with_eyes(settings, folder, config, say)) is not None:
+    if (seeing := _with_eyes(settings, name, folder, config, device, say)) is not None:
         progress(f"loading {name}", 1.0)
         described = _describe(settings, name, source or name, folder, seeing.model, seeing.wrapper, config)
         print_of_eyes = f"{described.fingerprint}-eyes-{seeing.eyes.key('')}".encode()
@@ -134,10 +134,13 @@ def load_model(settings: Settings, device: Device, progress: Progress, say: Call
     return _describe(settings, name, source or name, folder, model, wrapper, config)
 
 
-def _with_eyes(settings: Settings, folder: Path, config: dict[str, Any], say: Callable[[str], None]) -> Seeing | None:
+def _with_eyes(
+    settings: Settings, name: str, folder: Path, config: dict[str, Any], device: Device, say: Callable[[str], None]
+) -> Seeing | None:
     """The model with its vision part; ``None`` if it has none, or is to be served as a text model."""
     if settings.vision == "off" or not has_eyes(config):
         return None
+    check_eyes_fit(name, weights_on_disk(folder), device)
     if settings.kv_bits is not None:
         say("vision    off: images cannot be served with KV_BITS; the model reads text only")
         return None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from start_llm.core.errors import NotSupported, TooLarge
-from start_llm.core.images import Attachment
+from start_llm.core.errors import BadRequest, NotSupported, TooLarge
+from start_llm.core.images import MARK, Attachment
+from start_llm.core.jsontext import parse_json
 from start_llm.core.messages import Message
 from start_llm.core.settings import Settings
 from start_llm.images import reader as reading
+from start_llm.images.fetch import FetchRefused
 from start_llm.images.numbers import table
 from start_llm.images.reader import Reader
 from tests.images.corpus import CASES, MOST_BYTES, MOST_PIXELS, Case
@@ -131,3 +134,103 @@ def test_messages_without_images_stay_as_they_are() -> None:
     sent = (user("[Image 3: typed by hand]"), Message("assistant", "x"))
     assert made().told(sent) == sent
     assert replace(sent[0]) == made().told(sent)[0]
+
+
+def test_a_table_of_all_images_is_appended_where_it_is_asked_for() -> None:
+    sent = [user("", image(png(seed=1), name="shot.png")), Message("assistant", "Red."), user("", image(png(seed=2)))]
+    assert made().appended(sent, fetched=False) == ""
+    reader = made(image_map="on")
+    said = reader.appended(sent, fetched=False)
+    names = [f"image_{message.images[0][:8]}.png" for message in reader.told(sent) if message.images]
+    assert said == "\n\n" + table({1: names[0], 2: names[1]})
+    assert reader.appended([user("no image")], fetched=False) == ""
+    back = [*sent, Message("assistant", f"Blue.{said}"), user("And now?")]
+    assert reader.told(back)[3].content == "Blue.", "what was appended is no part of the answer"
+
+
+# --- for a model that sees ------------------------------------------------------------------
+
+
+def test_marks_stand_where_the_images_were() -> None:
+    (shown,), pictures = made().shown([user("ab", image(png(), at=1))])
+    ((identity, picture),) = pictures.items()
+    assert shown.content == f"a\n{picture.mark}\nb" and shown.images == (identity,)
+    assert MARK.findall(shown.content) == [(identity, "64", "48")]
+    assert picture.load().size == (64, 48)
+
+
+def test_a_mark_cannot_be_sent() -> None:
+    _, pictures = made().shown([user("", image(png()))])
+    (picture,) = pictures.values()
+    assert MARK.search(parse_json(json.dumps({"text": picture.mark}).encode())["text"]) is None
+
+
+def test_new_images_are_limited_in_number_and_bytes() -> None:
+    three = user("", *(image(png(seed=n)) for n in range(3)))
+    with pytest.raises(TooLarge, match="may bring 2 new images"):
+        made(image_max_new=2).shown([three])
+    made(image_max_new=2).shown([three, Message("assistant", "x"), user("go on")])
+    with pytest.raises(TooLarge, match="with image 2, the request's new images have"):
+        made(image_max_request_bytes=len(png()) + 100).shown([three])
+
+
+@pytest.mark.parametrize(("data", "error"), [(b"nothing", BadRequest), (png(300, 300), TooLarge)])
+def test_a_new_image_has_to_be_good(data: bytes, error: type[Exception]) -> None:
+    reader = made(image_max_bytes=100_000)
+    with pytest.raises(error, match=r"^messages\[0\].content\[0\]: image 2 of the request: "):
+        reader.shown([user("", image(png()), image(data))])
+    old, _, _ = reader.shown([user("", image(data)), Message("assistant", "x"), user("go on")])[0]
+    assert old.content.startswith("[Image 1: image_") and old.content.endswith("not shown]")
+
+
+def test_the_model_may_refuse_a_shape() -> None:
+    with pytest.raises(BadRequest, match="too thin"):
+        made().shown([user("", image(png()))], lambda width, height: "too thin")
+
+
+class Web:
+    """Stands for the fetcher."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self.answers = list(answers)
+
+    def fetch(self, url: str) -> bytes:
+        if not self.answers:
+            raise FetchRefused("its server answered 404")
+        return self.answers.pop(0)
+
+
+def test_an_address_is_fetched_once_for_what_it_is_and_once_for_its_pixels() -> None:
+    web = Web(png(seed=1), png(seed=1), png(seed=2))
+    reader = Reader(Settings(_env_file=None), web)  # type: ignore[arg-type,call-arg]
+    sent = [user("", Attachment(0, "url", "https://x.test/a.png"))]
+    _, pictures = reader.shown(sent)
+    assert reader.shown(sent)[1].keys() == pictures.keys() and len(web.answers) == 2
+    (picture,) = pictures.values()
+    assert picture.load().size == (64, 48)
+    with pytest.raises(BadRequest, match="another image than it was before"):
+        picture.load()
+    with pytest.raises(BadRequest, match="404"):
+        picture.load()
+
+
+def test_a_fetch_that_failed_is_tried_again() -> None:
+    reader = Reader(Settings(_env_file=None), web := Web())  # type: ignore[arg-type,call-arg]
+    sent = [user("", Attachment(0, "url", "https://x.test/a.png"))]
+    with pytest.raises(BadRequest, match="404"):
+        reader.shown(sent)
+    web.answers.append(png())
+    assert reader.shown(sent)[1]
+
+
+def test_only_the_last_turn_is_shown_where_that_is_asked_for() -> None:
+    sent = [
+        Message("system", "s"),
+        user("one", image(png(seed=1))),
+        Message("assistant", "a"),
+        user("two", image(png(seed=2))),
+        Message("tool", "r", tool_call_id="c"),
+    ]
+    shown, _ = made(vision_history="last").shown(sent)
+    assert [message.role for message in shown] == ["system", "user", "tool"] and "two" in shown[1].content
+    assert len(made().shown(sent)[0]) == 5

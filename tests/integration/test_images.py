@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import httpx
 import pytest
 
-from tests.images.pictures import b64, png
-from tests.integration.live import WAIT, Live
+from tests.images.pictures import b64, data_url, png
+from tests.integration.live import WAIT, Live, live
 from tests.oracle import expected_truth, script
 
 TURNS = 5
@@ -90,6 +91,34 @@ def test_another_image_is_another_message(servers: Callable[..., Live]) -> None:
         ]
         prompts.append(server.prompts[ask(server, messages)["id"]])
     assert prompts[0] != prompts[1], "the line that stands for an image carries the image's identity"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_table_of_images_ends_an_answer(oracle_path: Callable[..., Path], tmp_path: Path, stream: bool) -> None:
+    """The client drops the image and keeps the table: the next image has the next number, and reuse is as without."""
+    with live(oracle_path("plain"), tmp_path, image_map="on") as server:
+        ask_for = f"{script('A beach. ' + WORDS, 'A hill. ' + WORDS)} What is it?"
+        parts = [{"type": "text", "text": ask_for}, url(png(seed=1))]
+        messages: list[dict[str, Any]] = [{"role": "user", "content": parts}]
+        said = streamed(server, messages) if stream else server.chat(messages)["message"]["content"]
+        assert said.startswith("A beach.") and said.count("| 1 | image_") == 1 and said.endswith(".png |")
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": [url(png(seed=2))]}]
+        answer = server.chat(messages)
+        assert answer["report"]["computed"] < 80, "the answer goes on from what was generated, without the table"
+        assert "| 2 | image_" in answer["message"]["content"]
+        messages[0] = {"role": "user", "content": ask_for}
+        prompt = server.prompt_of(server.chat(messages))
+        text = server.app.on_model_thread(lambda _, tokenizer: tokenizer.decode(list(prompt)))
+        assert "| 1 | image_" in text and "[Image 2: image_" in text and "[Image 1:" not in text
+
+
+def url(data: bytes) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_url(data)}}
+
+
+def streamed(server: Live, messages: list[dict[str, Any]]) -> str:
+    chunks = server.openai.chat.completions.create(model="default", messages=messages, stream=True)  # type: ignore
+    return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
 def test_what_the_model_can_do_is_told(servers: Callable[..., Live]) -> None:

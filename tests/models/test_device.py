@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from start_llm.core.errors import NotSupported
+from start_llm.core.errors import NotSupported, OutOfMemory
 from start_llm.models import device
 from start_llm.models.device import GIB, LEAST_CACHE_BYTES, Accelerator
 from start_llm.models.recommended import RECOMMENDED, Recommendation, recommended_model
@@ -119,3 +119,10 @@ def test_a_wired_limit_beyond_metals_is_refused_with_both_numbers() -> None:
 def test_nothing_is_wired_without_metal() -> None:
     linux = device.Device("Linux", "some CPU", 64 * GIB, "cpu", 48 * GIB)
     assert device.wired_bytes(20 * GIB, linux, 15 * GIB) is None
+
+
+def test_a_model_that_sees_may_take_seventy_percent_of_the_memory() -> None:
+    machine = device.Device("macOS", "some chip", 64 * GIB, "metal", 48 * GIB)
+    device.check_eyes_fit("small", int(44.7 * GIB), machine)
+    with pytest.raises(OutOfMemory, match=r"46\.4 GiB of this machine's 64\.0 GiB \(72%\).*VISION=off"):
+        device.check_eyes_fit("large", int(46.4 * GIB), machine)
