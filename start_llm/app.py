@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 
@@ -101,6 +101,19 @@ class App:
         self._pipeline: Pipeline | None = None
         self._recorder: Recorder | None = None
         self._ends: SimpleQueue[ExitCode] = SimpleQueue()
+
+    def __enter__(self) -> Self:
+        """Starts; see `start`."""
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """Where clients connect, without ``/v1``."""
+        return self.server_url
 
     @property
     def server_url(self) -> str:

@@ -60,9 +60,9 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
             that were given as flags.
     """
     if settings.log_json:
-        log_as_json()
+        log_as_json(settings.log_level)
     else:
-        log_as_lines()
+        log_as_lines(settings.log_level)
     raise_descriptor_limit()
     try:
         app = App(settings)

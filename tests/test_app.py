@@ -12,6 +12,7 @@ import httpx
 import pytest
 from rich.console import Console
 
+import start_llm
 from start_llm.app import App
 from start_llm.core.errors import Unavailable
 from start_llm.core.settings import SettingsError, load_settings
@@ -54,6 +55,16 @@ def test_the_first_minute_says_what_one_needs_to_know(make: Callable[..., Any]) 
     for part in (app.server_url, "oracle", "GiB in memory", "/kv", "launch claude"):
         assert part in text
     assert httpx.get(f"{app.server_url}/health", timeout=10).json()["state"] == "ready"
+
+
+def test_a_program_can_have_a_server_for_a_block(make: Callable[..., Any]) -> None:
+    assert start_llm.App is App and start_llm.load_settings is load_settings
+    with make()[0] as app:
+        assert httpx.get(f"{app.url}/health", timeout=10).json()["state"] == "ready"
+    with pytest.raises(httpx.TransportError):
+        httpx.get(f"{app.url}/health", timeout=10)
+    with pytest.raises(AttributeError, match="no attribute 'Ap'"):
+        start_llm.Ap  # noqa: B018 - that it raises is what is asked
 
 
 def test_untrusted_code_is_refused_with_the_settings_name(make: Callable[..., Any]) -> None:

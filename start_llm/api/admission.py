@@ -76,8 +76,13 @@ class Admission:
         )
 
 
+FORM = "application/x-www-form-urlencoded"
+
+
 def _check_content(head: Head) -> None:
     kind = head.headers.get("Content-Type", "application/json").split(";", 1)[0].strip().lower()
+    if kind == FORM and "Origin" not in head.headers and "Sec-Fetch-Site" not in head.headers:
+        kind = "application/json"  # `curl -d` says so of whatever it sends; a web page's form would name its origin
     if kind != "application/json" and not kind.endswith("+json"):
         raise UnsupportedMediaType(f"Content-Type must be application/json, but is {kind!r}.", param="Content-Type")
     coding = head.headers.get("Content-Encoding", "identity").lower()

@@ -11,7 +11,7 @@ from pathlib import Path
 from start_llm.launch.clients import CLIENTS
 
 AddFlags = Callable[[argparse.ArgumentParser], None]
-SETTING_FLAGS = ("model_path", "mlx_host", "mlx_port", "proxy_port", "proxy", "max_kv_size")
+SETTING_FLAGS = ("model_path", "mlx_host", "mlx_port", "proxy_port", "proxy", "max_kv_size", "log_level", "log_json")
 """Names of options that are settings: they win over the environment and `.env`."""
 
 
@@ -76,6 +76,7 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     add_context(parser)
     parser.add_argument("--proxy-port", metavar="PORT", help="port of the proxy, 0 for a free one (PROXY_PORT)")
     parser.add_argument("--no-proxy", dest="proxy", action="store_const", const="off", help="no proxy (PROXY=off)")
+    add_log(parser)
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
@@ -129,6 +130,13 @@ def add_name(parser: argparse.ArgumentParser) -> None:
 
 def add_recommend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", type=int, metavar="GIB", help="for a machine with so much memory")
+
+
+def add_log(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (LOG_LEVEL)")
+    parser.add_argument(
+        "--log-json", action="store_const", const="true", help="JSON lines in place of live lines (LOG_JSON)"
+    )
 
 
 def add_launch(parser: argparse.ArgumentParser) -> None:

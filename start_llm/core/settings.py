@@ -15,6 +15,10 @@ def _off_is_none(value: Any) -> Any:
     return None if isinstance(value, str) and value.strip().lower() in {"", "off", "none"} else value
 
 
+def _lower(value: Any) -> Any:
+    return value.strip().lower() if isinstance(value, str) else value
+
+
 OffOr = BeforeValidator(_off_is_none)
 Port = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=0)]
@@ -250,6 +254,9 @@ class Settings(BaseSettings):
     log_root: Path = Field(Path("logs"), description="Folder of the session logs.")
     log_max_bytes: Annotated[int, Field(ge=2**20)] = Field(
         256 * 2**20, description="Most bytes of session logs; the oldest go first."
+    )
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = Field(
+        "warning", description="debug, info, warning or error: what the process logs of itself."
     )
     log_json: bool = Field(False, description="JSON lines on the terminal instead of live lines.")
     vlm_cache_debug: bool = Field(False, description="Log the first 64 prompt token ids of vision requests.")

@@ -25,14 +25,20 @@ class JsonFormatter(logging.Formatter):
         return json_line(record.getMessage(), level=record.levelname.lower(), logger=record.name, **more)
 
 
-def log_as_json() -> None:
+def log_as_json(level: str = "warning") -> None:
     """Sends the process's log, Python's warnings and uncaught exceptions through `JsonFormatter` to stderr."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    set_level(handler, level)
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
     threading.excepthook = _uncaught_in_thread
+
+
+def set_level(handler: logging.Handler, level: str) -> None:
+    """The process's log goes to `handler` alone: our own records from `level` on, those of libraries if they warn."""
+    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    logging.getLogger("start_llm").setLevel(level.upper())
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

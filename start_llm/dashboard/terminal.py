@@ -24,6 +24,7 @@ from start_llm.core.events import Event, Progress, ReasoningDelta, Started, Text
 from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
+from start_llm.dashboard.jsonlines import set_level
 from start_llm.dashboard.observer import Observer, Outcome
 from start_llm.dashboard.request_log import log_entry
 
@@ -236,11 +237,11 @@ class _StderrOfNow(logging.StreamHandler[TextIO]):
         super().emit(record)
 
 
-def log_as_lines() -> None:
-    """Sends the process's log to stderr, above live lines where there are some."""
+def log_as_lines(level: str = "warning") -> None:
+    """Sends the process's log, from `level` on, to stderr, above live lines where there are some."""
     handler = _StderrOfNow()
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler], force=True)
+    set_level(handler, level)
 
 
 def terminal(settings: Settings, console: Console) -> Observer:

@@ -180,6 +180,8 @@ def test_too_large_is_refused_unread(serve: Serve, connect: Connect) -> None:
         ("Transfer-Encoding: gzip\r\n", 400),
         ("Content-Length: 0\r\n", 400),
         ("Content-Length: 2\r\nContent-Type: text/plain\r\n", 415),
+        ("Content-Length: 2\r\nContent-Type: application/x-www-form-urlencoded\r\nOrigin: http://localhost\r\n", 415),
+        ("Content-Length: 2\r\nContent-Type: application/x-www-form-urlencoded\r\nSec-Fetch-Site: none\r\n", 415),
         ("Content-Length: 2\r\nContent-Encoding: gzip\r\n", 415),
         ("Content-Length: 2\r\nOrigin: https://evil.example\r\n", 403),
         ("Content-Length: 2\r\nOrigin: null\r\n", 403),
@@ -188,6 +190,13 @@ def test_too_large_is_refused_unread(serve: Serve, connect: Connect) -> None:
 def test_bad_heads(server: ApiServer, connect: Connect, lines: str, status: int) -> None:
     head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\n{lines}\r\n"
     assert connect(server).send(head + "{}").response()[0] == status
+
+
+def test_curl_needs_no_content_type(server: ApiServer, connect: Connect) -> None:
+    body = json.dumps(CHAT) if not isinstance(CHAT, bytes) else CHAT.decode()
+    head = f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    raw = connect(server).send(f"{head}Content-Type: application/x-www-form-urlencoded\r\n\r\n{body}")
+    assert raw.response()[0] == 200
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b'"x"', b"\xff\xfe", b"[" * 100_000, b"null"])

@@ -36,6 +36,7 @@ TABLE: list[tuple[str, dict[str, str], str]] = [
     ("completion csh", {}, "allowed: bash, zsh, fish"),
     ("serve --port 70000", {}, "65535"),
     ("serve --port x", {}, "MLX_PORT='x'"),
+    ("serve --log-level loud", {}, "LOG_LEVEL="),
     ("serve", {"KV_BITS": "5"}, "KV_BITS="),
     ("serve", {"KV_QUANT_SCHEME": "turboquant"}, "KV_QUANT_SCHEME=uniform"),
     ("serve", {"CACHE_RULES_FILE": "@/nothing.toml"}, "nothing.toml"),

@@ -43,3 +43,14 @@ def test_warnings_and_crashes_are_lines_too() -> None:
     assert [entry["level"] for entry in said] == ["warning", "warning", "critical", "critical"]
     assert "look out" in said[1]["message"] and "ZeroDivisionError" in said[2]["message"]
     assert said[3]["traceback"].endswith("KeyError: 'gone'")
+
+
+def test_the_level_is_that_of_our_own_records() -> None:
+    code = (
+        "import logging; from start_llm.dashboard.jsonlines import log_as_json; log_as_json('info')\n"
+        "for name in ('start_llm.x', 'library'):\n"
+        " logging.getLogger(name).info('said'); logging.getLogger(name).debug('no')"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    (entry,) = [json.loads(line) for line in run.stderr.splitlines()]
+    assert (entry["logger"], entry["level"], entry["message"]) == ("start_llm.x", "info", "said")
