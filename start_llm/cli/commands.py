@@ -148,6 +148,14 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
     add_context(parser)
 
 
+def add_chat(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("words", nargs="*", metavar="TEXT", help="what to ask; standard input is added to it")
+    add_json(parser)
+    add_model(parser)
+    add_port(parser)
+    add_context(parser)
+
+
 def add_shell(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=["bash", "zsh", "fish"], metavar="SHELL", help="bash, zsh or fish")
 
@@ -243,6 +251,18 @@ COMMANDS = {
                 ("launch codex --print", "what would be set, to do it by hand"),
             ),
             tail=True,
+        ),
+        Command(
+            "chat",
+            "Agents",
+            "talk to the model here in the terminal, or ask it one thing from a pipe",
+            "start_llm.launch.chat:main",
+            add_chat,
+            (
+                ("chat", "a conversation; Ctrl-D ends it"),
+                ("chat What is RoPE?", "one answer"),
+                ("chat --json Say hello.", "the answer with its usage; 0: answered, 1: not, 2: nothing asked"),
+            ),
         ),
         Command(
             "models",

@@ -18,7 +18,7 @@ from start_llm.prompt.clients import Clients, RuleError
 
 _ASK_SECONDS = 0.4
 SERVES = frozenset({"serve"})
-STARTS = frozenset({"serve", "start", "restart", "launch"})
+STARTS = frozenset({"serve", "start", "restart", "launch", "chat"})
 LOADS = STARTS | {"demo"}
 
 

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import io
+import json
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from start_llm.cli.reading import read
+from start_llm.core.settings import load_settings
+from start_llm.launch import chat
+
+CHUNKS: list[dict[str, Any]] = [
+    {"choices": [{"delta": {"reasoning_content": "hm"}}]},
+    {"choices": [{"delta": {"content": "Hel"}}]},
+    {"choices": [{"delta": {"content": "lo"}, "finish_reason": "stop"}]},
+    {"choices": [], "usage": {"prompt_tokens": 3}},
+]
+
+
+@contextmanager
+def answering(chunks: list[dict[str, Any]], status: int = 200) -> Iterator[tuple[int, list[dict[str, Any]]]]:
+    """A server that always answers the same; its port, and what it was asked."""
+    asked: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_: Any) -> None:
+            pass
+
+        def do_GET(self) -> None:
+            card = {"id": "served", "context_length": 4096}
+            self._send(200, json.dumps({"state": "ready", "data": [card]}).encode())
+
+        def do_POST(self) -> None:
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            if status != 200:
+                self._send(status, b'{"error": {"message": "no room"}}')
+                return
+            lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
+            self._send(200, "".join([": ping\n\n", *lines, "data: [DONE]\n\n"]).encode())
+
+        def _send(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server.server_address[1], asked
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    def runs(port: int, *words: str, stdin: io.StringIO | None = None) -> int:
+        monkeypatch.setattr(sys, "stdin", stdin or io.StringIO())
+        settings = load_settings(None, start_llm_cache_dir=tmp_path, mlx_port=port)
+        return chat.main(settings, read(["chat", *words]).options)
+
+    return runs
+
+
+def test_a_pipe_gets_the_text_alone(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(CHUNKS) as (port, asked):
+        assert run(port, "review", "this", stdin=io.StringIO("a diff\n")) == 0
+    assert capsys.readouterr().out == "Hello\n"
+    assert asked[0]["messages"] == [{"role": "user", "content": "review this\n\na diff"}]
+    assert asked[0]["model"] == "served"
+
+
+def test_json_is_all_of_it(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(CHUNKS) as (port, _):
+        assert run(port, "--json", "hi") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {"text": "Hello", "reasoning": "hm", "finish": "stop", "usage": {"prompt_tokens": 3}}
+
+
+def test_nothing_asked_and_nothing_answered_have_their_codes(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(CHUNKS) as (port, asked):
+        assert run(port) == 2 and asked == []
+    with answering([], status=507) as (port, _):
+        assert run(port, "hi") == 1
+    assert "no room" in capsys.readouterr().err
+    with answering([{"error": {"message": "the model died"}}]) as (port, _):
+        assert run(port, "hi") == 1
+    assert "the model died" in capsys.readouterr().err
+
+
+def test_a_conversation_sends_what_was_said(
+    run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = iter(["one", "", "two"])
+
+    def typing(prompt: str) -> str:
+        try:
+            return next(typed)
+        except StopIteration:
+            raise EOFError from None
+
+    monkeypatch.setattr("builtins.input", typing)
+    with answering(CHUNKS) as (port, asked):
+        assert run(port, stdin=Terminal()) == 0
+    assert [message["content"] for message in asked[1]["messages"]] == ["one", "Hello", "two"]
+    assert capsys.readouterr().out.count("Hello") == 2
