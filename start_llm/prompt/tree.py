@@ -213,10 +213,6 @@ class Tree:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    @property
-    def used_bytes(self) -> int:
-        return self._used
-
     def at(self, key: bytes) -> list[Path]:
         """The paths whose words are those of `key`, the newest first."""
         with self._lock:
