@@ -126,7 +126,7 @@ class ChatService:
         prompt = prepared.prompt
         # 2. does it fit?
         room = served.context - len(prompt.tokens)
-        asked = request.max_tokens or self._settings.default_max_tokens
+        asked = request.max_tokens or self._settings.default_max_tokens or room
         if room < 1:
             raise ContextLengthExceeded(prompt=len(prompt.tokens), asked=1, limit=served.context)
         # 3. off to the model thread

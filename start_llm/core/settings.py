@@ -90,8 +90,9 @@ class Settings(BaseSettings):
     sse_ping_seconds: Annotated[float, Field(gt=0)] = Field(
         5.0, description="A streaming answer shows life at least this often, in seconds."
     )
-    prefill_step_size: Annotated[int, Field(ge=16)] = Field(
-        512, description="Prompt tokens per prefill chunk: how soon a cancel or a new request is seen."
+    prefill_step_size: Literal["auto"] | Annotated[int, Field(ge=16)] = Field(
+        "auto",
+        description="Prompt tokens per prefill chunk. auto: large while nobody else waits, small when somebody does.",
     )
     idle_shutdown_minutes: Annotated[float, Field(ge=0)] = Field(
         0.0,
@@ -232,7 +233,9 @@ class Settings(BaseSettings):
         1.0, description="Repetition penalty; 1.0 is off. Above it the model is punished for copying, code too."
     )
     default_repetition_context_size: Count = Field(256, description="Tokens the repetition penalty looks back.")
-    default_max_tokens: Annotated[int, Field(ge=1)] = Field(2048, description="Most tokens of an answer.")
+    default_max_tokens: Annotated[Annotated[int, Field(ge=1)] | None, OffOr] = Field(
+        None, description="Most tokens of an answer whose request sets no limit. Unset: what the context has left."
+    )
     default_thinking: bool = Field(True, description="Let models that can think do so by default.")
     drafts: Literal["auto", "off"] = Field(
         "off",

@@ -68,8 +68,11 @@ class AloneRunner:
         self._entries: dict[int, _Entry] = {}
         self._uid = self._steps = 0
 
-    def prefill(self, cache: Cache, tokens: Sequence[int], images: Sequence[ImageSpan] = ()) -> None:
-        self.batch.prefill(cache, tokens, images)
+    def sample(self) -> tuple[int, Cache]:
+        return self.batch.sample()
+
+    def prefill(self, cache: Cache, tokens: Sequence[int], images: Sequence[ImageSpan] = ()) -> int:
+        return self.batch.prefill(cache, tokens, images)
 
     def insert(
         self,

@@ -87,6 +87,10 @@ class GuardedStore:
             return self._store.has_room(tokens)
         return False
 
+    def learn(self, tokens: int, cache: Cache) -> None:
+        with self._guarded("learn"):
+            self._store.learn(tokens, cache)
+
     def estimate(self, tokens: int) -> int:
         with self._guarded("estimate"):
             return self._store.estimate(tokens)

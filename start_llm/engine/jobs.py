@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Literal
@@ -42,6 +43,8 @@ class Job:
             `stored` is what was stored when it began to wait.
         drawing: how its tokens are drawn, once it decodes.
         counts: what decoding it took.
+        pending: a token that `drawing` has drawn before a pause and that is not reported yet.
+        room: tokens that memory allows it to generate in all.
         failures: steps of several rows that failed while this was one of them.
         alone: tokens that it has to decode alone, because it may be what made such a step fail.
         idle: a re-anchoring job: it has no client and yields to everyone.
@@ -70,11 +73,13 @@ class Job:
     idle: bool = False
     cancelled: bool = False
     drawing: Any = None
+    pending: int | None = None
+    room: float = math.inf
 
     @property
     def prefix(self) -> int:
-        """Tokens that prefill covers: the last one is fed by the first decode step."""
-        return len(self.tokens) - 1
+        """Tokens that prefill covers: the last one is fed by the first decode step, unless one behind it is pending."""
+        return len(self.tokens) - (self.pending is None)
 
     @property
     def until(self) -> int:
@@ -82,28 +87,35 @@ class Job:
         return len(self.tokens) if self.idle else self.prefix
 
     @property
-    def most_tokens(self) -> int:
-        """Tokens its KV may come to hold."""
-        return len(self.work.prompt.tokens) + self.work.max_tokens
+    def length(self) -> int:
+        """Tokens of the prompt and of the answer so far."""
+        return len(self.work.prompt.tokens) + len(self.generated)
 
     @property
     def left(self) -> int:
-        """Tokens that it may still generate."""
-        return self.work.max_tokens - len(self.generated)
+        """Tokens that it may still generate, at least one."""
+        return max(1, int(min(self.work.max_tokens, self.room)) - len(self.generated))
 
     def seconds(self, now: float) -> float:
         """What the watchdog has counted so far."""
         return self.counted + (0.0 if self.watched is None else now - self.watched)
 
-    def pause(self, now: float) -> None:
-        """Back to waiting, without KV; it will go on behind what it has generated."""
+    def pause(self, now: float, pending: int | None = None) -> None:
+        """Back to waiting, without KV; it will go on behind what it has generated.
+
+        Args:
+            pending: of a row that was suspended. Without it a row that decoded draws its next token again.
+        """
         if self.stage is Stage.DECODE:
             self.counted = self.seconds(now)
+            self.pending = pending
         self.watched = None
         if self.generated:
             self.tokens = as_tokens((*self.work.prompt.tokens, *self.generated))
         self.stage, self.position, self.pauses = Stage.WAITING, 0, []
-        self.cache = self.leader = self.drawing = None
+        self.cache = self.leader = None
+        if self.pending is None:
+            self.drawing = None
 
     def send(self, event: EngineEvent) -> None:
         if self.stage is not Stage.ENDED:

@@ -9,6 +9,7 @@ from typing import Any
 from start_llm.engine.guarded import GuardedStore
 from start_llm.engine.jobs import Job
 from start_llm.engine.runner import Cache, Runner
+from start_llm.engine.steps import StepSize
 from start_llm.kvcache.blocks import TokenSequence
 
 
@@ -20,8 +21,8 @@ class Prefill:
         seconds_per_token: moving average of what one costs; eviction weighs KV by it.
     """
 
-    def __init__(self, runner: Runner, store: GuardedStore, clock: Callable[[], float]) -> None:
-        self._runner, self._store, self._clock = runner, store, clock
+    def __init__(self, runner: Runner, store: GuardedStore, steps: StepSize, clock: Callable[[], float]) -> None:
+        self._runner, self._store, self._steps, self._clock = runner, store, steps, clock
         self.tokens = 0
         self.seconds_per_token = 0.0
 
@@ -42,8 +43,10 @@ class Prefill:
                 for image in job.work.prompt.images
                 if before <= image.start < end
             ]
-            self._runner.prefill(job.cache, job.tokens[before:end].tolist(), images)
-            self._measure(end - before, self._clock() - began)
+            nbytes = self._runner.prefill(job.cache, job.tokens[before:end].tolist(), images)
+            seconds = self._clock() - began
+            self._measure(end - before, seconds)
+            self._steps.measure(end - before, end, seconds, nbytes)
             job.position = end
         if job.pauses and job.position == job.pauses[0]:
             job.pauses.pop(0)

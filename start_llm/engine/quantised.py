@@ -6,7 +6,7 @@ Apart from the other runners because mlx-vlm, which brings the batch of quantise
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import mlx.core as mx
@@ -48,8 +48,7 @@ class QuantisingRunner:
         NotSupported: the model cannot compute with such KV.
     """
 
-    def __init__(self, model: Any, make_cache: Any, *, eos: Iterable[int], max_rows: int, how: Quantisation) -> None:
-        check_model(model, make_cache(), how)
+    def __init__(self, model: Any, *, eos: Iterable[int], max_rows: int, how: Quantisation) -> None:
         self.max_rows = max_rows
         self._how = how
         eos = frozenset(eos)
@@ -57,12 +56,20 @@ class QuantisingRunner:
         self._quantised = BatchRunner(model, eos=eos, max_rows=max_rows)
         self._rows: dict[int, _Place] = {}
         self._uid = 0
+        self._check(model)
 
-    def prefill(self, cache: Cache, tokens: Sequence[int], images: Sequence[ImageSpan] = ()) -> None:
-        self._plain.prefill(cache, tokens, images)
+    def sample(self) -> tuple[int, Cache]:
+        tokens, cache = self._plain.sample()
+        replace(self._how, start=0).apply(cache)
+        eval_cache(cache)
+        return tokens, cache
+
+    def prefill(self, cache: Cache, tokens: Sequence[int], images: Sequence[ImageSpan] = ()) -> int:
+        taken = self._plain.prefill(cache, tokens, images)
         if self._how.apply(cache):
             eval_cache(cache)
             mx.clear_cache()
+        return taken
 
     def insert(
         self,
@@ -128,6 +135,20 @@ class QuantisingRunner:
         self._plain.close()
         self._quantised.close()
 
+    def _check(self, model: Any) -> None:
+        """Computes with quantised KV once. Raises NotSupported if that does not work or nothing is quantised."""
+        how = self._how
+        try:
+            _, cache = self.sample()
+            mx.eval(model(mx.array([[0]]), cache=cache))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise NotSupported(
+                f"KV_BITS={how.bits} with KV_GROUP_SIZE={how.group_size}: this model cannot use quantised KV: {error}"
+            ) from error
+        if not any(isinstance(layer, QuantizedKVCache) for layer in cache):
+            kinds = ", ".join(sorted({type(layer).__name__ for layer in cache}))
+            raise NotSupported(f"KV_BITS={how.bits}: this model's {kinds} layers cannot be quantised.")
+
     def _enter(self, place: _Place) -> int:
         self._uid += 1
         self._rows[self._uid] = place
@@ -162,21 +183,6 @@ class _Place:
     left: int
     sampler: Sampler
     processors: Processors
-
-
-def check_model(model: Any, cache: Cache, how: Quantisation) -> None:
-    """Computes two tokens with quantised KV. Raises NotSupported if that does not work or changes nothing."""
-    if not any(type(layer) is KVCache for layer in cache):
-        kinds = ", ".join(sorted({type(layer).__name__ for layer in cache}))
-        raise NotSupported(f"KV_BITS={how.bits}: this model's {kinds} layers cannot be quantised.")
-    try:
-        model(mx.array([[0]]), cache=cache)
-        Quantisation(how.bits, how.group_size, 0).apply(cache)
-        mx.eval(model(mx.array([[0]]), cache=cache))
-    except (ValueError, TypeError, AttributeError) as error:
-        raise NotSupported(
-            f"KV_BITS={how.bits} with KV_GROUP_SIZE={how.group_size}: this model cannot use quantised KV: {error}"
-        ) from error
 
 
 def _batchable(cache: Cache) -> Cache:

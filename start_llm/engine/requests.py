@@ -99,6 +99,23 @@ class Requests:
         job.pause(self._clock())
         self.waiting.insert(place, job)
 
+    def pause(self, job: Job) -> bool:
+        """Makes room: the job goes to the front of the queue and its KV to the store. False: not at this step."""
+        row = None
+        if job.stage is Stage.DECODE:
+            row = self._rows.suspend(job)
+            if row is None:
+                return False
+        self._memory.give(job.work.id)  # first, so that the store has the room
+        if row is not None:
+            self._store(job, (row.cache, row.tokens))
+        elif job.position > job.report.reused:
+            self._prefill.keep(job)
+        self._prompts.discard(job)
+        job.pause(self._clock(), None if row is None else row.token)
+        self.waiting.appendleft(job)
+        return True
+
     def put_back_all(self) -> list[Job]:
         """Everything that runs, without its KV, and with a fresh runner."""
         running = [*self._rows.clear(), *self._prompts]

@@ -9,7 +9,7 @@ from start_llm.core.events import TokenLogprob
 from start_llm.core.work import Submit
 from start_llm.engine.draft import Drafter, RowDrafts
 from start_llm.engine.jobs import Job, Stage
-from start_llm.engine.runner import Cache, Row, Runner
+from start_llm.engine.runner import Cache, Row, Runner, Suspended
 
 Processors = list[Callable[[Any, Any], Any]]
 
@@ -49,16 +49,21 @@ class Rows:
         return len(self._jobs)
 
     def insert(self, job: Job, cache: Cache) -> None:
-        """The job starts, or goes on, to decode. `cache` holds its tokens but the last."""
-        job.drawing = self._draw(job.work, job.generated)
-        job.uid = self._runner.insert(
-            job.tokens.tolist() if job.generated else job.work.prompt.tokens,
-            cache,
-            max_tokens=job.left,
-            sampler=job.drawing.sampler,
-            processors=job.drawing.processors,
-            drafts=RowDrafts(job.drawing.drafter, job.counts),
-        )
+        """The job starts, or goes on, to decode. `cache` holds `job.prefix` of its tokens."""
+        tokens = job.tokens.tolist() if job.generated else job.work.prompt.tokens
+        pending, job.pending = job.pending, None
+        if pending is None:
+            job.drawing = self._draw(job.work, job.generated)
+        how = {
+            "max_tokens": job.left,
+            "sampler": job.drawing.sampler,
+            "processors": job.drawing.processors,
+            "drafts": RowDrafts(job.drawing.drafter, job.counts),
+        }
+        if pending is None:
+            job.uid = self._runner.insert(tokens, cache, **how)
+        else:
+            job.uid = self._runner.resume(Suspended(cache, tokens, pending), **how)
         job.stage = Stage.DECODE
         self._jobs[job.uid] = job
 
@@ -75,6 +80,13 @@ class Rows:
             if row.finish is not None:
                 del self._jobs[row.uid]
         return found
+
+    def suspend(self, job: Job) -> Suspended | None:
+        """Takes a job out in the middle of its answer; ``None``: not now, see `Runner.suspend`."""
+        row = self._runner.suspend(job.uid)
+        if row is not None:
+            del self._jobs[job.uid]
+        return row
 
     def remove(self, job: Job) -> tuple[Cache, Sequence[int]] | None:
         """Takes a job out and returns its KV and the tokens in it; ``None`` if it is not here."""

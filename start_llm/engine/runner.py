@@ -53,10 +53,18 @@ class Runner(Protocol):
 
     max_rows: int
 
-    def prefill(self, cache: Cache, tokens: Sequence[int], images: Sequence[ImageSpan] = ()) -> None:
+    def sample(self) -> tuple[int, Cache]:
+        """A row of a few tokens, and how many, in the form that long rows are held in: what does a token take?"""
+        ...
+
+    def prefill(self, cache: Cache, tokens: Sequence[int], images: Sequence[ImageSpan] = ()) -> int:
         """Runs `tokens` through the model and evaluates the cache.
 
-        `images`: those among the tokens, each of them whole; their starts count from the first token.
+        Args:
+            images: those among the tokens, each of them whole; their starts count from the first token.
+
+        Returns:
+            The most bytes that were allocated meanwhile, less what was allocated before.
         """
         ...
 

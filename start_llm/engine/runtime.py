@@ -30,6 +30,8 @@ from start_llm.models.loader import LoadedModel
 
 log = logging.getLogger(__name__)
 
+IDLE_STEP = 128  # prompt tokens a chunk while re-anchoring: a request that comes then hardly waits
+
 
 class Guarded:
     """A sampler or processor whose errors are told to its row and do not end the step.
@@ -109,6 +111,8 @@ class TextRuntime:
         self.store = store
         self.drafts = drafts_for(settings, loaded)
         self.runner = make_runner(settings, loaded, self.drafts.gate if self.drafts is not None else None)
+        step = None if settings.prefill_step_size == "auto" else settings.prefill_step_size
+        store.learn(*self.runner.sample())
         self.grammars = make_grammars(loaded)
         self.scheduler = Scheduler(
             self.runner,
@@ -116,8 +120,8 @@ class TextRuntime:
             lambda work, generated: TextDrawing(work, self.grammars, generated, self.drafts),
             eos=loaded.eos,
             limits=Limits(
-                step=settings.prefill_step_size,
-                idle_step=min(128, settings.prefill_step_size),
+                step=step,
+                idle_step=IDLE_STEP if step is None else min(IDLE_STEP, step),
                 deadline=settings.generation_watchdog_seconds,
             ),
             max_concurrency=settings.max_concurrency,
@@ -152,7 +156,7 @@ def make_runner(settings: Settings, loaded: LoadedModel, gate: Gate | None = Non
     from start_llm.engine.quantised import Quantisation, QuantisingRunner  # noqa: PLC0415 - takes 2 s, few need it
 
     how = Quantisation(settings.kv_bits, settings.kv_group_size, settings.quantized_kv_start)
-    batch = QuantisingRunner(model, loaded.make_cache, eos=eos, max_rows=max_rows, how=how)
+    batch = QuantisingRunner(model, eos=eos, max_rows=max_rows, how=how)
     return AloneRunner(model, batch, eos=eos, gate=gate, quantise=how.apply, quantised_from=how.start)
 
 

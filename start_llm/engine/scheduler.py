@@ -3,7 +3,8 @@
 A step is: end what is cancelled or late, admit what fits, one decode step of
 all rows, one prefill chunk of one request. The collaborators: `prompts` (the
 requests in prefill), `rows` (those that decode), `requests` (all of them, and how
-they end), `trials` (after a step that failed), `anchoring` (work for the idle gap).
+they end), `pressure` (when memory is short), `trials` (after a step that failed),
+`anchoring` (work for the idle gap).
 
 What goes wrong with one request ends that request.
 """
@@ -24,12 +25,15 @@ from start_llm.engine.jobs import Job, Stage
 from start_llm.engine.leaders import Leaders
 from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.prefill import Prefill
+from start_llm.engine.pressure import Pressure
 from start_llm.engine.prompts import Prompts, report_of
 from start_llm.engine.requests import Requests
 from start_llm.engine.rows import Draw, Rows
 from start_llm.engine.runner import Row, Runner
+from start_llm.engine.steps import StepSize
 from start_llm.engine.trials import Trials
 from start_llm.kvcache.blocks import as_tokens
+from start_llm.models.device import PREFILL_BYTES
 
 log = logging.getLogger(__name__)
 
@@ -39,14 +43,17 @@ MOST_FAILURES = 3
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`step`: prompt tokens a chunk; `idle_step`: the same while re-anchoring.
+    """`step`: prompt tokens a chunk, ``None`` if it follows what chunks take; `idle_step`: the same while re-anchoring.
+
+    `step_bytes`: memory that a chunk may take, where its size is not fixed.
 
     `deadline`: seconds of decoding, or of prefill that does not move, after which a request is ended; 0 is none.
     `join`: a shared prefix shorter than this is computed again rather than waited for.
     """
 
-    step: int
+    step: int | None
     idle_step: int = 128
+    step_bytes: int = PREFILL_BYTES
     deadline: float = 0.0
     join: int = 64
 
@@ -70,15 +77,17 @@ class Scheduler:
         memory: MemoryGuard,
         clock: Callable[[], float],
     ) -> None:
-        self._store, self._memory = store, memory
+        self._store = store
         self._eos, self._limits, self._clock = eos, limits, clock
         self._room = min(max_concurrency, runner.max_rows)
-        self._prefill = Prefill(runner, store, clock)
+        self._steps = StepSize(limits.step, limits.step_bytes)
+        self._prefill = Prefill(runner, store, self._steps, clock)
         self.anchoring = Anchoring(self._prefill, store, limits.idle_step, clock)
         self._prompts = Prompts(store, self._prefill, Leaders(limits.join), self.anchoring, clock)
         self._rows = Rows(runner, draw)
         self.requests = Requests(self._prompts, self._rows, self._prefill, memory, clock)
         self._trials = Trials(self.requests, self._rows)
+        self._pressure = Pressure(self.requests, memory)
         self._tokens_decoded = 0
         self._failed_steps = 0
 
@@ -100,6 +109,7 @@ class Scheduler:
         self._reap()
         if self.busy:
             self.anchoring.end()
+        self._pressure.relieve()
         self._admit()
         self._decode()
         self._compute()
@@ -132,6 +142,7 @@ class Scheduler:
             "decode_forwards": self.requests.decoded.forwards,
             "hybrid_trim_miss": self._prompts.trim_misses,
             "failed_steps": self._failed_steps,
+            "requests_paused": self._pressure.paused,
             **self._store.figures(),
         }
 
@@ -154,10 +165,10 @@ class Scheduler:
         while waiting and self.running < self._room and self._trials.may_start(waiting[0]):
             job = waiting[0]
             with self.requests.failing(job):
-                if not self._memory.admits(job.most_tokens):
+                if not self._pressure.may_start(job):
                     return
                 waiting.popleft()
-                self._memory.take(job.work.id, job.most_tokens)
+                self._pressure.start(job)
                 self._prompts.begin(job)
 
     def _decode(self) -> None:
@@ -188,12 +199,14 @@ class Scheduler:
         if row.finish is None:
             self._trials.decoded(job)
             return
+        if row.finish == "stop":
+            self._pressure.answered(len(job.generated))
         kv = None if row.cache is None or row.tokens is None else (row.cache, row.tokens)
         self.requests.finish(job, row.finish, kv)
 
     def _compute(self) -> None:
         """Up to a step's worth of prompt tokens, so that several short prompts join the batch together."""
-        left = self._limits.step
+        left: float = math.inf
         while left > 0:
             for job in self._prompts.released():
                 with self.requests.failing(job):
@@ -202,8 +215,9 @@ class Scheduler:
             if next_job is None:
                 return
             done = 0
+            left = min(left, self._steps.next(next_job.position, shared=len(self.requests) > 1))
             with self.requests.failing(next_job):
-                done = self._prompts.compute(next_job, left)
+                done = self._prompts.compute(next_job, int(left))
                 if next_job.position >= next_job.prefix and self._trials.may_decode(next_job):
                     self._start_decoding(next_job)
             left -= max(1, done)
@@ -214,5 +228,6 @@ class Scheduler:
         self._prompts.discard(job)
         if not job.generated:
             job.report = replace(job.report, seconds_prefill=self._clock() - job.admitted)
+        job.room = self._pressure.room(job)
         cache, job.cache = job.cache, None
         self._rows.insert(job, cache)

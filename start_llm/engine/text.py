@@ -7,11 +7,14 @@ from typing import Any, cast
 
 import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
+from mlx_lm.models.cache import make_prompt_cache
 
 from start_llm.core.vision import ImageSpan
 from start_llm.engine.draft import RowDrafts
 from start_llm.engine.runner import Cache, Processors, Row, Sampler, Suspended
 from start_llm.engine.wired import no_wired_limit
+
+_SAMPLE = (0, 0)
 
 
 def eval_cache(cache: Cache) -> None:
@@ -47,14 +50,23 @@ class BatchRunner:
                 prefill_batch_size=self.max_rows,
             )
 
-    def prefill(self, cache: Cache, tokens: Sequence[int], images: Sequence[ImageSpan] = ()) -> None:
+    def sample(self) -> tuple[int, Cache]:
+        cache = make_prompt_cache(self._model)
+        self.prefill(cache, _SAMPLE)
+        return len(_SAMPLE), cache
+
+    def prefill(self, cache: Cache, tokens: Sequence[int], images: Sequence[ImageSpan] = ()) -> int:
+        before = mx.get_active_memory()
+        mx.reset_peak_memory()
         with mx.stream(self._batch.stream):
             if images:
                 self._model.see(tokens, cache, images)
             else:
                 self._model(mx.array(list(tokens))[None], cache=cache)
             eval_cache(cache)
+        taken = mx.get_peak_memory() - before
         mx.clear_cache()
+        return max(0, taken)
 
     def insert(
         self,

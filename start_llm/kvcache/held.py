@@ -30,12 +30,18 @@ class Held:
         self._token_bytes: dict[tuple[Form, ...], float] = {}  # of the last rows of each form
         self._state_bytes = 0  # of the largest checkpoint so far
 
+    def learn(self, rows: Slices, checkpoint: Checkpoint | None) -> None:
+        """What a sample takes, so that rows can be estimated before anything was held."""
+        self._token_bytes[rows.forms] = rows.nbytes / rows.length
+        if checkpoint is not None:
+            self._state_bytes = max(self._state_bytes, checkpoint.nbytes)
+
     def fill(self, segment: Segment, rows: Slices) -> None:
         """The segment, a ghost until now, holds its rows."""
         segment.rows = rows
         self.nbytes += rows.nbytes
         self.ghosts -= segment.length
-        self._token_bytes[rows.forms] = rows.nbytes / segment.length
+        self.learn(rows, None)
 
     def attach(self, segment: Segment, checkpoint: Checkpoint) -> None:
         """The segment, without a checkpoint until now, has one."""
@@ -82,7 +88,7 @@ class Held:
             segment.uses += 1
 
     def estimate(self, tokens: int) -> int:
-        """Bytes of a row of so many tokens, judged by what was held so far; 0 before that.
+        """Bytes of a row of so many tokens, judged by what was held or learnt so far; 0 before that.
 
         Where some rows are quantised and others not yet, a long row is judged by the quantised ones.
         """

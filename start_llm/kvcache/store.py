@@ -235,8 +235,17 @@ class KVStore:
         protected = self._sessions.protected_bytes(self._clock())
         return protected + self._held.estimate(tokens) <= self._eviction.budget_bytes
 
+    def learn(self, tokens: int, cache: Sequence[Any]) -> None:
+        """`cache` is a sample of so many tokens: what rows will take is judged by it. Nothing is stored.
+
+        Raises:
+            Unstorable: a layer of it cannot be stored.
+        """
+        checkpoint = None if self._kit.cuttable else self._kit.checkpoint(cache)
+        self._held.learn(self._kit.slice(cache, 0, tokens), checkpoint)
+
     def estimate(self, tokens: int) -> int:
-        """Bytes of KV of so many tokens, judged by what was stored so far; 0 before that."""
+        """Bytes of KV of so many tokens, judged by what was stored or learnt so far; 0 before that."""
         return self._held.estimate(tokens)
 
     def set_budget(self, budget_bytes: int) -> None:

@@ -32,6 +32,7 @@ from start_llm.proxy.config import master_key
 STARTUP_SECONDS = 3600.0  # a first start downloads the model
 PROXY_SECONDS = 120.0
 MIN_ANSWER_TOKENS = 256
+MOST_ANSWER_TOKENS = 16_384  # long enough for any file that is written at once; the rest of the context is for history
 OWN_HOSTS = "127.0.0.1,localhost"  # never through the user's HTTP proxy
 SECRET_BYTES = 24
 
@@ -119,7 +120,7 @@ def connect(settings: Settings, server_url: str, proxy_port: int | None) -> Endp
 
 def _endpoint(settings: Settings, url: str, key: str, model: str, context: int) -> Endpoint:
     # Clients ask for as much as they are told an answer may have, and compact when prompt and answer do not fit.
-    answer = max(MIN_ANSWER_TOKENS, min(settings.default_max_tokens * 4, context // 4))
+    answer = max(MIN_ANSWER_TOKENS, min(settings.default_max_tokens or MOST_ANSWER_TOKENS, context // 4))
     return Endpoint(url=url, key=key, model=model, context=context, answer=answer)
 
 

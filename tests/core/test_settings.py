@@ -30,7 +30,7 @@ SEED_DEFAULTS = {
     "default_min_p": 0.05,
     "default_repetition_penalty": 1.0,
     "default_repetition_context_size": 256,
-    "default_max_tokens": 2048,
+    "default_max_tokens": None,
     "default_thinking": True,
     "preserve_thinking": True,
     "generation_watchdog_seconds": 600.0,

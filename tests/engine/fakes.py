@@ -15,7 +15,7 @@ from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
 from start_llm.engine.guarded import KV_FIGURES
-from start_llm.engine.runner import Row
+from start_llm.engine.runner import Row, Suspended
 from start_llm.kvcache.blocks import common_prefix
 from start_llm.kvcache.store import Plan
 
@@ -27,19 +27,22 @@ class FakeRunner:
     """Generates ``sum(history) % 97 + 1`` until `answer` tokens are out, then EOS."""
 
     max_rows: int = 8
+    token_bytes: int = 0
     answer: int = 3
     fail_on: int | None = None
     prefilled: list[tuple[int, int]] = field(default_factory=list)
     rows: dict[int, list[Any]] = field(default_factory=dict)
+    suspended: dict[tuple[int, ...], int] = field(default_factory=dict)
     steps: int = 0
     uid: int = 0
     widest: int = 0
 
-    def prefill(self, cache: list[Any], tokens: Sequence[int], images: Sequence[Any] = ()) -> None:
+    def prefill(self, cache: list[Any], tokens: Sequence[int], images: Sequence[Any] = ()) -> int:
         if self.fail_on in tokens:
             raise RuntimeError("bad token")
         self.prefilled.append((len(cache), len(tokens)))
         cache.extend(tokens)
+        return len(tokens) * self.token_bytes
 
     def insert(
         self,
@@ -63,13 +66,32 @@ class FakeRunner:
         out = []
         for uid, (history, prompt, most) in list(self.rows.items()):
             made = len(history) - prompt
-            token = EOS if made >= self.answer else sum(history) % 97 + 1
+            token = self.next(history, prompt)
             history.append(token)
             finish = "stop" if token == EOS else "length" if made + 1 >= most else None
             if finish:
                 del self.rows[uid]
             out.append(Row(uid, token, None, finish, list(history), list(history)) if finish else Row(uid, token, None))  # type: ignore[arg-type]
         return out
+
+    def next(self, history: list[int], prompt: int) -> int:
+        return EOS if len(history) - prompt >= self.answer else sum(history) % 97 + 1
+
+    def suspend(self, uid: int) -> Suspended | None:
+        history, prompt, most = self.rows.get(uid, [[], 0, 0])
+        token = self.next(history, prompt)
+        if not history or token == EOS or len(history) - prompt + 1 >= most:
+            return None
+        del self.rows[uid]
+        self.suspended[tuple(history)] = prompt
+        return Suspended(list(history), list(history), token)
+
+    def resume(self, row: Suspended, *, max_tokens: int, sampler: Any, processors: Any, drafts: Any = None) -> int:
+        prompt = self.suspended.pop(tuple(row.tokens))
+        assert list(row.tokens) == row.cache and row.token == self.next(row.cache, prompt)
+        self.uid += 1
+        self.rows[self.uid] = [list(row.cache), prompt, len(row.cache) - prompt + max_tokens]
+        return self.uid
 
     def remove(self, uid: int) -> tuple[list[Any], list[int]] | None:
         row = self.rows.pop(uid, None)

@@ -20,7 +20,7 @@ PROMPTS = [random_tokens(n, seed=n) for n in (60, 17, 95, 41)]
 
 def make(name: str, start: int, *, bits: int = 8, eos: Sequence[int] = (NEVER,), rows: int = 4) -> QuantisingRunner:
     how = Quantisation(bits, GROUP_SIZE, start)
-    return QuantisingRunner(model(name), lambda: make_prompt_cache(model(name)), eos=eos, max_rows=rows, how=how)
+    return QuantisingRunner(model(name), eos=eos, max_rows=rows, how=how)
 
 
 def alone(name: str, prompt: Sequence[int], most: int, start: int, bits: int = 8) -> list[int]:
@@ -133,7 +133,6 @@ def test_a_model_that_cannot_is_refused_with_the_reason(name: str, group_size: i
     with pytest.raises(NotSupported, match=f"KV_BITS=8.*{reason}"):
         QuantisingRunner(
             model(name),
-            lambda: make_prompt_cache(model(name)),
             eos=[NEVER],
             max_rows=2,
             how=Quantisation(8, group_size, 0),

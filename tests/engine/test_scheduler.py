@@ -373,3 +373,32 @@ def test_requests_wait_for_memory_and_the_store_makes_room() -> None:
     assert runner.widest == 2
     assert min(store.budgets) == GIB - 2 * 420 * 2**20
     assert store.budgets[-1] == GIB
+
+
+def test_prefill_steps_follow_what_they_take_and_who_waits() -> None:
+    class Slow(FakeRunner):
+        """A token takes a millisecond."""
+
+        def prefill(self, cache: list[Any], tokens: Any, images: Any = ()) -> int:
+            clock.now += len(tokens) / 1000
+            return super().prefill(cache, tokens, images)
+
+    scheduler, runner, _, clock = make(runner=Slow(answer=1000), step=None)
+    alone, _ = submit("alone", range(1, 12_001))
+    scheduler.add(alone)
+    for _ in range(3):
+        scheduler.step()
+    other, _ = submit("other", range(50_001, 52_001))
+    scheduler.add(other)
+    for _ in range(3):
+        scheduler.step()
+    assert [size for _, size in runner.prefilled] == [512, 1024, 1984, 448, 448, 448]  # two seconds, then half of one
+
+
+def test_prefill_steps_keep_within_memory() -> None:
+    scheduler, runner, _, _ = make(runner=FakeRunner(token_bytes=2**20), step=None, step_bytes=300 * 2**20)
+    work, _ = submit("a", range(1, 3001))
+    scheduler.add(work)
+    drain(scheduler)
+    assert runner.prefilled[0][1] == 512  # nobody knew
+    assert max(size for _, size in runner.prefilled[1:]) <= 300

@@ -160,9 +160,9 @@ class Hanging(FakeRunner):
         super().__init__()
         self.release = threading.Event()
 
-    def prefill(self, cache: list[Any], tokens: Any, images: Any = ()) -> None:
+    def prefill(self, cache: list[Any], tokens: Any, images: Any = ()) -> int:
         self.release.wait(WAIT)
-        super().prefill(cache, tokens, images)
+        return super().prefill(cache, tokens, images)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

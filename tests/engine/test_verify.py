@@ -251,7 +251,7 @@ def test_runs_with_rejections_stops_and_cancels_anywhere(
 def test_quantised_kv_becomes_so_at_the_same_token(bits: int, start: int) -> None:
     model = make("qwen3_5")
     how = Quantisation(bits, 32, start)
-    runner = QuantisingRunner(model, lambda: make_prompt_cache(model), eos=(), max_rows=1, how=how)
+    runner = QuantisingRunner(model, eos=(), max_rows=1, how=how)
     expected = reference(model, SAMPLINGS["penalties"], 40, runner=runner)
     row = single(
         model,

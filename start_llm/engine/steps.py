@@ -1,0 +1,65 @@
+"""How many prompt tokens go through the model at a time. Arithmetic only; model thread.
+
+Large steps keep a GPU busy, small ones let a new request, a cancel or another row's next token come soon. So a step
+takes a while where nobody else is there and a moment where somebody is. What a step may take of memory is bounded
+by what the last ones were measured to take: attention over a long context needs far more of it for each token.
+"""
+
+from __future__ import annotations
+
+ALONE_SECONDS = 2.0
+SHARED_SECONDS = 0.5
+FIRST, LEAST, MOST = 512, 256, 4096
+TIGHT = 64
+"""Fewer tokens than this are never worth a step, however short memory is."""
+_NEWEST = 0.5  # weight of the last step in the average
+_WORTH_TIMING = LEAST  # below that, what a step costs in any case hides what its tokens cost
+
+
+class StepSize:
+    """
+    Args:
+        fixed: tokens of every step; ``None``: they follow from what the last steps took.
+        most_bytes: memory that a step may take beyond what was allocated before it.
+    """
+
+    def __init__(self, fixed: int | None, most_bytes: int) -> None:
+        self._fixed, self._most_bytes = fixed, most_bytes
+        self._reach = FIRST  # no larger step is tried before one of half its size went well
+        self._seconds = 0.0  # a token
+        self._bytes = 0.0  # a token, at a context of so many tokens:
+        self._context = 1
+
+    def next(self, context: int, *, shared: bool) -> int:
+        """Tokens of the next step.
+
+        Args:
+            context: tokens that are in the row's KV before it.
+            shared: somebody else waits for a token or for a turn.
+        """
+        if self._fixed is not None:
+            return self._fixed
+        size = float(self._reach)
+        if self._seconds:
+            size = min(size, (SHARED_SECONDS if shared else ALONE_SECONDS) / self._seconds)
+        size = max(size, LEAST)
+        if self._bytes:
+            grown = max(1.0, (context + size) / self._context)
+            size = min(size, self._most_bytes / (self._bytes * grown))
+        return max(TIGHT, int(size) // TIGHT * TIGHT)
+
+    def measure(self, tokens: int, context: int, seconds: float, nbytes: int) -> None:
+        """What the last step took.
+
+        Args:
+            tokens: its size; it may have been cut short by a pause or by the prompt's end.
+            context: tokens in the row's KV after it.
+            nbytes: the most that was allocated while it ran, less what was allocated before.
+        """
+        if tokens >= self._reach and nbytes <= self._most_bytes:
+            self._reach = min(2 * tokens, MOST)
+        if tokens >= TIGHT:
+            self._bytes, self._context = nbytes / tokens, max(1, context)
+        if tokens >= _WORTH_TIMING:
+            cost = seconds / tokens
+            self._seconds = cost if not self._seconds else (1 - _NEWEST) * self._seconds + _NEWEST * cost

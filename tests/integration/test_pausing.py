@@ -1,0 +1,102 @@
+"""Memory for two long answers and four clients: all get what they get alone, and those that wait see life."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from start_llm.core.work import Submit
+from tests.integration.live import Live, live
+
+CLIENTS = 4
+WORDS = 240  # tokens of an answer
+PING_SECONDS = 0.2
+
+
+def ask(number: int) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": f"request {number} [[truth]] [[long {WORDS}]]"}]
+
+
+def stream(server: Live, number: int, out: dict[int, Any]) -> None:
+    """The whole answer, and the longest time in which the client saw nothing."""
+    body = {"model": "default", "messages": ask(number), "stream": True, "temperature": 0.7, "seed": number}
+    text, silence, last = "", 0.0, time.monotonic()
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=100) as response:
+        status = response.status_code
+        for line in response.iter_lines():
+            silence, last = max(silence, time.monotonic() - last), time.monotonic()
+            if line.startswith("data: {"):
+                event = json.loads(line[6:])
+                assert "choices" in event, event
+                for choice in event["choices"]:
+                    text += choice["delta"].get("content") or ""
+                    finish = choice["finish_reason"]
+    out[number] = (status, text, finish, silence)
+
+
+@pytest.mark.parametrize("kind", ["plain", "hybrid"])
+def test_four_answers_where_two_fit(
+    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    monkeypatch.setattr("start_llm.engine.pressure.TYPICAL_ANSWER", 64)
+    monkeypatch.setattr("start_llm.engine.pressure.GROWTH", 32)
+    alone: dict[int, Any] = {}
+    with live(oracle_path(kind), tmp_path / "alone") as server:
+        for number in range(CLIENTS):
+            stream(server, number, alone)
+        row = server.app.engine.call(lambda scheduler: scheduler._store.estimate(WORDS + 200))
+    monkeypatch.setattr("start_llm.app.kv_bytes", lambda usable, weights: int(2.5 * row))
+    together: dict[int, Any] = {}
+    with live(oracle_path(kind), tmp_path / "together", sse_ping_seconds=PING_SECONDS) as server:
+        clients = [threading.Thread(target=stream, args=(server, n, together)) for n in range(CLIENTS)]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+        assert server.app.engine.call(lambda scheduler: scheduler.figures()["requests_paused"]) >= 1
+        assert server.app.engine.call(lambda scheduler: scheduler.figures()["kv_errors"]) == 0
+    for number in range(CLIENTS):
+        status, text, finish, silence = together[number]
+        assert (status, text, finish) == alone[number][:3]
+        assert (status, finish) == (200, "stop") and len(text) > WORDS
+        assert silence < 25 * PING_SECONDS  # generous: this machine may be busy; the waiting itself takes longer
+
+
+def test_without_a_limit_an_answer_may_be_as_long_as_the_context(
+    oracle_path: Callable[..., Path], tmp_path: Path
+) -> None:
+    asked: list[int] = []
+    long = [{"role": "user", "content": "[[long 1000]]"}]
+    for settings in ({}, {"default_max_tokens": 7}):
+        with live(oracle_path("plain"), tmp_path, max_kv_size=256, **settings) as server:
+            engine, submit = server.app.engine, server.app.engine.submit
+
+            def seen(work: Submit, submit: Any = submit) -> None:
+                asked.append(work.max_tokens)
+                submit(work)
+
+            engine.submit = seen  # type: ignore[method-assign]
+            answer = server.chat(long)
+            assert answer["body"]["choices"][0]["finish_reason"] == "length"
+            server.chat(long, max_tokens=5)
+            left = 256 - len(server.prompt_of(answer))
+    assert asked == [left, 5, 7, 5]
+
+
+def test_a_prompt_that_can_never_fit_is_507_with_the_numbers(
+    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("start_llm.app.kv_bytes", lambda usable, weights: 50_000)
+    with live(oracle_path("plain"), tmp_path) as server:
+        body = {"model": "default", "messages": [{"role": "user", "content": "word " * 2000}]}
+        response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+        assert response.status_code == 507
+        assert "Shorten the conversation" in response.json()["error"]["message"]
+        assert server.chat([{"role": "user", "content": "[[truth]]"}], max_tokens=100)["message"]["content"]
