@@ -14,6 +14,7 @@ from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
 from start_llm.engine import pressure
 from start_llm.engine.alone import AloneRunner
+from start_llm.engine.drafting import Drafts
 from start_llm.engine.guarded import GuardedStore
 from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.quantised import Quantisation, QuantisingRunner
@@ -25,6 +26,7 @@ from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from tests.engine.fakes import Collected, FakeRunner, FakeStore, submit
 from tests.engine.test_scheduler import drain, make
+from tests.engine.test_verify import Eager
 from tests.kvcache.tiny import model, random_tokens
 
 MIB = 2**20
@@ -193,7 +195,14 @@ ANSWER = 24
 LONGEST = 50  # tokens of a prompt
 
 
-def real(name: str, total: int, *, most_stored: int | None = None, kv_bits: int | None = None) -> Scheduler:
+def real(
+    name: str,
+    total: int,
+    *,
+    most_stored: int | None = None,
+    kv_bits: int | None = None,
+    drafts: Drafts | None = None,
+) -> Scheduler:
     def new() -> Any:
         return make_prompt_cache(model(name))
 
@@ -207,12 +216,13 @@ def real(name: str, total: int, *, most_stored: int | None = None, kv_bits: int 
         how = Quantisation(kv_bits, 32, LONGEST + 8)
         batch = QuantisingRunner(model(name), eos=eos, max_rows=4, how=how)
         quantise = {"quantise": how.apply, "quantised_from": how.start}
-    runner = AloneRunner(model(name), batch, eos=eos, **quantise)
+    gate = drafts.gate if drafts is not None else None
+    runner = AloneRunner(model(name), batch, eos=eos, gate=gate, **quantise)
     guarded.learn(*runner.sample())
     return Scheduler(
         runner,
         guarded,
-        lambda work, generated: TextDrawing(work, None, generated),
+        lambda work, generated: TextDrawing(work, None, generated, drafts),
         eos=frozenset({10**6}),
         limits=Limits(step=32),
         max_concurrency=4,
@@ -278,3 +288,53 @@ def check_answers(name: str, way: str, monkeypatch: pytest.MonkeyPatch, **more: 
         if way == "logprobs":
             said, meant = ([e.logprob for e in s.events if isinstance(e, Sampled)] for s in (sink, expected))
             assert [p.logprob for p in said if p] == pytest.approx([p.logprob for p in meant if p], abs=1e-2)
+
+
+SMALL = (("TYPICAL_ANSWER", 4), ("LEAST_ANSWER", 4), ("GROWTH", 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "drafted"), [("llama", "seeded", False), ("llama", "greedy", True), ("qwen3_next", "seeded", True)]
+)
+def test_a_row_that_decodes_alone_is_paused(
+    name: str, way: str, drafted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is younger than a long prompt that is still on its way, and has begun to decode before that."""
+    for setting, tokens in SMALL:
+        monkeypatch.setattr(pressure, setting, tokens)
+    drafts = Drafts(Eager()) if drafted else None
+    long, _ = submit("long", random_tokens(360, seed=1), max_tokens=4)
+    short, _ = submit("short", random_tokens(40, seed=2), max_tokens=100)
+    long, short = (replace(work, session=work.id, **WAYS[way]) for work in (long, short))
+    plenty = real(name, 2**40, drafts=drafts)
+    alone = [Collected(), Collected()]
+    for work, sink in zip((long, short), alone, strict=True):
+        plenty.add(replace(work, sink=sink))
+        drain(plenty, 2000)
+    scheduler = real(name, 2**40, drafts=drafts)
+    found = [Collected(), Collected()]
+    for work, sink in zip((long, short), found, strict=True):
+        scheduler.add(replace(work, sink=sink))
+    while len(found[1].tokens) < 3:
+        scheduler.step()
+    assert found[0].tokens == []
+    scheduler.requests._memory._total = plenty._store.estimate(380)  # room for the longer one only
+    scheduler.step()
+    assert (paused(scheduler), scheduler.requests.waiting[0].work.id) == (1, "short")
+    drain(scheduler, 2000)
+    assert [sink.tokens for sink in found] == [sink.tokens for sink in alone]
+    assert paused(scheduler) == 1
+    if drafts is not None:
+        assert scheduler.requests.decoded.accepted > 0
+        drafts.close()
+
+
+def test_a_row_that_is_alone_grows_to_the_end_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    for setting, tokens in SMALL:
+        monkeypatch.setattr(pressure, setting, tokens)
+    scheduler = real("llama", real("llama", 2**40)._store.estimate(120))
+    work, sink = submit("a", random_tokens(60, seed=3), max_tokens=FAR)
+    scheduler.add(work)
+    drain(scheduler, 2000)
+    assert (sink.done.reason, len(sink.tokens)) == ("length", 60)
+    assert paused(scheduler) == 0
