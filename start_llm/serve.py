@@ -22,13 +22,16 @@ from start_llm.api.door import raise_descriptor_limit
 from start_llm.app import App
 from start_llm.core.errors import StartLLMError
 from start_llm.core.exitcodes import ExitCode
-from start_llm.core.settings import Settings, SettingsError
+from start_llm.core.settings import Settings, SettingsError, doubtful_names
 from start_llm.dashboard.jsonlines import json_line, log_as_json
 from start_llm.dashboard.terminal import log_as_lines
+from start_llm.host.home import home
 from start_llm.prompt.clients import RuleError
 from start_llm.service.idle import IdleWatch
 from start_llm.service.place import Place, State, created
 from start_llm.service.wire import Owner
+
+log = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 0.5
 
@@ -63,6 +66,8 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         log_as_json(settings.log_level)
     else:
         log_as_lines(settings.log_level)
+    for doubt in doubtful_names(home() / ".env"):
+        log.warning("%s", doubt)
     raise_descriptor_limit()
     try:
         app = App(settings)

@@ -7,8 +7,11 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from dotenv import dotenv_values
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from start_llm.core.settingnames import doubtful, unknown
 
 
 def _off_is_none(value: Any) -> Any:
@@ -173,22 +176,7 @@ class Settings(BaseSettings):
     prompt_cache_session_max_idle_seconds: Count = Field(
         1800, description="Seconds after which an idle session loses its protection (0 = never)."
     )
-    prompt_cache_block_size: Annotated[int, Field(ge=4, le=256)] = Field(
-        16, description="Kept for old configurations: stored prefixes are compared token by token, not by block."
-    )
-    cache_use_block_index: bool = Field(
-        True,
-        description="Kept for old configurations: lookup walks the tree, exact and faster than hashing.",
-    )
     cache_canonicalize_tool_context: bool = Field(True, description="false: as CACHE_DRIFT_POLICY=strict.")
-    cache_vlm_image_identity: bool = Field(
-        True, description="Kept for old configurations: an image's pixels are always part of what KV is found by."
-    )
-    cache_session_partitioning: bool = Field(True, description="Kept for old configurations; lookup is always global.")
-    normalize_write_tool_content_for_prompt: bool = Field(
-        False,
-        description="Kept for old configurations: the key is a digest anyway, and the model always sees the content.",
-    )
 
     # Images
     images_on_text_model: Literal["placeholder", "reject"] = Field(
@@ -292,8 +280,11 @@ def load_settings(env_file: str | os.PathLike[str] | None = ".env", **overrides:
     """Reads the environment and `env_file`.
 
     Raises:
-        SettingsError: naming the variable, its value and what is allowed.
+        SettingsError: naming the variable, its value and what is allowed; or a name in the file that is no setting.
     """
+    wrong = unknown(_names_in(env_file), _known())
+    if wrong:
+        raise SettingsError("\n".join(f"{env_file}: {sentence}" for sentence in wrong))
     try:
         return Settings(_env_file=env_file, **overrides)  # type: ignore[call-arg]
     except ValidationError as error:
@@ -302,3 +293,16 @@ def load_settings(env_file: str | os.PathLike[str] | None = ".env", **overrides:
             name = str(problem["loc"][0]).upper() if problem["loc"] else "?"
             lines.append(f"{name}={problem['input']!r}: {problem['msg']}")
         raise SettingsError("\n".join(lines)) from None
+
+
+def doubtful_names(env_file: str | os.PathLike[str] | None = ".env") -> list[str]:
+    """Sentences about variables that look like settings and are none, in `env_file` and the environment."""
+    return doubtful([*_names_in(env_file), *os.environ], _known())
+
+
+def _known() -> list[str]:
+    return [name.upper() for name in Settings.model_fields]
+
+
+def _names_in(env_file: str | os.PathLike[str] | None) -> list[str]:
+    return [] if env_file is None else list(dotenv_values(env_file))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from scripts.settings_docs import ROOT, env_example, readme
-from start_llm.core.settings import Settings, SettingsError, load_settings
+from start_llm.core.settings import Settings, SettingsError, doubtful_names, load_settings
 
 SEED_DEFAULTS = {
     "mlx_host": "127.0.0.1",
@@ -23,7 +24,6 @@ SEED_DEFAULTS = {
     "prompt_cache_max_entries_per_session": 2,
     "prompt_cache_ttl_seconds": 1800,
     "prompt_cache_session_max_idle_seconds": 1800,
-    "prompt_cache_block_size": 16,
     "default_temperature": 0.1,
     "default_top_p": 0.9,
     "default_top_k": 40,
@@ -97,6 +97,44 @@ def test_disk_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_frozen() -> None:
     with pytest.raises(ValidationError):
         load_settings(None).mlx_port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("DEFAULT_MAX_TOKEN", "the nearest one is DEFAULT_MAX_TOKENS."),
+        ("mlx_prot", "the nearest one is MLX_PORT."),
+        ("ZZZ", ".env.example lists all of them."),
+    ],
+)
+def test_an_unknown_name_in_the_file_is_told_with_the_nearest_one(name: str, says: str, tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text(f"MLX_PORT=1\n{name}=5\n")
+    with pytest.raises(SettingsError) as error:
+        load_settings(file)
+    assert str(error.value) == f"{file}: {name} is no setting of start_llm; {says}"
+
+
+def test_names_of_old_configurations_are_doubted_and_not_refused(tmp_path: Path) -> None:
+    file = tmp_path / ".env"
+    file.write_text("PROMPT_CACHE_BLOCK_SIZE=16\nmlx_port=7\n")
+    assert load_settings(file).mlx_port == 7
+    (doubt,) = doubtful_names(file)
+    assert doubt.startswith("PROMPT_CACHE_BLOCK_SIZE does nothing any more: ")
+
+
+def test_a_variable_of_the_process_is_doubted_if_it_was_surely_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("KV_BIT", "MODEL_PATHS", "OPENAI_API_KEY", "MLX_HOSTFILE", "HTTP_PROXY", "LANG", "MLX_PORT"):
+        monkeypatch.setenv(name, "8080")
+    load_settings(None)
+    assert sorted(doubt.split()[0] for doubt in doubtful_names(None)) == ["KV_BIT", "MODEL_PATHS"]
+
+
+def test_every_setting_is_read_somewhere() -> None:
+    package = ROOT / "start_llm"
+    text = "\n".join(file.read_text("utf-8") for file in package.rglob("*.py"))
+    planned = {"vlm_cache_debug"}
+    assert {name for name in Settings.model_fields if not re.search(rf"\.{name}\b", text)} <= planned
 
 
 def test_every_setting_has_a_comment() -> None:
