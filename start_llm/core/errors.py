@@ -46,9 +46,12 @@ class BadRequest(StartLLMError):
 class ContextLengthExceeded(BadRequest):
     code = "context_length_exceeded"
 
-    def __init__(self, *, prompt: int, asked: int, limit: int) -> None:
+    """`at_least`: the prompt was not counted to its end."""
+
+    def __init__(self, *, prompt: int, asked: int, limit: int, at_least: bool = False) -> None:
+        needs = "needs at least" if at_least else "needs"
         super().__init__(
-            f"This request needs {prompt + asked} tokens ({prompt} in the prompt, {asked} for the answer), "
+            f"This request {needs} {prompt + asked} tokens ({prompt} in the prompt, {asked} for the answer), "
             f"but the limit is {limit} tokens. Shorten the conversation or lower max_tokens.",
             param="messages",
         )

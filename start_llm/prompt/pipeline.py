@@ -10,11 +10,12 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from start_llm.core.errors import BadRequest
+from start_llm.core.errors import BadRequest, ContextLengthExceeded
 from start_llm.core.messages import Message
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import ChatRequest
@@ -23,6 +24,7 @@ from start_llm.core.vision import ImageSpan
 from start_llm.prompt.clients import Clients
 from start_llm.prompt.clock import OWN_DATES, VARIABLE, Clock
 from start_llm.prompt.counters import Counters
+from start_llm.prompt.length import LengthCheck
 from start_llm.prompt.locate import Where, locate
 from start_llm.prompt.match import Asked, bases
 from start_llm.prompt.ports import Eyes, Template, Tokenizer
@@ -127,7 +129,8 @@ class Pipeline:
         self.traits = probe(template, tokenizer)
         self._renderer = Renderer(template, self.traits, preserve_thinking=settings.preserve_thinking)
         self._sights = Sights(eyes) if eyes is not None else None
-        self._coder = Coder(tokenizer, self.traits, self._sights)
+        self._length = LengthCheck(tokenizer, context)
+        self._coder = Coder(tokenizer, self.traits, self._sights, self._length)
         self._reader = Reader(Clients(()) if self._strict else clients or Clients())
         self._tree = Tree()
         self._awaited: dict[bytes, threading.Event] = {}
@@ -147,11 +150,13 @@ class Pipeline:
 
         Raises:
             BadRequest: no messages, or a conversation that the template refuses.
+            ContextLengthExceeded: it is so long that not even its tokens are counted.
         """
         if request.prompt is not None:
             return self._completion(request)
         if not request.messages:
             raise BadRequest("messages is empty; at least one message is needed", param="messages")
+        self._length.check([message.content for message in request.messages])
         variables = self._renderer.variables(
             thinking=thinking, effort=request.reasoning_effort, extra=request.template_kwargs
         )
@@ -169,6 +174,8 @@ class Pipeline:
     def _completion(self, request: ChatRequest) -> Prepared:
         prompt = request.prompt
         assert prompt is not None
+        if isinstance(prompt, str):
+            self._length.check((prompt,))
         tokens = tuple(self._tokenizer.encode(prompt)) if isinstance(prompt, str) else tuple(prompt)
         if not tokens:
             raise BadRequest("prompt is empty; at least one token is needed", param="prompt")
@@ -200,7 +207,8 @@ class Pipeline:
         for match in bases(self._tree, asked):
             view = going_on(match, asked, self._count_tokens)
             if view is not None and self._at_hand(view, request):
-                return self._rendered(request, reading, view, variables, self._clock(request, match.path))
+                with suppress(ContextLengthExceeded):  # as it was sent it may be shorter
+                    return self._rendered(request, reading, view, variables, self._clock(request, match.path))
         return None
 
     def _at_hand(self, view: View, request: ChatRequest) -> bool:

@@ -35,6 +35,11 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def longest_token(self) -> int:
+        """Characters of the longest token, at least 1."""
+        ...
+
+    @property
     def special_tokens(self) -> dict[str, int]:
         """Text to id of every special token."""
         ...

@@ -12,6 +12,7 @@ from itertools import pairwise
 from operator import itemgetter
 
 from start_llm.core.images import MARK
+from start_llm.prompt.length import LengthCheck
 from start_llm.prompt.ports import Tokenizer
 from start_llm.prompt.probe import Traits, special_pattern
 from start_llm.prompt.render import common_prefix
@@ -55,9 +56,16 @@ class Coded:
 class Coder:
     """Encodes prompts. Stateless after construction, so thread-safe."""
 
-    def __init__(self, tokenizer: Tokenizer, traits: Traits, sights: Sights | None = None) -> None:
-        """`sights`: of a model with eyes, for the marks of images in texts."""
+    def __init__(
+        self, tokenizer: Tokenizer, traits: Traits, sights: Sights | None = None, length: LengthCheck | None = None
+    ) -> None:
+        """
+        Args:
+            sights: of a model with eyes, for the marks of images in texts.
+            length: refuses what is far too long before it is encoded.
+        """
         self._tokenizer, self._sights = tokenizer, sights
+        self._length = length or LengthCheck(tokenizer, 0)
         special = tokenizer.special_tokens
         self._eos = tokenizer.eos_ids
         self.cuts = frozenset(name for name in special if name in traits.structure and self._cuts_at(name))
@@ -74,7 +82,8 @@ class Coder:
         return all(encode(a + name + b) == encode(a) + encode(name + b) for a, b in _PROBES)
 
     def encode(self, text: str, *, char: int = 0, token: int = 0) -> tuple[list[int], list[Anchor]]:
-        """Tokens of `text`, and its anchors; offsets count from `char` and `token`."""
+        """Tokens of `text`, and its anchors; offsets count from `char` and `token`. Raises ContextLengthExceeded."""
+        self._length.check((text,), token)
         if self._sights is None or MARK.search(text) is None:
             return self._encode(text, char, token)
         tokens: list[int] = []

@@ -41,6 +41,7 @@ def chat(**fields: Any) -> bytes:
 STRINGS = {f"p{i}": {"type": "string"} for i in range(5_000)}
 STRICT = {"name": "f", "strict": True, "parameters": {"type": "object", "properties": STRINGS}}
 PRODUCT = schema(allOf=[{"type": "integer", "multipleOf": prime} for prime in (97, 89, 83)])
+MANY = "within the limit of a context, each word. "
 ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
     "5,000 properties": (lambda: chat(response_format=schema(type="object", properties=STRINGS)), "3,000 schemas"),
     "5,000 properties of a strict tool": (lambda: chat(tools=[{"function": STRICT}]), "3,000 schemas"),
@@ -48,6 +49,8 @@ ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
         lambda: chat(response_format=schema(anyOf=[{"const": i} for i in range(30_000)])),
         "3,000 schemas",
     ),
+    "a prompt of 40 MB": (lambda: chat(messages=[{"role": "user", "content": "a" * 40_000_000}]), "at least"),
+    "a prompt of 8 MB": (lambda: chat(messages=[{"role": "user", "content": MANY * 190_000}]), "at least"),
     "a multiple of a product of primes": (lambda: chat(response_format=PRODUCT), "within 3 s"),
 }
 

@@ -29,9 +29,13 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 def check(served: World, path: str, body: bytes, said: str) -> int:
     """One request; its status. Fails for everything that a client must never see."""
     served.say(said)
-    began = time.monotonic()
-    status, sent = served.ask(path, body)
-    assert time.monotonic() - began < MOST_SECONDS
+    for _ in range(2):
+        began = time.monotonic()
+        status, sent = served.ask(path, body)
+        if time.monotonic() - began < MOST_SECONDS:
+            break
+    else:  # twice: it was no neighbour's doing
+        raise AssertionError(f"over {MOST_SECONDS:.0f} s")
     assert status < 500 or status in ALLOWED, (status, sent)
     assert served.noise.found == []
     if status == 200:

@@ -51,3 +51,29 @@ def test_a_stopped_clock_takes_the_place_of_the_templates_own():
     with pytest.raises(TemplateError, match="format of its date"):
         computed.render(user, None, True, strftime_now=str)
     assert HFTemplate(fast_tokenizer(), "plain").render(user, None, True, strftime_now=str) == "plain"
+
+
+def test_the_longest_token_is_no_shorter_than_any():
+    inner = fast_tokenizer()
+    assert HFTokenizer(inner).longest_token == max(len(token) for token in inner.get_vocab())
+
+
+def test_the_tokenizer_itself_is_asked_only_if_it_says_the_same():
+    class Other:
+        """Adds a word where the inner one does not."""
+
+        def __init__(self, inner):
+            self._inner = inner
+
+        def encode(self, text, **more):
+            return [*self._inner.encode(text, **more), 7]
+
+        def __getattr__(self, name):
+            return getattr(self._inner, name)
+
+    inner = fast_tokenizer()
+    assert HFTokenizer(inner)._backend is inner.backend_tokenizer
+    assert HFTokenizer(Other(inner))._backend is None
+    assert HFTokenizer(Other(inner)).encode("the")[-1] == 7
+    text = "the of <|im_start|> \n\nthe"
+    assert HFTokenizer(inner).encode(text) == inner.encode(text, add_special_tokens=False)
