@@ -55,7 +55,7 @@ class HFTemplate:
             text = self._tokenizer.apply_chat_template(
                 messages, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False, **kwargs
             )
-        except (JinjaError, TypeError, ValueError, KeyError, AttributeError, IndexError) as error:
+        except (JinjaError, TypeError, ValueError, KeyError, AttributeError, IndexError, RecursionError) as error:
             # Templates fail in every way that Python expressions can fail.
             raise TemplateError(str(error) or type(error).__name__) from error
         return str(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from start_llm.core.limits import DEPTH
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.ports import TemplateError
 from tests.prompt.models import fast_tokenizer, model
@@ -77,3 +78,24 @@ def test_the_tokenizer_itself_is_asked_only_if_it_says_the_same():
     assert HFTokenizer(Other(inner)).encode("the")[-1] == 7
     text = "the of <|im_start|> \n\nthe"
     assert HFTokenizer(inner).encode(text) == inner.encode(text, add_special_tokens=False)
+
+
+WALKS = (
+    "{% macro show(v) %}{% if v is mapping %}{% for k, x in v|dictsort %}{{ k }}{{ show(x) }}{% endfor %}"
+    "{% elif v is sequence and v is not string %}[{% for x in v %}{{ show(x) }}{% endfor %}]"
+    "{% else %}{{ v }}{% endif %}{% endmacro %}{{ show(messages[0].arguments) }}"
+)
+
+
+def test_what_is_as_deep_as_a_request_may_be_can_be_walked_by_a_template() -> None:
+    def rendered(depth):
+        value = "end"
+        for level in range(depth):
+            value = {"a": value} if level % 2 else [value]
+        return HFTemplate(fast_tokenizer(), WALKS).render(
+            [{"role": "user", "content": "", "arguments": value}], None, True
+        )
+
+    assert "end" in rendered(DEPTH.most)
+    with pytest.raises(TemplateError):
+        rendered(5_000)
