@@ -64,6 +64,14 @@ def figures(url: str) -> dict[str, float]:
     }
 
 
+def written(url: str) -> None:
+    """Waits until nothing waits to be written."""
+    end = time.monotonic() + WAIT
+    while any(figures(url)[f"start_llm_kv_disk_waiting_{what}"] for what in ("bytes", "segments")):
+        assert time.monotonic() < end, "what waits is never written"
+        time.sleep(0.05)
+
+
 def main(model: str, cache: Path, kills: int, seed: int) -> None:
     chance = random.Random(seed)
     said: list[tuple[list[dict[str, Any]], str]] = []
@@ -87,6 +95,8 @@ def main(model: str, cache: Path, kills: int, seed: int) -> None:
         seen = figures(url)
         assert seen["start_llm_kv_disk_damaged"] == 0, "a file was damaged by a kill"
         read += seen["start_llm_kv_disk_read_files"]
+        if number % 2 == 0:  # else a busy machine may not have written anything before any of the kills
+            written(url)
         last = threading.Thread(target=until_killed, args=(url, [*history, question(10 * number + 3, 200)]))
         last.start()
         time.sleep(chance.uniform(0, 0.4))  # the random moment
