@@ -166,6 +166,11 @@ def _with_note(shown: Shown, note: str) -> Shown:
     return replace(shown, message=replace(shown.message, content=f"{content}\n\n{note}" if content else note))
 
 
+def _embedded(entry: Entry) -> int:
+    """Characters of reasoning that the client sends inside the text of an answer; templates leave them out."""
+    return 0 if entry.facts.shown.reasoning else len(entry.facts.reasoning)
+
+
 def _is_modest(path: Path, new: Sequence[Shown], asked: Asked, noted: tuple[int, int]) -> bool:
     """What is shown beyond the request's own words is at most a tenth of them; results that were cleared may stay.
 
@@ -174,7 +179,7 @@ def _is_modest(path: Path, new: Sequence[Shown], asked: Asked, noted: tuple[int,
     sent = kept = called = 0
     contents = {shown.place: shown.message.content for shown in path.shown if shown.place is not None}
     for entry in asked.reading.entries:
-        sent += len(entry.facts.shown.content)
+        sent += len(entry.facts.shown.content) - _embedded(entry)
         called += sum(len(call.name) + len(call.arguments) for call in entry.message.tool_calls)
         if entry.cleared and entry.place is not None:
             kept += max(0, len(contents.get(entry.place, "")) - len(entry.message.content))
