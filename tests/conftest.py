@@ -15,8 +15,13 @@ from start_llm.progress import ProgressBars
 OPTIONAL = {"slow": "takes over ten seconds", "e2e": "drives a real agent client"}
 
 # How long an example takes says how busy the machine is; pytest-timeout ends what hangs.
-hypothesis_settings.register_profile("start_llm", deadline=None)
-hypothesis_settings.load_profile("start_llm")
+hypothesis_settings.register_profile("start_llm", deadline=None, derandomize=True)
+hypothesis_settings.register_profile("start_llm-slow", deadline=None)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Every run tries the same examples, so that it fails by what was changed; with `--slow` it looks for new ones."""
+    hypothesis_settings.load_profile("start_llm-slow" if config.getoption("--slow") else "start_llm")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

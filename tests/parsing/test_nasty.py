@@ -128,6 +128,19 @@ def test_arguments_may_hold_any_markup_but_the_formats_own(ident: str, count: in
     examples(count, check)
 
 
+@pytest.mark.parametrize("head", ["<parameter", "<parameter=", "<parameter=cont"])
+@pytest.mark.parametrize("tail", ["<|im_end|>\n", "<|im_end|>\n<|im_start|>user\nHi"])
+def test_a_turn_token_is_no_parameters_name(head: str, tail: str) -> None:
+    text = f"Look:\n\n<tool_call>\n<function=write>\n<parameter=path>\na\n</parameter>\n{head}{tail}"
+    parser = OutputParser(style_of("qwen3_coder"), tools=TOOLS)
+    for letter in text:
+        parser.feed(letter)
+    parser.finish(cut=False)
+    parsed = parser.parsed()
+    assert parsed.content == "Look:"
+    assert [json.loads(call.arguments) for call in parsed.tool_calls] == [{"path": "a"}]
+
+
 @COUNTS
 @FORMATS
 def test_an_answer_may_end_anywhere(ident: str, count: int) -> None:

@@ -15,7 +15,7 @@ from start_llm.parsing.schema import Schema, dump
 from start_llm.parsing.source import Step
 from start_llm.parsing.tools.base import NAME, Opener, Parse, Reading, ToolFormat
 from start_llm.parsing.tools.values import Close, Trim, ValueReader, ValueSink
-from start_llm.parsing.turntokens import LEAKED, turn_ends
+from start_llm.parsing.turntokens import ENDS, LEAKED, STARTS, turn_ends
 
 _ATTRIBUTE = re.compile(r"""([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
 _MAX_HEAD = 300
@@ -100,7 +100,7 @@ def _head(reading: Reading, tags: Tags, start: str) -> Step[dict[str, str]]:
     source = reading.source
     source.take(len(start))
     text, end = yield from source.until((tags.head_end, "\n"), _MAX_HEAD)
-    if not end:
+    if not end or any(token in text + end for token in (*ENDS, *STARTS)):  # the answer ended inside the tag
         raise NotACall
     text = text.strip()
     if text.startswith("="):
