@@ -102,11 +102,12 @@ def going_on(match: Match, asked: Asked, tokens_in: Callable[[str], int]) -> Vie
 
 
 def _still_said(change: Change, asked: Asked) -> bool:
-    """Whether a text that is gone from its place stands in another: told as withdrawn, it would seem not to hold."""
-    if change.new is not None or change.slot.rule in ("tool", "system"):
+    """Whether a text that is gone from its place stands in a later one: telling of its going would be wrong."""
+    gone = change.slot
+    if change.new is not None or gone.rule in ("tool", "system"):
         return False
     values = asked.reading.values.items()
-    return any(slot.rule == change.slot.rule and text == change.old for slot, text in values)
+    return any(slot.rule == gone.rule and slot.place > gone.place and text == change.old for slot, text in values)
 
 
 def _with_repetition(change: Change, new: Sequence[Shown]) -> Change:

@@ -310,7 +310,7 @@ def imported(conversation: Conversation, own: Words, same_values: bool, ours: bo
         twin.history.append(replace(said, calls=calls, call_id=call_id, reasoning=None, made=None, cleared=False))
     twin.numbers = conversation.numbers
     if same_values:
-        twin.values = dict(conversation.values)
+        twin.values, twin.stamps = dict(conversation.values), set(conversation.stamps)
         twin.earlier = {place: [value] for place, value in twin.values.items() if value is not None}
     return twin
 

@@ -150,6 +150,23 @@ def test_a_reminder_that_moves_to_the_newest_message_is_not_told_as_withdrawn(ro
     assert sum("withdrawn" in line for line in prepared.notes) == 2
 
 
+def test_a_reminder_that_goes_is_told_though_an_earlier_one_says_the_same():
+    """plan, build, plan: without the last one it is build that holds."""
+    client = Client("chatml", pipeline("chatml"))
+    client.messages = [system_text(CLAUDE)]
+    modes = [REMINDER.format(f"Mode is {mode}.") for mode in ("plan", "build", "plan")]
+    for number, mode in enumerate(modes):
+        client.ask(Message("user", f"Question {number}\n{mode}"))
+        client.answer(say(LONG, bash={"command": "ls"}))
+        client.ask(Message("tool", "a listing", tool_call_id="call_bash"))
+        spoken = client.answer(say(LONG))
+    last = max(index for index, message in enumerate(client.messages) if message.role == "user")
+    client.messages[last] = Message("user", "Question 2")
+    prepared = client.ask(Message("user", "And now?"))
+    assert prepared.prompt.tokens[: len(spoken)] == spoken
+    assert any("withdrawn: Mode is plan" in line for line in prepared.notes)
+
+
 def test_telemetry_is_left_out_and_its_change_costs_nothing():
     header = "x-anthropic-billing-header: cc_version=2.1; cch={};"
     client, spoken = two_turns(
