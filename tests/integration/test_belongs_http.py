@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
 
 import pytest
 
@@ -14,6 +13,7 @@ from tests.integration.asking import DIALECTS, Asker, Heard, Json, Rendering, Se
 from tests.integration.live import TOOLS, Live, live
 from tests.oracle import script
 from tests.prompt.belongs_reading import frames, last_mention, tags
+from tests.unique import unique
 
 KINDS = ["plain", pytest.param("hybrid", marks=pytest.mark.slow)]
 CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py", "line": 1}}\n</tool_call>'
@@ -118,7 +118,7 @@ def check_own_words(heard: Heard, case: Case, number: int) -> None:
 def test_a_client_is_not_shown_anothers_words(
     servers: Servers, kind: str, dialect: str, named: bool, case: Case
 ) -> None:
-    salt = uuid4().hex
+    salt = unique()
     for number in (0, 1, 0):
         who = f"{salt}-{number}" if named else None
         messages = case.messages(salt, number)
@@ -129,7 +129,7 @@ def test_a_client_is_not_shown_anothers_words(
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nor_after_a_restart(oracle_path: Callable[..., Path], tmp_path: Path, kind: str) -> None:
-    salt = uuid4().hex
+    salt = unique()
     with live(oracle_path(kind), tmp_path, kv_disk_dir="auto") as server:
         for case in CASES:
             heard = Asker(server, "chat", "first").ask(case.messages(salt, 0))
@@ -150,7 +150,7 @@ def test_nor_after_a_restart(oracle_path: Callable[..., Path], tmp_path: Path, k
 
 def served(server: Live, salt: str, dialect: str, who: str | None) -> tuple[list[Json], str]:
     """A conversation whose model thinks of a secret and says OK; its messages without that."""
-    secret = f"secret-{uuid4().hex[:8]}"
+    secret = f"secret-{unique()[:8]}"
     text = script(f"<think>\nThe {secret} must not be told.\n</think>\n\nOK, {salt}.")
     messages = [system(f"This is {salt}."), user(f"{text} hello")]
     heard = Asker(server, dialect, who).ask(messages)
@@ -164,7 +164,7 @@ def test_a_client_that_was_never_served_gets_no_thoughts(
     servers: Servers, strict: Live, kind: str, dialect: str
 ) -> None:
     server = strict if kind == "strict" else servers(kind)
-    salt = uuid4().hex
+    salt = unique()
     _, secret = served(server, salt, dialect, None)
     messages = [system(f"This is {salt}."), user("hello"), said(f"OK, {salt}."), user("And?" + cues(secret))]
     heard = Asker(server, dialect).ask(messages)
@@ -176,7 +176,7 @@ def test_a_client_that_was_never_served_gets_no_thoughts(
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_nor_does_another_user_with_the_same_history(servers: Servers, strict: Live, kind: str, dialect: str) -> None:
     server = strict if kind == "strict" else servers(kind)
-    salt = uuid4().hex
+    salt = unique()
     history, secret = served(server, salt, dialect, f"{salt}-1")
     messages = [*history, user("And?" + cues(secret))]
     heard = Asker(server, dialect, f"{salt}-2").ask(messages)
@@ -189,8 +189,8 @@ def test_two_conversations_with_the_same_words_keep_their_own_thoughts(
     servers: Servers, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str, dialect: str
 ) -> None:
     """Their clients leave out what was thought: nobody can tell whose it was, so nobody is shown it."""
-    client, messages = Asker(servers(kind), dialect), [system(f"This is {uuid4().hex}."), user("hello")]
-    secrets = [f"secret-{uuid4().hex[:8]}" for _ in range(2)]
+    client, messages = Asker(servers(kind), dialect), [system(f"This is {unique()}."), user("hello")]
+    secrets = [f"secret-{unique()[:8]}" for _ in range(2)]
     monkeypatch.setenv("ORACLE_REPLIES", str(tmp_path / "reply"))
     for secret in secrets:
         (tmp_path / "reply").write_text(f"<think>\nThe {secret} must not be told.\n</think>\n\nOK.")
@@ -209,7 +209,7 @@ def test_two_conversations_with_the_same_words_keep_their_own_thoughts(
 @pytest.mark.parametrize("answer", ["OK.", LONG], ids=["short", "long"])
 def test_two_conversations_of_equal_words_do_not_mix(servers: Servers, kind: str, dialect: str, answer: str) -> None:
     """They differ in one line of the system text, which changes in both."""
-    server, salt = servers(kind), uuid4().hex
+    server, salt = servers(kind), unique()
     histories: list[list[Json]] = [[], []]
     names: list[list[str]] = [[], []]
     for turn in range(4):
@@ -255,7 +255,7 @@ class Talk:
     dialect: str = "chat"
 
     def __post_init__(self) -> None:
-        self.salt = uuid4().hex
+        self.salt = unique()
         self.history: list[Json] = []
 
     def system(self, *lines: str) -> Json:
@@ -452,7 +452,7 @@ def test_a_note_tells_what_changed_and_nothing_else(servers: Servers, kind: str)
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_strict_is_the_template_applied_to_the_clients_messages(strict: Live, dialect: str) -> None:
     client = Asker(strict, dialect)
-    head = system(f"x-anthropic-billing-header: cch=12ab3;\n{CLAUDE}\nThis is {uuid4().hex}.\nCurrent time: 08:20")
+    head = system(f"x-anthropic-billing-header: cch=12ab3;\n{CLAUDE}\nThis is {unique()}.\nCurrent time: 08:20")
     raw = f"<think>\nI must read it\n</think>\n\n{CALL}"
     messages = [head, user(f"Go. {script(raw, 'Done.')}")]
     heard = client.ask(messages, TOOLS)

@@ -6,12 +6,12 @@ import json
 import threading
 from collections.abc import Callable
 from typing import Any
-from uuid import uuid4
 
 import pytest
 
 from tests.integration.live import TOOLS, Live, echoed
 from tests.oracle import expected_truth, script
+from tests.unique import unique
 
 KINDS = ["plain", "hybrid", "windowed"]
 TURNS = 6
@@ -33,7 +33,7 @@ def raw_answer(turn: int, tool_loop: bool, reasoning: bool) -> str:
 
 def converse(server: Live, *, how: str, tool_loop: bool, reasoning: bool) -> tuple[int, int, list[dict[str, Any]]]:
     """Six turns; (tokens computed inside the model, tokens that were new, answers)."""
-    salt = uuid4().hex
+    salt = unique()
     answers_cue = script(*(raw_answer(i, tool_loop, reasoning) for i in range(TURNS)))
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": f"You are agent {salt}. {long_text('system')}"},
@@ -95,7 +95,7 @@ def test_a_turn_costs_what_is_new_in_it(
 @pytest.mark.parametrize("kind", KINDS)
 def test_eight_conversations_at_once_answer_as_alone(servers: Callable[..., Live], kind: str) -> None:
     server = servers(kind)
-    salts = [uuid4().hex for _ in range(8)]
+    salts = [unique() for _ in range(8)]
 
     def talk(salt: str, out: dict[str, list[str]], name: str) -> None:
         messages: list[dict[str, Any]] = [{"role": "system", "content": f"{long_text('shared')} {salt}"}]
@@ -124,7 +124,7 @@ def test_eight_conversations_at_once_answer_as_alone(servers: Callable[..., Live
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_regenerated_answer_costs_only_its_end(servers: Callable[..., Live], kind: str) -> None:
     server = servers(kind)
-    messages = [{"role": "user", "content": f"{uuid4().hex} {long_text('again', 400)} [[truth]]"}]
+    messages = [{"role": "user", "content": f"{unique()} {long_text('again', 400)} [[truth]]"}]
     first = server.chat(messages)
     before = server.work()
     second = server.chat(messages)
@@ -136,9 +136,9 @@ def test_a_regenerated_answer_costs_only_its_end(servers: Callable[..., Live], k
 def test_a_system_text_that_changes_on_the_way_costs_the_change(servers: Callable[..., Live], kind: str) -> None:
     """An agent that goes from planning to doing and back; the model sees which of them it is now."""
     server = servers(kind)
-    rules = "\n".join(f"Rule {n} of {uuid4().hex}: {long_text('rule', 25)}" for n in range(20))
+    rules = "\n".join(f"Rule {n} of {unique()}: {long_text('rule', 25)}" for n in range(20))
     messages: list[dict[str, Any]] = [{"role": "system", "content": ""}]
-    costs, name = [], uuid4().hex
+    costs, name = [], unique()
     for turn in range(6):
         mode = ("Plan only, write nothing.", "You may write files now.")[turn // 2 % 2]
         messages[0] = {"role": "system", "content": f"You are an agent.\n{mode}\n{rules}"}

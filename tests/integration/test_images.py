@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import httpx
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from tests.images.pictures import b64, data_url, png
 from tests.integration.live import WAIT, Live, live
 from tests.oracle import expected_truth, script
+from tests.unique import unique
 
 TURNS = 5
 BREAKS = b64(png()[:400])
@@ -43,7 +43,7 @@ def converse(server: Live, image: dict[str, Any] | None) -> tuple[int, int, list
     and the lines that stand for the image in the last prompt."""
     call = '<tool_call>\n{"name": "Read", "arguments": {"file_path": "shot%d.png"}}\n</tool_call>'
     texts = [f"Step {{truth}} {WORDS}\n{call % turn}" for turn in range(TURNS)]
-    messages: list[dict[str, Any]] = [{"role": "user", "content": f"{uuid4().hex} {script(*texts)} Look at it."}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": f"{unique()} {script(*texts)} Look at it."}]
     known, computed, new = 0, 0, 0
     for turn in range(TURNS):
         before = server.work()
@@ -79,7 +79,7 @@ def test_an_image_never_ends_a_conversation(servers: Callable[..., Live], kind: 
 
 def test_another_image_is_another_message(servers: Callable[..., Live]) -> None:
     """Two clients whose histories differ in the pixels only: neither goes on from the other's answer."""
-    server, salt = servers("plain"), uuid4().hex
+    server, salt = servers("plain"), unique()
     text = {"type": "text", "text": f"{salt} What is this? {script('It is red.', 'Still.')}"}
     histories = [[{"role": "user", "content": [block(b64(png(seed=seed))), text]}] for seed in (1, 2)]
     prompts = []

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import httpx
 import pytest
 
 from tests.integration.live import TOOLS, WAIT, Live, echoed, live
 from tests.oracle import expected_truth, script
+from tests.unique import unique
 
 THOUGHT = " ".join(f"first I weigh point {i} of the matter" for i in range(40))
 ANSWER = " ".join(f"The answer has part {i} in it." for i in range(60))
@@ -61,7 +61,7 @@ def talk(running: Live, tool: bool) -> tuple[int, int]:
     thoughts = f"<think>\n{THOUGHT}\n</think>\n\n"
     raw = [f"{thoughts}{CALL}"] * tool + [f"{thoughts}{ANSWER}", "It is {truth}"]
     messages: list[dict[str, Any]] = [
-        {"role": "system", "content": f"You are {uuid4().hex}."},
+        {"role": "system", "content": f"You are {unique()}."},
         {"role": "user", "content": f"{script(*raw)} go"},
     ]
     if tool:
@@ -115,7 +115,7 @@ def test_a_client_that_edits_its_history_is_guessed_for_no_more_until_it_stops(
 ) -> None:
     with server(oracle_path("plain", "qwen3"), tmp_path, "on") as (running, guesses):
         raw = [f"<think>\n{THOUGHT}\n</think>\n\nStep {step}." for step in range(9)]
-        messages: list[dict[str, Any]] = [{"role": "user", "content": f"{script(*raw)} {uuid4().hex}"}]
+        messages: list[dict[str, Any]] = [{"role": "user", "content": f"{script(*raw)} {unique()}"}]
         made = []
         for step in range(8):
             answer, _ = turn(running, messages)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import httpx
 import pytest
@@ -17,6 +16,7 @@ from tests.images.corpus import CASES
 from tests.images.pictures import data_url, encoded, noise, png
 from tests.integration.live import WAIT, Live, live
 from tests.oracle import make_tokenizer
+from tests.unique import unique
 
 SLOW = pytest.mark.slow
 FAMILIES = [family if family == "qwen3_5" else pytest.param(family, marks=SLOW) for family in CONFIGS]
@@ -60,7 +60,7 @@ class Talk:
     """A conversation. `computed` and `new` count the prompt tokens of all turns behind the first."""
 
     def __init__(self, salt: str = "") -> None:
-        text = " ".join(f"rule {n} of {salt or uuid4().hex}" for n in range(20))
+        text = " ".join(f"rule {n} of {salt or unique()}" for n in range(20))
         self.messages: list[Json] = [{"role": "system", "content": text}]
         self.computed = self.new = self.known = 0
 
@@ -105,7 +105,7 @@ def test_ten_turns_with_three_images_and_a_restart(
 
 
 def test_another_image_of_the_same_size_shares_nothing_behind_it(seeing: Seeing) -> None:
-    server, salt = seeing("qwen3_5"), uuid4().hex
+    server, salt = seeing("qwen3_5"), unique()
     reports = []
     for seed in (1, 2, 1):
         answer = server.chat([user(words(f"{salt} look " * 20), image(seed), words("What is it?"))], max_tokens=4)
@@ -117,7 +117,7 @@ def test_another_image_of_the_same_size_shares_nothing_behind_it(seeing: Seeing)
 
 
 def test_the_same_picture_in_another_file_is_reused(seeing: Seeing) -> None:
-    server, salt = seeing("qwen3_vl"), uuid4().hex
+    server, salt = seeing("qwen3_vl"), unique()
     before = encodings(server)
     for options in ({}, {"compress_level": 1}):
         url = data_url(encoded(noise(96, 64, 77), "PNG", **options))
