@@ -23,6 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except UsageError as error:
             print(error, file=sys.stderr)
             return USAGE
+        if first := typed.command.begins(typed.options):
+            print(first, file=sys.stderr, flush=True)
         # What reads settings takes a third of a second to import: help and refusals do without.
         return int(import_module("start_llm.cli.running").run(typed))
     except KeyboardInterrupt:  # before the command has its own answer to it, mostly while it is imported

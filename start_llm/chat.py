@@ -193,6 +193,10 @@ class ChatService:
             ),
         )
 
+    def served_name(self, asked: str) -> str:
+        served = self._served
+        return served.name if served is not None and _means(asked, served) else asked
+
     def health(self) -> Health:
         status = self._engine.status()
         ok = status.state in {"ready", "busy"} and self._served is not None
@@ -208,12 +212,17 @@ class ChatService:
         if served is None:
             status = self._engine.status()
             raise Unavailable(status.detail or "The model is still loading.")
-        known = {served.name, served.source, f"openai/{served.source}", f"openai/{served.name}", "", "default"}
-        if name not in known and not _FOREIGN_NAMES.match(name.rsplit("/", 1)[-1]):
+        if not _means(name, served):
             raise NotFound(
                 f"model={name!r}: this server serves {served.name!r}.", param="model", code="model_not_found"
             )
         return served
+
+
+def _means(name: str, served: Served) -> bool:
+    """Whether a client that asks for `name` gets this model."""
+    known = {served.name, served.source, f"openai/{served.source}", f"openai/{served.name}", "", "default"}
+    return name in known or _FOREIGN_NAMES.match(name.rsplit("/", 1)[-1]) is not None
 
 
 class _Run:

@@ -10,7 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -94,8 +94,9 @@ def examine(settings: Settings, probe: Probe) -> Iterator[Finding]:
     runs = answers(settings.mlx_host, settings.mlx_port, "/health", "state")
     yield port("server port", "MLX_PORT", settings.mlx_host, settings.mlx_port, "start_llm" if runs else None)
     if settings.proxy == "on":
-        runs = answers(settings.mlx_host, settings.proxy_port, "/health/readiness", "litellm_version")
-        yield port("proxy port", "PROXY_PORT", settings.mlx_host, settings.proxy_port, "LiteLLM" if runs else None)
+        runs = answers(settings.mlx_host, settings.proxy_port, "/health/readiness", "proxy_of")
+        what = "start_llm's LiteLLM proxy"
+        yield port("proxy port", "PROXY_PORT", settings.mlx_host, settings.proxy_port, what if runs else None)
     else:
         yield Finding("proxy port", "note", "no proxy (PROXY=off)")
     yield model(settings)
@@ -168,7 +169,7 @@ def machine(settings: Settings, device: Device, gflops: float) -> Iterator[Findi
     if device.backend != "cpu":
         yield Finding("back end", "ok", said)
     elif device.system == "Linux" and gflops < FAST_GFLOPS:
-        yield Finding("back end", "note", f"{said}: slow. Start through install_and_run.py, with a C compiler (cc).")
+        yield Finding("back end", "note", f"{said}: slow, because {why_slow(os.environ, os.getloadavg()[0])}")
     else:
         yield Finding("back end", "ok", said)
     if device.backend == "cpu" and shutil.which("nvidia-smi"):
@@ -183,6 +184,22 @@ def machine(settings: Settings, device: Device, gflops: float) -> Iterator[Findi
     if best is not None:
         size = f"{best.weights / 1e9:.1f} GB"
         yield Finding("model for it", "ok", f"{best.short}: {best.repository} ({size}; {best.note})")
+
+
+def why_slow(environment: Mapping[str, str], load: float, cores: int = os.cpu_count() or 1) -> str:
+    """What most likely keeps the CPU back end slow, and what to do.
+
+    Args:
+        load: how many processes wanted to compute, over the last minute.
+    """
+    if "blas" not in environment.get("LD_PRELOAD", ""):
+        return (
+            "MLX computes with its reference BLAS; a clone's install_and_run.py builds a bridge to OpenBLAS, which is "
+            "some 30 times faster (it needs a C compiler, cc)."
+        )
+    if load > cores:
+        return f"other programs compute, too: load {load:.1f} on {cores} cores. Look again when they are done."
+    return f"this processor ({cores} cores) does no more."
 
 
 def port(subject: str, variable: str, host: str, number: int, runs: str | None = None) -> Finding:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import platform
 import socket
 import subprocess
@@ -11,6 +12,7 @@ from start_llm import doctor
 from start_llm.core.settings import Settings
 from start_llm.doctor import Finding, Probe
 from start_llm.models.device import GIB, Accelerator, Device
+from start_llm.proxy.gate import READY_BODY
 from tests.launch.stub import serving
 
 CPU = Device("Linux", "Some CPU", 16 * GIB, "cpu", 12 * GIB)
@@ -71,6 +73,13 @@ def test_a_slow_cpu_back_end_is_noted(settings: Settings, gflops: float, verdict
     assert subjects(list(doctor.machine(settings, CPU, gflops)))["back end"].verdict == verdict
 
 
+def test_a_slow_figure_comes_with_its_reason() -> None:
+    shim = {"LD_PRELOAD": "/x/libstart_llm_blas.so"}
+    assert "install_and_run.py" in doctor.why_slow({}, load=9.0, cores=2)
+    assert "load 9.0 on 2 cores" in doctor.why_slow(shim, load=9.0, cores=2)
+    assert "no more" in doctor.why_slow(shim, load=0.5, cores=2)
+
+
 def test_apple_silicon_gets_a_recommendation(settings: Settings) -> None:
     found = subjects(list(doctor.machine(settings, MAC, 5000.0)))
     assert "qwen3.6-35b: mlx-community/Qwen3.6-35B-A3B-4bit" in found["model for it"].text
@@ -93,13 +102,20 @@ def test_a_taken_port_is_named() -> None:
 def test_a_server_that_runs_already_is_no_fault(settings: Settings) -> None:
     with serving() as number:
         assert doctor.answers("127.0.0.1", number, "/health", "state")
-        assert not doctor.answers("127.0.0.1", number, "/health", "litellm_version")
+        assert not doctor.answers("127.0.0.1", number, "/health", "proxy_of")
         found = subjects(
             list(doctor.examine(settings.model_copy(update={"mlx_port": number, "proxy_port": number}), Probe(None)))
         )
     assert found["server port"] == Finding("server port", "ok", f"{number}, start_llm runs there now")
     assert found["proxy port"].verdict == "note" and "PROXY_PORT" in found["proxy port"].text
     assert not doctor.answers("127.0.0.1", number, "/health", "state")
+
+
+def test_its_own_proxy_is_no_fault(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"/health/readiness": json.loads(READY_BODY)}
+    monkeypatch.setattr(doctor, "get_json", lambda url, **_: (200, told.get(url.partition("4001")[2])))
+    found = subjects(list(doctor.examine(settings.model_copy(update={"proxy_port": 4001}), Probe(None))))
+    assert found["proxy port"] == Finding("proxy port", "ok", "4001, start_llm's LiteLLM proxy runs there now")
 
 
 def test_packages_are_compared_with_the_pins(tmp_path: Path) -> None:

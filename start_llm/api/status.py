@@ -16,6 +16,9 @@ from start_llm.dashboard.request_log import RequestLog
 
 ALIASES = ("claude-", "gpt-")
 """Ids that begin so are accepted everywhere and mean the served model."""
+SHORT_ID = 6
+"""As many characters of an id's end as the terminal shows."""
+LONGEST_SHORT_ID = 80
 
 
 class Status:
@@ -59,13 +62,23 @@ class Status:
         raise NotFound(f"There is no model {wanted!r}. Served: {names}.", param="model", code="model_not_found")
 
     def cache_request(self, inbound: Inbound) -> Reply:
-        wanted = inbound.params[0]
+        wanted = self._whole_id(inbound)
         report = self._service.cache_report(wanted) if self._made.may_see(inbound.visitor, wanted) else None
         if report is None:
             raise NotFound(
                 f"There is no report of a request {wanted[:80]!r}. Recent ones are kept, for the key that made them."
             )
         return Reply(sse.dumps({"id": wanted} | report.as_dict()))
+
+    def _whole_id(self, inbound: Inbound) -> str:
+        """The id that is meant by the end of one, as the terminal shows it. Raises NotFound where it is of several."""
+        wanted = inbound.params[0]
+        if len(wanted) < SHORT_ID or len(wanted) > LONGEST_SHORT_ID:
+            return wanted
+        found = self._made.ending(inbound.visitor, wanted)
+        if len(found) > 1:
+            raise NotFound(f"{wanted!r} ends the ids of {len(found)} requests: {', '.join(found[:5])}.")
+        return found[0] if found else wanted
 
     def cache_requests(self, inbound: Inbound) -> Reply:
         """Those of the asking key. Without API_KEY, a client of this machine that sends no key sees everybody's."""

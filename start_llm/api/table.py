@@ -102,11 +102,8 @@ class Dialects:
         return self._named(exchange.request)
 
     def _named(self, request: ChatRequest) -> ChatRequest:
-        """A request without a model's name gets the served one's."""
-        if request.model:
-            return request
-        cards = self.service.models()
-        return replace(request, model=cards[0].id if cards else "")
+        """The answer's ``model`` is the name of what answers, whatever the client called it."""
+        return replace(request, model=self.service.served_name(request.model))
 
 
 def dialect_of(data: Any, usual: Dialect = "chat") -> Dialect:

@@ -61,6 +61,12 @@ class Made:
             while len(self._scopes) > MOST_KEPT:
                 self._scopes.popitem(last=False)
 
+    def ending(self, visitor: Visitor, end: str) -> list[str]:
+        """The requests of `visitor` whose ids end so: the terminal and the page show the end only."""
+        with self._lock:
+            ids = [request_id for request_id in self._scopes if request_id.endswith(end)]
+        return [request_id for request_id in ids if self.may_see(visitor, request_id)]
+
     def may_see(self, visitor: Visitor, request_id: str) -> bool:
         if visitor.sees_all:
             return True

@@ -28,6 +28,7 @@ class Command:
         in_home: runs in the folder of `.env` and logs, not in the caller's.
         more: what help says besides.
         tail: takes words behind ``--`` that are not ours (``options.arguments``).
+        begins: what is said on standard error at once, before what takes its time; empty: nothing.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Command:
     in_home: bool = False
     more: str = ""
     tail: bool = False
+    begins: Callable[[argparse.Namespace], str] = lambda options: ""
 
 
 def model_word(name: str) -> str:
@@ -148,6 +150,10 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
     add_context(parser)
 
 
+def launch_begins(options: argparse.Namespace) -> str:
+    return "" if options.print else f"launch: {CLIENTS[options.client].title}; looking for the server ..."
+
+
 def add_chat(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="TEXT", help="what to ask; standard input is added to it")
     add_json(parser)
@@ -251,6 +257,7 @@ COMMANDS = {
                 ("launch codex --print", "what would be set, to do it by hand"),
             ),
             tail=True,
+            begins=launch_begins,
         ),
         Command(
             "chat",

@@ -64,19 +64,31 @@ class Row:
             self.pieces += 1
 
     def line(self, now: float) -> str:
-        """Done and to do, rate, time left."""
+        """Time so far, done and to do, rate, time left."""
+        return f"{self.name}  {span(now - self.began)}  {self._doing(now)}"
+
+    def _doing(self, now: float) -> str:
         if self.state == "queued":
-            return f"{self.name}  waiting {now - self.began:.0f} s"
+            return "waiting"
         if self.state == "prefill":
             share = self.done / self.total if self.total else 0.0
-            line = f"{self.name}  prefill {self.done:,}/{self.total:,} ({share:.0%}), {self.reused:,} reused"
+            line = f"prefill {self.done:,}/{self.total:,} ({share:.0%}), {self.reused:,} reused"
             seconds = now - self.prefill_began
             if self.done <= self.prefill_from or seconds <= 0:
                 return line
             rate = (self.done - self.prefill_from) / seconds
-            return f"{line}, {rate:,.0f} token/s, {(self.total - self.done) / rate:.0f} s left"
+            return f"{line}, {rate:,.0f} token/s, {span((self.total - self.done) / rate)} left"
         seconds = max(now - self.answer_began, 1e-6)
-        return f"{self.name}  answer {self.pieces:,} pieces, {self.pieces / seconds:,.1f}/s"
+        return f"answer {self.pieces:,} pieces, {self.pieces / seconds:,.1f}/s"
+
+
+def span(seconds: float) -> str:
+    """A time in whole seconds; minutes and hours where there are some."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours}:{minutes:02}:{rest:02} h"
+    return f"{minutes}:{rest:02} min" if minutes else f"{rest} s"
 
 
 def row_name(request: ChatRequest) -> str:

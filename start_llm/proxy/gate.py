@@ -24,6 +24,7 @@ Header = tuple[bytes, bytes]
 
 HOSTS = Path(__file__).parents[1] / "core" / "hosts.py"
 
+READY_BODY = b'{"status":"healthy","proxy_of":"start_llm"}'
 _READY = re.compile(r"/health/(readiness|liveliness|liveness)")
 _ROUTES = {
     "POST": re.compile(
@@ -88,7 +89,7 @@ class Gate:
                 await _answer(send, 204, b"", _preflight(scope, origin))
                 return
             if scope["method"] in {"GET", "HEAD"} and _READY.fullmatch(scope["path"]):
-                await _answer(send, 200, b'{"status":"healthy"}', _shared(origin))
+                await _answer(send, 200, READY_BODY, _shared(origin))
                 return
             _check_route(scope["method"], scope["path"])
             self._check_key(scope)

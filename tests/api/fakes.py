@@ -81,5 +81,8 @@ class FakeService:
     def models(self) -> tuple[ModelCard, ...]:
         return (ModelCard("tiny", 1_700_000_000, 4096),)
 
+    def served_name(self, asked: str) -> str:
+        return "tiny" if asked in {"", "default"} else asked
+
     def health(self) -> Health:
         return Health(self.ok, "ready" if self.ok else "wedged", running=1, queued=2)

@@ -40,6 +40,8 @@ def test_plain_answer(client: openai.OpenAI, service: FakeService) -> None:
     assert completion.usage.prompt_tokens_details.cached_tokens == 100
     assert completion.usage.completion_tokens_details.reasoning_tokens == 1
     assert completion.usage.start_llm["miss"]["reason"] == "diverged"
+    named = client.chat.completions.create(model="default", messages=USER)
+    assert named.model == "tiny" and service.requests[1].model == "tiny"  # what answers, not what it was called
     request = service.requests[0]
     assert request.session == "u1"
     assert request.sampling.temperature == 0.1

@@ -317,6 +317,7 @@ def test_cache_reports(server: ApiServer, connect: Connect) -> None:
     status, _, body = connect(server).get("/v1/cache/requests/known").response()
     assert (status, json.loads(body)["computed"]) == (200, 20)
     assert connect(server).get("/v1/cache/requests/other").response()[0] == 404
+    assert connect(server).get("/v1/cache/requests/missing").response()[0] == 404
     connect(server).post(PATH, CHAT).response()
     recent = json.loads(connect(server).get("/v1/cache/requests").response()[2])["requests"]
     assert recent[0]["miss"]["reason"] == "diverged"

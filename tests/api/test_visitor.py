@@ -10,11 +10,16 @@ from typing import Any
 import pytest
 
 from start_llm.api import visitor
+from start_llm.api.dialect import Inbound
 from start_llm.api.server import ApiServer
+from start_llm.api.status import Status
 from start_llm.api.visitor import NOBODY, Made, Visitor, visitor_of
+from start_llm.core.errors import NotFound
 from start_llm.core.hosts import is_loopback
+from start_llm.dashboard.metrics import Metrics
+from start_llm.dashboard.request_log import RequestLog
 from tests.api.conftest import Raw
-from tests.api.fakes import REPORT
+from tests.api.fakes import REPORT, FakeService
 
 Connect = Callable[[ApiServer], Raw]
 Serve = Callable[..., ApiServer]
@@ -78,6 +83,27 @@ def test_the_report_of_one_request(server: ApiServer, service: Any, connect: Con
     for request_id in (made, f"{made}-1"):
         path = f"/v1/cache/requests/{request_id}"
         assert [ask(raw, path, who)[0] for who in (ANN, BOB, "")] == [200, 404, 200]
+
+
+def test_the_end_of_an_id_is_enough(server: ApiServer, service: Any, connect: Connect) -> None:
+    raw = connect(server)
+    made = raw.post("/v1/chat/completions", CHAT, ANN).response()[1]["x-request-id"]
+    service.cache_report = lambda request_id: REPORT if request_id == made else None
+    path = f"/v1/cache/requests/{made[-6:]}"
+    assert [ask(raw, path, who)[0] for who in (ANN, BOB, "")] == [200, 404, 200]
+    assert ask(raw, path, ANN)[1]["id"] == made
+    assert ask(raw, f"/v1/cache/requests/{made[-5:]}", ANN)[0] == 404  # shorter than the terminal shows
+
+
+def test_an_end_of_several_ids_is_told_with_them() -> None:
+    made = Made()
+    made.remember(["chat-1-abcdef", "chat-2-abcdef"], Visitor("ann"))
+    made.remember(["chat-3-abcdef"], Visitor("bob"))
+    assert made.ending(Visitor("ann"), "abcdef") == ["chat-1-abcdef", "chat-2-abcdef"]
+    status = Status(FakeService(), Metrics(), RequestLog(None), made)
+    inbound = Inbound("GET", "/", {}, params=("abcdef",), visitor=Visitor("ann"))
+    with pytest.raises(NotFound, match="of 2 requests: chat-1-abcdef, chat-2-abcdef"):
+        status.cache_request(inbound)
 
 
 def test_from_another_machine_nothing_is_seen_without_a_server_key(

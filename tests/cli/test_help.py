@@ -13,6 +13,7 @@ from start_llm.cli.commands import SHOWN
 from start_llm.cli.completion import script
 from start_llm.cli.reading import overview, read
 from start_llm.host.home import COMMAND_VARIABLE
+from start_llm.launch.clients import CLIENTS
 
 
 def test_the_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,6 +63,22 @@ def test_help_imports_little() -> None:
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.endswith("[]\n")
+
+
+@pytest.mark.parametrize("agent", CLIENTS)
+def test_launch_says_something_before_it_imports_what_takes_its_time(agent: str) -> None:
+    code = (
+        "import sys, start_llm.__main__ as m\n"
+        "def stop(name): print(name, sorted({'pydantic', 'rich', 'httpx', 'psutil'} & set(sys.modules))); sys.exit()\n"
+        f"m.import_module = stop; m.main(['launch', {agent!r}])"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stderr == f"launch: {CLIENTS[agent].title}; looking for the server ...\n"
+    assert run.stdout == "start_llm.cli.running []\n"
+
+
+def test_launch_print_is_shell_text_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert read(["launch", "pi", "--print"]).command.begins(read(["launch", "pi", "--print"]).options) == ""
 
 
 def complete(words: list[str]) -> set[str]:

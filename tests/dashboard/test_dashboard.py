@@ -20,7 +20,16 @@ from start_llm.core.settings import Settings
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.observer import Outcome
 from start_llm.dashboard.request_log import RequestLog, session_name
-from start_llm.dashboard.terminal import JsonLines, LastingStream, LiveLines, PlainLines, Row, log_as_lines, terminal
+from start_llm.dashboard.terminal import (
+    JsonLines,
+    LastingStream,
+    LiveLines,
+    PlainLines,
+    Row,
+    log_as_lines,
+    span,
+    terminal,
+)
 
 REPORT = CacheReport(prompt=1200, reused=1000, computed=200, new=150, miss=Miss("diverged", 1000, detail="the clock"))
 REQUEST = ChatRequest("chatcmpl-abcdef123456", "chat", "m", session="ses/1")
@@ -99,17 +108,27 @@ def test_session_names_are_safe_and_differ(one: str | None, other: str) -> None:
     assert session_name(one) != session_name(other)
 
 
-def test_a_row_tells_progress_rate_and_time_left() -> None:
+def test_a_row_tells_time_so_far_progress_rate_and_time_left() -> None:
     row = Row("chat", 0.0)
-    assert row.line(3.0) == "chat  waiting 3 s"
+    assert row.line(3.0) == "chat  3 s  waiting"
     row.see(Progress(0, 0), 3.0)
     assert row.state == "queued"
     row.see(Started(REPORT), 10.0)
     row.see(Progress(1100, 1200), 12.0)
-    assert row.line(12.0) == "chat  prefill 1,100/1,200 (92%), 1,000 reused, 50 token/s, 2 s left"
+    assert row.line(12.0) == "chat  12 s  prefill 1,100/1,200 (92%), 1,000 reused, 50 token/s, 2 s left"
     row.see(TextDelta("a"), 14.0)
     row.see(TextDelta("b"), 15.0)
-    assert row.line(16.0) == "chat  answer 2 pieces, 1.0/s"
+    assert row.line(16.0) == "chat  16 s  answer 2 pieces, 1.0/s"
+
+
+def test_times_are_told_in_minutes_and_hours() -> None:
+    assert [span(seconds) for seconds in (-1, 59.4, 59.6, 754, 3725)] == [
+        "0 s",
+        "59 s",
+        "1:00 min",
+        "12:34 min",
+        "1:02:05 h",
+    ]
 
 
 def test_plain_lines() -> None:
@@ -123,7 +142,8 @@ def test_plain_lines() -> None:
         plain.event(REQUEST, Progress(done, 1200))
     plain.ended(REQUEST, GOOD)
     plain.ended(REQUEST, GONE)
-    assert [line.split()[2] for line in lines] == ["prefill", "200", "499"]
+    assert lines[0].split()[2:5] == ["12", "s", "prefill"]
+    assert [line.split()[2] for line in lines[1:]] == ["200", "499"]
     assert "computed 200, new 150, answer 30" in lines[1]
     assert lines[1].endswith("miss: the clock")
 
