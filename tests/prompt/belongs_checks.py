@@ -283,6 +283,12 @@ def _length(truth: Truth, prompt: Seen) -> Iterator[str]:
         yield f"(d) {plain} tokens were sent, {prompt.tokens} are shown, the context has {truth.context}"
 
 
+def fits(truth: Truth, sent: Sent, thinking: bool) -> bool:
+    """Whether the request as it was sent is within the context."""
+    plain = rendering(sent.request.messages, sent.request.tools, truth.family, thinking)
+    return not truth.context or count(plain) <= truth.context
+
+
 def _given_back(truth: Truth, prompt: Seen) -> str | None:
     """The request with its own reasoning and the results that its client cleared, as far as they are shown."""
     here = set(map(id, _made_here(prompt)))

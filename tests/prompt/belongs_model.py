@@ -44,6 +44,7 @@ class _Template:
 class _Tokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.special_tokens, self.eos_ids = tokenizer.special_tokens, tokenizer.eos_ids
+        self.longest_token = tokenizer.longest_token
         self._encoded = lru_cache(maxsize=_KEPT)(lambda text: tuple(tokenizer.encode(text)))
         self._decoded = lru_cache(maxsize=_KEPT)(tokenizer.decode)
 

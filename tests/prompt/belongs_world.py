@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from start_llm.core.errors import ContextLengthExceeded
 from start_llm.core.messages import Message
 from start_llm.core.request import ChatRequest
 from start_llm.prompt.clients import Clients
 from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.turndb import TurnDB
 from tests.memory_folder import memory_folder
-from tests.prompt.belongs_checks import Truth, problems, remembered, seen
+from tests.prompt.belongs_checks import Truth, fits, problems, remembered, seen
 from tests.prompt.belongs_conversation import KINDS, Conversation, Made, Sent, Words
 from tests.prompt.belongs_events import EVENTS
 from tests.prompt.belongs_model import remembering
@@ -139,7 +140,11 @@ class World:
     def ask(self, conversation: Conversation, n: int, heard: bool = True) -> None:
         sent = conversation.sent()
         self.truth.saw(sent)
-        prepared = self.server.prepare(sent.request, thinking=conversation.thinking)
+        try:
+            prepared = self.server.prepare(sent.request, thinking=conversation.thinking)
+        except ContextLengthExceeded as error:
+            self._refused(sent, conversation, error)
+            return
         tokens = prepared.prompt.tokens
         tokenizer = remembering(self.story.family)[1]
         text = tokenizer.decode(tokens)
@@ -157,6 +162,14 @@ class World:
         made = Made(sent, answer, remembered(prompt))
         self.truth.made.append(made)
         conversation.hear(made)
+
+    def _refused(self, sent: Sent, conversation: Conversation, error: ContextLengthExceeded) -> None:
+        """Right for what is too long as it was sent, and for nothing else."""
+        self.figures["refused"] += 1
+        if fits(self.truth, sent, conversation.thinking):
+            raise Broken(
+                "\n".join([f"(d) what was sent fits: {error}", "What happened:", *self.log, *_sent_lines(sent)])
+            )
 
     def _count(self, prepared: Prepared, sent: Sent, text: str) -> None:
         self.figures["requests"] += 1
