@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from start_llm.core.messages import Message
 Kind = Literal["drop", "stamp", "state", "transient", "cleared"]
 Place = Literal["head", "start", "end", "line", "rest", "whole"]
 _HEAD_LINES = 3
+_SPACE = re.compile(r"\s*")
 _SIGN_CHARS = 2000  # a client's system text shows whose it is near its beginning
 
 
@@ -255,10 +257,23 @@ def find_parts(message: Message, client: Client, system: str) -> tuple[Part, ...
             return (Part(rule, 0, end, text.strip()),)
     parts = _edges(rules, text)
     for rule in rules:
+        taken = sorted((part.start, part.end) for part in parts)
         for start, end in _inside(rule, text, system):
-            if all(end <= part.start or start >= part.end for part in parts):
+            if _is_free(taken, start, end):
                 parts.append(Part(rule, start, end, text[start:end].strip()))
     return tuple(sorted(parts, key=lambda part: part.start))
+
+
+def _is_free(taken: Sequence[tuple[int, int]], start: int, end: int) -> bool:
+    """Whether `start` to `end` meets none of `taken`, which are in order and do not meet each other."""
+    before = bisect_left(taken, (end,))
+    return before == 0 or taken[before - 1][1] <= start
+
+
+def space_end(text: str, start: int) -> int:
+    """Where the white space that begins at `start` ends; `start` if there is none."""
+    found = _SPACE.match(text, start)
+    return found.end() if found else start
 
 
 def _whole(rule: Rule, text: str) -> int | None:
@@ -269,36 +284,60 @@ def _whole(rule: Rule, text: str) -> int | None:
 
 
 def _edges(rules: Sequence[Rule], text: str) -> list[Part]:
-    """Blocks one behind the other at the start of the text, and at its end."""
+    """Blocks one behind the other at the start of the text, and at its end.
+
+    Each step looks at its block only, not at all of the text: there may be tens of thousands of them.
+    """
     parts: list[Part] = []
-    start, end = 0, len(text.rstrip())
+    start = 0
     at_start = [rule for rule in rules if rule.place == "start"]
     while found := next(((rule, stop) for rule in at_start if (stop := _block(rule, text, start)) is not None), None):
         parts.append(Part(found[0], start, found[1], text[start : found[1]].strip()))
-        start = found[1] + len(text[found[1] :]) - len(text[found[1] :].lstrip())
-    at_end = [rule for rule in rules if rule.place == "end"]
-    while found := next(((rule, at) for rule in at_end if (at := _last(rule, text, start, end)) is not None), None):
-        parts.append(Part(found[0], found[1], end, text[found[1] : end].strip()))
-        end = len(text[: found[1]].rstrip())
+        start = space_end(text, found[1])
+    end = _trimmed(text, len(text))
+    opens = [
+        (rule, [opened.start() for opened in re.compile(f"^(?:{rule.opens})", re.MULTILINE).finditer(text, start, end)])
+        for rule in rules
+        if rule.place == "end"
+    ]
+    while last := _last(opens, text, end):
+        parts.append(Part(last[0], last[1], end, text[last[1] : end].strip()))
+        end = _trimmed(text, last[1])
     return parts
 
 
-def _block(rule: Rule, text: str, start: int) -> int | None:
-    """Where the block that begins at `start` ends; None if there is none."""
-    opened = re.compile(rule.opens, re.MULTILINE).match(text, start)
+def _trimmed(text: str, end: int) -> int:
+    """Where the text before `end` ends without its white space."""
+    while end and text[end - 1].isspace():
+        end -= 1
+    return end
+
+
+def _block(rule: Rule, text: str, start: int, end: int | None = None) -> int | None:
+    """Where the block that begins at `start` ends, in the text up to `end`; None if there is none."""
+    stop = len(text) if end is None else end
+    opened = re.compile(rule.opens, re.MULTILINE).match(text, start, stop)
     if opened is None:
         return None
     if rule.closes is not None:
-        closed = re.compile(rule.closes, re.MULTILINE).search(text, opened.end())
+        closed = re.compile(rule.closes, re.MULTILINE).search(text, opened.end(), stop)
         return closed.end() if closed is not None else None
-    return opened.end() if text[opened.end() : opened.end() + 1] in ("", "\n") else None
+    return opened.end() if opened.end() == stop or text[opened.end()] == "\n" else None
 
 
-def _last(rule: Rule, text: str, start: int, end: int) -> int | None:
-    """Where the block begins that ends at `end`; None if there is none."""
-    for opened in reversed(list(re.compile(f"^(?:{rule.opens})", re.MULTILINE).finditer(text, start, end))):
-        if _block(rule, text[:end], opened.start()) == end:
-            return opened.start()
+def _last(opens: Sequence[tuple[Rule, list[int]]], text: str, end: int) -> tuple[Rule, int] | None:
+    """The rule and the beginning of the block that ends at `end`; None if there is none.
+
+    It begins at the last place where one may: a block ends with the first end behind its beginning.
+
+    Args:
+        opens: by rule, where blocks may begin; what lies behind `end` is taken off.
+    """
+    for rule, places in opens:
+        while places and places[-1] >= end:
+            places.pop()
+        if places and _block(rule, text, places[-1], end) == end:
+            return rule, places[-1]
     return None
 
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from start_llm.core.messages import Message, ToolCall
-from start_llm.prompt.clients import UNKNOWN, Client, Clients, Part, find_parts
+from start_llm.prompt.clients import UNKNOWN, Client, Clients, Part, find_parts, space_end
 
 ROOT = b"start_llm conversation"
 _EMBEDDED = re.compile(r"\s*<(think|thinking)>((?:(?!</?\1>)[\s\S])*)</\1>")
@@ -174,12 +174,14 @@ def _assistant_facts(message: Message) -> Facts:
 
 def _without(text: str, parts: Sequence[Part]) -> str:
     """`text` without `parts` and the white space between them and its edges."""
-    kept, position = "", 0
+    kept: list[str] = []
+    position, said = 0, False
     for part in parts:
-        kept += text[position : part.start]
-        position = part.end if kept.strip() else len(text) - len(text[part.end :].lstrip())
-    rest = text[position:]
-    return kept + rest if rest.strip() else kept.rstrip()
+        kept.append(text[position : part.start])
+        said = said or bool(kept[-1].strip())
+        position = part.end if said else space_end(text, part.end)
+    before, rest = "".join(kept), text[position:]
+    return before + rest if rest.strip() else before.rstrip()
 
 
 def facts_of(message: Message, client: Client, system: str = "") -> Facts:
@@ -199,9 +201,8 @@ def facts_of(message: Message, client: Client, system: str = "") -> Facts:
 
 
 def _cut(text: str, parts: Sequence[Part]) -> str:
-    for part in reversed(parts):
-        text = text[: part.start] + text[part.end :]
-    return text
+    starts, ends = [part.start for part in parts], [part.end for part in parts]
+    return "".join(text[end:start] for end, start in zip([0, *ends], [*starts, len(text)], strict=True))
 
 
 class FactsMemory:
@@ -265,7 +266,7 @@ class Reader:
         indices: list[int] = []
         values: dict[Slot, str] = {}
         moved: Counter[str] = Counter()
-        calls: tuple[ToolCall, ...] = ()
+        calls: dict[str, int] = {}
         for index, (message, fact) in enumerate(zip(messages, facts, strict=True)):
             if index < lead:
                 values[Slot("system", index)] = fact.shown.content
@@ -283,7 +284,7 @@ class Reader:
                 values.update((slot, part.text) for slot, part in slots)
             entries.append(Entry(message, fact, place, slots))
             if message.role == "assistant":
-                calls = message.tool_calls
+                calls = _numbers(message.tool_calls)
             if place is not None:
                 digest = fact.digest
                 if fact.parts and entries[-1].cleared:
@@ -318,9 +319,13 @@ def _slots(facts: Facts, place: int, moved: Counter[str]) -> tuple[tuple[Slot, P
     return tuple(found)
 
 
-def _answered(message: Message, calls: tuple[ToolCall, ...]) -> bytes:
+def _numbers(calls: Sequence[ToolCall]) -> dict[str, int]:
+    """Each call's number by its id; of equal ids the first one's."""
+    return {call_id(call.id): number for number, call in reversed(list(enumerate(calls)))}
+
+
+def _answered(message: Message, calls: dict[str, int]) -> bytes:
     """Which of the calls before it a result answers: ids may change on the way, their order does not."""
     if message.role != "tool":
         return b""
-    given = call_id(message.tool_call_id)
-    return bytes([next((number for number, call in enumerate(calls) if call_id(call.id) == given), 254) % 255])
+    return bytes([calls.get(call_id(message.tool_call_id), 254) % 255])

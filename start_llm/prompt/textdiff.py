@@ -31,9 +31,10 @@ def diff(old: str, new: str) -> list[str] | None:
     if max(len(a), len(b)) > MAX_LINES:
         return None
     lines: list[str] = []
+    places = _Places(after)
     for a1, a2, b1, b2 in _differences(a, b):
         gone, came = a[a1:a2], b[b1:b2]
-        place = _place(after, head + b1)
+        place = places.at(head + b1)
         if len(gone) == len(came) and all(map(_begin_alike, gone, came)):
             lines.append(f"{place}, now:")
         elif len(gone) >= _ELIDE:
@@ -49,18 +50,26 @@ def _begin_alike(old: str, new: str) -> bool:
     return _common(old.strip(), new.strip()) >= max(_ALIKE, len(old.strip()) // 4)
 
 
-def _place(lines: Sequence[str], index: int) -> str:
-    """How a reader finds line `index`: in the file that it stands in, or in the whole text."""
-    opened: int | None = None
-    for number, line in enumerate(lines[:index]):
-        if opened is None and _FENCE.match(line):
-            opened = number
-        elif opened is not None and _CLOSING.search(line):
-            opened = None
-    name = lines[opened - 1].strip().removesuffix(":") if opened else ""
-    if opened is None or not 0 < len(name) <= _NAME:
-        return f"line {index + 1}"
-    return f"{name}, line {index - opened}"
+class _Places:
+    """How a reader finds a line: in the file that it stands in, or in the whole text. Asked in order."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self._lines = lines
+        self._seen = 0
+        self._opened: int | None = None
+
+    def at(self, index: int) -> str:
+        for number in range(self._seen, index):
+            line = self._lines[number]
+            if self._opened is None and _FENCE.match(line):
+                self._opened = number
+            elif self._opened is not None and _CLOSING.search(line):
+                self._opened = None
+        self._seen = max(self._seen, index)
+        name = self._lines[self._opened - 1].strip().removesuffix(":") if self._opened else ""
+        if self._opened is None or not 0 < len(name) <= _NAME:
+            return f"line {index + 1}"
+        return f"{name}, line {index - self._opened}"
 
 
 def _differences(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:

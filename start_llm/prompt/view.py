@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from start_llm.core.messages import Message, Tool
@@ -13,6 +13,7 @@ from start_llm.prompt.reading import Entry, Slot
 from start_llm.prompt.tree import Path, Shown
 
 _SHARE = 10  # what the client did not send may be a tenth of what it sent
+_MOST_CHANGES = 1000  # of one note; each is looked for in what follows
 _SLACK = 16  # tokens: white space that clients take off answers
 
 
@@ -73,7 +74,10 @@ def going_on(match: Match, asked: Asked, tokens_in: Callable[[str], int]) -> Vie
     """The request as the conversation of `match` goes on; None if that would show too much that it does not say."""
     path, entries = match.path, asked.reading.entries
     new, told, changes = _behind(path, entries[match.behind :])
-    changes = [change for change in (*match.changes, *changes) if not _still_said(change, asked)]
+    said = _last_said(asked)
+    changes = [change for change in (*match.changes, *changes) if not _still_said(change, said)]
+    if len(changes) > _MOST_CHANGES:
+        return None
     told.update((change.slot, change.new) for change in changes)
     lines: tuple[str, ...] = ()
     noted = path.node.noted
@@ -101,13 +105,20 @@ def going_on(match: Match, asked: Asked, tokens_in: Callable[[str], int]) -> Vie
     )
 
 
-def _still_said(change: Change, asked: Asked) -> bool:
+def _last_said(asked: Asked) -> dict[tuple[str, str], int]:
+    """The last place of each text of a declared place, by its rule and what it says."""
+    last: dict[tuple[str, str], int] = {}
+    for slot, text in asked.reading.values.items():
+        last[slot.rule, text] = max(slot.place, last.get((slot.rule, text), slot.place))
+    return last
+
+
+def _still_said(change: Change, said: Mapping[tuple[str, str], int]) -> bool:
     """Whether a text that is gone from its place stands in a later one: telling of its going would be wrong."""
     gone = change.slot
-    if change.new is not None or gone.rule in ("tool", "system"):
+    if change.new is not None or change.old is None or gone.rule in ("tool", "system"):
         return False
-    values = asked.reading.values.items()
-    return any(slot.rule == gone.rule and slot.place > gone.place and text == change.old for slot, text in values)
+    return said.get((gone.rule, change.old), gone.place) > gone.place
 
 
 def _with_repetition(change: Change, new: Sequence[Shown]) -> Change:
