@@ -24,8 +24,12 @@ from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 from start_llm.core.work import Constraint
 from start_llm.dashboard.activity import Activity
+from start_llm.dashboard.audit import AUDIT_FILE, Audit
+from start_llm.dashboard.dump import Dumps
 from start_llm.dashboard.jsonlines import json_line
-from start_llm.dashboard.observer import Observer
+from start_llm.dashboard.metrics import Metrics
+from start_llm.dashboard.redact import Redactor
+from start_llm.dashboard.request_log import RequestLog
 from start_llm.dashboard.terminal import make_console, terminal
 from start_llm.engine.constraint import Grammars
 from start_llm.engine.memory import MemoryGuard
@@ -80,8 +84,8 @@ class App:
         console = make_console(stderr=settings.log_json)
         self._shows_key = say is None and console.is_terminal and not settings.log_json
         self._say = say or _speaker(console, as_json=settings.log_json)
-        lines = self._say if settings.log_json else None
-        self._progress: Callable[[str, float], None] = ProgressBars(console, lines) if say is None else _quiet
+        tell = self._say if settings.log_json else None
+        self._progress: Callable[[str, float], None] = ProgressBars(console, tell) if say is None else _quiet
         self._clients = Clients.load(settings.cache_rules_file)
         self._built: _Built | None = None
         self.engine = EngineThread(
@@ -91,10 +95,20 @@ class App:
             watchdog=settings.generation_watchdog_seconds,
             on_lost=self._lost,
         )
-        self.service = ChatService(settings, self.engine)
-        self.activity = Activity()
-        observers: list[Observer] = [self.activity, *([terminal(settings, console)] if say is None else [])]
-        self._server: ApiServer = make_server(settings, self.service, observers=observers)
+        dumps = _dumps(settings)
+        self.service = ChatService(settings, self.engine, None if dumps is None else dumps.prompt)
+        self.activity, metrics = Activity(), Metrics()
+        self._audit = Audit(settings.cache_dir / AUDIT_FILE, settings.audit_days) if settings.audit_days else None
+        log_root = settings.log_root if settings.enable_request_logging else None
+        self._requests = RequestLog(log_root, settings.log_max_bytes, counters=metrics.figures)
+        lines = terminal(settings, console) if say is None else None
+        self._server: ApiServer = make_server(
+            settings,
+            self.service,
+            metrics=metrics,
+            request_log=self._requests,
+            observers=[each for each in (self.activity, lines, self._audit, dumps) if each is not None],
+        )
         self._server.metrics.watch_figures(lambda: self.engine.status().figures)
         self._proxy: LiteLLMProxy | None = None
         self._keeper: ProxyKeeper | None = None
@@ -178,6 +192,8 @@ class App:
             self._recorder.close()
         if self._pipeline is not None:
             self._pipeline.close()
+        if self._audit is not None:
+            self._audit.close()
         self._ends.put(ExitCode.ENDED)
         return ended
 
@@ -335,6 +351,7 @@ class App:
         self._say(f"model     {built.loaded.name}  (context {self._context(built.loaded):,} tokens)")
         self._say(f"KV cache  {memory}, {built.disk or 'nothing on disk'}")
         self._say(f"ready     OpenAI {self.server_url}/v1   Anthropic {self.server_url}")
+        self._requests.begin(built.loaded.name)
         self._say(f"agents    {command()} launch claude|codex|opencode|openclaw|pi|qwen|cline|aider")
 
 
@@ -379,6 +396,13 @@ def _constraints(
         return None if is_free(request) else patience.run(constraint, request, in_reasoning)
 
     return bounded
+
+
+def _dumps(settings: Settings) -> Dumps | None:
+    if not settings.dump_requests:
+        return None
+    redactor = Redactor([settings.api_key, settings.litellm_master_key])
+    return Dumps(settings.log_root, settings.log_max_bytes, redactor)
 
 
 def _speaker(console: Console, *, as_json: bool) -> Callable[[str], None]:

@@ -106,8 +106,9 @@ class Served:
 class ChatService:
     """Implements `core.service.Service`."""
 
-    def __init__(self, settings: Settings, engine: Engine) -> None:
-        self._settings, self._engine = settings, engine
+    def __init__(self, settings: Settings, engine: Engine, shown: Callable[[str, str], None] | None = None) -> None:
+        """`shown`: is told each request's id, and the text that the model is going to read."""
+        self._settings, self._engine, self._shown = settings, engine, shown
         self._served: Served | None = None
         self._reports: OrderedDict[str, CacheReport] = OrderedDict()
         self._reports_lock = threading.Lock()
@@ -124,6 +125,8 @@ class ChatService:
         request = self._read(served, request)
         prepared = self._prepare(served, request)
         prompt = prepared.prompt
+        if self._shown is not None:
+            self._shown(request.id, _text(request, prepared))
         # 2. does it fit?
         room = served.context - len(prompt.tokens)
         asked = request.max_tokens or self._settings.default_max_tokens or room
@@ -217,6 +220,13 @@ class ChatService:
                 f"model={name!r}: this server serves {served.name!r}.", param="model", code="model_not_found"
             )
         return served
+
+
+def _text(request: ChatRequest, prepared: Prepared) -> str:
+    """What the model reads, as text."""
+    if prepared.turn is not None:
+        return prepared.turn.rendered.text
+    return request.prompt if isinstance(request.prompt, str) else str(list(prepared.prompt.tokens))
 
 
 def _means(name: str, served: Served) -> bool:

@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -20,7 +21,10 @@ from packaging.requirements import Requirement
 from rich.console import Console
 
 from start_llm.core.settings import Settings
+from start_llm.dashboard.audit import AUDIT_FILE, DAY_SECONDS, Wanted, sums
+from start_llm.files.database import FileUnavailable
 from start_llm.host.home import command as program
+from start_llm.host.home import home
 from start_llm.host.ports import address, bind_error, get_json, who_listens
 from start_llm.models.catalog import snapshot
 from start_llm.models.checkpoint import CheckpointError, check_source
@@ -34,6 +38,16 @@ PROBE_SECONDS = 120
 ANSWER_SECONDS = 2
 FAST_GFLOPS = 20  # the reference BLAS does about 6, OpenBLAS on two cores about 200
 ROOM = 4 * GIB  # of free disk: the embedded model and some stored KV
+MOST_AGAIN = 1.25  # tokens computed per new one that are no cause to say why
+MISSES = {
+    "first_turn": "nothing of it was known yet",
+    "diverged": "the client sent another text where an earlier one was stored",
+    "evicted": "stored KV had to go: raise CACHE_MEMORY_BYTES or KV_DISK_BYTES",
+    "no_checkpoint": "this model's state can be taken up at a few places only",
+    "retokenised": "the same text was cut into other tokens",
+    "policy": "CACHE_DRIFT_POLICY=strict forbids to keep what was shown",
+    "store_error": "the KV store failed, see the log",
+}
 COLOURS = {"ok": "green", "note": "yellow", "bad": "red"}
 
 # Runs in a process of its own: a broken MLX takes that one down, not the doctor.
@@ -101,6 +115,7 @@ def examine(settings: Settings, probe: Probe) -> Iterator[Finding]:
         yield Finding("proxy port", "note", "no proxy (PROXY=off)")
     yield model(settings)
     yield disk(settings.cache_dir)
+    yield from reuse(home() / settings.cache_dir / AUDIT_FILE)
 
 
 def probe_mlx() -> Probe:
@@ -245,6 +260,32 @@ def model(settings: Settings) -> Finding:
     if here is not None:
         return Finding("model", "ok", f"{path}, {here}")
     return Finding("model", "note", f"{path}, not here yet: the first start downloads it from Hugging Face")
+
+
+def reuse(audit: Path) -> Iterator[Finding]:
+    """What the last day's requests reused, and what kept it low; nothing where none was asked."""
+    try:
+        reasons = sums(audit, Wanted(since=time.time() - DAY_SECONDS), "miss")
+    except FileUnavailable as error:
+        yield Finding("reuse", "note", f"not known: {error}")
+        return
+    prompt, computed = sum(each.prompt for each in reasons), sum(each.computed for each in reasons)
+    new = sum(each.new for each in reasons)
+    if not prompt:
+        return
+    share = sum(each.reused for each in reasons) / prompt
+    text = f"last day: {share:.0%} of {prompt:,} prompt tokens; {computed:,} were computed, {new:,} were new"
+    misses = sorted((each for each in reasons if each.name), key=lambda each: each.new - each.computed)
+    if computed <= new * MOST_AGAIN or not misses:
+        yield Finding("reuse", "ok", text)
+        return
+    worst = misses[0]
+    yield Finding(
+        "reuse",
+        "note",
+        f"{text}. Most of the rest: {worst.name}, {MISSES.get(worst.name, 'see docs/limits.md')} ({worst.requests} "
+        f"requests); {program()} audit --by client tells whose.",
+    )
 
 
 def disk(folder: Path) -> Finding:

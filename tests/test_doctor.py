@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import inspect
 import json
 import platform
 import socket
@@ -9,7 +10,11 @@ from pathlib import Path
 import pytest
 
 from start_llm import doctor
+from start_llm.core.report import CacheReport, Miss
+from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
+from start_llm.dashboard.audit import Audit
+from start_llm.dashboard.observer import Outcome
 from start_llm.doctor import Finding, Probe
 from start_llm.models.device import GIB, Accelerator, Device
 from start_llm.proxy.gate import READY_BODY
@@ -116,6 +121,29 @@ def test_its_own_proxy_is_no_fault(settings: Settings, monkeypatch: pytest.Monke
     monkeypatch.setattr(doctor, "get_json", lambda url, **_: (200, told.get(url.partition("4001")[2])))
     found = subjects(list(doctor.examine(settings.model_copy(update={"proxy_port": 4001}), Probe(None))))
     assert found["proxy port"] == Finding("proxy port", "ok", "4001, start_llm's LiteLLM proxy runs there now")
+
+
+def test_reuse_of_the_last_day_and_why_it_is_low(tmp_path: Path) -> None:
+    path = tmp_path / "audit.sqlite3"
+    assert list(doctor.reuse(path)) == []
+
+    def ask(*reports: CacheReport) -> Finding:
+        audit = Audit(path, 1)
+        for report in reports:
+            audit.ended(ChatRequest("id", "chat", "m"), Outcome(200, 1.0, report=report))
+        audit.close()
+        (finding,) = doctor.reuse(path)
+        return finding
+
+    good = ask(CacheReport(prompt=1000, reused=900, computed=100, new=100))
+    assert good == Finding("reuse", "ok", "last day: 90% of 1,000 prompt tokens; 100 were computed, 100 were new")
+    low = ask(CacheReport(prompt=9000, reused=0, computed=9000, new=50, miss=Miss("evicted", 0)))
+    assert low.verdict == "note" and "CACHE_MEMORY_BYTES" in low.text and low.text.startswith("last day: 9% of 10,000")
+
+
+def test_every_reason_has_words() -> None:
+    text = inspect.getdoc(Miss) or ""
+    assert all(f"``{reason}``" in text for reason in doctor.MISSES)
 
 
 def test_packages_are_compared_with_the_pins(tmp_path: Path) -> None:

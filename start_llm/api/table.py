@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from start_llm.api import sse
+from start_llm.api.agents import agent_of
 from start_llm.api.anthropic_messages import read_messages
 from start_llm.api.anthropic_stream import scaled
 from start_llm.api.dialect import Exchange, Inbound, Reply
@@ -99,7 +100,7 @@ class Dialects:
     def _begun(self, exchange: Exchange, inbound: Inbound) -> ChatRequest:
         """The request, now that it is going to run: whose it is stays known."""
         self.made.remember((request.id for request in exchange.requests), inbound.visitor)
-        return self._named(exchange.request)
+        return replace(self._named(exchange.request), client=agent_of(exchange.request.messages, inbound.headers))
 
     def _named(self, request: ChatRequest) -> ChatRequest:
         """The answer's ``model`` is the name of what answers, whatever the client called it."""

@@ -13,6 +13,8 @@ from start_llm.launch.clients import CLIENTS
 AddFlags = Callable[[argparse.ArgumentParser], None]
 SETTING_FLAGS = ("model_path", "mlx_host", "mlx_port", "proxy_port", "proxy", "max_kv_size", "log_level", "log_json")
 """Names of options that are settings: they win over the environment and `.env`."""
+BY = ("client", "model", "session", "day", "outcome", "miss")
+ENDS = ("answered", "cut", "refused", "gone", "failed")
 
 
 @dataclass(frozen=True)
@@ -162,6 +164,18 @@ def add_chat(parser: argparse.ArgumentParser) -> None:
     add_context(parser)
 
 
+def add_audit(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--since", default="1d", metavar="AGE", help="no older than that: 30m, 12h, 7d (1d); all for everything"
+    )
+    parser.add_argument("--by", choices=BY, metavar="WHAT", help=f"added up by {', '.join(BY)}")
+    parser.add_argument("--client", metavar="NAME", help="of one agent")
+    parser.add_argument("--model", metavar="NAME", dest="of_model", help="of one model")
+    parser.add_argument("--outcome", choices=ENDS, metavar="HOW", help=", ".join(ENDS))
+    parser.add_argument("-n", "--lines", type=int, default=20, metavar="N", help="so many of the last ones (20)")
+    add_json(parser)
+
+
 def add_shell(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("shell", choices=["bash", "zsh", "fish"], metavar="SHELL", help="bash, zsh or fish")
 
@@ -233,6 +247,19 @@ COMMANDS = {
             "start_llm.service.commands:main_logs",
             add_logs,
             (("logs -f", "goes on with what comes"), ("logs --proxy", "those of the LiteLLM proxy")),
+        ),
+        Command(
+            "audit",
+            "Server",
+            "what was asked: when, by which agent, what was reused, what it took, how it ended",
+            "start_llm.cli.audit:main",
+            add_audit,
+            (
+                ("audit", "the last 20 requests of the last day"),
+                ("audit --by client --since 7d", "added up"),
+                ("audit --outcome failed --json", "for programs"),
+            ),
+            more="The table holds no text of any conversation; AUDIT_DAYS says how long it keeps a row.",
         ),
         Command(
             "service",

@@ -63,7 +63,7 @@ class ChatRequest:
 
     Attributes:
         id: the response's id, made by the dialect (``chatcmpl-...``, ``msg_...``).
-        model: the name the client asked for; it is echoed back.
+        model: the name of the model that answers, or the one the client asked for where there is none of that name.
         messages: the conversation; empty for ``completions``.
         prompt: raw text (or token ids) for ``completions``; ``None`` otherwise.
         thinking: ``None`` lets `DEFAULT_THINKING` decide.
@@ -72,6 +72,7 @@ class ChatRequest:
         logprobs: ``None``: none; N: the chosen token's and the N likeliest ones'.
         session: the client's own id of the conversation, if it sent one.
         owner: who asks: a digest of the API key and of the client's ``user``, ``None`` where it sent neither.
+        client: the agent's name, as far as it shows who it is; for people only.
         template_kwargs: extra variables for the chat template.
         received: ``time.monotonic()`` at arrival, in seconds.
         pictures: the images whose marks stand in `messages`, by identity.
@@ -99,6 +100,7 @@ class ChatRequest:
     thinking_budget: int | None = None
     session: str | None = None
     owner: str | None = None
+    client: str = ""
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     received: float = 0.0
     pictures: Mapping[str, Picture] = field(default_factory=dict, compare=False, repr=False)

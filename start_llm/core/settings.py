@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from dotenv import dotenv_values
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
+from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from start_llm.core.settingnames import doubtful, unknown
@@ -250,7 +250,17 @@ class Settings(BaseSettings):
         "warning", description="debug, info, warning or error: what the process logs of itself."
     )
     log_json: bool = Field(False, description="JSON lines on the terminal instead of live lines.")
-    vlm_cache_debug: bool = Field(False, description="Log the first 64 prompt token ids of vision requests.")
+    audit_days: Annotated[float, Field(ge=0)] = Field(
+        30.0,
+        description="Days that a row for each request (time, client, model, tokens, seconds, outcome; no text) is kept "
+        "for start-llm audit; 0 = none.",
+    )
+    dump_requests: bool = Field(
+        False,
+        validation_alias=AliasChoices("dump_requests", "vlm_cache_debug"),
+        description="Write prompt and answer of each request to LOG_ROOT/dumps (0600, keys taken out, at most "
+        "LOG_MAX_BYTES). VLM_CACHE_DEBUG means the same.",
+    )
 
     @property
     def cache_dir(self) -> Path:
@@ -301,7 +311,12 @@ def doubtful_names(env_file: str | os.PathLike[str] | None = ".env") -> list[str
 
 
 def _known() -> list[str]:
-    return [name.upper() for name in Settings.model_fields]
+    """Names of settings, older ones that mean the same included."""
+    names = list(Settings.model_fields)
+    for field in Settings.model_fields.values():
+        if isinstance(field.validation_alias, AliasChoices):
+            names += [str(choice) for choice in field.validation_alias.choices]
+    return [name.upper() for name in dict.fromkeys(names)]
 
 
 def _names_in(env_file: str | os.PathLike[str] | None) -> list[str]:

@@ -8,11 +8,12 @@ import logging
 import re
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from start_llm import __version__
 from start_llm.core.events import Event
 from start_llm.core.request import ChatRequest
 from start_llm.dashboard.observer import Outcome
@@ -31,6 +32,7 @@ class RequestLog:
     Args:
         root: folder of the logs, or ``None`` to remember only.
         most_bytes: of all files; the oldest go first.
+        counters: totals and sizes of the server by name; those that are not 0 stand in each line of a file.
     """
 
     def __init__(
@@ -38,10 +40,11 @@ class RequestLog:
         root: Path | None,
         most_bytes: int = 256 << 20,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        counters: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self._files = DailyLogs(root, ".jsonl", most_bytes) if root is not None else None
         self._failing = False
-        self._now = now
+        self._now, self._counters = now, counters
         self._lock = threading.Lock()
         self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
 
@@ -49,6 +52,12 @@ class RequestLog:
         """Newest first."""
         with self._lock:
             return list(reversed(self._recent))
+
+    def begin(self, model: str) -> None:
+        """A server is ready: a line in ``server.jsonl`` with what it begins with."""
+        now = self._now()
+        told = {"time": _moment(now), "event": "ready", "version": __version__, "model": model}
+        self._file(now, "server.jsonl", told)
 
     def started(self, request: ChatRequest) -> None:
         """A request is logged when it has ended."""
@@ -59,15 +68,17 @@ class RequestLog:
     def ended(self, request: ChatRequest, outcome: Outcome) -> None:
         now = self._now()
         entry = log_entry(request, outcome, now)
-        line = json.dumps(entry, ensure_ascii=False)
         with self._lock:
             self._recent.append(entry)
-        if self._files is not None:
-            self._write(self._files, now.strftime("%Y-%m-%d"), f"session-{session_name(entry['session'])}.jsonl", line)
+        self._file(now, f"session-{session_name(entry['session'])}.jsonl", entry)
 
-    def _write(self, files: DailyLogs, day: str, name: str, line: str) -> None:
+    def _file(self, now: datetime, name: str, told: dict[str, Any]) -> None:
+        if self._files is None:
+            return
+        counters = {name: value for name, value in self._counters().items() if value}
+        line = json.dumps(told | {"counters": counters}, ensure_ascii=False)
         try:
-            files.append(day, name, line)
+            self._files.append(now.strftime("%Y-%m-%d"), name, line)
         except OSError as error:
             if not self._failing:
                 log.warning("requests cannot be logged now: %s", error)
@@ -81,10 +92,11 @@ class RequestLog:
 def log_entry(request: ChatRequest, outcome: Outcome, now: datetime) -> dict[str, Any]:
     """Counts and times; no text of the conversation but what a miss quotes."""
     entry: dict[str, Any] = {
-        "time": now.isoformat(timespec="milliseconds"),
+        "time": _moment(now),
         "id": request.id,
         "session": request.session,
         "dialect": request.dialect,
+        "client": request.client,
         "model": request.model,
         "messages": len(request.messages),
         "tools": len(request.tools),
@@ -101,6 +113,10 @@ def log_entry(request: ChatRequest, outcome: Outcome, now: datetime) -> dict[str
     if outcome.error is not None:
         entry["error"] = outcome.error
     return entry
+
+
+def _moment(now: datetime) -> str:
+    return now.isoformat(timespec="milliseconds")
 
 
 def session_name(session: str | None) -> str:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from scripts.settings_docs import ROOT, env_example, readme
 from start_llm.core.settings import Settings, SettingsError, doubtful_names, load_settings
+from start_llm.service.control import changed_settings
 
 SEED_DEFAULTS = {
     "mlx_host": "127.0.0.1",
@@ -133,8 +134,18 @@ def test_a_variable_of_the_process_is_doubted_if_it_was_surely_meant(monkeypatch
 def test_every_setting_is_read_somewhere() -> None:
     package = ROOT / "start_llm"
     text = "\n".join(file.read_text("utf-8") for file in package.rglob("*.py"))
-    planned = {"vlm_cache_debug"}
-    assert {name for name in Settings.model_fields if not re.search(rf"\.{name}\b", text)} <= planned
+    assert [name for name in Settings.model_fields if not re.search(rf"\.{name}\b", text)] == []
+
+
+@pytest.mark.parametrize("name", ["DUMP_REQUESTS", "VLM_CACHE_DEBUG"])
+def test_an_older_name_means_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    env = tmp_path / ".env"
+    env.write_text(f"{name}=true\n")
+    assert load_settings(env).dump_requests and not load_settings(None).dump_requests
+    monkeypatch.setenv(name, "on")
+    assert load_settings(None).dump_requests and doubtful_names(env) == []
+    assert not load_settings(None, dump_requests=False).dump_requests
+    assert changed_settings(load_settings(None)) == {"DUMP_REQUESTS": "True"}
 
 
 def test_every_setting_has_a_comment() -> None:

@@ -108,6 +108,20 @@ def test_session_names_are_safe_and_differ(one: str | None, other: str) -> None:
     assert session_name(one) != session_name(other)
 
 
+def test_counters_stand_in_the_log_at_the_start_and_with_each_request(tmp_path: Path) -> None:
+    figures = {"kv_hits": 3.0, "kv_misses": 0.0}
+    requests = RequestLog(tmp_path, counters=lambda: figures)
+    requests.begin("a-model")
+    figures["kv_hits"] = 4.0
+    requests.ended(REQUEST, GOOD)
+    (server,) = tmp_path.rglob("server.jsonl")
+    begun = json.loads(server.read_text())
+    assert (begun["event"], begun["model"], begun["counters"]) == ("ready", "a-model", {"kv_hits": 3.0})
+    (session,) = tmp_path.rglob("session-*.jsonl")
+    assert json.loads(session.read_text())["counters"] == {"kv_hits": 4.0}
+    assert "counters" not in requests.recent()[0]  # what clients are told
+
+
 def test_a_row_tells_time_so_far_progress_rate_and_time_left() -> None:
     row = Row("chat", 0.0)
     assert row.line(3.0) == "chat  3 s  waiting"

@@ -1,0 +1,140 @@
+"""The command `audit`: asks the table of requests."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from start_llm.core.exitcodes import ExitCode
+from start_llm.core.settings import Settings
+from start_llm.dashboard.audit import AUDIT_FILE, Entry, Sum, Wanted, entries, sums
+from start_llm.files.database import FileUnavailable
+from start_llm.host.home import home
+
+UNITS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+Row = Sequence[str]
+
+
+def main(settings: Settings, options: argparse.Namespace) -> int:
+    """Prints requests, oldest first, or sums of them; 2 for a time that is none."""
+    try:
+        since = moment(options.since, time.time())
+    except ValueError as error:
+        print(f"audit: {error}", file=sys.stderr)
+        return ExitCode.BAD_SETTING
+    wanted = Wanted(since, options.client, options.of_model, options.outcome)
+    path = home() / settings.cache_dir / AUDIT_FILE
+    try:
+        if options.by:
+            added = sums(path, wanted, options.by)
+            found, rows = [asdict(each) for each in added], [sum_row(each) for each in added]
+        else:
+            last = entries(path, wanted, max(options.lines, 0))
+            found, rows = [asdict(each) for each in last], [entry_row(each) for each in last]
+    except FileUnavailable as error:
+        print(f"audit: {error}", file=sys.stderr)
+        return 1
+    if options.json:
+        print(json.dumps(found, indent=1))
+    elif rows:
+        _print([*SUM_HEADINGS] if options.by else [*ENTRY_HEADINGS], rows)
+    else:
+        off = " AUDIT_DAYS=0: nothing is written." if not settings.audit_days else ""
+        print(f"No request is known since then (--since {options.since}).{off}")
+    return 0
+
+
+def moment(age: str, now: float) -> float:
+    """Unix seconds of an age like ``12h``; 0 for ``all``. Raises ValueError."""
+    if age == "all":
+        return 0.0
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,3})?)([mhdw])", age)
+    if found is None:
+        raise ValueError(f"--since {age}: allowed are ages like 30m, 12h, 7d, 2w, and all")
+    return now - float(found[1]) * UNITS[found[2]]
+
+
+ENTRY_HEADINGS = (
+    "TIME",
+    "ID",
+    "CLIENT",
+    "MODEL",
+    "PROMPT",
+    "REUSED",
+    "NEW",
+    "COMPUTED",
+    "ANSWER",
+    "FIRST",
+    "ALL",
+    "END",
+)
+SUM_HEADINGS = ("", "REQUESTS", "ANSWERED", "PROMPT", "REUSED", "NEW", "COMPUTED", "ANSWER", "FIRST", "ALL")
+_WORDS = {"", "TIME", "ID", "CLIENT", "MODEL", "END"}
+
+
+def entry_row(entry: Entry) -> Row:
+    """The id is shortened as the terminal shows it; ``/v1/cache/requests/{id}`` takes that."""
+    how = entry.outcome if entry.status < 400 else f"{entry.outcome} ({entry.status})"
+    return (
+        datetime.fromtimestamp(entry.time).strftime("%m-%d %H:%M:%S"),
+        entry.id[-6:],
+        entry.client,
+        entry.model,
+        f"{entry.prompt:,}",
+        share(entry.reused, entry.prompt),
+        f"{entry.new:,}",
+        f"{entry.computed:,}",
+        f"{entry.answer:,}",
+        _seconds(entry.seconds_first),
+        _seconds(entry.seconds),
+        f"{how}; {entry.miss}" if entry.miss else how,
+    )
+
+
+def sum_row(added: Sum) -> Row:
+    """Seconds are means."""
+    return (
+        added.name or "-",
+        f"{added.requests:,}",
+        f"{added.answered:,}",
+        f"{added.prompt:,}",
+        share(added.reused, added.prompt),
+        f"{added.new:,}",
+        f"{added.computed:,}",
+        f"{added.answer:,}",
+        _seconds(added.seconds_first),
+        _seconds(added.seconds),
+    )
+
+
+def share(part: int, whole: int) -> str:
+    return f"{part / whole:.0%}" if whole else "-"
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.1f} s"
+
+
+def _print(headings: Row, rows: Sequence[Row]) -> None:
+    table = Table(box=None, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, justify="left" if heading in _WORDS else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_plain(cell)) for cell in row))
+    Console(highlight=False, width=max(140, shutil.get_terminal_size().columns)).print(table)
+
+
+def _plain(text: str) -> str:
+    """Without what a terminal would obey: names come from clients."""
+    return "".join(character if character.isprintable() else "?" for character in text)

@@ -1,0 +1,258 @@
+"""Who asked what, what it cost and how it ended: one row a request, for days, without a word of any conversation."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from start_llm.core.events import Event
+from start_llm.core.report import CacheReport
+from start_llm.core.request import ChatRequest
+from start_llm.dashboard.observer import Outcome
+from start_llm.files.database import CacheDatabase, FileUnavailable
+
+log = logging.getLogger(__name__)
+
+AUDIT_FILE = "audit.sqlite3"
+"""In START_LLM_CACHE_DIR."""
+DAY_SECONDS = 86_400
+MOST_ROWS = 1_000_000
+OUTCOMES = ("answered", "cut", "refused", "gone", "failed")
+"""``cut``: the watchdog ended the answer. ``refused``: the request was wrong. ``gone``: its client went away."""
+GROUPS = {
+    "client": "client",
+    "model": "model",
+    "session": "session",
+    "outcome": "outcome",
+    "miss": "miss",
+    "day": "date(time, 'unixepoch', 'localtime')",
+}
+"""What `sums` may add up by, and the SQL for it."""
+
+_SCHEMA = """
+CREATE TABLE requests (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, time REAL NOT NULL, id TEXT NOT NULL, client TEXT NOT NULL,
+    session TEXT NOT NULL, dialect TEXT NOT NULL, model TEXT NOT NULL, outcome TEXT NOT NULL, status INTEGER NOT NULL,
+    prompt INTEGER NOT NULL, reused INTEGER NOT NULL, computed INTEGER NOT NULL, new INTEGER NOT NULL,
+    answer INTEGER NOT NULL, seconds REAL NOT NULL, seconds_first REAL, miss TEXT NOT NULL);
+CREATE INDEX requests_time ON requests (time)
+"""
+_VERSION = 1
+_GATHER_SECONDS = 0.2
+_TRIM_EVERY = 200  # rows
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A request that has ended.
+
+    Attributes:
+        time: of its end, unix seconds.
+        outcome: one of `OUTCOMES`.
+        prompt, reused, computed, new, answer: tokens; see `CacheReport`.
+        seconds, seconds_first: from arrival to the end, and to the first piece of the answer.
+        miss: why more was computed than was new; empty where it was not.
+    """
+
+    time: float
+    id: str
+    client: str
+    session: str
+    dialect: str
+    model: str
+    outcome: str
+    status: int
+    prompt: int
+    reused: int
+    computed: int
+    new: int
+    answer: int
+    seconds: float
+    seconds_first: float | None
+    miss: str
+
+
+_COLUMNS = ", ".join(field.name for field in fields(Entry))
+_MARKS = ", ".join("?" for _ in fields(Entry))
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """Several requests together; `seconds` and `seconds_first` are means."""
+
+    name: str
+    requests: int
+    answered: int
+    prompt: int
+    reused: int
+    computed: int
+    new: int
+    answer: int
+    seconds: float
+    seconds_first: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which entries are meant: those from `since` (unix seconds) on that have these values, in any case of letters."""
+
+    since: float = 0.0
+    client: str | None = None
+    model: str | None = None
+    outcome: str | None = None
+
+    def where(self) -> tuple[str, list[object]]:
+        conditions, values = ["time >= ?"], [self.since]
+        more: list[object] = []
+        for name in ("client", "model", "outcome"):
+            if (value := getattr(self, name)) is not None:
+                conditions.append(f"{name} = ? COLLATE NOCASE")
+                more.append(value)
+        return " AND ".join(conditions), [*values, *more]
+
+
+class Audit:
+    """An `Observer` that writes, on a thread of its own. Servers may share the file.
+
+    Args:
+        path: of the SQLite file, made at the first request (0600).
+        days: how long a row is kept; at most `MOST_ROWS` of them.
+    """
+
+    def __init__(self, path: Path, days: float, clock: Callable[[], float] = time.time) -> None:
+        self._database = _database(path)
+        self._seconds, self._clock = days * DAY_SECONDS, clock
+        self._writes: SimpleQueue[Entry | None] = SimpleQueue()
+        self._closing = threading.Event()
+        self._until_trim = 0
+        self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
+        self._thread.start()
+
+    def started(self, request: ChatRequest) -> None:
+        """A request is written when it has ended."""
+
+    def event(self, request: ChatRequest, event: Event) -> None:
+        """A request is written when it has ended."""
+
+    def ended(self, request: ChatRequest, outcome: Outcome) -> None:
+        if not self._closing.is_set():
+            self._writes.put(entry(request, outcome, self._clock()))
+
+    def close(self) -> None:
+        """Writes what is waiting and ends the thread. May be called twice."""
+        if not self._closing.is_set():
+            self._closing.set()
+            self._writes.put(None)
+            self._thread.join()
+            self._database.close()
+
+    # --- the writer thread --------------------------------------------------
+
+    def _run(self) -> None:
+        while (first := self._writes.get()) is not None:
+            self._closing.wait(_GATHER_SECONDS)
+            rows, ended = [first], False
+            while not ended:
+                try:
+                    row = self._writes.get_nowait()
+                except Empty:
+                    break
+                ended = row is None
+                if row is not None:
+                    rows.append(row)
+            self._write(rows)
+            if ended:
+                return
+
+    def _write(self, rows: list[Entry]) -> None:
+        def write(connection: sqlite3.Connection) -> None:
+            connection.executemany(
+                f"INSERT INTO requests ({_COLUMNS}) VALUES ({_MARKS})", [astuple(row) for row in rows]
+            )
+            if self._until_trim <= 0:
+                connection.execute("DELETE FROM requests WHERE time < ?", (self._clock() - self._seconds,))
+                connection.execute(
+                    "DELETE FROM requests WHERE number <= (SELECT MAX(number) FROM requests) - ?", (MOST_ROWS,)
+                )
+
+        try:
+            self._database.run(write)
+        except FileUnavailable:
+            return  # said once by the file itself
+        except Exception as error:  # noqa: BLE001 - a thread's edge: the next rows may do better
+            log.warning("audit: %d requests could not be written (%s)", len(rows), error)
+            return
+        self._until_trim = _TRIM_EVERY if self._until_trim <= 0 else self._until_trim - len(rows)
+
+
+def entry(request: ChatRequest, outcome: Outcome, now: float) -> Entry:
+    """A request that has ended, as a row."""
+    report = outcome.report or CacheReport()
+    return Entry(
+        time=now,
+        id=request.id,
+        client=request.client,
+        session=(outcome.report.session if outcome.report is not None else "") or request.session or "",
+        dialect=request.dialect,
+        model=request.model,
+        outcome=_outcome(outcome.status, report),
+        status=outcome.status,
+        prompt=report.prompt,
+        reused=report.reused,
+        computed=report.computed,
+        new=report.new,
+        answer=outcome.usage.completion if outcome.usage is not None else report.generated,
+        seconds=round(outcome.seconds, 3),
+        seconds_first=None if outcome.seconds_first is None else round(outcome.seconds_first, 3),
+        miss=report.miss.reason if report.miss is not None else "",
+    )
+
+
+def _outcome(status: int, report: CacheReport) -> str:
+    if status < 400:
+        return "cut" if report.cut else "answered"
+    if status == 499:
+        return "gone"
+    return "refused" if status < 500 else "failed"
+
+
+# --- asking -----------------------------------------------------------------
+
+
+def entries(path: Path, wanted: Wanted, most: int) -> list[Entry]:
+    """The newest `most` of those that are wanted, oldest first; none where there is no file. Raises FileUnavailable."""
+    where, values = wanted.where()
+    query = f"SELECT {_COLUMNS} FROM requests WHERE {where} ORDER BY number DESC LIMIT ?"
+    return [Entry(*row) for row in _ask(path, query, [*values, most])][::-1]
+
+
+def sums(path: Path, wanted: Wanted, by: str) -> list[Sum]:
+    """What is wanted, added up by one of `GROUPS`; most prompt tokens first, days in order. Raises FileUnavailable."""
+    where, values = wanted.where()
+    query = (
+        f"SELECT {GROUPS[by]} AS name, COUNT(*), SUM(outcome = 'answered'), SUM(prompt), SUM(reused), SUM(computed), "
+        f"SUM(new), SUM(answer), AVG(seconds), AVG(seconds_first) FROM requests WHERE {where} GROUP BY 1 "
+        f"ORDER BY {'1' if by == 'day' else '4 DESC'}"
+    )
+    return [Sum(*row) for row in _ask(path, query, values)]
+
+
+def _ask(path: Path, query: str, values: list[object]) -> list[tuple[Any, ...]]:
+    if not path.exists():
+        return []
+    database = _database(path)
+    try:
+        return database.run(lambda connection: connection.execute(query, values).fetchall())
+    finally:
+        database.close()
+
+
+def _database(path: Path) -> CacheDatabase:
+    return CacheDatabase(path, _SCHEMA, _VERSION, what="audit of requests", check=False)

@@ -1,0 +1,39 @@
+"""What a real server writes down of a request: a row, a dump, counters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+
+from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
+from tests.integration.live import WAIT, live
+
+KEY = "sk-" + "a1B2" * 8
+
+
+def test_a_request_leaves_a_row_a_dump_and_counters(oracle_path: Callable[..., Path], tmp_path: Path) -> None:
+    told = [{"role": "user", "content": f"Say hello to {KEY}."}]
+    with live(oracle_path("plain"), tmp_path, dump_requests=True) as server:
+        answer = server.chat(told, max_tokens=8)
+        body = {"model": "default", "prompt": ["one two", "three"], "max_tokens": 2}
+        headers = {"User-Agent": "my-agent/1.0"}
+        assert httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=WAIT).status_code == 200
+        assert httpx.post(f"{server.url}/v1/completions", json=body | {"model": "x"}, timeout=WAIT).status_code == 404
+    first, second, third = entries(tmp_path / AUDIT_FILE, Wanted(), 10)
+    report = answer["report"]
+    assert (first.id, first.outcome, first.model) == (answer["body"]["id"], "answered", "plain")
+    assert (first.prompt, first.computed, first.new) == (report["prompt"], report["computed"], report["new"])
+    assert answer["body"]["model"] == "plain"
+    assert second.client == "my-agent" and second.outcome == "answered"
+    assert (third.outcome, third.status, third.model) == ("refused", 404, "x")
+    dumps = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "logs" / "dumps").rglob("*.json")}
+    dump = dumps[first.id]
+    assert "Say hello to [redacted]." in dump["prompt"][0] and dump["sent"][0]["content"] == "Say hello to [redacted]."
+    assert dump["answer"][0]["text"] == (answer["message"]["content"] or "")
+    assert dumps[second.id]["prompt"] == ["one two", "three"]
+    assert not any(KEY in path.read_text() for path in (tmp_path / "logs").rglob("*.json*"))
+    (server_log,) = (tmp_path / "logs").rglob("server.jsonl")
+    assert json.loads(server_log.read_text())["model"] == "plain"
