@@ -116,23 +116,24 @@ class Session:
         tables += [report.replay_table(f"traces, {label}", rows) for label, rows in self.replays.items()]
         tables += [report.limits_table(f"limits, {label}", found) for label, found in self.limits.items()]
         report.show(tables)
-        if out := self.options.out:
-            data = {
-                "scenarios": {
-                    label: {"total": report.totals(results), "scenarios": [result.as_dict() for result in results]}
-                    for label, results in self.scenarios.items()
-                },
-                "limits": {label: [asdict(limit) for limit in found] for label, found in self.limits.items()},
-                "traces": {label: replay.as_json(rows) for label, rows in self.replays.items()},
-            }
-            report.save(out, "agent_bench", data)
-            (out / "agent_bench.md").write_text("\n\n".join(map(report.markdown, tables)) + "\n", "utf-8")
-            if self.options.plot and self.scenarios:
-                print(report.plot(out, self.scenarios))
+        if self.options.out:
+            self._write(self.options.out, tables)
         ours = {label: results for label, results in self.scenarios.items() if not label.startswith("mlx_lm")}
         totals = [report.totals(results) for results in ours.values()]
         broken = [limit for found in self.limits.values() for limit in found if not limit.kept]
         return int(bool(broken) or any(total["wrong"] or total["unexplained"] for total in totals))
+
+    def _write(self, out: Path, tables: list[Table]) -> None:
+        scenarios = {
+            label: {"total": report.totals(results), "scenarios": [result.as_dict() for result in results]}
+            for label, results in self.scenarios.items()
+        }
+        found = {label: [asdict(limit) for limit in limits_found] for label, limits_found in self.limits.items()}
+        traces = {label: replay.as_json(rows) for label, rows in self.replays.items()}
+        report.save(out, "agent_bench", {"scenarios": scenarios, "limits": found, "traces": traces})
+        (out / "agent_bench.md").write_text("\n\n".join(map(report.markdown, tables)) + "\n", "utf-8")
+        if self.options.plot and self.scenarios:
+            print(report.plot(out, self.scenarios))
 
 
 def _serve_all(session: Session, folder: Path) -> None:

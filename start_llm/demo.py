@@ -141,10 +141,18 @@ def ask(client: openai.OpenAI, model: str, messages: list[dict[str, Any]]) -> Tu
             for name, piece in said.items():
                 parts[name] += piece
             gather(calls, delta.tool_calls or ())
-    turn.message = {"role": "assistant", **{name: text for name, text in parts.items() if text or name == "content"}}
-    if calls:
-        turn.message["tool_calls"] = [calls[index] for index in sorted(calls)]
+    turn.message = message_of(parts, calls)
     return turn
+
+
+def message_of(parts: dict[str, str], calls: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """The answer as it is sent back in the next turn."""
+    message: dict[str, Any] = {"role": "assistant", "content": parts["content"]}
+    if parts["reasoning_content"]:
+        message["reasoning_content"] = parts["reasoning_content"]
+    if calls:
+        message["tool_calls"] = [calls[index] for index in sorted(calls)]
+    return message
 
 
 def count(turn: Turn, usage: Any) -> None:

@@ -182,14 +182,6 @@ def _assistant(message: ChatMessage, path: str, index: int) -> Message:
     content, inline = _assistant_content(message.content, f"{path}.content")
     if not content.text and message.refusal:
         content = Content(message.refusal)
-    reasoning = message.reasoning_content
-    if reasoning is None and isinstance(message.reasoning, str):
-        reasoning = message.reasoning
-    if reasoning is None and message.thinking_blocks:
-        blocks = [block.get("thinking") for block in message.thinking_blocks if isinstance(block, dict)]
-        reasoning = join_text(block for block in blocks if isinstance(block, str))
-    if reasoning is None:
-        reasoning = inline
     calls = [
         _call(item, f"{path}.tool_calls[{j}]", f"call_{index}_{j}") for j, item in enumerate(message.tool_calls or [])
     ]
@@ -198,11 +190,23 @@ def _assistant(message: ChatMessage, path: str, index: int) -> Message:
     return Message(
         "assistant",
         content.text,
-        reasoning=reasoning or None,
+        reasoning=_thoughts(message, inline) or None,
         tool_calls=tuple(calls),
         name=message.name,
         attachments=content.attachments,
     )
+
+
+def _thoughts(message: ChatMessage, inline: str | None) -> str | None:
+    """The thinking, in the first of the fields that clients use; `inline`: it stood among the content's parts."""
+    if message.reasoning_content is not None:
+        return message.reasoning_content
+    if isinstance(message.reasoning, str):
+        return message.reasoning
+    if message.thinking_blocks:
+        blocks = [block.get("thinking") for block in message.thinking_blocks if isinstance(block, dict)]
+        return join_text(block for block in blocks if isinstance(block, str))
+    return inline
 
 
 def _assistant_content(content: Any, path: str) -> tuple[Content, str | None]:

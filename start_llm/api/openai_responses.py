@@ -73,9 +73,7 @@ def read_responses(
 ) -> ResponsesExchange:
     """Raises BadRequest, NotFound (the previous response), NotSupported."""
     body, data = parse_body(ResponsesBody, inbound.body)
-    for name, why in REFUSED.items():
-        if data.get(name):
-            raise NotSupported(f"{name}: {why}", param=name)
+    _refuse(data)
     items = [*_previous(body.previous_response_id, store), *_input(body.input)]
     within(MESSAGES, len(items), "input")
     messages = messages_of(items)
@@ -107,8 +105,9 @@ def read_responses(
         template_kwargs=template_kwargs_of(data),
         received=inbound.received,
     )
+    thought = body.reasoning or {}
     style = Style(
-        summary=bool((body.reasoning or {}).get("summary") or (body.reasoning or {}).get("generate_summary")),
+        summary=bool(thought.get("summary") or thought.get("generate_summary")),
         sealed="reasoning.encrypted_content" in include,
     )
     keep = store if body.store is not False and store.enabled else None
@@ -116,6 +115,12 @@ def read_responses(
         _check_storable(store)
     echo = _echo(body, data, tools.notes, keep is not None)
     return ResponsesExchange(request, echo, items, style, time.time(), token_text, keep, bool(body.store), tools.origin)
+
+
+def _refuse(data: dict[str, Any]) -> None:
+    for name, why in REFUSED.items():
+        if data.get(name):
+            raise NotSupported(f"{name}: {why}", param=name)
 
 
 def _check_storable(store: OwnResponses) -> None:

@@ -116,12 +116,10 @@ def dialect_of(data: Any, usual: Dialect = "chat") -> Dialect:
         return usual
     if "messages" not in data and ("input" in data or "prompt" in data):
         return "responses" if "input" in data else "completions"
-    tools = [tool for tool in _list(data.get("tools")) if isinstance(tool, dict)]
-    messages = [message for message in _list(data.get("messages")) if isinstance(message, dict)]
-    blocks = [block for message in messages for block in _list(message.get("content")) if isinstance(block, dict)]
+    tools, messages = _dicts(data.get("tools")), _dicts(data.get("messages"))
     if any("function" in tool or word(tool.get("type")) == "function" for tool in tools):
         return "chat"
-    if any("input_schema" in tool for tool in tools) or any(word(block.get("type")) in BLOCKS for block in blocks):
+    if any("input_schema" in tool for tool in tools) or any(map(_has_blocks, messages)):
         return "messages"
     if any(word(message.get("role")) in CHAT_ROLES or "tool_calls" in message for message in messages):
         return "chat"
@@ -130,8 +128,12 @@ def dialect_of(data: Any, usual: Dialect = "chat") -> Dialect:
     return "chat" if data.keys() & CHAT_FIELDS else usual
 
 
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []
+def _has_blocks(message: dict[str, Any]) -> bool:
+    return any(word(block.get("type")) in BLOCKS for block in _dicts(message.get("content")))
+
+
+def _dicts(value: Any) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
 
 
 def build_routes(

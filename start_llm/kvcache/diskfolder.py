@@ -164,16 +164,7 @@ class DiskFolder:
             log.warning("stored KV: %d files are missing or cut short, %s first", len(missing), missing[0])
             self._index.drop_files(missing)
             content = self._index.load()
-        known = {PrefixHash().digest()}
-        orphans = []
-        for run in content.runs:
-            if run.parent in known and run.file in content.files:
-                known.add(run.digest)
-            else:
-                orphans.append(run.digest)
-        orphans += [digest for digest in content.checkpoints if digest not in known]
-        orphans += [d for d, name in content.checkpoints.items() if name not in content.files and d in known]
-        if orphans:
+        if orphans := _orphans(content):
             self._index.drop_runs(orphans)
             content = self._index.load()
         for name in sizes.keys() - content.files.keys():
@@ -295,3 +286,16 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
+
+
+def _orphans(content: Content) -> list[bytes]:
+    """Digests of runs and checkpoints that nothing leads to, or whose file is not there."""
+    known = {PrefixHash().digest()}
+    orphans = []
+    for run in content.runs:
+        if run.parent in known and run.file in content.files:
+            known.add(run.digest)
+        else:
+            orphans.append(run.digest)
+    lost = (d for d, name in content.checkpoints.items() if d not in known or name not in content.files)
+    return [*orphans, *lost]

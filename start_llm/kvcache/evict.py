@@ -60,9 +60,8 @@ class Eviction:
             segment = todo.pop()
             if segment.used >= before:
                 continue
-            above = segment.parent
-            self._held.drop(segment)
-            if above is not None and above.is_leaf:
+            above = self._held.drop_leaf(segment)
+            if above is not None:
                 todo.append(above)
 
     def _evict(self, now: float, more: Callable[[], bool], thin: bool) -> None:
@@ -87,11 +86,7 @@ class Eviction:
             here = rank(segment)
             if here > before:  # it has become a leaf, or the checkpoint above it has gone
                 heapq.heappush(queue, (here, id(segment), segment))
-                continue
-            if not segment.is_leaf:
+            elif not segment.is_leaf:
                 held.drop_checkpoint(segment)
-                continue
-            above = segment.parent
-            held.drop(segment)
-            if above is not None and above.is_leaf:
+            elif (above := held.drop_leaf(segment)) is not None:
                 heapq.heappush(queue, (rank(above), id(above), above))

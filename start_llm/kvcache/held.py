@@ -57,6 +57,12 @@ class Held:
         self.counters.evicted_leaves += 1
         self.counters.evicted_bytes += before - self.nbytes
 
+    def drop_leaf(self, segment: Segment) -> Segment | None:
+        """Drops a leaf; returns the segment above it, if that is a leaf now."""
+        above = segment.parent
+        self.drop(segment)
+        return above if above is not None and above.is_leaf else None
+
     def drop_checkpoint(self, segment: Segment) -> None:
         """The segment's checkpoint goes, its rows stay."""
         if segment.checkpoint is not None:

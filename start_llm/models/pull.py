@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from huggingface_hub import HfApi, hf_hub_download, hf_hub_url
+from huggingface_hub import HfApi, ModelInfo, hf_hub_download, hf_hub_url
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
@@ -114,8 +114,20 @@ def pull(
 
 def _listing(repository: str, revision: str, endpoint: str | None) -> tuple[str, list[_File]]:
     """(commit, the files that are needed). Raises PullError."""
+    info = _info(repository, revision, endpoint)
+    files = [_file(sibling) for sibling in info.siblings or ()]
+    needed = [file for file in files if any(fnmatch.fnmatch(file.name, pattern) for pattern in PATTERNS)]
+    names = {file.name for file in files}
+    if not any(fnmatch.fnmatch(name, "model*.safetensors") for name in names):
+        kind = "GGUF files for llama.cpp" if any(name.endswith(".gguf") for name in names) else "no model*.safetensors"
+        raise PullError(f"{repository} has {kind}, which MLX cannot serve; look for it in mlx-community.")
+    return str(info.sha), needed
+
+
+def _info(repository: str, revision: str, endpoint: str | None) -> ModelInfo:
+    """What the hub knows of a repository. Raises PullError, with what to do about it."""
     try:
-        info = HfApi(endpoint=endpoint).model_info(
+        return HfApi(endpoint=endpoint).model_info(
             repository, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS
         )
     except HFValidationError as error:
@@ -130,13 +142,6 @@ def _listing(repository: str, revision: str, endpoint: str | None) -> tuple[str,
         raise PullError(f"The hub has no model {repository}, or it is private; look at the spelling.") from error
     except (HfHubHTTPError, httpx.HTTPError, OfflineModeIsEnabled, OSError) as error:
         raise PullError(_out_of_reach(repository, error)) from error
-    files = [_file(sibling) for sibling in info.siblings or ()]
-    needed = [file for file in files if any(fnmatch.fnmatch(file.name, pattern) for pattern in PATTERNS)]
-    names = {file.name for file in files}
-    if not any(fnmatch.fnmatch(name, "model*.safetensors") for name in names):
-        kind = "GGUF files for llama.cpp" if any(name.endswith(".gguf") for name in names) else "no model*.safetensors"
-        raise PullError(f"{repository} has {kind}, which MLX cannot serve; look for it in mlx-community.")
-    return str(info.sha), needed
 
 
 def _file(sibling: Any) -> _File:

@@ -285,19 +285,13 @@ def _probe_specials(prober: _Prober) -> tuple[frozenset[str], frozenset[str]]:
     if pattern is None:
         return frozenset(), frozenset()
     ends = {name for name, index in prober.tokenizer.special_tokens.items() if index in prober.tokenizer.eos_ids}
-    talk = [_user(_A), _assistant(_B), _user(_C)]
-    tool = {"role": "tool", "content": _D, "tool_call_id": "callprobe", "name": "probe_tool7"}
-    tooled = [_user(_A), _assistant(_B, tool_calls=[_call({"k7": "v7"})]), tool]
-    system = [{"role": "system", "content": _D}, _user(_A)]
     closed, opened = prober.render([_user(_A)]) or "", prober.render([_user(_A)], agp=True) or ""
     structure: set[str] = set()
     starts: set[str] = set()
     lead = pattern.match(opened[len(closed) :]) if opened.startswith(closed) else None
     if lead is not None:
         starts.add(lead.group())
-    middle = [_user(_A), _assistant(_B), system[0], _user(_C)]
-    renders = [(talk, (_A, _B, _C)), (tooled, (_A, _B, _D)), (system, (_D, _A)), (middle, (_B, _D, _C))]
-    for messages, words in renders:
+    for messages, words in _talks():
         text = prober.render(messages, agp=True) or ""
         structure.update(pattern.findall(text))
         for before, after in pairwise(words):
@@ -305,6 +299,18 @@ def _probe_specials(prober: _Prober) -> tuple[frozenset[str], frozenset[str]]:
             if found and not any(name in starts for name in found):
                 starts.add(([name for name in found if name not in ends] or found)[-1])
     return frozenset(starts), frozenset(structure)
+
+
+def _talks() -> list[tuple[list[dict[str, Any]], tuple[str, ...]]]:
+    """Conversations in which messages of every role follow each other, and the words that are said in turn."""
+    tool = {"role": "tool", "content": _D, "tool_call_id": "callprobe", "name": "probe_tool7"}
+    system = {"role": "system", "content": _D}
+    return [
+        ([_user(_A), _assistant(_B), _user(_C)], (_A, _B, _C)),
+        ([_user(_A), _assistant(_B, tool_calls=[_call({"k7": "v7"})]), tool], (_A, _B, _D)),
+        ([system, _user(_A)], (_D, _A)),
+        ([_user(_A), _assistant(_B), system, _user(_C)], (_B, _D, _C)),
+    ]
 
 
 def _between(text: str, before: str, after: str) -> str:

@@ -60,6 +60,10 @@ class Facts:
     shown: Message
     reasoning: str = ""
 
+    def has(self, kind: str) -> bool:
+        """Whether a declared place of that kind is in the message."""
+        return any(part.rule.kind == kind for part in self.parts)
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -79,11 +83,11 @@ class Entry:
 
     @property
     def transient(self) -> bool:
-        return any(part.rule.kind == "transient" for part in self.facts.parts)
+        return self.facts.has("transient")
 
     @property
     def cleared(self) -> bool:
-        return any(part.rule.kind == "cleared" for part in self.facts.parts)
+        return self.facts.has("cleared")
 
 
 @dataclass(frozen=True)
@@ -189,15 +193,21 @@ def facts_of(message: Message, client: Client, system: str = "") -> Facts:
     if message.role == "assistant":
         return _assistant_facts(message)
     found = find_parts(message, client, system)
-    dropped = [part for part in found if part.rule.kind == "drop"]
     parts = tuple(part for part in found if part.rule.kind != "drop")
+    dropped = [part for part in found if part.rule.kind == "drop"]
     shown = replace(message, content=_cut(message.content, dropped)) if dropped else message
-    cut = [part for part in found if part.rule.kind != "cleared"]
-    says = _without(message.content, cut) if cut else message.content
-    if any(rule.role == message.role and rule.place in _EDGES for rule in client.rules):
-        says = says.strip()  # a block that comes or goes takes the white space between it and the words along
+    says = _said(message, client, found)
     digest = digest_of(message.role, says, message.name or "", "error" if message.is_error else "", *message.images)
     return Facts(digest, message.role == "tool" or not found or bool(says.strip()), parts, shown)
+
+
+def _said(message: Message, client: Client, parts: Sequence[Part]) -> str:
+    """A message's own words: what stands in no declared part, or was cleared."""
+    cut = [part for part in parts if part.rule.kind != "cleared"]
+    says = _without(message.content, cut) if cut else message.content
+    # A block that comes or goes takes the white space between it and the words along.
+    edged = any(rule.role == message.role and rule.place in _EDGES for rule in client.rules)
+    return says.strip() if edged else says
 
 
 def _cut(text: str, parts: Sequence[Part]) -> str:
@@ -272,23 +282,20 @@ class Reader:
                 values[Slot("system", index)] = fact.shown.content
                 entries.append(Entry(message, replace(fact, counts=False, parts=()), None))
                 continue
-            last = index == len(messages) - 1
-            if fact.parts and not last and any(part.rule.kind == "transient" for part in fact.parts):
+            if fact.parts and index < len(messages) - 1 and fact.has("transient"):
                 fact = facts_of(message, UNKNOWN)
             if _is_reply(message, entries):
                 entries.append(Entry(message, fact, None, reply=True))
                 continue
             place = len(keys) if fact.counts else None
             slots = _slots(fact, len(keys), moved) if fact.parts else ()
-            if slots:
-                values.update((slot, part.text) for slot, part in slots)
+            values.update((slot, part.text) for slot, part in slots)
             entries.append(Entry(message, fact, place, slots))
             if message.role == "assistant":
                 calls = _numbers(message.tool_calls)
             if place is not None:
-                digest = fact.digest
-                if fact.parts and entries[-1].cleared:
-                    digest = result_of(call_id(message.tool_call_id)) or digest
+                before = result_of(call_id(message.tool_call_id)) if entries[-1].cleared else None
+                digest = before or fact.digest
                 indices.append(index)
                 keys.append(link(keys[-1] if keys else ROOT, digest + _answered(message, calls)))
         return Reading(client, tuple(entries), tuple(keys), tuple(indices), values)

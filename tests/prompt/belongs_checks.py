@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -212,10 +213,13 @@ def _places(truth: Truth, prompt: Seen) -> Iterator[str]:
 
 
 def _name(place: Place) -> str | None:
-    """What a note may call the place by."""
+    """What a note may call the place by, as a pattern of a line's part.
+
+    A line of the system text begins with it: a reminder that is told of may have the same words further on.
+    """
     if place.where == SYSTEM:
-        return SYSTEM_LINES[place.label].partition("{}")[0].strip()
-    return place.label if place.where == TOOLS else None
+        return r"^[-+\s]*" + re.escape(SYSTEM_LINES[place.label].partition("{}")[0].strip())
+    return re.escape(place.label) if place.where == TOOLS else None
 
 
 def _newer_files(prompt: Seen, place: Place, at: int) -> bool:

@@ -179,9 +179,9 @@ class Mention(NamedTuple):
 
 
 def last_mention(prompt: str, value: str, notes: Sequence[Frame], name: str | None = None) -> Mention | None:
-    """The last place that speaks of `value`, or in a note of the thing called `name`."""
+    """The last place that speaks of `value`, or in a note of the thing called `name` (a pattern)."""
     found = [Mention(match.start(), False) for match in re.finditer(re.escape(value) + r"(?![a-z0-9])", prompt)]
-    words = [value, *([name] if name is not None else [])]
+    words = [re.escape(value), *([name] if name is not None else [])]
     for note in notes:
         found = [mention for mention in found if not note.start <= mention.at < note.end]
         found += _in_note(prompt[note.start : note.end], note.start, words)
@@ -197,7 +197,7 @@ def _in_note(note: str, offset: int, words: Sequence[str]) -> Iterator[Mention]:
         if stripped.endswith(":"):
             heading_gone = gone is not None
         for word in words:
-            for match in re.finditer(re.escape(word) + r"(?![a-z0-9])", line):
+            for match in re.finditer(word + r"(?![a-z0-9])", line):
                 said_gone = heading_gone or gone is not None or stripped.startswith("-")
                 holds = gone is not None and _HOLDS.search(line, gone.end(), match.start()) if gone else None
                 yield Mention(at + match.start(), said_gone and not holds)

@@ -174,23 +174,24 @@ class ValueSink:
         self._started = True
 
     def close(self) -> None:
-        text = "".join(self._text)
         if self._string:
             self._call.write('"' if self._started else '""')
             return
-        stripped = text.strip()
-        if not stripped and self._schema.allows("string"):
-            value: object = text
-        elif stripped.lower() in ("null", "none") and (self._nullable or not self._schema.types):
-            value = None
-        elif self._nullable:
-            value = text
-        else:
-            found, literal = parse_literal(stripped)
-            lowered = stripped.lower()
-            if not found and lowered in ("true", "false"):
-                found, literal = True, lowered == "true"
-            value = literal if found else text
-            if found and self._schema.types and not self._schema.valid(literal) and self._schema.allows("string"):
-                value = text
-        self._call.write(dump(self._schema.coerce(value)))
+        self._call.write(dump(self._schema.coerce(self._value("".join(self._text)))))
+
+    def _value(self, text: str) -> object:
+        """What a text without quotes stands for: a literal where the schema allows it, else the text."""
+        schema, stripped = self._schema, text.strip()
+        word = stripped.lower()
+        if not stripped and schema.allows("string"):
+            return text
+        if word in ("null", "none") and (self._nullable or not schema.types):
+            return None
+        if self._nullable:
+            return text
+        found, literal = parse_literal(stripped)
+        if not found and word in ("true", "false"):
+            found, literal = True, word == "true"
+        if found and schema.types and not schema.valid(literal) and schema.allows("string"):
+            return text
+        return literal if found else text
