@@ -147,6 +147,9 @@ def add_launch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("client", choices=list(CLIENTS), metavar="AGENT", help=", ".join(CLIENTS))
     parser.add_argument("--print", action="store_true", help="show what would be set, as shell text; run nothing")
     parser.add_argument("--via-proxy", action="store_true", help="connect through the LiteLLM proxy")
+    parser.add_argument(
+        "--my-config", action="store_true", help="with copies of your own skills, MCP servers, theme for that agent"
+    )
     add_model(parser)
     add_port(parser)
     add_context(parser)
@@ -281,6 +284,7 @@ COMMANDS = {
             (
                 ("launch pi", "PI in this folder"),
                 ("launch claude -- --continue", "words behind -- are the agent's own"),
+                ("launch claude --my-config", "with your own skills, MCP servers, theme"),
                 ("launch codex --print", "what would be set, to do it by hand"),
             ),
             tail=True,

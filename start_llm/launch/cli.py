@@ -23,6 +23,7 @@ from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.host.ports import address, free_port, get_json
 from start_llm.launch.clients import CLIENTS
+from start_llm.launch.mine import bring, own_folder, take_away
 from start_llm.launch.plan import Client, Endpoint, Plan
 from start_llm.launch.server import LaunchError, from_root, running_server, wait_for
 from start_llm.models.catalog import expected_model
@@ -41,7 +42,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     """Runs a client and returns its exit code; 1 where it cannot be launched, 127 if it is missing.
 
     Args:
-        options: ``client``, ``print``, ``via_proxy``, and ``arguments``, which are the client's own.
+        options: ``client``, ``print``, ``via_proxy``, ``my_config``, and ``arguments``, which are the client's own.
     """
     client = CLIENTS[options.client]
     executable = shutil.which(client.command)
@@ -53,6 +54,8 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         if options.print:
             expected = _expected(settings, options.via_proxy)
             warn_of_room(client, expected)
+            if options.my_config:
+                print(f"# {own_words(client)}")
             print_plan(client, client.plan(expected, _folder(settings, client)))
             return 0
         started = running_server(
@@ -65,11 +68,33 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
             folder = _folder(settings, client)
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             plan = client.plan(endpoint, folder)
+            take_away(client.own, folder)
             write_files(plan)
+            if options.my_config:
+                _bring(client, folder)
             return run(executable or client.command, with_secrets(plan), options.arguments)
     except LaunchError as error:
         print(f"launch: {error}", file=sys.stderr)
         return 1
+
+
+def own_words(client: Client) -> str:
+    """What ``--my-config`` means for an agent."""
+    own = client.own
+    names = [*own.copied, *(key for fields in own.fields for key in fields.keys)]
+    brought = [f"--my-config copies from ~/{own.folder}: {', '.join(names)}."] if names else []
+    return " ".join([*brought, *([f"{client.title} reads {own.anyway} anyway."] if own.anyway else [])])
+
+
+def _bring(client: Client, folder: Path) -> None:
+    own = client.own
+    names = bring(own, folder, os.environ, lambda line: _say(f"launch: {line}"))
+    if names:
+        _say(f"launch: with your {', '.join(names)} (copies of {own_folder(own, os.environ)}; yours stay as they are)")
+    elif own.folder:
+        _say(f"launch: there is nothing of yours in {own_folder(own, os.environ)} to bring along.")
+    if own.anyway:
+        _say(f"launch: {client.title} reads {own.anyway} anyway.")
 
 
 def _say(line: str) -> None:

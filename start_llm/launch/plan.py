@@ -56,6 +56,42 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
+class Fields:
+    """Fields of a settings file, JSON or TOML by its name.
+
+    Attributes:
+        sources: the user's own file: the first of these that is there, from the agent's folder.
+        target: the file in the private folder that takes them.
+        keys: dotted names.
+    """
+
+    sources: tuple[str, ...]
+    target: str
+    keys: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """The user's own set-up of an agent, as far as it makes sense beside another server.
+
+    Not in it: accounts and keys of models, the choice of models, sessions, remembered permissions, hooks.
+
+    Attributes:
+        folder: where the agent keeps it, from the user's home; empty: nothing is hidden that could be brought.
+        variable: that names another place.
+        copied: names of files and folders in it.
+        fields: what is taken out of settings files.
+        anyway: what the agent reads of the user's own without being told, in a sentence.
+    """
+
+    folder: str = ""
+    variable: str = ""
+    copied: tuple[str, ...] = ()
+    fields: tuple[Fields, ...] = ()
+    anyway: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Client:
     """A coding agent.
 
@@ -67,6 +103,7 @@ class Client:
         plan: what it needs to talk to an endpoint, given its private folder.
         node: the Node versions it needs, as told by its package; empty where it needs none.
         first_prompt: about how many tokens its first request has.
+        own: what ``--my-config`` brings along.
     """
 
     name: str
@@ -76,6 +113,7 @@ class Client:
     plan: Callable[[Endpoint, Path], Plan]
     node: str = ""
     first_prompt: int = 0
+    own: Own = Own()
 
 
 def to_json(value: Any) -> str:

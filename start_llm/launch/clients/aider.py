@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from uuid import uuid4
 
-from start_llm.launch.plan import Client, Endpoint, Plan, to_json
+from start_llm.launch.plan import Client, Endpoint, Own, Plan, to_json
 
 
 def plan(endpoint: Endpoint, folder: Path) -> Plan:
@@ -55,4 +55,5 @@ AIDER = Client(
     install="python3.12 -m pip install aider-chat (or: uv tool install aider-chat)",
     plan=plan,
     first_prompt=4_000,
+    own=Own(anyway="~/.aider.conf.yml"),
 )

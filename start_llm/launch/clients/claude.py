@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.launch.plan import Client, Endpoint, Plan, to_json
+from start_llm.launch.plan import Client, Endpoint, Fields, Own, Plan, to_json
 
 
 def plan(endpoint: Endpoint, folder: Path) -> Plan:
@@ -48,4 +48,13 @@ CLAUDE = Client(
     plan=plan,
     node=">=22",
     first_prompt=12_000,
+    own=Own(
+        folder=".claude",
+        variable="CLAUDE_CONFIG_DIR",
+        copied=("skills", "agents", "commands", "output-styles", "rules", "CLAUDE.md", "keybindings.json"),
+        fields=(
+            Fields((".claude.json", "../.claude.json"), ".claude.json", ("mcpServers", "theme", "editorMode")),
+            Fields(("settings.json",), "settings.json", ("outputStyle", "statusLine", "theme")),
+        ),
+    ),
 )

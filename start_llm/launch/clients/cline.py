@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.launch.plan import Client, Endpoint, Plan, to_json
+from start_llm.launch.plan import Client, Endpoint, Own, Plan, to_json
 
 
 def plan(endpoint: Endpoint, folder: Path) -> Plan:
@@ -34,5 +34,16 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
 
 
 CLINE = Client(
-    name="cline", title="Cline", command="cline", install="npm install -g cline", plan=plan, first_prompt=7_000
+    name="cline",
+    title="Cline",
+    command="cline",
+    install="npm install -g cline",
+    plan=plan,
+    first_prompt=7_000,
+    own=Own(
+        folder=".cline/data",
+        variable="CLINE_DATA_DIR",
+        copied=("settings/cline_mcp_settings.json",),
+        anyway="skills, rules and plugins of ~/.cline",
+    ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from start_llm.launch.plan import Client, Endpoint, Plan
+from start_llm.launch.plan import Client, Endpoint, Fields, Own, Plan
 
 IDLE_MILLISECONDS = 3600 * 1000
 
@@ -42,4 +42,10 @@ CODEX = Client(
     plan=plan,
     node=">=16",
     first_prompt=12_000,
+    own=Own(
+        folder=".codex",
+        variable="CODEX_HOME",
+        copied=("skills", "prompts", "themes", "AGENTS.md"),
+        fields=(Fields(("config.toml",), "config.toml", ("mcp_servers", "tui")),),
+    ),
 )

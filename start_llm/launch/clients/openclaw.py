@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.launch.plan import Client, Endpoint, Plan, to_json
+from start_llm.launch.plan import Client, Endpoint, Fields, Own, Plan, to_json
 
 REQUEST_SECONDS = 3600
 # A gateway takes this port and the 110 above it; that of a user's own OpenClaw stands on 18789.
@@ -89,4 +89,10 @@ OPENCLAW = Client(
     plan=plan,
     node=">=24.16 <25 || >=26.1",
     first_prompt=19_000,
+    own=Own(
+        folder=".openclaw",
+        variable="OPENCLAW_STATE_DIR",
+        copied=("skills",),
+        fields=(Fields(("openclaw.json",), "openclaw.json", ("mcp.servers", "skills")),),
+    ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.launch.plan import Client, Endpoint, Plan, to_json
+from start_llm.launch.plan import Client, Endpoint, Own, Plan, to_json
 
 
 def plan(endpoint: Endpoint, folder: Path) -> Plan:
@@ -53,4 +53,5 @@ OPENCODE = Client(
     install="npm install -g opencode-ai",
     plan=plan,
     first_prompt=10_000,
+    own=Own(anyway="all of ~/.config/opencode: agents, commands, MCP servers, themes"),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.launch.plan import Client, Endpoint, Plan, to_json
+from start_llm.launch.plan import Client, Endpoint, Fields, Own, Plan, to_json
 
 # PI sums up its history when that leaves less of the context than this; in a small one that is at once.
 RESERVED_TOKENS = 16_384
@@ -47,4 +47,13 @@ PI = Client(
     plan=plan,
     node=">=20.6",
     first_prompt=2_000,
+    own=Own(
+        folder=".pi/agent",
+        variable="PI_CODING_AGENT_DIR",
+        copied=(
+            *("skills", "prompts", "themes", "extensions"),
+            *("AGENTS.md", "SYSTEM.md", "APPEND_SYSTEM.md", "keybindings.json"),
+        ),
+        fields=(Fields(("settings.json",), "settings.json", ("theme", "hideThinkingBlock", "quietStartup")),),
+    ),
 )

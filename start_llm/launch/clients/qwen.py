@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.launch.plan import Client, Endpoint, Plan, to_json
+from start_llm.launch.plan import Client, Endpoint, Fields, Own, Plan, to_json
 
 
 def plan(endpoint: Endpoint, folder: Path) -> Plan:
@@ -42,4 +42,10 @@ QWEN = Client(
     plan=plan,
     node=">=22",
     first_prompt=23_000,
+    own=Own(
+        folder=".qwen",
+        variable="QWEN_HOME",
+        copied=("skills", "commands", "agents", "QWEN.md"),
+        fields=(Fields(("settings.json",), "settings.json", ("mcpServers", "ui.theme")),),
+    ),
 )

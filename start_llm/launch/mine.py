@@ -1,0 +1,238 @@
+"""``launch --my-config``: the user's own skills, MCP servers, theme and the like, in an agent's private folder.
+
+They are copies that nobody can write to: the agent does not reach the user's own files. What was brought is noted in
+the private folder and goes again at the next launch, so that a launch without the flag is private.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import tomlkit
+from tomlkit.exceptions import TOMLKitError
+
+from start_llm.launch.plan import Fields, Own
+
+NOTE = ".brought.json"
+MOST_FILES, MOST_BYTES = 5_000, 100 << 20
+_MISSING = object()
+
+Say = Callable[[str], None]
+
+
+def own_folder(own: Own, environment: Mapping[str, str]) -> Path:
+    """Where the agent keeps the user's own set-up."""
+    named = environment.get(own.variable) if own.variable else None
+    return Path(named) if named else Path(environment.get("HOME") or Path.home()) / own.folder
+
+
+def bring(own: Own, folder: Path, environment: Mapping[str, str], say: Say) -> list[str]:
+    """Copies into the private `folder` what `own` names. Returns the names of what was there to bring.
+
+    Args:
+        say: is told what could not be brought.
+    """
+    source = own_folder(own, environment)
+    if not own.folder or not source.is_dir() or source.resolve() == folder.resolve():
+        return []
+    bringer = _Bringer(source, folder, say)
+    try:
+        for name in own.copied:
+            bringer.copy(name)
+        for fields in own.fields:
+            bringer.set(fields)
+    finally:
+        _write(folder / NOTE, json.dumps({"copied": bringer.copied, "fields": bringer.changed}))
+    return bringer.names
+
+
+def take_away(own: Own, folder: Path) -> None:
+    """Removes what an earlier launch has brought; what the agent has made there itself stays."""
+    try:
+        note = json.loads((folder / NOTE).read_text("utf-8"))
+        copied, changed = list(note["copied"]), dict(note["fields"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return
+    for path in map(str, copied):
+        if _is_ours(path, own):
+            _remove(folder / path)
+    for fields in own.fields:
+        values = changed.get(fields.target)
+        if isinstance(values, dict):
+            _unset(folder / fields.target, {key: values[key] for key in fields.keys if key in values})
+    (folder / NOTE).unlink(missing_ok=True)
+
+
+def _is_ours(path: str, own: Own) -> bool:
+    """Whether a noted path is one that `bring` may have made: a name of `own`, or right inside of it."""
+    return ".." not in Path(path).parts and any(path == name or path.startswith(f"{name}/") for name in own.copied)
+
+
+class _Bringer:
+    """One launch. `copied`: paths in the private folder; `changed`: by settings file, the values that were set."""
+
+    def __init__(self, source: Path, folder: Path, say: Say) -> None:
+        self._source, self._folder, self._say = source, folder, say
+        self._files, self._bytes = 0, 0
+        self.copied: list[str] = []
+        self.changed: dict[str, dict[str, Any]] = {}
+        self.names: list[str] = []
+
+    def copy(self, name: str) -> None:
+        """A file, or what lies in a folder; what the private folder has of that name stays."""
+        path = self._source / name
+        if path.is_file():
+            found = [name]
+        elif path.is_dir():
+            found = [f"{name}/{child.name}" for child in sorted(path.iterdir()) if not child.name.startswith(".")]
+        else:
+            return
+        before = len(self.copied)
+        for each in found:
+            self._copy_one(each)
+        if len(self.copied) > before:
+            self.names.append(name)
+
+    def _copy_one(self, name: str) -> None:
+        target = self._folder / name
+        if target.exists() or target.is_symlink():
+            return
+        before = self._files, self._bytes
+        try:
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._tree(self._source / name, target, ())
+        except (OSError, ValueError) as error:
+            self._say(f"{self._source / name} is not brought along: {error}")
+            _remove(target)
+            self._files, self._bytes = before
+        if target.exists():  # not where a link leads nowhere
+            self.copied.append(name)
+
+    def _tree(self, source: Path, target: Path, above: tuple[str, ...]) -> None:
+        """Links are followed. Raises OSError, ValueError."""
+        if source.is_dir():
+            here = os.path.realpath(source)
+            if here in above:
+                raise ValueError(f"{source} leads back into itself")
+            target.mkdir(mode=0o700)
+            for child in sorted(source.iterdir()):
+                if child.name != ".git":
+                    self._tree(child, target / child.name, (*above, here))
+            target.chmod(0o500)
+        elif source.is_file():
+            status = source.stat()
+            self._files, self._bytes = self._files + 1, self._bytes + status.st_size
+            if self._files > MOST_FILES or self._bytes > MOST_BYTES:
+                raise ValueError(f"more than {MOST_FILES:,} files or {MOST_BYTES >> 20} MiB in all")
+            shutil.copyfile(source, target)
+            target.chmod(0o500 if status.st_mode & stat.S_IXUSR else 0o400)
+
+    def set(self, fields: Fields) -> None:
+        """Takes fields of the user's settings file over into the private one."""
+        path = next((path for name in fields.sources if (path := self._source / name).is_file()), None)
+        if path is None:
+            return
+        try:
+            theirs = _read(path)
+            target = self._folder / fields.target
+            ours = _read(target) if target.exists() else _empty(target)
+        except (OSError, ValueError, TOMLKitError) as error:
+            self._say(f"{path} is not brought along: {error}")
+            return
+        values = {key: value for key in fields.keys if (value := _get(theirs, key)) is not _MISSING}
+        values = {key: value for key, value in values.items() if _get(ours, key) is _MISSING}
+        if not values:
+            return
+        for key, value in values.items():
+            _set(ours, key, value)
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write(target, _text(target, ours))
+        self.changed[fields.target] = {key: _plain(value) for key, value in values.items()}
+        self.names += list(values)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        for folder, _, _ in os.walk(path):
+            with suppress(OSError):
+                os.chmod(folder, 0o700)
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _unset(path: Path, values: Mapping[str, Any]) -> None:
+    """Takes fields away that still have these values: others the agent has set itself since."""
+    try:
+        data = _read(path)
+    except (OSError, ValueError, TOMLKitError):
+        return
+    for key, value in values.items():
+        if _plain(_get(data, key)) == value:
+            _delete(data, key)
+    _write(path, _text(path, data))
+
+
+# --- settings files: JSON, or TOML by their name ------------------------------------------------
+
+
+def _read(path: Path) -> Any:
+    """Raises OSError, ValueError, TOMLKitError."""
+    text = path.read_text("utf-8")
+    if path.suffix == ".toml":
+        return tomlkit.parse(text)
+    data = json.loads(text)
+    if not isinstance(data, dict):
+        raise ValueError("it is no JSON object")
+    return data
+
+
+def _empty(path: Path) -> Any:
+    return tomlkit.document() if path.suffix == ".toml" else {}
+
+
+def _text(path: Path, data: Any) -> str:
+    return tomlkit.dumps(data) if path.suffix == ".toml" else json.dumps(data, indent=2) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    return value.unwrap() if hasattr(value, "unwrap") else value
+
+
+def _get(data: Any, key: str) -> Any:
+    """The value at ``a.b``, or `_MISSING`."""
+    for part in key.split("."):
+        if not isinstance(data, dict) or part not in data:
+            return _MISSING
+        data = data[part]
+    return data
+
+
+def _set(data: Any, key: str, value: Any) -> None:
+    *parents, last = key.split(".")
+    for part in parents:
+        data = data.setdefault(part, {})
+    data[last] = value
+
+
+def _delete(data: Any, key: str) -> None:
+    *parents, last = key.split(".")
+    for part in parents:
+        data = data[part]
+    del data[last]
+
+
+def _write(path: Path, text: str) -> None:
+    """By an atomic rename, for this user only (0600)."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(temporary, path)
