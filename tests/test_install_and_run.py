@@ -300,11 +300,13 @@ def test_every_check_runs_and_one_failure_is_enough(
 ) -> None:
     commands: list[list[str]] = []
 
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+    def run(command: list[str], env: dict[str, str], **_: object) -> subprocess.CompletedProcess[bytes]:
         commands.append(command)
+        assert "PYTHONDONTWRITEBYTECODE" not in env
         return subprocess.CompletedProcess(command, 1 if "mypy" in command else 0)
 
     monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     assert bootstrap.run_checks(folder, ["--slow", "-x"]) == 1
     assert [
         next(word for word in ("ruff", "mypy", "lint-imports", "pytest") if word in " ".join(c)) for c in commands

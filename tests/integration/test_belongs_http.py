@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -136,12 +137,11 @@ def test_nor_after_a_restart(oracle_path: Callable[..., Path], tmp_path: Path, k
             assert heard.prompt == Rendering().text(case.messages(salt, 0))
     wrong = []
     with live(oracle_path(kind), tmp_path, kv_disk_dir="auto") as server:
-        for case in CASES:
-            for dialect in DIALECTS:
-                messages = case.messages(salt, 1)
-                heard = Asker(server, dialect, "second").ask(messages)
-                if heard.found()[0][0] or heard.prompt != Rendering().text(messages):
-                    wrong.append((case.name, dialect, heard.prompt))
+        for case, dialect in zip(CASES, cycle(DIALECTS), strict=False):
+            messages = case.messages(salt, 1)
+            heard = Asker(server, dialect, "second").ask(messages)
+            if heard.found()[0][0] or heard.prompt != Rendering().text(messages):
+                wrong.append((case.name, dialect, heard.prompt))
     assert not wrong, wrong
 
 
@@ -227,6 +227,9 @@ def test_two_conversations_of_equal_words_do_not_mix(servers: Servers, kind: str
 
 # --- growth --------------------------------------------------------------------------------------
 
+ASKED = pytest.mark.parametrize("times", [12, pytest.param(40, marks=pytest.mark.slow)])
+"""A note has at least 20 tokens: what grows by one at each request is over the limit before the twelfth."""
+
 
 def check_size(heard: Heard, messages: list[Json], tools: list[Json] | None = None) -> None:
     sent = Rendering().tokens(messages, tools)
@@ -234,15 +237,18 @@ def check_size(heard: Heard, messages: list[Json], tools: list[Json] | None = No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_shots_with_a_clock_do_not_grow(oracle_path: Callable[..., Path], tmp_path: Path, kind: str) -> None:
+@ASKED
+def test_one_shots_with_a_clock_do_not_grow(
+    oracle_path: Callable[..., Path], tmp_path: Path, kind: str, times: int
+) -> None:
     def one_shot(server: Live, n: int) -> None:
         messages = [system(f"Make titles.\nCurrent time: 08:{n // 60:02}:{n % 60:02}"), user("Fix the test")]
         heard = Asker(server).ask(messages)
         assert heard.prompt == Rendering().text(messages)
 
-    for first in (0, 40):
+    for first in (0, times):
         with live(oracle_path(kind), tmp_path, kv_disk_dir="auto") as server:
-            for n in range(first, first + 40):
+            for n in range(first, first + times):
                 one_shot(server, n)
 
 
@@ -278,30 +284,33 @@ class Talk:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_regenerating_does_not_grow(servers: Servers, kind: str) -> None:
+@ASKED
+def test_regenerating_does_not_grow(servers: Servers, kind: str, times: int) -> None:
     talk = Talk(servers(kind), "You are an agent.")
     talk.begin("Current time: 08:00:00")
-    for n in range(40):
+    for n in range(times):
         talk.ask(f"Current time: 08:20:{n:02}", asked=user("Say it again."))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_heartbeats_do_not_grow(servers: Servers, kind: str) -> None:
+@ASKED
+def test_heartbeats_do_not_grow(servers: Servers, kind: str, times: int) -> None:
     """They are asked and answered, and gone from the history the next time."""
     talk = Talk(servers(kind), OPENCLAW)
     talk.begin("Current time: 08:00:00")
-    for n in range(30):
+    for n in range(times):
         beat = f"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nHeartbeat {n}\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>"
         talk.ask(f"Current time: 09:{n:02}:00", asked=user(beat))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_reminders_with_a_counter_do_not_grow(servers: Servers, kind: str) -> None:
+@ASKED
+def test_reminders_with_a_counter_do_not_grow(servers: Servers, kind: str, times: int) -> None:
     """An old message's reminder counts on; so does the newest one's."""
     talk = Talk(servers(kind), CLAUDE)
     talk.begin(text="Begin.")
     first = talk.history[0]["content"]
-    for n in range(30):
+    for n in range(times):
         reminder = f"<system-reminder>\nYour todo list has changed: {n} items are open.\n</system-reminder>"
         talk.history[0] = user(f"{first}\n{reminder}")
         asked = user(f"Go on with {n}.\n{reminder}")
@@ -310,10 +319,11 @@ def test_reminders_with_a_counter_do_not_grow(servers: Servers, kind: str) -> No
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_tools_that_toggle_do_not_grow(servers: Servers, kind: str) -> None:
+@ASKED
+def test_tools_that_toggle_do_not_grow(servers: Servers, kind: str, times: int) -> None:
     talk = Talk(servers(kind), "You are an agent.")
     talk.begin()
-    for n in range(30):
+    for n in range(times):
         asked = user(f"Go on with {n}.")
         heard = talk.ask(asked=asked, tools=TOOLS[: 2 + n % 2])
         talk.history += [asked, heard.stripped]

@@ -14,7 +14,7 @@ from tests.oracle import expected_truth, script
 from tests.unique import unique
 
 KINDS = ["plain", "hybrid", "windowed"]
-TURNS = 6
+TURNS = 4
 READ_IT = "I read it. " + " ".join(f"line {i} says so," for i in range(15)) + " done."
 
 
@@ -32,7 +32,7 @@ def raw_answer(turn: int, tool_loop: bool, reasoning: bool) -> str:
 
 
 def converse(server: Live, *, how: str, tool_loop: bool, reasoning: bool) -> tuple[int, int, list[dict[str, Any]]]:
-    """Six turns; (tokens computed inside the model, tokens that were new, answers)."""
+    """Some turns; (tokens computed inside the model, tokens that were new, answers)."""
     salt = unique()
     answers_cue = script(*(raw_answer(i, tool_loop, reasoning) for i in range(TURNS)))
     messages: list[dict[str, Any]] = [
@@ -68,22 +68,28 @@ def check(answer: dict[str, Any], prompt: tuple[int, ...], turn: int, tool_loop:
         assert message["reasoning_content"].strip() == f"let me think about step {turn}, carefully"
 
 
-@pytest.mark.parametrize("kind", KINDS)
+WAYS = {
+    "append": ("keep", False, False),
+    "reasoning-stripped": ("strip", False, True),
+    "reasoning-echoed": ("keep", False, True),
+    "both-echoed": ("both", False, True),
+    "tool-loop": ("keep", True, True),
+    "tool-loop-retyped": ("retyped", True, True),
+}
+QUICK = {"append", "reasoning-stripped", "tool-loop-retyped"}
+"""By default each way is tried with a state that cannot be cut, and these with every kind."""
+
+
 @pytest.mark.parametrize(
-    ("how", "tool_loop", "reasoning"),
+    ("kind", "way"),
     [
-        ("keep", False, False),
-        ("strip", False, True),
-        ("keep", False, True),
-        ("both", False, True),
-        ("keep", True, True),
-        ("retyped", True, True),
+        pytest.param(kind, way, marks=[] if kind == "hybrid" or way in QUICK else [pytest.mark.slow])
+        for kind in KINDS
+        for way in WAYS
     ],
-    ids=["append", "reasoning-stripped", "reasoning-echoed", "both-echoed", "tool-loop", "tool-loop-retyped"],
 )
-def test_a_turn_costs_what_is_new_in_it(
-    servers: Callable[..., Live], kind: str, how: str, tool_loop: bool, reasoning: bool
-) -> None:
+def test_a_turn_costs_what_is_new_in_it(servers: Callable[..., Live], kind: str, way: str) -> None:
+    how, tool_loop, reasoning = WAYS[way]
     computed, new, answers = converse(servers(kind), how=how, tool_loop=tool_loop, reasoning=reasoning)
     assert computed <= 1.15 * new, [a["report"] for a in answers]
     for answer in answers[1:]:
@@ -93,14 +99,15 @@ def test_a_turn_costs_what_is_new_in_it(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_eight_conversations_at_once_answer_as_alone(servers: Callable[..., Live], kind: str) -> None:
+@pytest.mark.parametrize(("count", "turns"), [(4, 2), pytest.param(8, 3, marks=pytest.mark.slow)])
+def test_conversations_at_once_answer_as_alone(servers: Callable[..., Live], kind: str, count: int, turns: int) -> None:
     server = servers(kind)
-    salts = [unique() for _ in range(8)]
+    salts = [unique() for _ in range(count)]
 
     def talk(salt: str, out: dict[str, list[str]], name: str) -> None:
         messages: list[dict[str, Any]] = [{"role": "system", "content": f"{long_text('shared')} {salt}"}]
         said = []
-        for turn in range(3):
+        for turn in range(turns):
             messages.append({"role": "user", "content": f"turn {turn} {long_text('x', 40)} [[truth]]"})
             answer = server.chat(messages)
             assert answer["message"]["content"] == expected_truth(server.prompt_of(answer))
@@ -118,7 +125,7 @@ def test_eight_conversations_at_once_answer_as_alone(servers: Callable[..., Live
     for salt in salts:
         talk(salt, alone, salt)
     assert together == alone
-    assert len(together) == 8
+    assert len(together) == count
 
 
 @pytest.mark.parametrize("kind", KINDS)

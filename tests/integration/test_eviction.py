@@ -13,8 +13,6 @@ import pytest
 from tests.integration.live import TOOLS, Live, echoed, live
 from tests.oracle import expected_truth
 
-SESSION_TOKENS = 8_000
-
 
 def words(tag: str, tokens: int) -> str:
     return f"{tag} " * (tokens // 2)
@@ -30,21 +28,24 @@ def main_turn(server: Live, messages: list[dict[str, Any]]) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize("kind", ["plain", "hybrid"])
-def test_a_session_survives_200_side_requests_and_12_sub_agents(
-    oracle_path: Callable[..., Path], tmp_path: Path, kind: str
+@pytest.mark.parametrize(
+    ("tokens", "side_requests", "sub_agents"), [(4_000, 40, 6), pytest.param(8_000, 200, 12, marks=pytest.mark.slow)]
+)
+def test_a_session_survives_side_requests_and_sub_agents(
+    oracle_path: Callable[..., Path], tmp_path: Path, kind: str, tokens: int, side_requests: int, sub_agents: int
 ) -> None:
     messages: list[dict[str, Any]] = [
         {"role": "system", "content": words("system", 1000)},
-        {"role": "user", "content": words("code", SESSION_TOKENS - 2000) + "[[truth]]"},
+        {"role": "user", "content": words("code", tokens - 2000) + "[[truth]]"},
     ]
     with live(oracle_path(kind), tmp_path) as server:
         main_turn(server, list(messages))
         used = server.app.engine.call(lambda scheduler: scheduler.figures()["kv_bytes"])
     with live(oracle_path(kind), tmp_path, cache_memory_bytes=int(3 * used)) as server:
         _, known = main_turn(server, messages)
-        for i in range(200):
+        for i in range(side_requests):
             server.chat([{"role": "user", "content": f"title {i} {words('side', 300)}"}])
-        threads = [threading.Thread(target=sub_agent, args=(server, i)) for i in range(12)]
+        threads = [threading.Thread(target=sub_agent, args=(server, i)) for i in range(sub_agents)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -13,6 +13,7 @@ import pytest
 
 from start_llm.core.settings import load_settings
 from start_llm.proxy import keeper as keeper_module
+from start_llm.proxy import launcher
 from start_llm.proxy.keeper import ProxyKeeper
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
 from tests.proxy.stub import CARD
@@ -108,8 +109,23 @@ def test_one_that_was_stopped_before_its_start_does_nothing(caplog: pytest.LogCa
     assert proxy.starts == 0 and caplog.text == ""
 
 
-@pytest.mark.timeout(400)
-def test_a_killed_child_comes_back_on_its_port(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+CHILD = """
+import http.server, sys
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+words = sys.argv
+http.server.HTTPServer(("127.0.0.1", int(words[words.index("--port") + 1])), Answer).serve_forever()
+"""
+"""In LiteLLM's place, which takes ten seconds to start."""
+
+
+def test_a_killed_child_comes_back_on_its_port(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "CHILD", tmp_path / "child.py")
+    launcher.CHILD.write_text(CHILD)
     settings = load_settings(None, proxy_port=0, start_llm_cache_dir=tmp_path / "cache", litellm_master_key="sk-t")
     said: list[str] = []
     proxy = LiteLLMProxy(
@@ -125,7 +141,7 @@ def test_a_killed_child_comes_back_on_its_port(tmp_path: Path, caplog: pytest.Lo
         until(lambda: proxy.pid not in {None, first} and proxy.alive())
         assert proxy.url == url and keeper.figures() == {"proxy_up": 1.0, "proxy_restarts": 1.0}
         assert "the proxy has died" in caplog.text
-        until(lambda: said == ["proxy     ready"], seconds=360)
+        until(lambda: said == ["proxy     ready"])
     finally:
         keeper.stop()
         proxy.stop()
