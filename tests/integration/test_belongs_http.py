@@ -113,8 +113,16 @@ def check_own_words(heard: Heard, case: Case, number: int) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize("named", [False, True], ids=["nobody", "two-users"])
+@pytest.mark.parametrize(
+    ("dialect", "named"),
+    [
+        ("chat", False),
+        ("messages", True),
+        pytest.param("chat", True, marks=pytest.mark.slow),
+        pytest.param("messages", False, marks=pytest.mark.slow),
+    ],
+    ids=["chat-nobody", "messages-two-users", "chat-two-users", "messages-nobody"],
+)
 @BY_NAME
 def test_a_client_is_not_shown_anothers_words(
     servers: Servers, kind: str, dialect: str, named: bool, case: Case
@@ -370,9 +378,19 @@ def test_a_value_that_comes_back_is_told_again(servers: Servers, kind: str, dial
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize(
-    "head", ["You are an agent.", CLAUDE, OPENCLAW, AIDER], ids=["none", "claude", "openclaw", "aider"]
+    ("dialect", "head"),
+    [
+        ("chat", "You are an agent."),
+        ("messages", CLAUDE),
+        ("chat", OPENCLAW),
+        ("chat", AIDER),
+        pytest.param("messages", "You are an agent.", marks=pytest.mark.slow),
+        pytest.param("chat", CLAUDE, marks=pytest.mark.slow),
+        pytest.param("messages", OPENCLAW, marks=pytest.mark.slow),
+        pytest.param("messages", AIDER, marks=pytest.mark.slow),
+    ],
+    ids=["none", "claude", "openclaw", "aider", "none-messages", "claude-chat", "openclaw-messages", "aider-messages"],
 )
 @pytest.mark.parametrize(
     "text",

@@ -50,6 +50,7 @@ def test_a_session_survives_side_requests_and_sub_agents(
             thread.start()
         for thread in threads:
             thread.join()
+        assert server.app.engine.call(lambda scheduler: scheduler.figures()["kv_evicted"]) >= side_requests
         messages.append({"role": "user", "content": words("next", 100) + "[[truth]]"})
         before = server.work()
         prompt, _ = main_turn(server, messages)

@@ -88,7 +88,7 @@ def stress(model: Path, folder: Path, clients: int, seconds: float) -> Result:
     with process(model, folder, ready=True, **SETTINGS) as (url, child):
         port = int(url.rsplit(":", 1)[1])
         probe = HealthProbe(port, seconds)
-        with Sampler(child.pid) as samples:
+        with Sampler(child.pid, every=min(1.0, seconds / 40)) as samples:
             tally = asyncio.run(storm(port, clients, seconds))
         health = probe.result()
         left = until_at_rest(port)

@@ -16,15 +16,16 @@ BUSY_SECONDS = 2.0
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("seconds", [20, pytest.param(600, marks=pytest.mark.slow)])
-def test_a_storm_of_clients(tmp_path: Path, seconds: int) -> None:
-    result = stress(build_oracle(tmp_path / "model", "plain"), tmp_path, 200, seconds)
-    health = Limits().health if result.health.machine_is_quiet else BUSY_SECONDS
-    # In 20 s what is bounded is not full yet.
-    limits = Limits(health) if seconds > 60 else Limits(health, memory=0.25, descriptors=1.0)
+@pytest.mark.parametrize(("clients", "seconds"), [(60, 6), pytest.param(200, 600, marks=pytest.mark.slow)])
+def test_a_storm_of_clients(tmp_path: Path, clients: int, seconds: int) -> None:
+    result = stress(build_oracle(tmp_path / "model", "plain"), tmp_path, clients, seconds)
+    # In a few seconds what is bounded is not full yet, and a busy neighbour weighs more.
+    limits = Limits(health=20.0, memory=0.5, descriptors=1.0)
+    if seconds > 60:
+        limits = Limits() if result.health.machine_is_quiet else Limits(BUSY_SECONDS)
     assert not result.faults(limits), result.text()
     assert max(result.samples.descriptors) < 350 and max(result.samples.threads) < 60
-    assert sum(result.tally.statuses.values()) > 200
+    assert sum(result.tally.statuses.values()) > clients
 
 
 def test_growth_is_seen() -> None:

@@ -44,7 +44,7 @@ print(json.dumps({"took": took, "late": late, "wrong": wrong[:20]}))
 
 @dataclass
 class Samples:
-    """Of the server, one a second: resident bytes, open descriptors, threads."""
+    """Of the server, at equal distances: resident bytes, open descriptors, threads."""
 
     memory: list[int] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
