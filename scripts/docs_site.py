@@ -1,0 +1,34 @@
+"""A hook of mkdocs: pages of the site that lie elsewhere in the repository, where people and agents look for them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = {
+    "index.md": "README.md",
+    "lessons.md": ".context/LESSONS.md",
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+}
+_LINK = re.compile(r"\]\(docs/?([^)]*)\)")
+
+
+def page(text: str) -> str:
+    """`text` of a page at the repository's top, with its links as they are from inside ``docs``."""
+    return _LINK.sub(lambda link: f"]({_target(link[1])})", text)
+
+
+def _target(path: str) -> str:
+    return f"{path.rstrip('/')}/README.md" if path and not re.search(r"\.\w+(#.*)?$", path) else path
+
+
+def on_files(files: Files, config: Any) -> Files:
+    for name, source in PAGES.items():
+        text = (ROOT / source).read_text(encoding="utf-8")
+        files.append(File.generated(config, name, content=page(text)))
+    return files

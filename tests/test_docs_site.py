@@ -1,0 +1,62 @@
+"""The documentation builds as a site: no dead link, no page left out, nothing fetched from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts.docs_site import PAGES, page
+
+ROOT = Path(__file__).parents[1]
+_FETCHED = re.compile(
+    r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?(https?:|//)|<link\b[^>]*\bstylesheet[^>]*(https?:|//)"
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "http_proxy": "http://127.0.0.1:9", "HTTPS_PROXY": ""}
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    return folder
+
+
+def test_every_page_is_there_and_fetches_nothing(site: Path) -> None:
+    pages = {path.relative_to(site).as_posix(): path.read_text() for path in site.rglob("*.html")}
+    assert {name.replace(".md", ".html") for name in PAGES} <= set(pages)
+    assert "clients/index.html" in pages and "Each line cost somebody an hour" in pages["lessons.html"]
+    assert [name for name, text in pages.items() if _FETCHED.search(text)] == []
+    assert not any("fonts.googleapis" in text or "fonts.gstatic" in text for text in pages.values())
+
+
+def test_links_of_the_repositorys_pages_lead_to_those_of_the_site() -> None:
+    text = "[a](docs/api.md) [b](docs/clients) [c](docs/images.md#limits) [d](https://example.org/docs/x) `docs/api.md`"
+    assert page(text) == (
+        "[a](api.md) [b](clients/README.md) [c](images.md#limits) [d](https://example.org/docs/x) `docs/api.md`"
+    )
+
+
+@pytest.mark.parametrize(
+    ("tag", "fetched"),
+    [
+        ('<link rel="stylesheet" href="https://fonts.example/css">', True),
+        ('<script async src="//cdn.example/x.js">', True),
+        ('<script src="../a.js">', False),
+        ('<a href="https://example.org">', False),
+    ],
+)
+def test_what_is_fetched_from_elsewhere_would_be_noticed(tag: str, fetched: bool) -> None:
+    assert bool(_FETCHED.search(tag)) is fetched
+
+
+def test_what_agents_are_told_is_there() -> None:
+    text = (ROOT / "AGENTS.md").read_text()
+    paths = re.findall(r"`?((?:docs|start_llm|tests|scripts|\.context)/[\w./]+|[A-Z]+\.md|\w+\.(?:txt|toml|py))", text)
+    assert len(paths) > 10 and [path for path in paths if not (ROOT / path.rstrip(".")).exists()] == []
