@@ -58,5 +58,6 @@ def test_what_is_fetched_from_elsewhere_would_be_noticed(tag: str, fetched: bool
 
 def test_what_agents_are_told_is_there() -> None:
     text = (ROOT / "AGENTS.md").read_text()
-    paths = re.findall(r"`?((?:docs|start_llm|tests|scripts|\.context)/[\w./]+|[A-Z]+\.md|\w+\.(?:txt|toml|py))", text)
+    names = r"`?((?:docs|start_llm|tests|scripts|\.context)/[\w./]+|[A-Z]+\.md|[\w-]+\.(?:txt|toml|py))"
+    paths = re.findall(names, text)
     assert len(paths) > 10 and [path for path in paths if not (ROOT / path.rstrip(".")).exists()] == []
