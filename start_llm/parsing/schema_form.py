@@ -6,7 +6,9 @@ schema, so seconds for a large one. This one takes microseconds, and knows the k
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
+from fractions import Fraction
 from typing import Any
 
 from start_llm.core.limits import ENUM, MULTIPLE
@@ -45,8 +47,46 @@ def subschemas(schema: Schema) -> Iterator[tuple[str, Schema]]:
 
 
 def size(schema: Any) -> int:
-    """How many schemas there are in it."""
-    return sum(1 for _ in subschemas(schema)) if isinstance(schema, dict) else 1
+    """How many schemas there are in it, and what costs a grammar as much as so many more.
+
+    Measured with llguidance 1.9: a plain property takes about a millisecond. A number's bound takes five; each pair of
+    `patternProperties` is compared, for as long; a `multipleOf` of 10 has as many states as ten digits have; names that
+    are only required are looked for among all others.
+    """
+    if not isinstance(schema, dict):
+        return 1
+    count, multiples, together = 0, set(), False
+    for _, sub in subschemas(schema):
+        count += 1 + _weight(sub)
+        together = together or not _TOGETHER.isdisjoint(sub)
+        if _MULTIPLE[0](sub.get("multipleOf")):
+            multiples.add(Fraction(str(sub["multipleOf"])))
+    return count + _states(multiples, together=together) // 10
+
+
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+_TOGETHER = frozenset({"allOf", "anyOf", "oneOf", "$ref"})
+
+
+def _weight(sub: Schema) -> int:
+    """Of a schema by itself, beyond one. It may be malformed."""
+    required, patterns, pattern = sub.get("required"), sub.get("patternProperties"), sub.get("pattern")
+    weight = 5 * sum(bound in sub for bound in _BOUNDS)
+    if isinstance(required, list):
+        known = sub["properties"] if isinstance(sub.get("properties"), dict) else ()
+        weight += max(0, len(required) - len(known))
+    if isinstance(patterns, dict):
+        weight += 5 * len(patterns) * (len(patterns) - 1) // 2 + sum(map(len, patterns)) // 100
+    if isinstance(pattern, str):
+        weight += len(pattern) // 100
+    return weight
+
+
+def _states(multiples: set[Fraction], *, together: bool) -> int:
+    """Of all ``multipleOf`` in a schema: their sum; their least common multiple where several may hold at once."""
+    scale = math.lcm(*(multiple.denominator for multiple in multiples))
+    steps = [int(multiple * scale) for multiple in multiples]
+    return math.lcm(*steps) if together and len(steps) > 1 else sum(multiple.numerator for multiple in multiples)
 
 
 def malformed(schema: Schema) -> str | None:

@@ -38,7 +38,7 @@ def test_a_request_over_a_limit_is_refused_by_name(attack: Attack, server: ApiSe
 
 
 def test_health_answers_while_large_bodies_are_refused(server: ApiServer) -> None:
-    """Today's worst pause is 0.2 s on two quiet cores; the first of these bodies alone once took 50 s."""
+    """The first of these bodies alone once took 50 s. `tests/stress/test_sieges.py` holds the limit of 0.2 s."""
     bodies = [(attack.path, attack.body) for attack in ATTACKS if len(attack.body) > 500_000]
     assert len(bodies) > 8
     threads = [threading.Thread(target=post, args=(server, path, body)) for path, body in bodies]
@@ -53,7 +53,7 @@ def test_health_answers_while_large_bodies_are_refused(server: ApiServer) -> Non
         worst = max(worst, time.monotonic() - began)
         time.sleep(0.005)
     connection.close()
-    assert worst < 2.0
+    assert worst < 20.0
 
 
 def test_what_is_within_the_limits_is_read(server: ApiServer, service: FakeService) -> None:

@@ -17,6 +17,7 @@ from tests.oracle import build_oracle
 
 ALLOWED = {501, 503, 507}
 MOST_SECONDS = 5.0
+"""Under `--slow`, where the machine should have nothing else to do; else four times as many."""
 
 
 @pytest.fixture(scope="module")
@@ -26,16 +27,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         yield made
 
 
-def check(served: World, path: str, body: bytes, said: str) -> int:
+def check(served: World, path: str, body: bytes, said: str, most_seconds: float) -> int:
     """One request; its status. Fails for everything that a client must never see."""
     served.say(said)
     for _ in range(2):
         began = time.monotonic()
         status, sent = served.ask(path, body)
-        if time.monotonic() - began < MOST_SECONDS:
+        if time.monotonic() - began < most_seconds:
             break
     else:  # twice: it was no neighbour's doing
-        raise AssertionError(f"over {MOST_SECONDS:.0f} s")
+        raise AssertionError(f"over {most_seconds:.0f} s")
     assert status < 500 or status in ALLOWED, (status, sent)
     assert served.noise.found == []
     if status == 200:
@@ -56,7 +57,7 @@ def _no_constant(name: str) -> None:
     raise AssertionError(f"{name} is not JSON")
 
 
-def fuzz(served: World, count: int, *, same: bool) -> Counter[int]:
+def fuzz(served: World, count: int, most_seconds: float, *, same: bool) -> Counter[int]:
     """How often each status was seen in `count` random requests, `same` ones at each run."""
     seen: Counter[int] = Counter()
 
@@ -70,21 +71,21 @@ def fuzz(served: World, count: int, *, same: bool) -> Counter[int]:
     )
     @given(st.binary(min_size=100, max_size=300).map(request))
     def run(made: tuple[str, bytes, str]) -> None:
-        seen[check(served, *made)] += 1
+        seen[check(served, *made, most_seconds)] += 1
 
     run()
     return seen
 
 
 def test_random_requests(served: World) -> None:
-    seen = fuzz(served, 2_000, same=True)
+    seen = fuzz(served, 2_000, 4 * MOST_SECONDS, same=True)
     assert seen[200] > 400 and seen[400] > 400
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * 3600)
 def test_many_random_requests(served: World, capsys: pytest.CaptureFixture[str]) -> None:
-    seen = fuzz(served, 100_000, same=False)
+    seen = fuzz(served, 100_000, MOST_SECONDS, same=False)
     with capsys.disabled():
         print(f"\n{sum(seen.values())} requests, by status {dict(sorted(seen.items()))}")
     assert sum(seen.values()) >= 100_000

@@ -63,6 +63,45 @@ def test_size_counts_every_schema_once() -> None:
     assert [path for path, _ in subschemas({"not": {"not": {}}})] == ["$", "$.not", "$.not.not"]
 
 
+def integers(*multiples: float) -> list[dict[str, Any]]:
+    return [{"type": "integer", "multipleOf": multiple} for multiple in multiples]
+
+
+def named(schemas: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"type": "object", "properties": {f"p{i}": schema for i, schema in enumerate(schemas)}}
+
+
+DEAR: dict[str, dict[str, Any]] = {
+    "a multiple of several": {"allOf": integers(97, 89, 83)},
+    "one of several multiples": {"anyOf": integers(*range(9_000, 9_100))},
+    "a multiple of its own and of another": {"multipleOf": 9_973, "anyOf": integers(9_967)},
+    "multiples in many places": named(integers(*range(9_000, 9_400))),
+    "15,000 names that are only required": {"type": "object", "required": [f"r{i}" for i in range(15_000)]},
+    "1,400 patterns of names": {"type": "object", "patternProperties": {f"^x{i:04}y.*z$": {} for i in range(1_400)}},
+    "2,000 ranges of numbers": named([{"type": "number", "minimum": i + 0.5, "maximum": i + 9} for i in range(2_000)]),
+    "a pattern of a megabyte": {"type": "string", "pattern": "|".join(f"word{i}" for i in range(100_000))},
+}
+"""Each took from ten seconds to hours, and some gigabytes of memory, though few of them are long."""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", DEAR)
+def test_what_costs_as_much_as_a_large_schema_counts_as_one(name: str) -> None:
+    with pytest.raises(BadRequest, match=f"at most {SUBSCHEMAS.most:,} schemas"):
+        constraint(BYTES, response_format=ResponseFormat("json_schema", DEAR[name]))
+    loose = constraint(BYTES, tools=(Tool("f", "", named([DEAR[name]])),), tool_choice=ToolChoice("required"))
+    assert BYTES.accepts(loose, '<tool_call>\n{"name": "f", "arguments": {"q": 1}}\n</tool_call>')
+
+
+def test_what_people_write_is_cheap() -> None:
+    prices = named([{"type": "number", "minimum": 0, "maximum": 1_000, "multipleOf": 0.01}] * 20)
+    versions = {"type": "object", "patternProperties": {"^v[0-9]+$": prices, "^x-": {"type": "string"}}}
+    steps = {"$defs": {"step": {"type": "integer", "multipleOf": 5}}, "anyOf": [{"$ref": "#/$defs/step"}, prices]}
+    assert size(prices) < 250 and size(versions) < 270 and size(steps) < 400
+    assert size({"properties": {"a": {}}, "required": ["a"]}) == 2
+    assert size({"required": 5, "patternProperties": [], "pattern": {}, "multipleOf": "x", "minimum": None}) < 10
+
+
 def test_a_large_schema_is_refused_before_anything_is_made_of_it() -> None:
     large = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(50_000)}}
     many = {"type": "object", "properties": {f"p{i}": {} for i in range(60)}}
