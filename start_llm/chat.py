@@ -38,10 +38,11 @@ from start_llm.core.events import (
     Usage,
 )
 from start_llm.core.messages import Message
-from start_llm.core.report import CacheReport, Miss
+from start_llm.core.report import Background, CacheReport, Miss
 from start_llm.core.request import ChatRequest
 from start_llm.core.service import Health, ModelCard
 from start_llm.core.settings import Settings
+from start_llm.core.stored import StoredTree
 from start_llm.core.work import Constraint, Engine, Submit, ThinkingLimit
 from start_llm.images.reader import Reader as ImageReader
 from start_llm.parsing.choice import Choice, Ending
@@ -59,6 +60,7 @@ _FOREIGN_NAMES = re.compile(r"(claude|gpt|chatgpt|codex|o\d)([-.:].*)?$", re.IGN
 _WATCH_SECONDS = 5.0
 _PING_SHARE = 0.8  # the edge swallows pings that come too soon after each other
 _REPORTS_KEPT = 1000
+_BACKGROUNDS_KEPT = 300
 _MISS_SLACK_TOKENS = 16
 _CUT_EMPTY = (
     "The answer took longer than GENERATION_WATCHDOG_SECONDS and was cut before there was any text or call of it. "
@@ -111,6 +113,7 @@ class ChatService:
         self._settings, self._engine, self._shown = settings, engine, shown
         self._served: Served | None = None
         self._reports: OrderedDict[str, CacheReport] = OrderedDict()
+        self._backgrounds: OrderedDict[str, Background] = OrderedDict()
         self._reports_lock = threading.Lock()
         self._images = ImageReader(settings)
 
@@ -157,6 +160,12 @@ class ChatService:
             while len(self._reports) > _REPORTS_KEPT:
                 self._reports.popitem(last=False)
 
+    def remember_background(self, request_id: str, background: Background) -> None:
+        with self._reports_lock:
+            self._backgrounds[request_id] = background
+            while len(self._backgrounds) > _BACKGROUNDS_KEPT:
+                self._backgrounds.popitem(last=False)
+
     # --- the rest of Service ----------------------------------------------------
 
     def count_tokens(self, request: ChatRequest) -> int:
@@ -171,6 +180,13 @@ class ChatService:
     def cache_report(self, request_id: str) -> CacheReport | None:
         with self._reports_lock:
             return self._reports.get(request_id)
+
+    def background(self, request_id: str) -> Background:
+        with self._reports_lock:
+            return self._backgrounds.get(request_id, Background())
+
+    def stored(self) -> StoredTree:
+        return self._engine.stored()
 
     def token_text(self, token: int) -> str:
         served = self._served
@@ -382,7 +398,11 @@ class ChatStream:
         if self._first is None:
             self._first = choice
             report = replace(report, session=self._run.prepared.session)
-            self._planned = explained(report, self._run.served.pipeline, self._run.prepared)
+            pipeline, prepared = self._run.served.pipeline, self._run.prepared
+            self._planned = explained(report, pipeline, prepared)
+            parted = report.miss if self._planned.miss is None and report.miss and report.miss.stored else None
+            parted = located(parted, pipeline, prepared) if parted else None
+            self._run.service.remember_background(self._run.request.id, Background(prepared.notes, parted))
             self._ready.append(Started(self._report()))
 
     def _sampled(self, choice: Choice, event: Sampled) -> None:
@@ -452,17 +472,21 @@ def explained(report: CacheReport, pipeline: Pipeline, prepared: Prepared) -> Ca
     new = min(report.new, prepared.fresh)
     if report.miss is None or report.computed <= new + _MISS_SLACK_TOKENS:
         return replace(report, new=new, miss=None)
-    where = pipeline.locate(prepared, report.miss.token)
+    return replace(report, new=new, miss=located(report.miss, pipeline, prepared))
+
+
+def located(miss: Miss, pipeline: Pipeline, prepared: Prepared) -> Miss:
+    """The same with words: which message it lies in, what stands there and what is stored there."""
+    where = pipeline.locate(prepared, miss.token)
     # A turn record outlives its KV: these very tokens were served, and what is stored does not hold them any more.
-    gone = report.miss.token < prepared.served and report.miss.reason in ("diverged", "first_turn")
-    miss = Miss(
-        reason="evicted" if gone else report.miss.reason,
-        token=report.miss.token,
-        expected=report.miss.expected,
+    gone = miss.token < prepared.served and miss.reason in ("diverged", "first_turn")
+    return Miss(
+        reason="evicted" if gone else miss.reason,
+        token=miss.token,
+        expected=pipeline.text_at(prepared, miss.token, miss.stored) if miss.stored else miss.expected,
         found=where.text,
         message=where.message,
         field=where.field,
         rule=where.rule,
-        detail=report.miss.detail,
+        detail=miss.detail,
     )
-    return replace(report, new=new, miss=miss)

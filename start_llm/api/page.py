@@ -1,7 +1,8 @@
-"""The page at `/`: a shell without any data, its script and style, and the feed that fills it.
+"""The page at `/`: a shell without any data, its scripts and styles, and the feed that fills it.
 
 The shell may be read by everybody, so that a browser can ask its user for the key. The feed has the rules of the API:
-host, origin and key are checked, and a visitor sees the requests of its own key only.
+host, origin and key are checked, and a visitor sees the requests of its own key only. What the page fetches beside it
+is in `panels`.
 """
 
 from __future__ import annotations
@@ -17,19 +18,24 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from start_llm import __version__
 from start_llm.api import sse
 from start_llm.api.dialect import Feed, Inbound, Reply
+from start_llm.api.panels import Panels
 from start_llm.api.visitor import Made, Visitor
-from start_llm.core.errors import Forbidden
+from start_llm.core.errors import Forbidden, NotFound
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings
 from start_llm.dashboard.board import Board
 from start_llm.dashboard.metrics import Metrics
 
-OPEN_PATHS = frozenset({"/", "/page.js", "/page.css"})
 TICK_SECONDS = 0.25
 """Least time between two messages of a feed."""
 PULSE_SECONDS = 2.0
 """Most time between two: a browser that has gone is noticed by what cannot be sent."""
 AGENTS = ("pi", "claude", "opencode", "codex", "qwen", "openclaw", "cline", "aider")
+
+_FOLDER = resources.files("start_llm.dashboard") / "page"
+_KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
+_NAMES = sorted(item.name for item in _FOLDER.iterdir() if item.name.endswith(tuple(_KINDS)))
+OPEN_PATHS = frozenset({"/", *(f"/page/{name}" for name in _NAMES)})
 
 _SAFE = {
     "Content-Security-Policy": (
@@ -43,25 +49,33 @@ _SAFE = {
 
 
 class Page:
-    """Handlers of the page's routes. Thread-safe as far as `service` and `board` are."""
+    """Handlers of the shell and the feed. Thread-safe as far as `service` and `board` are."""
 
-    def __init__(self, settings: Settings, service: Service, metrics: Metrics, board: Board, made: Made) -> None:
+    def __init__(
+        self, settings: Settings, service: Service, metrics: Metrics, board: Board, made: Made, panels: Panels
+    ) -> None:
         self._service, self._metrics, self._board, self._made = service, metrics, board, made
+        self._panels = panels
         templates = Environment(
-            loader=PackageLoader("start_llm.dashboard", "page"), autoescape=True, undefined=StrictUndefined
+            loader=PackageLoader("start_llm.dashboard", "page"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
         )
         shell = templates.get_template("page.html.jinja").render(
             version=__version__, agents=AGENTS, needs_key=settings.api_key is not None
         )
-        folder = resources.files("start_llm.dashboard") / "page"
-        self._files = {
-            "/": (shell.encode(), "text/html; charset=utf-8"),
-            "/page.js": ((folder / "page.js").read_bytes(), "text/javascript; charset=utf-8"),
-            "/page.css": ((folder / "page.css").read_bytes(), "text/css; charset=utf-8"),
-        }
+        self._files = {"/": (shell.encode(), "text/html; charset=utf-8")}
+        for name in _NAMES:
+            self._files[f"/page/{name}"] = ((_FOLDER / name).read_bytes(), _KINDS[name[name.rindex(".") :]])
 
     def file(self, inbound: Inbound) -> Reply:
-        body, kind = self._files[inbound.path]
+        """The shell, a script or a style. Raises NotFound."""
+        found = self._files.get(inbound.path)
+        if found is None:
+            raise NotFound(f"There is nothing at {inbound.path[:200]}.")
+        body, kind = found
         return Reply(body, content_type=kind, headers=_SAFE)
 
     def feed(self, inbound: Inbound) -> Feed:
@@ -72,13 +86,21 @@ class Page:
         return Feed(self._messages(visitor))
 
     def _messages(
-        self, visitor: Visitor, sleep: Callable[[float], None] = time.sleep, after: int = 0
+        self, visitor: Visitor, sleep: Callable[[float], None] = time.sleep, after: int = -1
     ) -> Iterator[bytes]:
         """Ends when its reader goes, which the edge notices by a message that cannot be sent."""
+        lines_after = 0
         while True:
-            sight = self._board.sight(after, lambda request_id: self._made.may_see(visitor, request_id))
+            sight = self._board.sight(max(after, 0), lambda request_id: self._made.may_see(visitor, request_id))
+            message: dict[str, Any] = {"now": sight.now, "ended": sight.ended, "server": self._server()}
+            message["all"] = self._panels.sees_all(visitor)
+            if message["all"]:
+                message["log"], lines_after = self._panels.log.after(lines_after)
+                message["pull"] = self._panels.pulls.state()
+                if sight.last != after:
+                    message["daily"] = self._panels.daily.day()
             after = sight.last
-            yield sse.data({"now": sight.now, "ended": sight.ended, "server": self._server()})
+            yield sse.data(message)
             sleep(TICK_SECONDS)
             self._board.wait(sight.version, PULSE_SECONDS - TICK_SECONDS)
 

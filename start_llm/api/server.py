@@ -15,9 +15,11 @@ from start_llm.api.answers import encode_reply, error_reply
 from start_llm.api.body import Bodies
 from start_llm.api.front import Front, Request
 from start_llm.api.handler import ApiHandler, Edge
+from start_llm.api.panels import Panels
 from start_llm.api.responses_store import ResponsesStore
 from start_llm.api.run import Runner
 from start_llm.api.table import build_routes
+from start_llm.api.visitor import Made
 from start_llm.api.watcher import DisconnectWatcher
 from start_llm.api.wire import Head, send_now
 from start_llm.core.errors import QueueFull, StartLLMError, Unavailable
@@ -105,11 +107,13 @@ class ApiServer:
         edge: Edge,
         watcher: DisconnectWatcher,
         store: ResponsesStore,
+        panels: Panels,
     ) -> None:
         self._edge = edge
         self._host = settings.mlx_host
         self._watcher = watcher
         self._store = store
+        self._panels = panels
         self._admission = Admission(settings, edge.routes)
         self._connections: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -133,6 +137,7 @@ class ApiServer:
         return self._edge.metrics
 
     def start(self) -> None:
+        self._panels.log.attach()
         self._watcher.start()
         self._work.start(self._handle)
         self._quick.start(self._handle)
@@ -145,6 +150,7 @@ class ApiServer:
         Returns within three seconds more, whatever workers and clients do: False if a worker is still at work.
         """
         self._front.stop_accepting()
+        self._panels.close()
         idle = self._work.wait_idle(graceful_seconds)
         self._stopping = True
         if not idle:
@@ -244,14 +250,16 @@ def make_server(
     log_root = settings.log_root if settings.enable_request_logging else None
     request_log = request_log or RequestLog(log_root, settings.log_max_bytes)
     watcher = DisconnectWatcher()
-    board = Board()
-    runner = Runner(service, watcher, [metrics, request_log, board, *observers], settings.sse_ping_seconds)
+    board, made = Board(), Made()
+    panels = Panels(settings, service, made, board.nudge)
+    everybody = [metrics, request_log, board, panels.daily, *observers]
+    runner = Runner(service, watcher, everybody, settings.sse_ping_seconds)
     store = ResponsesStore(
         settings.cache_dir / "responses.sqlite3", settings.responses_store_max, settings.responses_store_ttl_seconds
     )
-    routes = build_routes(settings, service, metrics, request_log, store, board)
+    routes = build_routes(settings, service, metrics, request_log, store, board, made, panels)
     listener = _listen(settings.mlx_host, settings.mlx_port)
-    return ApiServer(settings, listener, Edge(settings, routes, runner, metrics), watcher, store)
+    return ApiServer(settings, listener, Edge(settings, routes, runner, metrics), watcher, store, panels)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -14,7 +14,8 @@ from start_llm.api.fields import word
 from start_llm.api.openai_chat import read_chat
 from start_llm.api.openai_completions import read_completion
 from start_llm.api.openai_responses import StoredResponses, read_responses
-from start_llm.api.page import OPEN_PATHS, Page
+from start_llm.api.page import Page
+from start_llm.api.panels import Panels
 from start_llm.api.responses_store import OwnResponses, ResponsesStore
 from start_llm.api.routes import Route, Routes
 from start_llm.api.run import CACHE_HEADER
@@ -143,16 +144,24 @@ def build_routes(
     request_log: RequestLog,
     store: ResponsesStore,
     board: Board,
+    made: Made,
+    panels: Panels,
 ) -> Routes:
-    made = Made()
-    page = Page(settings, service, metrics, board, made)
+    page = Page(settings, service, metrics, board, made, panels)
     status = Status(service, metrics, request_log, made)
     dialects = Dialects(settings, service, store, made)
     stored = StoredResponses(store)
     return Routes(
         [
-            *(Route(path, {"GET": page.file}, quick=True) for path in sorted(OPEN_PATHS)),
+            Route("/", {"GET": page.file}, quick=True),
             Route("/page/feed", {"GET": page.feed}, feed=True),
+            Route("/page/stored", {"GET": panels.stored}),
+            Route("/page/models", {"GET": panels.models}),
+            Route("/page/models/pull", {"POST": panels.pull}),
+            Route("/page/models/stop", {"POST": panels.stop_pull}),
+            Route("/page/settings", {"GET": panels.settings}),
+            Route("/page/requests/{}", {"GET": panels.background}, quick=True),
+            Route("/page/{}", {"GET": page.file}, quick=True),
             Route("/health", {"GET": status.health}, quick=True),
             Route("/metrics", {"GET": status.metrics}, quick=True),
             Route("/v1/models", {"GET": status.models}, quick=True),

@@ -8,6 +8,7 @@ StartLLMError 500
 ├── NotFound 404
 ├── MethodNotAllowed 405
 ├── RequestTimeout 408         the client sends too slowly
+├── Conflict 409               something else has to end first
 ├── TooLarge 413
 ├── UnsupportedMediaType 415
 ├── QueueFull 429              with Retry-After
@@ -84,6 +85,12 @@ class RequestTimeout(StartLLMError):
     status = 408
     type = "invalid_request_error"
     code = "request_timeout"
+
+
+class Conflict(StartLLMError):
+    status = 409
+    type = "invalid_request_error"
+    code = "conflict"
 
 
 class TooLarge(StartLLMError):

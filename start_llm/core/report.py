@@ -19,6 +19,7 @@ class Miss:
         field: ``content``, ``reasoning``, ``tool_calls``, ``tools``, ``system``, ...
         rule: the volatile rule that matched there, if one did.
         detail: a sentence for people.
+        stored: the tokens that are stored there; for the server itself, which makes `expected` of them.
     """
 
     reason: str
@@ -29,6 +30,30 @@ class Miss:
     field: str | None = None
     rule: str | None = None
     detail: str = ""
+    stored: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Background:
+    """What people may want to know of a request, beside what it cost.
+
+    Attributes:
+        note: the lines of the update note that its prompt ended with; empty: it had none.
+        parted: where the prompt left what is stored, though nothing was computed again by that.
+    """
+
+    note: tuple[str, ...] = ()
+    parted: Miss | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {"note": list(self.note), "parted": None if self.parted is None else _plain(self.parted)}
+
+
+def _plain(miss: Miss) -> dict[str, Any]:
+    data = asdict(miss)
+    del data["stored"]
+    return data
 
 
 _COUNTS = ("prompt", "reused", "computed", "new", "joined", "computed_idle", "copied_bytes", "generated")
@@ -78,6 +103,8 @@ class CacheReport:
         for name in ("miss", "cut"):
             if not data[name]:
                 del data[name]
+        if self.miss is not None:
+            data["miss"] = _plain(self.miss)
         return data
 
     def plus(self, other: CacheReport) -> CacheReport:

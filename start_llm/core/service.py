@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from start_llm.core.events import Event
-from start_llm.core.report import CacheReport
+from start_llm.core.report import Background, CacheReport
 from start_llm.core.request import ChatRequest
+from start_llm.core.stored import StoredTree
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,14 @@ class Service(Protocol):
 
     def cache_report(self, request_id: str) -> CacheReport | None:
         """The report of a recent request."""
+        ...
+
+    def background(self, request_id: str) -> Background:
+        """What is known of a recent request beside its report."""
+        ...
+
+    def stored(self) -> StoredTree:
+        """All KV that is stored, for people. Raises Unavailable, TimeoutError."""
         ...
 
     def token_text(self, token: int) -> str:

@@ -10,6 +10,7 @@ from start_llm.core.events import EngineEvent
 from start_llm.core.prompt import Prompt
 from start_llm.core.report import CacheReport
 from start_llm.core.request import Sampling
+from start_llm.core.stored import StoredTree
 
 
 class Sink(Protocol):
@@ -114,6 +115,10 @@ class Engine(Protocol):
 
     def plan(self, prompt: Prompt) -> CacheReport:
         """How much of `prompt` would be reused now. Does not wait for the model; raises Unavailable, TimeoutError."""
+        ...
+
+    def stored(self) -> StoredTree:
+        """All that is stored now. Does not wait for the model; raises Unavailable, TimeoutError."""
         ...
 
     def anchor(self, prompt: Prompt, session: str | None) -> None:

@@ -69,6 +69,11 @@ class Board:
             self._ended.append((self._last, entry))
             self._news()
 
+    def nudge(self) -> None:
+        """Wakes who waits: there is news of another kind."""
+        with self._changed:
+            self._news()
+
     def wait(self, version: int, seconds: float) -> None:
         """Returns when more has happened than by `version`, or after `seconds`."""
         with self._changed:
@@ -105,6 +110,7 @@ def _running(request: ChatRequest, row: Row, now: float) -> dict[str, Any]:
         "id": request.id,
         "dialect": request.dialect,
         "model": request.model,
+        "client": request.client,
         "session": request.session,
         "messages": len(request.messages),
         "state": row.state,

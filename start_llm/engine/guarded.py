@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from start_llm.core.prompt import Prompt
+from start_llm.core.stored import StoredTree
 from start_llm.engine.runner import Cache
 from start_llm.kvcache.blocks import Tokens, TokenSequence
 from start_llm.kvcache.pieces import Plan, Restored
@@ -62,6 +63,10 @@ class GuardedStore:
         with self._guarded("peek"):
             return self._store.peek(tokens, limit)
         return Plan(0, 0, 0, STORE_ERROR)
+
+    def show(self) -> StoredTree:
+        """The whole tree, for people; for other threads. Raises TimeoutError."""
+        return self._store.show()
 
     def restore(self, tokens: TokenSequence, plan: Plan) -> Restored:
         with self._guarded("restore"):

@@ -119,5 +119,9 @@ def report_of(prompt: int, plan: Plan) -> CacheReport:
         reused=plan.length,
         computed=prompt - plan.length,
         new=max(0, prompt - plan.seen),
-        miss=Miss(plan.reason or ("diverged" if plan.seen else "first_turn"), plan.matched),
+        miss=Miss(
+            plan.reason or ("diverged" if plan.seen else "first_turn"),
+            plan.matched,
+            stored=plan.behind if plan.matched == plan.seen < prompt else (),
+        ),
     )

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 
 from start_llm.core.events import Sampled
 from start_llm.core.report import CacheReport
+from start_llm.core.stored import StoredTree
 from start_llm.core.work import Submit
 from start_llm.engine.anchoring import Anchoring
 from start_llm.engine.guarded import GuardedStore
@@ -150,6 +151,10 @@ class Scheduler:
         """What a request for this prompt would reuse now. Any thread; nobody waits for it."""
         array = as_tokens(tokens)
         return report_of(len(array), self._store.peek(array, limit=len(array) - 1))
+
+    def stored(self) -> StoredTree:
+        """All that is stored, for people. Any thread; nobody waits for it. Raises TimeoutError."""
+        return self._store.show()
 
     # --- the parts of a step --------------------------------------------------
 

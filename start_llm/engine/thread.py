@@ -17,6 +17,7 @@ from start_llm.core.exitcodes import ExitCode
 from start_llm.core.prompt import Prompt
 from start_llm.core.report import CacheReport
 from start_llm.core.request import Sampling
+from start_llm.core.stored import StoredTree
 from start_llm.core.work import EngineStatus, Submit
 from start_llm.engine.scheduler import Scheduler
 from start_llm.engine.watchdog import Watchdog, Watched
@@ -198,6 +199,13 @@ class EngineThread:
         if scheduler is None:
             raise Unavailable(self._status.detail or f"The model is {self._status.state}.")
         return scheduler.plan(prompt.tokens)
+
+    def stored(self) -> StoredTree:
+        """All that is stored, without the model thread. Raises Unavailable if nothing is loaded, TimeoutError."""
+        scheduler = self._scheduler
+        if scheduler is None:
+            raise Unavailable(self._status.detail or f"The model is {self._status.state}.")
+        return scheduler.stored()
 
     def call(self, function: Callable[[Scheduler], Any], timeout: float = 10.0) -> Any:
         """Runs `function` on the model thread and returns what it returns; for probes and benchmarks."""

@@ -79,6 +79,7 @@ class DiskTier:
         queue_bytes: int = 512 << 20,
         retry_seconds: float | None = None,
     ) -> None:
+        self._max_bytes = max_bytes
         self._open: Callable[[], DiskFolder] = lambda: DiskFolder(folder, fingerprint, max_bytes)
         self._queue_bytes = queue_bytes
         self._retry = RETRY_SECONDS if retry_seconds is None else retry_seconds
@@ -200,7 +201,7 @@ class DiskTier:
         with self._lock:
             counters = {name: getattr(self._counters, name) for name in DiskCounters.__slots__}
             now = {"waiting_bytes": self._waiting_bytes, "paused": int(bool(self._paused))}
-        return {"files": 0, "bytes": 0, "evicted_files": 0, **files, **now, **counters}
+        return {"files": 0, "bytes": 0, "budget_bytes": self._max_bytes, "evicted_files": 0, **files, **now, **counters}
 
     # --- the disk thread -------------------------------------------------------
 

@@ -93,12 +93,17 @@ class Held:
             segment.used = now
             segment.uses += 1
 
+    @property
+    def token_bytes(self) -> float:
+        """Bytes of the rows of one token, judged by what was held or learnt so far; 0 before that."""
+        return min(list(self._token_bytes.values()), default=0.0)
+
     def estimate(self, tokens: int) -> int:
         """Bytes of a row of so many tokens, judged by what was held or learnt so far; 0 before that.
 
         Where some rows are quantised and others not yet, a long row is judged by the quantised ones.
         """
-        return int(tokens * min(self._token_bytes.values(), default=0.0)) + self._state_bytes
+        return int(tokens * self.token_bytes) + self._state_bytes
 
     def _empty(self, segment: Segment) -> None:
         if segment.rows is not None:

@@ -114,12 +114,14 @@ class Plan:
         matched: tokens that equal a stored path with KV, restorable or not.
         seen: tokens that equal anything this store ever held, evicted or not.
         reason: why `length` < `seen`: ``""``, ``limit``, ``no_checkpoint`` or ``evicted``.
+        behind: the first tokens that are stored behind `seen`; empty: nothing is.
     """
 
     length: int
     matched: int
     seen: int
     reason: str = ""
+    behind: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

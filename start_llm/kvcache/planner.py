@@ -9,6 +9,7 @@ from start_llm.core.prompt import Prompt
 from start_llm.kvcache.pieces import Plan
 from start_llm.kvcache.tree import Match, Segment
 
+_TELLING = 12  # tokens that show people what is stored at a place
 _WORTH = 16  # tokens that a restore point at a parting must save
 
 
@@ -46,7 +47,18 @@ def plan(match: Match, limit: int, cuttable: bool) -> Plan:
         reason = "no_checkpoint"
     else:
         reason = "evicted"
-    return Plan(length, matched, match.length, reason)
+    return Plan(length, matched, match.length, reason, _behind(match))
+
+
+def _behind(match: Match) -> tuple[int, ...]:
+    """What stands behind the match: how the segment goes on that was left, or else its child that was used last."""
+    if not match.path:
+        return ()
+    last = match.path[-1]
+    if match.parted:
+        return tuple(last.tokens[match.length - last.start :][:_TELLING].tolist())
+    children = list(last.children.values())
+    return tuple(max(children, key=lambda child: child.used).tokens[:_TELLING].tolist()) if children else ()
 
 
 def pauses(prompt: Prompt, match: Match, start: int, recent: int, grid: int) -> tuple[int, ...]:

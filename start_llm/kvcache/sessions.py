@@ -78,6 +78,11 @@ class Sessions:
     def _live(self, now: float) -> list[Session]:
         return [s for s in self._known.values() if not self._idle or now - s.used <= self._idle]
 
+    def ends(self) -> list[tuple[str, list[Segment]]]:
+        """The conversations, the last used one first, with their ends. May be called from any thread."""
+        known = sorted(self._known.items(), key=lambda item: -item[1].used)
+        return [(name, list(session.ends)) for name, session in known]
+
     def clear(self) -> None:
         self._known.clear()
 

@@ -1,4 +1,4 @@
-"""The owner of stored KV: finds, restores, stores and evicts. Model thread only, but for `peek`; no locks.
+"""The owner of stored KV: finds, restores, stores and evicts. Model thread only, but for `peek` and `show`; no locks.
 
 What a request does here, in order: `lookup` (how much is there), `pauses` (where its prefill should
 stop for a moment), `restore`, then `put` at each pause, after the prefill and after the generation.
@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from start_llm.core.prompt import Prompt
+from start_llm.core.stored import StoredTree
 from start_llm.kvcache import planner
 from start_llm.kvcache.blocks import TokenMemo, Tokens, TokenSequence
 from start_llm.kvcache.config import StoreConfig
@@ -22,6 +23,7 @@ from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.paging import Paging
 from start_llm.kvcache.pieces import Checkpoint, Plan, Restored, Unstorable
 from start_llm.kvcache.sessions import Sessions
+from start_llm.kvcache.show import show
 from start_llm.kvcache.stats import Counters, StoreStats
 from start_llm.kvcache.tree import Match, Segment
 
@@ -75,6 +77,11 @@ class KVStore:
         """
         tree, bound = self._held.tree, max(0, min(limit, len(tokens)))
         return tree.peek(lambda: planner.plan(tree.walk(tokens), bound, self._kit.cuttable))
+
+    def show(self) -> StoredTree:
+        """The whole tree, for people; for other threads, like `peek`. Raises TimeoutError."""
+        held = self._held
+        return show(held.tree, self._sessions.ends(), self._clock(), held.token_bytes)
 
     def pauses(self, prompt: Prompt, start: int) -> tuple[int, ...]:
         """Ascending offsets beyond `start` at which prefill should pause for `put`; none if all layers can be cut."""

@@ -442,6 +442,10 @@ class Pipeline:
         marks = [anchor.char for anchor in turn.coded.anchors if anchor.start]
         return locate(turn.rendered, marks, turn.view.shown, turn.reading, char, text)
 
+    def text_at(self, prepared: Prepared, index: int, tokens: Sequence[int]) -> str:
+        """The end of the prompt's text up to its token `index`, and `tokens` behind it."""
+        return self._around((*prepared.prompt.tokens[:index], *tokens), index)
+
     def _around(self, tokens: Sequence[int], index: int) -> str:
         return self._tokenizer.decode(tokens[max(0, index - 8) : index + 8])
 

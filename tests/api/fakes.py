@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from start_llm.core.events import ChoiceDone, Done, Event, Started, TextDelta, Usage
-from start_llm.core.report import CacheReport, Miss
+from start_llm.core.report import Background, CacheReport, Miss
 from start_llm.core.request import ChatRequest
 from start_llm.core.service import Health, ModelCard
+from start_llm.core.stored import StoredTree
 
 REPORT = CacheReport(prompt=120, reused=100, computed=20, new=16, generated=3, miss=Miss("diverged", token=100))
 DONE = Done(Usage(prompt=120, completion=3, cached=100, reasoning=1), REPORT)
@@ -57,6 +58,7 @@ class FakeService:
         self.requests: list[ChatRequest] = []
         self.streams: queue.SimpleQueue[FakeStream] = queue.SimpleQueue()
         self.ok = True
+        self.tree = StoredTree()
 
     def chat(self, request: ChatRequest) -> FakeStream:
         self.requests.append(request)
@@ -74,6 +76,12 @@ class FakeService:
 
     def cache_report(self, request_id: str) -> CacheReport | None:
         return REPORT if request_id == "known" else None
+
+    def background(self, request_id: str) -> Background:
+        return Background(("<update-1>", "System text, now:", "x", "</update-1>"))
+
+    def stored(self) -> StoredTree:
+        return self.tree
 
     def token_text(self, token: int) -> str:
         return f"<{token}>"

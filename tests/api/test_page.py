@@ -43,12 +43,13 @@ def ended_in(messages: Iterator[dict[str, Any]], count: int) -> list[str]:
 
 
 def test_the_shell_has_no_data_and_lets_nothing_in(server: ApiServer) -> None:
-    for path, kind in (("/", "text/html"), ("/page.js", "text/javascript"), ("/page.css", "text/css")):
+    for path, kind in (("/", "text/html"), ("/page/page.js", "text/javascript"), ("/page/page.css", "text/css")):
         answer = httpx.get(server.url + path)
         assert answer.status_code == 200 and answer.headers["content-type"].startswith(kind)
         policy = answer.headers["content-security-policy"]
         assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
         assert "http://" not in answer.text and "https://" not in answer.text, "nothing is fetched from elsewhere"
+    assert httpx.get(f"{server.url}/page/page.html.jinja").status_code == 404
     shell = httpx.get(server.url).text
     assert "<script>" not in shell and " style=" not in shell and " onclick=" not in shell  # the policy forbids them
     assert all(f"start-llm launch {name}" in shell for name in CLIENTS) and set(AGENTS) == set(CLIENTS)

@@ -1,0 +1,153 @@
+"""What the page fetches beside its feed: stored KV, models, the server's settings and log, a request's note.
+
+All but the note is about everybody's requests or the machine: it is for who may see everything. What the page asks the
+server to do (fetch a model) is a POST from this page alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import urlsplit
+
+from start_llm.api import sse
+from start_llm.api.dialect import Inbound, Reply
+from start_llm.api.pulling import Pulls
+from start_llm.api.visitor import Made, Visitor
+from start_llm.core.errors import BadRequest, Forbidden, NotFound, Unavailable
+from start_llm.core.jsontext import parse_json
+from start_llm.core.service import Service
+from start_llm.core.settings import Settings
+from start_llm.dashboard.daily import Daily
+from start_llm.dashboard.logtail import LogTail, Redactor, tail_of
+from start_llm.models.catalog import Stored, stored_models
+from start_llm.models.recommended import RECOMMENDED, SHORT_NAMES
+
+SECRETS = ("api_key", "litellm_master_key")
+_NO_STORE = {"Cache-Control": "no-store"}
+_SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+
+
+def redactor(settings: Settings) -> Redactor:
+    """Hides the keys of this server, and whatever the environment calls a key."""
+    environment = [value for name, value in os.environ.items() if any(word in name.upper() for word in _SECRET_NAMES)]
+    return Redactor([*(getattr(settings, name) for name in SECRETS), *environment])
+
+
+class Panels:
+    """Handlers of the page's own routes. Thread-safe."""
+
+    def __init__(self, settings: Settings, service: Service, made: Made, changed: Callable[[], None]) -> None:
+        self._settings, self._service, self._made = settings, service, made
+        self._redact = redactor(settings)
+        self.pulls = Pulls(changed)
+        self.daily = Daily()
+        self.log = LogTail(self._redact)
+
+    def sees_all(self, visitor: Visitor) -> bool:
+        """With API_KEY everybody who was let in has it, so there is nothing to hide from one another."""
+        return visitor.sees_all or self._settings.api_key is not None
+
+    def close(self) -> None:
+        """The log is not listened to any more, and a running fetch ends."""
+        self.log.detach()
+        self.pulls.stop()
+
+    # --- reading ------------------------------------------------------------------
+
+    def stored(self, inbound: Inbound) -> Reply:
+        self._check_sees_all(inbound)
+        try:
+            tree = self._service.stored()
+        except TimeoutError as error:
+            raise Unavailable(f"Stored KV cannot be shown now: {error}.") from None
+        return _reply(tree.as_dict())
+
+    def models(self, inbound: Inbound) -> Reply:
+        """What is on this disk, and what could be fetched."""
+        self._check_sees_all(inbound)
+        found = [_model(model) for model in stored_models(self._settings.cache_dir, self._settings.model_path)]
+        here = {model["name"] for model in found}
+        known = [
+            {"short": model.short, "name": model.repository, "bytes": model.weights, "note": model.note}
+            for model in RECOMMENDED
+            if model.repository not in here
+        ]
+        sources = [card.details.get("source") for card in self._service.models()]
+        return _reply({"models": found, "known": known, "served": [str(source) for source in sources if source]})
+
+    def settings(self, inbound: Inbound) -> Reply:
+        self._check_sees_all(inbound)
+        rows = [
+            {
+                "name": name.upper(),
+                "value": self._shown(name),
+                "set": name in self._settings.model_fields_set,
+                "about": field.description or "",
+            }
+            for name, field in Settings.model_fields.items()
+        ]
+        return _reply({"settings": rows, "proxy_log": tail_of(self._settings.log_root / "proxy.log", self._redact)})
+
+    def _shown(self, name: str) -> str:
+        value = getattr(self._settings, name)
+        if value is None:
+            return ""
+        return "set, not shown" if name in SECRETS else self._redact(str(value))
+
+    def background(self, inbound: Inbound) -> Reply:
+        """The update note that a request's model has read and where it left what is stored, for who made it."""
+        wanted = inbound.params[0]
+        if not (self.sees_all(inbound.visitor) or self._made.may_see(inbound.visitor, wanted)):
+            raise NotFound(f"There is no request {wanted[:80]!r} of this key.")
+        return _reply(self._service.background(wanted).as_dict())
+
+    # --- acting -------------------------------------------------------------------
+
+    def pull(self, inbound: Inbound) -> Reply:
+        """Begins to fetch a model: ``{"name": "owner/name"}``; the feed tells how it goes."""
+        self._check_may_act(inbound)
+        body = parse_json(inbound.body)
+        name = body.get("name") if isinstance(body, dict) else None
+        if not isinstance(name, str):
+            raise BadRequest("name is missing; give a repository (owner/name) or a short name.", param="name")
+        self.pulls.begin(name)
+        return _reply({"pull": self.pulls.state()}, 202)
+
+    def stop_pull(self, inbound: Inbound) -> Reply:
+        self._check_may_act(inbound)
+        self.pulls.stop()
+        return _reply({"pull": self.pulls.state()})
+
+    # --- who may ------------------------------------------------------------------
+
+    def _check_sees_all(self, inbound: Inbound) -> None:
+        if not self.sees_all(inbound.visitor):
+            raise Forbidden(
+                "This is shown to who may see everything: with API_KEY whoever has it, without it a client of this "
+                "machine that sends no key."
+            )
+
+    def _check_may_act(self, inbound: Inbound) -> None:
+        """Of the pages of this machine only the server's own may have it do something."""
+        self._check_sees_all(inbound)
+        origin = inbound.headers.get("Origin")
+        if origin is not None and urlsplit(origin).netloc != inbound.headers.get("Host"):
+            raise Forbidden(f"Origin {origin[:80]!r} may not do this; only the server's own page may.", param="Origin")
+
+
+def _reply(body: Any, status: int = 200) -> Reply:
+    return Reply(sse.dumps(body), status, headers=_NO_STORE)
+
+
+def _model(model: Stored) -> dict[str, Any]:
+    short = next((short for short, repository in SHORT_NAMES.items() if repository == model.name), "")
+    return {
+        "name": model.name,
+        "short": short,
+        "bytes": model.size,
+        "context": model.context,
+        "can": list(model.can),
+        "problem": model.problem,
+    }

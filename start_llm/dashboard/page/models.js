@@ -1,0 +1,86 @@
+// Models: what is loaded, what is on this disk, and fetching one.
+
+import { byId, copier, gigabytes, make, number, setText } from "./dom.js";
+import { json } from "./net.js";
+
+let listed = false;
+let last = "";
+let serves = "";
+
+function row(model, served) {
+  const able = model.problem || [...model.can, model.short && `short name ${model.short}`].filter(Boolean).join(", ");
+  const start = `start-llm serve ${model.short || model.name}`;
+  return make("tr", {},
+    make("th", { scope: "row" }, model.name, served.includes(model.name) ? make("span", { class: "tag good" }, "loaded") : null),
+    make("td", {}, gigabytes(model.bytes)), make("td", {}, model.context ? number(model.context) : "–"),
+    make("td", { class: model.problem ? "bad words" : "words" }, able),
+    make("td", {}, model.problem ? "" : copier(start, `the command that serves ${model.name}`)));
+}
+
+function known(model) {
+  const button = make("button", { type: "button", onclick: () => fetchModel(model.short) }, "Fetch");
+  button.setAttribute("aria-label", `Fetch ${model.short}`);
+  return make("tr", {}, make("th", { scope: "row" }, model.short), make("td", {}, gigabytes(model.bytes)),
+    make("td", { class: "words" }, model.note), make("td", {}, button));
+}
+
+export async function showModels() {
+  try {
+    const found = await json("/page/models");
+    byId("models-list").replaceChildren(...found.models.map((model) => row(model, found.served)));
+    byId("models-list").parentElement.hidden = !found.models.length;
+    byId("known").replaceChildren(...found.known.map(known));
+    byId("pull-names").replaceChildren(...found.known.map((model) => make("option", { value: model.short })));
+    setText(byId("models-told"), found.models.length ? "" : "No model is on this disk.");
+    listed = true;
+  } catch (error) {
+    setText(byId("models-told"), `Models cannot be listed: ${error.message}`);
+  }
+}
+
+export function openModels() {
+  if (!listed) showModels();
+}
+
+export function showServed(models, health) {
+  const cards = models.map((model) => {
+    const able = ["tools", "reasoning", "vision"].filter((name) => model[name]).join(", ");
+    return make("p", {}, make("b", {}, model.id), ` ${number(model.context)} tokens of context${able ? `, ${able}` : ""}`);
+  });
+  const now = JSON.stringify([models, health.state]);
+  if (now === serves) return;
+  serves = now;
+  byId("served").replaceChildren(...(cards.length ? cards : [make("p", { class: "quiet" }, `No model is loaded (${health.state}).`)]));
+  if (listed) showModels();
+}
+
+// --- fetching ---
+
+async function fetchModel(name) {
+  try {
+    showPull((await json("/page/models/pull", { name })).pull);
+  } catch (error) {
+    byId("pull-told").className = "bad";
+    setText(byId("pull-told"), error.message);
+  }
+}
+
+export function showPull(pull) {
+  const now = JSON.stringify(pull);
+  if (!pull || now === last) return;
+  const ended = last.includes('"running"') && pull.state !== "running";
+  last = now;
+  const running = pull.state === "running";
+  byId("pull-bar").hidden = byId("pull-stop").hidden = !running;
+  byId("pull-bar").value = pull.part;
+  byId("pull-told").className = pull.state === "failed" ? "bad" : "";
+  const told = running ? `${(100 * pull.part).toFixed(0)}%` : `${pull.state}. ${pull.detail}`;
+  setText(byId("pull-told"), `${pull.name}: ${told}`);
+  if (ended) showModels();
+}
+
+byId("pull").addEventListener("submit", (event) => {
+  event.preventDefault();
+  fetchModel(byId("pull-name").value);
+});
+byId("pull-stop").addEventListener("click", () => json("/page/models/stop", {}).catch(() => {}));

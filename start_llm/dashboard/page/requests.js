@@ -1,0 +1,149 @@
+// Requests that run, those that have ended, and why they cost what they cost.
+
+import { bar, byId, bytes, duration, make, nameOf, number, setText, short, tile } from "./dom.js";
+import { diff } from "./diff.js";
+import { json } from "./net.js";
+
+const SHOWN = 100;
+const ended = [];
+const open = new Set();
+
+// --- now ---
+
+function running(run) {
+  let end = duration(run.seconds);
+  let strip = bar([], 1, "waiting");
+  if (run.state === "queued") end = `waiting, ${end}`;
+  if (run.state === "prefill") {
+    const left = run.left === null ? "" : `, ${duration(run.left)} left`;
+    end = run.done >= run.total - 1 ? `answering, ${end}` : `reading ${number(run.done)} of ${number(run.total)}, ${number(run.rate)} tokens/s${left}`;
+    strip = bar([["reused", run.reused], ["fresh", run.done - run.reused]], run.total, end);
+  }
+  if (run.state === "answer") {
+    end = `answering, ${number(run.pieces)} tokens, ${run.rate.toFixed(1)} tokens/s`;
+    strip = bar([["reused", run.reused], ["fresh", run.total - run.reused]], run.total, end);
+  }
+  const reused = run.state === "queued" ? "" : `${number(run.reused)} reused, ${number(run.total - run.reused)} to compute`;
+  return make("li", { class: `run ${run.state}` },
+    make("div", { class: "names" },
+      make("b", {}, run.client || run.dialect),
+      make("span", { class: "name", title: run.session || run.id }, nameOf(run.session) || run.id),
+      make("span", { class: "quiet" }, `${run.messages} messages`),
+      make("span", { class: "quiet" }, run.model),
+      make("span", { class: "end" }, end)),
+    strip,
+    make("div", { class: "small quiet" }, reused));
+}
+
+export function showNow(rows) {
+  byId("now").replaceChildren(...(rows.length ? rows.map(running) : [make("li", { class: "quiet" }, "No request runs.")]));
+  setText(byId("now-count"), rows.length ? String(rows.length) : "");
+}
+
+// --- why ---
+
+function again(entry) {
+  return Math.max(0, (entry.computed || 0) - (entry.new || 0));
+}
+
+function changed(miss) {
+  const parts = diff(miss.expected || "", miss.found || "").map(([kind, text]) =>
+    kind === "same" ? text : make(kind === "was" ? "del" : "ins", {}, text));
+  return make("pre", { class: "diff" }, ...parts);
+}
+
+function place(miss) {
+  const message = miss.message === null || miss.message === undefined ? "" : `message ${miss.message + 1}`;
+  return [message, miss.field, miss.rule && `rule ${miss.rule}`, `token ${number(miss.token)}`].filter(Boolean).join(", ");
+}
+
+function why(entry) {
+  const list = make("dl");
+  const tell = (name, value) => {
+    if (value !== undefined && value !== null && value !== "") list.append(make("dt", {}, name), make("dd", {}, value));
+  };
+  const miss = entry.miss;
+  if (miss) {
+    tell("why", [miss.reason.replace(/_/g, " "), miss.detail].filter(Boolean).join(": "));
+    tell("where", place(miss));
+    if (miss.expected || miss.found) tell("what", changed(miss));
+  } else if (entry.prompt !== undefined) {
+    tell("why", "Nothing was computed again.");
+  }
+  tell("error", entry.error);
+  if (entry.prompt !== undefined) {
+    tell("prompt", `${number(entry.prompt)} tokens: ${number(entry.reused)} reused, ${number(entry.computed)} computed, ${number(entry.new)} new`);
+  }
+  if (entry.computed_idle) tell("in idle time", `${number(entry.computed_idle)} tokens`);
+  if (entry.completion) tell("answer", `${number(entry.completion)} tokens, ${number(entry.reasoning || 0)} of them reasoning`);
+  if (entry.drafted) tell("drafts", `${number(entry.accepted)} of ${number(entry.drafted)} right`);
+  tell("asked as", `${entry.dialect}, model ${entry.model}, ${entry.tools} tools`);
+  tell("conversation", entry.session);
+  tell("id", entry.id);
+  tell("time", entry.time);
+  json(`/page/requests/${encodeURIComponent(entry.id)}`).then(({ note, parted }) => {
+    if (parted && !miss) {
+      tell("parted", `${place(parted)}: something else is stored there, so all behind it was new`);
+      tell("what", changed(parted));
+    }
+    tell("told", note.length ? make("pre", {}, note.join("\n")) : "The model read no update note.");
+  }, () => {}); // it is gone: the server has begun anew
+  return list;
+}
+
+// --- those that have ended ---
+
+function line(entry) {
+  const told = entry.prompt !== undefined;
+  const first = entry.seconds_first === null || entry.seconds_first === undefined ? "" : `first ${duration(entry.seconds_first)}`;
+  const cost = told ? `${short(entry.prompt)} tokens, ${short(entry.computed)} computed` : entry.error || "";
+  const more = again(entry) > 16 && entry.miss ? make("span", { class: "tag" }, entry.miss.reason.replace(/_/g, " ")) : null;
+  const summary = make("summary", {},
+    make("div", { class: "names" },
+      make("span", { class: entry.status < 400 ? "status" : "status bad" }, entry.status),
+      make("b", {}, entry.client || entry.dialect),
+      make("span", { class: "name quiet", title: entry.session || "" }, nameOf(entry.session)),
+      make("span", { class: "cost" }, cost), more,
+      make("span", { class: "end" }, [first, duration(entry.seconds)].filter(Boolean).join(" · "))),
+    told ? bar([["reused", entry.reused], ["fresh", entry.computed - again(entry)], ["again", again(entry)]], entry.prompt,
+      `${number(entry.reused)} reused, ${number(entry.computed)} computed, ${number(again(entry))} of them again`) : null);
+  const box = make("details", { "data-id": entry.id }, summary);
+  box.addEventListener("toggle", () => {
+    if (box.open && box.children.length === 1) box.append(why(entry));
+    if (box.open) open.add(entry.id); else open.delete(entry.id);
+  });
+  box.open = open.has(entry.id);
+  return box;
+}
+
+export function showEnded(fresh) {
+  if (!fresh.length) return;
+  const list = byId("ended");
+  if (!ended.length) list.replaceChildren();
+  for (const entry of fresh) {
+    ended.push(entry);
+    list.prepend(line(entry));
+  }
+  while (ended.length > SHOWN) ended.shift();
+  while (list.children.length > SHOWN) list.lastChild.remove();
+}
+
+// A feed begins with all that is known.
+export function forgetEnded() {
+  ended.length = 0;
+  byId("ended").replaceChildren(make("p", { class: "quiet" }, "None yet."));
+}
+
+export function showReuse(figures) {
+  const told = ended.filter((entry) => entry.prompt !== undefined);
+  const sum = (name) => told.reduce((total, entry) => total + (entry[name] || 0), 0);
+  const firsts = told.map((entry) => entry.seconds_first).filter((value) => typeof value === "number").sort((a, b) => a - b);
+  const [prompt, reused, computed, fresh] = ["prompt", "reused", "computed", "new"].map(sum);
+  const held = figures.kv_bytes || 0;
+  byId("reuse").replaceChildren(
+    tile(prompt ? `${(100 * reused / prompt).toFixed(1)}%` : "–", "of prompt tokens reused"),
+    tile(fresh ? (computed / fresh).toFixed(2) : "–", "computed for each new token"),
+    tile(firsts.length ? duration(firsts[Math.floor(firsts.length / 2)]) : "–", "to the first token, median"),
+    tile(told.length ? number(told.length) : "–", `requests, ${short(prompt)} tokens`),
+    tile(figures.kv_budget_bytes ? bytes(held) : "–", `of ${bytes(figures.kv_budget_bytes || 0)} for KV in memory`));
+}

@@ -1,0 +1,41 @@
+// The server's log and settings, to read only. Secrets were taken out before they were sent.
+
+import { byId, make, setText } from "./dom.js";
+import { json } from "./net.js";
+
+const LINES = 300;
+let opened = false;
+
+export function showLog(lines) {
+  if (!lines || !lines.length) return;
+  const log = byId("log");
+  const atEnd = log.scrollTop + log.clientHeight >= log.scrollHeight - 4;
+  if (log.dataset.empty) { log.replaceChildren(); delete log.dataset.empty; }
+  for (const line of lines) log.append(make("div", { class: /^\S+ \S+ (ERROR|CRITICAL)/.test(line) ? "bad" : "" }, line));
+  while (log.children.length > LINES) log.firstChild.remove();
+  if (atEnd) log.scrollTop = log.scrollHeight;
+}
+
+export function forgetLog() {
+  byId("log").replaceChildren(make("div", { class: "quiet" }, "Nothing was logged yet."));
+  byId("log").dataset.empty = "yes";
+}
+
+function row(setting) {
+  return make("tr", { class: setting.set ? "set" : "" }, make("th", { scope: "row" }, setting.name),
+    make("td", {}, make("code", {}, setting.value || "unset")), make("td", { class: "words quiet" }, setting.about));
+}
+
+export async function openServer() {
+  if (opened) return;
+  try {
+    const found = await json("/page/settings");
+    const sorted = [...found.settings].sort((a, b) => Number(b.set) - Number(a.set));
+    byId("settings").replaceChildren(...sorted.map(row));
+    byId("proxy-log").textContent = found.proxy_log.join("\n") || "Nothing.";
+    setText(byId("settings-told"), "Those that were set stand first.");
+    opened = true;
+  } catch (error) {
+    setText(byId("settings-told"), `Settings cannot be shown: ${error.message}`);
+  }
+}

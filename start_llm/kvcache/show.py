@@ -1,0 +1,59 @@
+"""Draws the tree of stored prefixes for people. Reads only, on any thread, without delaying the model thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from start_llm.core.stored import MOST_SEGMENTS, StoredSegment, StoredTree
+from start_llm.kvcache.tree import Segment, Tree
+
+TRIES = 20
+
+
+def show(
+    tree: Tree, ends: Sequence[tuple[str, Sequence[Segment]]], now: float, token_bytes: float, most: int = MOST_SEGMENTS
+) -> StoredTree:
+    """
+    Args:
+        ends: conversations, the last used one first, with the segments that their turns end in.
+        now: on the clock that `Segment.used` is of.
+
+    Raises:
+        TimeoutError: the tree is being changed all the time.
+    """
+    for _ in range(TRIES):
+        try:
+            return tree.peek(lambda: _drawn(tree, ends, now, token_bytes, most))
+        except RuntimeError:  # a dictionary grew under the look: what was added is seen by the next one
+            continue
+    raise TimeoutError("the tree of stored prefixes is being changed all the time")
+
+
+def _drawn(
+    tree: Tree, ends: Sequence[tuple[str, Sequence[Segment]]], now: float, token_bytes: float, most: int
+) -> StoredTree:
+    segments: list[StoredSegment] = []
+    places: dict[int, int] = {}
+    left_out = 0
+    todo = [(segment, -1) for segment in list(tree.root.children.values())]
+    for segment, parent in todo:  # grows while it is walked: parents first, level by level
+        if len(segments) >= most:
+            left_out = len(todo) - len(segments)
+            break
+        places[id(segment)] = len(segments)
+        todo += [(child, len(segments)) for child in list(segment.children.values())]
+        segments.append(_seen(segment, parent, now))
+    named = [(name, places[id(end)]) for name, at in ends for end in at if id(end) in places]
+    return StoredTree(tuple(segments), tuple(named), left_out, token_bytes)
+
+
+def _seen(segment: Segment, parent: int, now: float) -> StoredSegment:
+    return StoredSegment(
+        parent,
+        segment.length,
+        segment.nbytes,
+        segment.file is not None,
+        round(max(now - segment.used, 0.0), 1) if segment.uses else -1.0,
+        segment.uses,
+        round(segment.seconds_per_token * segment.length, 3),
+    )

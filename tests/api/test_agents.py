@@ -1,0 +1,28 @@
+"""Which agent a request seems to come from."""
+
+from __future__ import annotations
+
+import pytest
+
+from start_llm.api.agents import agent_of
+from start_llm.core.messages import Message
+
+
+@pytest.mark.parametrize(
+    ("agent", "name"),
+    [
+        ("codex_cli_rs/0.1 (Linux)", "codex_cli_rs"),
+        ("Mozilla/5.0 (X11)", "browser"),
+        ("<img src=x>/1", "other"),
+        ("", "other"),
+        ("x" * 500, "x" * 40),
+        ("a\u00e9b/1", "a"),
+    ],
+)
+def test_it_is_named_by_its_product(agent: str, name: str) -> None:
+    assert agent_of((), {"User-Agent": agent}) == name
+
+
+def test_its_system_text_says_more() -> None:
+    messages = (Message("system", "You are Claude Code, a helper"), Message("user", "hi"))
+    assert agent_of(messages, {"User-Agent": "axios/1"}) == "claude code"

@@ -1,0 +1,114 @@
+"""Chromium for the tests of the page. Where there is none, they are skipped and say so."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+selenium = pytest.importorskip("selenium", reason="selenium is not installed (requirements-dev.txt)")
+
+from selenium import webdriver  # noqa: E402
+from selenium.common.exceptions import StaleElementReferenceException, TimeoutException, WebDriverException  # noqa: E402
+from selenium.webdriver.common.by import By  # noqa: E402
+from selenium.webdriver.remote.webelement import WebElement  # noqa: E402
+from selenium.webdriver.support.wait import WebDriverWait  # noqa: E402
+
+WAIT = 120.0  # a bound, not a measure
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+FLAGS = ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu", "--window-size=1440,1000")
+
+
+@dataclass
+class Browser:
+    """One window."""
+
+    driver: Any
+
+    def open(self, url: str) -> None:
+        self.driver.get(url)
+
+    def all(self, css: str) -> list[WebElement]:
+        found: list[WebElement] = self.driver.find_elements(By.CSS_SELECTOR, css)
+        return found
+
+    def one(self, css: str) -> WebElement:
+        """The first element that is shown; waits for it."""
+        return self.until(lambda: next((found for found in self.all(css) if found.is_displayed()), None), css)
+
+    def text(self, css: str) -> str:
+        """All text of the elements, whether shown or not."""
+        return str(
+            self.run("return [...document.querySelectorAll(arguments[0])].map(e => e.textContent).join('\\n')", css)
+        )
+
+    def run(self, script: str, *given: Any) -> Any:
+        return self.driver.execute_script(script, *given)
+
+    def view(self, name: str) -> None:
+        self.one(f'nav a[href="#{name}"]').click()
+        self.one(f"#{name}")
+
+    def until(self, look: Callable[[], Any], what: str) -> Any:
+        """What `look` returns once that is true; an element that goes meanwhile is looked for again."""
+        wait = WebDriverWait(
+            self.driver, WAIT, poll_frequency=0.05, ignored_exceptions=[StaleElementReferenceException]
+        )
+        return wait.until(lambda _: look(), f"waited for {what}")
+
+    def until_text(self, css: str, *words: str) -> str:
+        def look() -> str | None:
+            text = self.text(css)
+            return text if all(word in text for word in words) else None
+
+        try:
+            return str(self.until(look, f"{words} in {css}"))
+        except TimeoutException as error:
+            raise AssertionError(f"{error.msg}; what stands there: {self.text(css)[:2000]!r}") from None
+
+    @contextmanager
+    def wide(self, width: int, height: int = 900, dark: bool = False) -> Iterator[None]:
+        """A window of another size, or in the dark scheme."""
+        scheme = "dark" if dark else "light"
+        media = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", media)
+        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        try:
+            yield
+        finally:
+            self.driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+            self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+    def complaints(self, *expected: str) -> list[str]:
+        """What the browser's console said since the last look: errors, refused content. Without the `expected`."""
+        said = [str(entry["message"]) for entry in self.driver.get_log("browser") if entry["level"] != "INFO"]
+        return [line for line in said if not any(word in line for word in expected)]
+
+
+@contextmanager
+def browser() -> Iterator[Browser]:
+    """Skips the test where Chromium or its driver is missing, or does not start."""
+    program = next((found for name in NAMES if (found := shutil.which(name))), None)
+    driver = shutil.which("chromedriver")
+    if program is None or driver is None:
+        pytest.skip("needs Chromium and chromedriver (Debian: apt install chromium chromium-driver)")
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    for flag in FLAGS:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    try:
+        window = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
+    except WebDriverException as error:
+        pytest.skip(f"Chromium does not start here: {str(error.msg).splitlines()[0]}")
+    try:
+        window.set_page_load_timeout(WAIT)
+        window.set_script_timeout(WAIT)
+        yield Browser(window)
+    finally:
+        window.quit()

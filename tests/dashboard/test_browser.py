@@ -1,0 +1,306 @@
+"""The page in a real browser, filled by real requests to the oracle. One browser and one server for all of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from start_llm.api.server import make_server
+from start_llm.core.service import Health
+from start_llm.core.settings import Settings
+from start_llm.core.stored import StoredSegment, StoredTree
+from tests.api.fakes import FakeService
+from tests.dashboard.browser import WAIT, Browser, browser
+from tests.integration.live import Live, live
+from tests.memory_folder import memory_folder
+from tests.oracle.build import build_oracle
+
+from selenium.webdriver.common.keys import Keys  # isort: skip - skipped by `browser` where it is missing
+
+MARKUP = "<img src=x onerror=window.pwned=1>"  # as a model's name, a folder's, a session's, ...
+VIEWS = ("overview", "try", "models", "connect", "server")
+LONG = "[[long 40]]"  # enough words to prove a conversation by
+
+
+@pytest.fixture(scope="module")
+def window() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def server(window: Browser) -> Iterator[Live]:
+    with memory_folder() as folder:
+        model = build_oracle(folder / f"tiny{MARKUP}", "plain")
+        with live(model, folder / "cache", drafts="off", kv_disk_dir="auto") as running:
+            yield running
+
+
+@pytest.fixture
+def page(window: Browser, server: Live) -> Iterator[Browser]:
+    """The page as a new visitor sees it; afterwards, nothing may have gone wrong in it."""
+    window.open("about:blank")
+    window.open(server.url)
+    window.run("localStorage.clear()")
+    window.open(server.url)
+    window.until_text("#state", "ready")
+    yield window
+    assert window.run("return [typeof window.pwned, document.images.length]") == ["undefined", 0]
+    assert window.complaints("page/models/pull", "/v1/chat/completions") == []
+
+
+def say(
+    server: Live, messages: list[dict[str, Any]], session: str, agent: str = "pi/1.0", **more: Any
+) -> dict[str, Any]:
+    """The answer's message, with the response's id as ``id``."""
+    body = {"model": "default", "messages": messages, "session_id": session, "max_tokens": 400, **more}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers={"User-Agent": agent}, timeout=WAIT)
+    assert answer.status_code == 200, answer.text
+    return {**answer.json()["choices"][0]["message"], "id": answer.json()["id"]}
+
+
+def stream(server: Live, messages: list[Any], session: str) -> None:
+    """Asks for an answer piece by piece, and reads it to its end."""
+    body = {"model": "default", "messages": messages, "session_id": session, "max_tokens": 150, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=WAIT) as answer:
+        assert answer.status_code == 200
+        for _ in answer.iter_lines():
+            pass
+
+
+def conversation(server: Live, session: str, agent: str = "pi/1.0", **more: Any) -> list[dict[str, Any]]:
+    """Two turns; all messages of the third request."""
+    words = f"{session} asks. " * 60
+    messages: list[dict[str, Any]] = [
+        {"role": "system", "content": f"You help.\n{words}\nmode: read"},
+        {"role": "user", "content": f"First {LONG}"},
+    ]
+    for number in range(2):
+        answer = say(server, messages, session, agent, **more)
+        messages.append({"role": "assistant", "content": answer["content"]})
+        messages.append({"role": "user", "content": f"then {number} {LONG}"})
+    return messages
+
+
+# --- overview ---------------------------------------------------------------------------------
+
+
+def test_the_overview_tells_of_real_requests(page: Browser, server: Live) -> None:
+    conversation(server, "first-talk")
+    conversation(server, "second-talk", "opencode/2.0")
+    page.until_text("#ended", "first-talk", "second-talk", "computed")
+    page.until_text("#reuse", "%", "of prompt tokens reused", "for KV in memory")
+    page.until_text("#conversations", "first-talk", "second-talk", "100%")
+    page.until_text("#day", "pi", "opencode", "% of")
+    assert page.run("return document.querySelectorAll('#day svg path.fill-reused').length") >= 2
+    page.until_text("#bytes", "in memory", "on disk")
+    page.until_text("#cache-told", "segments", "tokens in memory")
+    assert painted(page), "the tree is drawn"
+
+
+def painted(page: Browser) -> bool:
+    return bool(
+        page.run(
+            "const c = document.getElementById('icicle'); if (!c.width) return false;"
+            "return c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some((value) => value)"
+        )
+    )
+
+
+def test_a_request_is_seen_reading_and_then_answering(
+    page: Browser, server: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORACLE_SLEEP_PER_TOKEN", "0.0005")
+    monkeypatch.setenv("ORACLE_SLEEP_PER_STEP", "0.02")
+    messages = [{"role": "user", "content": "word by word " * 900 + "[[long 200]]"}]
+    asking = threading.Thread(target=stream, args=(server, messages, "slow-one"))
+    asking.start()
+    page.until_text("#now .prefill", "slow-one", "reading", "tokens/s", "to compute")
+    assert page.run("return document.querySelector('#now .prefill .bar').getAttribute('aria-label')")
+    page.until_text("#now .answer", "slow-one", "answering", "tokens/s")
+    asking.join(WAIT)
+    page.until_text("#ended", "slow-one")
+    page.until_text("#now", "No request runs.")
+
+
+def test_a_miss_is_explained_with_a_difference_and_a_note_is_shown(page: Browser, server: Live) -> None:
+    messages = conversation(server, "told-talk")
+    changed = [{**messages[0], "content": messages[0]["content"].replace("mode: read", f"mode: {MARKUP}")}]
+    noted = opened(page, say(server, [*changed, *messages[1:]], "told-talk"))
+    page.until_text(f"{noted} dl", "told", f"mode: {MARKUP}", "Nothing was computed again.")
+    edited = [messages[0], {"role": "user", "content": f"Another question {LONG}"}, *messages[2:]]
+    missed = opened(page, say(server, edited, "told-talk"))
+    page.until_text(f"{missed} .diff del", "First")
+    page.until_text(f"{missed} .diff ins", "Another")
+    page.until_text(f"{missed} dl", "message 2, content")
+
+
+def opened(page: Browser, answer: dict[str, Any]) -> str:
+    """Opens a request's line; how it is found."""
+    line = f'#ended details[data-id="{answer["id"]}"]'
+    page.one(f"{line} summary").click()
+    return line
+
+
+# --- text only ---------------------------------------------------------------------------------
+
+
+def test_what_clients_send_is_shown_as_text(page: Browser, server: Live) -> None:
+    tools = [
+        {"type": "function", "function": {"name": "read", "description": MARKUP, "parameters": {"type": "object"}}}
+    ]
+    messages = conversation(server, MARKUP, MARKUP, tools=tools, user=MARKUP)
+    messages[1] = {"role": "user", "content": f"{MARKUP} {LONG}"}
+    marked = say(server, messages, MARKUP, f"{MARKUP}/1", user=MARKUP, metadata={"x": MARKUP})
+    headers = {"User-Agent": "<b>bold</b>", "X-Session-Id": MARKUP, "Accept-Language": MARKUP}
+    gone = {"model": MARKUP, "messages": [{"role": "user", "content": MARKUP}]}
+    assert httpx.post(f"{server.url}/v1/chat/completions", json=gone, headers=headers, timeout=WAIT).status_code == 404
+    page.until_text("#ended", f"model='{MARKUP}'", MARKUP)
+    page.until_text(f"{opened(page, marked)} .diff ins", "img")
+    page.until_text("#conversations", MARKUP)
+    page.until_text("#model", f"tiny{MARKUP}")
+    page.view("models")
+    page.until_text("#models-list", f"tiny{MARKUP}", "loaded")
+    page.view("server")
+    page.until_text("#settings", f"tiny{MARKUP}")
+    assert page.run("return document.querySelectorAll('img, b > b, script:not([src])').length") == 0
+
+
+# --- shape -------------------------------------------------------------------------------------
+
+
+def test_400_pixels_are_wide_enough_for_every_view(page: Browser, server: Live) -> None:
+    conversation(server, "a-very-long-name-without-any-place-to-break-it-" * 3)
+    page.until_text("#ended", "a-very-long-name")
+    page.one("#ended details summary").click()
+    with page.wide(400):
+        for name in VIEWS:
+            page.view(name)
+            wide = page.run("return [document.documentElement.scrollWidth, innerWidth]")
+            assert wide[0] <= wide[1] == 400, (name, wide)
+
+
+def test_every_control_is_reached_by_keys_and_has_a_name(page: Browser, server: Live) -> None:
+    conversation(server, "key-talk")
+    page.until_text("#conversations", "key-talk")
+    page.run("document.body.focus()")
+    seen: list[str] = []
+    for _ in range(40):
+        active = page.driver.switch_to.active_element
+        seen.append(page.run("const e = arguments[0]; return e.id || e.getAttribute('href') || e.tagName", active))
+        if "icicle" in seen and len(seen) > 12:
+            break
+        page.driver.switch_to.active_element.send_keys(Keys.TAB)
+    assert {"#overview", "#try", "#models", "#connect", "#server", "SUMMARY", "icicle"} <= set(seen), seen
+    nameless = page.run(
+        "return [...document.querySelectorAll('button, input, textarea, canvas:not([aria-hidden]), svg, [role=img]')]"
+        ".filter((e) => !(e.getAttribute('aria-label') || (e.labels && e.labels.length) || e.textContent.trim()))"
+        ".map((e) => e.outerHTML)"
+    )
+    assert nameless == []
+
+
+def test_arrow_keys_walk_the_tree(page: Browser, server: Live) -> None:
+    conversation(server, "walked-talk")
+    page.until_text("#conversations", "walked-talk")
+    next(row for row in page.all("#conversations button") if row.text == "walked-talk").click()
+    told = page.until_text("#cache-told", "walked-talk", "in memory", "to compute", "last used")
+    tree = page.driver.switch_to.active_element
+    tree.send_keys(Keys.ARROW_LEFT)
+    page.until(lambda: page.text("#cache-told") != told, "another segment")
+    for _ in range(10):
+        tree.send_keys(Keys.ARROW_LEFT)
+    page.until_text("#cache-told", "tokens from 0 on")
+    tree.send_keys(Keys.ENTER)
+    page.one("#icicle-out")
+    tree.send_keys(Keys.ESCAPE)
+    page.until(lambda: not page.all("#icicle-out")[0].is_displayed(), "all of it")
+
+
+# --- 10,000 segments ----------------------------------------------------------------------------
+
+
+def big_tree(count: int) -> StoredTree:
+    """Conversations of ten segments below a common head."""
+    segments = [StoredSegment(-1, 2000, 1 << 20, True, 1.0, 9, 2.0)]
+    for at in range(1, count):
+        parent = 0 if at % 10 == 1 else at - 1
+        state = at // 10 % 3
+        segments.append(StoredSegment(parent, 300, (1 << 18) * (state == 0), state == 1, float(at), 1, 0.5))
+    ends = tuple((f"talk-{at // 10}", at) for at in range(10, count, 10))
+    return StoredTree(tuple(segments), ends, 0, 900.0)
+
+
+def drawing(page: Browser, count: int) -> list[float]:
+    """Milliseconds of drawing a tree, by the browser's own clock; the tree comes as the server would send it."""
+    return list(
+        page.run(
+            "const tree = JSON.parse(arguments[0]);"
+            "return import('/page/cache.js').then((cache) => { performance.clearMeasures();"
+            "for (let time = 0; time < 7; time += 1) cache.take(tree);"
+            "return performance.getEntriesByName('icicle').map((entry) => entry.duration).sort((a, b) => a - b); })",
+            json.dumps(big_tree(count).as_dict()),
+        )
+    )
+
+
+def test_10000_segments_are_drawn_as_quickly_as_their_number_allows(page: Browser, record_property: Any) -> None:
+    page.until(lambda: page.run("return document.getElementById('icicle-box') !== null"), "the tree's place")
+    small, large = drawing(page, 1000), drawing(page, 10_000)
+    record_property("milliseconds", {"1000": small, "10000": large})
+    assert len(large) == 7 and large[0] < 60 * max(small[0], 0.5), "no more than its share"
+    nodes = page.run("return document.querySelectorAll('#overview *').length")
+    assert nodes < 3000, "nothing is an element of its own"
+    page.run(
+        "performance.clearMeasures(); const canvas = document.getElementById('icicle');"
+        "const box = canvas.getBoundingClientRect();"
+        "for (let x = 5; x < box.width; x += 5) canvas.dispatchEvent(new PointerEvent('pointermove',"
+        "{clientX: box.left + x, clientY: box.top + 10, bubbles: true}))"
+    )
+    assert page.run("return performance.getEntriesByName('icicle').length") == 0, "a pointer's way draws no tree again"
+    page.until_text("#cache-told", "tokens from")
+
+
+# --- without a model ----------------------------------------------------------------------------
+
+
+class Loading(FakeService):
+    """A model that is not there yet."""
+
+    def models(self) -> tuple[Any, ...]:
+        return ()
+
+    def health(self) -> Health:
+        return Health(False, "loading", detail="The model is still loading.")
+
+
+def test_it_works_without_a_model_and_asks_for_a_key(window: Browser, tmp_path: Path) -> None:
+    settings = Settings(
+        _env_file=None,  # type: ignore[call-arg]
+        mlx_port=0, log_root=tmp_path / "logs", start_llm_cache_dir=tmp_path / "cache", api_key="open-sesame",
+    )  # fmt: skip
+    waiting = make_server(settings, Loading())
+    waiting.start()
+    try:
+        window.open(waiting.url)
+        field = window.one("#key-text")
+        field.send_keys("wrong" + Keys.ENTER)
+        window.until_text("#key-wrong", "does not know this key")
+        window.one("#key-text").send_keys("open-sesame" + Keys.ENTER)
+        window.until_text("#state", "loading", "still loading")
+        window.until_text("#model", "no model yet")
+        for name in VIEWS:
+            window.view(name)
+        window.until_text("#served", "No model is loaded")
+        window.until_text("#settings", "API_KEY", "set, not shown")
+        assert "open-sesame" not in window.run("return document.documentElement.outerHTML")
+        assert window.complaints("401", "503") == []
+    finally:
+        window.open("about:blank")
+        waiting.stop(0)

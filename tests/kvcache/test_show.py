@@ -1,0 +1,88 @@
+"""The tree of stored prefixes as people see it, and what is told of where a prompt leaves it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import suppress
+
+import numpy as np
+import pytest
+
+from start_llm.core.stored import StoredSegment
+from start_llm.kvcache.pieces import FilePart
+from start_llm.kvcache.planner import plan
+from start_llm.kvcache.sessions import Sessions
+from start_llm.kvcache.show import show
+from tests.kvcache.segments import A_TOKEN, fake_tree, grow
+
+
+def test_every_segment_is_told_with_its_parent_its_state_and_its_use() -> None:
+    tree = fake_tree()
+    one = grow(tree, [1, 2, 3, 4], used=90.0)
+    two = grow(tree, [1, 2, 7], used=95.0)
+    one.uses, one.seconds_per_token = 3, 0.5
+    two.rows, two.file = None, FilePart("f")
+    sessions = Sessions(0, 2)
+    sessions.add_end("older", one, 1.0)
+    sessions.add_end("newer", two, 2.0)
+    told = show(tree, sessions.ends(), 100.0, 10.0)
+    head, *rest = told.segments
+    assert (head.parent, head.tokens, head.memory, head.disk) == (-1, 2, 2 * A_TOKEN, False)
+    assert StoredSegment(0, 2, 2 * A_TOKEN, False, 10.0, 3, 1.0) in rest
+    assert StoredSegment(0, 1, 0, True, -1.0, 0, 0.0) in rest
+    names = [(name, told.segments[at].tokens) for name, at in told.conversations]
+    assert names == [("newer", 1), ("older", 2)] and told.left_out == 0
+
+
+def test_a_tree_that_is_too_large_is_cut_and_says_so() -> None:
+    tree = fake_tree()
+    for first in range(20):
+        grow(tree, [first, 1])
+    told = show(tree, [], 0.0, 0.0, most=5)
+    assert len(told.segments) == 5 and told.left_out == 15
+
+
+def test_it_can_be_looked_at_while_it_changes() -> None:
+    tree = fake_tree()
+    over = threading.Event()
+
+    def change() -> None:
+        number = 0
+        while not over.is_set():
+            number += 1
+            end = grow(tree, [number % 50, number % 7, number % 3 + 1, 9])
+            if number % 5 == 0 and end.length > 1:
+                tree.split(end, 1)
+            time.sleep(0.001)
+
+    changing = threading.Thread(target=change)
+    changing.start()
+    try:
+        looks = 0
+        while looks < 100:
+            with suppress(TimeoutError):  # it says so, where it cannot
+                told = show(tree, [], 0.0, 0.0)
+                assert all(segment.parent < at for at, segment in enumerate(told.segments))
+                looks += 1
+    finally:
+        over.set()
+        changing.join(10)
+
+
+@pytest.mark.parametrize(
+    ("asked", "behind"),
+    [([1, 2, 9, 9], (3, 4)), ([1, 2, 3, 4], ()), ([1, 2], (3, 4)), ([8, 8], ()), ([1, 2, 3, 4, 5], ())],
+)
+def test_a_plan_tells_what_is_stored_behind_the_match(asked: list[int], behind: tuple[int, ...]) -> None:
+    tree = fake_tree()
+    grow(tree, [1, 2, 3, 4])
+    assert plan(tree.walk(np.array(asked, np.int32)), len(asked), True).behind == behind
+
+
+def test_of_several_ways_on_the_last_used_one_is_told() -> None:
+    tree = fake_tree()
+    grow(tree, [1, 5], used=1.0)
+    grow(tree, [1, 6], used=3.0)
+    grow(tree, [1, 7], used=2.0)
+    assert plan(tree.walk(np.array([1, 8], np.int32)), 2, True).behind == (6,)
