@@ -20,7 +20,8 @@ from start_llm.core.jsontext import parse_json
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings
 from start_llm.dashboard.daily import Daily
-from start_llm.dashboard.logtail import LogTail, Redactor, tail_of
+from start_llm.dashboard.logtail import LogTail, tail_of
+from start_llm.dashboard.redact import Redactor
 from start_llm.models.catalog import Stored, stored_models
 from start_llm.models.recommended import RECOMMENDED, SHORT_NAMES
 
@@ -40,7 +41,7 @@ class Panels:
 
     def __init__(self, settings: Settings, service: Service, made: Made, changed: Callable[[], None]) -> None:
         self._settings, self._service, self._made = settings, service, made
-        self._redact = redactor(settings)
+        self._redact = redactor(settings).text
         self.pulls = Pulls(changed)
         self.daily = Daily()
         self.log = LogTail(self._redact)

@@ -252,7 +252,7 @@ def make_server(
     watcher = DisconnectWatcher()
     board, made = Board(), Made()
     panels = Panels(settings, service, made, board.nudge)
-    everybody = [metrics, request_log, board, panels.daily, *observers]
+    everybody: list[Observer] = [metrics, request_log, board, panels.daily, *observers]
     runner = Runner(service, watcher, everybody, settings.sse_ping_seconds)
     store = ResponsesStore(
         settings.cache_dir / "responses.sqlite3", settings.responses_store_max, settings.responses_store_ttl_seconds

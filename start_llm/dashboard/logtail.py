@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import logging
-import re
 import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 KEPT = 300
 LINE_CHARS = 2000
 TAIL_BYTES = 32 << 10
-HIDDEN = "[hidden]"
-_SHORTEST = 6  # characters of a secret: a shorter one would stand in words by chance
-_KEYS = re.compile(r"(?i)\b(bearer\s+|x-api-key['\"]?\s*[:=]\s*['\"]?)[^\s'\",;]+|\b(?:sk-|hf_)[A-Za-z0-9_-]{6,}")
 
-
-class Redactor:
-    """Hides secrets in text: those that are known, and what looks like an API key."""
-
-    def __init__(self, secrets: Iterable[str | None]) -> None:
-        known = sorted({secret for secret in secrets if secret and len(secret) >= _SHORTEST}, key=len, reverse=True)
-        self._known = re.compile("|".join(map(re.escape, known))) if known else None
-
-    def __call__(self, text: str) -> str:
-        if self._known is not None:
-            text = self._known.sub(HIDDEN, text)
-        return _KEYS.sub(lambda found: (found[1] or "") + HIDDEN, text)
+Redact = Callable[[str], str]
 
 
 class LogTail(logging.Handler):
     """Keeps the last lines of what is logged while it is attached. Thread-safe."""
 
-    def __init__(self, redact: Redactor) -> None:
+    def __init__(self, redact: Redact) -> None:
         super().__init__()
         self._redact = redact
         self._lines: deque[tuple[int, str]] = deque(maxlen=KEPT)
@@ -62,7 +47,7 @@ class LogTail(logging.Handler):
         logging.getLogger().removeHandler(self)
 
 
-def tail_of(path: Path, redact: Redactor, lines: int = 100) -> list[str]:
+def tail_of(path: Path, redact: Redact, lines: int = 100) -> list[str]:
     """The last lines of a file; none where it cannot be read."""
     try:
         with path.open("rb") as file:

@@ -15,6 +15,7 @@ from start_llm.api.pulling import Pulls
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import BadRequest, Conflict
 from start_llm.core.stored import StoredSegment, StoredTree
+from start_llm.dashboard.redact import HIDDEN
 from start_llm.models.pull import Pulled, PullError
 from tests.api.fakes import FakeService
 from tests.api.test_page import ask, feed
@@ -95,11 +96,11 @@ def test_the_log_is_told_without_secrets(serve: Serve) -> None:
     log = logging.getLogger("start_llm.test_panels")
     with feed(server, authorization=f"Bearer {SECRET}") as messages:
         next(messages)
-        log.warning("sent %s and Bearer abc.def and sk-1234567890", SECRET)
+        log.warning("sent %s and Bearer abcd.efgh.1 and sk-12345678901234567890", SECRET)
         lines: list[str] = []
         while not any("test_panels" in line for line in lines):
             lines = next(messages)["log"]
-    assert any("sent [hidden] and Bearer [hidden] and [hidden]" in line for line in lines)
+    assert any(f"sent {HIDDEN} and Bearer {HIDDEN} and {HIDDEN}" in line for line in lines)
     server.stop(0)
     log.warning("after the end")
     assert not any("after the end" in line for line in panels(server).log.after(0)[0])
