@@ -1,0 +1,147 @@
+"""Every public method of the conversation tree and of its file raises once, at each place that calls it.
+
+Two conversations are played, turn by turn beside each other. The fault ends the call that it is met in; that client
+asks again. The other one's prompts are those of a run without a fault, nobody waits for an answer that was never
+recorded, and after it all goes on as before.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from start_llm.core.messages import Message
+from start_llm.prompt import pipeline
+from start_llm.prompt.pipeline import Pipeline
+from start_llm.prompt.tree import Tree
+from start_llm.prompt.turndb import TurnDB
+from tests.prompt.client import BASH, CLAUDE, CLEARED, ECHOES, READ, Client, say, settings, system_text
+from tests.prompt.models import model
+
+METHODS: dict[type, tuple[str, ...]] = {
+    Tree: ("at", "has", "result_of", "said_below", "arrange", "add", "__len__"),
+    TurnDB: ("save", "forget", "flush"),
+}
+Site = tuple[str, str, int]
+"""A method, and the file and line that call it."""
+
+
+class Fault(Exception):
+    """What is raised."""
+
+
+@contextmanager
+def watched(on_call: Callable[[Site], None]) -> Iterator[None]:
+    def wrapped(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            caller = sys._getframe(1)
+            if "start_llm" in Path(caller.f_code.co_filename).parts:
+                on_call((name, Path(caller.f_code.co_filename).name, caller.f_lineno))
+            return method(self, *args, **kwargs)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, names in METHODS.items():
+            for name in names:
+                patch.setattr(owner, name, wrapped(getattr(owner, name), f"{owner.__name__}.{name}"))
+        yield
+
+
+class Life:
+    """Two clients of one server.
+
+    Attributes:
+        prompts: of each client, in order; only of requests that were answered.
+        faults: which client met the fault.
+    """
+
+    def __init__(self, path: Path) -> None:
+        template, tokenizer = model("chatml")
+        self.pipe = Pipeline(template, tokenizer, settings=settings(), store=TurnDB(path))
+        self.clients = {
+            name: Client("chatml", self.pipe, ECHOES["stripped"], session=name, tools=(READ, BASH)) for name in "ab"
+        }
+        self.prompts: dict[str, list[tuple[int, ...]]] = {"a": [], "b": []}
+        self.faults: list[str] = []
+
+    def turn(self, name: str, answer: Message, *new: Message) -> None:
+        client = self.clients[name]
+        client.messages += new
+        try:
+            client.ask()
+        except Fault:
+            self.faults.append(name)
+            client.ask()
+        assert client.prepared is not None
+        self.prompts[name].append(client.prepared.prompt.tokens)
+        self.pipe.expect(client.prepared, answer)
+        try:
+            client.answer(answer)
+        except Fault:  # as the recorder does: one answer is not remembered
+            self.faults.append(name)
+            client.messages.append(client.echo(answer))
+        assert self.pipe._awaited == {}, "a client would wait for it"
+
+    def figures(self) -> None:
+        """As `/metrics` asks for them."""
+        try:
+            self.pipe.counters()
+        except Fault:
+            self.faults.append("")
+
+    def play(self) -> None:
+        for step in range(4):
+            for name, client in self.clients.items():
+                if step == 0:
+                    begin = system_text(CLAUDE, f"You help {name}.", "Mode: 0"), Message("user", f"Go, {name}")
+                    self.turn(name, say(f"I am {name}.", "Hm.", read={"path": f"{name}.py"}), *begin)
+                    continue
+                client.messages[0] = system_text(CLAUDE, f"You help {name}.", f"Mode: {step}")
+                if step == 3:
+                    client.messages[3] = Message("tool", CLEARED, tool_call_id="call_read")
+                    client.tools = client.tools[::-1]
+                result = Message(
+                    "tool", f"result {step} of {name}", tool_call_id="call_read" if step == 1 else "call_bash"
+                )
+                self.turn(name, say(f"Step {step}.", f"Thought {step}", bash={"command": f"ls {name}"}), result)
+            self.figures()
+        self.pipe.close()
+
+
+def lived(path: Path, on_call: Callable[[Site], None]) -> Life:
+    life = Life(path)
+    with watched(on_call):
+        life.play()
+    return life
+
+
+@pytest.mark.timeout(120)
+def test_a_fault_anywhere_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline.secrets, "token_hex", lambda size: "0" * 2 * size)  # a note's tag
+    sites: dict[Site, None] = {}
+    plain = lived(tmp_path / "plain", lambda site: sites.setdefault(site))
+    assert plain.faults == []
+    assert {name for name, _, _ in sites} >= {"Tree.at", "Tree.has", "Tree.add", "Tree.arrange", "TurnDB.save"}
+    assert len(sites) >= 8
+    for number, fault in enumerate(sites):
+        raised: list[Site] = []
+
+        def on_call(site: Site, fault: Site = fault, raised: list[Site] = raised) -> None:
+            if site == fault and not raised:
+                raised.append(site)
+                raise Fault
+
+        life = lived(tmp_path / str(number), on_call)
+        assert len(life.faults) == 1, (fault, life.faults)
+        for name in {"a", "b"} - set(life.faults):
+            assert life.prompts[name] == plain.prompts[name], fault
+        assert all(len(prompts) == 4 for prompts in life.prompts.values())
+        restarted = Life(tmp_path / str(number))
+        assert len(restarted.pipe._tree) >= 4, fault  # what goes on from an answer that is not on disk is lost with it
+        restarted.pipe.close()
