@@ -73,7 +73,7 @@ class ApiHandler:
                 self.reply(answer)
             elif isinstance(answer, Feed):
                 self.open_stream({})
-                for message in answer.messages:
+                for message in answer.messages if head.method != "HEAD" else ():
                     self.write(message)
             else:
                 self._edge.runner.run(answer, self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -102,6 +103,28 @@ def test_pages_take_no_worker_and_are_bounded(serve: Serve, monkeypatch: pytest.
         assert third.status_code == 503 and "pages are open" in third.json()["detail"]
         made = ask(server)
         assert ended_in(one, 1) == ended_in(two, 1) == [made]
+
+
+def test_a_head_of_a_feed_has_no_body(server: ApiServer) -> None:
+    answer = httpx.head(f"{server.url}/page/feed", timeout=30)
+    assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as raw:
+        raw.sendall(b"HEAD /page/feed HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        received = b""
+        while data := raw.recv(65536):  # it ends
+            received += data
+    assert received.endswith(b"\r\n\r\n") and received.count(b"\r\n\r\n") == 1
+
+
+@pytest.mark.parametrize("http_threads", [1, 16])
+def test_a_feed_goes_on_whatever_the_number_of_workers(serve: Serve, http_threads: int) -> None:
+    server = serve(http_threads=http_threads)
+    with feed(server, Authorization="Bearer one") as mine, feed(server, Authorization="Bearer two") as theirs:
+        next(mine), next(theirs)
+        made = ask(server, Authorization="Bearer one")
+        assert ended_in(mine, 1) == [made]
+        own = ask(server, Authorization="Bearer two")
+        assert ended_in(theirs, 1) == [own]
 
 
 def test_a_stop_ends_feeds(serve: Serve) -> None:

@@ -346,7 +346,8 @@ def test_the_key_may_come_in_each_vendors_way(web: httpx.Client, proxy: LiteLLMP
 
 @pytest.mark.parametrize(
     "path", ["/", "/ui", "/ui/", "/docs", "/redoc", "/openapi.json", "/swagger", "/key/generate", "/config/yaml",
-             "/sso/key/generate", "/get_image", "/v1/embeddings", "/health", "/routes", "/v1/chat/completions/../../ui"]
+             "/sso/key/generate", "/get_image", "/v1/embeddings", "/health", "/routes", "/v1/chat/completions/../../ui",
+             "/metrics", "/page/feed", "/v1/cache/requests", "/v1/cache/explain"]
 )  # fmt: skip
 def test_there_is_no_control_panel_and_no_page(web: httpx.Client, proxy: LiteLLMProxy, path: str) -> None:
     for headers in ({}, {"Authorization": f"Bearer {proxy.master_key}"}):
