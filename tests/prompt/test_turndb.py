@@ -133,9 +133,11 @@ def test_a_file_that_is_none_of_ours_is_set_aside(tmp_path, caplog, content):
 
 def test_two_servers_may_share_a_file(tmp_path):
     path = tmp_path / "turns.sqlite"
-    clients = [talk(stored_pipeline(path), turns) for turns in (2, 4)]
-    for client in clients:
-        client.pipe.close()
+    pipelines = [stored_pipeline(path) for _ in range(2)]  # both are open before either has written
+    for pipe, turns in zip(pipelines, (2, 4), strict=True):
+        talk(pipe, turns)
+    for pipe in pipelines:
+        pipe.close()
     assert rows(path) == 6
     again = stored_pipeline(path)
     assert len(again._tree) == 6
