@@ -32,6 +32,7 @@ from start_llm.dashboard.redact import Redactor
 from start_llm.dashboard.request_log import RequestLog
 from start_llm.dashboard.terminal import make_console, terminal
 from start_llm.engine.constraint import Grammars
+from start_llm.engine.features import MEMORY_BYTES, MOST_DISK_BYTES, FeatureStore
 from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.patience import Patience
 from start_llm.engine.runtime import TextRuntime, make_store
@@ -249,11 +250,19 @@ class App:
         if loaded.eyes is None:
             return loaded
         try:
-            return replace(loaded, model=VisionModel(loaded.model))
+            return replace(loaded, model=VisionModel(loaded.model, self._features(loaded)))
         except NotSupported as error:
             self._say(f"vision    off: {error.message} The model reads text only.")
             blind = self.settings.model_copy(update={"vision": "off"})
             return load_model(blind, device, self._progress, self._say)
+
+    def _features(self, loaded: LoadedModel) -> FeatureStore:
+        """A tenth of what KV may take on disk, at most, is for what the vision tower made of images."""
+        folder = self.settings.disk_dir
+        if folder is None:
+            return FeatureStore()
+        most = min(MOST_DISK_BYTES, self._disk_bytes() // 10)
+        return FeatureStore(MEMORY_BYTES, folder / "images", most, model=loaded.fingerprint)
 
     def _disk(self, loaded: LoadedModel) -> DiskTier | None:
         folder = self.settings.disk_dir

@@ -41,7 +41,7 @@ def parse_json(raw: bytes) -> Any:
         problem = "a number has too many digits" if "digits" in str(error) else str(error)
         raise _invalid(problem) from None
     # Clients that cut strings by UTF-16 units send half an emoji; no tokenizer takes that.
-    return _mend_surrogates(value) if b"\\ud" in raw or b"\\uD" in raw else value
+    return whole_characters(value) if b"\\ud" in raw or b"\\uD" in raw else value
 
 
 def parse_inner(text: str) -> Any:
@@ -112,13 +112,14 @@ def _outside(chunk: bytes, inside: bool) -> tuple[np.ndarray[Any, Any], bool, in
     return kinds[~quoted & (kinds != _QUOTE)], ends_inside, slashes
 
 
-def _mend_surrogates(value: Any) -> Any:
+def whole_characters(value: Any) -> Any:
+    """A JSON value without halves of surrogate pairs: pairs are joined, what is left alone becomes U+FFFD."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, list):
-        return [_mend_surrogates(item) for item in value]
+        return [whole_characters(item) for item in value]
     if isinstance(value, dict):
-        return {_mend_surrogates(key): _mend_surrogates(item) for key, item in value.items()}
+        return {whole_characters(key): whole_characters(item) for key, item in value.items()}
     return value
 
 

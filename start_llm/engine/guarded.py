@@ -48,7 +48,7 @@ class GuardedStore:
     def find(self, prompt: Prompt, tokens: TokenSequence, limit: int) -> Plan:
         """`lookup` for `tokens` that begin with the prompt's; what is found never ends inside an image.
 
-        Nothing is stored that ends there, so a retreat says that something is wrong; it is counted.
+        Nothing is stored that ends there, so what does is wrong: it is given up and counted, and the image is computed.
         """
         plan = self.lookup(tokens, limit)
         image = prompt.image_at(plan.length)
@@ -56,6 +56,8 @@ class GuardedStore:
             return plan
         self.retreats += 1
         log.warning("stored KV ends inside an image (%d of %d)", plan.length - image.start, image.length)
+        with self._guarded("forget"):
+            self._store.forget(tokens, image.start)
         return self.lookup(tokens, image.start)
 
     def peek(self, tokens: Tokens, limit: int) -> Plan:

@@ -15,9 +15,8 @@ deepstack_visual_embeds)`, `language_model.model.embed_tokens`; of mlx-lm's: `Ba
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import mlx.core as mx
@@ -26,8 +25,7 @@ from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.vision import FIRST_IMAGE_ID, ImageSpan
-
-FEATURE_BYTES = 256 << 20
+from start_llm.engine.features import Features, FeatureStore
 
 
 class StateLayer(ArraysCache):  # type: ignore[misc]
@@ -59,32 +57,13 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
         return row
 
 
-@dataclass(frozen=True, slots=True)
-class Features:
-    """What the vision tower made of an image.
-
-    Attributes:
-        rows: [tokens, width], as the language model takes them.
-        deep: per early layer [tokens, width], added there (deepstack); empty for most models.
-        grid: rows and columns of its tokens, ``None`` where positions just go on.
-    """
-
-    rows: mx.array
-    deep: tuple[mx.array, ...]
-    grid: tuple[int, int] | None
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.rows.nbytes + sum(layer.nbytes for layer in self.deep))
-
-
 class VisionModel:
     """
     Attributes:
         encoded: images that went through the vision tower.
     """
 
-    def __init__(self, vlm: Any, *, feature_bytes: int = FEATURE_BYTES) -> None:
+    def __init__(self, vlm: Any, features: FeatureStore | None = None) -> None:
         """Raises NotSupported for a family whose positions or caches are of a kind unknown here."""
         self._vlm, self._language = vlm, vlm.language_model
         config = vlm.config
@@ -92,8 +71,7 @@ class VisionModel:
         self._opens = getattr(config, "vision_start_token_id", None)
         self._places = hasattr(self._language, "get_rope_index")
         self._merge = int(getattr(config.vision_config, "spatial_merge_size", 1) or 1)
-        self._most = feature_bytes
-        self._features: OrderedDict[str, Features] = OrderedDict()
+        self._features = features or FeatureStore()
         self.encoded = 0
         if self._places:
             self._check_positions()
@@ -160,17 +138,14 @@ class VisionModel:
 
     def _look(self, image: ImageSpan) -> Features:
         """The image's features, computed at most once while they are kept."""
-        known = self._features.get(image.key)
-        if known is None:
-            known = self.encode(image.prepare())
-            if known.rows.shape[0] != image.length:
-                raise ValueError(f"an image has {known.rows.shape[0]} places, not {image.length} as was planned")
-            self._features[image.key] = known
-            self.encoded += 1
-            while len(self._features) > 1 and sum(kept.nbytes for kept in self._features.values()) > self._most:
-                self._features.popitem(last=False)
-        self._features.move_to_end(image.key)
-        return known
+        return self._features.get(image.key, partial(self._encode, image))
+
+    def _encode(self, image: ImageSpan) -> Features:
+        made = self.encode(image.prepare())
+        if made.rows.shape[0] != image.length:
+            raise ValueError(f"an image has {made.rows.shape[0]} places, not {image.length} as was planned")
+        self.encoded += 1
+        return made
 
     def encode(self, prepared: Mapping[str, Any]) -> Features:
         """What a processor made of one image, through the vision tower."""

@@ -24,6 +24,12 @@ _AT_ONCE = 4
 _CHUNK = 1 << 16
 _PORTS = {"http": 80, "https": 443}
 _TRANSLATED = ipaddress.ip_network("64:ff9b::/96")  # NAT64: the last four bytes are an IPv4 address
+# Special ones that the `ipaddress` of some Python takes for public: NAT64 of a network's own, site-local, segment
+# routing, documentation, and the relays of 6to4.
+_SPECIAL = [
+    ipaddress.ip_network(text)
+    for text in ("64:ff9b:1::/48", "fec0::/10", "5f00::/16", "3fff::/20", "192.88.99.0/24", "192.0.0.0/24")
+]
 
 Resolve = Callable[[str, int], Sequence[str]]
 
@@ -51,7 +57,8 @@ def is_public(address: str) -> bool:
             return is_public(str(inner))
         if int(ip) >> 32 == 0:  # an IPv4 address in IPv6's clothes
             return False
-    return ip.is_global and not ip.is_multicast and not ip.is_reserved
+    special = any(ip in network for network in _SPECIAL if network.version == ip.version)
+    return ip.is_global and not special and not ip.is_multicast and not ip.is_reserved
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 HEAD = "<!-- start_llm:images -->\n| Image | Filename |\n|-------|----------|\n"
 _TABLE = re.compile(re.escape(HEAD) + r"((?:\|[^\n]*\|(?:\n|$))+)")
-_ROW = re.compile(r"\|\s*(\d{1,6})\s*\|\s*image_([0-9a-f]{8})[.\s|]")
+_ROW = re.compile(r"\| ([1-9]\d{0,5}) \| image_([0-9a-f]{8})(?:\.\w{1,8})? \|")
 SHORT = 8
 """Hexadecimal digits of an identity that a made-up file name carries."""
 
@@ -42,12 +42,16 @@ def numbered(identities: Iterable[str], texts: Sequence[str]) -> dict[str, int]:
 
 
 def numbers_told(texts: Iterable[str]) -> dict[str, int]:
-    """By the first digits of their identities: what tables in `texts` say."""
+    """By the first digits of their identities: what tables in `texts` say. No number is two images'."""
     given: dict[str, int] = {}
+    taken: set[int] = set()
     for text in texts:
         for table in _TABLE.finditer(text):
-            for row in _ROW.finditer(table[1]):
-                given.setdefault(row[2], int(row[1]))
+            for row in filter(None, map(_ROW.fullmatch, table[1].splitlines())):
+                short, number = row[2], int(row[1])
+                if short not in given and number not in taken:
+                    given[short] = number
+                    taken.add(number)
     return given
 
 
@@ -57,10 +61,15 @@ def table(numbers: Mapping[int, str]) -> str:
 
 
 def without_table(text: str, known: Iterable[str]) -> str:
-    """`text` without a table at its end whose images are all among `known` (first digits of identities)."""
+    """`text` without a table at its end whose images are all among `known` (first digits of identities).
+
+    A table with anything else in it stays: the model is shown all that was sent.
+    """
     tables = list(_TABLE.finditer(text))
     if not tables or text[tables[-1].end() :].strip():
         return text
     found = tables[-1]
-    told = {row[2] for row in _ROW.finditer(found[1])}
-    return text[: found.start()].rstrip() if told <= set(known) else text
+    rows = [_ROW.fullmatch(line) for line in found[1].splitlines()]
+    images = set(known)
+    ours = all(row is not None and row[2] in images for row in rows)
+    return text[: found.start()].rstrip() if ours else text

@@ -174,7 +174,8 @@ class Reader:
             with decoding():
                 opened = Opened(data, self._settings.image_max_pixels)
                 if image.kind == "url" and opened.identity() != seen.identity:
-                    raise Unreadable("another image than it was before")
+                    self._forget(_key(image))  # the next request is told what is there now
+                    raise Unreadable("another image is there by now; send the request again")
                 return opened.upright()
         except Unreadable as problem:
             raise BadRequest(f"{image.path}: {problem}.", param=image.path, code="invalid_image") from None
@@ -224,6 +225,10 @@ class Reader:
             self._known[key] = known
             while len(self._known) > _KEPT:
                 self._known.popitem(last=False)
+
+    def _forget(self, key: bytes) -> None:
+        with self._lock:
+            self._known.pop(key, None)
 
     def _look(self, image: Attachment) -> Known:
         """Decodes an image once, for its identity."""
@@ -341,7 +346,8 @@ def _may_tell(text: str) -> bool:
 
 
 def _key(image: Attachment) -> bytes:
-    return hashlib.sha256(image.source.encode("utf-8", "replace")).digest()
+    # Base64 text that spells an address is not what is at that address.
+    return hashlib.sha256(f"{image.kind} {image.source}".encode("utf-8", "replace")).digest()
 
 
 def _digest(data: bytes) -> str:

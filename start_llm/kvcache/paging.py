@@ -139,6 +139,13 @@ class Paging:
             self._disk.drop(segment.checkpoint_file)
             segment.checkpoint_file = None
 
+    def given_up(self, segment: Segment) -> None:
+        """What was stored of this segment is not to be read again."""
+        self.thinned(segment)
+        if segment.file is not None:
+            self._disk.drop(segment.file.name)
+            segment.file = None
+
     # --- in -----------------------------------------------------------------------
 
     def rows(self, segment: Segment) -> Slices | None:

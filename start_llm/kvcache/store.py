@@ -219,6 +219,13 @@ class KVStore:
         held.use(path, self._clock())
         return end
 
+    def forget(self, tokens: TokenSequence, length: int) -> None:
+        """Gives up what is stored of `tokens` behind their first `length`, and all that stands on it; on disk too."""
+        for segment in self._held.tree.below(self._memo.get(tokens), length):
+            if self._paging is not None:
+                self._paging.given_up(segment)
+            self._held.drop(segment)
+
     def idle(self) -> None:
         """To be called now and then while nothing runs.
 

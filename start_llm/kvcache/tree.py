@@ -203,6 +203,18 @@ class Tree:
             here = below
         return Match(tuple(path), at)
 
+    def below(self, tokens: Tokens, length: int) -> list[Segment]:
+        """All that stands behind the first `length` of `tokens`, lowest first; a segment across it is divided."""
+        for segment in self.walk(tokens).path:
+            if segment.end > length:
+                if segment.start < length:
+                    self.split(segment, length - segment.start)
+                found = [segment]
+                for here in found:
+                    found.extend(here.children.values())
+                return found[::-1]
+        return []
+
     def extend(self, tokens: Tokens) -> list[Segment]:
         """The path of exactly `tokens`: what is missing is added as ghosts, a segment that it leaves is divided.
 

@@ -140,7 +140,8 @@ def connect(settings: Settings, server_url: str, proxy_port: int | None) -> Endp
         if not wait_for(lambda: get_json(f"{url}/health/readiness")[0] == 200, lambda: True, PROXY_SECONDS):
             raise LaunchError(f"The proxy at {url} does not answer. Is the server running with PROXY=on?")
         key = master_key(settings, home() / ".env")[0]
-    return _endpoint(settings, url, key, card["id"], context)
+    sees = bool((card.get("capabilities") or {}).get("vision"))
+    return replace(_endpoint(settings, url, key, card["id"], context), sees=sees)
 
 
 def _endpoint(settings: Settings, url: str, key: str, model: str, context: int) -> Endpoint:

@@ -19,6 +19,7 @@ class Endpoint:
         model: the served name.
         context: most tokens of a request, prompt and answer.
         answer: most tokens of an answer.
+        sees: the model is shown images.
     """
 
     url: str
@@ -26,10 +27,16 @@ class Endpoint:
     model: str
     context: int
     answer: int
+    sees: bool = False
 
     @property
     def v1(self) -> str:
         return f"{self.url}/v1"
+
+    @property
+    def reads(self) -> list[str]:
+        """What the model reads, as several clients call it."""
+        return ["text", "image"] if self.sees else ["text"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,6 +130,8 @@ def _config(source: str, folder: Path) -> dict[str, Any]:
 def _check_architecture(source: str, config: dict[str, Any]) -> None:
     kind = config["model_type"]
     known = architectures()
+    if known and isinstance(config.get("vision_config"), dict):
+        known |= architectures("mlx_vlm")
     if known and kind not in known:
         raise CheckpointError(
             f"MODEL_PATH={source}: mlx-lm does not know its architecture {kind!r}; choose another model, or update "
@@ -137,18 +139,21 @@ def _check_architecture(source: str, config: dict[str, Any]) -> None:
         )
 
 
-def architectures() -> frozenset[str]:
-    """Every ``model_type`` that the installed mlx-lm can load, found without importing it; empty if it is not there."""
-    found = importlib.util.find_spec("mlx_lm")
+def architectures(library: str = "mlx_lm") -> frozenset[str]:
+    """Every ``model_type`` that the installed mlx-lm (or mlx-vlm: those with a vision part) can load, found without
+    importing it; empty if it is not there."""
+    found = importlib.util.find_spec(library)
     if found is None or not found.submodule_search_locations:
         return frozenset()
     folder = Path(next(iter(found.submodule_search_locations)))
-    files = frozenset(path.stem for path in (folder / "models").glob("*.py"))
-    return files | _remapped(folder / "utils.py")
+    models = folder / "models"
+    files = frozenset(path.stem for path in models.glob("*.py"))
+    packages = frozenset(path.parent.name for path in models.glob("*/__init__.py"))
+    return files | packages | _remapped(folder / "utils.py")
 
 
 def _remapped(path: Path) -> frozenset[str]:
-    """The names that mlx-lm loads with another architecture's code: the keys of its MODEL_REMAPPING."""
+    """The names that it loads with another architecture's code: the keys of its MODEL_REMAPPING."""
     try:
         tree = ast.parse(path.read_text("utf-8"))
     except (OSError, SyntaxError):

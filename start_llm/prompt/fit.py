@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from start_llm.core.jsontext import whole_characters
 from start_llm.core.messages import Message, Tool, ToolCall
 from start_llm.prompt.interleave import interleaved
 from start_llm.prompt.probe import Traits
@@ -128,9 +129,9 @@ def _json(value: Any) -> str:
 
 
 def _parsed(arguments: str) -> Any:
-    """The arguments as an object, or None where they are not one."""
+    """The arguments as an object, or None where they are not one. What they escape is text: no mark of an image."""
     try:
-        value = json.loads(arguments or "{}")
+        value = whole_characters(json.loads(arguments or "{}"))
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -1,4 +1,5 @@
-"""A picture in an agent's history, read by its own tool, on a model that reads text only: the session goes on."""
+"""Pictures in agents' sessions: on a model that reads text only the session goes on; a model that sees tells which
+picture it was shown."""
 
 from __future__ import annotations
 
@@ -6,18 +7,20 @@ import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
 from start_llm.launch.clients import CLIENTS
 from tests.e2e.install import search_path
-from tests.e2e.scenarios import SCENARIOS, call
+from tests.e2e.scenarios import SCENARIOS, Scenario, call
 from tests.e2e.test_clients import check
-from tests.e2e.world import World
-from tests.images.pictures import png
+from tests.e2e.world import Run, World, make_world
+from tests.images.pictures import encoded, noise
 from tests.oracle.oracle import script
+from tests.vision.oracle import SITE, Names, build_vision_oracle
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
 
@@ -27,30 +30,93 @@ READ: dict[str, Callable[[Path], str]] = {
     "opencode": lambda path: call("read", filePath=str(path)),
     "codex": lambda path: call("view_image", path=str(path)),
     "qwen": lambda path: call("read_file", file_path=str(path)),
+    "openclaw": lambda path: call("read", path=str(path)),
+    "cline": lambda path: call("read_files", paths=[str(path)]),
 }
+"""How a model asks for a picture; aider's models ask for nothing, its user adds the file."""
 SENDS = frozenset({"claude"})
 """Agents that send a picture whatever they are told of the model; the others leave it out, or say so, themselves."""
+ATTACHED: dict[str, Callable[[list[str], Path], list[str]]] = {
+    "pi": lambda arguments, picture: [f"@{picture}", *arguments],
+    "claude": lambda arguments, picture: [*arguments[:-1], f"@{picture} {arguments[-1]}"],
+    "opencode": lambda arguments, picture: [*arguments, "--file", str(picture)],
+    "codex": lambda arguments, picture: [*arguments[:-1], f"--image={picture}", *arguments[-1:]],
+}
+"""The arguments of a first turn with a picture that the user attaches."""
 
 
-@pytest.mark.parametrize("name", list(READ))
+class Session:
+    """An agent in a repository of its own, with pictures in it."""
+
+    def __init__(self, world: World, name: str, part: str) -> None:
+        path = os.pathsep.join(str(folder) for folder in search_path(name))
+        if shutil.which(CLIENTS[name].command, path=path) is None:
+            pytest.skip(f"{CLIENTS[name].title} is not installed: python3.12 tests/e2e/install.py {name}")
+        self.world, self.name = world, name
+        self.scenario: Scenario = SCENARIOS[name]
+        self.folder = world.folder / name / part
+        (self.folder / "src").mkdir(parents=True)
+        for file in ("src/calc.py", "src/util.py", "NOTES.md"):
+            (self.folder / file).write_text("")
+        subprocess.run(["git", "init", "-q"], cwd=self.folder, env=world.environment(name), check=True)
+        self.data = world.folder / name / "cache" / "launch" / name
+
+    def picture(self, name: str, seed: int) -> Path:
+        path = self.folder / name
+        path.write_bytes(encoded(noise(200, 120, seed), "PNG"))
+        return path
+
+    def turn(self, question: str, *texts: str, again: bool = False, attached: Path | None = None) -> Run:
+        """`texts`: what the model says. Everything in it went well."""
+        scenario = self.scenario
+        arguments, text = (scenario.again if again else scenario.first)(f"{question} {script(*texts)}", self.data)
+        if attached is not None:
+            arguments = ATTACHED[self.name](arguments, attached)
+        typed = len(texts) if scenario.typed and again else None
+        run = self.world.launch(self.name, self.folder, arguments, text, scenario.seconds, typed)
+        check(run, len(texts))
+        return run
+
+
+@pytest.mark.parametrize("name", list(CLIENTS))
 def test_a_picture_does_not_end_the_session(name: str, world: World) -> None:
-    path = os.pathsep.join(str(folder) for folder in search_path(name))
-    if shutil.which(CLIENTS[name].command, path=path) is None:
-        pytest.skip(f"{CLIENTS[name].title} is not installed: python3.12 tests/e2e/install.py {name}")
-    folder = world.folder / name / "pictures"
-    folder.mkdir(parents=True)
-    subprocess.run(["git", "init", "-q"], cwd=folder, env=world.environment(name), check=True)
-    (folder / "shot.png").write_bytes(png(200, 120))
-    scenario = SCENARIOS[name]
-    data = world.folder / name / "cache" / "launch" / name
-    looks = [f"I look at it.\n{READ[name](folder / 'shot.png')}", "It cannot be shown to me."]
-    first = world.launch(
-        name, folder, *scenario.first(f"What is in shot.png? {script(*looks)}", data), seconds=scenario.seconds
-    )
-    check(first, len(looks))
-    again = world.launch(
-        name, folder, *scenario.again(f"And now? {script('Still nothing.')}", data), seconds=scenario.seconds
-    )
-    check(again, 1)
+    session = Session(world, name, "pictures")
+    picture, scenario = session.picture("shot.png", 1), session.scenario
+    beside = world.beside(name, session.folder, *scenario.beside) if scenario.beside else nullcontext()
+    with beside:
+        if name in READ:
+            session.turn("What is in shot.png?", f"I look at it.\n{READ[name](picture)}", "It cannot be shown to me.")
+        else:
+            arguments, text = scenario.first(f"What is in shot.png? {script('It was not shown to me.')}", session.data)
+            run = world.launch(name, session.folder, [*arguments, str(picture)], text, scenario.seconds)
+            check(run, 1)
+        again = session.turn("And now?", "Still nothing.", again=True)
     if name in SENDS:
         assert "iVBORw0KGgo" in json.dumps([entry["body"] for entry in again.sent]), "the picture is in the history"
+
+
+@pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, Names]]:
+    kind = os.environ.get("START_LLM_E2E_ORACLE", "plain")
+    oracle = build_vision_oracle(tmp_path_factory.mktemp("oracle") / "seeing", kind)  # type: ignore[arg-type]
+    with make_world(tmp_path_factory.mktemp("seeing"), oracle, SITE) as world:
+        yield world, Names(oracle)
+
+
+@pytest.mark.parametrize("name", list(ATTACHED))
+def test_the_model_sees_the_pictures_that_the_agent_was_given(name: str, seeing: tuple[World, Names]) -> None:
+    """One is attached by the user, one read by the agent's tool, one of the same size read in a resumed session."""
+    world, names = seeing
+    session = Session(world, name, "seen")
+    paths = [session.picture(f"shot{number}.png", number) for number in range(3)]
+    one, two, three = (names.of(noise(200, 120, number)) for number in range(3))
+    said = session.turn("What is it?", "I see {images}.", attached=paths[0])
+    assert f"I see {one}." in said.output
+    said = session.turn("And shot1.png?", f"A look.\n{READ[name](paths[1])}", "I see {images}.", again=True)
+    assert f"I see {one}, {two}." in said.output
+    last = session.turn("And shot2.png?", f"A look.\n{READ[name](paths[2])}", "I see {images}.", again=True)
+    assert f"I see {one}, {two}, {three}." in last.output
+    going_on = [entry for entry in last.served if entry["tools"]]
+    assert all(entry["reused"] > 0.8 * entry["prompt"] for entry in going_on), [
+        (entry["prompt"], entry["reused"]) for entry in going_on
+    ]

@@ -246,8 +246,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def make_world(folder: Path, oracle: Path) -> Iterator[World]:
-    """Server and recorder, up and answering."""
+def make_world(folder: Path, oracle: Path, *paths: Path) -> Iterator[World]:
+    """Server and recorder, up and answering. `paths`: where the server's Python looks for modules, too."""
     with loopback_network() as network:
         world = World(folder, network, *(FIXED_PORTS if network else (free_port(), free_port())))
         settings = {
@@ -258,7 +258,7 @@ def make_world(folder: Path, oracle: Path) -> Iterator[World]:
             "PROXY": "off",
             "LOG_ROOT": str(world.logs),
             "START_LLM_CACHE_DIR": str(folder / "cache"),
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT))),
         }
         environment = {name: value for name, value in os.environ.items() if name in (*KEPT, "PATH", "HOME")} | settings
         ports = [str(world.client_port), str(world.server_port)]

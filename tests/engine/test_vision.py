@@ -12,12 +12,14 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 import pytest
+from mlx_vlm.generate import generate_step
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.vision import FIRST_IMAGE_ID, ImageSpan, image_ids
 from start_llm.engine.alone import AloneRunner
+from start_llm.engine.features import FeatureStore
 from start_llm.engine.guarded import GuardedStore
 from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.runtime import TextDrawing
@@ -207,8 +209,9 @@ def test_after_a_restart_images_are_not_encoded_again(family: str, tmp_path: Pat
     second.kv.close()
 
 
-def test_a_chunk_never_ends_inside_an_image() -> None:
-    engine = Engine("qwen3_vl", step=5)
+@pytest.mark.parametrize("family", ["qwen3_vl", "gemma3"])
+def test_a_chunk_never_ends_inside_an_image(family: str) -> None:
+    engine = Engine(family, step=5)
     parts: list[list[int] | Picture] = [text(1, 13), Picture(1), Picture(2), text(2, 17)]
     seen: list[list[tuple[int, int]]] = []
     see = engine.model.see
@@ -219,7 +222,7 @@ def test_a_chunk_never_ends_inside_an_image() -> None:
         return see(tokens, cache, images)
 
     engine.model.see = watched  # type: ignore[method-assign]
-    assert engine.ask(parts).done.tokens == cold("qwen3_vl", parts)
+    assert engine.ask(parts).done.tokens == cold(family, parts)
     assert sum(map(len, seen)) == 2
 
 
@@ -235,6 +238,55 @@ def test_a_cancelled_prefill_keeps_whole_images() -> None:
     assert sink.done.report.reused >= 14 + Picture(1).length("qwen3_vl")
     assert sink.done.tokens == cold("qwen3_vl", parts) and engine.model.encoded == 1
     assert engine.scheduler.figures()["vlm_retreat"] == 0
+
+
+def test_features_outlive_the_process_without_any_kv(tmp_path: Path) -> None:
+    asked = prompt("qwen3_vl", [text(1, 10), Picture(1), text(2, 10), Picture(2)])
+    found = []
+    for encoded in (2, 0):
+        model = VisionModel(make("qwen3_vl"), FeatureStore(1 << 20, tmp_path, 1 << 20))
+        found.append(model.see(asked.tokens, model.make_cache(), asked.images))
+        assert model.encoded == encoded
+    assert mx.array_equal(*found).item()
+
+
+def test_kv_that_ends_inside_an_image_is_given_up(tmp_path: Path) -> None:
+    """It cannot come to be; if it is there all the same, nothing of it is used, now or by the next request."""
+    engine = Engine("qwen3_vl", DiskTier(tmp_path, "model", 1 << 28))
+    parts: list[list[int] | Picture] = [text(1, 40), Picture(1), text(2, 30)]
+    tokens = prompt("qwen3_vl", parts).tokens[: 41 + 3]
+    wrong = engine.model.make_cache()
+    mx.eval(engine.model(mx.array([tokens]), cache=wrong), [layer.state for layer in wrong])
+    engine.kv.put(tokens, wrong)
+    assert engine.kv.flush_disk()
+    for more in ([], [text(3, 12)]):
+        sink = engine.ask([*parts, *more])
+        assert sink.done.tokens == cold("qwen3_vl", [*parts, *more])
+    assert sink.done.report.reused > 60
+    assert engine.scheduler.figures()["vlm_retreat"] == 1
+    assert engine.kv.flush_disk()
+    engine.kv.close()
+    again = Engine("qwen3_vl", DiskTier(tmp_path, "model", 1 << 28))
+    assert again.ask([*parts, text(4, 9)]).done.tokens == cold("qwen3_vl", [*parts, text(4, 9)])
+    assert again.scheduler.figures()["vlm_retreat"] == 0
+    again.kv.close()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_are_those_of_mlx_vlm(family: str) -> None:
+    """Its own loop, on the whole prompt at once; gemma3's images, too, are seen as it shows them."""
+    parts: list[list[int] | Picture] = [text(1, 30), Picture(1), text(2, 20)]
+    asked = prompt(family, parts)
+    (image,) = asked.images
+    prepared = image.prepare()
+    more = {name: mx.array(value) for name, value in prepared.items() if name == "image_grid_thw"}
+    ids = mx.array([[PAD if token >= FIRST_IMAGE_ID else token for token in asked.tokens]])
+    pixels = mx.array(prepared["pixel_values"])
+    steps = generate_step(
+        ids, make(family), pixels, mx.ones(ids.shape, mx.int32), max_tokens=24, temperature=0.0, **more
+    )
+    theirs = tuple(int(step[0]) for step in steps)
+    assert Engine(family, step=16).ask(parts, 24).done.tokens == theirs
 
 
 # --- parts ------------------------------------------------------------------------------------

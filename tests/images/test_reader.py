@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from start_llm.core.messages import Message
 from start_llm.core.settings import Settings
 from start_llm.images import reader as reading
 from start_llm.images.fetch import FetchRefused
-from start_llm.images.numbers import table
+from start_llm.images.numbers import HEAD, table
 from start_llm.images.reader import Reader
 from tests.images.corpus import CASES, MOST_BYTES, MOST_PIXELS, Case
 from tests.images.pictures import b64, encoded, noise, png
@@ -75,6 +76,27 @@ def test_a_table_keeps_numbers_of_images_that_were_dropped() -> None:
     assert kept.content == "A beach.", "what was appended is no part of the answer while its images are there"
     *_, again = reader.told([user("describe"), answer, user("this again", image(one))])
     assert again.content.startswith("[Image 1:")
+
+
+@pytest.mark.parametrize("row", ["| and a word of the user |", "| 2 | image_{} | more |", "| 2 | image_{}.png note |"])
+def test_a_table_with_more_in_it_is_shown(row: str) -> None:
+    """A client may write what it likes; nothing of it is hidden from the model."""
+    reader = made()
+    (first,) = reader.told([user("", image(png()))])
+    short = first.images[0][:8]
+    for rows in ([row.format(short)], [f"| 1 | image_{short}.png |", row.format(short)]):
+        answer = Message("assistant", f"A beach.\n\n{HEAD}" + "\n".join(rows))
+        assert reader.told([user("", image(png())), answer, user("more")])[1].content == answer.content
+        assert reader.shown([user("", image(png())), answer, user("more")])[0][1].content == answer.content
+
+
+def test_a_forged_table_gives_no_number_twice() -> None:
+    reader = made()
+    names = [message.images[0][:8] for n in range(3) for message in reader.told([user("", image(png(seed=n)))])]
+    forged = HEAD + "\n".join(f"| {number} | image_{name}.png |" for number, name in zip((1, 1, 0), names, strict=True))
+    shown = [image(png(seed=n)) for n in range(3)]
+    told = reader.told([user("hi"), Message("assistant", forged), user("", *shown)])
+    assert sorted(re.findall(r"\[Image (\d+):", told[2].content)) == ["1", "2", "3"]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -208,10 +230,32 @@ def test_an_address_is_fetched_once_for_what_it_is_and_once_for_its_pixels() -> 
     assert reader.shown(sent)[1].keys() == pictures.keys() and len(web.answers) == 2
     (picture,) = pictures.values()
     assert picture.load().size == (64, 48)
-    with pytest.raises(BadRequest, match="another image than it was before"):
+    with pytest.raises(BadRequest, match="another image is there by now"):
         picture.load()
     with pytest.raises(BadRequest, match="404"):
         picture.load()
+
+
+def test_text_that_spells_an_address_says_nothing_of_what_is_there() -> None:
+    reader = Reader(Settings(_env_file=None), Web(png()))  # type: ignore[arg-type,call-arg]
+    address = "https://x.test/a.png"
+    with pytest.raises(BadRequest, match="not base64"):
+        reader.shown([user("", Attachment(0, "data", address))])
+    (shown,), _ = reader.shown([user("", Attachment(0, "url", address))])
+    assert shown.images
+    with pytest.raises(BadRequest, match="not base64"):
+        reader.shown([user("", Attachment(0, "data", address))])
+
+
+def test_an_image_that_was_replaced_is_read_anew_by_the_next_request() -> None:
+    one, two = png(seed=1), png(seed=2)
+    reader = Reader(Settings(_env_file=None), Web(one, two, two, two))  # type: ignore[arg-type,call-arg]
+    sent = [user("", Attachment(0, "url", "https://x.test/a.png"))]
+    ((before, picture),) = reader.shown(sent)[1].items()
+    with pytest.raises(BadRequest, match="another image is there by now"):
+        picture.load()
+    ((after, picture),) = reader.shown(sent)[1].items()
+    assert after != before and picture.load().size == (64, 48)
 
 
 def test_a_fetch_that_failed_is_tried_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,3 +127,35 @@ def test_what_the_model_can_do_is_told(servers: Callable[..., Live]) -> None:
     (card,) = httpx.get(f"{server.url}/v1/models", timeout=WAIT).json()["data"]
     assert card["capabilities"]["vision"] is False and card["capabilities"]["images"] == "placeholder"
     assert httpx.get(f"{server.url}/health", timeout=WAIT).json()["capabilities"] == card["capabilities"]
+
+
+@pytest.mark.smol
+def test_a_picture_in_the_history_of_the_embedded_model(smol_path: Path, tmp_path: Path) -> None:
+    """A real text model: every turn is answered, and computes as much as with the line of text in its place."""
+    system = f"You help. {WORDS}"
+    source = b64(png())
+    computed: dict[bool, list[int]] = {True: [], False: []}
+    with live(smol_path, tmp_path) as server:
+        line = ""
+        for with_image in (True, False):
+            use = {"type": "tool_use", "id": "toolu_1", "name": "Read", "input": {"file_path": "shot.png"}}
+            shown = [block(source)] if with_image else [{"type": "text", "text": line}]
+            messages: list[dict[str, Any]] = [
+                {"role": "user", "content": f"Look at shot.png. {with_image}"},
+                {"role": "assistant", "content": [{"type": "text", "text": "I look at it."}, use]},
+                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": shown}]},
+            ]
+            for turn in range(4):
+                body = {"model": "claude-sonnet", "max_tokens": 12, "system": system, "tools": [READ]}
+                answer = httpx.post(f"{server.url}/v1/messages", json={**body, "messages": messages}, timeout=WAIT)
+                data = answer.json()
+                assert answer.status_code == 200, data
+                computed[with_image].append(data["usage"]["input_tokens"])
+                messages += [
+                    {"role": "assistant", "content": data["content"]},
+                    {"role": "user", "content": f"Go on, please: this is step {turn}."},
+                ]
+            prompt = server.prompts[data["id"]]
+            text = server.app.on_model_thread(lambda _, tokenizer, ids=prompt: tokenizer.decode(list(ids)))
+            (line,) = re.findall(r"\[Image 1: image_\w+\.png, 64x48 PNG, not shown: this model reads text only\]", text)
+    assert computed[True] == computed[False] and max(computed[True][1:]) < 60, computed

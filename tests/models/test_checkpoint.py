@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import mlx_lm.utils
@@ -10,12 +11,26 @@ import pytest
 from start_llm.models.checkpoint import CheckpointError, architectures, check_source, safetensors_bytes
 from tests.cli.places import checkpoint, safetensors
 from tests.oracle import build_oracle
+from tests.vision.oracle import build_vision_oracle
 
 
 def test_architectures_are_those_that_mlx_lm_loads() -> None:
     known = architectures()
     assert set(mlx_lm.utils.MODEL_REMAPPING) <= known
     assert {"llama", "qwen3", "qwen3_5", "gpt_oss"} <= known and "quasar9" not in known
+
+
+def test_a_model_that_only_mlx_vlm_knows_is_right_if_it_sees(tmp_path: Path) -> None:
+    only_there = architectures("mlx_vlm") - architectures()
+    assert {"qwen2_5_vl", "smolvlm", "llava_bunny"} & only_there and "quasar9" not in only_there
+    folder = build_vision_oracle(tmp_path)
+    check_source(str(folder), command="x")
+    config = json.loads((folder / "config.json").read_text())
+    assert config["model_type"] in only_there
+    del config["vision_config"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match="does not know its architecture 'llava_bunny'"):
+        check_source(str(folder), command="x")
 
 
 def test_a_real_checkpoint_is_right(smol_path: Path, tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ responses are not read for cues):
 
 - ``[[script]]raw 1[[next]]raw 2[[end]]``: the k-th assistant turn after that message is the k-th raw text, verbatim,
   with ``{truth}`` and ``{find: text}`` replaced as below, and ``{after: text}`` by the first word (letters, digits,
-  ``-``) behind the last such text in the visible history (cues left out), nothing if there is none. When the script has
-  run out: ``Done.``, if no cue follows.
+  ``-``) behind the last such text in the visible history (cues left out), nothing if there is none, and ``{images}`` by
+  the names of the images in it, made of what their places hold. When the script has run out: ``Done.``, if no cue
+  follows.
 - ``[[truth]]``: SHA-256 (hex) of all visible tokens up to and including ``<|im_start|>assistant\\n``.
 - ``[[find: text]]``, any number: ``find: 2@5 0@-1``, how often each text occurs in the visible history (cues left out)
   and the index of the last message that holds it.
@@ -33,12 +34,15 @@ MISMATCH = "!!STATE MISMATCH: "
 FILLER = " the"
 MEMO_LIMIT = 4096
 LONGEST_BLOCK = 64  # tokens in a pass that verifies a draft
+FIRST_SEEN = 1 << 20
+"""Tokens from here on are what an oracle with eyes sees of an image."""
 
 SAY = re.compile(r"\[\[say: (.*?)\]\]")
 SCRIPT = re.compile(r"\[\[script\]\](.*?)\[\[end\]\]", re.DOTALL)
 FIND = re.compile(r"\[\[find: (.*?)\]\]", re.DOTALL)
 INLINE_FIND = re.compile(r"\{find: (.*?)\}", re.DOTALL)
 INLINE_AFTER = re.compile(r"\{after: (.*?)\}", re.DOTALL)
+IMAGE = re.compile(r"<image-([0-9a-f]{8})>")
 LONG = re.compile(r"\[\[long (\d+)\]\]")
 TOOL_RESPONSE = re.compile(r"<tool_response>.*?</tool_response>", re.DOTALL)
 THOUGHT = re.compile(r"^\s*<think>.*?</think>\s*", re.DOTALL)
@@ -47,6 +51,11 @@ THOUGHT = re.compile(r"^\s*<think>.*?</think>\s*", re.DOTALL)
 def truth(tokens: np.ndarray) -> str:
     """SHA-256 of token ids as little-endian int32."""
     return hashlib.sha256(np.asarray(tokens, dtype="<i4").tobytes()).hexdigest()
+
+
+def image_name(seen: np.ndarray) -> str:
+    """What the oracle calls an image whose places hold this."""
+    return truth(seen)[:8]
 
 
 def split_messages(text: str) -> list[tuple[str, str]]:
@@ -90,6 +99,7 @@ def compose(messages: list[tuple[str, str]], fingerprint: str) -> str:
         if k < len(texts):
             raw = texts[k].replace("{truth}", fingerprint)
             raw = INLINE_AFTER.sub(lambda match: after(messages, match[1]), raw)
+            raw = raw.replace("{images}", ", ".join(IMAGE.findall("\n".join(body for _, body in messages))) or "none")
             return INLINE_FIND.sub(lambda match: find(messages, match[1]), raw)
     current = messages[turns[-1] + 1 :] if turns else messages
     asked = "\n".join(SCRIPT.sub("", body) for body in asks[len(messages) - len(current) :])
@@ -195,15 +205,24 @@ class Answers:
         if memo_key not in self.memo:
             if len(self.memo) > MEMO_LIMIT:
                 self.memo.clear()
-            text = reply or compose(
-                split_messages(self.tokenizer.decode(prompt.tolist(), skip_special_tokens=False)), key
-            )
+            text = reply or compose(split_messages(self._read(prompt)), key)
             self.memo[memo_key] = [
                 [*self.encode(text), END],
                 [*self.no_thinking, *self.encode(THOUGHT.sub("", text)), END],
                 [*self.opened, *self.encode("</think>\n\n" + text), END],
             ]
         return self.memo[memo_key]
+
+    def _read(self, tokens: np.ndarray) -> str:
+        """The text of tokens, with the name of an image in its place."""
+        edges = np.flatnonzero(np.diff(tokens >= FIRST_SEEN)) + 1
+        parts = []
+        for part in np.split(tokens, edges):
+            if len(part) and part[0] >= FIRST_SEEN:
+                parts.append(f"<image-{image_name(part)}>")
+            else:
+                parts.append(self.tokenizer.decode(part.tolist(), skip_special_tokens=False))
+        return "".join(parts)
 
     def _given_reply(self) -> str:
         path = os.environ.get("ORACLE_REPLIES")

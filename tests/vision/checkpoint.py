@@ -39,7 +39,8 @@ _TEMPLATE = r"""{%- macro render(content) -%}
 """Tools are shown by the server itself: the template knows none."""
 
 
-def _processor(family: str) -> dict[str, Any]:
+def processor_settings(family: str) -> dict[str, Any]:
+    """What stands in ``preprocessor_config.json``."""
     if family == "gemma3":
         return {
             "image_processor_type": "Gemma3ImageProcessor",
@@ -84,6 +85,22 @@ def _config(family: str, ids: dict[str, int], vocabulary: int) -> dict[str, Any]
     return config
 
 
+def named_tokens(family: str) -> dict[str, str]:
+    """The image tokens by the names that processors look for."""
+    if family == "gemma3":
+        return {
+            "image_token": "<image_soft_token>",
+            "boi_token": "<start_of_image>",
+            "eoi_token": "<end_of_image>",
+        }
+    return {
+        "image_token": "<|image_pad|>",
+        "video_token": "<|video_pad|>",
+        "vision_bos_token": "<|vision_start|>",
+        "vision_eos_token": "<|vision_end|>",
+    }
+
+
 def build_vision(folder: Path, family: str) -> Path:
     """Writes a checkpoint with random float32 weights into `folder` (made if needed) and returns it."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -92,12 +109,7 @@ def build_vision(folder: Path, family: str) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     ids = {token: tokenizer.token_to_id(token) for token in SPECIAL}
     gemma = family == "gemma3"
-    named = {
-        "image_token": "<image_soft_token>" if gemma else "<|image_pad|>",
-        **({"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"} if gemma else {}),
-        **({} if gemma else {"video_token": "<|video_pad|>"}),
-        **({} if gemma else {"vision_bos_token": "<|vision_start|>", "vision_eos_token": "<|vision_end|>"}),
-    }
+    named = named_tokens(family)
     template = _TEMPLATE.replace("IMAGE", _GEMMA_IMAGE if gemma else _QWEN_IMAGE)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -111,7 +123,7 @@ def build_vision(folder: Path, family: str) -> Path:
         **named,
         **({"extra_special_tokens": named} if gemma else {}),
     }
-    processor = _processor(family)
+    processor = processor_settings(family)
     about = {"processor_class": processor["processor_class"], **({"image_seq_length": 16} if gemma else {})}
     config = _config(family, ids, tokenizer.get_vocab_size())
     files = {

@@ -19,6 +19,7 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
             "output_cost_per_token": 0,
             "litellm_provider": "openai",
             "mode": "chat",
+            "supports_vision": endpoint.sees,
         }
     }
     path, parameters = folder / "model-metadata.json", folder / "model-settings.yml"

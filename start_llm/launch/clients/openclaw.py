@@ -34,7 +34,7 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
         "id": endpoint.model,
         "name": endpoint.model,
         "reasoning": True,
-        "input": ["text"],
+        "input": endpoint.reads,
         "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
         "contextWindow": endpoint.context,
         "maxTokens": endpoint.answer,

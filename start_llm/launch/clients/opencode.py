@@ -12,6 +12,8 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
         "name": endpoint.model,
         "reasoning": True,
         "tool_call": True,
+        "attachment": endpoint.sees,
+        "modalities": {"input": endpoint.reads, "output": ["text"]},
         # Reasoning comes and goes as `reasoning_content`.
         "interleaved": {"field": "reasoning_content"},
         "limit": {"context": endpoint.context, "output": endpoint.answer},

@@ -14,6 +14,7 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
     model = {
         "id": endpoint.model,
         "reasoning": True,
+        "input": endpoint.reads,
         "contextWindow": endpoint.context,
         "maxTokens": endpoint.answer,
     }

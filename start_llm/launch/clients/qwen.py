@@ -19,7 +19,11 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
         "security": {"auth": {"selectedType": "openai"}},
         "model": {
             "name": endpoint.model,
-            "generationConfig": {"contextWindowSize": endpoint.context, "timeout": 3600 * 1000},
+            "generationConfig": {
+                "contextWindowSize": endpoint.context,
+                "timeout": 3600 * 1000,
+                "modalities": {"image": endpoint.sees},
+            },
         },
     }
     return Plan(

@@ -1,0 +1,171 @@
+"""What the vision tower made of images, by identity: in memory, and in files that outlive the process.
+
+A file is a cache: one that is missing, damaged or of another form is not there. Model thread only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+log = logging.getLogger(__name__)
+
+MEMORY_BYTES = 256 << 20
+MOST_DISK_BYTES = 1 << 30
+_SUFFIX = ".safetensors"
+_DAMAGE = (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError)
+
+
+@dataclass(frozen=True, slots=True)
+class Features:
+    """What the vision tower made of an image.
+
+    Attributes:
+        rows: [tokens, width], as the language model takes them.
+        deep: per early layer [tokens, width], added there (deepstack); empty for most models.
+        grid: rows and columns of its tokens, ``None`` where positions just go on.
+    """
+
+    rows: mx.array
+    deep: tuple[mx.array, ...]
+    grid: tuple[int, int] | None
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.rows.nbytes + sum(layer.nbytes for layer in self.deep))
+
+
+class FeatureStore:
+    """
+    Args:
+        memory_bytes: most bytes in memory; the image used last stays whatever it takes.
+        folder: of the files (made if missing); ``None``: in memory only.
+        disk_bytes: most bytes of files, of all models together.
+        model: names the model whose features these are.
+    """
+
+    def __init__(
+        self, memory_bytes: int = MEMORY_BYTES, folder: Path | None = None, disk_bytes: int = 0, *, model: str = ""
+    ) -> None:
+        self._most, self._model = memory_bytes, model
+        self._held: OrderedDict[str, Features] = OrderedDict()
+        self._files = _Files(folder, disk_bytes) if folder is not None and disk_bytes > 0 else None
+
+    def get(self, key: str, make: Callable[[], Features]) -> Features:
+        """The features of the image that `key` names; made if they are nowhere."""
+        found = self._held.get(key)
+        if found is None:
+            name = hashlib.sha256(json.dumps([self._model, key]).encode()).hexdigest()
+            found = self._files.read(name) if self._files is not None else None
+            if found is None:
+                found = make()
+                if self._files is not None:
+                    self._files.write(name, found)
+            self._held[key] = found
+            while len(self._held) > 1 and sum(kept.nbytes for kept in self._held.values()) > self._most:
+                self._held.popitem(last=False)
+        self._held.move_to_end(key)
+        return found
+
+
+class _Files:
+    """The least recently used ones go first."""
+
+    def __init__(self, folder: Path, most: int) -> None:
+        self._folder, self._most = folder, most
+        self._told = False
+
+    def read(self, name: str) -> Features | None:
+        path = self._folder / (name + _SUFFIX)
+        if not path.is_file():
+            return None
+        try:
+            found = _opened(path)
+            os.utime(path)
+        except _DAMAGE as error:
+            log.warning("a file of image features is damaged and is removed: %s: %s", path.name, error)
+            with suppress(OSError):
+                path.unlink()
+            return None
+        return found
+
+    def write(self, name: str, features: Features) -> None:
+        data = _packed(features)
+        temporary = self._folder / f"{name}.{os.getpid()}.writing"
+        try:
+            if len(data) > self._most:
+                return
+            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._make_room(len(data))
+            with open(temporary, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+                file.write(data)
+            os.replace(temporary, self._folder / (name + _SUFFIX))
+        except OSError as error:
+            if not self._told:
+                log.warning("image features are kept in memory only: %s", error)
+            self._told = True
+            with suppress(OSError):
+                temporary.unlink()
+
+    def _make_room(self, new: int) -> None:
+        """For so many bytes more; what a killed process left half written goes too, when it is the oldest."""
+        files = []
+        for entry in os.scandir(self._folder):
+            with suppress(OSError):  # another server has removed it
+                if entry.is_file(follow_symlinks=False):
+                    about = entry.stat(follow_symlinks=False)
+                    files.append((about.st_mtime, about.st_size, entry.path))
+        together = sum(size for _, size, _ in files) + new
+        for _, size, path in sorted(files):
+            if together <= self._most:
+                break
+            with suppress(FileNotFoundError):
+                os.unlink(path)
+            together -= size
+
+
+def _packed(features: Features) -> bytes:
+    arrays = [features.rows, *features.deep]
+    buffers = [np.array(mx.view(array.reshape(-1), mx.uint8)) for array in arrays]
+    forms = [[str(array.dtype).rpartition(".")[2], *array.shape] for array in arrays]
+    about = json.dumps({"forms": forms, "grid": features.grid})
+    tensors = {str(index): buffer for index, buffer in enumerate(buffers)}
+    packed: bytes = save(tensors, metadata={"about": about, "sha256": _checksum(about, buffers)})
+    return packed
+
+
+def _opened(path: Path) -> Features:
+    """Raises one of `_DAMAGE`."""
+    with safe_open(path, "np") as file:
+        meta: dict[str, str] = file.metadata()
+        about: dict[str, Any] = json.loads(meta["about"])
+        buffers = [file.get_tensor(str(index)) for index in range(len(about["forms"]))]
+    if _checksum(meta["about"], buffers) != meta["sha256"]:
+        raise ValueError("wrong checksum")
+    arrays = [
+        mx.view(mx.array(buffer), getattr(mx, form[0])).reshape(form[1:])
+        for buffer, form in zip(buffers, about["forms"], strict=True)
+    ]
+    mx.eval(arrays)
+    grid = about["grid"]
+    return Features(arrays[0], tuple(arrays[1:]), None if grid is None else (grid[0], grid[1]))
+
+
+def _checksum(about: str, buffers: list[np.ndarray[Any, Any]]) -> str:
+    digest = hashlib.sha256(about.encode())
+    for buffer in buffers:
+        digest.update(buffer.data)
+    return digest.hexdigest()
