@@ -7,6 +7,7 @@ built from the loaded model -> proxy. Stop: proxy, HTTP edge, model thread, disk
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from start_llm.engine.sampling import check_logit_bias, check_prompt_tokens
 from start_llm.engine.thread import EngineThread
 from start_llm.engine.vision import VisionModel
 from start_llm.engine.wired import wire_weights
+from start_llm.host.activation import is_held
 from start_llm.host.home import command
 from start_llm.kvcache.disk import DiskTier
 from start_llm.models.device import Device, default_cache_bytes, default_disk_bytes, inspect_device, kv_bytes
@@ -103,6 +105,7 @@ class App:
         log_root = settings.log_root if settings.enable_request_logging else None
         self._requests = RequestLog(log_root, settings.log_max_bytes, counters=metrics.figures)
         lines = terminal(settings, console) if say is None else None
+        self._waits = is_held(os.environ)  # connections wait in a socket of the system until they can be answered
         self._server: ApiServer = make_server(
             settings,
             self.service,
@@ -149,7 +152,8 @@ class App:
 
     def start(self) -> None:
         """Raises StartLLMError if the model cannot be loaded or a port is taken."""
-        self._server.start()
+        if not self._waits:
+            self._server.start()
         self._say(f"server    {self.server_url}  (loading the model)")
         self.engine.start()
         self.engine.wait_loaded()
@@ -162,6 +166,8 @@ class App:
         except StartLLMError:
             self.stop()
             raise
+        if self._waits:
+            self._server.start()
         self._welcome(self._built)
         if self.settings.proxy == "on":
             self._start_proxy(self._built.loaded)

@@ -30,6 +30,8 @@ from start_llm.models.catalog import snapshot
 from start_llm.models.checkpoint import CheckpointError, check_source
 from start_llm.models.device import GIB, Accelerator, Device, default_cache_bytes, inspect_device
 from start_llm.models.recommended import recommended_model
+from start_llm.service.ondemand import is_waiting
+from start_llm.service.place import Place
 
 Verdict = Literal["ok", "note", "bad"]
 
@@ -105,8 +107,11 @@ def examine(settings: Settings, probe: Probe) -> Iterator[Finding]:
         accelerator = probe.accelerator
         device = inspect_device(lambda: accelerator)
         yield from machine(settings, device, probe.gflops)
-    runs = answers(settings.mlx_host, settings.mlx_port, "/health", "state")
-    yield port("server port", "MLX_PORT", settings.mlx_host, settings.mlx_port, "start_llm" if runs else None)
+    if is_waiting(Place(settings)):
+        yield Finding("server port", "ok", f"{settings.mlx_port}, the system starts start_llm at the first request")
+    else:
+        runs = answers(settings.mlx_host, settings.mlx_port, "/health", "state")
+        yield port("server port", "MLX_PORT", settings.mlx_host, settings.mlx_port, "start_llm" if runs else None)
     if settings.proxy == "on":
         runs = answers(settings.mlx_host, settings.proxy_port, "/health/readiness", "proxy_of")
         what = "start_llm's LiteLLM proxy"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import queue
 import socket
 import threading
@@ -29,6 +30,7 @@ from start_llm.dashboard.board import Board
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.observer import Observer
 from start_llm.dashboard.request_log import RequestLog
+from start_llm.host.activation import take_from_supervisor
 
 log = logging.getLogger(__name__)
 
@@ -258,7 +260,7 @@ def make_server(
         settings.cache_dir / "responses.sqlite3", settings.responses_store_max, settings.responses_store_ttl_seconds
     )
     routes = build_routes(settings, service, metrics, request_log, store, board, made, panels)
-    listener = _listen(settings.mlx_host, settings.mlx_port)
+    listener = take_from_supervisor(os.environ) or _listen(settings.mlx_host, settings.mlx_port)
     return ApiServer(settings, listener, Edge(settings, routes, runner, metrics), watcher, store, panels)
 
 

@@ -118,6 +118,9 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
 def add_service(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=["install", "uninstall"], metavar="WHAT", help="install or uninstall")
     parser.add_argument("--yes", action="store_true", help="write it without asking")
+    parser.add_argument(
+        "--on-demand", action="store_true", help="the system listens; the first request starts the server"
+    )
     add_model(parser)
     add_port(parser)
     add_context(parser)
@@ -270,7 +273,11 @@ COMMANDS = {
             "have the system start the server when you log in (systemd, launchd)",
             "start_llm.service.units:main",
             add_service,
-            (("service install", "shows the unit and asks"), ("service uninstall", "")),
+            (
+                ("service install", "shows the unit and asks"),
+                ("service install --on-demand", "started by the first request, ended when it is not used"),
+                ("service uninstall", ""),
+            ),
         ),
         Command(
             "supervise", "", "what start runs in the background", "start_llm.service.supervisor:main", add_supervise

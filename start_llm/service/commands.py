@@ -22,6 +22,7 @@ from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.host.ports import free_port, get, get_json
 from start_llm.service.control import ServiceError, bring_up, stop
+from start_llm.service.ondemand import is_waiting
 from start_llm.service.place import Place, State, holder, running_ports
 from start_llm.service.supervisor import how, last_lines
 
@@ -114,12 +115,13 @@ def main_status(settings: Settings, options: argparse.Namespace) -> int:
 def look(place: Place, key: str | None) -> dict[str, Any]:
     """What can be known of a server: its state on disk, /health, /metrics, its processes."""
     running, state = place.is_running, place.read()
-    health = get_json(f"{place.url}/health", seconds=_ASK_SECONDS)[1]
+    waiting = is_waiting(place)
+    health = {} if waiting else get_json(f"{place.url}/health", seconds=_ASK_SECONDS)[1]
     health = health if isinstance(health, dict) else {}
     if state is not None and (running or state.phase == "gave up"):
         phase = health.get("state") or state.phase
     else:
-        phase = health.get("state") or ("died" if state is not None else "not running")
+        phase = health.get("state") or ("died" if state is not None else "on demand" if waiting else "not running")
     known: dict[str, Any] = {
         "port": place.port,
         "url": place.url,
@@ -161,6 +163,9 @@ def _memory(state: State) -> int:
 
 
 def _status_lines(place: Place, known: dict[str, Any]) -> Iterator[str]:
+    if known["state"] == "on demand":
+        yield f"on demand    {known['url']}  (the system starts the server at the first request)"
+        return
     if not known["running"]:
         yield f"not running  port {place.port}; {program()} start"
         last = known.get("last_exit")

@@ -18,6 +18,7 @@ import psutil
 from start_llm.core.settings import Settings
 from start_llm.host.home import home, made_home, module_command, python_path
 from start_llm.host.ports import get_json, is_free, who_listens
+from start_llm.service.ondemand import is_waiting
 from start_llm.service.place import Place, holder
 from start_llm.service.supervisor import STOP_SECONDS, how, last_lines
 
@@ -25,6 +26,7 @@ Say = Callable[[str], None]
 POLL_SECONDS = 0.1
 ASK_SECONDS = 2.0
 GONE_SECONDS = 10.0
+WAKE_SECONDS = 30.0
 WORDS = 15
 
 
@@ -68,10 +70,12 @@ def bring_up(settings: Settings, place: Place, flags: dict[str, str], say: Say, 
     Raises:
         ServiceError: it does not come up, or the port belongs to something else.
     """
-    for _ in range(2):
+    for _ in range(3):
         if place.is_running:
             if _join(place, say, seconds):
                 return False
+        elif is_waiting(place):
+            _wake(place, say)
         elif get_json(f"{place.url}/health", seconds=ASK_SECONDS)[0]:
             _join_unknown(place, seconds)
             return False
@@ -79,6 +83,17 @@ def bring_up(settings: Settings, place: Place, flags: dict[str, str], say: Say, 
             _begin(settings, place, flags, say, seconds)
             return True
     raise ServiceError(f"The server on port {place.port} ends again and again; see {place.log}.")
+
+
+def _wake(place: Place, say: Say) -> None:
+    """Has the system start the server, whose port it holds. Raises ServiceError."""
+    say(f"the system starts the server on port {place.port}; its log: {place.log}")
+    get_json(f"{place.url}/health", seconds=POLL_SECONDS)
+    if not _wait_until(lambda: place.is_running, WAKE_SECONDS):
+        raise ServiceError(
+            f"The system holds port {place.port}, but has not started the server; see `systemctl --user status "
+            f"start-llm` or `launchctl list`."
+        )
 
 
 def _begin(settings: Settings, place: Place, flags: dict[str, str], say: Say, seconds: float) -> None:
@@ -196,7 +211,7 @@ def stop(place: Place, seconds: float = STOP_SECONDS + 10) -> bool:
     left = [each for each in psutil.wait_procs(family, timeout=GONE_SECONDS)[1] if not _is_zombie(each)]
     if left:
         raise ServiceError(f"Processes of the server on port {place.port} are left: {[each.pid for each in left]}.")
-    if not _wait_until(lambda: is_free(place.host, place.port), ASK_SECONDS):
+    if not state.activated and not _wait_until(lambda: is_free(place.host, place.port), ASK_SECONDS):
         raise ServiceError(f"Port {place.port} is still in use by {who_listens(place.port)}.")
     place.forget()
     return True

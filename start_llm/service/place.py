@@ -51,6 +51,7 @@ class State:
         phase: ``waiting`` is the pause before another try.
         engine: process id of the server proper.
         flags: settings that were given as flags, for `restart`.
+        activated: the system holds the port, and starts a server again at the next request.
         restarts: how often the engine was started again.
         last_exit: of the engine, if it has ended before.
     """
@@ -67,6 +68,7 @@ class State:
     model: str = ""
     proxy_url: str | None = None
     flags: dict[str, str] = field(default_factory=dict)
+    activated: bool = False
     restarts: int = 0
     last_exit: Exit | None = None
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from start_llm.core.exitcodes import ExitCode
 from start_llm.files.logs import begin_log, trim_log
+from start_llm.host.activation import LISTEN_FD, take_from_system
 from start_llm.host.home import module_command
 from start_llm.service.place import Exit, Place, State, created
 from start_llm.service.wire import read_event
@@ -53,7 +54,11 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     os.dup2(log, 2)
     os.close(log)
     try:
-        return Supervisor(place, module_command("serve", "--supervised"), options.flags).run()
+        listener = take_from_system(os.environ)
+        return Supervisor(place, module_command("serve", "--supervised"), options.flags, listener=listener).run()
+    except OSError as error:
+        print(f"supervisor: {error}", flush=True)
+        return ExitCode.NOT_STARTED
     finally:
         place.lock.drop()
 
@@ -64,6 +69,7 @@ class Supervisor:
     Args:
         command: runs the engine, in supervised mode.
         flags: settings that the user gave as flags; they are remembered.
+        listener: descriptor of a socket that the system holds for the server; each engine gets it.
         pauses: seconds before each restart in a row.
         say: writes a line to the log.
     """
@@ -74,12 +80,13 @@ class Supervisor:
         command: Sequence[str],
         flags: dict[str, str] | None = None,
         *,
+        listener: int | None = None,
         pauses: Sequence[float] = PAUSES,
         stable_seconds: float = STABLE_SECONDS,
         stop_seconds: float = STOP_SECONDS,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        self._place, self._command = place, list(command)
+        self._place, self._command, self._listener = place, list(command), listener
         self._pauses, self._stable_seconds, self._stop_seconds = tuple(pauses), stable_seconds, stop_seconds
         self._say = say or partial(print, flush=True)
         self._engine: subprocess.Popen[bytes] | None = None
@@ -96,6 +103,7 @@ class Supervisor:
             str(place.log),
             since=time.time(),
             flags=flags or {},
+            activated=listener is not None,
         )
 
     def run(self) -> int:
@@ -145,7 +153,15 @@ class Supervisor:
     def _start(self) -> None:
         with suppress(OSError):
             self._log_from = self._place.log.stat().st_size
-        self._engine = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0)
+        held = [] if self._listener is None else [self._listener]
+        self._engine = subprocess.Popen(
+            self._command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            process_group=0,
+            pass_fds=held,
+            env=os.environ | ({LISTEN_FD: str(held[0])} if held else {}),
+        )
         self._tell(phase="starting", engine=self._engine.pid)
 
     def _watch(self, signals: int) -> tuple[bool, int]:

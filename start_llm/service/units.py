@@ -12,12 +12,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from start_llm.core.exitcodes import ExitCode
 from start_llm.core.settings import Settings
+from start_llm.host.activation import LAUNCHD_SOCKET
 from start_llm.host.home import home, made_home, module_command, python_path
+from start_llm.service.ondemand import LABEL, agent_path, installed_on_demand, service_path, socket_path
 
-LABEL = "io.start-llm.server"
+SOCKET = "Listeners"
 _KEPT = ("PATH", "LD_PRELOAD", "HF_HOME", "HF_ENDPOINT", "HF_HUB_CACHE", "START_LLM_CACHE_DIR", "START_LLM_COMMAND")
 RESTART_SECONDS = 10
 
@@ -27,13 +30,11 @@ class Unit:
     """A service's description for the system.
 
     Attributes:
-        path: where it belongs.
-        text: what stands in it.
+        files: where they belong, and what stands in them.
         load, unload: commands that tell the system of it, and that it goes.
     """
 
-    path: Path
-    text: str
+    files: dict[Path, str]
     load: tuple[tuple[str, ...], ...]
     unload: tuple[tuple[str, ...], ...]
 
@@ -41,72 +42,114 @@ class Unit:
 def main(settings: Settings, options: argparse.Namespace) -> int:
     """Shows the unit, asks, writes it and has the system start it; 1 where that fails."""
     flags = {name: str(value) for name, value in options.overrides.items()}
-    unit = unit_for(sys.platform, settings, flags, os.environ)
+    installed = installed_on_demand()
     if options.what == "uninstall":
-        return _uninstall(unit)
-    print(f"{unit.path}:\n\n{unit.text}")
+        return _uninstall(unit_for(sys.platform, settings, flags, os.environ, on_demand=bool(installed)))
+    if options.on_demand and not settings.mlx_port:
+        print("service: --on-demand needs a port of its own, not MLX_PORT=0.", file=sys.stderr)
+        return ExitCode.BAD_SETTING
+    if installed is not None and installed != options.on_demand:
+        print("A service of the other kind is installed; `service uninstall` first.", file=sys.stderr)
+        return 1
+    unit = unit_for(sys.platform, settings, flags, os.environ, on_demand=options.on_demand)
+    for path, text in unit.files.items():
+        print(f"{path}:\n\n{text}")
     if not (options.yes or _agreed()):
         print("Nothing was written; --yes writes it without asking.")
         return 0
     made_home()
-    unit.path.parent.mkdir(parents=True, exist_ok=True)
-    unit.path.write_text(unit.text)
-    unit.path.chmod(0o600)
+    for path, text in unit.files.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(0o600)
+        path.chmod(0o600)
+        path.write_text(text)
     return _tell(unit.load, "installed; `start-llm status` tells how it does")
 
 
 def _uninstall(unit: Unit) -> int:
-    if not unit.path.exists():
-        print(f"There is no {unit.path}: no service is installed.")
+    if not any(path.exists() for path in unit.files):
+        print(f"There is no {next(iter(unit.files))}: no service is installed.")
         return 0
     code = _tell(unit.unload, "uninstalled")
-    unit.path.unlink()
+    for path in unit.files:
+        path.unlink(missing_ok=True)
     return code
 
 
-def unit_for(system: str, settings: Settings, flags: Mapping[str, str], environment: Mapping[str, str]) -> Unit:
+def unit_for(
+    system: str,
+    settings: Settings,
+    flags: Mapping[str, str],
+    environment: Mapping[str, str],
+    *,
+    on_demand: bool = False,
+) -> Unit:
     """The unit of this system; both run the supervisor.
 
     Args:
         system: as ``sys.platform`` says.
         flags: settings that were given as flags.
         environment: of the user's shell; what the server needs of it is written down.
+        on_demand: the system listens, and the first request starts the server, which ends when it is not used.
     """
     variables = {name: environment[name] for name in _KEPT if name in environment}
     variables |= {"START_LLM_HOME": str(home()), "PYTHONPATH": python_path()}
     variables |= {name.upper(): value for name, value in flags.items()}
+    if on_demand:
+        idle = settings.idle_shutdown_minutes or settings.launch_idle_minutes
+        variables |= {"MLX_PORT": str(settings.mlx_port), "IDLE_SHUTDOWN_MINUTES": f"{idle:g}"}
     if system == "darwin":
-        return _launchd(settings, variables)
-    return _systemd(variables)
+        return _launchd(settings, variables, on_demand)
+    return _systemd(settings, variables, on_demand)
 
 
-def _systemd(variables: Mapping[str, str]) -> Unit:
-    path = Path("~/.config/systemd/user/start-llm.service").expanduser()
-    lines = [f'Environment="{name}={_escaped(value)}"' for name, value in variables.items()]
-    hopeless = f"{ExitCode.NOT_STARTED:d} {ExitCode.BAD_SETTING:d}"
-    text = "\n".join(
-        [
-            "[Unit]",
-            "Description=start_llm, a local LLM server for coding agents",
-            "",
-            "[Service]",
-            f"ExecStart={_exec(module_command('supervise'))}",
-            f"WorkingDirectory={_percent(str(home()))}",
-            *lines,
-            "Restart=on-failure",
-            f"RestartSec={RESTART_SECONDS}",
-            f"RestartPreventExitStatus={hopeless}",
-            "KillMode=mixed",
-            "TimeoutStopSec=80",
-            "",
-            "[Install]",
-            "WantedBy=default.target",
-            "",
-        ]
-    )
+def _systemd(settings: Settings, variables: Mapping[str, str], on_demand: bool) -> Unit:
     control = ("systemctl", "--user")
-    load = ((*control, "daemon-reload"), (*control, "enable", "--now", path.name))
-    return Unit(path, text, load, ((*control, "disable", "--now", path.name),))
+    service, waiting = service_path(), socket_path()
+    reload = (*control, "daemon-reload")
+    if not on_demand:
+        load = (reload, (*control, "enable", "--now", service.name))
+        files = {service: _service(variables, ["[Install]", "WantedBy=default.target"])}
+        return Unit(files, load, ((*control, "disable", "--now", service.name),))
+    host = f"[{settings.mlx_host}]" if ":" in settings.mlx_host else settings.mlx_host
+    listens = [
+        "[Unit]",
+        "Description=start_llm, started by its first request",
+        "",
+        "[Socket]",
+        f"ListenStream={host}:{settings.mlx_port}",
+        "",
+        "[Install]",
+        "WantedBy=sockets.target",
+        "",
+    ]
+    load = (reload, (*control, "enable", "--now", waiting.name))
+    unload = ((*control, "disable", "--now", waiting.name), (*control, "stop", service.name))
+    return Unit({waiting: "\n".join(listens), service: _service(variables, [])}, load, unload)
+
+
+def _service(variables: Mapping[str, str], install: Sequence[str]) -> str:
+    hopeless = f"{ExitCode.NOT_STARTED:d} {ExitCode.BAD_SETTING:d}"
+    lines = [
+        "[Unit]",
+        "Description=start_llm, a local LLM server for coding agents",
+        # A server that cannot start is not tried for ever, neither by Restart nor by requests that wait.
+        "StartLimitIntervalSec=600",
+        "StartLimitBurst=5",
+        "",
+        "[Service]",
+        f"ExecStart={_exec(module_command('supervise'))}",
+        f"WorkingDirectory={_percent(str(home()))}",
+        *(f'Environment="{name}={_escaped(value)}"' for name, value in variables.items()),
+        "Restart=on-failure",
+        f"RestartSec={RESTART_SECONDS}",
+        f"RestartPreventExitStatus={hopeless}",
+        "KillMode=mixed",
+        "TimeoutStopSec=80",
+        "",
+        *install,
+    ]
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _exec(words: Sequence[str]) -> str:
@@ -123,28 +166,33 @@ def _percent(text: str) -> str:
     return text.replace("%", "%%")
 
 
-def _launchd(settings: Settings, variables: Mapping[str, str]) -> Unit:
-    path = Path(f"~/Library/LaunchAgents/{LABEL}.plist").expanduser()
+def _launchd(settings: Settings, variables: Mapping[str, str], on_demand: bool) -> Unit:
+    path = agent_path()
     log = home() / settings.log_root.expanduser() / "launchd.log"
-    content = {
+    content: dict[str, Any] = {
         "Label": LABEL,
         "ProgramArguments": module_command("supervise"),
         "WorkingDirectory": str(home()),
         "EnvironmentVariables": dict(variables),
-        "RunAtLoad": True,
-        # Started again after a crash, not after an end that was asked for; a setting that is wrong is tried again at
-        # this pace, since launchd knows no codes for which it should not.
-        "KeepAlive": {"SuccessfulExit": False},
         "ThrottleInterval": RESTART_SECONDS,
         "ExitTimeOut": 80,
         "ProcessType": "Interactive",
         "StandardOutPath": str(log),
         "StandardErrorPath": str(log),
     }
+    if on_demand:
+        family = "IPv6" if ":" in settings.mlx_host else "IPv4"
+        node = {"SockNodeName": settings.mlx_host, "SockServiceName": str(settings.mlx_port)}
+        content["Sockets"] = {SOCKET: node | {"SockType": "stream", "SockFamily": family}}
+        content["EnvironmentVariables"] |= {LAUNCHD_SOCKET: SOCKET}
+    else:
+        # Started again after a crash, not after an end that was asked for; a setting that is wrong is tried again at
+        # this pace, since launchd knows no codes for which it should not.
+        content |= {"RunAtLoad": True, "KeepAlive": {"SuccessfulExit": False}}
     text = plistlib.dumps(content).decode("utf-8")
     domain = f"gui/{os.getuid()}"
     load = (("launchctl", "bootstrap", domain, str(path)),)
-    return Unit(path, text, load, (("launchctl", "bootout", f"{domain}/{LABEL}"),))
+    return Unit({path: text}, load, (("launchctl", "bootout", f"{domain}/{LABEL}"),))
 
 
 def _agreed() -> bool:

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from start_llm.core.settings import Settings, load_settings
-from start_llm.service import units
+from start_llm.service import ondemand, units
+from start_llm.service.ondemand import LABEL
 from start_llm.service.units import Unit, unit_for
 
 
@@ -25,41 +26,113 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return load_settings(None, start_llm_cache_dir=tmp_path / "cache")
 
 
-def make(system: str, settings: Settings) -> Unit:
-    return unit_for(system, settings, {"model_path": 'a "b" 100%'}, {"PATH": "/bin", "SECRET": "x", "HF_HOME": "/hf"})
+def make(system: str, settings: Settings, *, on_demand: bool = False) -> Unit:
+    environment = {"PATH": "/bin", "SECRET": "x", "HF_HOME": "/hf"}
+    return unit_for(system, settings, {"model_path": 'a "b" 100%'}, environment, on_demand=on_demand)
+
+
+def only(unit: Unit) -> tuple[Path, str]:
+    ((path, text),) = unit.files.items()
+    return path, text
+
+
+def verify(folder: Path, unit: Unit) -> None:
+    if shutil.which("systemd-analyze"):
+        for path, text in unit.files.items():
+            (folder / path.name).write_text(text)
+        environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
+        for path in unit.files:
+            subprocess.run(
+                ["systemd-analyze", "--user", "verify", str(folder / path.name)], env=environment, check=True
+            )
 
 
 def test_the_systemd_unit(settings: Settings, tmp_path: Path) -> None:
-    unit = make("linux", settings)
-    assert unit.path == tmp_path / ".config/systemd/user/start-llm.service"
+    path, text = only(make("linux", settings))
+    assert path == tmp_path / ".config/systemd/user/start-llm.service"
     parser = configparser.RawConfigParser(strict=False)
     parser.optionxform = str  # type: ignore[assignment,method-assign]
-    parser.read_string(unit.text)
+    parser.read_string(text)
     service = parser["Service"]
     assert shlex.split(service["ExecStart"])[1:] == ["-m", "start_llm", "supervise"]
     assert service["RestartPreventExitStatus"] == "1 2" and service["Restart"] == "on-failure"
-    assert 'Environment="MODEL_PATH=a \\"b\\" 100%%"' in unit.text
-    assert f'Environment="START_LLM_HOME={tmp_path}/ho me"' in unit.text
-    assert "SECRET" not in unit.text and 'Environment="HF_HOME=/hf"' in unit.text
-    if shutil.which("systemd-analyze"):
-        path = tmp_path / "start-llm.service"
-        path.write_text(unit.text)
-        environment = {**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)}
-        subprocess.run(["systemd-analyze", "--user", "verify", str(path)], env=environment, check=True)
+    assert 'Environment="MODEL_PATH=a \\"b\\" 100%%"' in text
+    assert f'Environment="START_LLM_HOME={tmp_path}/ho me"' in text
+    assert "SECRET" not in text and 'Environment="HF_HOME=/hf"' in text
+    assert parser["Install"]["WantedBy"] == "default.target"
+    verify(tmp_path, make("linux", settings))
+
+
+@pytest.mark.parametrize(("host", "listens"), [("127.0.0.1", "127.0.0.1:8081"), ("::1", "[::1]:8081")])
+def test_systemd_listens_and_starts_on_demand(host: str, listens: str, settings: Settings, tmp_path: Path) -> None:
+    settings = settings.model_copy(update={"mlx_host": host, "mlx_port": 8081})
+    unit = make("linux", settings, on_demand=True)
+    texts = {path.name: text for path, text in unit.files.items()}
+    assert f"ListenStream={listens}\n" in texts["start-llm.socket"] and "sockets.target" in texts["start-llm.socket"]
+    service = texts["start-llm.service"]
+    assert "WantedBy" not in service and "StartLimitBurst=5" in service  # it is the socket that is enabled
+    assert 'Environment="MLX_PORT=8081"' in service and 'Environment="IDLE_SHUTDOWN_MINUTES=10"' in service
+    assert [command[2:] for command in unit.load] == [("daemon-reload",), ("enable", "--now", "start-llm.socket")]
+    verify(tmp_path, unit)
 
 
 def test_the_launchd_unit(settings: Settings, tmp_path: Path) -> None:
     unit = make("darwin", settings)
-    assert unit.path == tmp_path / "Library/LaunchAgents" / f"{units.LABEL}.plist"
-    content = plistlib.loads(unit.text.encode())
-    assert content["Label"] == units.LABEL and content["ProgramArguments"][1:] == ["-m", "start_llm", "supervise"]
+    path, text = only(unit)
+    assert path == tmp_path / "Library/LaunchAgents" / f"{LABEL}.plist"
+    content = plistlib.loads(text.encode())
+    assert content["Label"] == LABEL and content["ProgramArguments"][1:] == ["-m", "start_llm", "supervise"]
     assert content["EnvironmentVariables"]["MODEL_PATH"] == 'a "b" 100%'
     assert content["KeepAlive"] == {"SuccessfulExit": False} and content["WorkingDirectory"] == str(tmp_path / "ho me")
     assert unit.load[0][:3] == ("launchctl", "bootstrap", f"gui/{os.getuid()}")
 
 
-def options(what: str, *, yes: bool = False) -> argparse.Namespace:
-    return argparse.Namespace(what=what, yes=yes, overrides={})
+def test_launchd_listens_and_starts_on_demand(settings: Settings) -> None:
+    content = plistlib.loads(only(make("darwin", settings, on_demand=True))[1].encode())
+    assert content["Sockets"] == {
+        "Listeners": {
+            "SockNodeName": "127.0.0.1",
+            "SockServiceName": "8080",
+            "SockType": "stream",
+            "SockFamily": "IPv4",
+        }
+    }
+    assert content["EnvironmentVariables"]["START_LLM_LAUNCHD_SOCKET"] == "Listeners"
+    assert "RunAtLoad" not in content and "KeepAlive" not in content  # either would start it at once
+
+
+@pytest.mark.parametrize("system", ["linux", "darwin"])
+def test_what_is_installed_is_known_by_its_files(
+    system: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ondemand.sys, "platform", system)
+    assert ondemand.installed_on_demand() is None
+    for on_demand in (False, True):
+        unit = make(system, settings, on_demand=on_demand)
+        for path, text in unit.files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        assert ondemand.installed_on_demand() is on_demand
+        assert ondemand.on_demand_port() == (8080 if on_demand else None)
+        for path in unit.files:
+            path.unlink()
+
+
+def test_the_other_kind_is_uninstalled_first(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(units.sys, "platform", "linux")
+    path, text = only(make("linux", settings))
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    assert units.main(settings, options("install", yes=True, on_demand=True)) == 1
+    assert "uninstall` first" in capsys.readouterr().err
+    nowhere = settings.model_copy(update={"mlx_port": 0})
+    assert units.main(nowhere, options("install", yes=True, on_demand=True)) == 2
+
+
+def options(what: str, *, yes: bool = False, on_demand: bool = False) -> argparse.Namespace:
+    return argparse.Namespace(what=what, yes=yes, on_demand=on_demand, overrides={})
 
 
 def test_it_is_shown_and_not_written_unless_agreed(
@@ -67,7 +140,7 @@ def test_it_is_shown_and_not_written_unless_agreed(
 ) -> None:
     monkeypatch.setattr(units.sys, "platform", "linux")
     monkeypatch.setattr(units.sys.stdin, "isatty", lambda: False, raising=False)
-    path = make("linux", settings).path
+    path, _ = only(make("linux", settings))
     assert units.main(settings, options("install")) == 0
     said = capsys.readouterr().out
     assert "[Service]" in said and str(path) in said and "--yes" in said and not path.exists()
@@ -85,7 +158,7 @@ def test_it_is_written_and_removed(
     monkeypatch.setattr(units.sys, "platform", "linux")
     monkeypatch.setattr(units.shutil, "which", lambda name: f"/bin/{name}")
     monkeypatch.setattr(units.subprocess, "run", run)
-    path = make("linux", settings).path
+    path, _ = only(make("linux", settings))
     assert units.main(settings, options("install", yes=True)) == 0
     assert path.stat().st_mode & 0o777 == 0o600
     assert units.main(settings, options("uninstall")) == 0 and not path.exists()
