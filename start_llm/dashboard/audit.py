@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Any
 
 from start_llm.core.events import Event
 from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
 from start_llm.dashboard.observer import Outcome
+from start_llm.files.batches import BatchWriter
 from start_llm.files.database import CacheDatabase, FileUnavailable
 
 log = logging.getLogger(__name__)
@@ -129,11 +128,8 @@ class Audit:
     def __init__(self, path: Path, days: float, clock: Callable[[], float] = time.time) -> None:
         self._database = _database(path)
         self._seconds, self._clock = days * DAY_SECONDS, clock
-        self._writes: SimpleQueue[Entry | None] = SimpleQueue()
-        self._closing = threading.Event()
         self._until_trim = 0
-        self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
-        self._thread.start()
+        self._writer = BatchWriter("audit", self._write, _GATHER_SECONDS)
 
     def started(self, request: ChatRequest) -> None:
         """A request is written when it has ended."""
@@ -142,34 +138,15 @@ class Audit:
         """A request is written when it has ended."""
 
     def ended(self, request: ChatRequest, outcome: Outcome) -> None:
-        if not self._closing.is_set():
-            self._writes.put(entry(request, outcome, self._clock()))
+        self._writer.put(entry(request, outcome, self._clock()))
 
     def close(self) -> None:
         """Writes what is waiting and ends the thread. May be called twice."""
-        if not self._closing.is_set():
-            self._closing.set()
-            self._writes.put(None)
-            self._thread.join()
+        if not self._writer.closing:
+            self._writer.close()
             self._database.close()
 
     # --- the writer thread --------------------------------------------------
-
-    def _run(self) -> None:
-        while (first := self._writes.get()) is not None:
-            self._closing.wait(_GATHER_SECONDS)
-            rows, ended = [first], False
-            while not ended:
-                try:
-                    row = self._writes.get_nowait()
-                except Empty:
-                    break
-                ended = row is None
-                if row is not None:
-                    rows.append(row)
-            self._write(rows)
-            if ended:
-                return
 
     def _write(self, rows: list[Entry]) -> None:
         def write(connection: sqlite3.Connection) -> None:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-import threading
 from pathlib import Path
-from queue import Empty, SimpleQueue
 
+from start_llm.files.batches import BatchWriter
 from start_llm.files.database import CacheDatabase, FileUnavailable
 from start_llm.prompt.nodecodec import DamagedNode, decode, encode
 from start_llm.prompt.tree import Node
@@ -41,10 +40,7 @@ class TurnDB:
         self._fingerprint = ""
         self._roots: dict[int, int] = {}
         self.failures = 0
-        self._writes: SimpleQueue[_Write | threading.Event | None] = SimpleQueue()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="turndb", daemon=True)
-        self._thread.start()
+        self._writer = BatchWriter("turndb", self._write, _GATHER_SECONDS)
 
     def load(self, fingerprint: str) -> list[Node]:
         """The nodes of `fingerprint`, the newest up to the byte limit, parents first; damaged rows are left out."""
@@ -80,10 +76,10 @@ class TurnDB:
 
     def save(self, node: Node) -> None:
         """Writes a node, and may delete the oldest conversations for it."""
-        if not self._closing.is_set():
+        if not self._writer.closing:
             root = self._roots.get(node.parent, node.parent) if node.parent is not None else node.id
             self._roots[node.id] = root
-            self._writes.put((root, node))
+            self._writer.put((root, node))
 
     def forget(self, ids: list[int]) -> None:
         """These nodes are not in memory any more; their rows stay."""
@@ -92,44 +88,17 @@ class TurnDB:
 
     def close(self) -> None:
         """Writes what is waiting and ends the thread."""
-        if not self._closing.is_set():
-            self._closing.set()
-            self._writes.put(None)
-            self._thread.join()
+        if not self._writer.closing:
+            self._writer.close()
             self._database.close()
 
     def flush(self) -> None:
         """Returns when all that was saved before is on disk."""
-        done = threading.Event()
-        if not self._closing.is_set():
-            self._writes.put(done)
-            done.wait()
+        self._writer.flush()
 
     # --- the writer thread --------------------------------------------------
 
-    def _run(self) -> None:
-        while (first := self._writes.get()) is not None:
-            self._closing.wait(_GATHER_SECONDS)
-            writes, ended = [first], False
-            while not ended:
-                try:
-                    write = self._writes.get_nowait()
-                except Empty:
-                    break
-                ended = write is None
-                if write is not None:
-                    writes.append(write)
-            self._write([write for write in writes if not isinstance(write, threading.Event)])
-            for write in writes:
-                if isinstance(write, threading.Event):
-                    write.set()
-            if ended:
-                return
-
     def _write(self, waiting: list[_Write]) -> None:
-        if not waiting:
-            return
-
         def write(connection: sqlite3.Connection) -> None:
             for root, node in waiting:
                 row = (node.id, root, self._fingerprint, encode(node))
