@@ -54,15 +54,15 @@ def test_the_first_minute_says_what_one_needs_to_know(make: Callable[..., Any]) 
     text = "\n".join(said)
     for part in (app.server_url, "oracle", "GiB in memory", "/kv", "launch claude"):
         assert part in text
-    assert httpx.get(f"{app.server_url}/health", timeout=10).json()["state"] == "ready"
+    assert httpx.get(f"{app.server_url}/health", timeout=60).json()["state"] == "ready"
 
 
 def test_a_program_can_have_a_server_for_a_block(make: Callable[..., Any]) -> None:
     assert start_llm.App is App and start_llm.load_settings is load_settings
     with make()[0] as app:
-        assert httpx.get(f"{app.url}/health", timeout=10).json()["state"] == "ready"
+        assert httpx.get(f"{app.url}/health", timeout=60).json()["state"] == "ready"
     with pytest.raises(httpx.TransportError):
-        httpx.get(f"{app.url}/health", timeout=10)
+        httpx.get(f"{app.url}/health", timeout=60)
     with pytest.raises(AttributeError, match="no attribute 'Ap'"):
         start_llm.Ap  # noqa: B018 - that it raises is what is asked
 
@@ -99,7 +99,7 @@ def test_a_stranger_on_the_proxys_port_is_named_and_the_server_goes_on(make: Cal
         app, said = make(proxy="on", proxy_port=taken.getsockname()[1], litellm_master_key="sk-test")
         app.start()
         assert any(line.startswith("proxy     off") for line in said)
-        assert httpx.get(f"{app.server_url}/health", timeout=10).status_code == 200
+        assert httpx.get(f"{app.server_url}/health", timeout=60).status_code == 200
 
 
 class ReadyProxy:
@@ -156,11 +156,11 @@ def test_before_loading_requests_get_503(make: Callable[..., Any]) -> None:
     answer = httpx.post(
         f"{app.server_url}/v1/chat/completions",
         json={"model": "x", "messages": [{"role": "user", "content": "hi"}]},
-        timeout=10,
+        timeout=60,
     )
     assert answer.status_code == 503
     assert "loading" in answer.json()["error"]["message"]
-    assert httpx.get(f"{app.server_url}/health", timeout=10).json()["state"] == "loading"
+    assert httpx.get(f"{app.server_url}/health", timeout=60).json()["state"] == "loading"
 
 
 def test_a_context_that_is_too_long_is_refused_with_the_numbers(make: Callable[..., Any]) -> None:
@@ -191,4 +191,4 @@ def test_a_token_that_the_model_does_not_have_is_refused_and_hurts_nobody(make: 
         answer = httpx.post(f"{app.server_url}/v1/completions", json=body, timeout=30)
         assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt"
         assert "99999999" in answer.json()["error"]["message"]
-    assert httpx.get(f"{app.server_url}/health", timeout=10).json()["state"] == "ready"
+    assert httpx.get(f"{app.server_url}/health", timeout=60).json()["state"] == "ready"

@@ -48,7 +48,7 @@ class Raw:
     """A bare connection, to send what no client library would."""
 
     def __init__(self, port: int) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", port), timeout=10)
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=60)
 
     def send(self, data: bytes | str) -> Raw:
         self.socket.sendall(data.encode() if isinstance(data, str) else data)

@@ -42,7 +42,7 @@ def test_light_routes_answer_while_all_workers_stream(serve: Serve, service: Fak
     stream_and_hold(service)
     for _ in range(4):
         connect(server).post(PATH, CHAT | {"stream": True})
-    streams = [service.streams.get(timeout=5) for _ in range(2)]
+    streams = [service.streams.get(timeout=60) for _ in range(2)]
     for path in ("/health", "/metrics", "/v1/models", "/v1/models/tiny"):
         assert connect(server).get(path).response()[0] == 200
     for stream in streams:
@@ -54,7 +54,7 @@ def test_a_full_pool_refuses(serve: Serve, service: FakeService, connect: Connec
     stream_and_hold(service)
     held = [connect(server).post(PATH, CHAT | {"stream": True}) for _ in range(10)]
     for _ in range(2):
-        service.streams.get(timeout=5)
+        service.streams.get(timeout=60)
     big = CHAT | {"x": "x" * 5_000_000}
     status, headers, body = connect(server).post(PATH, big).response()
     assert (status, headers["retry-after"]) == (429, "2")
@@ -66,9 +66,9 @@ def test_a_client_that_goes_away_closes_its_stream(server: ApiServer, service: F
     stream_and_hold(service)
     for stream in (True, False):
         raw = connect(server).post(PATH, CHAT | {"stream": stream})
-        events = service.streams.get(timeout=5)
+        events = service.streams.get(timeout=60)
         raw.close()
-        assert events.closed.wait(5)
+        assert events.closed.wait(60)
 
 
 def test_a_single_thread_serves_one_after_another(serve: Serve, service: FakeService, connect: Connect) -> None:
@@ -89,7 +89,7 @@ def test_a_single_threaded_server_stops_during_a_stream(serve: Serve, service: F
     server = serve(http_threads=1)
     stream_and_hold(service)
     connect(server).post(PATH, CHAT | {"stream": True})
-    events = service.streams.get(timeout=5)
+    events = service.streams.get(timeout=60)
     server.stop(0)
     assert events.closed.is_set()
 
@@ -289,14 +289,14 @@ def test_a_port_in_use_is_named(server: ApiServer, serve: Serve) -> None:
 def test_stop_lets_requests_end(serve: Serve, service: FakeService, connect: Connect) -> None:
     server = serve()
     go = threading.Event()
-    service.script = lambda request: [FIRST, lambda stream: go.wait(5), TextDelta("late"), DONE]
+    service.script = lambda request: [FIRST, lambda stream: go.wait(60), TextDelta("late"), DONE]
     raw = connect(server).post(PATH, CHAT | {"stream": True})
-    service.streams.get(timeout=5)
+    service.streams.get(timeout=60)
     stopper = threading.Thread(target=server.stop, args=(10,))
     stopper.start()
     go.set()
     assert b"late" in raw.response()[2]
-    stopper.join(10)
+    stopper.join(60)
     with pytest.raises(OSError):
         connect(server)
 
@@ -325,7 +325,7 @@ def test_cache_reports(server: ApiServer, connect: Connect) -> None:
 
 
 def test_url_is_usable(server: ApiServer) -> None:
-    with urllib.request.urlopen(f"{server.url}/health", timeout=5) as reply:
+    with urllib.request.urlopen(f"{server.url}/health", timeout=60) as reply:
         assert reply.status == 200
 
 
@@ -334,7 +334,7 @@ def test_a_stop_tells_running_requests(serve: Serve, service: FakeService, conne
     server = serve()
     stream_and_hold(service)
     raw = connect(server).post(PATH, CHAT | {"stream": stream})
-    service.streams.get(timeout=5)
+    service.streams.get(timeout=60)
     server.stop(0)
     status, _, body = raw.response()
     assert status == (200 if stream else 503)

@@ -88,6 +88,6 @@ def test_who_waits_is_woken_by_news():
     thread.start()
     assert not woken.is_set()
     board.started(request())
-    assert woken.wait(10)
-    thread.join(10)
+    assert woken.wait(60)
+    thread.join(60)
     board.wait(version, 30)  # something has happened already: returns at once

@@ -33,9 +33,9 @@ def test_who_waits_too_long_goes_on_and_the_thread_keeps_its_place() -> None:
             patience.run(go.wait, 30)
     with pytest.raises(Unavailable, match="others are being made"):
         patience.run(int)
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 25
     go.set()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while True:
         try:
             assert patience.run(int) == 0

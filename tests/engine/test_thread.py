@@ -19,7 +19,7 @@ from start_llm.engine.scheduler import Limits, Scheduler
 from start_llm.engine.thread import EngineThread
 from tests.engine.fakes import EOS, Collected, FakeDrawing, FakeRunner, FakeStore, submit
 
-WAIT = 10.0
+WAIT = 60.0
 
 
 class FakeRuntime:
@@ -179,12 +179,12 @@ def test_a_model_thread_that_hangs_is_wedged_until_it_moves_again(start: Any) ->
     began, when = time.monotonic(), time.time()
     engine.submit(work)
     ended = final(sink)
-    assert 0.9 < time.monotonic() - began < 4
+    assert 0.9 < time.monotonic() - began < 30
     assert isinstance(ended, EngineFailed)
     assert ended.error.status == 504 and "GENERATION_WATCHDOG_SECONDS" in ended.error.message
     status = engine.status()
     assert status.state == "wedged" and "has not moved" in status.detail
-    assert status.since is not None and abs(status.since - when) < 1
+    assert status.since is not None and abs(status.since - when) < 30
     with pytest.raises(Unavailable) as refused:
         engine.submit(submit("b", [1, 2])[0])
     assert refused.value.retry_after
@@ -203,7 +203,7 @@ def test_after_twice_the_time_the_engine_is_lost(start: Any) -> None:
     engine.submit(submit("a", range(1, 50))[0])
     began = time.monotonic()
     wait_until(lambda: bool(lost))
-    assert 0.9 < time.monotonic() - began < 4
+    assert 0.9 < time.monotonic() - began < 30
     assert lost[0][0] == ExitCode.WEDGED and "has not moved" in lost[0][1]
     time.sleep(0.3)
     assert len(lost) == 1
@@ -233,7 +233,7 @@ def test_a_wedged_thread_is_not_waited_for(start: Any) -> None:
     wait_until(lambda: engine.status().state == "wedged")
     began = time.monotonic()
     assert engine.stop() is False
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 8  # who is waited for has 10 s
     runner.release.set()
     wait_until(lambda: engine.status().state == "stopped")
     assert engine.stop() is True
@@ -250,7 +250,7 @@ def test_loading_is_not_waited_for() -> None:
     engine.start()
     began = time.monotonic()
     assert engine.stop() is False
-    assert time.monotonic() - began < 1
+    assert time.monotonic() - began < 8  # who is waited for has 10 s
     release.set()
 
 

@@ -72,6 +72,6 @@ def until(condition: Callable[[], bool]) -> None:
 
 def healthy(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health", timeout=2).status_code == 200
+        return httpx.get(f"{url}/health", timeout=20).status_code == 200
     except httpx.TransportError:
         return False

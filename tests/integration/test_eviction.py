@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.integration.live import TOOLS, Live, echoed, live
+from tests.integration.live import TOOLS, WAIT, Live, echoed, live
 from tests.oracle import expected_truth
 
 
@@ -61,7 +61,7 @@ def test_unused_kv_leaves_memory_while_nobody_asks(oracle_path: Callable[..., Pa
     with live(oracle_path("plain"), tmp_path, prompt_cache_ttl_seconds=1) as server:
         server.chat([{"role": "user", "content": "[[truth]]"}])
         assert server.app.engine.call(lambda scheduler: scheduler.figures()["kv_bytes"]) > 0
-        until = time.monotonic() + 30
+        until = time.monotonic() + WAIT
         while server.app.engine.status().figures["kv_bytes"] and time.monotonic() < until:
             time.sleep(0.1)
         assert server.app.engine.status().figures["kv_bytes"] == 0

@@ -37,7 +37,7 @@ def test_explain_does_not_wait_for_the_model(
             time.sleep(0.02)
 
         body = {"model": "default", "messages": history}
-        report = httpx.post(f"{server.url}/v1/cache/explain", json=body, timeout=5).json()
+        report = httpx.post(f"{server.url}/v1/cache/explain", json=body, timeout=WAIT).json()
         assert (report["running"], report["queued"]) == (1, 2)
         assert report["reused"] >= first["body"]["usage"]["prompt_tokens"] and "miss" not in report
         assert report["reused"] + report["computed"] == report["prompt"]

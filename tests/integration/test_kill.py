@@ -22,7 +22,7 @@ TURNS = 5
 
 
 def figure(url: str, name: str) -> float:
-    lines = httpx.get(f"{url}/metrics", timeout=5).text.splitlines()
+    lines = httpx.get(f"{url}/metrics", timeout=WAIT).text.splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith(f"start_llm_{name} "))
 
 

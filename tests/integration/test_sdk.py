@@ -24,15 +24,23 @@ ANTHROPIC_TOOLS: Any = [
     }
     for t in TOOLS
 ]
+START_SECONDS = 360.0  # LiteLLM computes for 8 s; on a machine with busy neighbours that may take minutes
+
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
 def proxied(oracle_path: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     cache = tmp_path_factory.mktemp("proxied")
-    settings = {"proxy": "on", "proxy_port": 0, "proxy_startup_wait_seconds": 90.0, "litellm_master_key": "sk-test"}
+    settings = {
+        "proxy": "on",
+        "proxy_port": 0,
+        "proxy_startup_wait_seconds": START_SECONDS,
+        "litellm_master_key": "sk-test",
+    }
     with live(oracle_path("plain"), cache, **settings) as server:
         assert server.app.proxy is not None
-        assert server.app.proxy.wait_ready(90.0), server.app.proxy.log_tail()
+        assert server.app.proxy.wait_ready(START_SECONDS), server.app.proxy.log_tail()
         yield server
 
 

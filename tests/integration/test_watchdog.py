@@ -15,7 +15,7 @@ def test_an_answer_that_takes_too_long_is_cut_and_says_so(
     oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ORACLE_SLEEP_PER_STEP", "0.05")
-    with live(oracle_path("plain"), tmp_path, generation_watchdog_seconds=1.5, drafts="off") as server:
+    with live(oracle_path("plain"), tmp_path, generation_watchdog_seconds=4, drafts="off") as server:
         answer = server.chat([{"role": "user", "content": "[[long 1000]]"}], max_tokens=2000)
         assert answer["body"]["choices"][0]["finish_reason"] == "length"
         assert 1 <= answer["body"]["usage"]["completion_tokens"] < 100

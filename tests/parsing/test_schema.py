@@ -126,7 +126,7 @@ def test_references_that_branch_are_given_up() -> None:
     assert found.types == {"integer"}
     assert found.coerce("x") == "x"
     assert [found.coerce("x") for _ in range(100)] == ["x"] * 100
-    assert time.process_time() - began < 3.0
+    assert time.process_time() - began < 20
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,7 @@ def test_a_large_schema_is_refused_before_anything_is_made_of_it() -> None:
     # Nobody asked that the arguments of a tool that is not strict be held to its schema.
     forced = constraint(BYTES, tools=(lenient, *tools[:3]), tool_choice=ToolChoice("required"))
     assert BYTES.accepts(forced, '<tool_call>\n{"name": "f", "arguments": {"q": 1}}\n</tool_call>')
-    assert time.process_time() - began < 5.0
+    assert time.process_time() - began < 20
 
 
 CIRCULAR: list[dict[str, Any]] = [

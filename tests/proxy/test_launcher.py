@@ -50,7 +50,7 @@ def make(folder: Path, port: int = 0) -> LiteLLMProxy:
     )
 
 
-def until(condition: Callable[[], bool], seconds: float = 20) -> None:
+def until(condition: Callable[[], bool], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"
@@ -126,7 +126,7 @@ def test_a_leftover_of_ours_is_replaced(tmp_path: Path, listener: tuple[int, int
     proxy = make(tmp_path, port)
     proxy.start()
     try:
-        process.wait(10)
+        process.wait(60)
         assert proxy.alive() and proxy.pid != pid and proxy.url == f"http://127.0.0.1:{port}"
     finally:
         proxy.stop()
