@@ -347,7 +347,7 @@ def side_by_side(flags: list[str]) -> list[str]:
     """Tests of different files run at the same time, unless the flags say how many (`-n 0`: one after the other)."""
     if any(flag.startswith(("-n", "--numprocesses", "--pdb")) for flag in flags):
         return []
-    return ["-n", str(min(MOST_WORKERS, os.cpu_count() or 1)), "--dist", "loadfile"]
+    return ["-n", str(min(MOST_WORKERS, os.cpu_count() or 1)), "--dist", "loadfile", "--no-loadscope-reorder"]
 
 
 def run_checks(folder: Path, flags: list[str]) -> int:

@@ -12,6 +12,7 @@ from rich.console import Console
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.progress import ProgressBars
 
+LONGEST = {"engine", "fuzz", "integration", "prompt", "proxy", "scripts", "service", "stress", "vision"}
 OPTIONAL = {"slow": "takes over ten seconds", "e2e": "drives a real agent client"}
 
 # How long an example takes says how busy the machine is; pytest-timeout ends what hangs.
@@ -30,6 +31,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The rooms with the longest tests come first: side by side, the last files to end are then short ones."""
+    items.sort(key=lambda item: item.path.parent.name not in LONGEST)
     for item in items:
         for name in OPTIONAL:
             if item.get_closest_marker(name) and not config.getoption(f"--{name}"):

@@ -36,8 +36,16 @@ def insert(runner: Runner, model: Any, label: str, count: int, drafter: Drafter 
     return uid, counts
 
 
-@pytest.mark.parametrize(("name", "rows"), [("llama", 340), ("qwen3_5", 80), ("gemma3_text", 80)])
-def test_no_token_is_lost_or_doubled_over_a_thousand_joins_and_leaves(name: str, rows: int) -> None:
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("llama", 120),
+        ("qwen3_5", 60),
+        ("gemma3_text", 60),
+        pytest.param("llama", 340, marks=pytest.mark.slow),
+    ],
+)
+def test_no_token_is_lost_or_doubled_over_many_joins_and_leaves(name: str, rows: int) -> None:
     model, chance = make(name), random.Random(3)
     truths = {label: reference(model, SAMPLINGS[label], SAID).tokens for label in ("greedy", "penalties")}
     end = truths["greedy"][11]

@@ -226,7 +226,7 @@ def truth_of(name: str, label: str) -> Said:
     count=st.integers(1, 20),
     ends=st.none() | st.integers(0, 19),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_runs_with_rejections_stops_and_cancels_anywhere(
     name: str, label: str, seed: int, steps: int, count: int, ends: int | None
 ) -> None:

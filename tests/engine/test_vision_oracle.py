@@ -105,7 +105,7 @@ def worlds(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], World]:
     return world
 
 
-CASES = [pytest.param(20, id="20"), pytest.param(1000, id="1000", marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
+CASES = [pytest.param(10, id="10"), pytest.param(1000, id="1000", marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 
 
 @pytest.mark.parametrize("kind", ["plain", "hybrid"])

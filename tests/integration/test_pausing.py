@@ -15,7 +15,7 @@ from start_llm.core.work import Submit
 from tests.integration.live import Live, live
 
 CLIENTS = 4
-WORDS = 240  # tokens of an answer
+WORDS = 120  # tokens of an answer
 PING_SECONDS = 0.05
 
 
