@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +16,13 @@ from start_llm.api.server import make_server
 from start_llm.core.service import Health
 from start_llm.core.settings import Settings
 from start_llm.core.stored import StoredSegment, StoredTree
+from start_llm.models.pull import Pulled, PullError
 from tests.api.fakes import FakeService
 from tests.dashboard.browser import WAIT, Browser, browser
-from tests.integration.live import Live, live
+from tests.integration.live import TOOLS, Live, live
 from tests.memory_folder import memory_folder
 from tests.oracle.build import build_oracle
+from tests.oracle.oracle import script
 
 from selenium.webdriver.common.keys import Keys  # isort: skip - skipped by `browser` where it is missing
 
@@ -170,6 +173,94 @@ def test_what_clients_send_is_shown_as_text(page: Browser, server: Live) -> None
     page.view("server")
     page.until_text("#settings", f"tiny{MARKUP}")
     assert page.run("return document.querySelectorAll('img, b > b, script:not([src])').length") == 0
+
+
+# --- try --------------------------------------------------------------------------------------
+
+
+def send(page: Browser, text: str) -> None:
+    field = page.one("#try-text")
+    field.send_keys(text + Keys.ENTER)
+
+
+def test_a_chat_folds_reasoning_shows_calls_and_stays_in_the_browser(page: Browser, server: Live) -> None:
+    page.view("try")
+    page.run("document.querySelector('#try-form details').open = true")
+    page.run("document.getElementById('try-tools').value = arguments[0]", json.dumps(TOOLS))
+    call = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py"}}\n</tool_call>'
+    send(page, script(f"<think>\nI look.\n</think>\n\n{call}", f"It says {MARKUP}.").replace("\n", " "))
+    page.until_text("#said .call", "read", '"path": "a.py"')
+    assert not page.one("#said .reasoning").get_attribute("open")
+    page.until_text("#said .reasoning .text", "I look.")
+    page.until_text("#try-label", "Result of read")
+    send(page, "print(1)")
+    page.until_text("#said", "Result", "print(1)", f"It says {MARKUP}.", "tokens/s", "prompt tokens reused")
+    page.until(lambda: page.one("#try-again").is_enabled(), "the end of the answer")
+    said = page.text("#said .text")
+    page.open(server.url)
+    page.view("try")
+    assert page.text("#said .text") == said, "kept"
+    page.one("#try-again").click()
+    page.until(lambda: page.one("#try-again").is_enabled() and page.text("#said .text") == said, "the same again")
+    page.one("#try-clear").click()
+    page.until_text("#said", "Ask something.")
+
+
+def test_an_answer_can_be_stopped(page: Browser, server: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORACLE_SLEEP_PER_STEP", "0.05")
+    page.view("try")
+    send(page, "Go on [[long 5000]]")
+    page.until_text("#said .assistant", "tokens/s")
+    page.one("#try-stop").click()
+    page.until_text("#said .assistant", "stopped")
+    monkeypatch.delenv("ORACLE_SLEEP_PER_STEP")
+    page.until(lambda: server.app.engine.status().running == 0, "the end of the work")
+    page.run("document.querySelector('#try-form details').open = true")
+    page.one("#try-tools").send_keys("[")
+    send(page, "again")
+    page.until_text("#try-told", "Tools are no JSON")
+    page.one("#try-tools").clear()
+
+
+# --- models and server ---------------------------------------------------------------------------
+
+
+def test_a_model_is_fetched_with_progress_or_refused_with_a_sentence(
+    page: Browser, server: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = threading.Event()
+
+    def fetch(name: str, progress: Any, **more: Any) -> Any:
+        if name == "owner/gone":
+            raise PullError(f"{name} is not here, and no hub is in reach (offline {MARKUP}).")
+        while not go_on.wait(0.02):
+            progress("download", 0.4)
+        return Pulled(Path(), 2 * 10**9, 10**9, "0123456789abcdef")
+
+    monkeypatch.setattr(server.app._server._panels.pulls, "_fetch", fetch)
+    page.view("models")
+    page.until_text("#known", "qwen3.6-27b", "GB")
+    field = page.one("#pull-name")
+    field.send_keys("llama3:8b" + Keys.ENTER)
+    page.until_text("#pull-told", "is a name of Ollama")
+    field.clear()
+    field.send_keys("owner/gone" + Keys.ENTER)
+    page.until_text("#pull-told", "failed", "no hub is in reach", MARKUP)
+    field.clear()
+    field.send_keys("owner/model" + Keys.ENTER)
+    page.until_text("#pull-told", "owner/model: 40%")
+    assert page.one("#pull-bar").get_attribute("value") == "0.4" and page.one("#pull-stop").is_displayed()
+    go_on.set()
+    page.until_text("#pull-told", "done", "2.00 GB")
+
+
+def test_the_log_and_the_settings_are_shown_without_secrets(page: Browser, server: Live) -> None:
+    log = logging.getLogger("start_llm.test_browser")
+    page.view("server")
+    log.error("a line with %s and Bearer abcdefgh12345678", MARKUP)
+    page.until_text("#log", f"a line with {MARKUP} and Bearer [redacted]")
+    page.until_text("#settings", "MODEL_PATH", "LITELLM_MASTER_KEY", "unset")
+    assert "bad" in page.run("return [...document.querySelectorAll('#log div')].at(-1).className")
 
 
 # --- shape -------------------------------------------------------------------------------------
