@@ -210,7 +210,7 @@ function meter(name, value, most, told) {
   const share = most ? Math.min(1, value / most) : 0;
   return make("div", { class: "meter" }, make("span", {}, name),
     make("div", { class: "bar", role: "meter", "aria-label": name, "aria-valuemin": 0, "aria-valuemax": most || 1, "aria-valuenow": value },
-      make("i", { class: share > 0.9 ? "again" : "reused", share })),
+      make("i", { class: "memory", share })),
     make("span", { class: "end" }, told));
 }
 

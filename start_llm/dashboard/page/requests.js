@@ -46,8 +46,15 @@ function again(entry) {
   return Math.max(0, (entry.computed || 0) - (entry.new || 0));
 }
 
+// Both texts end somewhere: what differs there behind something equal says nothing.
+function whole(parts) {
+  const last = parts.findLastIndex(([kind, text]) => kind === "same" && text.trim());
+  const first = parts.findIndex(([kind]) => kind !== "same");
+  return last > first && first >= 0 ? [...parts.slice(0, last + 1), ["same", " …"]] : parts;
+}
+
 function changed(miss) {
-  const parts = diff(miss.expected || "", miss.found || "").map(([kind, text]) =>
+  const parts = whole(diff(miss.expected || "", miss.found || "")).map(([kind, text]) =>
     kind === "same" ? text : make(kind === "was" ? "del" : "ins", {}, text));
   return make("pre", { class: "diff" }, ...parts);
 }
@@ -83,8 +90,8 @@ function why(entry) {
   tell("time", entry.time);
   json(`/page/requests/${encodeURIComponent(entry.id)}`).then(({ note, parted }) => {
     if (parted && !miss) {
-      tell("parted", `${place(parted)}: something else is stored there, so all behind it was new`);
-      tell("what", changed(parted));
+      const rows = [["parted", `${place(parted)}: something else is stored there, so all behind it was new`], ["what", changed(parted)]];
+      list.children[1].after(...rows.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
     }
     tell("told", note.length ? make("pre", {}, note.join("\n")) : "The model read no update note.");
   }, () => {}); // it is gone: the server has begun anew
