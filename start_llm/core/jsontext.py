@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 import math
+import threading
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,10 @@ from start_llm.core.errors import BadRequest, TooLarge
 from start_llm.core.limits import DEPTH, ESCAPES, KEYS, VALUES, Limit
 
 CHUNK = 1 << 20
+LARGE = 1 << 18
+_IN_TURN = threading.Lock()
+"""Large bodies are decoded one after the other: threads that each want the interpreter's lock for so long take turns
+among themselves, and nobody else has one."""
 _OPEN, _CLOSE, _QUOTE = 1, 2, 3
 _COMMA, _COLON = 4, 5
 _KINDS = bytes.maketrans(b'[{]}",:', bytes([_OPEN, _OPEN, _CLOSE, _CLOSE, _QUOTE, _COMMA, _COLON]))
@@ -30,7 +36,8 @@ def parse_json(raw: bytes) -> Any:
         raise BadRequest("The request has no body; a JSON object is needed.")
     check_structure(raw)
     try:
-        value = _DECODER.decode(raw.decode().removeprefix("\ufeff"))
+        with _IN_TURN if len(raw) > LARGE else nullcontext():
+            value = _DECODER.decode(raw.decode().removeprefix("\ufeff"))
     except RecursionError:
         raise _too_deep() from None
     except UnicodeDecodeError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -70,3 +72,26 @@ def test_json_in_a_string_has_the_same_bounds() -> None:
     for text in ("[" * (DEPTH.most + 1) + "]" * (DEPTH.most + 1), "[" * 100_000, "NaN", "1e999", "9" * 5000, "{"):
         with pytest.raises(ValueError):
             parse_inner(text)
+
+
+def test_large_bodies_are_decoded_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each holds the interpreter's lock from its first byte to its last: in turn, they leave room for others."""
+    raw = b'["' + b"x" * jsontext.LARGE + b'"]'
+    at_once: list[int] = []
+    running = threading.Semaphore(0)
+
+    class Slow:
+        def decode(self, text: str) -> object:
+            running.release()
+            at_once.append(running._value)
+            time.sleep(0.01)
+            assert running.acquire(blocking=False)
+            return json.loads(text)
+
+    monkeypatch.setattr(jsontext, "_DECODER", Slow())
+    threads = [threading.Thread(target=parse_json, args=(raw,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert at_once == [1] * 8
