@@ -67,8 +67,16 @@ def converse(server: Live, image: dict[str, Any] | None) -> tuple[int, int, list
     return computed, new, [line for line in text.split("\n") if line.startswith("[Image")]
 
 
-@pytest.mark.parametrize("kind", ["plain", "hybrid"])
-@pytest.mark.parametrize("data", [b64(png()), BREAKS], ids=["whole", "cut short"])
+@pytest.mark.parametrize(
+    ("kind", "data"),
+    [
+        ("hybrid", b64(png())),
+        ("plain", BREAKS),
+        pytest.param("plain", b64(png()), marks=pytest.mark.slow),
+        pytest.param("hybrid", BREAKS, marks=pytest.mark.slow),
+    ],
+    ids=["whole-hybrid", "cut short-plain", "whole-plain", "cut short-hybrid"],
+)
 def test_an_image_never_ends_a_conversation(servers: Callable[..., Live], kind: str, data: str) -> None:
     server = servers(kind)
     computed, new, lines = converse(server, block(data))
@@ -145,8 +153,8 @@ def test_a_picture_in_the_history_of_the_embedded_model(smol_path: Path, tmp_pat
                 {"role": "assistant", "content": [{"type": "text", "text": "I look at it."}, use]},
                 {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": shown}]},
             ]
-            for turn in range(4):
-                body = {"model": "claude-sonnet", "max_tokens": 12, "system": system, "tools": [READ]}
+            for turn in range(2):
+                body = {"model": "claude-sonnet", "max_tokens": 8, "system": system, "tools": [READ]}
                 answer = httpx.post(f"{server.url}/v1/messages", json={**body, "messages": messages}, timeout=WAIT)
                 data = answer.json()
                 assert answer.status_code == 200, data
@@ -158,4 +166,5 @@ def test_a_picture_in_the_history_of_the_embedded_model(smol_path: Path, tmp_pat
             prompt = server.prompts[data["id"]]
             text = server.app.on_model_thread(lambda _, tokenizer, ids=prompt: tokenizer.decode(list(ids)))
             (line,) = re.findall(r"\[Image 1: image_\w+\.png, 64x48 PNG, not shown: this model reads text only\]", text)
-    assert computed[True] == computed[False] and max(computed[True][1:]) < 60, computed
+    # The first request of the second conversation finds the system text of the first one computed, if it was kept.
+    assert computed[True][1:] == computed[False][1:] and max(computed[True][1:]) < 60, computed

@@ -15,8 +15,8 @@ from tests.integration.live import TOOLS, WAIT, Live, echoed, live
 from tests.oracle import expected_truth, script
 from tests.unique import unique
 
-THOUGHT = " ".join(f"first I weigh point {i} of the matter" for i in range(40))
-ANSWER = " ".join(f"The answer has part {i} in it." for i in range(60))
+THOUGHT = " ".join(f"first I weigh point {i} of the matter" for i in range(20))
+ANSWER = " ".join(f"The answer has part {i} in it." for i in range(25))
 CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py", "line": 1}}\n</tool_call>'
 
 
