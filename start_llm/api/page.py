@@ -83,18 +83,18 @@ class Page:
         visitor = inbound.visitor
         if visitor.scope is None:
             raise Forbidden("A server without API_KEY shows only clients of its own machine what is requested.")
-        return Feed(self._messages(visitor))
+        return Feed(self._messages(visitor, self._panels.sees_all(inbound)))
 
     def _messages(
-        self, visitor: Visitor, sleep: Callable[[float], None] = time.sleep, after: int = -1
+        self, visitor: Visitor, sees_all: bool, sleep: Callable[[float], None] = time.sleep
     ) -> Iterator[bytes]:
         """Ends when its reader goes, which the edge notices by a message that cannot be sent."""
-        lines_after = 0
+        after, lines_after = -1, 0
         while True:
             sight = self._board.sight(max(after, 0), lambda request_id: self._made.may_see(visitor, request_id))
             message: dict[str, Any] = {"now": sight.now, "ended": sight.ended, "server": self._server()}
-            message["all"] = self._panels.sees_all(visitor)
-            if message["all"]:
+            message["all"] = sees_all
+            if sees_all:
                 message["log"], lines_after = self._panels.log.after(lines_after)
                 message["pull"] = self._panels.pulls.state()
                 if sight.last != after:

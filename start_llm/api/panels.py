@@ -1,7 +1,7 @@
 """What the page fetches beside its feed: stored KV, models, the server's settings and log, a request's note.
 
-All but the note is about everybody's requests or the machine: it is for who may see everything. What the page asks the
-server to do (fetch a model) is a POST from this page alone.
+All but the note is about everybody's requests or the machine: it is for who may see everything, and of all web pages
+for the server's own. What the page asks the server to do (fetch a model) is a POST.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from start_llm.api import sse
 from start_llm.api.dialect import Inbound, Reply
 from start_llm.api.pulling import Pulls
-from start_llm.api.visitor import Made, Visitor
+from start_llm.api.visitor import Made
 from start_llm.core.errors import BadRequest, Forbidden, NotFound, Unavailable
 from start_llm.core.jsontext import parse_json
 from start_llm.core.service import Service
@@ -46,9 +46,13 @@ class Panels:
         self.daily = Daily()
         self.log = LogTail(self._redact)
 
-    def sees_all(self, visitor: Visitor) -> bool:
-        """With API_KEY everybody who was let in has it, so there is nothing to hide from one another."""
-        return visitor.sees_all or self._settings.api_key is not None
+    def sees_all(self, inbound: Inbound) -> bool:
+        """With API_KEY everybody who was let in has it, so there is nothing to hide from one another.
+
+        Of the web pages of this machine it is the server's own alone: another one may ask the model, but the log, the
+        settings and everybody's requests are none of its business.
+        """
+        return self._is_own_page(inbound) and (inbound.visitor.sees_all or self._settings.api_key is not None)
 
     def close(self) -> None:
         """The log is not listened to any more, and a running fetch ends."""
@@ -100,7 +104,7 @@ class Panels:
     def background(self, inbound: Inbound) -> Reply:
         """The update note that a request's model has read and where it left what is stored, for who made it."""
         wanted = inbound.params[0]
-        if not (self.sees_all(inbound.visitor) or self._made.may_see(inbound.visitor, wanted)):
+        if not (self.sees_all(inbound) or self._made.may_see(inbound.visitor, wanted)):
             raise NotFound(f"There is no request {wanted[:80]!r} of this key.")
         return _reply(self._service.background(wanted).as_dict())
 
@@ -108,7 +112,7 @@ class Panels:
 
     def pull(self, inbound: Inbound) -> Reply:
         """Begins to fetch a model: ``{"name": "owner/name"}``; the feed tells how it goes."""
-        self._check_may_act(inbound)
+        self._check_sees_all(inbound)
         body = parse_json(inbound.body)
         name = body.get("name") if isinstance(body, dict) else None
         if not isinstance(name, str):
@@ -117,25 +121,26 @@ class Panels:
         return _reply({"pull": self.pulls.state()}, 202)
 
     def stop_pull(self, inbound: Inbound) -> Reply:
-        self._check_may_act(inbound)
+        self._check_sees_all(inbound)
         self.pulls.stop()
         return _reply({"pull": self.pulls.state()})
 
     # --- who may ------------------------------------------------------------------
 
     def _check_sees_all(self, inbound: Inbound) -> None:
-        if not self.sees_all(inbound.visitor):
+        if not self._is_own_page(inbound):
+            origin = inbound.headers["Origin"]
+            raise Forbidden(f"Origin {origin[:80]!r} may not do this; only the server's own page may.", param="Origin")
+        if not self.sees_all(inbound):
             raise Forbidden(
                 "This is shown to who may see everything: with API_KEY whoever has it, without it a client of this "
                 "machine that sends no key."
             )
 
-    def _check_may_act(self, inbound: Inbound) -> None:
-        """Of the pages of this machine only the server's own may have it do something."""
-        self._check_sees_all(inbound)
+    def _is_own_page(self, inbound: Inbound) -> bool:
+        """No web page asks, or the server's own."""
         origin = inbound.headers.get("Origin")
-        if origin is not None and urlsplit(origin).netloc != inbound.headers.get("Host"):
-            raise Forbidden(f"Origin {origin[:80]!r} may not do this; only the server's own page may.", param="Origin")
+        return origin is None or urlsplit(origin).netloc == inbound.headers.get("Host")
 
 
 def _reply(body: Any, status: int = 200) -> Reply:

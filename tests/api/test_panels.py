@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from start_llm.api import visitor
 from start_llm.api.panels import Panels
 from start_llm.api.pulling import Pulls
 from start_llm.api.server import ApiServer
@@ -41,10 +42,29 @@ def test_without_a_key_only_a_client_of_this_machine_without_one_sees_the_machin
     assert statuses(server, **{"X-Forwarded-For": "192.0.2.1"}) == {403}
     assert statuses(server, Host="evil.example") == {403}
     assert statuses(server, Origin="http://evil.example") == {403}
+    assert statuses(server, Origin="http://localhost:1") == {403}  # the page of another program of this machine
+    with feed(server, Origin="http://localhost:1") as messages:
+        assert not {"log", "pull", "daily"} & next(messages).keys()
     with feed(server, authorization="Bearer mine") as messages:
         assert not {"log", "pull", "daily"} & next(messages).keys()
     with feed(server) as messages:
         assert {"log", "pull", "daily"} <= next(messages).keys()
+
+
+def test_from_another_machine_without_a_key_nothing_is_seen(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ask(server)
+    monkeypatch.setattr(visitor, "is_loopback", lambda address: False)
+    assert statuses(server) == {403}
+    assert httpx.get(f"{server.url}/page/requests/{made}").status_code == 404
+    assert httpx.get(f"{server.url}/page/feed").status_code == 403
+    assert httpx.get(server.url).status_code == 200
+
+
+def test_one_http_thread_serves_the_page_beside_its_feed(serve: Serve) -> None:
+    server = serve(http_threads=1)
+    with feed(server) as messages:
+        assert next(messages)["all"]
+        assert {httpx.get(server.url + path, timeout=20).status_code for path in ("/", *READS)} == {200}
 
 
 def test_with_a_key_whoever_has_it_sees_the_machine(serve: Serve) -> None:

@@ -109,11 +109,10 @@ function mark() {
 
 // --- what is told of a segment ---
 
+// A segment stands on the rows of all that hangs below it, so no path has to be walked.
 function namesThrough(at) {
-  const inside = ([end]) => {
-    for (let here = end; here >= 0; here = tree.parent[here]) if (here === at) return true;
-    return false;
-  };
+  const [first, behind] = [plan.top[at], plan.top[at] + plan.rows[at]];
+  const inside = ([end]) => plan.top[end] >= first && plan.top[end] < behind && plan.start[end] >= plan.start[at];
   return [...new Set(names.filter(inside).map(([, name]) => name))];
 }
 
