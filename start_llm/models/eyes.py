@@ -1,4 +1,8 @@
-"""How a vision model's processor turns an image into places in a prompt. Any thread; no MLX."""
+"""How a vision model's processor turns an image into places in a prompt. Any thread; nothing is computed with MLX.
+
+mlx-vlm's processors hand out what NumPy has computed as MLX arrays. Sizes are read off them and they are let go on the
+thread that asked; pixels are asked for on the model thread only (`ImageSpan.prepare`).
+"""
 
 from __future__ import annotations
 

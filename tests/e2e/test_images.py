@@ -10,15 +10,20 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
+import anthropic
+import httpx
+import openai
 import pytest
 
 from start_llm.launch.clients import CLIENTS
 from tests.e2e.install import search_path
 from tests.e2e.scenarios import SCENARIOS, Scenario, call
+from tests.e2e.served import Target, make_served
 from tests.e2e.test_clients import check
 from tests.e2e.world import Run, World, make_world
-from tests.images.pictures import encoded, noise
+from tests.images.pictures import b64, data_url, encoded, noise
 from tests.oracle.oracle import script
 from tests.vision.oracle import SITE, Names, build_vision_oracle
 
@@ -120,3 +125,55 @@ def test_the_model_sees_the_pictures_that_the_agent_was_given(name: str, seeing:
     assert all(entry["reused"] > 0.8 * entry["prompt"] for entry in going_on), [
         (entry["prompt"], entry["reused"]) for entry in going_on
     ]
+
+
+@pytest.fixture(scope="module")
+def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str, Target], Names]]:
+    oracle = build_vision_oracle(tmp_path_factory.mktemp("oracle") / "behind")
+    with make_served(tmp_path_factory.mktemp("behind"), oracle, SITE) as (made, _):
+        yield made, Names(oracle)
+
+
+@pytest.mark.parametrize("way", ["direct", "proxy", "wildcard"])
+def test_pictures_through_the_proxy(way: str, targets: tuple[dict[str, Target], Names]) -> None:
+    """In all three dialects, and in the result of a tool."""
+    target, names = targets[0][way], targets[1]
+    one, two = (encoded(noise(96, 64, seed), "PNG") for seed in (1, 2))
+    first, second = names.of(noise(96, 64, 1)), names.of(noise(96, 64, 2))
+    asked = f"{way} {script('I see {images}.', 'Now I see {images}.')}"
+    with openai.OpenAI(base_url=f"{target.url}/v1", api_key=target.key, max_retries=0) as client:
+        parts: list[Any] = [
+            {"type": "text", "text": asked},
+            {"type": "image_url", "image_url": {"url": data_url(one)}},
+        ]
+        chat = client.chat.completions.create(model=target.model, messages=[{"role": "user", "content": parts}])
+        assert chat.choices[0].message.content == f"I see {first}."
+        items: list[Any] = [
+            {"type": "input_text", "text": asked},
+            {"type": "input_image", "image_url": data_url(two), "detail": "auto"},
+        ]
+        response = client.responses.create(model=target.model, input=[{"role": "user", "content": items}])
+        assert response.output_text == f"I see {second}."
+    tool: Any = {"name": "Read", "description": "Reads", "input_schema": {"type": "object", "properties": {}}}
+    with anthropic.Anthropic(base_url=target.url, api_key=target.key, max_retries=0) as claude:
+        given: Any = {"model": target.model, "max_tokens": 200, "tools": [tool]}
+        blocks: list[Any] = [
+            {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": b64(data)}}
+            for data in (one, two)
+        ]
+        ask = script("I see {images}.\n" + call("Read"), "Now I see {images}.")
+        messages: list[Any] = [{"role": "user", "content": [{"type": "text", "text": f"{way} {ask}"}, blocks[0]]}]
+        answer = claude.messages.create(messages=messages, **given)
+        assert answer.content[0].type == "text" and answer.content[0].text.strip() == f"I see {first}."
+        use = next(block.id for block in answer.content if block.type == "tool_use")
+        result = {"type": "tool_result", "tool_use_id": use, "content": [blocks[1]]}
+        messages += [{"role": "assistant", "content": answer.content}, {"role": "user", "content": [result]}]
+        after = claude.messages.create(messages=messages, **given)
+        assert after.content[-1].type == "text" and after.content[-1].text == f"Now I see {first}, {second}."
+
+
+def test_the_proxy_says_that_the_model_sees(targets: tuple[dict[str, Target], Names]) -> None:
+    proxy = targets[0]["proxy"]
+    answer = httpx.get(f"{proxy.url}/model/info", headers={"Authorization": f"Bearer {proxy.key}"}, timeout=60)
+    told = {entry["model_name"]: entry["model_info"]["supports_vision"] for entry in answer.json()["data"]}
+    assert told and set(told.values()) == {True}

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +13,14 @@ import anthropic
 import openai
 import pytest
 
-from start_llm.host.ports import free_port, get_json
 from start_llm.launch.clients import CLIENTS
-from start_llm.launch.server import wait_for
 from tests.e2e.install import search_path
 from tests.e2e.scenarios import SCENARIOS
-from tests.e2e.world import ROOT, World, end
+from tests.e2e.served import Target, make_served
+from tests.e2e.world import World
 from tests.oracle.oracle import script
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
-KEY = "sk-end-to-end"
 REASONING, TEXT = "Which city?", "I look it up."
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
 RAW = f"<think>\n{REASONING}\n</think>\n\n{TEXT}\n{CALL}"
@@ -34,56 +29,10 @@ SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "require
 FUNCTION = {"name": "weather", "description": "The weather", "parameters": SCHEMA}
 
 
-@dataclass(frozen=True)
-class Target:
-    """What a client connects to."""
-
-    url: str
-    key: str
-    model: str
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory, oracle_folder: Path) -> Iterator[tuple[dict[str, Target], World]]:
-    """The real server, which starts the real proxy; both on free ports."""
-    folder = tmp_path_factory.mktemp("served")
-    port, proxy_port = free_port(), free_port()
-    given = {
-        "MODEL_PATH": str(oracle_folder),
-        "SERVED_MODEL_NAME": "oracle",
-        "TRUST_REMOTE_CODE": "true",
-        "MLX_PORT": str(port),
-        "PROXY_PORT": str(proxy_port),
-        "START_LLM_CACHE_DIR": str(folder / "cache"),
-        "LOG_ROOT": str(folder / "logs"),
-        "LITELLM_MASTER_KEY": KEY,
-        "PYTHONPATH": str(ROOT),
-    }
-    with (folder / "server.txt").open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "start_llm", "serve"],
-            cwd=folder,
-            env=os.environ | given,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    url, proxy_url = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{proxy_port}"
-    try:
-        for ready in (f"{url}/health", f"{proxy_url}/health/readiness"):
-            up = wait_for(lambda ready=ready: get_json(ready)[0] == 200, lambda: process.poll() is None, 120)  # type: ignore[misc]
-            assert up, (folder / "server.txt").read_text()[-3000:]
-        yield (
-            {
-                "direct": Target(url, "none", "oracle"),
-                "proxy": Target(proxy_url, KEY, "oracle"),
-                "wildcard": Target(proxy_url, KEY, "claude-opus-4-6"),
-            },
-            World(folder, [], port, port, (proxy_port, KEY)),
-        )
-    finally:
-        end(process)
+    with make_served(tmp_path_factory.mktemp("served"), oracle_folder) as made:
+        yield made
 
 
 @pytest.fixture(params=["direct", "proxy", "wildcard"])

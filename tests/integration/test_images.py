@@ -140,7 +140,6 @@ def test_what_the_model_can_do_is_told(servers: Callable[..., Live]) -> None:
 @pytest.mark.smol
 def test_a_picture_in_the_history_of_the_embedded_model(smol_path: Path, tmp_path: Path) -> None:
     """A real text model: every turn is answered, and computes as much as with the line of text in its place."""
-    system = f"You help. {WORDS}"
     source = b64(png())
     computed: dict[bool, list[int]] = {True: [], False: []}
     with live(smol_path, tmp_path) as server:
@@ -154,8 +153,8 @@ def test_a_picture_in_the_history_of_the_embedded_model(smol_path: Path, tmp_pat
                 {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "toolu_1", "content": shown}]},
             ]
             for turn in range(2):
-                body = {"model": "claude-sonnet", "max_tokens": 8, "system": system, "tools": [READ]}
-                answer = httpx.post(f"{server.url}/v1/messages", json={**body, "messages": messages}, timeout=WAIT)
+                body = {"model": "claude-sonnet", "max_tokens": 4, "system": "You help.", "tools": [READ]}
+                answer = httpx.post(f"{server.url}/v1/messages", json={**body, "messages": messages}, timeout=4 * WAIT)
                 data = answer.json()
                 assert answer.status_code == 200, data
                 computed[with_image].append(data["usage"]["input_tokens"])

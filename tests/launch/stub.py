@@ -17,7 +17,7 @@ exit 7
 
 
 def make_server(port: int = 0, context: int = 50_000) -> ThreadingHTTPServer:
-    card = {"id": "served-name", "object": "model", "context_length": context}
+    card = {"id": "served-name", "object": "model", "context_length": context, "capabilities": {"vision": True}}
     answers: dict[str, Any] = {
         "/health": {"status": "ok", "state": "ready"},
         "/health/readiness": {"status": "healthy"},

@@ -59,6 +59,7 @@ def test_a_client_runs_against_the_running_server(tmp_path: Path, out: Path, mon
     config = tmp_path / "cache" / "launch" / "pi" / "models.json"
     provider = json.loads(config.read_text())["providers"]["start_llm"]
     assert provider["baseUrl"] == f"http://127.0.0.1:{port}/v1" and provider["models"][0]["contextWindow"] == 50_000
+    assert provider["models"][0]["input"] == ["text", "image"], "the server's card says that the model sees"
     assert stat.S_IMODE(config.stat().st_mode) == 0o600 and stat.S_IMODE(config.parent.stat().st_mode) == 0o700
 
 

@@ -42,6 +42,16 @@ def test_only_documented_variables_are_set(tmp_path: Path) -> None:
         assert missing == [], f"docs/clients/{name}.md does not name {missing}"
 
 
+@pytest.mark.parametrize("name", ["pi", "opencode", "openclaw", "qwen", "aider"])
+def test_a_client_is_told_whether_the_model_sees(name: str, tmp_path: Path) -> None:
+    """Claude Code and Codex send pictures to any model."""
+    words = {"pi": '"image"', "opencode": '"image"', "openclaw": '"image"', "qwen": '"image": true'}
+    word = words.get(name, '"supports_vision": true')
+    for sees in (False, True):
+        text = "".join(CLIENTS[name].plan(replace(ENDPOINT, sees=sees), tmp_path).files.values())
+        assert (word in text) is sees
+
+
 def test_pi_keeps_its_history_in_a_small_context(tmp_path: Path) -> None:
     settings = tmp_path / "settings.json"
     small = CLIENTS["pi"].plan(replace(ENDPOINT, context=8192), tmp_path)

@@ -15,6 +15,7 @@ from start_llm.models.checkpoint import INDEX
 from start_llm.models.device import GIB, Device
 from start_llm.models.loader import load_model, weights_on_disk
 from tests.oracle import build_oracle
+from tests.vision.oracle import build_vision_oracle
 
 MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
 
@@ -67,6 +68,27 @@ def test_a_model_that_leaves_little_is_loaded_with_a_warning(tmp_path: Path) -> 
     load_model(load_settings(None, model_path=str(folder), trust_remote_code=True), tight, quiet, said.append)
     (line,) = said
     assert "leaves 0.2 GiB" in line
+
+
+@pytest.mark.parametrize("share", [0.69, 0.71])
+def test_a_model_that_sees_is_refused_over_seventy_percent(
+    share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = build_vision_oracle(tmp_path / "oracle")
+    machine = Device("Linux", "some CPU", 100 * GIB, "cpu", 90 * GIB)
+    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": int(share * 100 * GIB)}, "weight_map": {}}))
+    tried: list[Path] = []
+
+    def load_seeing(folder: Path, config: dict[str, Any]) -> None:
+        tried.append(folder)
+        raise RuntimeError("it is loaded")
+
+    monkeypatch.setattr(loader, "load_seeing", load_seeing)
+    expected: type[Exception] = OutOfMemory if share > 0.7 else RuntimeError
+    words = r"71\.0 GiB of this machine's 100\.0 GiB \(71%\)" if share > 0.7 else "it is loaded"
+    with pytest.raises(expected, match=words) as found:
+        load_model(load_settings(None, model_path=str(folder)), machine, quiet, print)
+    assert getattr(found.value, "status", 0) == (507 if share > 0.7 else 0) and bool(tried) == (share < 0.7)
 
 
 def test_a_model_that_fits_well_is_loaded_without_a_word(tmp_path: Path) -> None:

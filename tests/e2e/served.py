@@ -1,0 +1,72 @@
+"""The real server with the real proxy in front of it, for clients that run in the test's own process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from start_llm.host.ports import free_port, get_json
+from start_llm.launch.server import wait_for
+from tests.e2e.world import ROOT, World, end
+
+KEY = "sk-end-to-end"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a client connects to."""
+
+    url: str
+    key: str
+    model: str
+
+
+@contextmanager
+def make_served(folder: Path, oracle: Path, *paths: Path) -> Iterator[tuple[dict[str, Target], World]]:
+    """The real server, which starts the real proxy; both on free ports.
+
+    Args:
+        paths: where the server's Python looks for modules, too.
+    """
+    port, proxy_port = free_port(), free_port()
+    given = {
+        "MODEL_PATH": str(oracle),
+        "SERVED_MODEL_NAME": "oracle",
+        "TRUST_REMOTE_CODE": "true",
+        "MLX_PORT": str(port),
+        "PROXY_PORT": str(proxy_port),
+        "START_LLM_CACHE_DIR": str(folder / "cache"),
+        "LOG_ROOT": str(folder / "logs"),
+        "LITELLM_MASTER_KEY": KEY,
+        "PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT))),
+    }
+    with (folder / "server.txt").open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "start_llm", "serve"],
+            cwd=folder,
+            env=os.environ | given,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    url, proxy_url = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{proxy_port}"
+    try:
+        for ready in (f"{url}/health", f"{proxy_url}/health/readiness"):
+            up = wait_for(lambda ready=ready: get_json(ready)[0] == 200, lambda: process.poll() is None, 120)  # type: ignore[misc]
+            assert up, (folder / "server.txt").read_text()[-3000:]
+        yield (
+            {
+                "direct": Target(url, "none", "oracle"),
+                "proxy": Target(proxy_url, KEY, "oracle"),
+                "wildcard": Target(proxy_url, KEY, "claude-opus-4-6"),
+            },
+            World(folder, [], port, port, (proxy_port, KEY)),
+        )
+    finally:
+        end(process)
