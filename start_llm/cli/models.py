@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -20,7 +21,7 @@ from start_llm.host.ports import served_model
 from start_llm.models.catalog import Stored, hub_folder, stored_models
 from start_llm.models.checkpoint import is_path
 from start_llm.models.device import Accelerator, inspect_device
-from start_llm.models.pull import PullError, pull
+from start_llm.models.pull import PullError, fetch_lock, pull
 from start_llm.models.recommended import (
     SHORT_NAMES,
     SOURCE,
@@ -95,6 +96,20 @@ def main_rm(settings: Settings, options: argparse.Namespace) -> int:
         print(refusal, file=sys.stderr)
         return 1
     folder = hub_folder(repository)
+    lock = fetch_lock(folder)
+    if not lock.take():
+        print(f"{repository} is being fetched by another process; end that first.", file=sys.stderr)
+        return 1
+    try:
+        return _remove(repository, folder)
+    finally:
+        lock.drop()
+
+
+def _remove(repository: str, folder: Path) -> int:
+    if folder.is_symlink():  # a disk of one's own, say: what is behind it is not ours to remove
+        print(f"{folder} is a link; remove {os.path.realpath(folder)} yourself if you want to.", file=sys.stderr)
+        return 1
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
     shutil.rmtree(folder)
     print(f"{repository} was removed: {size / GB:.2f} GB are free again.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from importlib import import_module
@@ -15,6 +16,8 @@ from start_llm.core.settings import Settings, SettingsError, load_settings
 from start_llm.dashboard.jsonlines import json_line
 from start_llm.host.home import home, made_home
 from start_llm.models.recommended import full_name
+
+log = logging.getLogger(__name__)
 
 
 def run(typed: Typed) -> int:
@@ -33,7 +36,12 @@ def run(typed: Typed) -> int:
         return _refuse(str(error), typed)
     except OSError as error:
         return _refuse(f"START_LLM_HOME={home()} cannot be used: {error}; name another folder.", typed)
-    return _start(typed, settings)
+    try:
+        return _start(typed, settings)
+    except OSError as error:  # a disk that is full, a folder that is a file: no fault of the program's
+        log.debug("%s failed", typed.command.name, exc_info=True)
+        print(f"{typed.command.name}: {error}", file=sys.stderr)
+        return ExitCode.NOT_STARTED
 
 
 def _start(typed: Typed, settings: Settings) -> int:

@@ -7,6 +7,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
+_SAFE = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+"""A link or a pipe in a lock's place leads nowhere else, and holds nobody up."""
+
 
 class ProcessLock:
     """An exclusive lock on a file of one's own. One holder at a time; not for threads of one process."""
@@ -24,7 +27,7 @@ class ProcessLock:
         """False if somebody else holds it. The folder is made (0700). Raises OSError."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         while True:
-            file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT | _SAFE, 0o600)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -53,7 +56,7 @@ class ProcessLock:
 def is_locked(path: Path) -> bool:
     """Whether somebody holds the lock now. A holder that begins in this moment may be told that it is held."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open(path, os.O_RDONLY | _SAFE)
     except OSError:
         return False
     try:

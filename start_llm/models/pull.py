@@ -10,6 +10,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable
@@ -39,6 +40,9 @@ CHUNK_BYTES = 1 << 20
 TRIES = 5  # without a byte of progress between them
 TIMEOUT_SECONDS = 30.0
 GB = 1e9
+
+_SHA256, _COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{7,64}")
+_REVISION = re.compile(r"\w[\w./+-]{0,200}")
 
 Progress = Callable[[str, float], None]
 
@@ -90,9 +94,11 @@ def pull(
         PullError: no such repository, no hub in reach, no room on the disk, a file that is not what the hub says.
     """
     revision = revision or DEFAULT_REVISION
+    if not _REVISION.fullmatch(revision) or ".." in revision:
+        raise PullError(f"{revision[:80]!r} is no branch, tag or commit.")
     commit, files = _listing(repository, revision, endpoint)
     folder = hub_folder(repository, cache)
-    lock = ProcessLock(folder.with_name(f".{folder.name}.start_llm.lock"))
+    lock = fetch_lock(folder)
     if not lock.take():
         raise PullError(f"{repository} is being fetched by another process; wait for it.")
     try:
@@ -112,6 +118,11 @@ def pull(
     return Pulled(place, sum(file.size for file in files), fetched, commit)
 
 
+def fetch_lock(folder: Path) -> ProcessLock:
+    """Held by whoever fetches into a repository's folder, or removes it."""
+    return ProcessLock(folder.with_name(f".{folder.name}.start_llm.lock"))
+
+
 def _listing(repository: str, revision: str, endpoint: str | None) -> tuple[str, list[_File]]:
     """(commit, the files that are needed). Raises PullError."""
     info = _info(repository, revision, endpoint)
@@ -121,7 +132,18 @@ def _listing(repository: str, revision: str, endpoint: str | None) -> tuple[str,
     if not any(fnmatch.fnmatch(name, "model*.safetensors") for name in names):
         kind = "GGUF files for llama.cpp" if any(name.endswith(".gguf") for name in names) else "no model*.safetensors"
         raise PullError(f"{repository} has {kind}, which MLX cannot serve; look for it in mlx-community.")
+    odd = next((file for file in needed if not _is_plain(file)), None)
+    if odd is not None or not _COMMIT.fullmatch(str(info.sha)):
+        what = f"the file {odd.name!r}" if odd is not None else f"the commit {str(info.sha)[:80]!r}"
+        raise PullError(f"{repository}: the hub tells {what[:160]}, which no hub should; nothing was fetched.")
     return str(info.sha), needed
+
+
+def _is_plain(file: _File) -> bool:
+    """Whether what the hub says of a file leads to a place inside the repository's folder."""
+    parts = file.name.split("/")
+    whole = all(part not in {"", ".", ".."} and part.isprintable() and "\\" not in part for part in parts)
+    return whole and file.size >= 0 and (not file.sha256 or _SHA256.fullmatch(file.sha256) is not None)
 
 
 def _info(repository: str, revision: str, endpoint: str | None) -> ModelInfo:

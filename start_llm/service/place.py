@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from start_llm.core.settings import Settings
 
 Phase = Literal["starting", "ready", "waiting", "ending", "gave up"]
+_LONGEST_STATE = 1 << 20
 _LOCK = re.compile(r"server-(\d+)\.lock")
 
 
@@ -102,7 +103,7 @@ class Place:
     def read(self) -> State | None:
         """What was written last, by whoever runs or ran; ``None`` if there is nothing that can be read."""
         try:
-            return _state(json.loads(self._state_path.read_text("utf-8")))
+            return _state(json.loads(_read_own(self._state_path)))
         except (OSError, ValueError, TypeError):
             return None
 
@@ -134,7 +135,8 @@ class Place:
     def keep(self) -> None:
         """The server stays, also when nobody uses it: somebody has started it by name."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._keep_path.touch(0o600)
+        with suppress(FileExistsError):
+            os.close(os.open(self._keep_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
 
     def forget_keep(self) -> None:
         """Nobody has started it by name after all."""
@@ -164,6 +166,15 @@ class Place:
                 else:
                     path.unlink(missing_ok=True)
         return count
+
+
+def _read_own(path: Path) -> bytes:
+    """A file of this user, no link and no pipe: what it says decides which process is ended. Raises OSError."""
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(file, "rb") as opened:
+        if os.fstat(file).st_uid != os.getuid():
+            raise PermissionError(f"{path} belongs to another user")
+        return opened.read(_LONGEST_STATE)
 
 
 def folder_of(settings: Settings) -> Path:

@@ -26,3 +26,15 @@ def test_it_is_named_by_its_product(agent: str, name: str) -> None:
 def test_its_system_text_says_more() -> None:
     messages = (Message("system", "You are Claude Code, a helper"), Message("user", "hi"))
     assert agent_of(messages, {"User-Agent": "axios/1"}) == "claude code"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("You are an expert coding assistant operating inside pi, a coding agent harness.", "pi"),
+        ("You are Cline, an AI coding agent.", "cline"),
+        ("You know pi: 3.14.", "OpenAI"),
+    ],
+)
+def test_an_agent_that_sends_its_librarys_name_is_known_by_its_words(text: str, name: str) -> None:
+    assert agent_of((Message("system", text),), {"User-Agent": "OpenAI/JS 6.1"}) == name

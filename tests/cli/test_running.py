@@ -103,6 +103,18 @@ def test_the_command_line_alone_imports_nothing_heavy() -> None:
     assert run.stdout == "[]\n"
 
 
+def test_a_folder_that_cannot_be_used_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "run").touch()  # where the locks belong
+    environment = {"START_LLM_CACHE_DIR": str(tmp_path / "cache"), "START_LLM_HOME": str(tmp_path), "PROXY": "off"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        assert main(["start", "--port", "0"]) == 1
+    said = capsys.readouterr().err
+    assert len(said.splitlines()) == 1 and said.startswith("start: ") and str(tmp_path / "cache" / "run") in said
+
+
 def test_an_interrupt_during_imports_is_no_traceback(module: FakeModule, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(name: str) -> Any:
         raise KeyboardInterrupt

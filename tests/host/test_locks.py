@@ -1,8 +1,11 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 from start_llm.host.locks import ProcessLock, is_locked
 
@@ -39,3 +42,18 @@ def test_a_file_that_was_removed_under_a_waiting_taker_is_not_taken(tmp_path: Pa
     (tmp_path / "lock").unlink()
     assert second.take()  # a new file: the old holder's lock is on one that nobody finds
     assert (tmp_path / "lock").exists()
+
+
+def test_what_stands_in_a_locks_place_leads_nowhere_else(tmp_path: Path) -> None:
+    path, elsewhere = tmp_path / "lock", tmp_path / "elsewhere"
+    path.symlink_to(elsewhere)
+    with pytest.raises(OSError):
+        ProcessLock(path).take()
+    assert not elsewhere.exists() and not is_locked(path)
+    path.unlink()
+    os.mkfifo(path)
+    assert not is_locked(path)  # and it does not wait for a writer
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(OSError):
+        ProcessLock(path).take()

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 from collections import namedtuple
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from start_llm.cli.models import main_rm
+from start_llm.core.settings import load_settings
 from start_llm.models import pull as pulling
 from start_llm.models.catalog import hub_folder, snapshot, stored_models, whole_snapshot
-from start_llm.models.pull import Pulled, PullError, pull
+from start_llm.models.pull import Pulled, PullError, fetch_lock, pull
 from tests.cli.places import checkpoint, safetensors
 from tests.models.hub import COMMIT, Hub, digest, running
 
@@ -126,6 +130,60 @@ def test_what_mlx_cannot_serve_is_not_fetched(hub: Hub, cache: Path) -> None:
     (hub.folder / "model.safetensors").rename(hub.folder / "model.gguf")
     with pytest.raises(PullError, match=r"GGUF files for llama\.cpp"):
         fetch(hub, cache)
+
+
+@pytest.mark.parametrize("revision", ["../../x", "a/../b", "/etc", "-x", "a b", "a\nb"])
+def test_a_revision_that_leads_elsewhere_is_none(hub: Hub, cache: Path, revision: str) -> None:
+    with pytest.raises(PullError, match="no branch, tag or commit"):
+        fetch(hub, cache, revision=revision)
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("rfilename", "../../evil.json"),
+        ("rfilename", "/tmp/evil.json"),
+        ("rfilename", "a//evil.json"),
+        ("rfilename", "..\\evil.json"),
+        ("lfs", {"sha256": "../../evil", "size": 1, "pointerSize": 134}),
+        ("sha", "../../evil"),
+    ],
+)
+def test_a_hub_that_lies_writes_nowhere(
+    field: str, value: Any, hub: Hub, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = hub.listing()
+    if field == "sha":
+        listing["sha"] = value
+    else:
+        listing["siblings"].append({"rfilename": "extra.json", "size": 1, "blobId": "0" * 40} | {field: value})
+    monkeypatch.setattr(hub, "listing", lambda: listing)
+    with pytest.raises(PullError, match="no hub should; nothing was fetched"):
+        fetch(hub, cache)
+    assert not any(path.is_file() for path in cache.rglob("*") if not path.name.endswith(".lock"))
+
+
+def test_what_is_being_fetched_is_not_removed_and_a_link_is_not_followed(
+    hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / "hub"
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    fetch(hub, cache)
+    settings = load_settings(None, start_llm_cache_dir=tmp_path)
+    remove = argparse.Namespace(name="owner/model")
+    folder = cache / "models--owner--model"
+    lock = fetch_lock(folder)
+    assert lock.take()
+    assert main_rm(settings, remove) == 1 and "being fetched" in capsys.readouterr().err
+    lock.drop()
+    folder.rename(tmp_path / "disk")
+    folder.symlink_to(tmp_path / "disk")
+    assert main_rm(settings, remove) == 1 and "is a link" in capsys.readouterr().err
+    assert list((tmp_path / "disk").rglob("*.safetensors"))
+    for name in ("../x", "a/../../b", str(tmp_path), "..", ""):
+        assert main_rm(settings, argparse.Namespace(name=name)) == 1
+    assert (tmp_path / "disk").exists()
 
 
 def test_no_hub_in_reach_is_one_sentence(cache: Path) -> None:

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from start_llm.core.settings import Settings, load_settings
 from start_llm.service.idle import IdleWatch
@@ -102,3 +103,29 @@ def test_a_server_that_is_used_or_kept_stays(tmp_path: Path) -> None:
     released = time.monotonic()
     place.forget_keep()
     assert ended.wait(30) and time.monotonic() - released >= 0.05
+
+
+@pytest.mark.parametrize("what", ["link", "pipe", "folder", "other user"])
+def test_a_state_that_is_not_a_file_of_ones_own_says_nothing(
+    what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It names the process that `stop` ends."""
+    place = Place(settings(tmp_path))
+    place.write(State(place.port, os.getpid(), created(os.getpid()), place.url))
+    assert place.read() is not None
+    (path,) = place.folder.glob("*.json")
+    if what == "other user":
+        monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+    else:
+        path.rename(tmp_path / "elsewhere")
+        make = {"link": lambda: path.symlink_to(tmp_path / "elsewhere"), "pipe": lambda: os.mkfifo(path)}
+        make.get(what, path.mkdir)()
+    assert place.read() is None
+
+
+def test_keeping_a_server_follows_no_link(tmp_path: Path) -> None:
+    place = Place(settings(tmp_path))
+    place.folder.mkdir(parents=True)
+    (place.folder / f"server-{place.port}.keep").symlink_to(tmp_path / "elsewhere")
+    place.keep()
+    assert not (tmp_path / "elsewhere").exists()
