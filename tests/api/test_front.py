@@ -304,7 +304,8 @@ def test_an_answer_that_is_never_read_is_given_up(
     server = serve()
     raw = connect(server).post(PATH, CHAT)
     assert service.streams.get(timeout=60).closed.wait(60)
-    time.sleep(1)
+    time.sleep(1)  # it is handed to the front
+    until(lambda: server._front.figures()["http_waiting"] == 0)
     with pytest.raises(AssertionError, match="cut"):
         raw.response()
 
@@ -348,6 +349,7 @@ from start_llm.api.server import make_server
 from start_llm.core.settings import Settings
 from tests.api.fakes import FakeService
 def pin(request):
+    print("pinned", flush=True)
     while True:
         pass
 folder = Path(sys.argv[1])
@@ -369,8 +371,8 @@ def test_a_worker_that_never_returns_does_not_hold_up_the_process(tmp_path: Path
     assert process.stdout is not None
     try:
         raw = Raw(int(process.stdout.readline())).post(PATH, CHAT)
-        time.sleep(0.5)
-        _, errors = process.communicate("\n", timeout=15)
+        assert process.stdout.readline() == "pinned\n"
+        _, errors = process.communicate("\n", timeout=60)
         assert (process.returncode, errors) == (0, "")
         raw.close()
     finally:
