@@ -84,7 +84,7 @@ class Session:
 
 
 @pytest.mark.parametrize("name", list(CLIENTS))
-def test_a_picture_does_not_end_the_session(name: str, world: World) -> None:
+def test_an_image_does_not_end_the_session(name: str, world: World) -> None:
     session = Session(world, name, "pictures")
     picture, scenario = session.picture("shot.png", 1), session.scenario
     beside = world.beside(name, session.folder, *scenario.beside) if scenario.beside else nullcontext()
@@ -109,7 +109,7 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[World, Na
 
 
 @pytest.mark.parametrize("name", list(ATTACHED))
-def test_the_model_sees_the_pictures_that_the_agent_was_given(name: str, seeing: tuple[World, Names]) -> None:
+def test_the_model_sees_the_images_that_the_agent_was_given(name: str, seeing: tuple[World, Names]) -> None:
     """One is attached by the user, one read by the agent's tool, one of the same size read in a resumed session."""
     world, names = seeing
     session = Session(world, name, "seen")
@@ -135,7 +135,7 @@ def targets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[dict[str
 
 
 @pytest.mark.parametrize("way", ["direct", "proxy", "wildcard"])
-def test_pictures_through_the_proxy(way: str, targets: tuple[dict[str, Target], Names]) -> None:
+def test_images_through_the_proxy(way: str, targets: tuple[dict[str, Target], Names]) -> None:
     """In all three dialects, and in the result of a tool."""
     target, names = targets[0][way], targets[1]
     one, two = (encoded(noise(96, 64, seed), "PNG") for seed in (1, 2))

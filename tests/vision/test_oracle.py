@@ -11,6 +11,7 @@ import pytest
 from start_llm.core.images import Attachment
 from start_llm.core.messages import Message
 from start_llm.core.settings import load_settings
+from start_llm.core.vision import FIRST_IMAGE_ID
 from start_llm.images.reader import Reader
 from tests.images.pictures import b64, data_url, encoded, noise, png
 from tests.integration.live import TOOLS, WAIT, Live, live
@@ -124,6 +125,22 @@ def test_another_file_with_the_same_pixels_is_the_same_picture(seeing: tuple[Liv
         assert answer["message"]["content"] == f"I see {names.of(picture)}."
         costs.append(computed(server) - before)
     assert costs[1] < 8 < costs[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "field"),
+    [
+        ("/v1/completions", {"prompt": [5, FIRST_IMAGE_ID + 5]}, "prompt"),
+        ("/v1/completions", {"prompt": "Go on", "logit_bias": {str(FIRST_IMAGE_ID + 5): 100}}, "logit_bias"),
+        ("/v1/chat/completions", {"messages": [], "logit_bias": {str(FIRST_IMAGE_ID + 5): 100}}, "logit_bias"),
+    ],
+)
+def test_the_places_of_pictures_cannot_be_named(seeing: tuple[Live, Names], path: str, body: Json, field: str) -> None:
+    server, _ = seeing
+    if "messages" in body:
+        body = {**body, "messages": [{"role": "user", "content": "Go on"}]}
+    response = httpx.post(f"{server.url}{path}", json={"model": "default", "max_tokens": 2, **body}, timeout=WAIT)
+    assert response.status_code == 400 and field in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("known", [True, False])
