@@ -23,7 +23,7 @@ from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, RotatingKV
 from start_llm.kvcache.pieces import Checkpoint, Form, Slices, Unstorable, Window, WindowPiece
 
 _NO_ROWS: Form = (-1,)  # a cut layer that this model never writes
-_STEP = 256  # mlx-lm's caches grow by this many tokens
+_ROUND = 64  # the capacity of a restored cache is a multiple of this many tokens
 
 
 class LayerKit:
@@ -120,7 +120,7 @@ class LayerKit:
         Returns:
             The caches, evaluated and shared with nobody, and the bytes copied.
         """
-        capacity = -(-(length + spare) // _STEP) * _STEP
+        capacity = -(-(length + spare) // _ROUND) * _ROUND
         states = iter(checkpoint.states if checkpoint is not None else ())
         copied = 0
         number = -1

@@ -31,6 +31,7 @@ __all__ = ["Counters", "KVStore", "Plan", "Restored", "StoreConfig", "StoreStats
 
 log = logging.getLogger(__name__)
 
+_ANSWER_ROOM = 128  # tokens; where an answer begins, rows are not copied at once
 _SWEEP_SECONDS = 10.0  # between two looks for KV that has outlived its time
 
 
@@ -93,15 +94,21 @@ class KVStore:
         return tuple(place for place in found if prompt.image_at(place) is None)
 
     def restore(self, tokens: TokenSequence, plan: Plan) -> Restored:
-        """Fresh caches of at most `plan.length` tokens: less, if that has gone since it was planned."""
-        array = self._memo.get(tokens)[: plan.length]
+        """Fresh caches of at most `plan.length` tokens: less, if that has gone since it was planned.
+
+        They have room for all of `tokens`, so that computing the rest copies no rows again, and for little more.
+        """
+        whole = self._memo.get(tokens)
+        array = whole[: plan.length]
         path = self._ready(array, plan.length)
         counters = self._held.counters
         if not path:
             counters.misses += 1
             return Restored(self._kit.new(), 0, 0)
         length = min(path[-1].end, len(array))
-        cache, copied = self._kit.build([s.rows for s in path if s.rows is not None], path[-1].checkpoint, length)
+        rows = [segment.rows for segment in path if segment.rows is not None]
+        spare = len(whole) - length + _ANSWER_ROOM
+        cache, copied = self._kit.build(rows, path[-1].checkpoint, length, spare)
         self._held.use(path, self._clock())
         path[-1].landed += length == path[-1].end
         counters.hits += 1

@@ -1,0 +1,94 @@
+"""What a continuing turn takes beside the KV that is stored: its row, once."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.models.cache import KVCache, make_prompt_cache
+from mlx_lm.models.llama import Model, ModelArgs
+
+from start_llm.core.request import Sampling
+from start_llm.engine.alone import AloneRunner
+from start_llm.engine.costs import Acceptance, CostTable, Gate
+from start_llm.engine.drafting import Drafts
+from start_llm.engine.guarded import GuardedStore
+from start_llm.engine.memory import MemoryGuard
+from start_llm.engine.runtime import TextDrawing
+from start_llm.engine.scheduler import Limits, Scheduler
+from start_llm.engine.text import BatchRunner
+from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.store import KVStore, StoreConfig
+from tests.engine.fakes import submit
+from tests.engine.test_scheduler import drain
+
+LAYERS, HEADS, WIDTH = 8, 8, 512
+TOKEN_BYTES = LAYERS * 2 * HEADS * WIDTH * 4
+HISTORY, NEW, SAID = 1100, 20, 8
+BUDGET = 4 << 30
+
+
+@cache
+def model() -> Any:
+    """Little to compute and much to keep."""
+    made = Model(
+        ModelArgs(
+            model_type="llama",
+            hidden_size=32,
+            num_hidden_layers=LAYERS,
+            intermediate_size=32,
+            num_attention_heads=HEADS,
+            num_key_value_heads=HEADS,
+            head_dim=WIDTH,
+            rms_norm_eps=1e-5,
+            vocab_size=256,
+            tie_word_embeddings=False,
+        )
+    )
+    mx.eval(made.parameters())
+    return made
+
+
+def store_of(history: list[int]) -> GuardedStore:
+    """It holds KV of so many tokens, whatever is in it."""
+    caches: list[KVCache] = make_prompt_cache(model())
+    for layer in caches:
+        layer.update_and_fetch(*(mx.zeros((1, HEADS, len(history), WIDTH)) for _ in range(2)))
+    mx.eval([layer.state for layer in caches])
+    store = KVStore(LayerKit(lambda: make_prompt_cache(model())), StoreConfig(budget_bytes=BUDGET))
+    store.put(history, caches, session="s")
+    return GuardedStore(store, lambda: make_prompt_cache(model()))
+
+
+def test_a_continuing_turn_alone_takes_its_row_once_and_leaves_nothing() -> None:
+    assert TOKEN_BYTES >= 250_000
+    history = [number % 250 for number in range(HISTORY)]
+    drafts = Drafts(Gate(CostTable({0: {1: 1.0}}), Acceptance()))
+    mx.clear_cache()
+    before = mx.get_active_memory()
+    store = store_of(history)
+    batch = BatchRunner(model(), eos=[255], max_rows=2)
+    runner = AloneRunner(model(), batch, eos=[255], gate=drafts.gate)
+    scheduler = Scheduler(
+        runner,
+        store,
+        lambda work, generated: TextDrawing(work, None, generated, drafts),
+        eos=frozenset({255}),
+        limits=Limits(step=128),
+        max_concurrency=2,
+        memory=MemoryGuard(store, total=0, most_stored=BUDGET),
+        clock=time.monotonic,
+    )
+    mx.clear_cache()
+    mx.reset_peak_memory()
+    work, sink = submit("a", [*history, *range(NEW)], max_tokens=SAID)
+    scheduler.add(replace(work, session="s", sampling=Sampling(temperature=0)))
+    drain(scheduler)
+    drafts.close()
+    assert sink.done.report.reused == HISTORY and len(sink.done.tokens) == SAID
+    row = TOKEN_BYTES * (HISTORY + NEW + SAID)
+    assert mx.get_peak_memory() - before <= 2.2 * row
+    assert mx.get_active_memory() + mx.get_cache_memory() - before <= 1.2 * row
