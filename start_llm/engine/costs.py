@@ -19,6 +19,7 @@ MOST_WIDE = 2 * WIDTHS[-1]
 LEAST_GAIN = 1.05
 
 _MEMORY = 0.1  # weight of one observed time
+_SHARED = 0.7  # of that weight: a machine that gets busy or idle changes all times alike
 _OUTLIER = 3.0  # a time so many times longer or shorter than expected says little about the next one
 _MATCHES = (3, 4, 5, 6, 8, 12, 16, 24, 32, FORCED_MATCH)
 # The share of right tokens by length of the match, counted in recorded coding sessions.
@@ -50,7 +51,11 @@ class CostTable:
         return low + (high - low) * (width - WIDTHS[column - 1]) / (WIDTHS[column] - WIDTHS[column - 1])
 
     def observe(self, width: int, length: int, seconds: float) -> None:
-        """A pass took so long; the nearest entries move towards it."""
+        """A pass took so long; the nearest entries move towards it, and the other widths follow, though not as far.
+
+        Without that, a machine that was busy when it was measured would look slow for wide passes for ever: they
+        would never be tried.
+        """
         expected = self.seconds(width, length)
         if width > WIDTHS[-1] or expected <= 0:
             return
@@ -61,8 +66,9 @@ class CostTable:
         row, share = self._place(length)
         for r in {row, row + (share > 0)}:
             weight = 1.0 if share in (0.0, 1.0) else (share if r > row else 1 - share)
-            for c in columns:
-                self._rows[r][c] *= 1 + weight * (factor - 1)
+            for c in range(len(WIDTHS)):
+                part = weight if c in columns else weight * _SHARED
+                self._rows[r][c] *= 1 + part * (factor - 1)
 
     def table(self) -> dict[int, dict[int, float]]:
         """Seconds by length and width as they stand."""

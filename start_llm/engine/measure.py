@@ -15,7 +15,8 @@ from start_llm.engine.runner import Cache
 
 SHORT, LONG = 64, 4096
 _MOST_BYTES = 512 << 20  # of made-up KV
-_ORDER = (1, 2, 4, 8, 16, 32, 3, 5, 12, 6, 24)  # what is known first says most about the rest
+_FAR_APART = (1, 8, 32)  # what is measured first: they say most about the rest
+_ORDER = (*_FAR_APART, 4, 2, 16, 3, 6, 12, 5, 24)
 _ROUNDS = 3
 
 Measured = dict[int, dict[int, float]]
@@ -28,42 +29,50 @@ def measure_passes(
     """The quickest of a few passes for each width, at a short and a longer context.
 
     Args:
-        seconds: about how long it may take after a first pass. On a machine that is too slow for that, passes that
-            were not measured are taken to cost as much a token as the widest that was.
+        seconds: about how long it may take after two passes that warm up; the widths that say most may take half as
+            long again. What was not measured lies on a straight line between its neighbours, and beyond the widest that
+            was measured each token is taken to cost as much as there.
     """
     assert set(_ORDER) == set(WIDTHS)
     measured: Measured = {}
     _pass(model, make_cache(), 1)  # reads weights that were not read yet
-    end = clock() + seconds
-    for wanted in (SHORT, LONG):
-        cache = make_cache()
-        _pass(model, cache, SHORT)
+    cache = make_cache()
+    _pass(model, cache, SHORT)
+    began = clock()
+    end, latest = began + seconds, began + 1.5 * seconds
+    for wanted, until in ((SHORT, began + seconds / 2), (LONG, end)):
         length = _stretch(cache, wanted)
         if length in measured or (measured and clock() >= end):
             break  # no layer's cost depends on the context, or there is no memory or no time for a longer one
-        until = end if measured else clock() + (end - clock()) / 2
-        measured[length] = _widths(model, cache, until, clock)
+        found = _widths(model, cache, until, latest, clock)
+        if not measured or found.keys() >= set(_FAR_APART):  # else a longer context is taken to cost the same
+            widest = max(found)
+            measured[length] = {WIDTHS[-1]: found[widest] * WIDTHS[-1] / widest, **found}
     mx.clear_cache()
     return measured
 
 
-def _widths(model: Any, cache: Cache, until: float, clock: Callable[[], float]) -> dict[int, float]:
+def _widths(model: Any, cache: Cache, until: float, latest: float, clock: Callable[[], float]) -> dict[int, float]:
+    """Every width once, then again, up to `until`; those that say most may take until `latest`."""
     offsets = [(leaf, leaf.offset) for leaf in leaves(cache) if isinstance(leaf, KVCache)]
     found: dict[int, float] = {}
-    for width in _ORDER:
-        if found and clock() + found[max(found)] * max(1, width / max(found)) > until:
+    for width in _ORDER * _ROUNDS:
+        first = width in _FAR_APART and width not in found
+        if found and clock() + _guess(found, width) > (latest if first else until):
             break
-        for turn in range(_ROUNDS):
-            began = clock()
-            _pass(model, cache, width)
-            took = clock() - began
-            for leaf, offset in offsets:
-                leaf.offset = offset
-            found[width] = took if turn == 0 else min(found[width], took)
-            if clock() + took > until:
-                break
-    widest = max(found)
-    return {WIDTHS[-1]: found[widest] * WIDTHS[-1] / widest, **found}
+        began = clock()
+        _pass(model, cache, width)
+        took = clock() - began
+        for leaf, offset in offsets:
+            leaf.offset = offset
+        found[width] = min(took, found.get(width, took))
+    return found
+
+
+def _guess(found: dict[int, float], width: int) -> float:
+    """Seconds that a pass may take: a wider one is cheaper by the token."""
+    nearest = min(found, key=lambda known: abs(known - width))
+    return found[nearest] * max(1.0, width / nearest / 2)
 
 
 def _pass(model: Any, cache: Cache, width: int) -> None:

@@ -76,3 +76,22 @@ def test_one_hiccup_changes_little() -> None:
     table = CostTable({0: {1: 1.0, 32: 2.0}})
     table.observe(1, 0, 1000.0)
     assert table.seconds(1, 0) < 1.25
+
+
+def test_a_machine_that_was_busy_when_it_was_measured_drafts_again_once_it_is_quiet() -> None:
+    """Only passes over one token are seen: nothing is drafted, so nothing else can be."""
+    busy = {width: 20.0 * seconds for width, seconds in M4_PRO.items()} | {32: 400.0}
+    one = gate(busy)
+    for _ in range(100):
+        one.costs.observe(1, 100, 1.0)
+    assert ask(one, 32) > 0 and one.costs.seconds(32, 100) < 400.0 / 5
+
+
+def test_a_width_that_costs_more_than_was_measured_is_given_up_though_all_others_follow_it() -> None:
+    one = gate({1: 1.0, 32: 1.0})
+    for _ in range(200):  # what is drafted takes as long as its tokens one by one
+        width = 1 + ask(one, 32)
+        one.costs.observe(width, 100, 1.0 * width)
+        one.costs.observe(1, 100, 1.0)
+    assert all(one.costs.seconds(width, 100) / one.costs.seconds(1, 100) > width / 1.6 for width in WIDTHS[4:])
+    assert ask(one, 3) == 0

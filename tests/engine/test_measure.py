@@ -51,6 +51,16 @@ def test_a_slow_machine_is_not_kept_busy_and_never_drafts() -> None:
     assert all(gate.length(match, 31, carried=0, context=100) == 0 for match in (3, 12, 32))
 
 
+def test_a_machine_that_is_slow_and_wide_knows_what_wide_passes_cost() -> None:
+    """A large model: nothing is measured twice, and what is known lies far apart."""
+    machine = Machine(lambda width, held: 0.14 * (1 + 0.1 * (width - 1)))
+    measured = measure_passes(machine, machine.make_cache, clock=machine.clock)
+    warming = 0.14 * (1 + 1 + 0.1 * (SHORT - 1))
+    assert machine.now - warming < 2
+    assert {1, 8, 32} <= set(measured[SHORT]) and measured[SHORT][32] == pytest.approx(0.14 * 4.1)
+    assert Gate(CostTable(measured), Acceptance()).length(32, 31, carried=0, context=100) > 20
+
+
 def test_a_window_alone_is_measured_once() -> None:
     machine = Machine(lambda width, held: 0.001, [lambda: RotatingKVCache(32)])
     assert list(measure_passes(machine, machine.make_cache, clock=machine.clock)) == [SHORT]
