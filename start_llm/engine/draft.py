@@ -16,6 +16,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from start_llm.core.vision import FIRST_IMAGE_ID
+
 LEAST_MATCH = 3
 """A proposal needs at least this many equal tokens in front of it."""
 
@@ -28,7 +30,7 @@ FORCED_MATCH = 64
 MOST_INDEXED = 1 << 20
 """Tokens an index holds at first; of longer texts the end is kept. About 20 bytes each."""
 
-_SEPARATOR = (1 << 31) - 1  # stands between the texts; no vocabulary has this token
+_SEPARATOR = (1 << 31) - 1  # stands between the texts and for images; no vocabulary has this token
 _CANDIDATES = 256  # places looked at when a new match is searched, the newest ones
 _RECENT = 16  # the same among the tokens that were appended
 
@@ -117,7 +119,8 @@ class SuffixIndex:
         left = MOST_INDEXED
         for tokens in (prompt, *reversed(others)):
             kept = np.asarray(tokens, dtype=np.int32)[-left:] if left > 0 else np.empty(0, dtype=np.int32)
-            parts += [kept, gap]
+            # A model never says an image's places, and what draws tokens has no room for such ids.
+            parts += [np.where(kept >= FIRST_IMAGE_ID, gap, kept), gap]
             left -= len(kept) + 1
         self.known = len(prompt)
         text = np.concatenate(parts[::-1])

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from start_llm.core.vision import image_ids
 from start_llm.engine.draft import LEAST_MATCH, LONGEST_MATCH, SuffixIndex
 
 TOKENS = st.lists(st.integers(0, 3), max_size=60)
@@ -101,3 +102,16 @@ def test_an_endless_prompt_keeps_its_end_and_a_bounded_index(monkeypatch: pytest
     proposal = index.propose(1)
     assert proposal is not None and proposal.tokens == [4]
     assert SuffixIndex([1, 2, 3, 4, *range(100, 160), 1, 2, 3]).propose(1) is None
+
+
+def test_no_place_of_an_image_is_proposed_and_no_match_reaches_across_one() -> None:
+    image = image_ids("picture", 40)
+    index = SuffixIndex([7, 8, 9, 5, *image, 11, 12, 13, 14])
+    index.append([7, 8, 9])
+    found = index.propose(8)
+    assert found is not None and found.tokens == [5]
+    index.append([5])
+    assert index.propose(8) is None
+    index.append([11, 12, 13])
+    found = index.propose(1)
+    assert found is not None and (found.tokens, found.match) == ([14], 3)
