@@ -2,11 +2,15 @@
 
 1. A session recorded by the PI agent (`--session FILE.jsonl`) is replayed token by token, with calls in XML and in
    JSON, for models whose KV can be cut and for hybrids. No model runs; the modelled speed-ups use published costs.
-2. The embedded model says what a recording says: its forward passes and its sampler's work are real, only the drawn
+2. With `--served` the same requests go through the whole server, on the oracle with the embedded model's tokenizer,
+   plain and hybrid: what it does is printed beside what the replay says that it should do.
+3. The embedded model says what a recording says: its forward passes and its sampler's work are real, only the drawn
    token is replaced. Three loops take turns: `BatchGenerator`, our loop without drafts, and with them. Once for edits
-   of a file that stands in the prompt, once for text that never repeats.
+   of a file that stands in the prompt, once for text that never repeats, once for text that begins to repeat all the
+   time and then goes on otherwise.
 
-usage: python3.12 install_and_run.py run scripts/bench_drafts.py [--session FILE] [--rounds N] [--tokens N] [--no-wall]
+usage: python3.12 install_and_run.py run scripts/bench_drafts.py [--session FILE] [--served] [--turns N] [--rounds N]
+       [--tokens N] [--no-wall]
 """
 
 from __future__ import annotations
@@ -16,8 +20,10 @@ import difflib
 import random
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +35,8 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.bench.drafting import MACHINES, Fixed, Gated, replay, turns
+from scripts.bench import drafted
+from scripts.bench.drafting import MACHINES, CallStyle, Fixed, Gated, replay, turns
 from start_llm.core.settings import load_settings
 from start_llm.engine.alone import AloneRunner
 from start_llm.engine.costs import Acceptance, CostTable, Gate
@@ -40,7 +47,12 @@ from start_llm.engine.sampling import Remembering
 from start_llm.engine.text import BatchRunner
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.models.loader import accelerator
+from tests.oracle.build import Kind, build_oracle
 
+STYLES: tuple[CallStyle, ...] = ("xml", "json")
+KINDS: tuple[Kind, ...] = ("plain", "hybrid")
+MACHINE = "M4 Pro"  # whose costs the served session goes by
+MEASURING = 8.0  # seconds; a server takes one
 NEVER = 10**9  # no end token: the recording's length ends an answer
 SOURCE = Path(__file__).resolve().parent / "bench" / "servers.py"
 
@@ -57,10 +69,10 @@ class Recorded(Remembering):
         return mx.argmax(logprobs, axis=-1) * 0 + token
 
 
-def simulated(path: Path, encode: Callable[[str], list[int]]) -> Table:
+def simulated(path: Path, encode: Callable[[str], list[int]], most: int | None) -> Table:
     table = Table("calls", "model", "drafts", "predicted", "tokens per forward", *(f"on {name}" for name in MACHINES))
-    for style in ("xml", "json"):
-        session = list(turns(path, encode, style))  # type: ignore[arg-type]
+    for style in STYLES:
+        session = list(islice(turns(path, encode, style), most))
         for carry in (False, True):
             kind = "hybrid" if carry else "plain"
             totals = replay(session, Fixed(), carry=carry)
@@ -75,6 +87,34 @@ def simulated(path: Path, encode: Callable[[str], list[int]]) -> Table:
                 *(f"{one.speed_up(costs):.2f}" for one, costs in gated),
             )
     return table
+
+
+def served(path: Path, tokenizer_folder: Path, most: int | None, console: Console) -> None:
+    """Prints a line for each kind of call and model, once it is done."""
+    tokenizer = drafted.tokenizer_for_oracle(tokenizer_folder)
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    costs = MACHINES[MACHINE]
+    for style in STYLES:
+        requests, session = (
+            list(islice(drafted.asked(path, style), most)),
+            list(islice(turns(path, encode, style), most)),
+        )
+        for kind in KINDS:
+            carry = kind == "hybrid"
+            expected = replay(session, Gated(costs, carry), carry=carry)
+            with tempfile.TemporaryDirectory() as folder:
+                work = Path(folder)
+                template = "xml" if style == "xml" else "plain"
+                checkpoint = build_oracle(work / "oracle", kind, template=template, tokenizer=tokenizer)
+                with drafted.serving(checkpoint, work, costs) as url:
+                    totals = drafted.replay(url, work / "reply.txt", requests, drafted.tools_of(path))
+            console.print(
+                f"{style}, {kind}: {len(requests)} answers, {totals.said:,} tokens, {totals.forwards:,} passes; tokens "
+                f"per pass {totals.per_forward:.2f}, simulated {expected.per_forward:.2f}"
+            )
 
 
 def edits(encode: Callable[[str], list[int]], tokens: int) -> tuple[list[int], list[int]]:
@@ -104,6 +144,17 @@ def unlike(vocab: int, tokens: int) -> tuple[list[int], list[int]]:
     """A prompt and an answer in which no token stands twice."""
     drawn = random.Random(2).sample(range(100, vocab), 1000 + tokens)
     return drawn[:1000], drawn[1000:]
+
+
+def misleading(vocab: int, tokens: int) -> tuple[list[int], list[int]]:
+    """Runs of five tokens that stand in the prompt, each followed there by other tokens than in the answer."""
+    chance = random.Random(3)
+    drawn = chance.sample(range(100, vocab), 1000)
+    said: list[int] = []
+    while len(said) < tokens:
+        at = chance.randrange(len(drawn) - 5)
+        said += [*drawn[at : at + 5], chance.randrange(100, vocab)]
+    return drawn, said[:tokens]
 
 
 def seconds(runner: Runner, model: Any, prompt: list[int], said: list[int], drafts: RowDrafts | None) -> float:
@@ -144,16 +195,18 @@ def costs_table(costs: CostTable) -> Table:
     measured = costs.table()
     table = Table("context", *(str(width) for width in next(iter(measured.values()))))
     for length, row in measured.items():
-        table.add_row(f"{length:,}", *(f"{1e3 * value:.1f}" for value in row.values()))
+        table.add_row(f"{length:,}", *(f"{1e3 * value:.0f}" for value in row.values()))
     return table
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--session", type=Path, default=None, help="a PI session; without one, 1. is left out")
+    parser.add_argument("--served", action="store_true", help="with --session: also 2.")
+    parser.add_argument("--turns", type=int, default=None, help="with --session: only its first answers")
     parser.add_argument("--tokens", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--no-wall", action="store_true", help="only 1.")
+    parser.add_argument("--no-wall", action="store_true", help="leave 3. out")
     options = parser.parse_args()
     console = Console()
     cache = Path(load_settings(None).cache_dir)
@@ -164,16 +217,22 @@ def main() -> int:
         return [int(token) for token in tokenizer.encode(text, add_special_tokens=False)]
 
     if options.session is not None:
-        console.print(simulated(options.session, encode))
+        console.print(simulated(options.session, encode, options.turns))
+        if options.served:
+            served(options.session, folder, options.turns, console)
     if options.no_wall:
         return 0
     began = time.perf_counter()
-    costs = CostTable(measure_passes(model, lambda: make_prompt_cache(model)))
+    costs = CostTable(measure_passes(model, lambda: make_prompt_cache(model), MEASURING))
     console.print(f"\nmilliseconds of a pass by width, measured in {time.perf_counter() - began:.1f} s")
     console.print(costs_table(costs))
     gate = Gate(costs, Acceptance())
     table = Table("seconds", "BatchGenerator", "alone", "alone, drafts", "speed-up", "tokens per forward")
-    cases = {"edits": edits(encode, options.tokens), "never repeats": unlike(len(tokenizer), options.tokens)}
+    cases = {
+        "edits": edits(encode, options.tokens),
+        "never repeats": unlike(len(tokenizer), options.tokens),
+        "misleads": misleading(len(tokenizer), options.tokens),
+    }
     for name, (prompt, said) in cases.items():
         medians, drafts = wall(model, prompt, said, gate, options.rounds)
         table.add_row(

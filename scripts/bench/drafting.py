@@ -87,7 +87,7 @@ def turns(path: Path, encode: Encode, style: CallStyle) -> Iterator[Turn]:
             continue
         text = "".join(part.get("text", "") for part in message["content"])
         if message["role"] == "assistant":
-            answer = encode(_said(message["content"], style) + "<|im_end|>")
+            answer = encode(said(message["content"], style) + "<|im_end|>")
             yield Turn([*before, *encode("<|im_start|>assistant\n")], answer, views)
             before, views = encode("\n"), []
         elif message["role"] == "toolResult":
@@ -97,7 +97,7 @@ def turns(path: Path, encode: Encode, style: CallStyle) -> Iterator[Turn]:
             before += encode(f"<|im_start|>user\n{text}<|im_end|>\n")
 
 
-def _said(content: Sequence[dict[str, Any]], style: CallStyle) -> str:
+def said(content: Sequence[dict[str, Any]], style: CallStyle) -> str:
     parts = [part["thinking"] for part in content if part["type"] == "thinking"]
     parts += [part["text"] for part in content if part["type"] == "text"]
     for part in content:

@@ -197,7 +197,7 @@ class SingleRow:
         return said
 
     def _forward(self, fed: mx.array) -> mx.array:
-        self.state.counts.forwards += 1
+        self.state.counts.forwards += not self.state.fresh  # that pass belongs to the prompt
         self._watch.launch(fed.size)
         logits: mx.array = self._model(fed[None], cache=self.state.cache)
         return logits

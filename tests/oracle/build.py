@@ -64,7 +64,14 @@ def _config(kind: Kind, vocabulary: int, window: int) -> dict[str, Any]:
     }
 
 
-def build_oracle(folder: Path, kind: Kind = "plain", *, template: str = "plain", window: int = 128) -> Path:
+def build_oracle(
+    folder: Path,
+    kind: Kind = "plain",
+    *,
+    template: str = "plain",
+    window: int = 128,
+    tokenizer: Tokenizer | None = None,
+) -> Path:
     """Writes a checkpoint into `folder` (made if needed) and returns it.
 
     It loads with ``mlx_lm.load(folder, trust_remote_code=True)`` and serves with
@@ -74,9 +81,10 @@ def build_oracle(folder: Path, kind: Kind = "plain", *, template: str = "plain",
         kind: ``plain`` (K K), ``hybrid`` (A K A K: half of the layers keep a state that cannot be cut) or ``windowed``
             (R K R K: half of the layers are rotating, of `window` tokens).
         template: a name of `tests.oracle.templates`.
+        tokenizer: another one than `make_tokenizer` makes; `SPECIAL` must be its first tokens, in this order.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = make_tokenizer()
+    tokenizer = tokenizer or make_tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
     shutil.copy(_HERE / "model_file.py", folder / "oracle_model.py")
     shutil.copy(_HERE / "answers.py", folder / "oracle_answers.py")

@@ -6,6 +6,7 @@
 - ``opened``: as ``plain``, and the generation prompt opens the thinking block.
 - ``seeing``: as ``plain``, and content may be a list of parts, texts and images.
 - ``no_tools``: as ``plain``, but knows neither tools nor tool calls.
+- ``xml``: as ``plain``, with calls in Qwen's XML.
 """
 
 from __future__ import annotations
@@ -21,8 +22,7 @@ _HEAD = r"""{%- if tools %}
         {{- '\n' }}
         {{- tool | tojson }}
     {%- endfor %}
-    {{- '\n</tools>\n\nFor each call, answer with a JSON object inside <tool_call></tool_call>:\n<tool_call>\n' }}
-    {{- '{"name": <name>, "arguments": <arguments>}\n</tool_call><|im_end|>\n' }}
+    {{- '\n</tools>\n\nCALL_FORM<|im_end|>\n' }}
 {%- elif messages[0].role == 'system' %}
     {{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' }}
 {%- endif %}
@@ -55,9 +55,7 @@ _MESSAGES = r"""{%- for message in messages %}
             {%- if tool_call.function %}
                 {%- set tool_call = tool_call.function %}
             {%- endif %}
-            {{- '<tool_call>\n{"name": "' + tool_call.name + '", "arguments": ' }}
-            {{- tool_call.arguments if tool_call.arguments is string else tool_call.arguments | tojson }}
-            {{- '}\n</tool_call>' }}
+            ONE_CALL
         {%- endfor %}
         {{- '<|im_end|>\n' }}
     {%- elif message.role == 'tool' %}
@@ -89,6 +87,19 @@ _PARTS = r"""{%- set parts = namespace(text='') %}
     {%- endif %}
     {%- set content = parts.text %}"""
 
+_JSON_FORM = r"""For each call, answer with a JSON object inside <tool_call></tool_call>:\n<tool_call>\n' }}
+    {{- '{"name": <name>, "arguments": <arguments>}\n</tool_call>"""
+_XML_FORM = r"""Each call:\n<tool_call>\n<function=name>\n<parameter=key>\nvalue\n</parameter>\n</function>\n' }}
+    {{- '</tool_call>"""
+_JSON_CALL = r"""{{- '<tool_call>\n{"name": "' + tool_call.name + '", "arguments": ' }}
+            {{- tool_call.arguments if tool_call.arguments is string else tool_call.arguments | tojson }}
+            {{- '}\n</tool_call>' }}"""
+_XML_CALL = r"""{{- '<tool_call>\n<function=' + tool_call.name + '>\n' }}
+            {%- for key, value in tool_call.arguments | items %}
+                {{- '<parameter=' + key + '>\n' + (value if value is string else value | tojson) + '\n</parameter>\n' }}
+            {%- endfor %}
+            {{- '</function>\n</tool_call>' }}"""
+
 _NO_TOOLS = r"""{%- for message in messages %}
     {{- '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}
 {%- endfor %}
@@ -107,8 +118,9 @@ _OPENED = r"""{%- if enable_thinking is defined and enable_thinking is false %}
     {%- endif %}"""
 
 
-def _with_reasoning(condition: str) -> str:
-    return _HEAD + _LAST_QUERY + _MESSAGES.replace("SHOW_REASONING", condition)
+def _with_reasoning(condition: str, form: str = _JSON_FORM, call: str = _JSON_CALL) -> str:
+    messages = _MESSAGES.replace("SHOW_REASONING", condition).replace("ONE_CALL", call)
+    return _HEAD.replace("CALL_FORM", form) + _LAST_QUERY + messages
 
 
 TEMPLATES = {
@@ -118,4 +130,5 @@ TEMPLATES = {
     "opened": _with_reasoning("true").replace(_CLOSED, _OPENED),
     "seeing": _with_reasoning("true").replace(_CONTENT, _PARTS),
     "no_tools": _NO_TOOLS,
+    "xml": _with_reasoning("true", _XML_FORM, _XML_CALL),
 }

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
+from itertools import islice
 from pathlib import Path
 
 import pytest
 
-from scripts.bench.drafting import MACHINES, Fixed, Gated, Turn, replay, turns
+from scripts.bench import drafted
+from scripts.bench.drafting import MACHINES, CallStyle, Fixed, Gated, Turn, replay, turns
+from tests.oracle import build_oracle, make_tokenizer
+from tests.oracle.build import Kind
+
+SESSIONS = Path(os.environ.get("START_LLM_SESSIONS") or Path(__file__).parents[3] / "shared" / "sessions")
+RECORDED = SESSIONS / "pi-1.jsonl"
 
 
 def encode(text: str) -> list[int]:
@@ -17,12 +25,19 @@ def encode(text: str) -> list[int]:
 @pytest.fixture
 def session(tmp_path: Path) -> Path:
     code = "\n".join(f'    value_{i} = read("field {i}", {i * i})' for i in range(12))
-    call = {"type": "toolCall", "name": "edit", "arguments": {"path": "a.py", "oldText": code, "newText": "pass"}}
+    call = {
+        "type": "toolCall",
+        "id": "1",
+        "name": "edit",
+        "arguments": {"path": "a.py", "oldText": code, "newText": "pass"},
+    }
     messages = [
         {"role": "user", "content": [{"type": "text", "text": "Empty it."}]},
-        {"role": "toolResult", "content": [{"type": "text", "text": code}]},
+        {"role": "assistant", "content": [{**call, "id": "0", "name": "read", "arguments": {"path": "a.py"}}]},
+        {"role": "toolResult", "toolCallId": "0", "content": [{"type": "text", "text": code}]},
         {"role": "assistant", "content": [{"type": "text", "text": "Well."}, call]},
         {"role": "assistant", "content": []},
+        {"role": "toolResult", "toolCallId": "1", "content": [{"type": "text", "text": "Edited."}]},
         {"role": "user", "content": [{"type": "text", "text": "Thanks"}]},
         {"role": "assistant", "content": [{"type": "text", "text": "Any time."}]},
     ]
@@ -55,7 +70,7 @@ def test_arguments_in_json_are_found_in_views_of_the_results(session: Path) -> N
     as_json = list(turns(session, encode, "json"))
     assert replay(as_json, Fixed()).per_forward > 1.5 * replay(as_json, Fixed(), views=False).per_forward
     as_xml = list(turns(session, encode, "xml"))
-    assert len(as_xml) == 2 and replay(as_xml, Fixed()).per_forward > 4
+    assert len(as_xml) == 3 and replay(as_xml, Fixed()).per_forward > 4
 
 
 def test_the_gate_is_never_slower_than_no_drafts(session: Path) -> None:
@@ -63,3 +78,33 @@ def test_the_gate_is_never_slower_than_no_drafts(session: Path) -> None:
         for carry in (False, True):
             totals = replay(list(turns(session, encode, "xml")), Gated(costs, carry), carry=carry)
             assert totals.speed_up(costs) >= 1.0
+
+
+def both(folder: Path, path: Path, style: CallStyle, kind: Kind, most: int | None = None) -> tuple[float, float, int]:
+    """Tokens per pass of our server, and what the simulator says that they should be; tokens said."""
+    costs, tokenizer = MACHINES["M4 Pro"], make_tokenizer()
+    checkpoint = build_oracle(folder / "oracle", kind, template="xml" if style == "xml" else "plain")
+    session = list(islice(turns(path, lambda text: tokenizer.encode(text).ids, style), most))
+    with drafted.serving(checkpoint, folder, costs) as url:
+        requests = list(islice(drafted.asked(path, style), most))
+        found = drafted.replay(url, folder / "reply.txt", requests, drafted.tools_of(path))
+    carry = kind == "hybrid"
+    return found.per_forward, replay(session, Gated(costs, carry), carry=carry).per_forward, found.said
+
+
+@pytest.mark.parametrize(("style", "kind"), [("xml", "plain"), ("json", "hybrid")])
+def test_the_server_does_what_the_simulator_says(tmp_path: Path, session: Path, style: CallStyle, kind: Kind) -> None:
+    served, simulated, said = both(tmp_path, session, style, kind)
+    assert said > 200 and served > 3 and served > 0.9 * simulated
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not RECORDED.is_file(), reason="no recorded session here")
+@pytest.mark.parametrize("kind", ["plain", "hybrid"])
+@pytest.mark.parametrize("style", ["xml", "json"])
+def test_the_server_does_with_a_recorded_session_what_the_simulator_says(
+    tmp_path: Path, style: CallStyle, kind: Kind
+) -> None:
+    served, simulated, said = both(tmp_path, RECORDED, style, kind, 40)
+    assert said > 10_000 and served > 0.95 * simulated

@@ -1,0 +1,165 @@
+"""A recorded session through the whole server, as its client would send it, while the oracle says what was recorded.
+
+What the simulator (`drafting`) computes is what a server could do; this is what ours does: its own index, views, gate,
+loop and stored KV, with prompts that it renders and answers that it parses. The oracle answers from what it sees in its
+KV, so a token too many or too few in there would change what is said.
+
+The costs that the gate goes by are a machine's published ones and stay so: how long the oracle takes says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import httpx
+from tokenizers import AddedToken, Tokenizer
+
+from scripts.bench.drafting import CallStyle, Totals, said
+from start_llm.app import App
+from start_llm.core.settings import load_settings
+from start_llm.engine.costs import CostTable
+from tests.oracle.build import SPECIAL
+
+Json = dict[str, Any]
+WAIT = 600.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One answer of a session.
+
+    Attributes:
+        before: what the client sends since the answer before it: user messages and tool results.
+        answer: as the model writes it.
+        calls: recorded ids of its calls, in order.
+    """
+
+    before: list[Json]
+    answer: str
+    calls: list[str]
+
+
+def asked(path: Path, style: CallStyle) -> Iterator[Asked]:
+    """The requests of a session that the PI agent recorded."""
+    before: list[Json] = []
+    for line in path.read_text("utf-8").splitlines():
+        message = json.loads(line).get("message")
+        if message is None or not message["content"]:
+            continue
+        text = "".join(part.get("text", "") for part in message["content"])
+        if message["role"] == "assistant":
+            calls = [part["id"] for part in message["content"] if part["type"] == "toolCall"]
+            yield Asked(before, said(message["content"], style), calls)
+            before = []
+        elif message["role"] == "toolResult":
+            before.append({"role": "tool", "tool_call_id": message["toolCallId"], "content": text})
+        else:
+            before.append({"role": "user", "content": text})
+
+
+def tools_of(path: Path) -> list[Json]:
+    """A definition of every tool that is called in a session; all arguments are strings or numbers."""
+    found: dict[str, dict[str, str]] = {}
+    for line in path.read_text("utf-8").splitlines():
+        for part in (json.loads(line).get("message") or {"content": []})["content"]:
+            if part["type"] == "toolCall":
+                kinds = {
+                    key: "string" if isinstance(value, str) else "number" for key, value in part["arguments"].items()
+                }
+                found.setdefault(part["name"], {}).update(kinds)
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": f"The tool {name}.",
+                "parameters": {"type": "object", "properties": {key: {"type": kind} for key, kind in kinds.items()}},
+            },
+        }
+        for name, kinds in sorted(found.items())
+    ]
+
+
+def tokenizer_for_oracle(folder: Path) -> Tokenizer:
+    """A checkpoint's tokenizer with other ids: the oracle wants its special tokens first."""
+    data = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    words = sorted(data["model"]["vocab"], key=data["model"]["vocab"].__getitem__)
+    names = [*SPECIAL, *(word for word in words if word not in SPECIAL)]
+    data["model"]["vocab"] = {word: i for i, word in enumerate(names)}
+    data["added_tokens"] = []
+    tokenizer = Tokenizer.from_str(json.dumps(data))
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
+    return tokenizer
+
+
+class _Published(CostTable):
+    """Stays as it is."""
+
+    def observe(self, width: int, length: int, seconds: float) -> None:
+        pass
+
+
+@contextmanager
+def serving(checkpoint: Path, work: Path, costs: dict[int, float]) -> Iterator[str]:
+    """Our server in this process, on an oracle. Gives its URL; the next answer goes into ``reply.txt`` in `work`."""
+    settings = {
+        "model_path": str(checkpoint),
+        "trust_remote_code": True,
+        "start_llm_cache_dir": work,
+        "log_root": work / "logs",
+        "kv_disk_dir": "off",
+        "mlx_port": 0,
+        "proxy": "off",
+        "reanchor": "off",
+        "log_json": True,
+        "default_temperature": 0.0,
+        "drafts": "auto",
+    }
+    app = App(load_settings(None, **settings), say=lambda line: None)
+    with (
+        patch("start_llm.engine.drafting.measure_passes", lambda *_: {0: costs}),
+        patch("start_llm.engine.drafting.CostTable", _Published),
+        patch.dict(os.environ, {"ORACLE_REPLIES": str(work / "reply.txt")}),
+    ):
+        app.start()
+        try:
+            yield app.server_url
+        finally:
+            app.stop()
+
+
+def replay(url: str, replies: Path, session: list[Asked], tools: list[Json]) -> Totals:
+    """Sends a session's requests in their order. Counts what the server says that it did.
+
+    Raises:
+        AssertionError: the model did not say what was recorded, so its KV was wrong.
+    """
+    totals, messages, ids = Totals(), list[Json](), dict[str, str]()
+    with httpx.Client(timeout=WAIT) as client:
+        for one in session:
+            messages += [
+                {**message, "tool_call_id": ids[message["tool_call_id"]]} if "tool_call_id" in message else message
+                for message in one.before
+            ]
+            replies.write_text(one.answer, "utf-8")
+            body = {"model": "default", "messages": messages, "tools": tools, "session_id": "recorded"}
+            response = client.post(f"{url}/v1/chat/completions", json=body)
+            response.raise_for_status()
+            data = response.json()
+            message, report = data["choices"][0]["message"], data["usage"]["start_llm"]
+            calls = message.get("tool_calls") or []
+            assert len(calls) == len(one.calls), f"{message} is not {one.answer!r}"
+            ids.update({old: call["id"] for old, call in zip(one.calls, calls, strict=True)})
+            messages.append(message)
+            totals.said += report["generated"]
+            totals.forwards += report["forwards"]
+            totals.drafted += report["drafted"]
+            totals.accepted += report["accepted"]
+    return totals
