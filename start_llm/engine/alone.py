@@ -161,19 +161,19 @@ class AloneRunner:
             entry.batched, entry.state = None, self._suspended(row, entry.left, entry)
         with mx.stream(generation_stream):
             if entry.single is None:
-                entry.single, entry.state = self._single(entry.uid, cast(State, entry.state)), None
+                entry.single, entry.state = self._single(entry, cast(State, entry.state)), None
             drafter = entry.drafts.drafter() if entry.drafts.drafter is not None else None
             if drafter is not None:
                 entry.single.offer(drafter)
             return entry.single.step()
 
-    def _single(self, uid: int, state: State) -> SingleRow:
+    def _single(self, entry: _Entry, state: State) -> SingleRow:
         return SingleRow(
-            uid,
+            entry.uid,
             self._model,
             state,
             eos=self._eos,
-            gate=self._gate,
+            gate=self._gate if entry.drafts.drafter is not None else None,
             quantise=self._quantise,
             quantised_from=self._quantised_from,
         )

@@ -93,7 +93,7 @@ class RowDrafts:
     """What a row is given for its drafts.
 
     Attributes:
-        drafter: asked before each step until there is one; ``None``: there never is.
+        drafter: asked before each step until there is one; ``None``: nothing is drafted, what a grammar forces neither.
         counts: is added to, with and without drafts.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -13,6 +14,12 @@ from tests.oracle import expected_truth, script
 
 LINES = "\n".join(f"    value_{i} = read('field {i}', {i * i})" for i in range(14))
 FILE = f"def load(read):\n{LINES}\n    return locals()\n"
+NAMED = {
+    "type": "object",
+    "properties": {"population_of_the_city": {"type": "integer"}, "name_of_the_country": {"type": "boolean"}},
+    "required": ["population_of_the_city", "name_of_the_country"],
+    "additionalProperties": False,
+}
 ANSWER = f"I change this part:\n{LINES}\nand nothing else."
 
 
@@ -66,3 +73,62 @@ def test_max_tokens_in_a_block(servers: Callable[..., Live]) -> None:
         assert answer["body"]["usage"]["completion_tokens"] == most
         assert ANSWER.startswith(answer["message"]["content"])
         assert answer["body"]["choices"][0]["finish_reason"] == "length"
+
+
+def test_logprobs_and_a_grammar_in_a_block(servers: Callable[..., Live]) -> None:
+    """Every token has its own logprob, and what a schema leaves no choice about is still said as without drafts."""
+    ways = {
+        "logprobs": {"logprobs": True, "top_logprobs": 2},
+        "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": NAMED}}},
+    }
+    for name, way in ways.items():
+        asked = [{"role": "user", "content": FILE + script(ANSWER)}]
+        with_drafts, without = (servers("plain").chat(asked, drafts=on, **way) for on in (True, False))
+        assert with_drafts["report"]["accepted"] > 5, name
+        assert with_drafts["report"]["forwards"] < without["report"]["forwards"], name
+        assert with_drafts["body"]["choices"] == without["body"]["choices"], name
+
+
+REPEATING = (
+    "def area(width, height):\n    return width * height\n\ndef edge(width, height):\n    return 2 * (width + height)\n"
+)
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0},
+    "seeded": {"temperature": 0.8, "seed": 11, "top_p": 0.95},
+    "penalties": {
+        "temperature": 0.5,
+        "seed": 5,
+        "repetition_penalty": 1.05,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.1,
+        "logit_bias": {"30": 2.0},
+        "logprobs": True,
+        "top_logprobs": 1,
+    },
+    "stop": {"temperature": 0, "stop": ["height):\n    return 2"]},
+    "schema": {
+        "temperature": 0,
+        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": NAMED}},
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.smol
+@pytest.mark.parametrize("kv_bits", [None, 8])
+def test_the_embedded_model_says_the_same_words(smol_path: Path, tmp_path: Path, kv_bits: int | None) -> None:
+    asked = [{"role": "user", "content": f"Repeat this code twice, and nothing else.\n\n{REPEATING}"}]
+    with live(smol_path, tmp_path, kv_bits=kv_bits, quantized_kv_start=60) as server:
+        for name, way in WAYS.items():
+            body = {"max_tokens": 70, **way}
+            with_drafts, without = (server.chat(asked, drafts=on, **body) for on in (True, False))
+            said, expected = (answer["body"]["choices"][0] for answer in (with_drafts, without))
+            assert said["message"]["content"] == expected["message"]["content"], name
+            assert said["finish_reason"] == expected["finish_reason"], name
+            assert tokens_of(said) == tokens_of(expected), name
+            if name in ("greedy", "schema"):
+                assert with_drafts["report"]["accepted"] > 5, name
+
+
+def tokens_of(choice: dict[str, Any]) -> list[str]:
+    return [entry["token"] for entry in (choice.get("logprobs") or {"content": []})["content"]]
