@@ -16,6 +16,7 @@ usage: python3.12 install_and_run.py run scripts/bench_drafts.py [--session FILE
 from __future__ import annotations
 
 import argparse
+import copy
 import difflib
 import random
 import statistics
@@ -157,12 +158,19 @@ def misleading(vocab: int, tokens: int) -> tuple[list[int], list[int]]:
     return drawn, said[:tokens]
 
 
-def seconds(runner: Runner, model: Any, prompt: list[int], said: list[int], drafts: RowDrafts | None) -> float:
-    """From the first reported token to the last."""
-    cache = make_prompt_cache(model)
+def prefilled(model: Any, prompt: list[int]) -> list[Any]:
+    """All of the prompt but its last token."""
+    cache, runner = make_prompt_cache(model), BatchRunner(model, eos=[NEVER], max_rows=1)
     for at in range(0, len(prompt) - 1, 512):
         runner.prefill(cache, prompt[at : min(at + 512, len(prompt) - 1)])
-    runner.insert(prompt, cache, max_tokens=len(said), sampler=Recorded(said), processors=[], drafts=drafts)
+    return list(cache)
+
+
+def seconds(runner: Runner, cache: list[Any], prompt: list[int], said: list[int], drafts: RowDrafts | None) -> float:
+    """From the first reported token to the last."""
+    runner.insert(
+        prompt, copy.deepcopy(cache), max_tokens=len(said), sampler=Recorded(said), processors=[], drafts=drafts
+    )
     began, heard = 0.0, list[int]()
     while len(heard) < len(said):
         rows = runner.decode()
@@ -176,9 +184,9 @@ def seconds(runner: Runner, model: Any, prompt: list[int], said: list[int], draf
 def wall(model: Any, prompt: list[int], said: list[int], gate: Gate, rounds: int) -> tuple[dict[str, float], RowDrafts]:
     """Medians of seconds by loop."""
     times: dict[str, list[float]] = {"BatchGenerator": [], "alone": [], "alone, drafts": []}
-    drafts = RowDrafts()
-    for _ in range(rounds):
-        for name, found in times.items():
+    drafts, cache = RowDrafts(), prefilled(model, prompt)
+    for turn in range(rounds):
+        for name, found in times.items() if turn % 2 else reversed(times.items()):
             batch = BatchRunner(model, eos=[NEVER], max_rows=2)
             runner = (
                 batch
@@ -186,8 +194,9 @@ def wall(model: Any, prompt: list[int], said: list[int], gate: Gate, rounds: int
                 else AloneRunner(model, batch, eos=[NEVER], gate=gate if "drafts" in name else None)
             )
             index = SuffixIndex(prompt)
-            drafts = RowDrafts(lambda index=index: index)  # type: ignore[misc]
-            found.append(seconds(runner, model, prompt, said, drafts))
+            given = RowDrafts(lambda index=index: index)  # type: ignore[misc]
+            found.append(seconds(runner, cache, prompt, said, given))
+            drafts = given if "drafts" in name else drafts
     return {name: statistics.median(found) for name, found in times.items()}, drafts
 
 

@@ -10,11 +10,15 @@ otherwise one side would pay for what the other left running. Each pair of round
 medians, of wall time and of the CPU time of the whole process (which waiting for other programs does not change). The
 first line sets two free generators against each other: that is what the measurement itself is good for. `processor` is
 what the processor takes per token with no model behind it, fed the same tokens again.
+
+Then one row decodes in our own loop: free text, JSON of the schema, and the same JSON where tokens that the grammar
+leaves no choice about are verified in blocks (`DRAFTS=auto`), in turns. `--forced-only` prints that alone.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import sys
 import time
 from collections.abc import Collection, Sequence
@@ -25,13 +29,22 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm import load
 from mlx_lm.generate import BatchGenerator
+from mlx_lm.models.cache import make_prompt_cache
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.bench_drafts import MEASURING, prefilled
 from start_llm.core.messages import Tool
 from start_llm.core.request import ChatRequest, ResponseFormat, ToolChoice
 from start_llm.core.settings import load_settings
 from start_llm.core.work import Constraint
+from start_llm.engine.alone import AloneRunner
 from start_llm.engine.constraint import Grammars
+from start_llm.engine.costs import Acceptance, CostTable, Gate
+from start_llm.engine.draft import RowDrafts
+from start_llm.engine.measure import measure_passes
 from start_llm.engine.sampling import Processor
+from start_llm.engine.text import BatchRunner
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.parsing.structured import ModelText, make_constraint, special_tokens
 
@@ -59,6 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--constrained", type=int, default=1, help="how many of them have the grammar")
     parser.add_argument("--rounds", type=int, default=16, help="rounds of each generator per case")
     parser.add_argument("--steps", type=int, default=6, help="tokens per round")
+    parser.add_argument("--tokens", type=int, default=120, help="of the answers with and without forced tokens")
+    parser.add_argument("--forced-only", action="store_true", help="leave the first table out")
     options = parser.parse_args(arguments)
     folder = options.model or ensure_embedded_model(
         load_settings().cache_dir, quantised=False, progress=lambda stage, part: None
@@ -74,6 +89,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
             grammars.prepare(constraint)
             print(f"compiling {name}: {1e3 * (time.perf_counter() - start):.1f} ms")
     prompt = tokenizer.apply_chat_template([{"role": "user", "content": PROMPT}], add_generation_prompt=True)
+    ends = tokenizer.eos_token_ids
+    if not options.forced_only:
+        per_token(model, grammars, prompt, cases, ends, options)
+    schema = cases["json_schema"]
+    assert schema is not None
+    forced_tokens(model, grammars, prompt, schema, ends, options)
+    return 0
+
+
+def per_token(
+    model: Any,
+    grammars: Grammars,
+    prompt: Sequence[int],
+    cases: dict[str, Constraint | None],
+    eos: Collection[int],
+    options: argparse.Namespace,
+) -> None:
     print(f"\n{options.rows} rows, {options.constrained} with the grammar; milliseconds per step, medians\n")
     print(f"{'':14}{'free wall':>10}{'over':>9}{'':9}{'free CPU':>10}{'over':>9}{'':9}{'processor':>14}{'rounds':>8}")
     for name, constraint in cases.items():
@@ -81,9 +113,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
         own, ends = 0.0, ()
         if constraint is not None:
             own = replay(grammars, constraint, bound.tokens, model.args.vocab_size)
-            ends = tokenizer.eos_token_ids
+            ends = eos
         report(name, free, bound, own, whole_rounds(bound.tokens, ends, options))
-    return 0
+
+
+def forced_tokens(
+    model: Any,
+    grammars: Grammars,
+    prompt: Sequence[int],
+    schema: Constraint,
+    ends: Collection[int],
+    options: argparse.Namespace,
+) -> None:
+    """Milliseconds a token of one row, in answers of the same length."""
+    costs = CostTable(measure_passes(model, lambda: make_prompt_cache(model), MEASURING))
+    cache = prefilled(model, list(prompt))
+    ways: dict[str, list[float]] = {"free": [], "schema": [], "schema, forced": []}
+    said: dict[str, list[int]] = {}
+    passes: dict[str, int] = {}
+    for _ in range(options.rounds // 3 + 1):
+        for name, found in ways.items():
+            gate = Gate(costs, Acceptance()) if "forced" in name else None
+            runner = AloneRunner(model, BatchRunner(model, eos=ends, max_rows=1), eos=ends, gate=gate)
+            drafts = RowDrafts(lambda: None)
+            runner.insert(
+                prompt,
+                copy.deepcopy(cache),
+                max_tokens=options.tokens,
+                sampler=lambda logprobs: mx.argmax(logprobs, axis=-1),
+                processors=[] if name == "free" else [grammars.processor(schema)],
+                drafts=drafts,
+            )
+            tokens, began, finished = list[int](), 0.0, False
+            while not finished:
+                rows = runner.decode()
+                began = began or time.perf_counter()
+                tokens += [row.token for row in rows]
+                finished = any(row.finish for row in rows)
+            found.append((time.perf_counter() - began) / len(tokens))
+            said[name], passes[name] = tokens, drafts.counts.forwards
+    assert said["schema"] == said["schema, forced"], "forced tokens changed what is said"
+    print(f"\none row alone, up to {options.tokens} tokens; medians\n")
+    print(f"{'':16}{'ms a token':>12}{'passes':>8}{'tokens':>8}")
+    for name, found in ways.items():
+        print(f"{name:16}{1e3 * median(found):12.2f}{passes[name]:8}{len(said[name]):8}")
+    ratios = [a / b for a, b in zip(ways["free"], ways["schema, forced"], strict=True)]
+    print(f"the schema's answer with forced tokens against free text: {median(ratios):.2f} times as fast", flush=True)
 
 
 def constraints(text: ModelText) -> dict[str, Constraint | None]:
