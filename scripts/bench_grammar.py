@@ -110,10 +110,9 @@ def per_token(
     print(f"{'':14}{'free wall':>10}{'over':>9}{'':9}{'free CPU':>10}{'over':>9}{'':9}{'processor':>14}{'rounds':>8}")
     for name, constraint in cases.items():
         free, bound = measure(model, grammars, prompt, constraint, options)
-        own, ends = 0.0, ()
+        own, ends = 0.0, eos if constraint is not None else ()
         if constraint is not None:
             own = replay(grammars, constraint, bound.tokens, model.args.vocab_size)
-            ends = eos
         report(name, free, bound, own, whole_rounds(bound.tokens, ends, options))
 
 

@@ -218,7 +218,7 @@ def truth_of(name: str, label: str) -> Said:
     return reference(make(name), SAMPLINGS[label], 21)
 
 
-@given(
+ANYWHERE = given(
     name=st.sampled_from(["llama", "qwen3_5", "gemma3_text", "gpt_oss", "lfm2"]),
     label=st.sampled_from(sorted(SAMPLINGS)),
     seed=st.integers(0, 10**6),
@@ -226,10 +226,10 @@ def truth_of(name: str, label: str) -> Said:
     count=st.integers(1, 20),
     ends=st.none() | st.integers(0, 19),
 )
-@settings(max_examples=120, deadline=None)
-def test_runs_with_rejections_stops_and_cancels_anywhere(
-    name: str, label: str, seed: int, steps: int, count: int, ends: int | None
-) -> None:
+
+
+def check_run(name: str, label: str, seed: int, steps: int, count: int, ends: int | None) -> None:
+    """A run with lies at places that `seed` chooses, left after so many steps, or ended by a token that is said."""
     model, sampling = make(name), SAMPLINGS[label]
     truth = truth_of(name, label)
     eos = frozenset() if ends is None else frozenset([truth.tokens[ends]])
@@ -244,6 +244,19 @@ def test_runs_with_rejections_stops_and_cancels_anywhere(
     fresh = make_prompt_cache(model)
     model(mx.array([list(got.held)]), cache=fresh)
     assert_same_kv(got, Said([], None, fresh, got.held))
+
+
+@ANYWHERE
+@settings(max_examples=120, deadline=None)
+def test_runs_with_rejections_stops_and_cancels_anywhere(**run: Any) -> None:
+    check_run(**run)
+
+
+@pytest.mark.slow
+@ANYWHERE
+@settings(max_examples=300, deadline=None)
+def test_many_runs_with_rejections_stops_and_cancels_anywhere(**run: Any) -> None:
+    check_run(**run)
 
 
 @pytest.mark.parametrize("bits", [4, 8])
