@@ -154,7 +154,7 @@ def test_room_for_the_next_chunk() -> None:
     built, _ = kit.build([kit.slice(cache, 0, 300)], None, 300, spare=512)
     room = built[0].keys.shape[2]
     built[0].update_and_fetch(rows(512, 300), rows(512, 300))
-    assert built[0].keys.shape[2] == room == 1024
+    assert built[0].keys.shape[2] == room == 832
 
 
 def test_slices_pin_no_larger_buffer() -> None:
