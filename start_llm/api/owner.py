@@ -11,6 +11,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from start_llm.core.jsontext import parse_inner
+
 USER_FIELDS = ("user", "safety_identifier")
 _SESSION_END = re.compile(r"_session_[0-9a-fA-F-]+$")
 
@@ -57,8 +59,8 @@ def _without_session(user: str) -> str:
     if not user.startswith("{"):
         return _SESSION_END.sub("", user)
     try:
-        value = json.loads(user)
-    except (ValueError, RecursionError):
+        value = parse_inner(user)
+    except ValueError:
         return user
     if not isinstance(value, dict):
         return user

@@ -11,7 +11,7 @@ from start_llm.api.fields import bad, short
 from start_llm.api.images import IMAGE_TYPES, attachment_of
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.images import Attachment
-from start_llm.core.jsontext import is_deep
+from start_llm.core.jsontext import too_much_to_read
 
 TEXT_TYPES = frozenset({"text", "input_text", "output_text"})
 OTHER_MEDIA = frozenset({"input_audio", "audio", "file", "input_file", "video_url", "video", "document"})
@@ -101,13 +101,13 @@ def string_in(part: dict[str, Any], name: str, path: str) -> str:
 
 
 def arguments_in(part: dict[str, Any], name: str, path: str) -> str:
-    """A call's arguments, as JSON text: as they came, unless they are nested too deeply.
+    """A call's arguments, as JSON text: as they came, unless they are nested too deeply or hold too many values.
 
     Then they are that text as one string. It still says the same, and no reader on the way to the model meets its
     limits: a conversation that has such a call goes on.
     """
     text = string_in(part, name, path)
-    return json.dumps(text, ensure_ascii=False) if is_deep(text) else text
+    return json.dumps(text, ensure_ascii=False) if too_much_to_read(text) else text
 
 
 def unusable(kind: str, path: str) -> BadRequest | NotSupported:

@@ -6,7 +6,7 @@ import json
 import re
 from typing import Any
 
-from start_llm.core.jsontext import is_deep
+from start_llm.core.jsontext import too_much_to_read
 
 HEAD = re.compile(r'\s*\{\s*"input"\s*:\s*"')
 # Whole characters: an escape, or half of a surrogate pair, waits for its rest.
@@ -63,7 +63,7 @@ def input_of(arguments: str) -> str:
 
 def _whole(arguments: str) -> str:
     try:
-        if is_deep(arguments):
+        if too_much_to_read(arguments):
             return arguments
         value: Any = json.loads(arguments, strict=False, object_pairs_hook=lambda pairs: dict(reversed(pairs)))
     except ValueError:

@@ -20,6 +20,8 @@ from start_llm.core.limits import DEPTH, ESCAPES, KEYS, VALUES, Limit
 
 CHUNK = 1 << 20
 LARGE = 1 << 18
+INNER_VALUES = 100_000
+"""Of JSON text in a string. The body's limits do not see it, and it is read several times on its way to the model."""
 _IN_TURN = threading.Lock()
 """Large bodies are decoded one after the other: threads that each want the interpreter's lock for so long take turns
 among themselves, and nobody else has one."""
@@ -52,35 +54,38 @@ def parse_json(raw: bytes) -> Any:
 
 
 def parse_inner(text: str) -> Any:
-    """The value of JSON text that stands in a string. Raises ValueError, also where it is nested too deeply."""
-    raw = text.encode("utf-8", "surrogatepass")
+    """The value of JSON text that stands in a string. Raises ValueError, also where it is too much to read."""
+    if too_much_to_read(text):
+        raise ValueError("it is nested too deeply, or holds too many values")
     try:
-        check_structure(raw)
         return _DECODER.decode(text)
-    except (BadRequest, TooLarge, RecursionError) as error:
+    except RecursionError as error:
         raise ValueError(str(error)) from None
 
 
-def is_deep(text: str) -> bool:
-    """Whether JSON text is nested so deeply that it is not to be read. Quick for text that has few brackets."""
-    if text.count("[") + text.count("{") <= DEPTH.most:
+def too_much_to_read(text: str) -> bool:
+    """Whether JSON text inside of a string is nested so deeply, or holds so many values, that it is not to be read.
+
+    Quick for text that has few commas and brackets.
+    """
+    opened = text.count("[") + text.count("{")
+    if opened <= DEPTH.most and opened + text.count(",") < INNER_VALUES:
         return False
     try:
-        check_structure(text.encode("utf-8", "surrogatepass"))
-    except BadRequest:
+        check_structure(text.encode("utf-8", "surrogatepass"), most_values=INNER_VALUES)
+    except (BadRequest, TooLarge):
         return True
-    except TooLarge:
-        return False
     return False
 
 
-def check_structure(raw: bytes) -> None:
+def check_structure(raw: bytes, most_values: int | None = None) -> None:
     """Counts what stands outside of strings. Broken JSON may pass: the parser says what is wrong with it.
 
     Raises:
         BadRequest: it is nested too deeply.
         TooLarge: it holds too many values, names or escapes.
     """
+    most_values = VALUES.most if most_values is None else most_values
     values, keys, escapes, depth, inside, start = 1, 0, 0, 0, False, 0
     while start < len(raw):
         end = _chunk_end(raw, start)
@@ -94,8 +99,12 @@ def check_structure(raw: bytes) -> None:
             if depth + int(depths.max()) > DEPTH.most:
                 raise _too_deep()
             depth += int(depths[-1])
-        for limit, found in ((VALUES, values), (KEYS, keys), (ESCAPES, escapes)):
-            if found > limit.most:
+        for limit, most, found in (
+            (VALUES, most_values, values),
+            (KEYS, KEYS.most, keys),
+            (ESCAPES, ESCAPES.most, escapes),
+        ):
+            if found > most:
                 raise _too_many(limit)
 
 

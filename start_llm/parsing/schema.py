@@ -14,7 +14,7 @@ from jsonschema.exceptions import SchemaError, UnknownType
 from referencing import Registry
 from referencing.exceptions import Unresolvable
 
-from start_llm.core.jsontext import is_deep
+from start_llm.core.jsontext import too_much_to_read
 
 ANY: Mapping[str, Any] = {}
 STEPS = 20_000
@@ -223,7 +223,7 @@ def type_name(value: Any) -> str:
 
 def parse_literal(text: str) -> tuple[bool, Any]:
     """`text` as JSON or as a Python literal of JSON's types: (found, value). What is nested too deeply is neither."""
-    if is_deep(text):
+    if too_much_to_read(text):
         return False, None
     try:
         return True, json.loads(text, strict=False, parse_constant=_no_constant)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from start_llm.core import jsontext
 from start_llm.core.errors import BadRequest, TooLarge
-from start_llm.core.jsontext import check_structure, parse_inner, parse_json
+from start_llm.core.jsontext import check_structure, parse_inner, parse_json, too_much_to_read
 from start_llm.core.limits import DEPTH, Limit
 
 VALUES = st.recursive(
@@ -71,6 +71,25 @@ def test_json_in_a_string_has_the_same_bounds() -> None:
     assert parse_inner('{"a": [1.5]}') == {"a": [1.5]}
     for text in ("[" * (DEPTH.most + 1) + "]" * (DEPTH.most + 1), "[" * 100_000, "NaN", "1e999", "9" * 5000, "{"):
         with pytest.raises(ValueError):
+            parse_inner(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "much"),
+    [
+        ("[" * 101 + "]" * 101, True),
+        ("[1]" * 101, False),
+        ("[" + "1," * jsontext.INNER_VALUES + "1]", True),
+        ("[" + "1," * (jsontext.INNER_VALUES - 10) + "1]", False),
+        ("{}" * 200_000, True),
+        ('{"code": "' + "f(a, b)[0], {}; " * 100_000 + '"}', False),
+        ('["' + "x" * 1_000_000 + '"]', False),
+    ],
+)
+def test_what_is_too_much_to_read_of_text_in_a_body(text: str, much: bool) -> None:
+    assert too_much_to_read(text) is much
+    if much:
+        with pytest.raises(ValueError, match="too deeply, or holds too many"):
             parse_inner(text)
 
 
