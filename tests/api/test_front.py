@@ -222,11 +222,12 @@ def test_without_a_free_descriptor_accepting_rests() -> None:
 
 
 EXHAUSTED = """
-import os, resource, sys, time
+import logging, os, resource, sys, time
 from pathlib import Path
 from start_llm.api.server import make_server
 from start_llm.core.settings import Settings
 from tests.api.fakes import FakeService
+logging.basicConfig()
 folder = Path(sys.argv[1])
 server = make_server(Settings(_env_file=None, mlx_port=0, log_root=folder, start_llm_cache_dir=folder), FakeService())
 server.start()
