@@ -6,7 +6,9 @@ for the server's own. What the page asks the server to do (fetch a model) is a P
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,12 +21,17 @@ from start_llm.core.errors import BadRequest, Forbidden, NotFound, Unavailable
 from start_llm.core.jsontext import parse_json
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings
-from start_llm.dashboard.daily import Daily
+from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
+from start_llm.dashboard.daily import SLOT_SECONDS, SLOTS, Daily
 from start_llm.dashboard.logtail import LogTail, tail_of
 from start_llm.dashboard.redact import Redactor
+from start_llm.files.database import FileUnavailable
 from start_llm.models.catalog import Stored, stored_models
 from start_llm.models.recommended import RECOMMENDED, SHORT_NAMES
 
+log = logging.getLogger(__name__)
+
+MOST_EARLIER = 20_000  # requests of the day before the start
 SECRETS = ("api_key", "litellm_master_key")
 _NO_STORE = {"Cache-Control": "no-store"}
 _SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
@@ -53,6 +60,16 @@ class Panels:
         settings and everybody's requests are none of its business.
         """
         return self._is_own_page(inbound) and (inbound.visitor.sees_all or self._settings.api_key is not None)
+
+    def begin(self) -> None:
+        """Listens to the log, and reads what was asked on the day before the start."""
+        self.log.attach()
+        if self._settings.audit_days:
+            since = time.time() - SLOTS * SLOT_SECONDS
+            try:
+                self.daily.begin_with(entries(self._settings.cache_dir / AUDIT_FILE, Wanted(since), MOST_EARLIER))
+            except FileUnavailable as error:
+                log.warning("reuse by client begins with this start: %s", error)
 
     def close(self) -> None:
         """The log is not listened to any more, and a running fetch ends."""

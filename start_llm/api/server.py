@@ -139,7 +139,7 @@ class ApiServer:
         return self._edge.metrics
 
     def start(self) -> None:
-        self._panels.log.attach()
+        self._panels.begin()
         self._watcher.start()
         self._work.start(self._handle)
         self._quick.start(self._handle)

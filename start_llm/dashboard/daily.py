@@ -1,14 +1,15 @@
-"""What each client's requests reused over the last day, in quarters of an hour. Counts only, since the start."""
+"""What each client's requests reused over the last day, in quarters of an hour. Counts only."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from start_llm.core.events import Event
 from start_llm.core.request import ChatRequest
+from start_llm.dashboard.audit import Entry
 from start_llm.dashboard.observer import Outcome
 
 SLOT_SECONDS = 900
@@ -39,16 +40,26 @@ class Daily:
         report = outcome.report
         if report is None or not report.prompt:
             return
-        slot = int(self._clock()) // SLOT_SECONDS
-        again = max(0, report.computed - report.new)
         with self._lock:
-            self._forget(slot)
-            name = request.client or "other"
-            if name not in self._clients and len(self._clients) >= MOST_CLIENTS:
-                name = OTHERS
-            counts = self._clients.setdefault(name, {}).setdefault(slot, [0, 0, 0, 0])
-            for index, more in enumerate((1, report.reused, report.computed - again, again)):
-                counts[index] += more
+            self._add(self._clock(), request.client, report.reused, report.computed, report.new)
+
+    def begin_with(self, entries: Iterable[Entry]) -> None:
+        """Counts what was written down before this server was started."""
+        with self._lock:
+            for entry in entries:
+                if entry.prompt:
+                    self._add(entry.time, entry.client, entry.reused, entry.computed, entry.new)
+
+    def _add(self, when: float, client: str, reused: int, computed: int, new: int) -> None:
+        slot = int(when) // SLOT_SECONDS
+        self._forget(int(self._clock()) // SLOT_SECONDS)
+        name = client or "other"
+        if name not in self._clients and len(self._clients) >= MOST_CLIENTS:
+            name = OTHERS
+        again = max(0, computed - new)
+        counts = self._clients.setdefault(name, {}).setdefault(slot, [0, 0, 0, 0])
+        for index, more in enumerate((1, reused, computed - again, again)):
+            counts[index] += more
 
     def day(self) -> dict[str, Any]:
         """Per client ``[slot, requests, reused, new, again]``, slots from the first of the day on; busiest first."""

@@ -51,7 +51,7 @@ def _seen(segment: Segment, parent: int, now: float) -> StoredSegment:
     return StoredSegment(
         parent,
         segment.length,
-        segment.nbytes,
+        segment.nbytes if segment.rows is not None else 0,
         segment.file is not None,
         round(max(now - segment.used, 0.0), 1) if segment.uses else -1.0,
         segment.uses,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,10 +16,13 @@ from start_llm.api.panels import Panels
 from start_llm.api.pulling import Pulls
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import BadRequest, Conflict
+from start_llm.core.request import ChatRequest
 from start_llm.core.stored import StoredSegment, StoredTree
+from start_llm.dashboard.audit import AUDIT_FILE, Audit
+from start_llm.dashboard.observer import Outcome
 from start_llm.dashboard.redact import HIDDEN
 from start_llm.models.pull import Pulled, PullError
-from tests.api.fakes import FakeService
+from tests.api.fakes import REPORT, FakeService
 from tests.api.test_page import ask, feed
 
 Serve = Callable[..., ApiServer]
@@ -109,6 +113,15 @@ def test_the_tree_comes_in_columns(server: ApiServer, service: FakeService) -> N
 
     service.stored = changing  # type: ignore[method-assign]
     assert httpx.get(server.url + "/page/stored").status_code == 503
+
+
+def test_reuse_by_client_begins_with_what_an_earlier_server_wrote_down(serve: Serve, tmp_path: Path) -> None:
+    written = Audit(tmp_path / "cache" / AUDIT_FILE, 1)
+    written.ended(ChatRequest("a", "chat", "m", client="pi"), Outcome(200, 1.0, report=REPORT))
+    written.close()
+    with feed(serve()) as messages:
+        (client,) = next(messages)["daily"]["clients"]
+    assert client["name"] == "pi" and client["slots"][0][1:] == [1, 100, 16, 4]
 
 
 def test_the_log_is_told_without_secrets(serve: Serve) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
+from start_llm.dashboard.audit import Entry
 from start_llm.dashboard.daily import MOST_CLIENTS, OTHERS, SLOT_SECONDS, SLOTS, Daily
 from start_llm.dashboard.observer import Outcome
 
@@ -39,6 +40,20 @@ def test_what_is_older_than_a_day_is_forgotten_and_failures_do_not_count() -> No
     daily.ended(ChatRequest("id", "chat", "m"), Outcome(400, 1.0))
     clock.now += SLOTS * SLOT_SECONDS
     assert daily.day()["clients"] == []
+
+
+def test_it_begins_with_what_was_written_down() -> None:
+    clock = Clock()
+    daily = Daily(clock)
+
+    def written(when: float, prompt: int) -> Entry:
+        names = ("id", "pi", "session", "chat", "m", "answered")
+        return Entry(when, *names, 200, prompt, 60, 40, 30, 5, 1.0, None, "")
+
+    daily.begin_with([written(clock.now - SLOT_SECONDS, 100), written(clock.now, 0)])
+    end(daily, "pi", prompt=5, computed=5, new=5)
+    (pi,) = daily.day()["clients"]
+    assert pi["slots"] == [[SLOTS - 2, 1, 60, 30, 10], [SLOTS - 1, 1, 0, 5, 0]]
 
 
 def test_clients_are_bounded() -> None:
