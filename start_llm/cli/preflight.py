@@ -53,12 +53,12 @@ def check_server(settings: Settings) -> None:
 
 
 def _check_writable(settings: Settings) -> None:
-    folder = settings.cache_dir.absolute()
+    folder = settings.cache_dir.absolute() / "run"  # where locks are made
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir():
         raise Refused(f"START_LLM_CACHE_DIR={settings.cache_dir}: {folder} is no folder; name another place.")
-    if not os.access(folder, os.W_OK) and folder != settings.cache_dir.absolute():
+    if not os.access(folder, os.W_OK):
         raise Refused(f"START_LLM_CACHE_DIR={settings.cache_dir}: {folder} cannot be written; name another place.")
 
 

@@ -54,6 +54,8 @@ def running_server(
         LaunchError: it does not come up, or something else listens there.
     """
     place = Place(settings, settings.mlx_port or free_port())
+    if not place.is_running:
+        place.forget_keep()  # of a server that was killed: nobody has started the next one by name
     with place.used():
         try:
             bring_up(_unattended(settings, proxy), place, flags, say, seconds)

@@ -50,6 +50,7 @@ def _start(settings: Settings, flags: dict[str, str]) -> int:
             place.forget_keep()
         print(error, file=sys.stderr)
         return 1
+    place.keep()  # also where a launch began it in the same moment
     state = place.read()
     word = "ready" if begun else "already running"
     print(f"{word}: {describe(place, state)}")

@@ -196,6 +196,8 @@ def stop(place: Place, seconds: float = STOP_SECONDS + 10) -> bool:
         ServiceError: something is left.
     """
     state = place.read()
+    if not place.folder.is_dir():  # nothing ever ran; a folder that cannot be made need not be
+        return False
     if place.lock.take():
         place.forget()
         place.lock.drop()

@@ -159,7 +159,7 @@ class Place:
     def users(self) -> int:
         """How many processes use it now. Marks of processes that were killed are removed."""
         count = 0
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError, NotADirectoryError):
             for path in list(self._users.iterdir()):
                 if is_locked(path):
                     count += 1
@@ -184,7 +184,7 @@ def folder_of(settings: Settings) -> Path:
 def running_ports(settings: Settings) -> list[int]:
     """The ports of this user's servers that run now."""
     found = []
-    with suppress(FileNotFoundError):
+    with suppress(FileNotFoundError, NotADirectoryError):
         for path in folder_of(settings).iterdir():
             name = _LOCK.fullmatch(path.name)
             if name and is_locked(path):

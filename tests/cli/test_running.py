@@ -103,16 +103,32 @@ def test_the_command_line_alone_imports_nothing_heavy() -> None:
     assert run.stdout == "[]\n"
 
 
-def test_a_folder_that_cannot_be_used_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_that_cannot_be_used_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / "run").touch()  # where the locks belong
-    environment = {"START_LLM_CACHE_DIR": str(tmp_path / "cache"), "START_LLM_HOME": str(tmp_path), "PROXY": "off"}
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        assert main(["start", "--port", "0"]) == 1
+    monkeypatch.setenv("START_LLM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("START_LLM_HOME", str(tmp_path))
+    with monkeypatch.context() as patch:  # as root every folder can be written
+        patch.setattr("start_llm.cli.preflight.os.access", lambda path, how: path != tmp_path / "cache")
+        assert main(["start", "--port", "0"]) == 2
     said = capsys.readouterr().err
-    assert len(said.splitlines()) == 1 and said.startswith("start: ") and str(tmp_path / "cache" / "run") in said
+    assert said == f"START_LLM_CACHE_DIR={tmp_path}/cache: {tmp_path}/cache cannot be written; name another place.\n"
+    (tmp_path / "cache" / "run").touch()  # a file where the locks belong
+    assert main(["start", "--port", "0"]) == 2
+    assert "cache/run is no folder" in capsys.readouterr().err
+    assert main(["stop", "--port", "1"]) == 0
+
+
+def test_an_error_of_the_disk_is_one_sentence(
+    module: FakeModule, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(settings: Any, options: Any) -> int:
+        raise OSError(28, "No space left on device", "/x")
+
+    monkeypatch.setattr(module, "main", full)
+    assert main(["serve"]) == 1
+    assert capsys.readouterr().err == "serve: [Errno 28] No space left on device: '/x'\n"
 
 
 def test_an_interrupt_during_imports_is_no_traceback(module: FakeModule, monkeypatch: pytest.MonkeyPatch) -> None:

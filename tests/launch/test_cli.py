@@ -19,6 +19,7 @@ from start_llm.launch.clients import CLIENTS
 from start_llm.launch.plan import Plan
 from start_llm.service import control
 from start_llm.service.control import changed_settings
+from start_llm.service.place import Place, State
 from tests.launch.stub import make_client, serving
 
 
@@ -61,6 +62,20 @@ def test_a_client_runs_against_the_running_server(tmp_path: Path, out: Path, mon
     assert provider["baseUrl"] == f"http://127.0.0.1:{port}/v1" and provider["models"][0]["contextWindow"] == 50_000
     assert provider["models"][0]["input"] == ["text", "image"], "the server's card says that the model sees"
     assert stat.S_IMODE(config.stat().st_mode) == 0o600 and stat.S_IMODE(config.parent.stat().st_mode) == 0o700
+
+
+def test_a_server_that_was_killed_does_not_keep_the_next_one_alive(tmp_path: Path, out: Path) -> None:
+    with serving() as port:
+        given = settings(tmp_path, mlx_port=port)
+        Place(given).keep()
+        assert main(["pi"], given) == 7
+        assert not Place(given).is_kept
+        lock = Place(given).lock
+        assert lock.take()  # one that runs stays as it was asked for
+        Place(given).write(State(port, os.getpid(), 0.0, "", phase="ready"))
+        Place(given).keep()
+        assert main(["pi"], given) == 7 and Place(given).is_kept
+        lock.drop()
 
 
 def test_the_vendors_key_does_not_reach_the_client(tmp_path: Path, out: Path) -> None:
