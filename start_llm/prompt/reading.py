@@ -23,6 +23,7 @@ ROOT = b"start_llm conversation"
 _EMBEDDED = re.compile(r"\s*<(think|thinking)>((?:(?!</?\1>)[\s\S])*)</\1>")
 _NOTHING: tuple[Any, ...] = (False, None, "", [], {})
 _EDGES = ("start", "end", "rest")
+_ID_CHARS = 1024
 _NOT_WORDS = re.compile(r"[^0-9a-z]")
 
 
@@ -153,8 +154,11 @@ def split_embedded(content: str) -> tuple[str | None, str]:
 
 
 def call_id(given: str | None) -> str:
-    """A call's id as it can be told through clients that leave out characters."""
-    return _NOT_WORDS.sub("", (given or "").lower())
+    """A call's id as it can be told through clients that leave out characters; of a very long one a digest."""
+    text = given or ""
+    if len(text) > _ID_CHARS:
+        return f"long:{digest_of(text).hex()}"
+    return _NOT_WORDS.sub("", text.lower())
 
 
 def answer_digest(content: str, calls: tuple[ToolCall, ...]) -> bytes:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from start_llm.core.messages import Message, ToolCall
 from start_llm.prompt.clients import BUILT_IN, Client, Clients, Part, Rule, find_parts
-from start_llm.prompt.reading import Reader, facts_of
+from start_llm.prompt.reading import Reader, call_id, facts_of
 from start_llm.prompt.textdiff import diff
 
 COUNT = 40_000
@@ -46,6 +46,13 @@ def test_calls_and_their_results() -> None:
     results = [Message("tool", "r", tool_call_id=call.id) for call in reversed(calls)]
     reading = Reader(Clients()).read([Message("user", "x"), Message("assistant", "", tool_calls=calls), *results])
     assert len(reading.keys) == 2 + len(calls)
+
+
+def test_ids_of_megabytes_are_told_apart_by_a_digest() -> None:
+    long = "Call " * 1_000_000
+    assert len(call_id(long)) < 100
+    assert len({call_id(long), call_id(long + "x"), call_id(long.lower()), call_id("call")}) == 4
+    assert call_id("Call_0-1") == "call01" and call_id(None) == ""
 
 
 @pytest.mark.timeout(60)
