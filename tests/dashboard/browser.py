@@ -53,6 +53,11 @@ class Browser:
         self.one(f'nav a[href="#{name}"]').click()
         self.one(f"#{name}")
 
+    def press(self, css: str) -> None:
+        """Clicks the first such element, wherever it moves to meanwhile."""
+        self.one(css)
+        self.run("document.querySelector(arguments[0]).click()", css)
+
     def until(self, look: Callable[[], Any], what: str) -> Any:
         """What `look` returns once that is true; an element that goes meanwhile is looked for again."""
         wait = WebDriverWait(
@@ -86,7 +91,7 @@ class Browser:
 
     def complaints(self, *expected: str) -> list[str]:
         """What the browser's console said since the last look: errors, refused content. Without the `expected`."""
-        said = [str(entry["message"]) for entry in self.driver.get_log("browser") if entry["level"] != "INFO"]
+        said = [str(entry["message"]) for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
         return [line for line in said if not any(word in line for word in expected)]
 
 
