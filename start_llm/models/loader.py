@@ -114,14 +114,14 @@ def load_model(settings: Settings, device: Device, progress: Progress, say: Call
         name = EMBEDDED_NAME
     else:
         name = source.rstrip("/").rsplit("/", 1)[-1]
-        folder = _resolve(source, lambda found: check_fit(name, weights_on_disk(found), device), progress)
-        warning = check_fit(name, weights_on_disk(folder), device)
+        folder = _resolve(source, lambda found: _check_room(settings, name, found, device), progress)
+        warning = _check_room(settings, name, folder, device)
         if warning is not None:
             say(f"memory    {warning}")
     config = read_config(folder)
     _check_code(config, source or str(folder), settings)
     progress(f"loading {name}", 0.0)
-    if (seeing := _with_eyes(settings, name, folder, config, device, say)) is not None:
+    if (seeing := _with_eyes(settings, folder, config, say)) is not None:
         progress(f"loading {name}", 1.0)
         described = _describe(settings, name, source or name, folder, seeing.model, seeing.wrapper, config)
         print_of_eyes = f"{described.fingerprint}-eyes-{seeing.eyes.key('')}".encode()
@@ -134,13 +134,17 @@ def load_model(settings: Settings, device: Device, progress: Progress, say: Call
     return _describe(settings, name, source or name, folder, model, wrapper, config)
 
 
-def _with_eyes(
-    settings: Settings, name: str, folder: Path, config: dict[str, Any], device: Device, say: Callable[[str], None]
-) -> Seeing | None:
+def _check_room(settings: Settings, name: str, folder: Path, device: Device) -> str | None:
+    """A warning if the weights leave little memory. `folder` has the JSON files at least. Raises OutOfMemory."""
+    if settings.vision != "off" and settings.kv_bits is None and has_eyes(read_config(folder)):
+        check_eyes_fit(name, weights_on_disk(folder), device)
+    return check_fit(name, weights_on_disk(folder), device)
+
+
+def _with_eyes(settings: Settings, folder: Path, config: dict[str, Any], say: Callable[[str], None]) -> Seeing | None:
     """The model with its vision part; ``None`` if it has none, or is to be served as a text model."""
     if settings.vision == "off" or not has_eyes(config):
         return None
-    check_eyes_fit(name, weights_on_disk(folder), device)
     if settings.kv_bits is not None:
         say("vision    off: images cannot be served with KV_BITS; the model reads text only")
         return None

@@ -99,18 +99,25 @@ def test_a_model_that_fits_well_is_loaded_without_a_word(tmp_path: Path) -> None
     assert said == []
 
 
-def test_weights_that_do_not_fit_are_not_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("config", "size", "words"),
+    [({}, 90 * GIB, "large-model"), ({"model_type": "qwen3_vl", "vision_config": {}}, 23 * GIB, "VISION=off")],
+    ids=["text", "sees"],
+)
+def test_weights_that_do_not_fit_are_not_downloaded(
+    config: dict[str, Any], size: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[str] = []
 
     def pull(source: str, progress: Any, *, check: Any) -> Any:
         asked.append(source)
-        (tmp_path / "config.json").write_text("{}")
-        (tmp_path / INDEX).write_text(json.dumps({"metadata": {"total_size": 90 * GIB}}))
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        (tmp_path / INDEX).write_text(json.dumps({"metadata": {"total_size": size}}))
         check(tmp_path)
         raise AssertionError("the weights were downloaded")
 
     monkeypatch.setattr(loader, "pull", pull)
     settings: Any = load_settings(None, model_path="someone/large-model")
-    with pytest.raises(OutOfMemory, match="large-model"):
+    with pytest.raises(OutOfMemory, match=words):
         load_model(settings, MACHINE, quiet, print)
     assert asked == ["someone/large-model"]
