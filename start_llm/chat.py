@@ -400,8 +400,10 @@ class ChatStream:
             report = replace(report, session=self._run.prepared.session)
             pipeline, prepared = self._run.served.pipeline, self._run.prepared
             self._planned = explained(report, pipeline, prepared)
-            parted = report.miss if self._planned.miss is None and report.miss and report.miss.stored else None
-            parted = located(parted, pipeline, prepared) if parted else None
+            parted = report.miss if report.miss is not None and report.miss.stored else None
+            if parted is not None:
+                expected = pipeline.text_at(prepared, parted.token, parted.stored)
+                parted = replace(located(parted, pipeline, prepared), expected=expected)
             self._run.service.remember_background(self._run.request.id, Background(prepared.notes, parted))
             self._ready.append(Started(self._report()))
 
@@ -476,14 +478,13 @@ def explained(report: CacheReport, pipeline: Pipeline, prepared: Prepared) -> Ca
 
 
 def located(miss: Miss, pipeline: Pipeline, prepared: Prepared) -> Miss:
-    """The same with words: which message it lies in, what stands there and what is stored there."""
+    """The same with words of the request: which message it lies in and what stands there."""
     where = pipeline.locate(prepared, miss.token)
     # A turn record outlives its KV: these very tokens were served, and what is stored does not hold them any more.
     gone = miss.token < prepared.served and miss.reason in ("diverged", "first_turn")
     return Miss(
         reason="evicted" if gone else miss.reason,
         token=miss.token,
-        expected=pipeline.text_at(prepared, miss.token, miss.stored) if miss.stored else miss.expected,
         found=where.text,
         message=where.message,
         field=where.field,

@@ -119,11 +119,14 @@ class Panels:
         return "set, not shown" if name in SECRETS else self._redact(str(value))
 
     def background(self, inbound: Inbound) -> Reply:
-        """The update note that a request's model has read and where it left what is stored, for who made it."""
-        wanted = inbound.params[0]
-        if not (self.sees_all(inbound) or self._made.may_see(inbound.visitor, wanted)):
+        """The update note that a request's model has read and where it left what is stored, for who made it.
+
+        The words that are stored there may be another client's: they are for who may see everything.
+        """
+        wanted, everything = inbound.params[0], self.sees_all(inbound)
+        if not (everything or self._made.may_see(inbound.visitor, wanted)):
             raise NotFound(f"There is no request {wanted[:80]!r} of this key.")
-        return _reply(self._service.background(wanted).as_dict())
+        return _reply(self._service.background(wanted).as_dict(everything=everything))
 
     # --- acting -------------------------------------------------------------------
 

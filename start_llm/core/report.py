@@ -14,7 +14,8 @@ class Miss:
         reason: ``first_turn``, ``diverged``, ``evicted``, ``no_checkpoint``, ``retokenised``, ``policy``,
             ``store_error`` (the KV store failed), ...
         token: index of the first prompt token that differs from what was stored.
-        expected, found: text around that token, as stored and as asked for now.
+        expected, found: text around that token, as stored and as asked for now. What is stored may be another
+            client's: `expected` is set only in a `Background`, for who may see everything.
         message: index of the client's message it lies in, or ``None``.
         field: ``content``, ``reasoning``, ``tool_calls``, ``tools``, ``system``, ...
         rule: the volatile rule that matched there, if one did.
@@ -39,15 +40,18 @@ class Background:
 
     Attributes:
         note: the lines of the update note that its prompt ended with; empty: it had none.
-        parted: where the prompt left what is stored, though nothing was computed again by that.
+        parted: where the prompt left what is stored, also if nothing was computed again by that.
     """
 
     note: tuple[str, ...] = ()
     parted: Miss | None = None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Plain JSON types."""
-        return {"note": list(self.note), "parted": None if self.parted is None else _plain(self.parted)}
+    def as_dict(self, *, everything: bool) -> dict[str, Any]:
+        """Plain JSON types; the words that are stored only for who may see `everything`."""
+        parted = self.parted
+        if parted is not None and not everything:
+            parted = replace(parted, expected="")
+        return {"note": list(self.note), "parted": None if parted is None else _plain(parted)}
 
 
 def _plain(miss: Miss) -> dict[str, Any]:

@@ -78,7 +78,8 @@ class FakeService:
         return REPORT if request_id == "known" else None
 
     def background(self, request_id: str) -> Background:
-        return Background(("<update-1>", "System text, now:", "x", "</update-1>"))
+        parted = Miss("diverged", 7, expected="words of somebody", found="words of the request", stored=(1, 2))
+        return Background(("<update-1>", "System text, now:", "x", "</update-1>"), parted)
 
     def stored(self) -> StoredTree:
         return self.tree

@@ -87,6 +87,17 @@ def test_a_note_is_shown_to_who_made_the_request(server: ApiServer) -> None:
     assert httpx.get(path).status_code == 200  # the owner of the machine
 
 
+def test_what_is_stored_where_a_request_parts_is_shown_to_who_sees_everything(server: ApiServer) -> None:
+    """The words may be those of another client."""
+    mine = ask(server, authorization="Bearer mine")
+    path = f"{server.url}/page/requests/{mine}"
+    parted = httpx.get(path, headers={"authorization": "Bearer mine"}).json()["parted"]
+    assert (parted["expected"], parted["found"]) == ("", "words of the request")
+    parted = httpx.get(path).json()["parted"]
+    assert (parted["expected"], parted["found"]) == ("words of somebody", "words of the request")
+    assert "stored" not in parted
+
+
 def test_acts_are_posts_from_the_servers_own_page(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     begun: list[str] = []
     monkeypatch.setattr(panels(server).pulls, "begin", begun.append)

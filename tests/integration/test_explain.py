@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.integration.live import WAIT, live
+from tests.integration.live import WAIT, Live, live
+from tests.unique import unique
 
 
 def test_explain_does_not_wait_for_the_model(
@@ -48,3 +49,23 @@ def test_explain_does_not_wait_for_the_model(
         assert len(answers) == 3
         done = server.chat(history)
         assert done["report"]["reused"] == report["reused"]
+
+
+def test_no_report_tells_what_another_client_has_stored(servers: Callable[..., Live]) -> None:
+    """Who guesses how another conversation begins must not be told how it goes on."""
+    server, secret = servers("plain"), "the password is quiet heron"
+    opening = f"This is {unique()}. " + "word " * 200
+
+    def ask(key: str, text: str, path: str = "/v1/chat/completions") -> httpx.Response:
+        body = {"model": "default", "messages": [{"role": "user", "content": opening + text}]}
+        return httpx.post(server.url + path, json=body, headers={"Authorization": f"Bearer {key}"}, timeout=WAIT)
+
+    assert ask("theirs", secret).status_code == 200
+    told = [ask("mine", "and what comes now?", "/v1/cache/explain"), ask("mine", "and what comes now?")]
+    mine = told[1].json()
+    assert mine["usage"]["start_llm"]["reused"] > 100  # equal tokens, equal KV
+    for path in ("/v1/cache/requests", f"/v1/cache/requests/{mine['id']}", f"/page/requests/{mine['id']}"):
+        told.append(httpx.get(server.url + path, headers={"Authorization": "Bearer mine"}, timeout=WAIT))
+    for answer in told:
+        assert answer.status_code == 200
+        assert not any(word in answer.text for word in ("password", "heron")), answer.text

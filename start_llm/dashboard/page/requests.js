@@ -73,7 +73,6 @@ function why(entry) {
   if (miss) {
     tell("why", [miss.reason.replace(/_/g, " "), miss.detail].filter(Boolean).join(": "));
     tell("where", place(miss));
-    if (miss.expected || miss.found) tell("what", changed(miss));
   } else if (entry.prompt !== undefined) {
     tell("why", "Nothing was computed again.");
   }
@@ -89,10 +88,11 @@ function why(entry) {
   tell("id", entry.id);
   tell("time", entry.time);
   json(`/page/requests/${encodeURIComponent(entry.id)}`).then(({ note, parted }) => {
-    if (parted && !miss) {
-      const rows = [["parted", `${place(parted)}: something else is stored there, so all behind it was new`], ["what", changed(parted)]];
-      list.children[1].after(...rows.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
-    }
+    const here = miss && parted && miss.token === parted.token;
+    const rows = parted && !miss ? [["parted", `${place(parted)}: something else is stored there, so all behind it was new`]] : [];
+    const shown = here || !miss ? parted : miss; // what is stored there is told to who may see everything
+    if (shown && (shown.expected || shown.found)) rows.push(["what", changed(shown)]);
+    list.children[miss ? 3 : 1].after(...rows.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
     tell("told", note.length ? make("pre", {}, note.join("\n")) : "The model read no update note.");
   }, () => {}); // it is gone: the server has begun anew
   return list;
