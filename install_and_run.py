@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent
 COMMAND = "python3.12 install_and_run.py"
 MOST_WORKERS = 4  # each has its own MLX, which uses every core by itself
 OWN = {  # what start_llm itself does not know; all other commands are its own
-    "test": "all checks of this repository; --slow and --e2e add tests, anything else goes to pytest",
+    "test": "all checks; --slow and --e2e add tests, --retry gives what failed a second try, other flags go to pytest",
     "run": "run a script in this environment: run scripts/agent_bench.py --help",
 }
 UV = "uv==0.13.8"
@@ -351,8 +351,13 @@ def side_by_side(flags: list[str]) -> list[str]:
 
 
 def run_checks(folder: Path, flags: list[str]) -> int:
-    """All checks, each named, all of them even if one fails. Flags go to pytest."""
+    """All checks, each named, all of them even if one fails. Flags go to pytest.
+
+    `--retry`: tests that failed are run once more, one after the other, for a machine that was busy.
+    """
     python = [str(folder / "bin" / "python"), "-m"]
+    retry = "--retry" in flags
+    flags = [flag for flag in flags if flag != "--retry"]
     checks = [
         ("ruff check", [*python, "ruff", "check", "."]),
         ("ruff format", [*python, "ruff", "format", "--check", "."]),
@@ -370,6 +375,12 @@ def run_checks(folder: Path, flags: list[str]) -> int:
         if subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0:
             wrong.append(name)
         took.append(f"{name} {time.monotonic() - started:.0f} s")
+    if retry and "pytest" in wrong:
+        say("=== pytest: what failed, once more")
+        again = [*python, "pytest", "-n", "0", "--last-failed", "--last-failed-no-failures", "none", *flags]
+        if subprocess.run(again, cwd=ROOT, env=environment, check=False).returncode == 0:
+            wrong.remove("pytest")
+            say("SOME TESTS PASSED ONLY AT THE SECOND TRY: see above which, and look why")
     say(", ".join(took))
     say(f"FAILED: {', '.join(wrong)}" if wrong else "all checks passed")
     return 1 if wrong else 0

@@ -397,3 +397,32 @@ def test_every_direct_dependency_is_pinned_and_in_the_constraints() -> None:
 def test_tests_run_side_by_side_unless_the_flags_say_how_many(flags: list[str], own: bool) -> None:
     found = bootstrap.side_by_side(flags)
     assert bool(found) is own and (not own or (found[0] == "-n" and 1 <= int(found[1]) <= 4))
+
+
+@pytest.mark.parametrize(
+    ("flags", "codes", "end"),
+    [
+        ([], {"pytest": [1]}, 1),
+        (["--retry"], {"pytest": [1, 1]}, 1),
+        (["--retry"], {"pytest": [1, 5]}, 1),  # it broke before any test was run
+        (["--retry"], {"pytest": [1, 0]}, 0),
+        (["--retry"], {"pytest": [1, 0], "mypy": [1]}, 1),
+        (["--retry"], {}, 0),
+    ],
+)
+def test_what_failed_gets_a_second_try_if_that_is_asked_for(
+    flags: list[str], codes: dict[str, list[int]], end: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = {name: list(found) for name, found in codes.items()}
+    ran: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        ran.append(command)
+        name = next((name for name in left if name in command), "")
+        return subprocess.CompletedProcess(command, left[name].pop(0) if left.get(name) else 0)
+
+    monkeypatch.setattr(bootstrap.subprocess, "run", run)
+    assert bootstrap.run_checks(tmp_path, [*flags, "--slow"]) == end
+    tests = [command for command in ran if "pytest" in command]
+    assert all("--slow" in command and "--retry" not in command for command in tests)
+    assert ["--last-failed" in command for command in tests] == [False, True][: len(codes.get("pytest", [0]))]
