@@ -5,10 +5,16 @@ from __future__ import annotations
 import hmac
 from collections.abc import Collection, Mapping
 
-from start_llm.api.owner import presented_keys
 from start_llm.core.errors import BadRequest, Forbidden, Unauthorized
 from start_llm.core.hosts import host_allowed, host_name, is_loopback, origin_allowed
 from start_llm.core.settings import Settings, SettingsError
+
+
+def presented_keys(headers: Mapping[str, str]) -> tuple[str, ...]:
+    """The bearer token and the ``x-api-key``, as far as they are there."""
+    scheme, _, token = headers.get("Authorization", "").partition(" ")
+    bearer = token.strip() if scheme.lower() == "bearer" else ""
+    return tuple(key for key in (bearer, headers.get("x-api-key", "").strip()) if key)
 
 
 def check_key(headers: Mapping[str, str], api_key: str | None) -> None:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from start_llm.api.access import presented_keys
 from start_llm.core.jsontext import parse_inner
 
 USER_FIELDS = ("user", "safety_identifier")
@@ -20,13 +21,6 @@ _SESSION_END = re.compile(r"_session_[0-9a-fA-F-]+$")
 def presented_key(headers: Mapping[str, str]) -> str | None:
     """The API key that a request carries, checked or not; ``None`` where it carries none."""
     return next(iter(presented_keys(headers)), None)
-
-
-def presented_keys(headers: Mapping[str, str]) -> tuple[str, ...]:
-    """The bearer token and the ``x-api-key``, as far as they are there."""
-    scheme, _, token = headers.get("Authorization", "").partition(" ")
-    bearer = token.strip() if scheme.lower() == "bearer" else ""
-    return tuple(key for key in (bearer, headers.get("x-api-key", "").strip()) if key)
 
 
 def owner_of(data: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
