@@ -58,6 +58,14 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+def until_paused(server: Live, messages: list[dict[str, Any]]) -> None:
+    """Turn by turn: the figures are those of the model thread's last step."""
+    deadline = time.monotonic() + WAIT
+    while figure(server, "kv_disk_paused") != 1:
+        assert time.monotonic() < deadline, "the tier does not pause"
+        turn(server, messages)
+
+
 def settled(server: Live) -> bool:
     return figure(server, "kv_disk_waiting_bytes") == 0
 
@@ -84,7 +92,7 @@ def fills_up(model: Path, folder: Path, said: Said) -> None:
         for _ in range(4):
             turn(server, messages)
             until(lambda: settled(server))
-        assert figure(server, "kv_disk_paused") == 1
+        until_paused(server, messages)
         assert said.times("the disk tier pauses") == 1, said.lines
         assert said.times("cannot be logged now") <= 1, said.lines
         refused = respond(server, store=True)
@@ -108,7 +116,7 @@ def may_only_be_read(model: Path, folder: Path, said: Said) -> None:
             messages: list[dict[str, Any]] = []
             turn(server, messages)
             turn(server, messages)
-            assert figure(server, "kv_disk_paused") == 1
+            until_paused(server, messages)
             assert said.times("the disk tier pauses") == 1 and said.times("cannot be logged now") == 1, said.lines
             assert respond(server, store=True).status_code == 503
             assert respond(server).json()["store"] is False
