@@ -10,13 +10,13 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Any, Self
 
 from rich.console import Console
 
 from start_llm.api.server import ApiServer, make_server
+from start_llm.building import GIB, Built, ModelBuilder
 from start_llm.chat import ChatService, Served
 from start_llm.core.errors import NotSupported, StartLLMError, Unavailable
 from start_llm.core.exitcodes import ExitCode
@@ -32,20 +32,14 @@ from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.redact import Redactor
 from start_llm.dashboard.request_log import RequestLog
 from start_llm.dashboard.terminal import make_console, terminal
-from start_llm.engine.constraint import Grammars
-from start_llm.engine.features import MEMORY_BYTES, MOST_DISK_BYTES, FeatureStore
-from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.patience import Patience
-from start_llm.engine.runtime import TextRuntime, make_store
+from start_llm.engine.runtime import TextRuntime
 from start_llm.engine.sampling import check_logit_bias, check_prompt_tokens
 from start_llm.engine.thread import EngineThread
-from start_llm.engine.vision import VisionModel
-from start_llm.engine.wired import wire_weights
 from start_llm.host.activation import is_held
 from start_llm.host.home import command
-from start_llm.kvcache.disk import DiskTier
-from start_llm.models.device import Device, default_cache_bytes, default_disk_bytes, inspect_device, kv_bytes
-from start_llm.models.loader import LoadedModel, accelerator, load_model
+from start_llm.models.device import inspect_device
+from start_llm.models.loader import LoadedModel, accelerator
 from start_llm.models.recommended import recommended_model
 from start_llm.parsing.registry import RAW_STRINGS, ExternalFormat, OutputStyle, output_style
 from start_llm.parsing.structured import is_free, make_constraint, model_text
@@ -63,20 +57,11 @@ from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
 
 log = logging.getLogger(__name__)
 
-GIB = 2**30
 GRAMMAR_THREADS = 2
 GRAMMAR_SECONDS = 4.0
 LOADING_STOP_SECONDS = 1.5
 HOPELESS_STOP_SECONDS = 4.0
 STOP_SECONDS = 60.0
-
-
-@dataclass(frozen=True)
-class _Built:
-    loaded: LoadedModel
-    grammars: Grammars | None
-    cache_bytes: int
-    disk: str
 
 
 class App:
@@ -89,8 +74,9 @@ class App:
         self._say = say or _speaker(console, as_json=settings.log_json)
         tell = self._say if settings.log_json else None
         self._progress: Callable[[str, float], None] = ProgressBars(console, tell) if say is None else _quiet
+        self._builder = ModelBuilder(settings, self._say, self._progress)
         self._clients = Clients.load(settings.cache_rules_file)
-        self._built: _Built | None = None
+        self._built: Built | None = None
         self.engine = EngineThread(
             self._load,
             max_queue=settings.max_queue,
@@ -234,58 +220,14 @@ class App:
             raise Unavailable("The model is not loaded.")
         return self.engine.call(lambda _: function(built.loaded.model, built.loaded.wrapper), timeout)
 
-    # --- model thread ---------------------------------------------------------
-
     def _load(self) -> TextRuntime:
-        device = inspect_device(accelerator)
-        loaded = self._shaped(load_model(self.settings, device, self._progress, self._say), device)
-        wire_weights(self.settings.wired_limit, device)
-        usable, budget = device.usable, self.settings.cache_memory_bytes
-        if budget is None:
-            budget = default_cache_bytes(usable, loaded.weight_bytes)
-        disk = self._disk(loaded)
-        where = f"{self._disk_bytes() / GIB:.1f} GiB in {self.settings.disk_dir}" if disk and disk.ready else ""
-        store = make_store(self.settings, loaded, budget, disk)
-        guard = MemoryGuard(store, total=kv_bytes(usable, loaded.weight_bytes), most_stored=budget)
-        runtime = TextRuntime(self.settings, loaded, store, guard)
-        self._built = _Built(loaded, runtime.grammars, budget, where)
+        """On the model thread."""
+        runtime, self._built = self._builder.build()
         return runtime
-
-    def _shaped(self, loaded: LoadedModel, device: Device) -> LoadedModel:
-        """A vision model in the shape of a text model; as a text model, if that cannot be done."""
-        if loaded.eyes is None:
-            return loaded
-        try:
-            return replace(loaded, model=VisionModel(loaded.model, self._features(loaded)))
-        except NotSupported as error:
-            self._say(f"vision    off: {error.message} The model reads text only.")
-            blind = self.settings.model_copy(update={"vision": "off"})
-            return load_model(blind, device, self._progress, self._say)
-
-    def _features(self, loaded: LoadedModel) -> FeatureStore:
-        """A tenth of what KV may take on disk, at most, is for what the vision tower made of images."""
-        folder = self.settings.disk_dir
-        if folder is None:
-            return FeatureStore()
-        most = min(MOST_DISK_BYTES, self._disk_bytes() // 10)
-        return FeatureStore(MEMORY_BYTES, folder / "images", most, model=loaded.fingerprint)
-
-    def _disk(self, loaded: LoadedModel) -> DiskTier | None:
-        folder = self.settings.disk_dir
-        if folder is None:
-            return None
-        disk = DiskTier(folder, loaded.fingerprint, self._disk_bytes())
-        if not disk.ready:
-            self._say(f"disk      KV stays in memory until this has passed: {disk.detail}")
-        return disk
-
-    def _disk_bytes(self) -> int:
-        folder, limit = self.settings.disk_dir, self.settings.kv_disk_bytes
-        return default_disk_bytes(folder) if limit is None and folder is not None else limit or 0
 
     # --- wiring ---------------------------------------------------------------
 
-    def _serve(self, built: _Built) -> None:
+    def _serve(self, built: Built) -> None:
         loaded = built.loaded
         template, tokenizer = HFTemplate(loaded.tokenizer), HFTokenizer(loaded.tokenizer, eos_ids=loaded.eos)
         turns = self._turns(loaded)
@@ -360,7 +302,7 @@ class App:
         self._say(f"proxy     {proxy.url}  (key {key})")
         self._keeper.start(announced=proxy.wait_ready(self.settings.proxy_startup_wait_seconds))
 
-    def _welcome(self, built: _Built) -> None:
+    def _welcome(self, built: Built) -> None:
         """What somebody needs to know in the first minute."""
         memory = f"{built.cache_bytes / GIB:.1f} GiB in memory"
         self._say(f"model     {built.loaded.name}  (context {self._context(built.loaded):,} tokens)")
@@ -393,7 +335,7 @@ def _think_tokens(loaded: LoadedModel, style: OutputStyle) -> tuple[int, int] | 
 
 
 def _constraints(
-    settings: Settings, built: _Built, style: OutputStyle
+    settings: Settings, built: Built, style: OutputStyle
 ) -> Callable[[ChatRequest, bool], Constraint | None]:
     grammars, patience = built.grammars, Patience("grammar", threads=GRAMMAR_THREADS, seconds=GRAMMAR_SECONDS)
     model = model_text(style.tools.id, style.reasoning, built.loaded.tokenizer)

@@ -168,16 +168,7 @@ def _status_lines(place: Place, known: dict[str, Any]) -> Iterator[str]:
         yield f"on demand    {known['url']}  (the system starts the server at the first request)"
         return
     if not known["running"]:
-        yield f"not running  port {place.port}; {program()} start"
-        last = known.get("last_exit")
-        if known["state"] == "gave up" and last:
-            yield f"why          gave up after {known['restarts']} restarts: {how(last['code'])}"
-        elif known["state"] == "died":
-            yield "why          it ended without a word: killed, or the machine went down"
-        if last and last["words"]:
-            yield from (f"             {line}" for line in last["words"].splitlines())
-        if "last_exit" in known:
-            yield f"log          {known['log']}"
+        yield from _ended_lines(place, known)
         return
     where = "in the background" if known.get("background") else "in the foreground"
     who = (
@@ -197,6 +188,19 @@ def _status_lines(place: Place, known: dict[str, Any]) -> Iterator[str]:
         last = known["last_exit"]
         yield f"restarts     {known['restarts']}; the last because {how(last['code'])}, {ago(last['time'])} ago"
     if known.get("background"):
+        yield f"log          {known['log']}"
+
+
+def _ended_lines(place: Place, known: dict[str, Any]) -> Iterator[str]:
+    yield f"not running  port {place.port}; {program()} start"
+    last = known.get("last_exit")
+    if known["state"] == "gave up" and last:
+        yield f"why          gave up after {known['restarts']} restarts: {how(last['code'])}"
+    elif known["state"] == "died":
+        yield "why          it ended without a word: killed, or the machine went down"
+    if last and last["words"]:
+        yield from (f"             {line}" for line in last["words"].splitlines())
+    if "last_exit" in known:
         yield f"log          {known['log']}"
 
 
