@@ -44,7 +44,10 @@ def ask(port: int) -> int:
         return 0
 
 
-def test_two_agents_share_a_server_that_ends_after_the_last(make: Make) -> None:
+@pytest.mark.parametrize(
+    "ends_first", ["pi", pytest.param("aider", marks=pytest.mark.slow)], ids=["starter-first", "joiner-first"]
+)
+def test_two_agents_share_a_server_that_ends_after_the_last(make: Make, ends_first: str) -> None:
     """Launch, join, a dead engine meanwhile, either agent ended first, the end of an unused server."""
     machine = make(LAUNCH_IDLE_MINUTES="0.01")
     began = time.monotonic()
@@ -58,13 +61,15 @@ def test_two_agents_share_a_server_that_ends_after_the_last(make: Make) -> None:
     until(lambda: "bin/aider" in machine.said("aider"))
     assert "starting" not in machine.said("aider")
 
-    assert machine.finish("pi", pi) == 0
+    first, last = ("pi", "aider") if ends_first == "pi" else ("aider", "pi")
+    running = {"pi": pi, "aider": aider}
+    assert machine.finish(first, running[first]) == 0
     os.kill(state["engine"], signal.SIGKILL)
     later = machine.reach(lambda state: state["phase"] == "ready" and state["restarts"] == 1)
     assert later["pid"] == state["pid"] and later["last_exit"]["code"] == -signal.SIGKILL
-    assert ask(machine.port) == 200 and aider.poll() is None
+    assert ask(machine.port) == 200 and running[last].poll() is None
 
-    assert machine.finish("aider", aider) == 0
+    assert machine.finish(last, running[last]) == 0
     until(machine.is_empty)
     print(f"first words after {first_words:.2f} s")
 
