@@ -156,10 +156,12 @@ class Coder:
             return None
         if not all(call.name in said for call in answer.tool_calls):
             return None
-        head = old.tokens + self.without_end(path.node.answer_tokens)
-        tokens, anchors = self.encode(text[end:], char=end, token=len(head))
+        generated = self.without_end(path.node.answer_tokens)
+        taken = len(old.tokens) + len(generated)
+        tokens, anchors = self.encode(text[end:], char=end, token=taken)
         kept = old.anchors[: bisect_right(old.anchors, old.generation, key=_CHAR)]
-        return Coded(head + tuple(tokens), (*kept, *anchors), common, len(head))
+        # The long tuple is copied once.
+        return Coded(old.tokens + (generated + tuple(tokens)), (*kept, *anchors), common, taken)
 
     def _turn_end(self, text: str, path: Path) -> int | None:
         """Where the rendered turn ends: at the first special token that neither prompt nor model wrote in it."""
