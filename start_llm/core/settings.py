@@ -11,6 +11,7 @@ from dotenv import dotenv_values
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from start_llm.core.modelmap import ModelMap, parse_model_map
 from start_llm.core.settingnames import doubtful, unknown
 
 
@@ -44,6 +45,11 @@ def _image_hosts(value: str) -> str:
     return ",".join(names)
 
 
+def _model_map(value: str) -> str:
+    parse_model_map(value)
+    return value
+
+
 class SettingsError(ValueError):
     """A setting has a bad value. The message names the variable, the value and what is allowed."""
 
@@ -62,6 +68,11 @@ class Settings(BaseSettings):
     )
     served_model_name: Annotated[str | None, OffOr] = Field(
         None, description="The name clients see. Unset: the last part of MODEL_PATH."
+    )
+    model_map: Annotated[str, AfterValidator(_model_map)] = Field(
+        "",
+        description="Which model answers who asks for a name: pattern=model, separated by commas, the first that fits "
+        "counts, e.g. claude-haiku-*=small,*-mini=small. See docs/models.md.",
     )
     trust_remote_code: bool = Field(
         False, description="Run Python code that a checkpoint brings (its config's model_file)."
@@ -271,6 +282,11 @@ class Settings(BaseSettings):
         """By which this server may be addressed, beside localhost and IP addresses, in lower case; ``*`` is any."""
         names = {*self.allowed_hosts.split(","), self.mlx_host}
         return frozenset(name.lower().removesuffix(".") for name in names if name)
+
+    @property
+    def models_by_name(self) -> ModelMap:
+        """MODEL_MAP as a table."""
+        return parse_model_map(self.model_map)
 
     @property
     def disk_dir(self) -> Path | None:

@@ -1,0 +1,97 @@
+"""MODEL_MAP: which model answers who asks for a name. One table, read once; nothing here knows what is loaded.
+
+``claude-haiku-*=small,*-mini=small``: the first pattern that fits counts. ``*`` is any text, ``?`` one character, and
+every other character is itself (``claude-opus[1m]`` is a name). Case does not matter. A pattern without a ``/`` also
+fits a name behind its last ``/``: ``openai/gpt-5-mini``.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MOST_NAME = 256
+"""Characters of a name that is looked up; a longer one is no model's."""
+_TARGET = re.compile(r"[^\s,=*?]+")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the table.
+
+    Attributes:
+        pattern: as it was written.
+        model: the name that is meant: what clients may ask for, so a repository, a served name or an alias.
+    """
+
+    pattern: str
+    model: str
+
+    def fits(self, name: str) -> bool:
+        if _fits(self.pattern.lower(), name.lower()):
+            return True
+        return "/" not in self.pattern and _fits(self.pattern.lower(), name.lower().rpartition("/")[2])
+
+
+@dataclass(frozen=True)
+class ModelMap:
+    """Immutable; any thread."""
+
+    entries: tuple[Entry, ...] = ()
+
+    def resolve(self, name: str) -> str:
+        """The model that `name` means; `name` itself where no pattern fits. Once: what comes out is not looked up."""
+        found = self.find(name)
+        return name if found is None else found.model
+
+    def find(self, name: str) -> Entry | None:
+        """The entry that decides on `name`."""
+        if len(name) > MOST_NAME:
+            return None
+        return next((entry for entry in self.entries if entry.fits(name)), None)
+
+
+def parse_model_map(text: str) -> ModelMap:
+    """Reads ``pattern=model,pattern=model``; line breaks separate as commas do.
+
+    Raises:
+        ValueError: one sentence that names the entry and what is wrong with it.
+    """
+    entries: list[Entry] = []
+    seen: set[str] = set()
+    for part in re.split(r"[,\n]", text):
+        written = part.strip()
+        if not written:
+            continue
+        pattern, equals, model = (word.strip() for word in written.partition("="))
+        if not equals or not pattern or not model:
+            raise ValueError(f"{written!r} is no entry; write pattern=model, e.g. claude-haiku-*=small")
+        if re.search(r"\s", pattern):
+            raise ValueError(f"{written!r}: a pattern has no spaces in it; entries are separated by commas")
+        if len(pattern) > MOST_NAME:
+            raise ValueError(f"{pattern[:40]!r}...: a pattern has at most {MOST_NAME} characters")
+        if not _TARGET.fullmatch(model):
+            raise ValueError(f"{written!r}: {model!r} is no model's name; patterns stand left of the =")
+        if pattern.lower() in seen:
+            raise ValueError(f"{written!r}: the pattern {pattern!r} stands in the table twice")
+        seen.add(pattern.lower())
+        entries.append(Entry(pattern, model))
+    return ModelMap(tuple(entries))
+
+
+def _fits(pattern: str, name: str) -> bool:
+    """Goes back to the last ``*`` only: at most pattern x name steps. A regular expression would try all of them."""
+    at, star, after = 0, -1, 0
+    i = 0
+    while i < len(name):
+        if at < len(pattern) and pattern[at] == "*":
+            star, after = at, i
+            at += 1
+        elif at < len(pattern) and pattern[at] in ("?", name[i]):
+            at, i = at + 1, i + 1
+        elif star >= 0:
+            after += 1
+            at, i = star + 1, after
+        else:
+            return False
+    return not pattern[at:].strip("*")
