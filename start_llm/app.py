@@ -33,7 +33,7 @@ from start_llm.dashboard.redact import Redactor
 from start_llm.dashboard.request_log import RequestLog
 from start_llm.dashboard.terminal import make_console, terminal
 from start_llm.engine.patience import Patience
-from start_llm.engine.runtime import TextRuntime
+from start_llm.engine.runtime import TextRuntime, end_streams
 from start_llm.engine.sampling import check_logit_bias, check_prompt_tokens
 from start_llm.engine.thread import EngineThread
 from start_llm.host.activation import is_held
@@ -83,6 +83,7 @@ class App:
             max_concurrency=settings.max_concurrency,
             watchdog=settings.generation_watchdog_seconds,
             on_lost=self._lost,
+            at_end=end_streams,
         )
         dumps = _dumps(settings)
         self.service = ChatService(settings, self.engine, None if dumps is None else dumps.prompt)

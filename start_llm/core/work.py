@@ -65,6 +65,7 @@ class Submit:
         session: the conversation this belongs to, as far as it is known.
         views: more tokens of this conversation that drafts may be taken from; called once, on any thread.
         one_shot: a side request (title, summary): its KV is the first to go.
+        model: which of the loaded models runs it; empty: the first.
     """
 
     id: str
@@ -78,6 +79,7 @@ class Submit:
     session: str | None = None
     one_shot: bool = False
     views: Callable[[], Sequence[Any]] | None = field(default=None, compare=False)
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,10 @@ class EngineStatus:
 
 
 class Engine(Protocol):
-    """The model thread as other threads see it. All methods may be called from any thread."""
+    """The model thread as other threads see it. All methods may be called from any thread.
+
+    `model` is one of those that are loaded; empty: the first.
+    """
 
     def submit(self, work: Submit) -> None:
         """Raises QueueFull, Unavailable."""
@@ -113,15 +118,15 @@ class Engine(Protocol):
         """Ends the work within one token or one prefill chunk; unknown ids are ignored."""
         ...
 
-    def plan(self, prompt: Prompt) -> CacheReport:
+    def plan(self, prompt: Prompt, model: str = "") -> CacheReport:
         """How much of `prompt` would be reused now. Does not wait for the model; raises Unavailable, TimeoutError."""
         ...
 
-    def stored(self) -> StoredTree:
+    def stored(self, model: str = "") -> StoredTree:
         """All that is stored now. Does not wait for the model; raises Unavailable, TimeoutError."""
         ...
 
-    def anchor(self, prompt: Prompt, session: str | None) -> None:
+    def anchor(self, prompt: Prompt, session: str | None, model: str = "") -> None:
         """Prefill `prompt` when there is nothing else to do; dropped as soon as there is."""
         ...
 

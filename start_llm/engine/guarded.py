@@ -89,6 +89,12 @@ class GuardedStore:
         with self._guarded("idle"):
             self._store.idle()
 
+    def written(self) -> bool:
+        """Hands on what waits for the disk. True: all of it is there, or cannot be written."""
+        with self._guarded("written"):
+            return self._store.written()
+        return True
+
     def has_room(self, tokens: int) -> bool:
         with self._guarded("has_room"):
             return self._store.has_room(tokens)

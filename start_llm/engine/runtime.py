@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -31,6 +31,9 @@ from start_llm.models.loader import LoadedModel
 log = logging.getLogger(__name__)
 
 IDLE_STEP = 128  # prompt tokens a chunk while re-anchoring: a request that comes then hardly waits
+
+WRITE_SECONDS = 20.0  # that writing the rest of the KV may take before a model is unloaded without it
+WRITE_LOOK_SECONDS = 0.02
 
 
 class Guarded:
@@ -105,7 +108,7 @@ class TextDrawing:
 
 
 class TextRuntime:
-    """Implements `engine.thread.Runtime` for a text model."""
+    """Implements `engine.units.Runtime` for a text model."""
 
     def __init__(self, settings: Settings, loaded: LoadedModel, store: GuardedStore, memory: MemoryGuard) -> None:
         self.store = store
@@ -129,14 +132,27 @@ class TextRuntime:
             clock=time.monotonic,
         )
 
+    def unloading(self) -> Generator[float]:
+        """What waits for the disk goes there first, while others work."""
+        until = time.monotonic() + WRITE_SECONDS
+        while not self.store.written() and time.monotonic() < until:
+            yield WRITE_LOOK_SECONDS
+        self.close()
+        mx.clear_cache()
+
     def close(self) -> None:
-        """Frees KV and streams; without it the process ends with a crash in a static destructor."""
         first = () if self.drafts is None else (self.drafts.close,)
-        for step in (*first, self.runner.close, self.store.close, mx.synchronize, mx.clear_streams):
+        for step in (*first, self.runner.close, self.store.close, mx.synchronize):
             try:
                 step()
             except Exception:  # the thread's edge: what comes after it must be done all the same
                 log.warning("closing failed", exc_info=True)
+
+
+def end_streams() -> None:
+    """The last call on the model thread; without it the process ends with a crash in a static destructor."""
+    mx.synchronize()
+    mx.clear_streams()
 
 
 def make_grammars(loaded: LoadedModel) -> Grammars | None:

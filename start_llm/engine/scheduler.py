@@ -64,6 +64,7 @@ class Scheduler:
     Attributes:
         requests: all that have not ended.
         anchoring: what is done while there are none.
+        crowded: others wait for the thread, too: prefill chunks are small then.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Scheduler:
         self._pressure = Pressure(self.requests, memory)
         self._tokens_decoded = 0
         self._failed_steps = 0
+        self.crowded = False
 
     @property
     def running(self) -> int:
@@ -220,7 +222,7 @@ class Scheduler:
             if next_job is None:
                 return
             done = 0
-            left = min(left, self._steps.next(next_job.position, shared=len(self.requests) > 1))
+            left = min(left, self._steps.next(next_job.position, shared=self.crowded or len(self.requests) > 1))
             with self.requests.failing(next_job):
                 done = self._prompts.compute(next_job, int(left))
                 if next_job.position >= next_job.prefix and self._trials.may_decode(next_job):

@@ -1,25 +1,31 @@
-"""The model thread: the only one that touches MLX arrays. Commands go in by queue, events come out by sinks."""
+"""The model thread: the only one that touches MLX arrays. Commands go in by queue, events come out by sinks.
+
+It serves all models that are loaded, see `units`. The first is loaded when it starts; `load` and `unload` come and go
+in steps, between the steps of those that work.
+"""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
-from start_llm.core.errors import Internal, QueueFull, StartLLMError, TimedOut, Unavailable
-from start_llm.core.events import EngineDone, EngineEvent, EngineFailed
+from start_llm.core.errors import Internal, StartLLMError, TimedOut, Unavailable
+from start_llm.core.events import EngineFailed
 from start_llm.core.exitcodes import ExitCode
 from start_llm.core.prompt import Prompt
 from start_llm.core.report import CacheReport
 from start_llm.core.request import Sampling
 from start_llm.core.stored import StoredTree
 from start_llm.core.work import EngineStatus, Submit
+from start_llm.engine.opened import OpenRequests
 from start_llm.engine.scheduler import Scheduler
+from start_llm.engine.units import REST_SECONDS, Chores, Runtime, Unit, Units
 from start_llm.engine.watchdog import Watchdog, Watched
 
 log = logging.getLogger(__name__)
@@ -53,20 +59,19 @@ class _Call:
     """Runs `function(scheduler)` on the model thread."""
 
     function: Callable[[Scheduler], Any]
+    model: str
     answer: SimpleQueue[Any]
 
 
-Command = Submit | _Cancel | _Anchor | _Stop | _Call
+@dataclass(frozen=True, slots=True)
+class _Chore:
+    """Runs these steps between those of the models."""
+
+    steps: Generator[float, None, Any]
+    answer: SimpleQueue[Any]
 
 
-class Runtime(Protocol):
-    """What the loader makes on the model thread."""
-
-    scheduler: Scheduler
-
-    def close(self) -> None:
-        """Frees everything; the last call on the model thread."""
-        ...
+Command = Submit | _Cancel | _Anchor | _Stop | _Call | _Chore
 
 
 class _Nowhere:
@@ -76,55 +81,12 @@ class _Nowhere:
         pass
 
 
-class _TrackedSink:
-    """Lets exactly one final event through, whichever thread sends it."""
-
-    def __init__(self, work: Submit, closed: Callable[[str], bool]) -> None:
-        self._id, self._sink, self._closed = work.id, work.sink, closed
-
-    def put(self, event: EngineEvent, /) -> None:
-        if isinstance(event, EngineDone | EngineFailed) and not self._closed(self._id):
-            return
-        self._sink.put(event)
-
-
-class _OpenRequests:
-    """What was submitted and has not had its final event yet. Thread-safe: any thread may give that event."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._works: dict[str, Submit] = {}
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        return len(self._works)
-
-    def opened(self, work: Submit) -> Submit:
-        """The work with a sink that keeps count. Raises QueueFull."""
-        with self._lock:
-            open_now = len(self._works)
-            if open_now >= self._most:
-                raise QueueFull(f"{open_now} requests are running or waiting already.", retry_after=max(1.0, open_now))
-            self._works[work.id] = work
-        return replace(work, sink=_TrackedSink(work, self._closed))
-
-    def fail(self, error: StartLLMError) -> list[str]:
-        """Fails all of them; returns their ids. Clients must not hang on a dead model thread."""
-        with self._lock:
-            left = list(self._works.values())
-            self._works.clear()
-        for work in left:
-            work.sink.put(EngineFailed(error))
-        return [work.id for work in left]
-
-    def _closed(self, work_id: str) -> bool:
-        """Marks the work as ended; False if somebody else had ended it before."""
-        with self._lock:
-            return self._works.pop(work_id, None) is not None
-
-
 def _ignore(code: ExitCode, why: str) -> None:
     """Nobody minds that the engine is lost."""
+
+
+def _nothing() -> None:
+    """Nothing has to be done at the end."""
 
 
 class EngineThread:
@@ -135,6 +97,8 @@ class EngineThread:
     every request that is open fails, and new ones are refused, until it moves again.
 
     Args:
+        load: makes the first model, whose name here is ``""``.
+        at_end: the last call on the model thread, when all models are closed.
         watchdog: seconds; 0: requests wait however long it takes, and only the status says that the model is wedged.
         on_lost: called once, from any thread, when the engine will not come back: the thread has died, or has not
             moved for twice the watchdog's time.
@@ -148,14 +112,15 @@ class EngineThread:
         max_concurrency: int,
         watchdog: float = 600.0,
         on_lost: Callable[[ExitCode, str], None] = _ignore,
+        at_end: Callable[[], None] = _nothing,
     ) -> None:
-        self._load = load
+        self._load, self._at_end = load, at_end
         self._limit = watchdog
         self._on_lost = on_lost
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._status = EngineStatus("loading", beat=time.monotonic())
-        self._requests = _OpenRequests(max_queue + max_concurrency)
-        self._scheduler: Scheduler | None = None
+        self._requests = OpenRequests(max_queue + max_concurrency)
+        self._units, self._chores = Units(), Chores()
         self._loaded = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="model", daemon=True)
@@ -193,24 +158,24 @@ class EngineThread:
     def cancel(self, work_id: str) -> None:
         self._commands.put(_Cancel(work_id))
 
-    def plan(self, prompt: Prompt) -> CacheReport:
-        """Looks at what is stored now, without the model thread. Raises Unavailable if nothing is loaded."""
-        scheduler = self._scheduler
-        if scheduler is None:
-            raise Unavailable(self._status.detail or f"The model is {self._status.state}.")
-        return scheduler.plan(prompt.tokens)
+    def plan(self, prompt: Prompt, model: str = "") -> CacheReport:
+        """Looks at what is stored now, without the model thread. Raises Unavailable if the model is not loaded."""
+        return self._scheduler(model).plan(prompt.tokens)
 
-    def stored(self) -> StoredTree:
-        """All that is stored, without the model thread. Raises Unavailable if nothing is loaded, TimeoutError."""
-        scheduler = self._scheduler
-        if scheduler is None:
-            raise Unavailable(self._status.detail or f"The model is {self._status.state}.")
-        return scheduler.stored()
+    def stored(self, model: str = "") -> StoredTree:
+        """All that is stored, without the model thread. Raises Unavailable if it is not loaded, TimeoutError."""
+        return self._scheduler(model).stored()
 
-    def call(self, function: Callable[[Scheduler], Any], timeout: float = 10.0) -> Any:
+    def _scheduler(self, model: str) -> Scheduler:
+        found = self._units.get(model)
+        if found is None:
+            raise Unavailable(self._status.detail or _not_loaded(model))
+        return found
+
+    def call(self, function: Callable[[Scheduler], Any], timeout: float = 10.0, model: str = "") -> Any:
         """Runs `function` on the model thread and returns what it returns; for probes and benchmarks."""
         answer: SimpleQueue[Any] = SimpleQueue()
-        self._commands.put(_Call(function, answer))
+        self._commands.put(_Call(function, model, answer))
         try:
             result = answer.get(timeout=timeout)
         except Empty:
@@ -219,7 +184,42 @@ class EngineThread:
             raise result
         return result
 
-    def anchor(self, prompt: Prompt, session: str | None) -> None:
+    def load(self, model: str, steps: Generator[float, None, Runtime]) -> None:
+        """Runs `steps` on the model thread, between the steps of the models that work, and adds what they return.
+
+        Returns when that is done. Raises what the steps raise, Unavailable if the thread ends before.
+        """
+
+        def adding() -> Generator[float]:
+            self._units.add(model, (yield from steps))
+
+        self._chore(adding())
+
+    def unload(self, model: str) -> None:
+        """Ends the model's requests, brings its KV to disk and frees it, between the steps of others; as `load`."""
+
+        def removing() -> Generator[float]:
+            runtime = self._units.remove(model)
+            if runtime is not None:
+                runtime.scheduler.requests.fail_all(Unavailable(_not_loaded(model)))
+                yield from runtime.unloading()
+
+        self._chore(removing())
+
+    def _chore(self, steps: Generator[float]) -> None:
+        answer: SimpleQueue[Any] = SimpleQueue()
+        self._commands.put(_Chore(steps, answer))
+        while True:
+            try:
+                result = answer.get(timeout=1.0)
+                break
+            except Empty:
+                if not self._thread.is_alive():
+                    raise Unavailable(self._status.detail or SHUTTING_DOWN) from None
+        if isinstance(result, BaseException):
+            raise result
+
+    def anchor(self, prompt: Prompt, session: str | None, model: str = "") -> None:
         self._anchors += 1
         work = Submit(
             id=f"anchor-{self._anchors}",
@@ -228,13 +228,14 @@ class EngineThread:
             max_tokens=1,
             sink=_Nowhere(),
             session=session,
+            model=model,
         )
         self._commands.put(_Anchor(work))
 
     def status(self) -> EngineStatus:
-        status, since, scheduler = self._status, self._watchdog.since, self._scheduler
-        if scheduler is not None and status.state in {"ready", "busy"}:  # now, not before the step that the model is in
-            running = scheduler.running
+        status, since = self._status, self._watchdog.since
+        if status.state in {"ready", "busy"}:  # now, not before the step that the model is in
+            running = self._units.running
             status = replace(status, running=running, queued=max(0, len(self._requests) - running))
         if since is None or status.state not in {"ready", "busy"}:
             return status
@@ -290,12 +291,14 @@ class EngineThread:
             self._loaded.set()
             return
         try:
-            self._scheduler = runtime.scheduler
-            self._set("ready", runtime.scheduler)
+            self._units.add("", runtime)
+            self._set("ready")
             self._loaded.set()
             self._watchdog.start()
-            self._loop(runtime.scheduler)
-            runtime.scheduler.requests.fail_all(Unavailable(SHUTTING_DOWN))
+            del runtime  # it may be unloaded
+            self._loop()
+            for unit in self._units:
+                unit.scheduler.requests.fail_all(Unavailable(SHUTTING_DOWN))
             self._set("stopped", detail=SHUTTING_DOWN)
         except BaseException as error:
             log.critical("the model thread died", exc_info=True)
@@ -305,57 +308,77 @@ class EngineThread:
             self._on_lost(ExitCode.ENGINE_DIED, why)
         finally:
             self._loaded.set()
-            runtime.close()
+            self._chores.fail(Unavailable(SHUTTING_DOWN))
+            self._units.close()
+            self._at_end()
 
-    def _loop(self, scheduler: Scheduler) -> None:
-        while self._drain(scheduler):
-            self._set("busy" if scheduler.busy else "ready", scheduler)
-            try:
-                if scheduler.busy:
-                    scheduler.step()
-                else:
-                    scheduler.anchoring.step()
-            except Exception as error:
-                log.warning("a scheduler step failed", exc_info=True)
-                scheduler.recover(error)
+    def _loop(self) -> None:
+        while self._drain():
+            unit = self._units.next(others=len(self._chores) > 0)
+            self._set("ready" if unit is None else "busy")
+            if unit is not None:
+                self._step(unit)
+                self._units.rest(REST_SECONDS)
+            elif (idle := self._units.anchoring) is not None:
+                idle.scheduler.anchoring.step()
+            self._chores.step()
 
-    def _drain(self, scheduler: Scheduler) -> bool:
+    def _step(self, unit: Unit) -> None:
+        try:
+            self._units.step(unit)
+        except Exception as error:
+            log.warning("a scheduler step failed", exc_info=True)
+            unit.scheduler.recover(error)
+
+    def _drain(self) -> bool:
         """Takes all pending commands; waits for one if there is nothing to do. False: stop."""
         while True:
-            idle = not scheduler.busy and not scheduler.anchoring.waiting
-            if idle and self._status.state == "busy":
-                self._set("ready", scheduler)
+            wait = self._idle_for()
+            if wait and self._status.state == "busy":
+                self._set("ready")
             try:
-                command = self._commands.get(timeout=self._idle_seconds) if idle else self._commands.get_nowait()
+                command = self._commands.get(timeout=wait) if wait else self._commands.get_nowait()
             except Empty:
-                if idle:
-                    self._set("ready", scheduler)
-                    scheduler.rest()
-                    continue
-                return True
+                if wait:
+                    self._set("ready")
+                    self._units.rest(REST_SECONDS if self._chores else 0.0)
+                if not wait or self._chores:
+                    return True
+                continue
             if isinstance(command, _Stop):
                 return False
-            self._do(scheduler, command)
+            self._do(command)
 
-    def _do(self, scheduler: Scheduler, command: Command) -> None:
+    def _idle_for(self) -> float:
+        """Seconds for which there is nothing to do but to wait for a command."""
+        if self._units.busy or self._units.anchoring is not None:
+            return 0.0
+        return min(self._idle_seconds, self._chores.wait) if self._chores else self._idle_seconds
+
+    def _do(self, command: Command) -> None:
         if isinstance(command, Submit):
-            error = _guard(lambda: scheduler.add(command))
+            error = _guard(lambda: self._scheduler(command.model).add(command))
             if error is not None:
-                command.sink.put(EngineFailed(Internal(f"The request cannot be run: {type(error).__name__}: {error}")))
+                command.sink.put(EngineFailed(_refused(error)))
         elif isinstance(command, _Cancel):
-            scheduler.cancel(command.work_id)
+            for unit in self._units:
+                unit.scheduler.cancel(command.work_id)
         elif isinstance(command, _Anchor):
-            _guard(lambda: scheduler.anchoring.begin(command.work))
+            scheduler = self._units.get(command.work.model)
+            if scheduler is not None:
+                _guard(lambda: scheduler.anchoring.begin(command.work))
         elif isinstance(command, _Call):
-            command.answer.put(_guard(lambda: command.function(scheduler)))
+            command.answer.put(_guard(lambda: command.function(self._scheduler(command.model))))
+        elif isinstance(command, _Chore):
+            self._chores.add(command.steps, command.answer.put)
 
-    def _set(self, state: str, scheduler: Scheduler | None = None, detail: str = "") -> None:
+    def _set(self, state: str, detail: str = "") -> None:
         now = time.monotonic()
-        if scheduler is None:
+        if state not in {"ready", "busy"}:
             self._status = EngineStatus(state, beat=now, detail=detail)
             return
         if now - self._figures_at >= FIGURES_SECONDS:
-            self._figures, self._figures_at = scheduler.figures(), now
+            self._figures, self._figures_at = self._units.figures(), now
         self._status = EngineStatus(state, beat=now, detail=detail, figures=self._figures)
 
 
@@ -366,6 +389,16 @@ def _guard(function: Callable[[], Any]) -> Any:
     except Exception as error:
         log.warning("a call on the model thread failed", exc_info=True)
         return error
+
+
+def _refused(error: Exception) -> StartLLMError:
+    if isinstance(error, StartLLMError):
+        return error
+    return Internal(f"The request cannot be run: {type(error).__name__}: {error}")
+
+
+def _not_loaded(model: str) -> str:
+    return f"The model {model!r} is not loaded." if model else "The model is not loaded."
 
 
 def _not_moving(since: float) -> str:

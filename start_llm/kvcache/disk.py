@@ -114,6 +114,12 @@ class DiskTier:
         with self._lock:
             return self._paused
 
+    @property
+    def idle(self) -> bool:
+        """Nothing waits to be written."""
+        with self._lock:
+            return self._waiting_bytes == 0
+
     def contents(self) -> tuple[list[Run], dict[bytes, str]]:
         """What was found when the folder was opened: runs, parents first, and the checkpoint files by digest. Once."""
         with self._lock:

@@ -207,6 +207,14 @@ class Paging:
             if segment.checkpoint_file in lost:
                 segment.checkpoint_file = None
 
+    def written(self) -> bool:
+        """Queues what waits, as far as there is room. True: nothing waits any more, or the tier pauses."""
+        if not self._disk.ready:
+            return True
+        self.write()
+        self.write_large()
+        return not self._waiting and not self._large and self._disk.idle
+
     def flush(self, timeout: float) -> bool:
         """Writes everything that waits. False: not within `timeout` seconds."""
         until = time.monotonic() + timeout

@@ -302,6 +302,10 @@ class KVStore:
             disk=self._paging.stats() if self._paging is not None else {},
         )
 
+    def written(self) -> bool:
+        """Hands on what waits for the disk. True: all of it is there, or the tier pauses. Nobody is waited for."""
+        return self._paging is None or self._paging.written()
+
     def flush_disk(self, timeout: float = 60.0) -> bool:
         """Waits until everything stored so far is on disk. False: it took longer than `timeout` seconds."""
         return self._paging is None or self._paging.flush(timeout)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import pytest
@@ -35,6 +35,10 @@ class FakeRuntime:
             memory=MemoryGuard(FakeStore(), total=0, most_stored=0),
             clock=time.monotonic,
         )
+
+    def unloading(self) -> Generator[float]:
+        yield 0.0
+        self.close()
 
     def close(self) -> None:
         self.closed_on = threading.current_thread().name

@@ -29,7 +29,7 @@ class ScriptedEngine:
     """Implements what `App` asks of `EngineThread`. Loads the model and never runs it: answers are made by `submit`."""
 
     def __init__(self, load: Callable[[], Any], **options: Any) -> None:
-        self._load = load
+        self._load, self._at_end = load, options["at_end"]
         self._loaded, self._stopped = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._main)
         self.answer: tuple[int, ...] = ()
@@ -40,6 +40,7 @@ class ScriptedEngine:
         self._loaded.set()
         self._stopped.wait()
         self._runtime.close()
+        self._at_end()
 
     def start(self) -> None:
         self._thread.start()
@@ -65,10 +66,10 @@ class ScriptedEngine:
     def cancel(self, work_id: str) -> None:
         """Nothing runs on."""
 
-    def plan(self, prompt: Prompt) -> CacheReport:
+    def plan(self, prompt: Prompt, model: str = "") -> CacheReport:
         return CacheReport(prompt=len(prompt.tokens), computed=len(prompt.tokens))
 
-    def anchor(self, prompt: Prompt, session: str | None) -> None:
+    def anchor(self, prompt: Prompt, session: str | None, model: str = "") -> None:
         """Nothing is computed."""
 
     def status(self) -> EngineStatus:

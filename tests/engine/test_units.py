@@ -1,0 +1,211 @@
+"""Several models on the model thread: whose step is next, loading and unloading between the steps of others."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from start_llm.core.errors import NotFound, Unavailable
+from start_llm.core.events import EngineDone, EngineFailed
+from start_llm.engine.thread import EngineThread
+from start_llm.engine.units import Chores, Units
+from tests.engine.fakes import FakeRunner, submit
+from tests.engine.test_thread import WAIT, FakeRuntime, final, wait_until
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Worker:
+    """Stands for a scheduler whose steps take `cost` seconds."""
+
+    def __init__(self, clock: Clock, cost: float, busy: bool = True) -> None:
+        self._clock, self.cost, self.busy = clock, cost, busy
+        self.crowded = False
+        self.steps = 0
+
+    def step(self) -> None:
+        self.steps += 1
+        self._clock.now += self.cost
+
+    def figures(self) -> dict[str, float]:
+        return {"tokens_decoded": self.steps, "kv_bytes": 10}
+
+
+def units_of(clock: Clock, **workers: Worker) -> Units:
+    units = Units(clock)
+    for name, worker in workers.items():
+        units.add(name, SimpleNamespace(scheduler=worker))  # type: ignore[arg-type]
+    return units
+
+
+def work(units: Units, steps: int) -> None:
+    for _ in range(steps):
+        unit = units.next()
+        assert unit is not None
+        units.step(unit)
+
+
+def test_two_models_get_the_same_time_whatever_their_steps_take() -> None:
+    clock = Clock()
+    slow, quick = Worker(clock, 0.5), Worker(clock, 0.01)
+    units = units_of(clock, slow=slow, quick=quick)
+    work(units, 520)
+    assert abs(slow.steps * slow.cost - quick.steps * quick.cost) <= slow.cost
+    assert slow.crowded and quick.crowded
+
+
+def test_a_model_that_comes_back_has_no_claim_on_what_it_left_to_others() -> None:
+    clock = Clock()
+    one, two = Worker(clock, 0.1), Worker(clock, 0.1, busy=False)
+    units = units_of(clock, one=one, two=two)
+    work(units, 1000)
+    assert not one.crowded
+    two.busy, before = True, one.steps
+    work(units, 20)
+    assert abs((one.steps - before) - two.steps) <= 1
+
+
+def test_what_a_model_counted_outlives_it_and_its_sizes_do_not() -> None:
+    clock = Clock()
+    units = units_of(clock, one=Worker(clock, 1.0), two=Worker(clock, 1.0))
+    work(units, 10)
+    assert units.figures() == {"tokens_decoded": 10, "kv_bytes": 20}
+    assert units.remove("two") is not None and units.remove("two") is None
+    assert units.figures() == {"tokens_decoded": 10, "kv_bytes": 10}
+    assert units.get("two") is None
+
+
+def test_chores_come_one_after_the_other_and_wait_as_they_ask() -> None:
+    clock, told, seen = Clock(), [], []
+
+    def chore(name: str) -> Generator[float, None, str]:
+        for part in range(2):
+            seen.append(f"{name}{part}")
+            yield 5.0
+        return name
+
+    chores = Chores(clock)
+    chores.add(chore("a"), told.append)
+    chores.add(chore("b"), told.append)
+    chores.step()
+    chores.step()
+    assert seen == ["a0"] and chores.wait == 5.0
+    for _ in range(6):
+        clock.now += 5.0
+        chores.step()
+    assert seen == ["a0", "a1", "b0", "b1"] and told == ["a", "b"] and len(chores) == 0
+
+
+@pytest.fixture
+def engine() -> Iterator[EngineThread]:
+    runner = FakeRunner(answer=10**9)
+    made = EngineThread(lambda: FakeRuntime(runner), max_queue=8, max_concurrency=4)
+    made.start()
+    assert made.wait_loaded(WAIT)
+    yield made
+    made.stop(WAIT)
+
+
+def steps(runtime: FakeRuntime, before: Callable[[], Any] = lambda: None) -> Generator[float, None, Any]:
+    for _ in range(3):
+        before()
+        yield 0.0
+    return runtime
+
+
+def test_a_model_is_loaded_and_answers_while_another_one_decodes(engine: EngineThread) -> None:
+    first, sink = submit("a", [1, 2, 3], max_tokens=10**9)
+    engine.submit(first)
+    wait_until(lambda: len(sink.tokens) > 3)
+    seen: list[int] = []
+    engine.load("other", steps(FakeRuntime(FakeRunner()), lambda: seen.append(len(sink.tokens))))
+    assert seen[0] < seen[1] < seen[2], "each step of the loading had steps of the first model between"
+    second, other = submit("b", [1, 2, 3])
+    engine.submit(_for(second, "other"))
+    assert isinstance(final(other), EngineDone)
+    assert sink.final is None and engine.status().running == 1
+    engine.cancel("a")
+    assert isinstance(final(sink), EngineDone)
+
+
+def test_a_load_that_fails_is_told_to_who_asked_and_ends_nothing(engine: EngineThread) -> None:
+    first, sink = submit("a", [1, 2, 3], max_tokens=10**9)
+    engine.submit(first)
+
+    def fail() -> None:
+        raise NotFound("there are no weights")
+
+    def leave() -> None:
+        raise SystemExit(3)
+
+    with pytest.raises(NotFound, match="no weights"):
+        engine.load("other", steps(FakeRuntime(FakeRunner()), fail))
+    with pytest.raises(SystemExit):
+        engine.load("other", steps(FakeRuntime(FakeRunner()), leave))
+    assert sink.final is None and engine.status().state == "busy"
+
+
+def test_a_request_for_a_model_that_is_not_loaded_fails_and_the_thread_goes_on(engine: EngineThread) -> None:
+    lost, sink = submit("a", [1, 2, 3])
+    engine.submit(_for(lost, "nobody"))
+    ended = final(sink)
+    assert isinstance(ended, EngineFailed) and ended.error.status == 503 and "'nobody'" in ended.error.message
+    with pytest.raises(Unavailable, match="nobody"):
+        engine.plan(lost.prompt, "nobody")
+    with pytest.raises(Unavailable, match="nobody"):
+        engine.call(lambda scheduler: scheduler.running, model="nobody")
+    engine.anchor(lost.prompt, None, "nobody")
+    assert engine.call(lambda scheduler: scheduler.running) == 0
+
+
+def test_unloading_ends_what_runs_and_frees_the_model_on_its_thread(engine: EngineThread) -> None:
+    runtime = FakeRuntime(FakeRunner(answer=10**9))
+    engine.load("other", steps(runtime))
+    asked, sink = submit("a", [1, 2, 3], max_tokens=10**9)
+    engine.submit(_for(asked, "other"))
+    wait_until(lambda: len(sink.tokens) > 3)
+    engine.unload("other")
+    ended = final(sink)
+    assert isinstance(ended, EngineFailed) and ended.error.status == 503
+    assert runtime.closed_on == "model"
+    engine.unload("other")
+    engine.unload("")
+    assert engine.status().state == "ready", "a thread without any model is there for the next one"
+    with pytest.raises(Unavailable):
+        engine.plan(asked.prompt)
+
+
+def test_the_end_of_the_thread_is_told_to_who_waits_for_a_load(engine: EngineThread) -> None:
+    begun, errors = threading.Event(), []
+
+    def for_ever() -> Generator[float, None, Any]:
+        while True:
+            begun.set()
+            yield 0.01
+
+    def load() -> None:
+        try:
+            engine.load("other", for_ever())
+        except Unavailable as error:
+            errors.append(error)
+
+    asking = threading.Thread(target=load)
+    asking.start()
+    assert begun.wait(WAIT)
+    assert engine.stop(WAIT)
+    asking.join(WAIT)
+    assert len(errors) == 1 and "shutting down" in errors[0].message
+
+
+def _for(work: Any, model: str) -> Any:
+    return replace(work, model=model)
