@@ -2,15 +2,19 @@
 
 1. A session recorded by the PI agent (`--session FILE.jsonl`) is replayed token by token, with calls in XML and in
    JSON, for models whose KV can be cut and for hybrids. No model runs; the modelled speed-ups use published costs.
-2. With `--served` the same requests go through the whole server, on the oracle with the embedded model's tokenizer,
-   plain and hybrid: what it does is printed beside what the replay says that it should do.
+2. With `--served` only the same requests go through the whole server, on the oracle with the embedded model's
+   tokenizer, plain and hybrid: what it does is printed beside what the replay says that it should do. All of a session
+   takes long; `--first`, `--turns` and `--limit` cut it into parts.
 3. The embedded model says what a recording says: its forward passes and its sampler's work are real, only the drawn
-   token is replaced. Three loops take turns: `BatchGenerator`, our loop without drafts, and with them. Once for edits
-   of a file that stands in the prompt, once for text that never repeats, once for text that begins to repeat all the
-   time and then goes on otherwise.
+   token is replaced. Three loops take turns of a few tokens: `BatchGenerator`, our loop without drafts, and with them.
+   So a busy machine slows all alike; CPU time stands beside wall time for the same reason. Once for edits of a file
+   that stands in the prompt, once for text that never repeats, once for text that begins to repeat all the time and
+   then goes on otherwise. About six minutes on two busy cores.
 
-usage: python3.12 install_and_run.py run scripts/bench_drafts.py [--session FILE] [--served] [--turns N] [--rounds N]
-       [--tokens N] [--no-wall]
+usage: python3.12 install_and_run.py run scripts/bench_drafts.py [--session FILE] [--turns N] [--tokens N] [--seconds N]
+       [--no-wall]
+       python3.12 install_and_run.py run scripts/bench_drafts.py --session FILE --served [xml-plain] [json-plain] ...
+       [--first N] [--turns N] [--limit SECONDS]
 """
 
 from __future__ import annotations
@@ -18,18 +22,23 @@ from __future__ import annotations
 import argparse
 import copy
 import difflib
+import math
 import random
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from itertools import islice
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice, product
+from operator import truediv
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import mlx.core as mx
 from mlx_lm import load
+from mlx_lm.generate import generation_stream
 from mlx_lm.models.cache import make_prompt_cache
 from rich.console import Console
 from rich.table import Table
@@ -37,10 +46,10 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.bench import drafted
-from scripts.bench.drafting import MACHINES, CallStyle, Fixed, Gated, replay, turns
+from scripts.bench.drafting import MACHINES, CallStyle, Fixed, Gated, Totals, replay, turns
 from start_llm.core.settings import load_settings
 from start_llm.engine.alone import AloneRunner
-from start_llm.engine.costs import Acceptance, CostTable, Gate
+from start_llm.engine.costs import MOST_DRAFTED, Acceptance, CostTable, Gate
 from start_llm.engine.draft import RowDrafts, SuffixIndex
 from start_llm.engine.measure import measure_passes
 from start_llm.engine.runner import Runner
@@ -53,9 +62,13 @@ from tests.oracle.build import Kind, build_oracle
 STYLES: tuple[CallStyle, ...] = ("xml", "json")
 KINDS: tuple[Kind, ...] = ("plain", "hybrid")
 MACHINE = "M4 Pro"  # whose costs the served session goes by
+TELL_EVERY = 10  # answers
 MEASURING = 8.0  # seconds; a server takes one
 NEVER = 10**9  # no end token: the recording's length ends an answer
-SOURCE = Path(__file__).resolve().parent / "bench" / "servers.py"
+PROMPT = 300  # tokens, where no file is needed
+SLICE = 8  # tokens of a turn
+TODAY, ALONE, DRAFTING = LOOPS = ("BatchGenerator", "alone", "alone, drafts")
+SOURCE = Path(__file__).resolve().parent / "bench" / "drifts.py"
 
 
 class Recorded(Remembering):
@@ -90,32 +103,50 @@ def simulated(path: Path, encode: Callable[[str], list[int]], most: int | None) 
     return table
 
 
-def served(path: Path, tokenizer_folder: Path, most: int | None, console: Console) -> None:
-    """Prints a line for each kind of call and model, once it is done."""
-    tokenizer = drafted.tokenizer_for_oracle(tokenizer_folder)
+@dataclass(frozen=True)
+class Part:
+    """Of a session: its answers behind the first ones, up to a last one, for so many seconds."""
+
+    first: int
+    last: int | None
+    limit: float
+
+
+def served(path: Path, tokenizer_folder: Path, style: CallStyle, kind: Kind, part: Part, console: Console) -> None:
+    """Prints a line every few answers, and then what it was and what it should have been."""
+    tokenizer, costs, carry = drafted.tokenizer_for_oracle(tokenizer_folder), MACHINES[MACHINE], kind == "hybrid"
+    requests = list(islice(drafted.asked(path, style), part.last))
 
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
-    costs = MACHINES[MACHINE]
-    for style in STYLES:
-        requests, session = (
-            list(islice(drafted.asked(path, style), most)),
-            list(islice(turns(path, encode, style), most)),
+    def tell(answers: int, totals: Totals) -> None:
+        if answers % TELL_EVERY == 0:
+            print(f"{style}, {kind}: {answers} of {len(requests)} answers, {totals.per_forward:.3f}", flush=True)
+
+    with tempfile.TemporaryDirectory() as folder:
+        work, template = Path(folder), "xml" if style == "xml" else "plain"
+        checkpoint = build_oracle(
+            work / "oracle", kind, template=template, tokenizer=tokenizer, layers=["A", "K"] if carry else ["K"]
         )
-        for kind in KINDS:
-            carry = kind == "hybrid"
-            expected = replay(session, Gated(costs, carry), carry=carry)
-            with tempfile.TemporaryDirectory() as folder:
-                work = Path(folder)
-                template = "xml" if style == "xml" else "plain"
-                checkpoint = build_oracle(work / "oracle", kind, template=template, tokenizer=tokenizer)
-                with drafted.serving(checkpoint, work, costs) as url:
-                    totals = drafted.replay(url, work / "reply.txt", requests, drafted.tools_of(path))
-            console.print(
-                f"{style}, {kind}: {len(requests)} answers, {totals.said:,} tokens, {totals.forwards:,} passes; tokens "
-                f"per pass {totals.per_forward:.2f}, simulated {expected.per_forward:.2f}"
+        with drafted.serving(checkpoint, work, costs) as url:
+            answers, totals = drafted.replay(
+                url,
+                work / "reply.txt",
+                requests,
+                drafted.tools_of(path),
+                first=part.first,
+                limit=part.limit,
+                tell=tell,
             )
+    session = list(islice(turns(path, encode, style), answers))
+    expected = replay(session, Gated(costs, carry), carry=carry, first=part.first)
+    console.print(
+        f"{style}, {kind}: answers {part.first + 1} to {answers}, {totals.said:,} tokens, {totals.forwards:,} passes; "
+        f"tokens a pass {totals.per_forward:.3f}; simulated {expected.said:,} tokens, {expected.forwards:,} passes, "
+        f"{expected.per_forward:.3f}",
+        highlight=False,
+    )
 
 
 def edits(encode: Callable[[str], list[int]], tokens: int) -> tuple[list[int], list[int]]:
@@ -143,14 +174,14 @@ def edits(encode: Callable[[str], list[int]], tokens: int) -> tuple[list[int], l
 
 def unlike(vocab: int, tokens: int) -> tuple[list[int], list[int]]:
     """A prompt and an answer in which no token stands twice."""
-    drawn = random.Random(2).sample(range(100, vocab), 1000 + tokens)
-    return drawn[:1000], drawn[1000:]
+    drawn = random.Random(2).sample(range(100, vocab), PROMPT + tokens)
+    return drawn[:PROMPT], drawn[PROMPT:]
 
 
 def misleading(vocab: int, tokens: int) -> tuple[list[int], list[int]]:
     """Runs of five tokens that stand in the prompt, each followed there by other tokens than in the answer."""
     chance = random.Random(3)
-    drawn = chance.sample(range(100, vocab), 1000)
+    drawn = chance.sample(range(100, vocab), PROMPT)
     said: list[int] = []
     while len(said) < tokens:
         at = chance.randrange(len(drawn) - 5)
@@ -166,38 +197,75 @@ def prefilled(model: Any, prompt: list[int]) -> list[Any]:
     return list(cache)
 
 
-def seconds(runner: Runner, cache: list[Any], prompt: list[int], said: list[int], drafts: RowDrafts | None) -> float:
-    """From the first reported token to the last."""
-    runner.insert(
-        prompt, copy.deepcopy(cache), max_tokens=len(said), sampler=Recorded(said), processors=[], drafts=drafts
-    )
-    began, heard = 0.0, list[int]()
-    while len(heard) < len(said):
-        rows = runner.decode()
-        heard += [row.token for row in rows]
-        began = began or (time.perf_counter() if heard else 0.0)
-    took = time.perf_counter() - began
-    assert heard == said, "the recording was not said"
-    return took
+class Saying:
+    """One loop that says a recording, a slice at a time. What it computed ahead belongs to the slice that began it."""
+
+    def __init__(self, runner: Runner, cache: list[Any], prompt: list[int], said: list[int]) -> None:
+        index = SuffixIndex(prompt)
+        self.drafts = RowDrafts(lambda: index)
+        self.heard, self.wall, self.cpu = 0, list[float](), list[float]()
+        self._runner, self._said, self._first = runner, said, 0
+        runner.insert(
+            prompt,
+            copy.deepcopy(cache),
+            max_tokens=NEVER,
+            sampler=Recorded(said),
+            processors=[],
+            drafts=self.drafts,
+        )
+        self.go_on(1)
+        self._first, self.wall, self.cpu = self.heard, [], []
+
+    def go_on(self, tokens: int) -> None:
+        """Until it has said so many in all; a draft may take it further."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        while self.heard < tokens:
+            for row in self._runner.decode():
+                assert row.token == self._said[self.heard], "the recording was not said"
+                self.heard += 1
+        mx.synchronize(generation_stream)  # type: ignore[no-untyped-call]
+        self.wall.append(time.perf_counter() - wall)
+        self.cpu.append(time.process_time() - cpu)
+
+    def pace(self, clock: Literal["wall", "cpu"]) -> float:
+        """Seconds a token."""
+        return sum(self.wall if clock == "wall" else self.cpu) / (self.heard - self._first)
 
 
-def wall(model: Any, prompt: list[int], said: list[int], gate: Gate, rounds: int) -> tuple[dict[str, float], RowDrafts]:
-    """Medians of seconds by loop."""
-    times: dict[str, list[float]] = {"BatchGenerator": [], "alone": [], "alone, drafts": []}
-    drafts, cache = RowDrafts(), prefilled(model, prompt)
-    for turn in range(rounds):
-        for name, found in times.items() if turn % 2 else reversed(times.items()):
-            batch = BatchRunner(model, eos=[NEVER], max_rows=2)
-            runner = (
-                batch
-                if name == "BatchGenerator"
-                else AloneRunner(model, batch, eos=[NEVER], gate=gate if "drafts" in name else None)
-            )
-            index = SuffixIndex(prompt)
-            given = RowDrafts(lambda index=index: index)  # type: ignore[misc]
-            found.append(seconds(runner, cache, prompt, said, given))
-            drafts = given if "drafts" in name else drafts
-    return {name: statistics.median(found) for name, found in times.items()}, drafts
+def side_by_side(
+    model: Any, prompt: list[int], said: list[int], gate: Gate, limit: float, tell: Callable[[str], None]
+) -> dict[str, Saying]:
+    """Three loops take turns, a slice each, until the time is over or all is said: a busy neighbour slows all alike."""
+    cache, loops = prefilled(model, prompt), dict[str, Saying]()
+    for name in LOOPS:
+        batch = BatchRunner(model, eos=[NEVER], max_rows=2)
+        runner: Runner = batch
+        if name != TODAY:
+            runner = AloneRunner(model, batch, eos=[NEVER], gate=gate if name == DRAFTING else None)
+        loops[name] = Saying(runner, cache, prompt, said)
+    end, slices = time.perf_counter() + limit, range(1 + SLICE, len(said) - MOST_DRAFTED, SLICE)
+    for number, tokens in enumerate(slices):
+        if time.perf_counter() > end:
+            break
+        for turn in range(len(LOOPS)):
+            loops[LOOPS[(number + turn) % len(LOOPS)]].go_on(tokens)
+        tell(f"{tokens} tokens; seconds " + ", ".join(f"{name} {sum(one.wall):.1f}" for name, one in loops.items()))
+    return loops
+
+
+def compared(name: str, loops: dict[str, Saying]) -> list[str]:
+    """A row of the table."""
+    today, alone, drafting = (loops[name] for name in LOOPS)
+    counts = drafting.drafts.counts
+    return [
+        name,
+        *(f"{1e3 * one.pace('wall'):.0f} ({1e3 * one.pace('cpu'):.0f})" for one in loops.values()),
+        f"{today.pace('wall') / drafting.pace('wall'):.3f} ({today.pace('cpu') / drafting.pace('cpu'):.3f})",
+        "" if counts.drafted else f"{statistics.median(map(truediv, today.wall, drafting.wall)):.3f}",
+        f"{alone.pace('wall') / drafting.pace('wall'):.3f} ({alone.pace('cpu') / drafting.pace('cpu'):.3f})",
+        f"{drafting.heard / max(1, counts.forwards):.2f}",
+        f"{counts.accepted} of {counts.drafted}",
+    ]
 
 
 def costs_table(costs: CostTable) -> Table:
@@ -208,18 +276,30 @@ def costs_table(costs: CostTable) -> Table:
     return table
 
 
+def tell(console: Console, name: str, line: str) -> None:
+    console.print(f"{name}: {line}", highlight=False)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--session", type=Path, default=None, help="a PI session; without one, 1. is left out")
-    parser.add_argument("--served", action="store_true", help="with --session: also 2.")
+    parser.add_argument("--served", nargs="*", choices=[f"{s}-{k}" for s in STYLES for k in KINDS], help="only 2.")
     parser.add_argument("--turns", type=int, default=None, help="with --session: only its first answers")
-    parser.add_argument("--tokens", type=int, default=400)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--first", type=int, default=0, help="with --served: so many are there already")
+    parser.add_argument("--limit", type=float, default=math.inf, help="with --served: seconds for each of them")
+    parser.add_argument("--tokens", type=int, default=2000, help="the most that each case of 3. says")
+    parser.add_argument("--seconds", type=float, default=70.0, help="about how long each case of 3. takes")
     parser.add_argument("--no-wall", action="store_true", help="leave 3. out")
     options = parser.parse_args()
-    console = Console()
+    console = Console(width=150)
     cache = Path(load_settings(None).cache_dir)
     folder = ensure_embedded_model(cache, quantised=accelerator().backend != "cpu", progress=lambda *_: None)
+    if options.served is not None:
+        for style, kind in product(STYLES, KINDS):
+            if not options.served or f"{style}-{kind}" in options.served:
+                part = Part(options.first, options.turns, options.limit)
+                served(options.session, folder, style, kind, part, console)
+        return 0
     model, tokenizer, *_ = load(str(folder))
 
     def encode(text: str) -> list[int]:
@@ -227,8 +307,6 @@ def main() -> int:
 
     if options.session is not None:
         console.print(simulated(options.session, encode, options.turns))
-        if options.served:
-            served(options.session, folder, options.turns, console)
     if options.no_wall:
         return 0
     began = time.perf_counter()
@@ -236,20 +314,16 @@ def main() -> int:
     console.print(f"\nmilliseconds of a pass by width, measured in {time.perf_counter() - began:.1f} s")
     console.print(costs_table(costs))
     gate = Gate(costs, Acceptance())
-    table = Table("seconds", "BatchGenerator", "alone", "alone, drafts", "speed-up", "tokens per forward")
+    headings = ("today / drafts", "median of slices", "alone / drafts", "tokens a pass", "accepted")
+    table = Table("milliseconds a token (CPU)", *LOOPS, *headings)
     cases = {
         "edits": edits(encode, options.tokens),
         "never repeats": unlike(len(tokenizer), options.tokens),
         "misleads": misleading(len(tokenizer), options.tokens),
     }
     for name, (prompt, said) in cases.items():
-        medians, drafts = wall(model, prompt, said, gate, options.rounds)
-        table.add_row(
-            name,
-            *(f"{value:.2f}" for value in medians.values()),
-            f"{medians['BatchGenerator'] / medians['alone, drafts']:.3f}",
-            f"{len(said) / max(1, drafts.counts.forwards):.2f}",
-        )
+        loops = side_by_side(model, prompt, said, gate, options.seconds, partial(tell, console, name))
+        table.add_row(*compared(name, loops))
     console.print(table)
     console.print("milliseconds of a pass as observed since")
     console.print(costs_table(gate.costs))

@@ -10,8 +10,10 @@ The costs that the gate goes by are a machine's published ones and stay so: how 
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,11 +41,13 @@ class Asked:
         before: what the client sends since the answer before it: user messages and tool results.
         answer: as the model writes it.
         calls: recorded ids of its calls, in order.
+        message: the answer as a client sends it back.
     """
 
     before: list[Json]
     answer: str
     calls: list[str]
+    message: Json
 
 
 def asked(path: Path, style: CallStyle) -> Iterator[Asked]:
@@ -55,13 +59,21 @@ def asked(path: Path, style: CallStyle) -> Iterator[Asked]:
             continue
         text = "".join(part.get("text", "") for part in message["content"])
         if message["role"] == "assistant":
-            calls = [part["id"] for part in message["content"] if part["type"] == "toolCall"]
-            yield Asked(before, said(message["content"], style), calls)
+            calls = [part for part in message["content"] if part["type"] == "toolCall"]
+            back = {"role": "assistant", "content": said([p for p in message["content"] if p not in calls], style)}
+            if calls:
+                back["tool_calls"] = [_call(part) for part in calls]
+            yield Asked(before, said(message["content"], style), [part["id"] for part in calls], back)
             before = []
         elif message["role"] == "toolResult":
             before.append({"role": "tool", "tool_call_id": message["toolCallId"], "content": text})
         else:
             before.append({"role": "user", "content": text})
+
+
+def _call(part: Json) -> Json:
+    function = {"name": part["name"], "arguments": json.dumps(part["arguments"], ensure_ascii=False)}
+    return {"id": part["id"], "type": "function", "function": function}
 
 
 def tools_of(path: Path) -> list[Json]:
@@ -135,19 +147,44 @@ def serving(checkpoint: Path, work: Path, costs: dict[int, float]) -> Iterator[s
             app.stop()
 
 
-def replay(url: str, replies: Path, session: list[Asked], tools: list[Json]) -> Totals:
+def replay(
+    url: str,
+    replies: Path,
+    session: list[Asked],
+    tools: list[Json],
+    *,
+    first: int = 0,
+    limit: float = math.inf,
+    tell: Callable[[int, Totals], None] = lambda *_: None,
+) -> tuple[int, Totals]:
     """Sends a session's requests in their order. Counts what the server says that it did.
+
+    Args:
+        first: so many answers are sent as they were recorded, and not asked for.
+        limit: seconds after which no more is asked for.
+        tell: gets the number of answers that are there, and the counts so far.
+
+    Returns:
+        As `tell` gets it, at the end.
 
     Raises:
         AssertionError: the model did not say what was recorded, so its KV was wrong.
     """
     totals, messages, ids = Totals(), list[Json](), dict[str, str]()
+    end, done = time.monotonic() + limit, 0
     with httpx.Client(timeout=WAIT) as client:
         for one in session:
+            if time.monotonic() > end:
+                break
             messages += [
                 {**message, "tool_call_id": ids[message["tool_call_id"]]} if "tool_call_id" in message else message
                 for message in one.before
             ]
+            done += 1
+            if done <= first:
+                ids.update((call, call) for call in one.calls)
+                messages.append(one.message)
+                continue
             replies.write_text(one.answer, "utf-8")
             body = {"model": "default", "messages": messages, "tools": tools, "session_id": "recorded"}
             response = client.post(f"{url}/v1/chat/completions", json=body)
@@ -162,4 +199,5 @@ def replay(url: str, replies: Path, session: list[Asked], tools: list[Json]) -> 
             totals.forwards += report["forwards"]
             totals.drafted += report["drafted"]
             totals.accepted += report["accepted"]
-    return totals
+            tell(done, totals)
+    return done, totals

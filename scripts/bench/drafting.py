@@ -140,20 +140,24 @@ class Gated:
         self._gate.acceptance.observe(match, right)
 
 
-def replay(session: Sequence[Turn], policy: Fixed | Gated, *, carry: bool = False, views: bool = True) -> Totals:
+def replay(
+    session: Sequence[Turn], policy: Fixed | Gated, *, carry: bool = False, views: bool = True, first: int = 0
+) -> Totals:
     """Plays a session.
 
     Args:
+        first: so many answers are only there, as if another server had said them.
         policy: how long drafts are.
         carry: the model's state cannot be cut: after a rejection what was accepted goes into the next pass again.
         views: proposals come from views of the tool results, too.
     """
     totals, history, seen = Totals(), list[int](), list[list[int]]()
-    for turn in session:
+    for number, turn in enumerate(session):
         history += turn.before
         seen += turn.views if views else []
-        _play(turn.answer, SuffixIndex(history, seen), policy, carry, totals)
-        totals.said += len(turn.answer)
+        if number >= first:
+            _play(turn.answer, SuffixIndex(history, seen), policy, carry, totals)
+            totals.said += len(turn.answer)
         history += turn.answer
     return totals
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -45,13 +46,13 @@ def make_tokenizer() -> Tokenizer:
     return tokenizer
 
 
-def _config(kind: Kind, vocabulary: int, window: int) -> dict[str, Any]:
+def _config(layers: Sequence[str], vocabulary: int, window: int) -> dict[str, Any]:
     return {
         "model_type": "oracle",
         "model_file": "oracle_model.py",
         "architectures": ["Oracle"],
-        "layer_kinds": LAYERS[kind],
-        "num_hidden_layers": len(LAYERS[kind]),
+        "layer_kinds": list(layers),
+        "num_hidden_layers": len(layers),
         "hidden_size": 8,
         "num_attention_heads": 1,
         "num_key_value_heads": 1,
@@ -71,6 +72,7 @@ def build_oracle(
     template: str = "plain",
     window: int = 128,
     tokenizer: Tokenizer | None = None,
+    layers: Sequence[str] | None = None,
 ) -> Path:
     """Writes a checkpoint into `folder` (made if needed) and returns it.
 
@@ -82,13 +84,16 @@ def build_oracle(
             (R K R K: half of the layers are rotating, of `window` tokens).
         template: a name of `tests.oracle.templates`.
         tokenizer: another one than `make_tokenizer` makes; `SPECIAL` must be its first tokens, in this order.
+        layers: instead of those of `kind`, for an oracle that is quicker; one of them at least is a ``K``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = tokenizer or make_tokenizer()
     tokenizer.save(str(folder / "tokenizer.json"))
     shutil.copy(_HERE / "model_file.py", folder / "oracle_model.py")
     shutil.copy(_HERE / "answers.py", folder / "oracle_answers.py")
-    (folder / "config.json").write_text(json.dumps(_config(kind, tokenizer.get_vocab_size(), window), indent=1))
+    (folder / "config.json").write_text(
+        json.dumps(_config(layers or LAYERS[kind], tokenizer.get_vocab_size(), window), indent=1)
+    )
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": None,

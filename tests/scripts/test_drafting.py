@@ -87,7 +87,7 @@ def both(folder: Path, path: Path, style: CallStyle, kind: Kind, most: int | Non
     session = list(islice(turns(path, lambda text: tokenizer.encode(text).ids, style), most))
     with drafted.serving(checkpoint, folder, costs) as url:
         requests = list(islice(drafted.asked(path, style), most))
-        found = drafted.replay(url, folder / "reply.txt", requests, drafted.tools_of(path))
+        _, found = drafted.replay(url, folder / "reply.txt", requests, drafted.tools_of(path))
     carry = kind == "hybrid"
     return found.per_forward, replay(session, Gated(costs, carry), carry=carry).per_forward, found.said
 
