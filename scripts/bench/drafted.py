@@ -60,7 +60,10 @@ def asked(path: Path, style: CallStyle) -> Iterator[Asked]:
         text = "".join(part.get("text", "") for part in message["content"])
         if message["role"] == "assistant":
             calls = [part for part in message["content"] if part["type"] == "toolCall"]
-            back = {"role": "assistant", "content": said([p for p in message["content"] if p not in calls], style)}
+            back: Json = {
+                "role": "assistant",
+                "content": said([p for p in message["content"] if p not in calls], style),
+            }
             if calls:
                 back["tool_calls"] = [_call(part) for part in calls]
             yield Asked(before, said(message["content"], style), [part["id"] for part in calls], back)
