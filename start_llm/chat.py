@@ -292,6 +292,7 @@ class _Run:
                 thinking=self._thinking_limit(),
                 views=None if self.served.views is None else partial(self.served.views, self.request.messages),
                 session=self.prepared.session,
+                conversation=self.request.conversation,
                 one_shot=self.prepared.one_shot and len(self.prepared.prompt.tokens) < _ONE_SHOT_TOKENS,
             )
             try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -105,3 +106,11 @@ class ChatRequest:
     received: float = 0.0
     pictures: Mapping[str, Picture] = field(default_factory=dict, compare=False, repr=False)
     appended: str = ""
+
+    @property
+    def conversation(self) -> str | None:
+        """Who asks, and what that client calls the conversation; ``None`` where it calls it nothing.
+
+        Two clients may choose the same name, and ask the same question: neither shows that they are one.
+        """
+        return None if self.session is None else json.dumps([self.owner, self.session])

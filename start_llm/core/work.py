@@ -63,6 +63,7 @@ class Submit:
         max_tokens: at least 1.
         logprobs: ``None`` or the number of alternatives to report.
         session: the conversation this belongs to, as far as it is known.
+        conversation: the same, where it is certain that nobody else's request can have it; see `ChatRequest`.
         views: more tokens of this conversation that drafts may be taken from; called once, on any thread.
         one_shot: a side request (title, summary): its KV is the first to go.
         model: which of the loaded models runs it; empty: the first.
@@ -77,6 +78,7 @@ class Submit:
     constraint: Constraint | None = None
     thinking: ThinkingLimit | None = None
     session: str | None = None
+    conversation: str | None = None
     one_shot: bool = False
     views: Callable[[], Sequence[Any]] | None = field(default=None, compare=False)
     model: str = ""

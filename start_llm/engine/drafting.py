@@ -32,7 +32,7 @@ _GENERATIONS = 16
 class _Generation:
     """An answer to a prompt; `said` grows while it is generated."""
 
-    session: str
+    conversation: str
     prompt: np.ndarray
     said: list[int]
 
@@ -67,15 +67,16 @@ class Drafts:
         """Starts to build the index of a request's row; ``None`` if it wants no drafts.
 
         What this conversation was answered to the very same prompt before is part of it (a client that asks again
-        often gets the same answer); nothing of any other conversation is.
+        often gets the same answer); nothing of any other conversation is. What a request took tells which words were
+        proposed, so a client that shares no more than a session's name, or a question, must not find another one's.
         """
         if not work.sampling.drafts:
             return None
         prompt = as_tokens(work.prompt.tokens)
-        again = [g for g in self._recent if g.session == work.session and _begins_with(prompt, g.prompt)]
-        said = [list(g.said) for g in again]
-        generation = _Generation(work.session or "", prompt, list(generated))
-        if work.session:
+        own = [g for g in self._recent if g.conversation == work.conversation]
+        said = [list(g.said) for g in own if _begins_with(prompt, g.prompt)]
+        generation = _Generation(work.conversation or "", prompt, list(generated))
+        if work.conversation is not None:
             self._recent.append(generation)
         row = (*work.prompt.tokens, *generated)
         return RowDrafter(self._builder.submit(_build, row, work.views, said), generation.said)

@@ -28,9 +28,15 @@ def drafts() -> Any:
     made.close()
 
 
-def submit(tokens: Sequence[int], session: str | None, **more: Any) -> Submit:
+def submit(tokens: Sequence[int], conversation: str | None, **more: Any) -> Submit:
     return Submit(
-        "id", Prompt(tuple(tokens), generation=len(tokens)), Sampling(), 10, Collected(), session=session, **more
+        "id",
+        Prompt(tuple(tokens), generation=len(tokens)),
+        Sampling(),
+        10,
+        Collected(),
+        conversation=conversation,
+        **more,
     )
 
 
@@ -51,8 +57,8 @@ def proposed(drafts: Drafts, work: Submit, start: Sequence[int]) -> list[int]:
     return found.tokens if found is not None else []
 
 
-def answered(drafts: Drafts, session: str | None) -> None:
-    row = drafts.begin(submit(ASKED, session), [])
+def answered(drafts: Drafts, conversation: str | None) -> None:
+    row = drafts.begin(submit(ASKED, conversation), [])
     assert row is not None
     row.said += SAID
 
@@ -63,12 +69,14 @@ def test_a_client_that_asks_again_may_get_the_same_answer(drafts: Drafts) -> Non
 
 
 @pytest.mark.parametrize(
-    ("session", "prompt"), [("b", ASKED), (None, ASKED), ("a", [*ASKED[:-1], 7]), ("a", ASKED[:-1])]
+    ("conversation", "prompt"), [("b", ASKED), (None, ASKED), ("a", [*ASKED[:-1], 7]), ("a", ASKED[:-1])]
 )
-def test_nothing_of_another_conversation_is_proposed(drafts: Drafts, session: str | None, prompt: list[int]) -> None:
+def test_nothing_of_another_conversation_is_proposed(
+    drafts: Drafts, conversation: str | None, prompt: list[int]
+) -> None:
     answered(drafts, "a")
     answered(drafts, None)
-    assert proposed(drafts, submit(prompt, session), SAID[:3]) == []
+    assert proposed(drafts, submit(prompt, conversation), SAID[:3]) == []
 
 
 def test_what_a_row_had_said_before_it_was_interrupted_belongs_to_it(drafts: Drafts) -> None:

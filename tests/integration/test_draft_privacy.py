@@ -1,0 +1,150 @@
+"""What is proposed for one client holds no word that another one read or was told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from start_llm.core.work import Submit
+from start_llm.engine import drafting
+from start_llm.engine.draft import Proposal, SuffixIndex
+from tests.integration.live import WAIT, Live
+from tests.oracle import make_tokenizer
+
+OPENING = "The door opens with these words, in this order: "
+SECRET = "heron, walnut, trumpet, glacier, saddle, and then the bell."
+OTHER = "no words at all, for it has no lock."
+ASK = [{"role": "user", "content": "How does the door open?"}]
+
+
+@dataclass
+class Seen:
+    """What was in the indexes, and what they proposed, as texts."""
+
+    held: list[str] = field(default_factory=list)
+    proposed: list[str] = field(default_factory=list)
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
+    found, decode = Seen(), make_tokenizer().decode
+
+    class Watched(SuffixIndex):
+        def __init__(self, prompt: Sequence[int], others: Sequence[Sequence[int]] = ()) -> None:
+            found.held += [decode(np.asarray(tokens).tolist()) for tokens in (prompt, *others)]
+            super().__init__(prompt, others)
+
+        def propose(self, most: int) -> Proposal | None:
+            proposal = super().propose(most)
+            if proposal is not None:
+                found.proposed.append(decode(proposal.tokens))
+            return proposal
+
+    begin = drafting.Drafts.begin
+
+    def waiting(self: drafting.Drafts, work: Submit, generated: Sequence[int]) -> drafting.RowDrafter | None:
+        """Has the index at the first token, however busy the machine is."""
+        row = begin(self, work, generated)
+        if row is not None:
+            row._future.result(WAIT)
+        return row
+
+    monkeypatch.setattr(drafting, "SuffixIndex", Watched)
+    monkeypatch.setattr(drafting.Drafts, "begin", waiting)
+    return found
+
+
+@pytest.fixture
+def says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], object]:
+    """Sets what the model says next, whatever it is asked."""
+    path = tmp_path / "reply.txt"
+    monkeypatch.setenv("ORACLE_REPLIES", str(path))
+    return lambda text: path.write_text(text, "utf-8")
+
+
+def ask(server: Live, who: dict[str, Any], messages: list[dict[str, Any]]) -> str:
+    headers = {"Authorization": f"Bearer {who['key']}"} if "key" in who else {}
+    body = {"model": "default", "messages": messages, **{name: who[name] for name in who if name != "key"}}
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=WAIT)
+    response.raise_for_status()
+    return str(response.json()["choices"][0]["message"]["content"])
+
+
+def complete(server: Live, prompt: str) -> str:
+    body = {"model": "default", "prompt": prompt, "max_tokens": 60}
+    response = httpx.post(f"{server.url}/v1/completions", json=body, timeout=WAIT)
+    response.raise_for_status()
+    return str(response.json()["choices"][0]["text"])
+
+
+def test_a_client_that_asks_again_is_proposed_its_own_answer(
+    servers: Callable[..., Live], seen: Seen, says: Callable[[str], object]
+) -> None:
+    """So the other tests here could see a word of another client."""
+    who = {"session_id": "door-0", "key": "first", "user": "anna"}
+    for _ in range(2):
+        says(OPENING + SECRET)
+        assert ask(servers("plain"), who, ASK) == OPENING + SECRET
+    assert any(SECRET in text for text in seen.held)
+    assert any("heron, walnut" in text for text in seen.proposed)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({}, {}),
+        ({"session_id": "door-1"}, {"session_id": "door-2"}),
+        ({"session_id": "door-3"}, {}),
+        ({"session_id": "door-4", "key": "first"}, {"session_id": "door-4", "key": "second"}),
+        ({"session_id": "door-5", "user": "anna"}, {"session_id": "door-5", "user": "bert"}),
+        ({"prompt_cache_key": "door-6", "key": "first"}, {"prompt_cache_key": "door-6"}),
+        ({"key": "first"}, {"key": "second"}),
+        ({"user": "anna"}, {"user": "bert"}),
+    ],
+)
+def test_the_same_question_brings_no_client_the_words_of_another_one(
+    servers: Callable[..., Live], seen: Seen, says: Callable[[str], object], one: dict[str, Any], other: dict[str, Any]
+) -> None:
+    says(OPENING + SECRET)
+    assert ask(servers("plain"), one, ASK) == OPENING + SECRET
+    seen.held.clear()
+    seen.proposed.clear()
+    says(OPENING + OTHER)
+    assert ask(servers("plain"), other, ASK) == OPENING + OTHER
+    assert seen.held and not any("heron" in text or "walnut" in text for text in (*seen.held, *seen.proposed))
+
+
+def test_a_conversation_that_two_clients_share_ends_where_they_part(
+    servers: Callable[..., Live], seen: Seen, says: Callable[[str], object]
+) -> None:
+    """Both send the same transcript, so its KV is reused; what each is told behind it stays its own."""
+    begun = [*ASK, {"role": "assistant", "content": "Ask again."}, {"role": "user", "content": "How, please?"}]
+    one, other = {"session_id": "door-7", "key": "first"}, {"session_id": "door-8", "key": "second"}
+    says(OPENING + SECRET)
+    ask(servers("hybrid"), one, begun)
+    tool = {"role": "user", "content": f"A note for one of us: {SECRET}"}
+    ask(servers("hybrid"), one, [*begun, {"role": "assistant", "content": OPENING + SECRET}, tool])
+    seen.held.clear()
+    seen.proposed.clear()
+    says(OPENING + OTHER)
+    assert ask(servers("hybrid"), other, begun) == OPENING + OTHER
+    assert seen.held and not any("heron" in text or "walnut" in text for text in (*seen.held, *seen.proposed))
+
+
+def test_raw_prompts_are_conversations_of_nobody(
+    servers: Callable[..., Live], seen: Seen, says: Callable[[str], object]
+) -> None:
+    prompt = "<|im_start|>user\nHow does the door open?<|im_end|>\n<|im_start|>assistant\n"
+    says(OPENING + SECRET)
+    assert complete(servers("plain"), prompt) == OPENING + SECRET
+    seen.held.clear()
+    seen.proposed.clear()
+    says(OPENING + OTHER)
+    assert complete(servers("plain"), prompt) == OPENING + OTHER
+    assert seen.held and not any("heron" in text or "walnut" in text for text in (*seen.held, *seen.proposed))
