@@ -1,19 +1,23 @@
-"""The page at `/`: a shell without any data, its scripts and styles, and the feed that fills it.
+"""The page at `/`: a shell without any data, with its style in it, its scripts, and the feed that fills it.
 
-The shell may be read by everybody, so that a browser can ask its user for the key. The feed has the rules of the API:
+The shell is one answer, and the browser paints it before it asks for a script. It may be read by everybody, so that a
+browser can ask its user for the key. The feed has the rules of the API:
 host, origin and key are checked, and a visitor sees the requests of its own key only. What the page fetches beside it
 is in `panels`.
 """
 
 from __future__ import annotations
 
+import hashlib
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from start_llm import __version__
 from start_llm.api import sse
@@ -33,14 +37,15 @@ PULSE_SECONDS = 2.0
 AGENTS = ("pi", "claude", "opencode", "codex", "qwen", "openclaw", "cline", "aider")
 
 _FOLDER = resources.files("start_llm.dashboard") / "page"
-_KINDS = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
-_NAMES = sorted(item.name for item in _FOLDER.iterdir() if item.name.endswith(tuple(_KINDS)))
+_NAMES = sorted(item.name for item in _FOLDER.iterdir() if item.name.endswith(".js"))
+_STYLE = (_FOLDER / "page.css").read_text("utf-8")
+_STYLE_HASH = b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
 OPEN_PATHS = frozenset({"/", *(f"/page/{name}" for name in _NAMES)})
 
 _SAFE = {
     "Content-Security-Policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        f"default-src 'none'; script-src 'self'; style-src 'sha256-{_STYLE_HASH}'; connect-src 'self'; "
+        "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -64,14 +69,14 @@ class Page:
             lstrip_blocks=True,
         )
         shell = templates.get_template("page.html.jinja").render(
-            version=__version__, agents=AGENTS, needs_key=settings.api_key is not None
+            version=__version__, agents=AGENTS, needs_key=settings.api_key is not None, style=Markup(_STYLE)
         )
         self._files = {"/": (shell.encode(), "text/html; charset=utf-8")}
         for name in _NAMES:
-            self._files[f"/page/{name}"] = ((_FOLDER / name).read_bytes(), _KINDS[name[name.rindex(".") :]])
+            self._files[f"/page/{name}"] = ((_FOLDER / name).read_bytes(), "text/javascript; charset=utf-8")
 
     def file(self, inbound: Inbound) -> Reply:
-        """The shell, a script or a style. Raises NotFound."""
+        """The shell or a script. Raises NotFound."""
         found = self._files.get(inbound.path)
         if found is None:
             raise NotFound(f"There is nothing at {inbound.path[:200]}.")

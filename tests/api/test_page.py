@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from hashlib import sha256
 from typing import Any
 
 import httpx
@@ -44,14 +46,17 @@ def ended_in(messages: Iterator[dict[str, Any]], count: int) -> list[str]:
 
 
 def test_the_shell_has_no_data_and_lets_nothing_in(server: ApiServer) -> None:
-    for path, kind in (("/", "text/html"), ("/page/page.js", "text/javascript"), ("/page/page.css", "text/css")):
+    for path, kind in (("/", "text/html"), ("/page/start.js", "text/javascript"), ("/page/page.js", "text/javascript")):
         answer = httpx.get(server.url + path)
         assert answer.status_code == 200 and answer.headers["content-type"].startswith(kind)
         policy = answer.headers["content-security-policy"]
         assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
         assert "http://" not in answer.text and "https://" not in answer.text, "nothing is fetched from elsewhere"
     assert httpx.get(f"{server.url}/page/page.html.jinja").status_code == 404
-    shell = httpx.get(server.url).text
+    shell, policy = (answer := httpx.get(server.url)).text, answer.headers["content-security-policy"]
+    style = shell.partition("<style>")[2].partition("</style>")[0]
+    assert b64encode(sha256(style.encode()).digest()).decode() in policy, "the browser takes this style and no other"
+    assert '<link rel="stylesheet' not in shell and shell.count("<script") == 1, "nothing is fetched before the paint"
     assert "<script>" not in shell and " style=" not in shell and " onclick=" not in shell  # the policy forbids them
     assert all(f"start-llm launch {name}" in shell for name in CLIENTS) and set(AGENTS) == set(CLIENTS)
 
