@@ -1,7 +1,8 @@
 """Recorded requests, sent again in their order while the oracle answers what was answered then.
 
 A folder of traces holds a folder per client, in it a JSON-lines file per run; an entry has ``path``, ``body`` and
-``reply`` (``reasoning``, ``text``, ``calls[{name, arguments}]``). Only chat completions without images are sent.
+``reply`` (``reasoning``, ``text``, ``calls[{id, name, arguments}]``). Only chat completions without images are sent,
+with the ids that this server gave to its calls in place of the recorded ones, as the client would have sent them back.
 
 The *optimum* of a request is counted in tokens: what lies beyond the longest common prefix of its plain rendering with
 any prompt rendered before, the tokens generated for it included. A request's *new* tokens are what lies beyond that or
@@ -123,6 +124,32 @@ def _note(log: Path, marks: list[int]) -> None:
     marks.append(mark(log))
 
 
+class CallIds:
+    """What calls are named now: for the recorded ids, which clients may send back without ``call_``, the server's."""
+
+    def __init__(self) -> None:
+        self._now: dict[str, str] = {}
+
+    def learn(self, said: Json, reply: Reply) -> None:
+        for recorded_call, call in zip(said.get("calls") or [], reply.calls, strict=False):
+            self._now[_bare(recorded_call.get("id", ""))] = call.id
+
+    def put_into(self, body: Json) -> Json:
+        return {**body, "messages": [self._named(message) for message in body["messages"]]}
+
+    def _named(self, message: Json) -> Json:
+        made = dict(message)
+        if calls := message.get("tool_calls"):
+            made["tool_calls"] = [{**call, "id": self._now.get(_bare(call["id"]), call["id"])} for call in calls]
+        if answered := message.get("tool_call_id"):
+            made["tool_call_id"] = self._now.get(_bare(answered), answered)
+        return made
+
+
+def _bare(call_id: str) -> str:
+    return call_id.removeprefix("call").removeprefix("_")
+
+
 def _wrong(reply: Reply, said: Json) -> str | None:
     if reply.error:
         return reply.error
@@ -139,16 +166,17 @@ def replay(
 ) -> list[Replayed]:
     """Sends every recorded request; waits `pause` seconds before each. The server must have its log and reply file."""
     assert server.log is not None and server.replies is not None
-    optimum, client, rows = Optimum(checkpoint), Client(server.url, server.model, server.key), []
+    optimum, client, rows, ids = Optimum(checkpoint), Client(server.url, server.model, server.key), [], CallIds()
     for run, entry in recorded(folder, clients):
         time.sleep(pause)
-        body, answer, log = entry["body"], raw_reply(entry["reply"]), server.log
+        body, answer, log = ids.put_into(entry["body"]), raw_reply(entry["reply"]), server.log
         server.replies.write_text(answer, "utf-8")
         prompt, best, new = optimum.of(body, answer)
         first: list[int] = []
         before = mark(log)
         reply = client.ask(body, on_first=partial(_note, log, first))
         computed = work_done(log, before, first[0])
+        ids.learn(entry["reply"], reply)
         wrong = _wrong(reply, entry["reply"])
         rows.append(Replayed(run, prompt, best, new, computed, reply.seconds_to_first, wrong, reply.report))
     server.replies.unlink(missing_ok=True)

@@ -138,6 +138,7 @@ BUILT_IN = (
                 closes=r"^```[ \t]*$",
             ),
             Rule(name="message_id", kind="stamp", place="end", opens=r"\[message_id: ?[^\]\n]+\][ \t]*"),
+            Rule(name="runtime", kind="state", place="end", opens=r"Runtime: agent=[^|\n]+\| session=.*"),
             Rule(name="subagent_stats", kind="stamp", place="line", opens=r"[ \t]*Stats: runtime\b.*"),
             _CLEARED,
         ),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from start_llm.prompt.match import DATE, Change
 from start_llm.prompt.reading import Slot
-from start_llm.prompt.textdiff import TAG, diff
+from start_llm.prompt.textdiff import TAG, changed, diff
 
 NOTE_OPEN = "<update-"
 _INTRO = "from the server: newer than above"
@@ -66,7 +66,12 @@ def _tool(name: str, old: str | None, new: str | None) -> str:
     if new is None:
         return f"Tool {name}: no longer available, do not call it"
     if old is None:
-        return f"Tool {name}: now available: {new}"
+        return f"Tool {name}: now available: {_json(json.loads(new)['function'])}"
     before, after = json.loads(old)["function"], json.loads(new)["function"]
-    changed = {key: value for key, value in after.items() if before.get(key) != value}
-    return f"Tool {name}: changed, now: {json.dumps(changed, ensure_ascii=False, sort_keys=True)}"
+    differ = [key for key, value in after.items() if before.get(key) != value]
+    was, now = (_json({key: each[key] for key in differ if key in each}) for each in (before, after))
+    return f"Tool {name}: changed, now: {changed(was, now)}"
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)

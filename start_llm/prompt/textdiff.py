@@ -10,9 +10,16 @@ from difflib import SequenceMatcher
 
 MAX_LINES = 3000
 _AT_ONCE = 150
-_ELIDE = 13
+_ELIDE = 13  # lines that are gone; of so many only the first and the last are told
+_LONG = (5, 300)  # or of so many, if they have so many characters
 _NAME = 100  # characters; a longer line before a fence is no file's name
 _ALIKE = 6  # characters, as in "Mode: "
+_SAME = "(as before ...)"
+_NAMES = 24  # characters that stand around what is left out of a line
+_WORTH = 48  # a shorter part is not left out; so much names a line
+_WORD = re.compile(r"\s*\S+|\s+$")
+_MOST_WORDS = 50
+_MOST_WITHIN = 32  # lines of a text; comparing words takes the square of their number
 _FENCE = re.compile(r"^`{3,}[\w.+-]*$|^<(?:source|code|pre|codeblock|sourcecode)>$")
 _CLOSING = re.compile(r"`{3,}$|</(?:source|code|pre|codeblock|sourcecode)>$")
 TAG = re.compile(r"^</?[\w-]+>$")
@@ -22,7 +29,8 @@ def diff(old: str, new: str) -> list[str] | None:
     """The lines by which `new` differs from `old`, each place under a line that says where it is in `new` now.
 
     A place in a file between fences is named by the file. Of lines that begin as before only the new ones are told. Of
-    a long run of lines that are gone the first and the last are told. None where the texts are too long to compare.
+    a long run of lines that are gone the first and the last are told. A long line that is gone is named by its
+    beginning, and of one that has changed in part the rest is left out. None where the texts are too long to compare.
     """
     before, after = old.split("\n"), new.split("\n")
     head = _common(before, after)
@@ -36,18 +44,60 @@ def diff(old: str, new: str) -> list[str] | None:
         gone, came = a[a1:a2], b[b1:b2]
         place = places.at(head + b1)
         if len(gone) == len(came) and all(map(_begin_alike, gone, came)):
-            lines.append(f"{place}, now:")
-        elif len(gone) >= _ELIDE:
-            lines += [f"{place}:", f"-{gone[0]}", f"(-{len(gone) - 2} more lines, down to)", f"-{gone[-1]}"]
+            pairs = zip(gone, came, strict=True)
+            lines += [f"{place}, now:", *(f"+{changed(*pair, within=len(lines) < _MOST_WITHIN)}" for pair in pairs)]
+            continue
+        if len(gone) >= _ELIDE or (len(gone) >= _LONG[0] and sum(map(len, gone)) > _LONG[1]):
+            ends = [f"-{_name(line, before)}" for line in (gone[0], gone[-1])]
+            lines += [f"{place}:", ends[0], f"(-{len(gone) - 2} more lines, down to)", ends[1]]
         else:
-            lines += [f"{place}:", *(f"-{line}" for line in gone)]
+            lines += [f"{place}:", *(f"-{_name(line, before)}" for line in gone)]
         lines += (f"+{line}" for line in came)
     return lines
 
 
 def _begin_alike(old: str, new: str) -> bool:
     """A reader sees which line the new one stands for."""
-    return _common(old.strip(), new.strip()) >= max(_ALIKE, len(old.strip()) // 4)
+    old = old.strip()
+    length = max(_ALIKE, min(len(old) // 4, _WORTH))
+    return len(old) >= length and new.lstrip().startswith(old[:length])
+
+
+def changed(old: str, new: str, *, within: bool = False) -> str:
+    """The new line; where a long part of it is as in the old one, that is left out, and a mark stands there.
+
+    Such parts are looked for at both ends, and `within` the rest of a line of few words.
+    """
+    if _SAME in old or _SAME in new or len(new) < _WORTH:
+        return new
+    was, now = _WORD.findall(old), _WORD.findall(new)
+    head = _common(was, now)
+    tail = _common(was[head:][::-1], now[head:][::-1])
+    rest, came = was[head : len(was) - tail], now[head : len(now) - tail]
+    text = "".join(came)
+    if within and max(len(rest), len(came)) <= _MOST_WORDS:
+        blocks = SequenceMatcher(None, rest, came).get_opcodes()
+        parts = [(kind == "equal", "".join(came[b1:b2])) for kind, _, _, b1, b2 in blocks]
+        text = "".join(_shortened(part) if equal else part for equal, part in parts)
+    start, end = "".join(now[:head]), "".join(now[len(now) - tail :])
+    return _shortened(start) + text + _shortened(end, last=True)
+
+
+def _shortened(text: str, *, last: bool = False) -> str:
+    """A part that is as it was: some words at its ends, so that a reader finds it; of the line's end the first ones."""
+    left = text.find(" ", _NAMES) + 1
+    right = len(text) if last else text.rfind(" ", 0, len(text) - _NAMES)
+    if not left or right - left < _WORTH:
+        return text
+    return f"{text[:left]}{_SAME}{text[right:]}"
+
+
+def _name(line: str, lines: Sequence[str]) -> str:
+    """The beginning of a long line, if no other line begins so."""
+    name = line[: line.rfind(" ", 0, _WORTH)] if len(line) > _WORTH + _NAMES else ""
+    if not name.strip() or sum(other.startswith(name) for other in lines) > 1:
+        return line
+    return f"{name} ..."
 
 
 class _Places:
@@ -86,8 +136,24 @@ def _differences(a: Sequence[str], b: Sequence[str]) -> Iterator[tuple[int, int,
         elif one != other:
             for kind, a1, a2, b1, b2 in SequenceMatcher(None, one, other).get_opcodes():
                 if kind != "equal":
-                    yield left + a1, left + a2, right + b1, right + b2
+                    for c1, c2, d1, d2 in _pairs_apart(one[a1:a2], other[b1:b2]):
+                        yield left + a1 + c1, left + a1 + c2, right + b1 + d1, right + b1 + d2
         left, right = i + 1, j + 1
+
+
+def _pairs_apart(gone: Sequence[str], came: Sequence[str]) -> Iterator[tuple[int, int, int, int]]:
+    """Parts of a difference, so that a long line which has changed in part stands beside what it was."""
+    a = b = 0
+    if len(gone) != len(came):
+        for j, line in enumerate(came):
+            i = next((i for i in range(a, len(gone)) if len(line) > _WORTH and _begin_alike(gone[i], line)), None)
+            if i is not None:
+                if (a, b) != (i, j):
+                    yield a, i, b, j
+                yield i, i + 1, j, j + 1
+                a, b = i + 1, j + 1
+    if a < len(gone) or b < len(came):
+        yield a, len(gone), b, len(came)
 
 
 def _unique_pairs(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:

@@ -202,7 +202,7 @@ def _places(truth: Truth, prompt: Seen) -> Iterator[str]:
             continue
         line = SYSTEM_LINES[place.label].format(value) if place.where == SYSTEM else value
         mention = last_mention(text, value, notes, name)
-        if line not in text or mention is None:
+        if not _says(text, line, value) or mention is None:
             yield f"(b) {line!r} is not in the prompt"
             continue
         if mention.gone:
@@ -220,6 +220,13 @@ def _name(place: Place) -> str | None:
     if place.where == SYSTEM:
         return r"^[-+\s]*" + re.escape(SYSTEM_LINES[place.label].partition("{}")[0].strip())
     return re.escape(place.label) if place.where == TOOLS else None
+
+
+def _says(text: str, line: str, value: str) -> bool:
+    """The line stands there, or was told by what is new in it: the value among its own words, the rest further up."""
+    before, _, behind = line.partition(value)
+    around = f"{before[-20:]}{value}{behind[:20]}"
+    return line in text or (around in text and before in text and behind in text)
 
 
 def _newer_files(prompt: Seen, place: Place, at: int) -> bool:

@@ -34,6 +34,8 @@ SYSTEM_LINES = {
     "mode": "Mode: {}",
     "customer": "The customer is {}",
     "branch": "Current branch: {}",
+    "house": "In this house one asks before anything is deleted, moved or sent to people outside of it: {} is the name "
+    "to ask for, at any time of the day; who is not sure asks a second time, and says in the end what was done.",
     **{f"skill{n:02}": f"* skill number {n}: {{}}, to be used where it helps" for n in range(SKILLS)},
 }
 TOOL_NAMES = ("read_file", "run_shell", "web_fetch")
@@ -120,6 +122,7 @@ KINDS = {
                 "info": '^Conversation info (untrusted metadata):\n```json\n{{\n  "message_id": "{}"\n}}\n```\n',
                 "id": "[message_id: {}]",
                 "stats": "\nStats: runtime {}",
+                "runtime": "\nRuntime: agent={} | session=agent:main:main | host=dev | shell=bash",
             },
             {},
             stamps=frozenset(["info", "id", "stats"]),

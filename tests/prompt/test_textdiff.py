@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import time
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.prompt.textdiff import MAX_LINES, diff
+from start_llm.prompt.textdiff import MAX_LINES, changed, diff
 
 FILES = "Some files follow.\n\na.py\n```\none\ntwo\nthree\n```\n\nb.py\n```python\none\ntwo\n```"
 
@@ -64,6 +65,77 @@ def applied(old: list[str], told: list[str]) -> list[str]:
         assert rest[until : until + len(gone)] == gone
         rest = rest[until + len(gone) :]
     return result + rest
+
+
+RULE = (
+    "Before anything is deleted, moved, renamed, copied or shown to people who do not belong to this house, ask {} "
+    "first, and say in the end what was done, who had asked for it, when that was, and why it was done."
+)
+
+
+def test_what_is_as_before_in_a_long_line_is_left_out():
+    assert diff(RULE.format("Ann"), RULE.format("Bob")) == [
+        "line 1, now:",
+        "+Before anything is deleted, (as before ...) belong to this house, ask Bob first, and say in the end "
+        "(as before ...)",
+    ]
+    assert changed(RULE.format("Ann"), "Ask Bob.") == "Ask Bob."
+    # Within a line: a word came, the end was cut.
+    words = "delete, edit, emoji-list, poll, react, read, send, topic-create, topic-edit. If missing: read + thread"
+    assert changed(f"Actions: {words} id.", f"Actions: broadcast, {words} ...", within=True) == (
+        "Actions: broadcast, delete, edit, emoji-list, (as before ...) If missing: read + thread ..."
+    )
+
+
+def test_a_line_that_has_the_mark_in_it_is_told_whole():
+    new = RULE.format("Bob") + " (as before ...)"
+    assert changed(RULE.format("Ann"), new) == new
+
+
+def test_a_long_line_stands_beside_what_it_was_though_lines_came_in_front_of_it():
+    told = diff(f"One.\n{RULE.format('Ann')}\nTwo.", f"One.\nNew.\n{RULE.format('Bob')}\nTwo.")
+    assert told is not None and told[:3] == ["line 2:", "+New.", "line 3, now:"] and "Ann" not in "".join(told)
+
+
+def test_a_long_line_that_is_gone_is_named_by_its_beginning():
+    assert diff(f"One.\n{RULE}", "One.") == ["line 2:", "-Before anything is deleted, moved, renamed, ..."]
+    # Not if another line begins so.
+    assert diff(f"{RULE} Yes.\n{RULE}", f"{RULE} Yes.") == ["line 2:", f"-{RULE}"]
+
+
+def test_of_five_long_lines_that_are_gone_the_ends_are_told():
+    lines = [f"{n}. {RULE}" for n in range(5)]
+    told = diff("\n".join(["One.", *lines]), "One.")
+    assert told is not None and told[2] == "(-3 more lines, down to)" and len(told) == 4
+
+
+def test_many_changed_lines_of_many_equal_words_are_told_in_bounded_time():
+    old, new = (
+        "\n".join(f"number {n:04} of the rules of this house: {words}" for n in range(MAX_LINES - 2))
+        for words in ("a b " * 24, "b a " * 24)
+    )
+    begun = time.process_time()
+    told = diff(old, new)
+    assert told is not None and len(told) == MAX_LINES - 1
+    assert time.process_time() - begun < 20
+
+
+PHRASES = st.lists(st.sampled_from(["one", "two", "three", "a longer part of the line that is the same in both", "x"]))
+
+
+@given(PHRASES, PHRASES, st.booleans())
+def test_a_line_can_be_told_from_what_is_new_in_it(old, new, within):
+    """Between the parts that are told stand parts of the old line."""
+    before, after = " ".join(old), " ".join(new)
+    rest = after
+    first, *others = changed(before, after, within=within).split("(as before ...)")
+    assert rest.startswith(first)
+    rest = rest[len(first) :]
+    for part in others:
+        at = rest.rindex(part) if part == others[-1] else rest.index(part, 1)
+        assert rest[:at].strip() and rest[:at] in before
+        rest = rest[at + len(part) :]
+    assert rest == "" or not others
 
 
 LINES = st.lists(st.sampled_from(["a", "b", "", "  c", "the line 1", "the line 2"]), min_size=1, max_size=12)

@@ -83,6 +83,13 @@ def change(system: str, before: str, after: str, where: str) -> tuple[list[Messa
         ),
         (OPENCLAW, "user", INFO.format("m-1") + "Go", INFO.format("m-2") + "Go", "m-2"),
         (OPENCLAW, "user", "Go\n[message_id: 1]", "Go\n[message_id: 2]", "[message_id: 2]"),
+        (
+            OPENCLAW,
+            "user",
+            "Go\n\nRuntime: agent=a | session=b",
+            "Go\n\nRuntime: agent=c | session=b",
+            "Runtime: agent=c",
+        ),
         (OPENCLAW, "user", "Done.\nStats: runtime 5s\nEnd", "Done.\nStats: runtime 9s\nEnd", "Stats: runtime 9s"),
     ],
 )
@@ -344,6 +351,16 @@ def test_tools_that_come_go_and_change_are_told():
     assert "Reads two files" in notes and "Edits a file" in notes and "bash: no longer available" in notes
     client.answer(say("y"))
     assert client.ask(Message("user", "More")).notes == ()
+
+
+def test_of_a_changed_tool_only_what_is_new_is_told():
+    long = "Reads a file. " + "The path is taken from the folder of the project, never from the root of the disk. " * 4
+    client = Client("chatml", pipeline("chatml"), tools=(replace(READ, description=long),), session="a")
+    client.ask(system_text("You help. " + "Keep every change small. " * 60), Message("user", "Go"))
+    client.answer(say(LONG))
+    client.tools = (replace(READ, description=long + "No sleep loops."),)
+    (told,) = client.ask(Message("user", "More")).notes
+    assert "No sleep loops." in told and "(as before ...)" in told and len(told) < 150
 
 
 # --- aider's blocks ---------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 from scripts import agent_bench
 from scripts.bench.agent import Agent, Step, Style, judge
 from scripts.bench.client import Call, Reply
-from scripts.bench.replay import raw_reply, recorded, replay, summary
+from scripts.bench.replay import CallIds, raw_reply, recorded, replay, summary
 from scripts.bench.runner import run_scenario
 from scripts.bench.scenarios import SCENARIOS
 from scripts.bench.servers import Server
@@ -134,6 +134,23 @@ def test_recorded_requests_are_answered_as_then(server: Server, checkpoint: Path
     assert rows[0].optimum == rows[0].prompt == rows[0].computed
     assert 0 < rows[1].optimum < rows[1].prompt == rows[1].computed
     assert summary(rows)[-1]["computed"] == rows[0].prompt + rows[1].prompt
+
+
+def test_recorded_calls_have_the_ids_that_the_server_gave() -> None:
+    ids = CallIds()
+    ids.learn(
+        {"calls": [{"id": "call_12ab", "name": "ls", "arguments": "{}"}]}, Reply(calls=[Call("call_99cd", "ls", "{}")])
+    )
+    sent = {
+        "messages": [
+            {"role": "assistant", "tool_calls": [{"id": "call12ab"}, {"id": "other"}]},
+            {"role": "tool", "tool_call_id": "call12ab"},
+        ]
+    }
+    first, second = ids.put_into(sent)["messages"]
+    assert [call["id"] for call in first["tool_calls"]] == ["call_99cd", "other"] and second[
+        "tool_call_id"
+    ] == "call_99cd"
 
 
 def test_only_chat_completions_are_replayed(tmp_path: Path) -> None:
