@@ -23,6 +23,7 @@ from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.host.ports import address, free_port, get_json
 from start_llm.launch.clients import CLIENTS
+from start_llm.launch.folder import claimed, mark_of
 from start_llm.launch.mine import bring, own_folder, take_away
 from start_llm.launch.plan import Client, Endpoint, Plan
 from start_llm.launch.server import LaunchError, from_root, running_server, wait_for
@@ -65,17 +66,31 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
             check_joined(settings, options.overrides, server[0])
             endpoint = connect(settings, server[0], server[1] if options.via_proxy else None)
             warn_of_room(client, endpoint)
-            folder = _folder(settings, client)
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            plan = client.plan(endpoint, folder)
-            take_away(client.own, folder)
-            write_files(plan)
-            if options.my_config:
-                _bring(client, folder)
-            return run(executable or client.command, with_secrets(plan), options.arguments)
+            with claimed(
+                _folder(settings, client),
+                lambda folder: mark_of(client.plan(endpoint, folder), folder, _brought(client, options.my_config)),
+                lambda folder: _set_up(client, endpoint, folder, options.my_config),
+            ) as folder:
+                if folder.name != client.name:
+                    other = f"another {client.title} runs with another set-up"
+                    _say(f"launch: {other}; this one keeps its sessions in {folder}.")
+                plan = with_secrets(client.plan(endpoint, folder))
+                return run(executable or client.command, plan, options.arguments)
     except LaunchError as error:
         print(f"launch: {error}", file=sys.stderr)
         return 1
+
+
+def _brought(client: Client, my_config: bool) -> str:
+    """The folder of the user's own that comes along; empty where none does."""
+    return str(own_folder(client.own, os.environ)) if my_config and client.own.folder else ""
+
+
+def _set_up(client: Client, endpoint: Endpoint, folder: Path, my_config: bool) -> None:
+    take_away(client.own, folder)
+    write_files(client.plan(endpoint, folder))
+    if my_config:
+        _bring(client, folder)
 
 
 def own_words(client: Client) -> str:

@@ -14,7 +14,7 @@ import pytest
 from start_llm.launch import cli, mine
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.mine import NOTE, bring, take_away
-from start_llm.launch.plan import Own
+from start_llm.launch.plan import Own, Plan
 from tests.launch.stub import make_client, serving
 from tests.launch.test_cli import main, settings
 
@@ -125,6 +125,41 @@ def test_the_users_own_comes_along_as_copies_and_goes_again(
     assert {file: content for file, content in after.items() if content.strip() not in (b"", b"{}")}.keys() <= {*alone}
     assert b"my skill" not in b"".join(after.values()) and b"mine" not in b"".join(after.values())
     assert files_of(home) == before
+
+
+def test_what_a_running_agent_has_does_not_go_under_it(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_home(home, HOMES["pi"])
+    folders: dict[str, Path] = {}
+
+    def agent(_: str, plan: Plan, arguments: list[str]) -> int:
+        (name,) = arguments
+        folder = folders[name] = Path(plan.env["PI_CODING_AGENT_DIR"])
+        if name == "first":
+            before = files_of(folder)
+            assert main(["pi", "--my-config", "--", "the same"], settings(tmp_path, mlx_port=one)) == 0
+            assert main(["pi", "--", "without"], settings(tmp_path, mlx_port=one)) == 0
+            assert main(["pi", "--my-config", "--", "other server"], settings(tmp_path, mlx_port=two)) == 0
+            assert files_of(folder) == before and "my skill" in map(bytes.decode, before.values())
+        elif name == "without":
+            assert not (folder / "skills").exists()
+        elif name == "other server":
+            assert f":{two}/" in (folder / "models.json").read_text() and (folder / "skills").exists()
+        return 0
+
+    monkeypatch.setattr(cli, "run", agent)
+    with serving() as one, serving() as two:
+        assert main(["pi", "--my-config", "--", "first"], settings(tmp_path, mlx_port=one)) == 0
+        said = capsys.readouterr().err
+        assert main(["pi", "--", "afterwards"], settings(tmp_path, mlx_port=one)) == 0
+    first = tmp_path / "cache" / "launch" / "pi"
+    second = first.with_name("pi-2")
+    assert folders == {
+        "first": first, "the same": first, "without": second, "other server": second, "afterwards": first
+    }  # fmt: skip
+    assert said.count(f"another PI runs with another set-up; this one keeps its sessions in {second}") == 2
+    assert not (first / "skills" / "mine").exists(), "nobody uses it any more, so it is set up again"
 
 
 def test_what_the_agent_has_itself_stays(home: Path, tmp_path: Path) -> None:

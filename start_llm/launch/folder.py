@@ -1,0 +1,101 @@
+"""Which private folder a launch gets: agents that run side by side never change it under one another.
+
+An agent's folder keeps its sessions, so all its launches have the same one. A launch that needs another set-up while
+the folder is in use (another server, the user's own set-up brought along or not) gets the next folder: ``pi-2``. Both
+locks are on folders, by `flock`: whoever uses a folder shares its lock, and one launch at a time looks and sets up.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from start_llm.launch.plan import Plan
+
+MARK = ".set-up"
+MOST = 100
+
+
+def mark_of(plan: Plan, folder: Path, brought: str) -> str:
+    """What `folder` is set up with: files of `plan`, and what of the user's own comes along."""
+    files = {str(path.relative_to(folder)): text for path, text in sorted(plan.files.items())}
+    return hashlib.sha256(json.dumps([files, brought]).encode()).hexdigest()
+
+
+@contextmanager
+def claimed(first: Path, mark: Callable[[Path], str], set_up: Callable[[Path], None]) -> Iterator[Path]:
+    """A folder that stays as it is while the block runs: `first`, or one named after it.
+
+    Args:
+        mark: what that folder is to be set up with, see `mark_of`.
+        set_up: sets it up; not called where a running agent has the same already.
+
+    Raises:
+        OSError: no folder can be made, or so many are in use.
+    """
+    first.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _opened(first.parent) as all_of_them:
+        fcntl.flock(all_of_them, fcntl.LOCK_EX)
+        folder, use = _choose(first, mark, set_up)
+    try:
+        yield folder
+    finally:
+        os.close(use)
+
+
+def _choose(first: Path, mark: Callable[[Path], str], set_up: Callable[[Path], None]) -> tuple[Path, int]:
+    """The folder, and the open file that holds its lock."""
+    for number in range(1, MOST + 1):
+        folder = first if number == 1 else first.with_name(f"{first.name}-{number}")
+        folder.mkdir(exist_ok=True, mode=0o700)
+        use, wanted = os.open(folder, os.O_RDONLY), mark(folder)
+        try:
+            if _is_free(use):
+                _set_up(folder, wanted, set_up)
+            elif _marked(folder) != wanted:
+                os.close(use)
+                continue
+            fcntl.flock(use, fcntl.LOCK_SH)
+        except BaseException:
+            with suppress(OSError):
+                os.close(use)
+            raise
+        return folder, use
+    raise OSError(f"{MOST} agents run side by side, each with a folder of its own beside {first}")
+
+
+def _is_free(use: int) -> bool:
+    """Nobody uses it; then it is ours alone."""
+    try:
+        fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _set_up(folder: Path, wanted: str, set_up: Callable[[Path], None]) -> None:
+    """The mark is there only once all of it is."""
+    (folder / MARK).unlink(missing_ok=True)
+    set_up(folder)
+    (folder / MARK).write_text(wanted, "utf-8")
+
+
+def _marked(folder: Path) -> str:
+    try:
+        return (folder / MARK).read_text("utf-8")
+    except OSError:
+        return ""
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
