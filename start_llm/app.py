@@ -32,6 +32,7 @@ from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.redact import Redactor
 from start_llm.dashboard.request_log import RequestLog
 from start_llm.dashboard.terminal import make_console, terminal
+from start_llm.encoders import EncoderService
 from start_llm.engine.patience import Patience
 from start_llm.engine.runtime import TextRuntime, end_streams
 from start_llm.engine.sampling import check_logit_bias, check_prompt_tokens
@@ -87,6 +88,7 @@ class App:
         )
         dumps = _dumps(settings)
         self.service = ChatService(settings, self.engine, None if dumps is None else dumps.prompt)
+        self.encoders = EncoderService(settings, self.engine)
         self.activity, metrics = Activity(), Metrics()
         self._audit = Audit(settings.cache_dir / AUDIT_FILE, settings.audit_days) if settings.audit_days else None
         log_root = settings.log_root if settings.enable_request_logging else None
@@ -99,8 +101,10 @@ class App:
             metrics=metrics,
             request_log=self._requests,
             observers=[each for each in (self.activity, lines, self._audit, dumps) if each is not None],
+            encoders=self.encoders,
         )
         self._server.metrics.watch_figures(lambda: self.engine.status().figures)
+        self._server.metrics.watch_figures(self.encoders.figures)
         self._proxy: LiteLLMProxy | None = None
         self._keeper: ProxyKeeper | None = None
         self._pipeline: Pipeline | None = None
@@ -223,7 +227,7 @@ class App:
 
     def _load(self) -> TextRuntime:
         """On the model thread."""
-        runtime, self._built = self._builder.build()
+        runtime, self._built = self._builder.build(reserved=self.encoders.prepare(self._progress))
         return runtime
 
     # --- wiring ---------------------------------------------------------------
@@ -289,6 +293,7 @@ class App:
             model_id=model_id,
             card=self.service.models()[0],
             log_path=self.settings.log_root / "proxy.log",
+            encoders=self.encoders.cards(),
         )
         try:
             proxy.start()
@@ -308,6 +313,10 @@ class App:
         memory = f"{built.cache_bytes / GIB:.1f} GiB in memory"
         self._say(f"model     {built.loaded.name}  (context {self._context(built.loaded):,} tokens)")
         self._say(f"KV cache  {memory}, {built.disk or 'nothing on disk'}")
+        for card in self.encoders.cards():
+            self._say(f"embed     {card.id}  (texts up to {card.context:,} tokens)")
+        if self.encoders.problem:
+            self._say(f"embed     off: {self.encoders.problem}")
         self._say(f"ready     OpenAI {self.server_url}/v1   Anthropic {self.server_url}")
         self._requests.begin(built.loaded.name)
         self._say(f"agents    {command()} launch claude|codex|opencode|openclaw|pi|qwen|cline|aider")

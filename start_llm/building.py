@@ -40,12 +40,12 @@ class ModelBuilder:
     def __init__(self, settings: Settings, say: Callable[[str], None], progress: Callable[[str, float], None]) -> None:
         self._settings, self._say, self._progress = settings, say, progress
 
-    def build(self) -> tuple[TextRuntime, Built]:
-        """Raises StartLLMError if the model cannot be loaded."""
+    def build(self, reserved: int = 0) -> tuple[TextRuntime, Built]:
+        """`reserved`: bytes that others will take. Raises StartLLMError if the model cannot be loaded."""
         device = inspect_device(accelerator)
         loaded = self._shaped(load_model(self._settings, device, self._progress, self._say), device)
         wire_weights(self._settings.wired_limit, device)
-        usable, budget = device.usable, self._settings.cache_memory_bytes
+        usable, budget = max(0, device.usable - reserved), self._settings.cache_memory_bytes
         if budget is None:
             budget = default_cache_bytes(usable, loaded.weight_bytes)
         disk = self._disk(loaded)

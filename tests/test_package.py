@@ -31,6 +31,13 @@ def test_dependencies_are_the_pins_of_requirements() -> None:
     assert all([spec.operator for spec in pin.specifier] == ["=="] for pin in pins)
 
 
+def test_an_extra_is_tested_in_the_version_that_it_installs() -> None:
+    tested = (ROOT / "requirements-dev.txt").read_text("utf-8").splitlines()
+    for pins in PROJECT["project"]["optional-dependencies"].values():
+        assert pins
+        assert set(pins) <= set(tested)
+
+
 def test_every_file_that_is_no_module_is_package_data() -> None:
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["start_llm"]
     listed = subprocess.check_output(["git", "ls-files", "start_llm"], cwd=ROOT, text=True).splitlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -41,6 +42,24 @@ class Reply:
     status: int = 200
     content_type: str = "application/json"
     headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class Task(ABC):
+    """A validated request whose answer is computed in steps and sent as a whole.
+
+    Attributes:
+        request: as observers see it: its id, its kind and its model; no messages.
+    """
+
+    request: ChatRequest
+
+    @abstractmethod
+    def steps(self) -> Iterator[Event]:
+        """Computes; each event is a step. The last one is `Done`. Raises StartLLMError."""
+
+    @abstractmethod
+    def reply(self) -> Reply:
+        """The answer, when the steps are over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from start_llm.api.answers import STREAM_HEADERS, encode_head, encode_reply, error_reply
-from start_llm.api.dialect import Feed, Inbound, Reply
+from start_llm.api.dialect import Feed, Inbound, Reply, Task
 from start_llm.api.front import Request
 from start_llm.api.routes import Routes
 from start_llm.api.run import Runner, StreamFailed
@@ -75,6 +75,8 @@ class ApiHandler:
                 self.open_stream({})
                 for message in answer.messages if head.method != "HEAD" else ():
                     self.write(message)
+            elif isinstance(answer, Task):
+                self._edge.runner.run_task(answer, self)
             else:
                 self._edge.runner.run(answer, self)
         except ClientGone:

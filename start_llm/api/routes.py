@@ -1,4 +1,4 @@
-"""Paths to handlers. A handler answers at once (`Reply`), or hands over an `Exchange` to run or a `Feed` to send."""
+"""Paths to handlers. A handler answers at once (`Reply`), or hands over an `Exchange`, a `Task` or a `Feed`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 from urllib.parse import unquote
 
-from start_llm.api.dialect import Exchange, Feed, Inbound, Reply
+from start_llm.api.dialect import Exchange, Feed, Inbound, Reply, Task
 from start_llm.core.errors import MethodNotAllowed, NotFound
 
-Handler = Callable[[Inbound], Reply | Exchange | Feed]
+Handler = Callable[[Inbound], Reply | Exchange | Task | Feed]
 
 
 @cache

@@ -7,11 +7,12 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from typing import Protocol
 
 from start_llm.api import sse
 from start_llm.api.collect import Collected, collect
-from start_llm.api.dialect import Exchange, Reply, StreamWriter
+from start_llm.api.dialect import Exchange, Reply, StreamWriter, Task
 from start_llm.api.together import submit_all
 from start_llm.api.watcher import DisconnectWatcher, Watch
 from start_llm.core.errors import ClientGone, Internal, StartLLMError, Unavailable
@@ -77,6 +78,23 @@ class Runner:
         finally:
             tap.end(Internal("An unexpected error happened."))
 
+    def run_task(self, task: Task, out: Out) -> None:
+        """Answers; raises StartLLMError where nothing has been sent yet."""
+        tap, stream = _Tap(task.request, self._observers, self._clock), _TaskStream(task)
+        try:
+            with self._watcher.watch(out.connection_socket(), stream) as watch:
+                for event in tap.events(stream):
+                    if isinstance(event, Done):
+                        reply = task.reply()
+                        out.reply(replace(reply, headers={**reply.headers, **id_headers(task.request)}))
+                        return
+                raise _why_it_ended(watch)
+        except StartLLMError as error:
+            tap.end(error)
+            raise
+        finally:
+            tap.end(Internal("An unexpected error happened."))
+
     def _collect(self, events: Iterator[Event], choices: int, watch: Watch) -> Collected:
         result = collect(events, choices)
         if result is not None:
@@ -128,6 +146,24 @@ class StreamFailed(StartLLMError):
     def __init__(self, cause: StartLLMError) -> None:
         super().__init__(cause.message, param=cause.param, code=cause.code)
         self.status, self.type, self.cause = cause.status, cause.type, cause
+
+
+class _TaskStream:
+    """A task's steps as an `EventStream`: closed, it ends behind the step that is being computed."""
+
+    def __init__(self, task: Task) -> None:
+        self._steps, self._closed = task.steps(), False
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        if self._closed:
+            raise StopIteration
+        return next(self._steps)
+
+    def close(self) -> None:
+        self._closed = True
 
 
 class _Opened:

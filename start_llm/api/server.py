@@ -23,6 +23,7 @@ from start_llm.api.table import build_routes
 from start_llm.api.visitor import Made
 from start_llm.api.watcher import DisconnectWatcher
 from start_llm.api.wire import Head, send_now
+from start_llm.core.encoding import Encoders
 from start_llm.core.errors import QueueFull, StartLLMError, Unavailable
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings, SettingsError
@@ -234,6 +235,7 @@ def make_server(
     metrics: Metrics | None = None,
     request_log: RequestLog | None = None,
     observers: Sequence[Observer] = (),
+    encoders: Encoders | None = None,
 ) -> ApiServer:
     """A server that is bound but not started; port 0 picks a free one.
 
@@ -241,6 +243,7 @@ def make_server(
         metrics: where requests are counted; a new one by default.
         request_log: by default one in ``LOG_ROOT`` if ``ENABLE_REQUEST_LOGGING``.
         observers: others who want to see requests, e.g. `dashboard.live`.
+        encoders: of the routes for embeddings; they answer 501 without.
 
     Raises:
         SettingsError: the address cannot be bound, e.g. because the port is in use; or should not be, since everybody
@@ -259,7 +262,7 @@ def make_server(
     store = ResponsesStore(
         settings.cache_dir / "responses.sqlite3", settings.responses_store_max, settings.responses_store_ttl_seconds
     )
-    routes = build_routes(settings, service, metrics, request_log, store, board, made, panels)
+    routes = build_routes(settings, service, metrics, request_log, store, board, made, panels, encoders)
     listener = take_from_supervisor(os.environ) or _listen(settings.mlx_host, settings.mlx_port)
     return ApiServer(settings, listener, Edge(settings, routes, runner, metrics), watcher, store, panels)
 

@@ -9,6 +9,7 @@ from typing import Any
 from start_llm.api import sse
 from start_llm.api.dialect import Inbound, Reply
 from start_llm.api.visitor import Made
+from start_llm.core.encoding import Encoders
 from start_llm.core.errors import Forbidden, NotFound
 from start_llm.core.service import ModelCard, Service
 from start_llm.dashboard.metrics import Metrics
@@ -24,7 +25,15 @@ LONGEST_SHORT_ID = 80
 class Status:
     """Handlers of the GET routes. Thread-safe as far as `service` is."""
 
-    def __init__(self, service: Service, metrics: Metrics, request_log: RequestLog, made: Made) -> None:
+    def __init__(
+        self,
+        service: Service,
+        metrics: Metrics,
+        request_log: RequestLog,
+        made: Made,
+        encoders: Encoders | None = None,
+    ) -> None:
+        self._encoders = encoders
         self._service = service
         self._metrics = metrics
         self._request_log = request_log
@@ -40,7 +49,7 @@ class Status:
 
     def models(self, inbound: Inbound) -> Reply:
         """One body that is a list both to OpenAI's clients and to Anthropic's."""
-        cards = self._service.models()
+        cards = self._cards()
         body = {
             "object": "list",
             "data": [model_body(card) for card in cards],
@@ -52,7 +61,7 @@ class Status:
 
     def model(self, inbound: Inbound) -> Reply:
         wanted = inbound.params[0]
-        cards = self._service.models()
+        cards = self._cards()
         for card in cards:
             if card.id == wanted:
                 return Reply(sse.dumps(model_body(card)))
@@ -60,6 +69,10 @@ class Status:
             return Reply(sse.dumps(model_body(cards[0]) | {"id": wanted}))
         names = ", ".join(card.id for card in cards) or "none"
         raise NotFound(f"There is no model {wanted!r}. Served: {names}.", param="model", code="model_not_found")
+
+    def _cards(self) -> tuple[ModelCard, ...]:
+        """Those that answer come first."""
+        return (*self._service.models(), *(() if self._encoders is None else self._encoders.cards()))
 
     def cache_request(self, inbound: Inbound) -> Reply:
         wanted = self._whole_id(inbound)

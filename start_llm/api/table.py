@@ -10,6 +10,7 @@ from start_llm.api.agents import agent_of
 from start_llm.api.anthropic_messages import read_messages
 from start_llm.api.anthropic_stream import scaled
 from start_llm.api.dialect import Exchange, Inbound, Reply
+from start_llm.api.encodings import Encodings
 from start_llm.api.fields import word
 from start_llm.api.openai_chat import read_chat
 from start_llm.api.openai_completions import read_completion
@@ -21,6 +22,7 @@ from start_llm.api.routes import Route, Routes
 from start_llm.api.run import CACHE_HEADER
 from start_llm.api.status import Status
 from start_llm.api.visitor import Made
+from start_llm.core.encoding import Encoders
 from start_llm.core.jsontext import parse_json
 from start_llm.core.request import ChatRequest, Dialect
 from start_llm.core.service import Service
@@ -146,9 +148,11 @@ def build_routes(
     board: Board,
     made: Made,
     panels: Panels,
+    encoders: Encoders | None = None,
 ) -> Routes:
     page = Page(settings, service, metrics, board, made, panels)
-    status = Status(service, metrics, request_log, made)
+    status = Status(service, metrics, request_log, made, encoders)
+    encodings = Encodings(encoders, made)
     dialects = Dialects(settings, service, store, made)
     stored = StoredResponses(store)
     return Routes(
@@ -174,6 +178,8 @@ def build_routes(
             Route("/v1/responses/input_tokens", {"POST": dialects.count_response_tokens}),
             Route("/v1/responses/{}", {"GET": stored.get, "DELETE": stored.delete}),
             Route("/v1/responses/{}/input_items", {"GET": stored.input_items}),
+            Route("/v1/embeddings", {"POST": encodings.embeddings}),
+            Route("/v1/rerank", {"POST": encodings.rerank}),
             Route("/v1/cache/explain", {"POST": dialects.explain}),
             Route("/v1/cache/requests", {"GET": status.cache_requests}),
             Route("/v1/cache/requests/{}", {"GET": status.cache_request}),

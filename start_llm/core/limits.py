@@ -40,6 +40,11 @@ LOOK_BACK = Limit("`repetition_context_size`, in tokens", 1_000_000)
 WORDS = Limit("entries of `include`, `modalities` and the like", 100)
 VARIABLES = Limit("variables in `chat_template_kwargs`", 100)
 
+# Texts that an encoder reads.
+EMBEDDED = Limit("texts in one request for embeddings", 2_048)
+EMBEDDED_TOKENS = Limit("tokens of all texts in one request for embeddings or ranking", 300_000)
+DOCUMENTS = Limit("documents in one request for ranking", 1_000)
+
 # What an answer is held to: a response format, and the arguments of strict or forced tools. All of a request together.
 SUBSCHEMAS = Limit("schemas (properties, items, alternatives, definitions) that an answer is held to", 3_000)
 ENUM = Limit("values in the `enum` of a schema that an answer is held to", 20_000)

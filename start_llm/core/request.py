@@ -10,7 +10,7 @@ from typing import Any, Literal
 from start_llm.core.images import Picture
 from start_llm.core.messages import Message, Tool
 
-Dialect = Literal["chat", "completions", "messages", "responses"]
+Dialect = Literal["chat", "completions", "messages", "responses", "embeddings", "rerank"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,10 @@ class Settings(BaseSettings):
         description="Which model answers who asks for a name: pattern=model, separated by commas, the first that fits "
         "counts, e.g. claude-haiku-*=small,*-mini=small. See docs/models.md.",
     )
+    embedding_model: Annotated[str | None, OffOr] = Field(
+        None,
+        description="Repository or folder of an encoder for /v1/embeddings and /v1/rerank; needs the extra embeddings.",
+    )
     trust_remote_code: bool = Field(
         False, description="Run Python code that a checkpoint brings (its config's model_file)."
     )

@@ -193,7 +193,7 @@ class EngineThread:
         def adding() -> Generator[float]:
             self._units.add(model, (yield from steps))
 
-        self._chore(adding())
+        self.chore(adding())
 
     def unload(self, model: str) -> None:
         """Ends the model's requests, brings its KV to disk and frees it, between the steps of others; as `load`."""
@@ -204,9 +204,15 @@ class EngineThread:
                 runtime.scheduler.requests.fail_all(Unavailable(_not_loaded(model)))
                 yield from runtime.unloading()
 
-        self._chore(removing())
+        self.chore(removing())
 
-    def _chore(self, steps: Generator[float]) -> None:
+    def chore(self, steps: Generator[float, None, Any]) -> Any:
+        """Runs `steps` on the model thread, between the steps of the models that work.
+
+        Returns what they return, when that is done. Raises what they raise, Unavailable if the thread ends before.
+        """
+        if self._status.state in {"failed", "stopped"}:
+            raise Unavailable(self._status.detail or SHUTTING_DOWN)
         answer: SimpleQueue[Any] = SimpleQueue()
         self._commands.put(_Chore(steps, answer))
         while True:
@@ -218,6 +224,7 @@ class EngineThread:
                     raise Unavailable(self._status.detail or SHUTTING_DOWN) from None
         if isinstance(result, BaseException):
             raise result
+        return result
 
     def anchor(self, prompt: Prompt, session: str | None, model: str = "") -> None:
         self._anchors += 1

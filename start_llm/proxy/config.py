@@ -13,7 +13,7 @@ import logging
 import os
 import secrets
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 KEY_NAME = "LITELLM_MASTER_KEY"
 ANY_MODEL = "default"  # the server's name for whatever it serves
 WILDCARDS = ("gpt-*", "claude-*")
+ENCODER_WILDCARD = "text-embedding-*"
+RERANK_NAME = "rerank-*"
 # LiteLLM gives up on a request after this long; a long cold prefill must fit.
 REQUEST_SECONDS = 6 * 3600
 PING_SHARE = 0.8  # of what was promised: its timers are late rather than early
@@ -72,13 +74,20 @@ def abilities(card: ModelCard) -> dict[str, Any]:
 
 
 def proxy_config(
-    settings: Settings, *, server_url: str, model_id: str, master_key: str, card: ModelCard
+    settings: Settings,
+    *,
+    server_url: str,
+    model_id: str,
+    master_key: str,
+    card: ModelCard,
+    encoders: Sequence[ModelCard] = (),
 ) -> dict[str, Any]:
     """LiteLLM's configuration as plain JSON types (JSON is YAML).
 
     Args:
         model_id: the served name, bare or as ``openai/NAME``, or PROXY_MODEL_ID.
         card: of the served model.
+        encoders: of the models for embeddings and ranking.
     """
     name_behind = served_name(settings, model_id)
     ping_seconds = settings.sse_ping_seconds * PING_SHARE
@@ -99,6 +108,8 @@ def proxy_config(
         identity = name_behind if index == 0 else f"start_llm:{name}"
         info = {"id": identity, "supported_endpoints": ["/v1/messages"], **abilities(card)}
         entries.append({"model_name": name, "litellm_params": parameters, "model_info": info})
+    for encoder in encoders:
+        entries += encoder_entries(encoder, parameters)
     return {
         "model_list": entries,
         "litellm_settings": {
@@ -111,6 +122,19 @@ def proxy_config(
         "router_settings": {"num_retries": 0, "disable_cooldowns": True},
         "general_settings": {"master_key": master_key, "disable_spend_logs": True},
     }
+
+
+def encoder_entries(card: ModelCard, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """LiteLLM looks for embeddings and for ranking under different kinds of model; both mean the same encoder here.
+
+    A `hosted_vllm/` entry asks for ranking without ``/v1`` unless its base has it.
+    """
+    behind = {**parameters, "model": f"hosted_vllm/{card.id}"}
+    info = {"max_input_tokens": card.context, "max_tokens": card.context}
+    return [
+        {"model_name": name, "litellm_params": behind, "model_info": {"id": f"{mode}:{name}", "mode": mode, **info}}
+        for mode, name in (("embedding", card.id), ("embedding", ENCODER_WILDCARD), ("rerank", RERANK_NAME))
+    ]
 
 
 def proxy_environment(inherited: Mapping[str, str]) -> dict[str, str]:

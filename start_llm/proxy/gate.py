@@ -28,7 +28,8 @@ READY_BODY = b'{"status":"healthy","proxy_of":"start_llm"}'
 _READY = re.compile(r"/health/(readiness|liveliness|liveness)")
 _ROUTES = {
     "POST": re.compile(
-        r"(/v1)?/(chat/completions|completions|messages|messages/count_tokens|responses|responses/input_tokens)"
+        r"(/v1)?/(chat/completions|completions|messages|messages/count_tokens|responses|responses/input_tokens"
+        r"|embeddings|rerank)"
     ),
     "GET": re.compile(
         r"(/v1)?/(models|models/.+|responses/[^/]+|responses/[^/]+/input_items)|(/v[12])?/model/info|/model_group/info"

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -61,6 +62,7 @@ class LiteLLMProxy:
         card: ModelCard,
         log_path: Path,
         env_file: Path = Path(".env"),
+        encoders: Sequence[ModelCard] = (),
     ) -> None:
         """Starts nothing.
 
@@ -70,11 +72,12 @@ class LiteLLMProxy:
             card: of the model; LiteLLM tells clients what it can do.
             log_path: file that gets LiteLLM's output of this run (0600); that of the run before is kept beside it.
             env_file: where a made master key is kept.
+            encoders: of the models for embeddings and ranking.
         """
         self._settings = settings
         self._server_url = _reachable(server_url)
         self._model_id = model_id
-        self._card = card
+        self._card, self._encoders = card, encoders
         self._log_path = log_path
         self._log_begun = False
         self._env_file = env_file
@@ -131,6 +134,7 @@ class LiteLLMProxy:
             model_id=self._model_id,
             master_key=self.master_key,
             card=self._card,
+            encoders=self._encoders,
         )
         path = proxy_config.write_config(config, proxy_config.gate_config(self._settings, self.master_key))
         self._folder = path.parent

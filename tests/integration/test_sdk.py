@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
+import httpx
+import numpy as np
 import openai
 import pytest
 
+from start_llm.engine.encoding import is_installed
+from tests.encoding.reference import Reference
+from tests.encoding.tiny import build_encoder
 from tests.integration.live import TOOLS, WAIT, Live, live
 from tests.oracle import script
 
@@ -33,6 +38,7 @@ pytestmark = pytest.mark.timeout(600)
 def proxied(oracle_path: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     cache = tmp_path_factory.mktemp("proxied")
     settings = {
+        "embedding_model": str(build_encoder(cache / "tiny-encoder")),
         "proxy": "on",
         "proxy_port": 0,
         "proxy_startup_wait_seconds": START_SECONDS,
@@ -63,6 +69,12 @@ def client(target: tuple[str, str]) -> Iterator[openai.OpenAI]:
 def claude(target: tuple[str, str]) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=target[0], api_key=target[1], max_retries=0, timeout=WAIT) as made:
         yield made
+
+
+@pytest.fixture
+def needs_embeddings() -> None:
+    if not is_installed():
+        pytest.skip("mlx-embeddings is not installed: pip install '.[embeddings]' -c constraints.txt")
 
 
 def asked(*answers: str) -> list[Any]:
@@ -205,3 +217,38 @@ def test_anthropic_system_and_history_through_both(claude: anthropic.Anthropic) 
     )
     block: Any = message.content[0]
     assert block.text.startswith("find: 1@0")
+
+
+@pytest.mark.usefixtures("needs_embeddings")
+@pytest.mark.parametrize("model", ["tiny-encoder", "text-embedding-3-small"])
+def test_openai_embeddings(client: openai.OpenAI, proxied: Live, model: str) -> None:
+    texts, path = ["the cache", "a token"], Path(str(proxied.app.settings.embedding_model))
+    reference = Reference(path)
+    expected = [reference.text(text, 48) for text in texts]
+    answer = client.embeddings.create(model=model, input=texts)  # base64 on the wire
+    for item, vector in zip(answer.data, expected, strict=True):
+        assert float(np.array(item.embedding) @ vector) > 0.9999
+    assert answer.usage.prompt_tokens == sum(len(reference.tokenizer.encode(text).ids) for text in texts)
+    plain = client.embeddings.create(model=model, input="the cache", encoding_format="float", dimensions=8)
+    assert len(plain.data[0].embedding) == 8
+    ids = reference.tokenizer.encode("the cache", add_special_tokens=False).ids
+    by_ids = client.embeddings.create(model=model, input=[ids])
+    assert float(np.array(by_ids.data[0].embedding) @ expected[0]) > 0.9999
+
+
+@pytest.mark.usefixtures("needs_embeddings")
+def test_openai_embeddings_of_a_text_that_is_too_long(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="reads at most 48"):
+        client.embeddings.create(model="tiny-encoder", input=["a " * 200])
+
+
+@pytest.mark.usefixtures("needs_embeddings")
+@pytest.mark.parametrize("model", ["tiny-encoder", "rerank-2"])
+def test_ranking(target: tuple[str, str], model: str) -> None:
+    body = {"model": model, "query": "the cache", "documents": ["z z z z", "the cache", "9 8 7"], "top_n": 2}
+    headers = {"authorization": f"Bearer {target[1]}"}
+    answer = httpx.post(f"{target[0]}/v1/rerank", json=body, headers=headers, timeout=WAIT)
+    assert answer.status_code == 200, answer.text
+    results = answer.json()["results"]
+    assert (results[0]["index"], len(results)) == (1, 2)
+    assert abs(results[0]["relevance_score"] - 1) < 1e-4

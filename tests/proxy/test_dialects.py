@@ -307,6 +307,8 @@ ASKED = [
     ("POST", "/v1/completions", {"model": "served", "prompt": "hi"}),
     ("POST", "/v1/messages/count_tokens", {"model": "served", "messages": [{"role": "user", "content": "hi"}]}),
     ("POST", "/v1/responses/input_tokens", {"model": "served", "input": "hi"}),
+    ("POST", "/v1/embeddings", {"model": "served", "input": "hi"}),
+    ("POST", "/v1/rerank", {"model": "served", "query": "hi", "documents": ["hi"]}),
     ("GET", "/v1/models", None),
     ("GET", "/v1/model/info", None),
     ("GET", "/v1/responses/resp_1", None),
@@ -346,7 +348,7 @@ def test_the_key_may_come_in_each_vendors_way(web: httpx.Client, proxy: LiteLLMP
 
 @pytest.mark.parametrize(
     "path", ["/", "/ui", "/ui/", "/docs", "/redoc", "/openapi.json", "/swagger", "/key/generate", "/config/yaml",
-             "/sso/key/generate", "/get_image", "/v1/embeddings", "/health", "/routes", "/v1/chat/completions/../../ui",
+             "/sso/key/generate", "/get_image", "/v1/images", "/health", "/routes", "/v1/chat/completions/../../ui",
              "/metrics", "/page/feed", "/v1/cache/requests", "/v1/cache/explain"]
 )  # fmt: skip
 def test_there_is_no_control_panel_and_no_page(web: httpx.Client, proxy: LiteLLMProxy, path: str) -> None:

@@ -1,0 +1,161 @@
+"""What the files of an encoder (a sentence-transformers checkpoint) say. Knows no MLX."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tokenizers import Tokenizer
+
+from start_llm.core.errors import NotFound, NotSupported
+from start_llm.models.capabilities import context_length, read_config
+from start_llm.models.catalog import snapshot
+from start_llm.models.checkpoint import is_path, safetensors_bytes
+from start_llm.models.pull import PullError, pull
+
+Pooling = Literal["cls", "mean", "max", "last"]
+
+MOST_TOKENS = 8192
+"""Tokens of one text: it goes through the model in one step, whatever its own limit is."""
+_MODES: dict[str, Pooling] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_lasttoken": "last",
+}
+_SHIFTED = frozenset({"xlm-roberta", "roberta"})
+"""Architectures whose positions begin behind the padding token's id."""
+
+
+@dataclass(frozen=True)
+class EncoderFiles:
+    """
+    Attributes:
+        name: the folder's, or the repository's without its owner.
+        pooling: how the tokens' vectors become the text's; ``None``: as the architecture does it.
+        most_tokens: of a text, special tokens included.
+        vocabulary: token ids are below it.
+        before, after: special tokens around every text.
+        weight_bytes: bytes of the weights' files.
+    """
+
+    name: str
+    folder: Path
+    config: dict[str, Any]
+    tokenizer: Tokenizer
+    pooling: Pooling | None
+    most_tokens: int
+    vocabulary: int
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+    weight_bytes: int
+
+    def tokens_of(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """A text's tokens with the special ones around them."""
+        return (*self.before, *ids, *self.after)
+
+
+def find_encoder(source: str, setting: str, progress: Callable[[str, float], None]) -> Path:
+    """A folder, or a repository's: as it is here if it is whole, else fetched. Raises NotFound."""
+    folder = Path(source).expanduser()
+    if (folder / "config.json").is_file():
+        return folder
+    if is_path(source):
+        raise NotFound(f"{setting}={source}: there is no config.json in that folder.")
+    here = snapshot(source)
+    if here is not None and _is_whole(here):
+        return here
+    try:
+        return pull(source, progress).folder
+    except PullError as error:
+        raise NotFound(f"{setting}={source}: {error}") from error
+
+
+def _is_whole(folder: Path) -> bool:
+    weights = list(folder.glob("model*.safetensors"))
+    sizes = [(safetensors_bytes(path), path.stat().st_size) for path in weights if path.exists()]
+    whole = all(wanted is not None and size >= wanted for wanted, size in sizes)
+    return bool(sizes) and whole and all((folder / name).is_file() for name in ("config.json", "tokenizer.json"))
+
+
+def read_encoder(source: str, folder: Path) -> EncoderFiles:
+    """Raises NotSupported: with what is missing or not known."""
+    try:
+        config = read_config(folder)
+    except (OSError, ValueError) as error:
+        raise NotSupported(f"{source}: its config.json cannot be read ({error}).") from error
+    if not (folder / "tokenizer.json").is_file():
+        raise NotSupported(f"{source} has no tokenizer.json, which embeddings need.")
+    weights = list(folder.glob("model*.safetensors"))
+    if not weights:
+        raise NotSupported(f"{source} has no weights that MLX reads (model*.safetensors).")
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    vocabulary = int(config.get("vocab_size") or 0)
+    highest = max(tokenizer.get_vocab().values(), default=0)
+    if highest >= vocabulary:
+        raise NotSupported(f"{source}: its tokenizer knows the token {highest}, its weights only {vocabulary} tokens.")
+    before, after = _special_tokens(tokenizer)
+    return EncoderFiles(
+        name=source.rstrip("/").rsplit("/", 1)[-1],
+        folder=folder,
+        config=config,
+        tokenizer=tokenizer,
+        pooling=_pooling(source, folder, str(config.get("model_type"))),
+        most_tokens=_most_tokens(folder, config),
+        vocabulary=vocabulary,
+        before=before,
+        after=after,
+        weight_bytes=sum(path.stat().st_size for path in weights),
+    )
+
+
+def _special_tokens(tokenizer: Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Those that the tokenizer puts in front of a text and behind it."""
+    bare, whole = tokenizer.encode("a", add_special_tokens=False).ids, tokenizer.encode("a").ids
+    for start in range(len(whole) - len(bare) + 1):
+        if whole[start : start + len(bare)] == bare:
+            return tuple(whole[:start]), tuple(whole[start + len(bare) :])
+    return (), ()
+
+
+def _most_tokens(folder: Path, config: dict[str, Any]) -> int:
+    """What it was trained for; never more than it has positions."""
+    positions = context_length(config)
+    if config.get("model_type") in _SHIFTED:
+        positions -= int(config.get("pad_token_id") or 0) + 1
+    trained = _json(folder / "sentence_bert_config.json").get("max_seq_length")
+    most = min(positions, MOST_TOKENS)
+    return min(most, trained) if isinstance(trained, int) and trained > 0 else most
+
+
+def _pooling(source: str, folder: Path, architecture: str) -> Pooling | None:
+    """Raises NotSupported: the checkpoint wants what is not done here."""
+    modules = _json(folder / "modules.json")
+    listed = modules if isinstance(modules, list) else []
+    kinds = {str(module.get("type")).rsplit(".", 1)[-1]: module for module in listed if isinstance(module, dict)}
+    odd = sorted(kinds.keys() - {"Transformer", "Pooling", "Normalize"})
+    if odd == ["Dense"] and architecture == "gemma3_text":
+        return None  # mlx-embeddings has these layers in the model
+    if odd:
+        raise NotSupported(f"{source} computes {', '.join(odd)} on top of its pooling, which is not done here.")
+    path = str(kinds["Pooling"].get("path")) if "Pooling" in kinds else "1_Pooling"
+    settings = _json(folder / Path(path).name / "config.json")
+    modes = [name for name, value in settings.items() if name.startswith("pooling_mode_") and value is True]
+    if not modes:
+        return None
+    if len(modes) > 1 or modes[0] not in _MODES:
+        raise NotSupported(f"{source} pools by {', '.join(sorted(modes))}; known is one of {', '.join(_MODES)}.")
+    return _MODES[modes[0]]
+
+
+def _json(path: Path) -> Any:
+    """A small file that need not be there."""
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}

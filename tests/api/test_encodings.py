@@ -1,0 +1,214 @@
+"""``/v1/embeddings`` and ``/v1/rerank``: bodies in, bodies out, around a scripted encoder."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from start_llm.api.server import ApiServer, make_server
+from start_llm.core.encoding import Encoded, Part, Text
+from start_llm.core.errors import NotSupported
+from start_llm.core.service import ModelCard
+from start_llm.core.settings import Settings
+from start_llm.dashboard.observer import Outcome
+from tests.api.fakes import FakeService
+
+ANGLES = {"north": 0.0, "north by east": 0.2, "east": 1.2, "south": 3.0}
+
+
+class FakeEncoding:
+    def __init__(self, texts: Sequence[Text], cut: int, held: threading.Event) -> None:
+        angles = [ANGLES.get(str(text), len(text) / 7) for text in texts]
+        vectors = np.array([[np.cos(angle), np.sin(angle)] for angle in angles], np.float32)
+        self.result = Encoded(vectors, 3 * len(texts), cut)
+        self._held = held
+
+    def __iter__(self) -> Iterator[Part]:
+        while not self._held.wait(0.01):
+            yield Part(1, self.result.tokens)
+        yield Part(self.result.tokens, self.result.tokens)
+
+
+class FakeEncoders:
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.cut = 0
+        self.held = threading.Event()
+        self.held.set()
+        self.missing = False
+
+    def named(self, asked: str) -> str:
+        if self.missing:
+            raise NotSupported("Install it: pip install it", code="extra_not_installed")
+        return "tiny-encoder"
+
+    def encode(self, texts: Sequence[Text], param: str, *, truncate: bool, dimensions: int | None) -> FakeEncoding:
+        self.asked.append({"texts": list(texts), "param": param, "truncate": truncate, "dimensions": dimensions})
+        return FakeEncoding(texts, self.cut, self.held)
+
+    def cards(self) -> tuple[ModelCard, ...]:
+        return (ModelCard("tiny-encoder", 1_700_000_000, 512, tools=False, details={"kind": "embedding"}),)
+
+
+class Seen:
+    """An observer."""
+
+    def __init__(self) -> None:
+        self.ended_with: list[tuple[str, str, Outcome]] = []
+        self.news = threading.Semaphore(0)
+
+    def started(self, request: Any) -> None: ...
+
+    def event(self, request: Any, event: Any) -> None: ...
+
+    def ended(self, request: Any, outcome: Outcome) -> None:
+        self.ended_with.append((request.dialect, request.model, outcome))
+        self.news.release()
+
+
+@pytest.fixture
+def encoders() -> FakeEncoders:
+    return FakeEncoders()
+
+
+@pytest.fixture
+def seen() -> Seen:
+    return Seen()
+
+
+@pytest.fixture
+def server(encoders: FakeEncoders, seen: Seen, tmp_path: Path) -> Iterator[ApiServer]:
+    settings = Settings(_env_file=None, mlx_port=0, log_root=tmp_path, start_llm_cache_dir=tmp_path)  # type: ignore[call-arg]
+    made = make_server(settings, FakeService(), observers=[seen], encoders=encoders)
+    made.start()
+    yield made
+    encoders.held.set()
+    made.stop(0)
+
+
+@pytest.fixture
+def post(server: ApiServer) -> Callable[..., httpx.Response]:
+    return lambda path, body: httpx.post(f"{server.url}/v1/{path}", json=body, timeout=60)
+
+
+Post = Callable[..., httpx.Response]
+
+
+def test_embeddings(post: Post, encoders: FakeEncoders, seen: Seen) -> None:
+    answer = post("embeddings", {"model": "x", "input": ["north", "south"], "dimensions": 2})
+    body = answer.json()
+    assert [item["index"] for item in body["data"]] == [0, 1]
+    assert body["data"][0] == {"object": "embedding", "index": 0, "embedding": [1.0, 0.0]}
+    assert body["object"] == "list"
+    assert body["model"] == "tiny-encoder"
+    assert body["usage"] == {"prompt_tokens": 6, "total_tokens": 6}
+    assert encoders.asked == [{"texts": ["north", "south"], "param": "input", "truncate": False, "dimensions": 2}]
+    assert answer.headers["x-request-id"].startswith("embd-")
+    assert seen.news.acquire(timeout=60)
+    kind, model, outcome = seen.ended_with[0]
+    assert (kind, model, outcome.status) == ("embeddings", "tiny-encoder", 200)
+    assert outcome.usage is not None
+    assert outcome.usage.prompt == 6
+
+
+def test_base64_is_little_endian_float32(post: Post) -> None:
+    body = post("embeddings", {"input": "south", "encoding_format": "base64"}).json()
+    vector = np.frombuffer(base64.b64decode(body["data"][0]["embedding"]), "<f4")
+    assert np.abs(vector - [np.cos(3.0), np.sin(3.0)]).max() < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [("a", ["a"]), ([1, 2], [(1, 2)]), ([[1], [2, 3]], [(1,), (2, 3)]), (["a", [4]], ["a", (4,)])],
+)
+def test_every_form_of_input(post: Post, encoders: FakeEncoders, given: Any, read: Any) -> None:
+    assert post("embeddings", {"input": given}).status_code == 200
+    assert encoders.asked[0]["texts"] == read
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "said"),
+    [
+        ({}, "input", "required"),
+        ({"input": ""}, "input", "an empty text has no embedding"),
+        ({"input": []}, "input", "a string or a list of token ids that is not empty"),
+        ({"input": ["a", ""]}, "input[1]", "an empty text"),
+        ({"input": ["a", 5]}, "input[1]", "a string or a list of token ids"),
+        ({"input": [[]]}, "input[0]", "not empty"),
+        ({"input": [1, -2]}, "input", "token ids"),
+        ({"input": {"a": 1}}, "input", "a string or a list"),
+        ({"input": ["a"] * 2049}, "input", "at most 2,048 texts"),
+        ({"input": "a", "dimensions": 0}, "dimensions", "greater than or equal to 1"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format", "float"),
+        ({"input": "a", "model": 5}, "model", "string"),
+    ],
+)
+def test_a_bad_request_for_embeddings_names_its_field(post: Post, body: Any, param: str, said: str) -> None:
+    answer = post("embeddings", body)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert said in error["message"]
+    assert error["type"] == "invalid_request_error"
+
+
+def test_documents_are_ranked(post: Post, encoders: FakeEncoders) -> None:
+    documents = ["south", {"text": "north by east"}, "east"]
+    answer = post("rerank", {"query": "north", "documents": documents, "top_n": 2})
+    body = answer.json()
+    assert [result["index"] for result in body["results"]] == [1, 2]
+    assert body["results"][0]["document"] == {"text": "north by east"}
+    assert abs(body["results"][0]["relevance_score"] - np.cos(0.2)) < 1e-6
+    assert body["usage"]["total_tokens"] == 12
+    assert encoders.asked[0]["truncate"] is True
+    assert answer.headers["x-start-llm-rerank"] == body["meta"]["method"] == "embedding-similarity"
+    assert "x-start-llm-cut" not in answer.headers
+    encoders.cut = 2
+    bare = post("rerank", {"query": "north", "documents": ["south"], "return_documents": False, "top_n": 9})
+    assert list(bare.json()["results"][0]) == ["index", "relevance_score"]
+    assert bare.headers["x-start-llm-cut"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"documents": ["a"]}, "query"),
+        ({"query": "", "documents": ["a"]}, "query"),
+        ({"query": "a"}, "documents"),
+        ({"query": "a", "documents": []}, "documents"),
+        ({"query": "a", "documents": ["a", {"title": "x"}]}, "documents[1]"),
+        ({"query": "a", "documents": ["a"] * 1001}, "documents"),
+        ({"query": "a", "documents": ["a"], "top_n": 0}, "top_n"),
+    ],
+)
+def test_a_bad_request_for_ranking_names_its_field(post: Post, body: Any, param: str) -> None:
+    answer = post("rerank", body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_what_is_not_installed_is_501_with_the_command(post: Post, encoders: FakeEncoders) -> None:
+    encoders.missing = True
+    for path, body in (("embeddings", {"input": "a"}), ("rerank", {"query": "a", "documents": ["b"]})):
+        answer = post(path, body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (501, "extra_not_installed")
+        assert "pip install" in answer.json()["error"]["message"]
+
+
+def test_a_client_that_goes_ends_its_work(server: ApiServer, encoders: FakeEncoders, seen: Seen) -> None:
+    encoders.held.clear()
+    with httpx.Client(timeout=0.5) as client, pytest.raises(httpx.ReadTimeout):
+        client.post(f"{server.url}/v1/embeddings", json={"input": ["a"] * 100})
+    assert seen.news.acquire(timeout=60)
+    assert seen.ended_with[0][2].status == 499
+
+
+def test_models_lists_the_encoder_behind_the_model(server: ApiServer) -> None:
+    listed = httpx.get(f"{server.url}/v1/models").json()["data"]
+    assert [model["id"] for model in listed] == ["tiny", "tiny-encoder"]
+    assert httpx.get(f"{server.url}/v1/models/tiny-encoder").json()["details"] == {"kind": "embedding"}
