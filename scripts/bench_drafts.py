@@ -12,7 +12,7 @@
    then goes on otherwise. About six minutes on two busy cores.
 
 usage: python3.12 install_and_run.py run scripts/bench_drafts.py [--session FILE] [--turns N] [--tokens N] [--seconds N]
-       [--no-wall]
+       [--case NAME] [--no-wall]
        python3.12 install_and_run.py run scripts/bench_drafts.py --session FILE --served [xml-plain] [json-plain] ...
        [--first N] [--turns N] [--limit SECONDS]
 """
@@ -150,14 +150,17 @@ def served(path: Path, tokenizer_folder: Path, style: CallStyle, kind: Kind, par
 
 
 def edits(encode: Callable[[str], list[int]], tokens: int) -> tuple[list[int], list[int]]:
-    """A prompt with a file, and an answer of so many tokens that edits it: old text, new text, a word between."""
+    """A prompt with a file, and so many tokens of an answer that edits it: old text, new text, a word between.
+
+    The prompt's end is how that answer begins, so that the first token is one of old text.
+    """
     code = SOURCE.read_text("utf-8")
     prompt = encode(
         f"<|im_start|>user\nRename what is hard to read in {SOURCE.name}:\n{code}<|im_end|>\n<|im_start|>assistant\n"
     )
     lines, said, at = code.splitlines(keepends=True), "", 20
     chance = random.Random(1)
-    while len(encode(said)) < tokens:
+    while len(encode(said)) < tokens + 100:
         old = lines[at : at + 8]
         new = [line.replace("process", "child").replace("url", "address").replace("port", "number") for line in old]
         if new == old:
@@ -169,7 +172,8 @@ def edits(encode: Callable[[str], list[int]], tokens: int) -> tuple[list[int], l
             f"<parameter=newText>\n{''.join(new)}</parameter>\n</function>\n</tool_call>\n"
         )
         at = (at + 11) % (len(lines) - 8)
-    return prompt, encode(said)[:tokens]
+    begun, old_text, rest = said.partition("<parameter=oldText>\n")
+    return prompt + encode(begun + old_text), encode(rest)[:tokens]
 
 
 def unlike(vocab: int, tokens: int) -> tuple[list[int], list[int]]:
@@ -288,7 +292,10 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="with --served: so many are there already")
     parser.add_argument("--limit", type=float, default=math.inf, help="with --served: seconds for each of them")
     parser.add_argument("--tokens", type=int, default=2000, help="the most that each case of 3. says")
-    parser.add_argument("--seconds", type=float, default=70.0, help="about how long each case of 3. takes")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="about how long a case of 3. takes; edits twice that"
+    )
+    parser.add_argument("--case", default=None, help="only this one of 3.: edits, never repeats, misleads")
     parser.add_argument("--no-wall", action="store_true", help="leave 3. out")
     options = parser.parse_args()
     console = Console(width=150)
@@ -322,7 +329,10 @@ def main() -> int:
         "misleads": misleading(len(tokenizer), options.tokens),
     }
     for name, (prompt, said) in cases.items():
-        loops = side_by_side(model, prompt, said, gate, options.seconds, partial(tell, console, name))
+        if options.case not in (None, name):
+            continue
+        limit = options.seconds * (2 if name == "edits" else 1)
+        loops = side_by_side(model, prompt, said, gate, limit, partial(tell, console, name))
         table.add_row(*compared(name, loops))
     console.print(table)
     console.print("milliseconds of a pass as observed since")

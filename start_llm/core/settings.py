@@ -241,7 +241,7 @@ class Settings(BaseSettings):
     )
     default_thinking: bool = Field(True, description="Let models that can think do so by default.")
     drafts: Literal["auto", "off"] = Field(
-        "off",
+        "auto",
         description="auto: text that repeats the conversation is verified in blocks, where that is quicker.",
     )
     preserve_thinking: bool = Field(True, description="Show old reasoning to the model where its template can.")
