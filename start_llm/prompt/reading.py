@@ -63,7 +63,7 @@ class Facts:
 
     def has(self, kind: str) -> bool:
         """Whether a declared place of that kind is in the message."""
-        return any(part.rule.kind == kind for part in self.parts)
+        return bool(self.parts) and any(part.rule.kind == kind for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,13 +188,14 @@ def _is_modest(path: Path, new: Sequence[Shown], asked: Asked, noted: tuple[int,
 
     Notes are counted in tokens. Other text is counted by its characters, at the rate of the conversation without notes.
     """
-    sent = kept = called = 0
-    contents = {shown.place: shown.message.content for shown in path.shown if shown.place is not None}
-    for entry in asked.reading.entries:
-        sent += len(entry.facts.shown.content) - _embedded(entry)
-        called += sum(len(call.name) + len(call.arguments) for call in entry.message.tool_calls)
-        if entry.cleared and entry.place is not None:
-            kept += max(0, len(contents.get(entry.place, "")) - len(entry.message.content))
+    entries = asked.reading.entries
+    sent = sum(len(entry.facts.shown.content) - _embedded(entry) for entry in entries)
+    called = sum(len(call.name) + len(call.arguments) for entry in entries for call in entry.message.tool_calls)
+    kept = 0
+    cleared = [entry for entry in entries if entry.facts.parts and entry.cleared and entry.place is not None]
+    if cleared:
+        contents = {shown.place: shown.message.content for shown in path.shown}
+        kept = sum(max(0, len(contents.get(one.place, "")) - len(one.message.content)) for one in cleared)
     shown = path.chars + sum(len(one.message.content) for one in new)
     tools = known = sum(len(definition(tool)) for tool in asked.tools)
     if asked.tools != path.tools:

@@ -16,7 +16,8 @@ from tests.prompt.models import fast_tokenizer
 ODD = """{# of test_jinja #}
 {%- for m in messages %}{{ m.role }}|{{ m.content }}|{{ m.nothing }}|{{ m.nothing is defined }}|{{ m['role'] }}
 {%- for key, value in m.items() %};{{ key }}={{ value }}{% endfor %}{{ m.get('content') }}{{ m.keys() | list }}
-{{- m.extra.inner.name }}{{ m.content.strip() }}{{ m.content | length }}
+{{- m.extra.inner.name }}{{ m.content.strip() }}{{ m.content | length }}{{ loop.first }}{{ loop.last }}{{ loop.index0 }}
+{{- loop.index }}{{ loop.length }}{{ loop.revindex }}{{ loop.revindex0 }}{{ loop.cycle('a', 'b') }}{{ loop.depth }}
 {% endfor %}"""
 
 
