@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import mlx.core as mx
+import pytest
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.models.llama import Model, ModelArgs
 
@@ -65,15 +67,28 @@ def store_of(history: list[int]) -> GuardedStore:
     return GuardedStore(store, lambda: make_prompt_cache(model()))
 
 
-def test_a_continuing_turn_alone_takes_its_row_once_and_leaves_nothing() -> None:
-    assert TOKEN_BYTES >= 250_000
+@dataclass
+class Taken:
+    """In rows of the continuing turn's KV, what is stored included: at the worst moment, and when all is over."""
+
+    peak: float
+    after: float
+
+
+def continuing_turn(alone: bool, beside: int) -> Taken:
+    """
+    Args:
+        alone: rows decode as the server decodes them; else `BatchGenerator` has them all.
+        beside: so many short requests decode at the same time.
+    """
     history = [number % 250 for number in range(HISTORY)]
     drafts = Drafts(Gate(CostTable({0: {1: 1.0}}), Acceptance()))
+    gc.collect()  # what another run has left
     mx.clear_cache()
     before = mx.get_active_memory()
     store = store_of(history)
     batch = BatchRunner(model(), eos=[NEVER], max_rows=2)
-    runner = AloneRunner(model(), batch, eos=[NEVER], gate=drafts.gate)
+    runner = AloneRunner(model(), batch, eos=[NEVER], gate=drafts.gate) if alone else batch
     scheduler = Scheduler(
         runner,
         store,
@@ -87,10 +102,32 @@ def test_a_continuing_turn_alone_takes_its_row_once_and_leaves_nothing() -> None
     mx.clear_cache()
     mx.reset_peak_memory()
     work, sink = submit("a", [*history, *range(NEW)], max_tokens=SAID)
+    sinks = [sink]
+    for number in range(beside):
+        other, other_sink = submit(f"beside {number}", [*range(200, 216)], max_tokens=2 * SAID)
+        scheduler.add(replace(other, sampling=Sampling(temperature=0)))
+        sinks.append(other_sink)
     scheduler.add(replace(work, session="s", sampling=Sampling(temperature=0)))
     drain(scheduler)
     drafts.close()
-    assert sink.done.report.reused == HISTORY and len(sink.done.tokens) == SAID
+    assert sink.done.report.reused == HISTORY and all(len(one.done.tokens) >= SAID for one in sinks)
     row = TOKEN_BYTES * (HISTORY + NEW + SAID)
-    assert mx.get_peak_memory() - before <= 2.2 * row
-    assert mx.get_active_memory() + mx.get_cache_memory() - before <= 1.2 * row
+    taken = Taken(
+        (mx.get_peak_memory() - before) / row, (mx.get_active_memory() + mx.get_cache_memory() - before) / row
+    )
+    print(f"alone={alone}, beside={beside}: {taken}")  # pytest -s, or a failure, shows it
+    return taken
+
+
+def test_a_continuing_turn_alone_takes_its_row_once_and_leaves_nothing() -> None:
+    assert TOKEN_BYTES >= 250_000
+    taken = continuing_turn(alone=True, beside=0)
+    assert taken.peak <= 2.2 and taken.after <= 1.2
+
+
+@pytest.mark.slow
+def test_a_continuing_turn_beside_another_request_takes_no_more_than_in_batch_generator() -> None:
+    """But for the room that a row gets when it changes over: some 300 tokens, however long it is."""
+    ours, today = (continuing_turn(alone, beside=1) for alone in (True, False))
+    room = 400 / (HISTORY + NEW + SAID)
+    assert ours.peak <= today.peak + room and ours.after <= today.after + 0.02
