@@ -20,7 +20,7 @@ SETTINGS = {"CACHE_MEMORY_BYTES": str(64 << 20), "KV_DISK_BYTES": str(256 << 20)
 class Limits:
     """
     Attributes:
-        health: seconds that /health may take (p99).
+        health: seconds that /health may take (p99); beside busy neighbours, what of it is the server's doing.
         memory, descriptors: how much they may grow from the third quarter to the last; 0.1 is a tenth.
     """
 
@@ -40,8 +40,9 @@ class Result:
     def faults(self, limits: Limits = Limits()) -> list[str]:
         """Everything that must not be, in words."""
         found = [*self.tally.wrong, *(f"/health: {answer}" for answer in self.health.wrong)]
-        if self.health.p99 > limits.health:
-            found.append(f"/health took {self.health.p99:.3f} s (p99), {limits.health:.3f} are allowed")
+        if not self.health.is_within(limits.health):
+            took = f"/health took {self.health.p99:.3f} s (p99), {self.health.ours:.3f} by our doing"
+            found.append(f"{took}; {limits.health:.3f} are allowed")
         for name, values, most in (
             ("memory", self.samples.memory, limits.memory),
             ("descriptors", self.samples.descriptors, limits.descriptors),
@@ -64,6 +65,7 @@ class Result:
                     "asked": len(self.health.took),
                     "p50": statistics.median(self.health.took),
                     "p99": self.health.p99,
+                    "p99 by our doing": self.health.ours,
                     "most": max(self.health.took),
                     "machine late p99": quantile(self.health.late, 99),
                 },
@@ -87,7 +89,7 @@ def stress(model: Path, folder: Path, clients: int, seconds: float) -> Result:
     """`clients` for `seconds` on a server that runs `model`, with its files in `folder`."""
     with process(model, folder, ready=True, **SETTINGS) as (url, child):
         port = int(url.rsplit(":", 1)[1])
-        probe = HealthProbe(port, seconds)
+        probe = HealthProbe(port, child.pid, seconds)
         with Sampler(child.pid, every=min(1.0, seconds / 40)) as samples:
             tally = asyncio.run(storm(port, clients, seconds))
         health = probe.result()
