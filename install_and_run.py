@@ -347,7 +347,8 @@ def side_by_side(flags: list[str]) -> list[str]:
     """Tests of different files run at the same time, unless the flags say how many (`-n 0`: one after the other)."""
     if any(flag.startswith(("-n", "--numprocesses", "--pdb")) for flag in flags):
         return []
-    return ["-n", str(min(MOST_WORKERS, os.cpu_count() or 1)), "--dist", "loadfile", "--no-loadscope-reorder"]
+    workers = (os.cpu_count() or 1) + 1  # a fifth of the time a test waits for a process or a clock
+    return ["-n", str(min(MOST_WORKERS, workers)), "--dist", "loadfile", "--no-loadscope-reorder"]
 
 
 def run_checks(folder: Path, flags: list[str]) -> int:

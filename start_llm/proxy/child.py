@@ -7,6 +7,7 @@ once. FOLDER holds LiteLLM's configuration and that of the gate in front of it, 
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -40,7 +41,10 @@ def main() -> None:
     threading.Thread(target=_end_with, args=(int(pipe), folder), name="owner-watch", daemon=True).start()
     sys.argv[1:] = arguments
     count_behind = runpy.run_path(str(COUNTS))["count_behind"]
+    gc.disable()  # what these imports make stays: looking for garbage in it is a sixth of the work of a start
     proxy = importlib.import_module("litellm.proxy.proxy_server")
+    gc.freeze()
+    gc.enable()
     config = json.loads(Path(arguments[arguments.index("--config") + 1]).read_text(encoding="utf-8"))
     count_behind(proxy.app, config, proxy.user_api_key_auth)
     allowed = json.loads((Path(folder) / GATE_CONFIG).read_text(encoding="utf-8"))

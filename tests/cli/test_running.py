@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -127,7 +128,7 @@ def test_an_error_of_the_disk_is_one_sentence(
         raise OSError(28, "No space left on device", "/x")
 
     monkeypatch.setattr(module, "main", full)
-    assert main(["serve"]) == 1
+    assert main(["serve", "--port", "0"]) == 1
     assert capsys.readouterr().err == "serve: [Errno 28] No space left on device: '/x'\n"
 
 
@@ -136,4 +137,5 @@ def test_an_interrupt_during_imports_is_no_traceback(module: FakeModule, monkeyp
         raise KeyboardInterrupt
 
     monkeypatch.setattr(running, "import_module", interrupted)
-    assert main(["serve"]) == 130
+    assert main(["serve", "--port", "0"]) == 130
+    assert gc.isenabled()

@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from PIL import Image
@@ -19,16 +20,23 @@ MOST_PIXELS = 1_000_000
 
 @dataclass(frozen=True)
 class Case:
-    """`source`: base64 text. `seen`: the description of a good image; else `problem` is in the words for a bad one.
+    """`data`: the image's bytes, made when they are needed if that takes long; or its base64 text. `seen`: the
+    description of a good image; else `problem` is in the words for a bad one.
 
     `status`: what a model that sees images answers.
     """
 
     name: str
-    source: str
+    data: bytes | str | Callable[[], bytes]
     status: int
     seen: str = ""
     problem: str = ""
+
+    @cached_property
+    def source(self) -> str:
+        """Base64 text."""
+        data = self.data() if callable(self.data) else self.data
+        return data if isinstance(data, str) else b64(data)
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:
@@ -100,7 +108,7 @@ def _good() -> Iterator[tuple[str, bytes, str]]:
     yield "JPEG said to be a PNG", encoded(picture, "JPEG"), "30x20 JPEG"
 
 
-def _bad() -> Iterator[tuple[str, bytes, int, str]]:
+def _bad() -> Iterator[tuple[str, bytes | Callable[[], bytes], int, str]]:
     """Name, bytes, status, words."""
     picture = png(60, 60)
     yield "cut short", picture[: len(picture) // 2], 400, "cut short"
@@ -119,13 +127,13 @@ def _bad() -> Iterator[tuple[str, bytes, int, str]]:
     yield "TIFF", encoded(noise(4, 4), "TIFF"), 400, "not a JPEG"
     yield "PostScript", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n", 400, "not a JPEG"
     yield "zeros", bytes(1000), 400, "not a JPEG"
-    yield "bomb", encoded(Image.new("1", (20_000, 20_000))), 413, "more than 1,000,000 pixels"
+    yield "bomb", lambda: encoded(Image.new("1", (20_000, 20_000))), 413, "more than 1,000,000 pixels"
     yield "a bomb that lies", raw_png(60_000, 60_000, bytes(100)), 413, "more than 1,000,000 pixels"
-    yield "a bomb in GIF", encoded(Image.new("P", (9_000, 9_000)), "GIF"), 413, "more than 1,000,000 pixels"
+    yield "a bomb in GIF", lambda: encoded(Image.new("P", (9_000, 9_000)), "GIF"), 413, "more than 1,000,000 pixels"
     yield "one pixel row too many", encoded(Image.new("L", (1000, 1001))), 413, "1000x1001"
     yield (
         "a bomb of text",
-        raw_png(1, 1, bytes(4), extra=chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(9 << 20)))),
+        lambda: raw_png(1, 1, bytes(4), extra=chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(9 << 20)))),
         400,
         "damaged",
     )
@@ -137,10 +145,10 @@ def cases() -> list[Case]:
     thin = {"one row", "one column"}  # the processor of Qwen's models refuses such shapes
     return [
         *(
-            Case(name, b64(data), 400 if name in thin else 200, seen, "aspect ratio" if name in thin else "")
+            Case(name, data, 400 if name in thin else 200, seen, "aspect ratio" if name in thin else "")
             for name, data, seen in _good()
         ),
-        *(Case(name, b64(data), status, problem=words) for name, data, status, words in _bad()),
+        *(Case(name, data, status, problem=words) for name, data, status, words in _bad()),
         Case("not base64", "@@@@", 400, problem="not base64"),
         Case("empty", "", 400, problem="empty"),
         Case("white space", " \n ", 400, problem="empty"),
