@@ -245,6 +245,7 @@ class App:
                 store=turns,
                 context=self._context(loaded),
                 eyes=loaded.eyes,
+                traits=loaded.capabilities.traits,
             )
         except TemplateError as error:
             raise NotSupported(f"The chat template of {loaded.source} cannot be used: {error}") from error

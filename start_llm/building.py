@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
+from start_llm.engine.asking import asker
 from start_llm.engine.constraint import Grammars
 from start_llm.engine.features import MEMORY_BYTES, MOST_DISK_BYTES, FeatureStore
 from start_llm.engine.memory import MemoryGuard
@@ -15,6 +16,7 @@ from start_llm.engine.vision import VisionModel
 from start_llm.engine.wired import wire_weights
 from start_llm.kvcache.disk import DiskTier
 from start_llm.models.device import Device, default_cache_bytes, default_disk_bytes, inspect_device, kv_bytes
+from start_llm.models.finding import at_once, find_out, with_room
 from start_llm.models.loader import LoadedModel, accelerator, load_model
 
 GIB = 2**30
@@ -44,6 +46,7 @@ class ModelBuilder:
         """`reserved`: bytes that others will take. Raises StartLLMError if the model cannot be loaded."""
         device = inspect_device(accelerator)
         loaded = self._shaped(load_model(self._settings, device, self._progress, self._say), device)
+        loaded = at_once(find_out(self._settings, loaded, asker(self._settings, loaded), self._say))
         wire_weights(self._settings.wired_limit, device)
         usable, budget = max(0, device.usable - reserved), self._settings.cache_memory_bytes
         if budget is None:
@@ -53,6 +56,7 @@ class ModelBuilder:
         store = make_store(self._settings, loaded, budget, disk)
         guard = MemoryGuard(store, total=kv_bytes(usable, loaded.weight_bytes), most_stored=budget)
         runtime = TextRuntime(self._settings, loaded, store, guard)
+        loaded = with_room(loaded, guard.most_tokens(), self._say)
         return runtime, Built(loaded, runtime.grammars, budget, where)
 
     def _shaped(self, loaded: LoadedModel, device: Device) -> LoadedModel:

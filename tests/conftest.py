@@ -22,6 +22,8 @@ hypothesis_settings.register_profile("start_llm-slow", deadline=None)
 
 def pytest_configure(config: pytest.Config) -> None:
     """Every run tries the same examples, so that it fails by what was changed; with `--slow` it looks for new ones."""
+    # A model that is asked something while it is loaded would be in the way of tests that count what a model does.
+    os.environ.setdefault("MODEL_PROBE", "off")
     hypothesis_settings.load_profile("start_llm-slow" if config.getoption("--slow") else "start_llm")
 
 

@@ -135,6 +135,12 @@ def add_name(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="owner/name on Hugging Face, or a short name of recommend")
 
 
+def add_models(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", nargs="?", choices=["show"], metavar="WHAT", help="show: all that is known of one")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="repository, folder or short name; MODEL_PATH if unset")
+    add_json(parser)
+
+
 def add_recommend(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", type=int, metavar="GIB", help="for a machine with so much memory")
 
@@ -314,8 +320,8 @@ COMMANDS = {
             "Models",
             "what is on this disk: sizes, context, what each can do",
             "start_llm.cli.models:main_models",
-            add_json,
-            (("models", ""),),
+            add_models,
+            (("models", ""), ("models show qwen3.6-27b", "how it calls tools, thinks, ..., and who says so")),
         ),
         Command(
             "pull",

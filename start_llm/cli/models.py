@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from start_llm.cli.show import show
 from start_llm.core.settings import Settings
 from start_llm.host.home import command as program
 from start_llm.host.home import home
@@ -38,7 +39,9 @@ GB, GIB = 1e9, 2**30
 
 
 def main_models(settings: Settings, options: argparse.Namespace) -> int:
-    """What is on this disk."""
+    """What is on this disk; or what is known of one of them."""
+    if options.what == "show":
+        return show(settings, options.name, as_json=options.json)
     found = list(stored_models(home() / settings.cache_dir, settings.model_path))
     if options.json:
         print(json.dumps([_plain(model) for model in found], indent=1))

@@ -8,11 +8,13 @@ import os
 
 from start_llm.api.access import check_bind
 from start_llm.cli.commands import Command
+from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings, SettingsError
 from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.host.ports import bind_error, free_port, served_model, server_state, who_listens
 from start_llm.models.checkpoint import CheckpointError, check_source
+from start_llm.models.family import chosen_family
 from start_llm.models.recommended import SHORT_NAMES
 from start_llm.prompt.clients import Clients, RuleError
 
@@ -43,7 +45,9 @@ def check_server(settings: Settings) -> None:
         if settings.model_path is not None:
             trust = settings.trust_remote_code
             check_source(settings.model_path, command=program(), trust_code=trust, known=SHORT_NAMES)
-    except (SettingsError, RuleError, CheckpointError) as error:
+        if settings.model_family is not None:
+            chosen_family(settings.model_family)
+    except (SettingsError, RuleError, CheckpointError, NotSupported) as error:
         raise Refused(str(error)) from None
     if settings.kv_quant_scheme == "turboquant":
         raise Refused(

@@ -63,8 +63,16 @@ class Settings(BaseSettings):
     model_path: Annotated[str | None, OffOr] = Field(
         None, description="Hugging Face repository or local folder. Unset: the embedded SmolLM2-135M."
     )
-    model_family: Annotated[Literal["qwen3", "glm4", "generic"] | None, OffOr] = Field(
-        None, description="qwen3, glm4 or generic. Unset: detected from the model."
+    model_family: Annotated[str | None, OffOr] = Field(
+        None, description="qwen3, glm4, llama and others (docs/models.md), or generic. Unset: detected from the model."
+    )
+    model_files: Path = Field(
+        Path("models"), description="Folder of NAME.toml files, which set what was found out wrongly about a model."
+    )
+    model_probe: Literal["on", "off"] = Field(
+        "on",
+        description="on: a model that is loaded for the first time is asked to call a tool, and what it writes says "
+        "how its calls are read; off: its template and family say it.",
     )
     served_model_name: Annotated[str | None, OffOr] = Field(
         None, description="The name clients see. Unset: the last part of MODEL_PATH."

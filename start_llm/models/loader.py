@@ -18,18 +18,19 @@ from start_llm.core.errors import NotFound, NotSupported
 from start_llm.core.settings import Settings
 from start_llm.models.capabilities import (
     Capabilities,
-    context_length,
-    detect_family,
+    Fact,
+    Signs,
     fingerprint,
     read_config,
-    reasoning_parser,
-    tool_parser,
+    read_signs,
 )
 from start_llm.models.catalog import EMBEDDED_NAME, whole_snapshot
 from start_llm.models.checkpoint import INDEX, is_path
 from start_llm.models.device import Accelerator, Device, check_eyes_fit, check_fit
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.models.eyes import ProcessorEyes
+from start_llm.models.facts import facts_of
+from start_llm.models.override import Override, family_of, read_override
 from start_llm.models.pull import PullError, pull
 from start_llm.models.vision import Seeing, has_eyes, load_seeing
 
@@ -56,7 +57,8 @@ class LoadedModel:
         tokenizer: the transformers tokenizer; `wrapper` is mlx-lm's, with its detokenizer.
         eos: tokens that end a turn.
         weight_bytes: bytes of the parameters in memory.
-        fingerprint: identifies the KV this model makes.
+        fingerprint: identifies the KV this model makes; `files`: the checkpoint itself.
+        family: a `Family`; `signs`: what shows of how it writes; `override`: what the model's own file says.
         eyes: how it reads images; `model` is mlx-vlm's then. ``None``: a text model.
     """
 
@@ -71,6 +73,10 @@ class LoadedModel:
     eos: frozenset[int]
     weight_bytes: int
     fingerprint: str
+    files: str
+    family: Fact
+    signs: Signs
+    override: Override
     eyes: ProcessorEyes | None = None
 
     def make_cache(self) -> list[Any]:
@@ -119,6 +125,7 @@ def load_model(settings: Settings, device: Device, progress: Progress, say: Call
         if warning is not None:
             say(f"memory    {warning}")
     config = read_config(folder)
+    family_of(settings.model_family, read_override(settings.model_files, source or name), config, name, {})
     _check_code(config, source or str(folder), settings)
     progress(f"loading {name}", 0.0)
     if (seeing := _with_eyes(settings, folder, config, say)) is not None:
@@ -195,20 +202,22 @@ def _check_code(config: dict[str, Any], source: str, settings: Settings) -> None
 def _describe(
     settings: Settings, name: str, source: str, folder: Path, model: Any, wrapper: Any, config: dict[str, Any]
 ) -> LoadedModel:
-    tokenizer = wrapper._tokenizer
+    tokenizer, parser, vocab = wrapper._tokenizer, _tool_parser(wrapper), wrapper._tokenizer.get_vocab()
     tags = (wrapper.think_start, wrapper.think_end) if wrapper.has_thinking else None
-    family = settings.model_family or detect_family(config, name)
-    parser = _tool_parser(wrapper)
-    vocab = tokenizer.get_vocab()
-    reasoning = reasoning_parser(vocab, tags, str(tokenizer.chat_template or ""))
+    override = read_override(settings.model_files, source)
+    family = family_of(settings.model_family, override, config, name, vocab)
+    signs = read_signs(parser.name if parser else None, vocab, tags, str(tokenizer.chat_template or ""))
+    facts = facts_of(config, family, override, signs=signs)
     capabilities = Capabilities(
-        family=family,
-        context=context_length(config),
-        tool_parser=tool_parser(parser.name if parser else None, vocab, reasoning, family),
-        reasoning_parser=reasoning,
+        family=family.value.name,
+        context=facts["context"].value,
+        tool_parser=facts["tool_parser"].value,
+        reasoning_parser=facts["reasoning_parser"].value,
         think_tags=tags,
+        facts=facts,
     )
     quantised = f"kv {settings.kv_bits} {settings.kv_group_size} {settings.quantized_kv_start}"
+    files = fingerprint(folder)
     return LoadedModel(
         name=settings.served_model_name or name,
         source=source,
@@ -220,7 +229,11 @@ def _describe(
         tool_parser=parser,
         eos=frozenset(wrapper.eos_token_ids),
         weight_bytes=sum(v.nbytes for _, v in tree_flatten(model.parameters())),
-        fingerprint=fingerprint(folder, extra=quantised if settings.kv_bits else ""),
+        fingerprint=fingerprint(folder, extra=quantised) if settings.kv_bits else files,
+        files=files,
+        family=family,
+        signs=signs,
+        override=override,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ from start_llm.core.messages import Tool
 from start_llm.core.reasoning_tags import REASONING_STYLES, ReasoningStyle, reasoning_style
 from start_llm.parsing.orphans import OrphanHabit
 from start_llm.parsing.tools.base import ExternalFormat, Opener, ToolFormat
+from start_llm.parsing.tools.deepseek import DEEPSEEK
 from start_llm.parsing.tools.external import external_format
 from start_llm.parsing.tools.gemma import FUNCTION_GEMMA, GEMMA4
 from start_llm.parsing.tools.glm import LONGCAT_FORMAT
@@ -22,6 +24,7 @@ from start_llm.parsing.tools.tagged import KIMI_K3, MINICPM5, MINIMAX_M2, MUSE_S
 __all__ = [
     "RAW_STRINGS",
     "REASONING_STYLES",
+    "SHARED_SIGNS",
     "TOOL_FORMATS",
     "ExternalFormat",
     "OutputStyle",
@@ -63,8 +66,23 @@ class OutputStyle:
 
 # Recognised whatever the family, by what stands in the text.
 _SHARED_IDS = ("hermes_json", "json_tools", "qwen3_coder", "glm47", "glm4_native", "glm4_xml", "llama_xml", "laguna")
+SHARED_SIGNS: dict[str, re.Pattern[str]] = {
+    ident: re.compile(sign)
+    for ident, sign in {
+        "hermes_json": r"<tool_call>\s*(?:```\w*\s*)?[\[{]",
+        "json_tools": r"<tool_call>\s*(?:```\w*\s*)?[\[{]",
+        "qwen3_coder": r"<function=[\w.\-:/]+>\s*(?:<parameter=|</function>)",
+        "glm47": r"<tool_call>\s*[\w.\-:/]+\s*(?:<arg_key>|</tool_call>)",
+        "glm4_native": r"<tool_call>\s*[\w.\-:/]+\s*(?:<arg_key>|</tool_call>)",
+        "laguna": r"<tool_call>\s*[\w.\-:/]+\s*(?:<arg_key>|</tool_call>)",
+        "glm4_xml": r"<tool_call>\s*<name>",
+        "llama_xml": r"<function=[\w.\-:/]+>\s*\{",
+        "llama": r'(?m)^\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"[^"]+"\s*,\s*"parameters"\s*:',
+    }.items()
+}
+"""How calls begin in formats that are read whatever the family: by this it is told which of them was written."""
 _OWN = (
-    *(GEMMA4, FUNCTION_GEMMA, KIMI_K2, KIMI_K3, LLAMA, LONGCAT_FORMAT, MINICPM5, MINIMAX_M2, MISTRAL),
+    *(DEEPSEEK, GEMMA4, FUNCTION_GEMMA, KIMI_K2, KIMI_K3, LLAMA, LONGCAT_FORMAT, MINICPM5, MINIMAX_M2, MISTRAL),
     *(MUSE_SPARK, PYTHONIC, HARMONY),
 )
 TOOL_FORMATS: dict[str, ToolFormat] = {

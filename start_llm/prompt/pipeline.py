@@ -23,7 +23,7 @@ from start_llm.prompt.counters import Counters
 from start_llm.prompt.locate import Where, locate
 from start_llm.prompt.ports import Eyes, Template, Tokenizer
 from start_llm.prompt.predict import Guesses, followers, known_until
-from start_llm.prompt.probe import probe
+from start_llm.prompt.probe import Traits, probe
 from start_llm.prompt.reading import ROOT, Reading, answer_digest, call_id
 from start_llm.prompt.sights import Sights
 from start_llm.prompt.tokenise import boundaries
@@ -48,18 +48,19 @@ class Pipeline:
         now: Callable[[], datetime] = datetime.now,
         context: int = 0,
         eyes: Eyes | None = None,
+        traits: Traits | None = None,
     ) -> None:
-        """Probes the template and reads what `store` holds for it; `close` closes the store.
+        """Reads what `store` holds for the template; `close` closes the store.
 
         `now` tells the local time. `context`: tokens that a prompt and its answer may have, 0 if there is no limit.
-        `eyes`: of a model that sees images.
+        `eyes`: of a model that sees images. `traits`: of the template; it is probed where nobody knows them.
 
         Raises:
             TemplateError: the template cannot render one user message.
         """
         self._strict = settings.cache_drift_policy == "strict" or not settings.cache_canonicalize_tool_context
         self._tokenizer = tokenizer
-        self.traits = probe(template, tokenizer)
+        self.traits = probe(template, tokenizer) if traits is None else traits
         self._tree = Tree()
         self._composer = Composer(
             template,

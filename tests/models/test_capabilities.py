@@ -1,40 +1,114 @@
-"""What a model's vocabulary and template say about how it writes."""
+"""What a model's vocabulary and template say about how it writes, and of which family it is."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 
 from start_llm.core.reasoning_tags import REASONING_STYLES
-from start_llm.models.capabilities import reasoning_parser, tool_parser
+from start_llm.models.capabilities import Fact, kind_of, read_signs
+from start_llm.models.facts import sampling_of
+from start_llm.models.family import detect_family, families, read_family
 from start_llm.parsing.registry import output_style
+
+
+def words(*names: str) -> dict[str, int]:
+    return {name: index for index, name in enumerate(names)}
 
 
 @pytest.mark.parametrize("style", [style for style in REASONING_STYLES.values() if style.start])
 def test_tags_are_found_wherever_they_are_known(style) -> None:
-    vocab, tags = ["a", style.start, style.end], (style.start, style.end)
+    vocab, tags = words("a", style.start, style.end), (style.start, style.end)
     template = f"{{{{ '{style.start}\\n\\n{style.end}' }}}}"
-    assert reasoning_parser(vocab, None) == style.id
-    assert reasoning_parser(["a"], tags) == style.id
-    assert reasoning_parser(["a"], None, template) == style.id
+    assert read_signs(None, vocab, None).reasoning == style.id and read_signs(None, vocab, None).budget
+    assert read_signs(None, words("a"), tags).reasoning == style.id and not read_signs(None, words("a"), tags).budget
+    assert read_signs(None, words("a"), None, template).reasoning == style.id
     assert output_style(reasoning_parser=style.id).reasoning.end == style.end
 
 
 def test_what_the_tokenizer_says_comes_before_the_vocabulary_and_that_before_the_template() -> None:
-    assert reasoning_parser(["<think>", "</think>"], ("<mull>", "</mull>"), "[THINK][/THINK]") == "tags"
-    assert reasoning_parser(["<think>", "</think>"], None, "[THINK][/THINK]") == "think_tag"
-    assert reasoning_parser(["<|channel|>", "<|message|>"], ("<think>", "</think>")) == "harmony"
-    assert reasoning_parser(["a"], None, "no tags") == "think_tag"
+    think, mistral = words("<think>", "</think>"), "[THINK][/THINK]"
+    assert read_signs(None, think, ("<mull>", "</mull>"), mistral).reasoning == "tags"
+    assert read_signs(None, think, None, mistral).reasoning == "think_tag"
+    channels = words("<|channel|>", "<|message|>")
+    assert read_signs(None, channels, ("<think>", "</think>")).reasoning == "harmony"
+    generic = families()["generic"]
+    assert read_signs(None, words("a"), None, "no tags").reasoning_parser(generic) == Fact("think_tag", "family")
     form = output_style(reasoning_parser="tags", reasoning_tags=("<mull>", "</mull>"))
     assert (form.reasoning.start, form.reasoning.end) == ("<mull>", "</mull>")
 
 
-def test_the_tool_format_is_that_of_the_template_or_of_the_vocabulary() -> None:
-    llama = ["a", "<|python_tag|>"]
-    assert tool_parser(None, llama, "think_tag", "generic") == "llama"
-    assert tool_parser(None, ["<|python_start|>", "<|python_end|>"], "think_tag", "generic") == "llama"
-    assert tool_parser("json_tools", llama, "think_tag", "generic") == "json_tools", "a Hermes model on Llama's tokens"
-    assert tool_parser(None, ["<|channel|>"], "harmony", "generic") == "harmony"
-    assert tool_parser(None, ["a"], "think_tag", "glm4") == "glm47"
-    assert tool_parser(None, ["a"], "think_tag", "generic") == "hermes_json"
-    for ident in ("llama", "harmony"):
-        assert output_style(tool_parser=ident).tools.id == ident
+def test_the_tool_format_is_that_of_the_template_or_of_the_vocabulary_or_of_the_family() -> None:
+    def parser(known: str | None, vocab: dict[str, int], family: str = "generic") -> Fact:
+        return read_signs(known, vocab, None).tool_parser(families()[family])
+
+    llama = words("a", "<|python_tag|>")
+    assert parser(None, llama) == Fact("llama", "vocabulary")
+    assert parser(None, words("<|python_start|>", "<|python_end|>")) == Fact("llama", "vocabulary")
+    assert parser("json_tools", llama) == Fact("json_tools", "template"), "a Hermes model on Llama's tokens"
+    assert parser(None, words("<|channel|>", "<|message|>")) == Fact("harmony", "vocabulary")
+    assert parser(None, words("a"), "glm4") == Fact("glm47", "family")
+    assert parser(None, words("a")) == Fact("hermes_json", "family")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "family"),
+    [
+        ("Qwen3.6-27B-4bit", "qwen3_5", "qwen3"),
+        ("my-model", "qwen3_moe", "qwen3"),
+        ("Kimi-K2-Instruct", "deepseek_v3", "kimi"),
+        ("DeepSeek-R1-Distill-Qwen-7B", "qwen2", "deepseek"),
+        ("GLM-4.7-Flash", "glm4_moe_lite", "glm4"),
+        ("gpt-oss-20b", "gpt_oss", "gpt-oss"),
+        ("my-model", "gpt_oss", "gpt-oss"),
+        ("SmolLM2-135M-Instruct", "llama", "generic"),
+        ("", "", "generic"),
+    ],
+)
+def test_the_family_is_known_by_name_and_architecture(name: str, kind: str, family: str) -> None:
+    assert detect_family({"model_type": kind}, name).name == family
+
+
+def test_the_family_is_known_by_a_token_where_nothing_else_says() -> None:
+    assert detect_family({"model_type": "llama"}, "my-model", ["<|python_tag|>"]).name == "llama"
+    assert detect_family({"model_type": "llama"}, "my-model", ["a"]).name == "generic"
+
+
+def test_every_family_can_be_used() -> None:
+    for family in families().values():
+        for ident in family.tool_parsers:
+            assert output_style(tool_parser=ident, reasoning_parser=family.reasoning_parser or "think_tag")
+        signs = (*family.names, *family.types)
+        assert all(sign == sign.lower() for sign in signs) and (signs or family.name == "generic")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('title="x"\ntool_parser=["mistral"]', "'tool_parser' is no key; the nearest one is 'tool_parsers'"),
+        ('title="x"\ntool_parsers="mistral"', "must be a list"),
+        ('title="x"\ntool_parsers=[]', "tool_parsers is empty"),
+        ('title="x"\ntool_parsers=["mistral"]\nreasoning_parser="hm"', "there is no reasoning parser 'hm'"),
+    ],
+)
+def test_a_bad_family_is_told(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        read_family("new", text)
+
+
+def test_kinds() -> None:
+    assert kind_of({"model_type": "qwen3"}) == "text" and kind_of({}) == "text"
+    assert kind_of({"model_type": "qwen3_vl", "vision_config": {}}) == "vision"
+    assert kind_of({"model_type": "bert"}) == "embeddings" and kind_of({"model_type": "xlm-roberta"}) == "embeddings"
+    assert kind_of({"model_type": "whisper"}) == "audio"
+
+
+def test_what_the_makers_recommend(tmp_path: Path) -> None:
+    assert sampling_of(tmp_path) == {}
+    file = tmp_path / "generation_config.json"
+    file.write_text('{"temperature": 0.7, "top_k": 20, "top_p": null, "do_sample": true, "min_p": true}')
+    assert sampling_of(tmp_path) == {"sampling.temperature": Fact(0.7, "config"), "sampling.top_k": Fact(20, "config")}
+    for odd in ("[]", "{", ""):
+        file.write_text(odd)
+        assert sampling_of(tmp_path) == {}

@@ -80,6 +80,21 @@ def kimi_k2(calls: Calls) -> str:
     return f"<|tool_calls_section_begin|>{body}<|tool_calls_section_end|>"
 
 
+def deepseek(calls: Calls) -> str:
+    body = "".join(
+        f"<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>{json.dumps(args)}<｜tool▁call▁end｜>" for name, args in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{body}<｜tool▁calls▁end｜>"
+
+
+def deepseek_fenced(calls: Calls) -> str:
+    body = "\n".join(
+        f"<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n{json.dumps(args)}\n```<｜tool▁call▁end｜>"
+        for name, args in calls
+    )
+    return f"<｜tool▁calls▁begin｜>{body}<｜tool▁calls▁end｜>"
+
+
 def kimi_k3(calls: Calls) -> str:
     kinds = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object"}
     body = ""
@@ -154,6 +169,7 @@ RENDER: dict[str, Callable[[Calls], str]] = {
     "llama": llama_python,
     "pythonic": pythonic,
     "mistral": mistral,
+    "deepseek": deepseek,
     "kimi_k2": kimi_k2,
     "kimi_k3": kimi_k3,
     "minimax_m2": _invoked("minimax:tool_call", "invoke", "parameter"),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from start_llm.core.events import ToolCallDelta, ToolCallStarted
 from start_llm.parsing.registry import TOOL_FORMATS, ExternalFormat, OutputStyle, output_style
 from start_llm.parsing.stream import OutputParser
-from tests.parsing.formats import RENDER, mistral_list
+from tests.parsing.formats import RENDER, deepseek_fenced, mistral_list
 from tests.parsing.helpers import NOW, TOOLS, calls, run
 
 WORDS = st.lists(
@@ -137,7 +137,7 @@ def test_all_of_mlx_lms_formats_are_known() -> None:
 SIMPLE = [("read", {"path": "a b.py", "limit": 3, "follow": True, "tags": ["x", "y"]}), ("bash", {"command": "ls"})]
 
 
-NOT_MLX_LMS = {"harmony", "hermes_json", "glm4_native", "glm4_xml", "llama_xml", "llama"}
+NOT_MLX_LMS = {"harmony", "hermes_json", "glm4_native", "glm4_xml", "llama_xml", "llama", "deepseek"}
 
 
 @pytest.mark.parametrize("ident", sorted(set(ROUND_TRIP) - NOT_MLX_LMS))
@@ -179,6 +179,10 @@ def test_unknown_tools_in_broken_markup_are_text(ident: str) -> None:
 
 def test_mistral_list() -> None:
     assert calls(run(mistral_list(SIMPLE), 2, form=style_of("mistral"))[1]) == SIMPLE
+
+
+def test_deepseek_with_the_kind_of_tool_and_a_fence() -> None:
+    assert calls(run(deepseek_fenced(SIMPLE), 2, form=style_of("deepseek"))[1]) == SIMPLE
 
 
 @pytest.mark.parametrize("end", ["<end>", ""])

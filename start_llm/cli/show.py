@@ -1,0 +1,110 @@
+"""``models show NAME``: all that is known of a model on this disk, and who says so. Loads nothing."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from start_llm.core.errors import NotSupported
+from start_llm.core.settings import Settings
+from start_llm.host.home import command as program
+from start_llm.host.home import home
+from start_llm.models.capabilities import Fact, fingerprint, read_config
+from start_llm.models.catalog import EMBEDDED_NAME, folder_of, stored_models
+from start_llm.models.facts import facts_of, sampling_of
+from start_llm.models.family import families
+from start_llm.models.override import family_of, read_override
+from start_llm.models.probed import FILE, Probed, ProbeTable, probe_key
+from start_llm.models.recommended import full_name
+from start_llm.models.trial import told
+
+
+def show(settings: Settings, name: str | None, *, as_json: bool) -> int:
+    """0; 1 with a sentence where there is no such model here, or its own file is wrong."""
+    asked = name or settings.model_path or EMBEDDED_NAME
+    source = full_name(asked) or asked
+    folder = _folder(settings, source)
+    if folder is None:
+        print(f"{asked} is not on this disk; {program()} models lists what is.", file=sys.stderr)
+        return 1
+    try:
+        config = read_config(folder)
+        override = read_override(home() / settings.model_files.expanduser(), source)
+        family = family_of(settings.model_family, override, config, source.rstrip("/").rsplit("/", 1)[-1], {})
+    except (NotSupported, OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    probed = _probed(settings, folder)
+    if probed is not None and family.source == "config" and probed.family in families():
+        family = Fact(families()[probed.family], "config")  # with what the vocabulary says
+    facts = facts_of(config, family, override)
+    if probed is not None:
+        facts = facts_of(config, family, override, signs=probed.signs, traits=probed.traits, trial=probed.trial)
+    facts |= sampling_of(folder)
+    if as_json:
+        shown = {key: {"value": fact.value, "source": fact.source} for key, fact in facts.items()}
+        trial = None if probed is None else asdict(probed.trial)
+        file = None if override.path is None else str(override.path)
+        print(
+            json.dumps({"name": source, "folder": str(folder), "file": file, "trial": trial, "facts": shown}, indent=1)
+        )
+        return 0
+    _print(source, folder, facts)
+    if probed is None:
+        print(f"How it writes is found out when it is served for the first time: {program()} serve {asked}")
+    else:
+        said = told(probed.trial, str(facts["tool_parser"].value))
+        print(f"{said[:1].upper()}{said[1:]}.")
+    return 0
+
+
+def _folder(settings: Settings, source: str) -> Path | None:
+    """Where the model lies: by its path or repository, else by the last part of its name."""
+    found = folder_of(source)
+    if found is not None and (found / "config.json").is_file():
+        return found
+    stored = stored_models(home() / settings.cache_dir, settings.model_path)
+    named = (model.folder for model in stored if source in {model.name.rpartition("/")[2], _plain(model.folder)})
+    return next(named, None)
+
+
+def _plain(folder: Path) -> str:
+    """The embedded model's name without what says how its weights are kept."""
+    return EMBEDDED_NAME if folder.name.startswith(f"{EMBEDDED_NAME}-") else folder.name
+
+
+def _probed(settings: Settings, folder: Path) -> Probed | None:
+    path = home() / settings.cache_dir / FILE
+    if not path.exists():
+        return None
+    table = ProbeTable(path)
+    try:
+        return table.get(probe_key(fingerprint(folder)))
+    finally:
+        table.close()
+
+
+def _print(source: str, folder: Path, facts: dict[str, Fact]) -> None:
+    print(f"{source}  ({folder})")
+    table = Table(box=None, pad_edge=False)
+    for heading in ("", "VALUE", "FOUND BY"):
+        table.add_column(heading)
+    for name, fact in facts.items():
+        table.add_row(name, _text(fact.value), fact.source)
+    Console(highlight=False, width=120).print(table)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value)) or "-"
+    return "-" if value is None else str(value)

@@ -1,0 +1,67 @@
+"""One greedy answer from a model that serves nobody yet. Model thread only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
+from typing import Any, cast
+
+import mlx.core as mx
+from mlx_lm.models.cache import make_prompt_cache
+
+from start_llm.core.settings import Settings
+from start_llm.engine.text import eval_cache
+from start_llm.models.loader import LoadedModel
+from start_llm.models.trial import SECONDS, TOKENS, Answer, TooSlow
+
+_CHUNKS = (16, 64, 256)  # by the time that the first ones take it is known how long all of them will
+
+
+def asker(settings: Settings, loaded: LoadedModel) -> Answer | None:
+    """How `loaded` answers while it is looked at; ``None`` if it is not to be asked (MODEL_PROBE)."""
+    if settings.model_probe == "off":
+        return None
+    return partial(greedy, loaded.model, eos=loaded.eos, most=TOKENS, seconds=SECONDS)
+
+
+def greedy(
+    model: Any,
+    tokens: Sequence[int],
+    *,
+    eos: Collection[int],
+    most: int,
+    seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[int]:
+    """The tokens that `model` answers to `tokens`, without the end token.
+
+    Args:
+        model: mlx-lm's, or of that shape.
+        most: it ends after so many tokens.
+
+    Raises:
+        TooSlow: it takes longer than `seconds`, or the prompt would; the tokens up to then have been given.
+    """
+    began = clock()
+    cache = make_prompt_cache(model)
+    waiting = list(tokens)
+    sizes = iter(_CHUNKS)
+    size = _CHUNKS[0]
+    while len(waiting) > 1:
+        size = next(sizes, size)
+        chunk = waiting[: min(size, len(waiting) - 1)]
+        model(mx.array(chunk)[None], cache=cache)
+        eval_cache(cache)
+        del waiting[: len(chunk)]
+        if (clock() - began) * len(tokens) > seconds * (len(tokens) - len(waiting)):
+            raise TooSlow
+    for _ in range(most):
+        logits = model(mx.array(waiting)[None], cache=cache)
+        token = cast(int, mx.argmax(logits[0, -1]).item())
+        if token in eos:
+            return
+        yield token
+        if clock() - began > seconds:
+            raise TooSlow
+        waiting = [token]

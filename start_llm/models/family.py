@@ -1,0 +1,92 @@
+"""The families of `models/families` and which of them a model belongs to. Knows no MLX."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from start_llm.core.errors import NotSupported
+from start_llm.core.reasoning_tags import REASONING_STYLES
+
+GENERIC = "generic"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """See `models/families`. `name` is that of the file."""
+
+    name: str
+    title: str
+    tool_parsers: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    types: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    reasoning_parser: str | None = None
+    efforts: tuple[str, ...] = ()
+
+
+@cache
+def families() -> Mapping[str, Family]:
+    """All of them, by name. Raises ValueError for a file that is none."""
+    found = {}
+    for file in sorted(files("start_llm.models.families").iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".toml"):
+            name = file.name.removesuffix(".toml")
+            found[name] = read_family(name, file.read_text(encoding="utf-8"))
+    return found
+
+
+def read_family(name: str, text: str) -> Family:
+    """Raises ValueError: the file, the key and what is allowed."""
+    data = tomllib.loads(text)
+    known = [field.name for field in fields(Family) if field.name != "name"]
+    for key, value in data.items():
+        if key not in known:
+            raise ValueError(f"family {name}: {key!r} is no key{nearest(key, known)}")
+        if key not in {"title", "reasoning_parser"} and not isinstance(value, list):
+            raise ValueError(f"family {name}: {key}={value!r} must be a list")
+    values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in data.items()}
+    made = Family(name, **values)
+    if made.reasoning_parser is not None and made.reasoning_parser not in REASONING_STYLES:
+        raise ValueError(f"family {name}: there is no reasoning parser {made.reasoning_parser!r}")
+    if not made.tool_parsers:
+        raise ValueError(f"family {name}: tool_parsers is empty")
+    return made
+
+
+def chosen_family(setting: str) -> Family:
+    """MODEL_FAMILY. Raises NotSupported."""
+    if setting not in families():
+        raise NotSupported(f"MODEL_FAMILY={setting}: there is no such family{nearest(setting, families())}.")
+    return families()[setting]
+
+
+def detect_family(config: Mapping[str, Any], name: str, vocab: Iterable[str] = ()) -> Family:
+    """From the model's name, else its architecture, else its vocabulary. Of several that fit, the longest sign counts.
+
+    The name comes first: fine-tunes keep the architecture of another family (Kimi K2 has DeepSeek's).
+    """
+    lowered = name.lower()
+    kind = str(config.get("model_type", "")).lower()
+    words = set(vocab)
+    known = families().values()
+    for fitting in (
+        [(len(sign), family.name) for family in known for sign in family.names if sign in lowered],
+        [(len(sign), family.name) for family in known for sign in family.types if kind.startswith(sign)],
+        [(len(sign), family.name) for family in known for sign in family.tokens if sign in words],
+    ):
+        if fitting:
+            return families()[max(fitting)[1]]
+    return families()[GENERIC]
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """The end of a sentence about a word that is not known."""
+    names = list(known)
+    near = difflib.get_close_matches(word, names, 1, 0.5)
+    return f"; the nearest one is {near[0]!r}" if near else f"; allowed are {', '.join(sorted(names))}"

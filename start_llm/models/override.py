@@ -1,0 +1,123 @@
+"""A model's own file, which sets what finding out got wrong: ``MODEL_FILES/NAME.toml``. Knows no MLX.
+
+``NAME`` is the repository with ``--`` for the ``/`` (``owner--model.toml``), or its last part alone.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from start_llm.core.errors import NotSupported
+from start_llm.core.reasoning_tags import REASONING_STYLES
+from start_llm.models.capabilities import Fact
+from start_llm.models.family import chosen_family, detect_family, families, nearest
+from start_llm.parsing.registry import TOOL_FORMATS
+from start_llm.prompt.probe import Traits
+
+KEYS = ("family", "context", "tool_parser", "reasoning_parser", "template")
+LEAST_CONTEXT = 256
+TRAIT_NAMES = tuple(field.name for field in fields(Traits) if field.name not in {"starts", "structure", "fingerprint"})
+"""Facts of a template that people are shown, and that a model's own file may set."""
+_TABLE = "template"
+
+
+class OverrideError(NotSupported):
+    """A model's own file cannot be used. One sentence: the file, the key, the value and what is allowed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Override:
+    """
+    Attributes:
+        path: the file, ``None`` where there is none.
+        values: of the keys that stand in it, those of ``[template]`` with that word and a point in front.
+    """
+
+    path: Path | None = None
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    def traits(self) -> dict[str, Any]:
+        head = f"{_TABLE}."
+        return {name.removeprefix(head): value for name, value in self.values.items() if name.startswith(head)}
+
+
+def read_override(folder: Path, source: str) -> Override:
+    """The file of the model `source` (a repository, a folder, a name). Raises OverrideError."""
+    for name in dict.fromkeys((source.strip("/").replace("/", "--"), source.rstrip("/").rsplit("/", 1)[-1])):
+        path = folder / f"{name}.toml"
+        try:
+            text = path.read_text("utf-8")
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, UnicodeDecodeError) as error:
+            raise OverrideError(f"{path} cannot be read: {error}.") from error
+        return Override(path, _values(path, text))
+    return Override()
+
+
+def family_of(
+    setting: str | None, override: Override, config: Mapping[str, Any], name: str, vocab: Mapping[str, int]
+) -> Fact:
+    """The `Family`: of the model's file, of MODEL_FAMILY, or detected.
+
+    Raises:
+        NotSupported: MODEL_FAMILY is none.
+    """
+    if "family" in override.values:
+        return Fact(families()[override.values["family"]], "file")
+    if setting is not None:
+        return Fact(chosen_family(setting), "setting")
+    return Fact(detect_family(config, name, vocab), "config")
+
+
+def _values(path: Path, text: str) -> dict[str, Any]:
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise OverrideError(f"{path} is no TOML: {error}.") from error
+    found: dict[str, Any] = {}
+    for key, value in data.items():
+        if key not in KEYS:
+            raise OverrideError(f"{path}: {key!r} is no key{nearest(key, KEYS)}.")
+        if key != _TABLE:
+            found[key] = _checked(path, key, value)
+            continue
+        if not isinstance(value, dict):
+            raise OverrideError(f"{path}: {key}={value!r} must be a table: [template].")
+        for name, fact in value.items():
+            if name not in TRAIT_NAMES:
+                raise OverrideError(f"{path}: template.{name!s} is no key{nearest(name, TRAIT_NAMES)}.")
+            found[f"{_TABLE}.{name}"] = _trait(path, name, fact)
+    return found
+
+
+def _checked(path: Path, key: str, value: Any) -> Any:
+    if key == "context":
+        if isinstance(value, bool) or not isinstance(value, int) or value < LEAST_CONTEXT:
+            raise OverrideError(f"{path}: context={value!r} must be a number of tokens, at least {LEAST_CONTEXT}.")
+        return value
+    allowed = {"family": families(), "tool_parser": TOOL_FORMATS, "reasoning_parser": REASONING_STYLES}[key]
+    if not isinstance(value, str) or value not in allowed:
+        raise OverrideError(f"{path}: {key}={value!r} is not known{nearest(str(value), allowed)}.")
+    return value
+
+
+def _trait(path: Path, name: str, value: Any) -> Any:
+    """The value in the kind that `Traits` has; an empty text is ``None`` where that is allowed."""
+    hint = get_type_hints(Traits)[name]
+    if hint is bool:
+        if isinstance(value, bool):
+            return value
+        raise OverrideError(f"{path}: template.{name}={value!r} must be true or false.")
+    if type(None) in get_args(hint):
+        if isinstance(value, str) and (name != "calls" or value in {"", "mapping", "string"}):
+            return value or None
+        allowed = '"mapping", "string" or ""' if name == "calls" else 'a text; "" is none'
+        raise OverrideError(f"{path}: template.{name}={value!r} must be {allowed}.")
+    if isinstance(value, list) and all(isinstance(part, str) for part in value):
+        return tuple(value)
+    raise OverrideError(f"{path}: template.{name}={value!r} must be a list of texts.")

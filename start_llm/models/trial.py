@@ -1,0 +1,191 @@
+"""In which format a model calls tools, by asking it to: one prompt, one greedy answer, read by every parser.
+
+The prompt is made and the answer is read by the code that serves requests. Nothing here knows MLX: who calls brings the
+tokens that the model answers.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+
+from start_llm.core.errors import BadRequest
+from start_llm.core.messages import Message, Tool
+from start_llm.parsing.detokenise import Detokenizer, StreamingDetokenizer
+from start_llm.parsing.registry import SHARED_SIGNS, TOOL_FORMATS, ExternalFormat, OutputStyle, output_style
+from start_llm.parsing.stream import OutputParser
+from start_llm.prompt.ports import Template, Tokenizer
+from start_llm.prompt.probe import Traits
+from start_llm.prompt.render import Renderer
+
+TOKENS = 384
+"""Of an answer at most: a call takes about 40, what a model thinks before it the rest."""
+SECONDS = 20.0
+"""Of an answer at most."""
+_SAID = 400  # characters of the answer that are kept for people
+
+TOOL = Tool(
+    "get_weather",
+    "Tells the weather in a city, as it is now.",
+    {
+        "type": "object",
+        "properties": {"city": {"type": "string", "description": "The city's name."}},
+        "required": ["city"],
+    },
+)
+ASKED = Message("user", "What is the weather in Paris now? Use the tool get_weather to find out.")
+
+
+class TooSlow(Exception):
+    """Raised by an `Answer`: it would take too long here."""
+
+
+Answer = Callable[[Sequence[int]], Iterator[int]]
+"""Tokens of a prompt to tokens of a greedy answer, the end token left out. Bounded; raises TooSlow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came of it.
+
+    Attributes:
+        outcome: ``called``: a call was read; ``silent``: the answer holds none; ``none``: it could not be asked;
+            ``open``: it was not asked for now.
+        format: id of the tool format that was written; ``None`` where it does not show (every parser reads bare JSON).
+        reasoning: id of the reasoning style that goes with `format`, where that is another one.
+        said: the beginning of the answer.
+        why: for ``none`` and ``open``: the reason, as the end of a sentence.
+    """
+
+    outcome: str
+    format: str | None = None
+    reasoning: str | None = None
+    said: str = ""
+    why: str = ""
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """How the model is taken to write before it is asked: what `parsing.registry.output_style` takes.
+
+    Attributes:
+        order: ids of tool formats to try first; all others follow.
+    """
+
+    order: tuple[str, ...]
+    reasoning: str
+    think_tags: tuple[str, str] | None = None
+    external: ExternalFormat | None = None
+
+
+def try_tools(
+    template: Template,
+    tokenizer: Tokenizer,
+    traits: Traits,
+    assumed: Assumed,
+    detokenizer: Callable[[], StreamingDetokenizer],
+    answer: Answer,
+) -> Generator[float, None, Trial]:
+    """Asks and reads; pauses after each token. The thread is `answer`'s."""
+    if not traits.tools:
+        return Trial("none", why="its template shows no tools")
+    renderer = Renderer(template, traits, preserve_thinking=True)
+    try:
+        variables = renderer.variables(thinking=False, effort=None, extra={})
+        rendered = renderer.render([ASKED], [TOOL], variables)
+    except BadRequest as error:
+        return Trial("none", why=error.message)
+    began = time.monotonic()
+    streaming = Detokenizer(detokenizer())
+    pieces: list[str] = []
+    count = 0
+    slow = False
+    try:
+        for token in answer(tokenizer.encode(rendered.text)):
+            pieces.append(streaming.feed(token))
+            count += 1
+            yield 0.0
+    except TooSlow:
+        slow = True
+    text = "".join(pieces) + streaming.finish()
+    found = read_call(text, assumed, in_reasoning=rendered.in_reasoning)
+    seconds = round(time.monotonic() - began, 3)
+    if found is None and slow:
+        return Trial("open", why="it takes too long here", said=text[:_SAID], tokens=count, seconds=seconds)
+    if found is None:
+        return Trial("silent", said=text[:_SAID], tokens=count, seconds=seconds)
+    ident, reasoning = found
+    return Trial("called", ident, reasoning, text[:_SAID], tokens=count, seconds=seconds)
+
+
+def told(trial: Trial, assumed: str) -> str:
+    """What came of the trial, for people."""
+    took = f"{trial.tokens} tokens, {trial.seconds:.1f} s"
+    if trial.outcome == "called":
+        return f"asked to call a tool, the model wrote {trial.format or 'a call without any mark'} ({took})"
+    if trial.outcome == "silent":
+        return f"asked to call a tool, the model wrote no call ({took}); {assumed} is assumed"
+    return f"the model was not asked to call a tool: {trial.why}; {assumed} is assumed"
+
+
+def read_call(text: str, assumed: Assumed, *, in_reasoning: bool) -> tuple[str | None, str | None] | None:
+    """(tool format, reasoning style if it is another than assumed) of the answer `text`; ``None`` if it holds no call.
+
+    The format is ``None`` where the call has no mark of any.
+    """
+    called = False
+    for ident in dict.fromkeys((*assumed.order, *TOOL_FORMATS)):
+        if ident == "null":
+            continue
+        for style, reasoning in _styles(ident, assumed):
+            if not _calls(text, style, in_reasoning):
+                continue
+            called = True
+            if _wrote(text, style, in_reasoning):
+                return ident, reasoning
+    return (None, None) if called else None
+
+
+def _styles(ident: str, assumed: Assumed) -> Iterator[tuple[OutputStyle, str | None]]:
+    """The format with the reasoning style that is assumed; harmony is a style of its own."""
+    other = ident == "harmony" and assumed.reasoning != "harmony"
+    yield (
+        output_style(
+            tool_parser=ident,
+            reasoning_parser="harmony" if other else assumed.reasoning,
+            external=assumed.external,
+            reasoning_tags=None if other else assumed.think_tags,
+        ),
+        "harmony" if other else None,
+    )
+
+
+def _wrote(text: str, style: OutputStyle, in_reasoning: bool) -> bool:
+    """The call is in this very format, and not in one that is read beside it."""
+    ident = style.tools.id
+    if ident == "harmony":
+        return "to=functions." in text or "to=" + TOOL.name in text
+    sign = SHARED_SIGNS.get(ident)
+    if sign is not None and sign.search(text):
+        return True
+    alone = OutputStyle(style.reasoning, style.tools, others=(), external=style.external)
+    return bool(style.tools.openers or style.external) and _calls(text, alone, in_reasoning)
+
+
+def _calls(text: str, style: OutputStyle, in_reasoning: bool) -> bool:
+    """Whether the answer calls the tool with what it needs."""
+    parser = OutputParser(style, tools=[TOOL], in_reasoning=in_reasoning, whole=True)
+    parser.feed(text)
+    parser.finish()
+    for call in parser.parsed().tool_calls:
+        try:
+            arguments = json.loads(call.arguments)
+        except ValueError:
+            continue
+        if call.name == TOOL.name and isinstance(arguments, dict) and isinstance(arguments.get("city"), str):
+            return True
+    return False

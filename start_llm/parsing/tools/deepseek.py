@@ -1,0 +1,61 @@
+"""DeepSeek: calls as ``name<｜tool▁sep｜>{...}``; before V3.1 as ``function<｜tool▁sep｜>name`` and a fence."""
+
+from __future__ import annotations
+
+from start_llm.parsing.calls import NotACall
+from start_llm.parsing.jsonstream import Dialect
+from start_llm.parsing.source import Step
+from start_llm.parsing.tools.base import MAX_NAME, NAME, Opener, Reading, ToolFormat
+from start_llm.parsing.turntokens import LEAKED
+
+_SECTION, _SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL, _SEPARATOR, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+_FENCE = "```"
+_MAX_FENCE = 20
+_JSON = Dialect(enders=(_END, _SECTION_END, _CALL, *LEAKED))
+
+
+def _block(reading: Reading) -> Step[None]:
+    source = reading.source
+    count = 0
+    while True:
+        yield from source.skip()
+        opened = yield from source.accept((_CALL, _SECTION))
+        if opened == _SECTION:
+            continue
+        if count and not opened:
+            break
+        yield from _call(reading)
+        count += 1
+    yield from source.accept((_SECTION_END,))
+
+
+def _call(reading: Reading) -> Step[None]:
+    source = reading.source
+    yield from source.skip()
+    name = yield from source.span(NAME, MAX_NAME)
+    yield from source.skip()
+    if not name or not (yield from source.accept((_SEPARATOR,))):
+        raise NotACall
+    yield from source.skip()
+    if (yield from source.ahead()) not in ("{", "`"):  # what stood in front was the kind of tool
+        name = yield from source.span(NAME, MAX_NAME)
+        yield from source.skip()
+        if not name:
+            raise NotACall
+    fenced = bool((yield from source.accept((_FENCE,))))
+    if fenced:
+        yield from source.until(("\n",), _MAX_FENCE)
+    call = reading.calls.begin(name)
+    complete = yield from reading.json_arguments(call, _JSON)
+    yield from source.skip()
+    if fenced:
+        yield from source.accept((_FENCE,))
+        yield from source.skip()
+    yield from source.accept((_END,))
+    reading.finish(call, complete)
+
+
+DEEPSEEK = ToolFormat(
+    "deepseek", (Opener(_SECTION, _block), Opener(_CALL, _block, keep=True)), (_SECTION_END, _END, _SEPARATOR)
+)

@@ -1,0 +1,75 @@
+"""``models show``: every fact with who says so, without loading anything."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from start_llm.__main__ import main
+from start_llm.core.settings import Settings, load_settings
+from start_llm.engine.asking import greedy
+from start_llm.models.device import GIB, Device
+from start_llm.models.finding import at_once, find_out
+from start_llm.models.loader import load_model
+from start_llm.models.trial import TOKENS
+from tests.models.callers import CALLERS, build_caller
+
+MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
+
+
+def serve_once(settings: Settings) -> None:
+    """What happens to the table when the model is served."""
+    loaded = load_model(settings, MACHINE, lambda step, part: None, lambda line: None)
+
+    def answer(tokens):
+        return greedy(loaded.model, tokens, eos=loaded.eos, most=TOKENS, seconds=600.0)
+
+    at_once(find_out(settings, loaded, answer, lambda line: None))
+
+
+def test_a_models_facts_and_who_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = build_caller(tmp_path, "GLM-4.7", "hermes")
+    (model / "generation_config.json").write_text('{"temperature": 0.6}')
+    monkeypatch.setenv("START_LLM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("START_LLM_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("ORACLE_REPLIES", str(tmp_path / "reply"))
+    (tmp_path / "reply").write_text(CALLERS[2].reply())
+
+    assert main(["models", "show", str(model)]) == 0
+    before = capsys.readouterr().out
+    assert "found out when it is served for the first time" in before and "tool_parser" not in before
+
+    serve_once(load_settings(None, model_path=str(model), trust_remote_code=True))
+    capsys.readouterr()
+    assert main(["models", "show", str(model)]) == 0
+    lines = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()[1:] if line.strip()}
+    assert lines["tool_parser"] == ["glm47", "probe"]
+    assert lines["family"] == ["glm4", "config"] and lines["context"] == ["262,144", "config"]
+    assert lines["sampling.temperature"] == ["0.6", "config"]
+    assert lines["template.tools"] == ["yes", "probe"]
+    assert "wrote glm47" in " ".join(lines["Asked"])
+
+    own = tmp_path / "home" / "models"
+    own.mkdir(parents=True)
+    (own / "GLM-4.7.toml").write_text('tool_parser = "mistral"\n')
+    assert main(["models", "show", str(model), "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["facts"]["tool_parser"] == {"value": "mistral", "source": "file"}
+    assert data["file"] == str(own / "GLM-4.7.toml") and data["trial"]["format"] == "glm47"
+
+    (own / "GLM-4.7.toml").write_text('tool_praser = "mistral"\n')
+    assert main(["models", "show", str(model)]) == 1
+    assert "the nearest one is 'tool_parser'" in capsys.readouterr().err
+
+
+def test_a_model_that_is_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("START_LLM_HOME", str(tmp_path))
+    monkeypatch.setenv("START_LLM_CACHE_DIR", str(tmp_path / "cache"))
+    assert main(["models", "show", "nobody/nothing-7b"]) == 1
+    assert "nobody/nothing-7b is not on this disk" in capsys.readouterr().err

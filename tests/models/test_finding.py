@@ -1,0 +1,257 @@
+"""What a model can do is found out once, by rendering and by asking it; its own file has the last word."""
+
+from __future__ import annotations
+
+import sqlite3
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from start_llm.core.errors import NotSupported
+from start_llm.core.settings import Settings, load_settings
+from start_llm.engine.asking import greedy
+from start_llm.models.capabilities import Fact
+from start_llm.models.device import GIB, Device
+from start_llm.models.finding import at_once, find_out, with_room
+from start_llm.models.loader import LoadedModel, load_model
+from start_llm.models.override import OverrideError
+from start_llm.models.probed import FILE, ProbeTable, decode, encode, probe_key
+from start_llm.models.trial import SECONDS, TOKENS, TooSlow
+from tests.models.callers import CALLERS, Caller, build_caller
+
+MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
+
+
+class World:
+    """One cache folder; counts what is said and how often a model was asked."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder = folder
+        self.said: list[str] = []
+        self.asked = 0
+        self._reply = folder / "reply"
+        monkeypatch.setenv("ORACLE_REPLIES", str(self._reply))
+
+    def settings(self, model: Path, **more: Any) -> Settings:
+        cache, files = self.folder / "cache", self.folder / "models"
+        fixed = {"trust_remote_code": True, "start_llm_cache_dir": cache, "model_files": files}
+        return load_settings(None, model_path=str(model), **fixed, **more)
+
+    def load(self, model: Path, reply: str = "", **more: Any) -> LoadedModel:
+        settings = self.settings(model, **more)
+        self._reply.write_text(reply, "utf-8")
+        loaded = load_model(settings, MACHINE, lambda step, part: None, self.said.append)
+
+        def answer(tokens: Any) -> Any:
+            self.asked += 1
+            return greedy(loaded.model, tokens, eos=loaded.eos, most=TOKENS, seconds=600.0)
+
+        return at_once(find_out(settings, loaded, answer, self.said.append))
+
+    def own_file(self, name: str, text: str) -> None:
+        folder = self.folder / "models"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{name}.toml").write_text(text, "utf-8")
+
+
+@pytest.fixture
+def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    return World(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("caller", CALLERS, ids=lambda caller: f"{caller.name}-{caller.call}")
+def test_the_format_that_a_model_writes_is_the_one_that_is_used(caller: Caller, world: World) -> None:
+    able = world.load(build_caller(world.folder, caller.name, caller.call), caller.reply()).capabilities
+    assert able.family == caller.family
+    assert world.asked == 1
+    if caller.format is None:
+        assert able.facts["tool_parser"] == Fact("json_tools", "template"), "what has no mark is read by every parser"
+        assert "without any mark" in world.said[0]
+    else:
+        assert able.facts["tool_parser"] == Fact(caller.format, "probe")
+        assert able.tool_parser == caller.format and f"wrote {caller.format}" in world.said[0]
+    assert able.traits is not None and able.traits.tools and able.traits.fingerprint
+
+
+def test_the_callers_are_of_twelve_families_and_more() -> None:
+    assert len({caller.family for caller in CALLERS}) >= 12
+
+
+def test_a_model_that_writes_otherwise_than_its_family_is_believed(world: World) -> None:
+    mistral = next(caller for caller in CALLERS if caller.name == "Devstral-Small")
+    able = world.load(build_caller(world.folder, "Qwen3-8B", "hermes"), mistral.reply()).capabilities
+    assert able.family == "qwen3" and able.facts["tool_parser"] == Fact("mistral", "probe")
+
+
+def test_harmony_brings_its_reasoning_style_along(world: World) -> None:
+    harmony = next(caller for caller in CALLERS if caller.family == "gpt-oss")
+    able = world.load(build_caller(world.folder, "Some-Model", "hermes"), harmony.reply()).capabilities
+    assert (able.tool_parser, able.reasoning_parser) == ("harmony", "harmony")
+
+
+@pytest.mark.parametrize("babble", ["It is sunny in Paris. ", "<tool_call> get weather! "])
+def test_a_model_that_babbles_keeps_what_its_template_says(babble: str, world: World) -> None:
+    loaded = world.load(build_caller(world.folder, "Qwen3-8B", "xml"), babble * 500)
+    assert loaded.capabilities.facts["tool_parser"] == Fact("qwen3_coder", "template")
+    assert f"wrote no call ({TOKENS} tokens" in world.said[0] and "qwen3_coder is assumed" in world.said[0]
+
+
+def test_a_call_behind_thoughts_counts(world: World) -> None:
+    caller = CALLERS[1]
+    reply = "<think>\nI could say <tool_call>{} here.\n</think>\n\nI look.\n" + caller.reply()
+    able = world.load(build_caller(world.folder, caller.name, caller.call), reply).capabilities
+    assert able.facts["tool_parser"] == Fact("qwen3_coder", "probe")
+
+
+def test_the_second_start_asks_nothing(world: World) -> None:
+    path = build_caller(world.folder, "GLM-4.7", "keyed")
+    first = world.load(path, CALLERS[2].reply())
+    second = world.load(path, "something else")
+    assert world.asked == 1 and len(world.said) == 1
+    assert second.capabilities == first.capabilities
+
+
+def test_another_template_or_version_is_another_model(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = build_caller(world.folder, "GLM-4.7", "keyed")
+    files = world.load(path, CALLERS[2].reply()).files
+    build_caller(world.folder, "GLM-4.7", "hermes")
+    assert world.load(path, CALLERS[0].reply()).capabilities.tool_parser in {"json_tools", "hermes_json"}
+    assert world.asked == 2
+    before = probe_key(files)
+    monkeypatch.setattr("start_llm.models.probed.PROBE_VERSION", 1_000_000)
+    assert probe_key(files) != before
+
+
+def test_a_damaged_table_is_set_aside(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    path = build_caller(world.folder, "GLM-4.7", "keyed")
+    before = world.load(path, CALLERS[2].reply()).capabilities
+    table = world.folder / "cache" / FILE
+    table.write_bytes(b"this is no database" * 100)
+    assert world.load(path, CALLERS[2].reply()).capabilities == before
+    assert world.asked == 2 and table.with_name(f"{FILE}.damaged").exists()
+    assert world.load(path).capabilities == before and world.asked == 2
+
+
+def test_a_row_that_was_changed_is_not_believed(world: World) -> None:
+    path = build_caller(world.folder, "GLM-4.7", "keyed")
+    world.load(path, CALLERS[2].reply())
+    with sqlite3.connect(world.folder / "cache" / FILE) as connection:
+        connection.execute("UPDATE models SET record = replace(record, 'glm47', 'mistral')")
+    connection.close()
+    assert world.load(path, CALLERS[2].reply()).capabilities.tool_parser == "glm47" and world.asked == 2
+
+
+def test_a_row_comes_back_as_it_was(world: World) -> None:
+    loaded = world.load(build_caller(world.folder, "gpt-oss-20b", "harmony"), CALLERS[9].reply())
+    table = ProbeTable(world.folder / "cache" / FILE)
+    probed = table.get(probe_key(loaded.files))
+    table.close()
+    assert probed is not None and decode(encode(probed)) == probed
+    assert probed.traits.fingerprint == loaded.capabilities.traits.fingerprint  # type: ignore[union-attr]
+
+
+def test_a_model_that_was_not_asked_is_asked_later(world: World) -> None:
+    path = build_caller(world.folder, "GLM-4.7", "hermes")
+    settings = world.settings(path)
+    loaded = load_model(settings, MACHINE, lambda step, part: None, world.said.append)
+    able = at_once(find_out(settings, loaded, None, world.said.append)).capabilities
+    assert able.facts["tool_parser"].source == "template" and able.traits is not None and world.said == []
+    assert world.load(path, CALLERS[2].reply()).capabilities.tool_parser == "glm47"
+
+
+def test_a_slow_machine_gives_up_early_and_tries_again(world: World) -> None:
+    path = build_caller(world.folder, "GLM-4.7", "hermes")
+    settings = world.settings(path)
+    loaded = load_model(settings, MACHINE, lambda step, part: None, world.said.append)
+    times = iter(range(0, 100_000, 1000))  # each look at the clock is 1,000 s later
+    slow = partial(greedy, loaded.model, eos=loaded.eos, most=9, seconds=SECONDS, clock=lambda: float(next(times)))
+    with pytest.raises(TooSlow):
+        list(slow(range(5, 300)))
+    able = at_once(find_out(settings, loaded, slow, world.said.append)).capabilities
+    assert able.facts["tool_parser"].source == "template"
+    assert "too long here" in world.said[0]
+    assert world.load(path, CALLERS[2].reply()).capabilities.facts["tool_parser"] == Fact("glm47", "probe")
+
+
+def test_a_template_without_tools_is_not_asked(world: World) -> None:
+    path = build_caller(world.folder, "Some-Model", "hermes")
+    plain = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    (path / "chat_template.jinja").write_text(plain)
+    loaded = world.load(path, CALLERS[0].reply())
+    assert world.asked == 0 and "its template shows no tools" in world.said[0]
+    assert loaded.capabilities.facts["template.tools"] == Fact(False, "probe")
+
+
+# --- the model's own file ------------------------------------------------------
+
+
+def test_a_models_own_file_has_the_last_word(world: World) -> None:
+    path = build_caller(world.folder, "GLM-4.7", "keyed")
+    before = world.load(path, CALLERS[2].reply()).capabilities
+    world.own_file(
+        "GLM-4.7",
+        'tool_parser = "mistral"\ncontext = 5000\nfamily = "kimi"\n'
+        '[template]\nmany_calls = false\nswitches = ["thinking"]\nreasoning_key = ""\n',
+    )
+    able = world.load(path).capabilities
+    assert world.asked == 1, "what was found is still known"
+    assert (able.tool_parser, able.context, able.family) == ("mistral", 5000, "kimi")
+    assert able.traits is not None and before.traits is not None
+    assert (able.traits.many_calls, able.traits.switches, able.traits.reasoning_key) == (False, ("thinking",), None)
+    assert able.traits.fingerprint != before.traits.fingerprint, "what was rendered otherwise is another conversation"
+    for name in ("tool_parser", "context", "family", "template.many_calls", "template.switches"):
+        assert able.facts[name].source == "file"
+    assert able.facts["template.system"].source == "probe"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('tool_praser = "mistral"', "'tool_praser' is no key; the nearest one is 'tool_parser'"),
+        ('tool_parser = "mistrall"', "tool_parser='mistrall' is not known; the nearest one is 'mistral'"),
+        ("tool_parser = 3", "tool_parser=3 is not known"),
+        ('family = "qwen"', "family='qwen' is not known; the nearest one is 'qwen3'"),
+        ('context = "much"', "context='much' must be a number of tokens, at least 256"),
+        ("context = true", "context=True must be a number"),
+        ("template = 1", "must be a table: [template]"),
+        ("[template]\nmanycalls = true", "template.manycalls is no key; the nearest one is 'many_calls'"),
+        ('[template]\ntools = "yes"', "template.tools='yes' must be true or false"),
+        ('[template]\ncalls = "json"', 'template.calls=\'json\' must be "mapping", "string" or ""'),
+        ("[template]\ndates = 4", "template.dates=4 must be a list of texts"),
+        ("context = ", "is no TOML"),
+    ],
+)
+def test_a_bad_file_is_told_before_the_weights_are_read(text: str, says: str, world: World) -> None:
+    path = build_caller(world.folder, "GLM-4.7", "keyed")
+    (path / "model.safetensors").unlink()
+    world.own_file("GLM-4.7", text)
+    with pytest.raises(OverrideError) as caught:
+        world.load(path)
+    assert says in caught.value.message and "GLM-4.7.toml" in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+def test_an_unknown_family_is_told_with_the_nearest_one(world: World) -> None:
+    path = build_caller(world.folder, "GLM-4.7", "keyed")
+    with pytest.raises(NotSupported, match=r"MODEL_FAMILY=lama: there is no such family; the nearest one is 'llama'"):
+        world.load(path, model_family="lama")
+
+
+def test_a_setting_chooses_the_family(world: World) -> None:
+    able = world.load(build_caller(world.folder, "GLM-4.7", "keyed"), model_family="kimi").capabilities
+    assert able.facts["family"] == Fact("kimi", "setting")
+
+
+# --- context -------------------------------------------------------------------
+
+
+def test_the_context_is_what_memory_has_room_for(world: World) -> None:
+    loaded = world.load(build_caller(world.folder, "GLM-4.7", "keyed"), CALLERS[2].reply())
+    world.said.clear()
+    assert with_room(loaded, None, world.said.append) is loaded
+    assert with_room(loaded, 10**9, world.said.append) is loaded and world.said == []
+    tight = with_room(loaded, 40_000, world.said.append).capabilities
+    assert tight.context == 39 * 1024 and tight.facts["context"] == Fact(39 * 1024, "memory")
+    assert world.said == ["context   39,936 tokens of KV fit into memory; GLM-4.7 could take 262,144"]
