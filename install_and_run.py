@@ -5,7 +5,6 @@
 The first start installs (a step a line); later ones find a stamp file and hand over at once, without the network.
 """
 
-import ctypes.util
 import fcntl
 import hashlib
 import importlib
@@ -38,33 +37,6 @@ UV = "uv==0.13.8"
 INSTALLER = 2  # part of the stamp: raise it when what is done to the venv below changes
 STAMP = "start_llm.json"
 UNFINISHED = "start_llm.unfinished"
-
-# MLX's CPU wheel computes float32 matrix products with a reference BLAS. This stands in front of it and gives them to
-# OpenBLAS, which is loaded at the first product only: so preloading it costs other programs nothing. One core is left
-# to the HTTP threads, the proxy and the agent: OpenBLAS waits for its slowest thread, so with a thread on every core a
-# busy neighbour made it 8 times slower (measured on 2 cores; the second thread gains 1.7 times on an idle machine).
-SHIM = r"""
-#include <dlfcn.h>
-#include <stdio.h>
-#include <stdlib.h>
-typedef void (*gemm)(int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
-static gemm openblas;
-static gemm find(void) {
-  void *library = dlopen(OPENBLAS, RTLD_NOW | RTLD_LOCAL);
-  gemm found = library ? (gemm)dlsym(library, "scipy_cblas_sgemm") : 0;
-  int (*threads)(void) = library ? (int (*)(void))dlsym(library, "scipy_openblas_get_num_threads") : 0;
-  void (*set)(int) = library ? (void (*)(int))dlsym(library, "scipy_openblas_set_num_threads") : 0;
-  if (!found) { fprintf(stderr, "start_llm: %s; delete .venv and start again\n", dlerror()); abort(); }
-  if (threads && set && !getenv("OPENBLAS_NUM_THREADS") && threads() > 1) set(threads() - 1);
-  __atomic_store_n(&openblas, found, __ATOMIC_RELEASE);
-  return found;
-}
-void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda,
-                 const float *b, int ldb, float beta, float *c, int ldc) {
-  gemm f = __atomic_load_n(&openblas, __ATOMIC_ACQUIRE);
-  (f ? f : find())(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
-}
-"""
 
 
 def main(arguments: list[str]) -> int:
@@ -220,12 +192,23 @@ def install(folder: Path, *, dev: bool) -> None:
     # Makes the package importable from any folder without PYTHONPATH, which children would inherit.
     (site_packages(folder) / "start_llm.pth").write_text(f"{ROOT}\n")
     done = fingerprint(folder, dev=len(lists) == 2)
-    done["preload"] = openblas(folder) if sys.platform == "linux" else None
+    done["preload"] = fast_products(folder) if sys.platform == "linux" else None
     fresh = folder / f"{STAMP}.new"
     fresh.write_text(json.dumps(done, indent=1))
     fresh.replace(folder / STAMP)
     (folder / UNFINISHED).unlink()
     say(f"installed in {time.monotonic() - started:.0f} s")
+
+
+def fast_products(folder: Path) -> str | None:
+    """What to preload for fast float32 matrix products on the CPU, or nothing."""
+    blas = importlib.import_module("start_llm.host.blas")  # standard library only
+    preload: str | None = blas.bridge(folder)
+    if preload is None:
+        say("no C compiler and no libopenblas.so.0: matrix products on the CPU stay about 30 times slower (install cc)")
+    else:
+        say(f"float32 matrix products: {'OpenBLAS' if preload.startswith('/') else preload}")
+    return preload
 
 
 def remove(folder: Path) -> None:
@@ -293,35 +276,6 @@ def mebibytes(text: str) -> float:
 
 def failed(command: list[str], code: int) -> NoReturn:
     sys.exit(f"This step failed with exit code {code}; why stands above. Start again to go on:\n  {' '.join(command)}")
-
-
-# --- a fast BLAS on Linux ------------------------------------------------------------------
-
-
-def openblas(folder: Path) -> str | None:
-    """What to preload for fast float32 matrix products: our shim, the system's OpenBLAS, or nothing."""
-    library = site_packages(folder) / "scipy_openblas32" / "lib" / "libscipy_openblas.so"
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler and library.is_file():
-        shim = folder / "lib" / "start_llm" / "libstart_llm_blas.so"
-        shim.parent.mkdir(exist_ok=True)
-        define = f"-DOPENBLAS={json.dumps(str(library))}"
-        command = [compiler, "-O2", "-shared", "-fPIC", define, "-x", "c", "-", "-o", str(shim), "-ldl"]
-        if subprocess.run(command, input=SHIM, text=True, check=False).returncode == 0 and works(folder, str(shim)):
-            say("float32 matrix products: OpenBLAS")
-            return str(shim)
-    system = ctypes.util.find_library("openblas")
-    if system and works(folder, system):
-        say(f"float32 matrix products: the system's {system}")
-        return system
-    say("no C compiler and no libopenblas.so.0: matrix products on the CPU stay about 30 times slower (install cc)")
-    return None
-
-
-def works(folder: Path, preload: str) -> bool:
-    code = "import mlx.core as mx; a = mx.ones((64, 64)); assert (a @ a).sum().item() == 64**3"
-    command = [str(folder / "bin" / "python"), "-c", code]
-    return subprocess.run(command, env={**os.environ, "LD_PRELOAD": preload}, check=False).returncode == 0
 
 
 # --- running -------------------------------------------------------------------------------

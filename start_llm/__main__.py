@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if first := typed.command.begins(typed.options):
             print(first, file=sys.stderr, flush=True)
         # What reads settings takes a third of a second to import: help and refusals do without.
-        return int(import_module("start_llm.cli.running").run(typed))
+        return int(import_module("start_llm.cli.running").run(typed, own_process=arguments is None))
     except KeyboardInterrupt:  # before the command has its own answer to it, mostly while it is imported
         return INTERRUPTED
 

@@ -214,8 +214,8 @@ def why_slow(environment: Mapping[str, str], load: float, cores: int = os.cpu_co
     """
     if "blas" not in environment.get("LD_PRELOAD", ""):
         return (
-            "MLX computes with its reference BLAS; a clone's install_and_run.py builds a bridge to OpenBLAS, which is "
-            "some 30 times faster (it needs a C compiler, cc)."
+            "MLX computes with its reference BLAS; a bridge to OpenBLAS is some 30 times faster, and is made by itself "
+            "where there is a C compiler (cc) or the system's libopenblas.so.0: install one of them."
         )
     if load > cores:
         return f"other programs compute, too: load {load:.1f} on {cores} cores. Look again when they are done."

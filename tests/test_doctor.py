@@ -80,7 +80,7 @@ def test_a_slow_cpu_back_end_is_noted(settings: Settings, gflops: float, verdict
 
 def test_a_slow_figure_comes_with_its_reason() -> None:
     shim = {"LD_PRELOAD": "/x/libstart_llm_blas.so"}
-    assert "install_and_run.py" in doctor.why_slow({}, load=9.0, cores=2)
+    assert "C compiler (cc)" in doctor.why_slow({}, load=9.0, cores=2)
     assert "load 9.0 on 2 cores" in doctor.why_slow(shim, load=9.0, cores=2)
     assert "no more" in doctor.why_slow(shim, load=0.5, cores=2)
 

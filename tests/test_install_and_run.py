@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import install_and_run as bootstrap
+from start_llm.host import blas
 
 SCRIPT = Path(bootstrap.__file__)
 
@@ -43,7 +44,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(bootstrap, "make_venv", make)
     monkeypatch.setattr(bootstrap, "run", lambda command: log.append(f"pip {command[-1]}"))
     monkeypatch.setattr(bootstrap, "run_uv", lambda command: log.append(f"uv {command.count('-r')}"))
-    monkeypatch.setattr(bootstrap, "openblas", lambda folder: "libopenblas.so.0")
+    monkeypatch.setattr(bootstrap, "fast_products", lambda folder: "libopenblas.so.0")
     monkeypatch.setattr(shutil, "which", lambda name: "/opt/uv")
     return log
 
@@ -240,7 +241,7 @@ def test_a_kill_during_an_update_is_seen_too(folder: Path, steps: list[str], mon
     bootstrap.install(folder, dev=False)
     (folder.parent / "constraints.txt").write_text("y==2\n")
     with monkeypatch.context() as patch:
-        patch.setattr(bootstrap, "openblas", lambda folder: sys.exit("killed"))
+        patch.setattr(bootstrap, "fast_products", lambda folder: sys.exit("killed"))
         with pytest.raises(SystemExit):
             bootstrap.install(folder, dev=False)
     assert bootstrap.read_stamp(folder) == {}
@@ -346,7 +347,7 @@ def test_shim_gives_products_to_openblas_and_loads_it_late(python_folder: Path) 
 
     bundled = Path(scipy_openblas32.get_lib_dir()).parent
     (bootstrap.site_packages(python_folder) / "scipy_openblas32").symlink_to(bundled)
-    shim = bootstrap.openblas(python_folder)
+    shim = bootstrap.fast_products(python_folder)
     assert shim == str(python_folder / "lib/start_llm/libstart_llm_blas.so")
     code = (
         "import mlx.core as mx, numpy as np\n"
@@ -367,15 +368,15 @@ def test_a_broken_library_is_not_preloaded(
 ) -> None:
     put(bootstrap.site_packages(python_folder) / "scipy_openblas32/lib/libscipy_openblas.so", "not a library")
     monkeypatch.setattr("ctypes.util.find_library", lambda name: None)
-    assert bootstrap.openblas(python_folder) is None
+    assert bootstrap.fast_products(python_folder) is None
     assert "30 times slower" in capfd.readouterr().out
 
 
 def test_without_a_compiler_the_systems_openblas_is_used(python_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     monkeypatch.setattr("ctypes.util.find_library", {"openblas": "libopenblas.so.0"}.get)
-    monkeypatch.setattr(bootstrap, "works", lambda folder, preload: preload == "libopenblas.so.0")
-    assert bootstrap.openblas(python_folder) == "libopenblas.so.0"
+    monkeypatch.setattr(blas, "works", lambda folder, preload: preload == "libopenblas.so.0")
+    assert bootstrap.fast_products(python_folder) == "libopenblas.so.0"
 
 
 def test_every_direct_dependency_is_pinned_and_in_the_constraints() -> None:

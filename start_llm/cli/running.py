@@ -15,14 +15,24 @@ from start_llm.cli.reading import Typed
 from start_llm.core.exitcodes import ExitCode
 from start_llm.core.settings import Settings, SettingsError, load_settings
 from start_llm.dashboard.jsonlines import json_line
+from start_llm.host.blas import begin_again
 from start_llm.host.home import home, made_home
 from start_llm.models.recommended import full_name
 
 log = logging.getLogger(__name__)
 
 
-def run(typed: Typed) -> int:
-    """The command's exit code; 2 for a bad flag, setting, path or port."""
+COMPUTES = frozenset({"serve", "demo", "doctor"})
+"""Commands in whose process, or in children of it, MLX computes."""
+
+
+def run(typed: Typed, *, own_process: bool = False) -> int:
+    """The command's exit code; 2 for a bad flag, setting, path or port.
+
+    Args:
+        own_process: this process does nothing else, so that it may be started anew.
+    """
+    folder = _here()
     # transformers warns of what is no fault here (no PyTorch), and advises it, which nothing here needs
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
@@ -37,12 +47,21 @@ def run(typed: Typed) -> int:
         return _refuse(str(error), typed)
     except OSError as error:
         return _refuse(f"START_LLM_HOME={home()} cannot be used: {error}; name another folder.", typed)
+    if own_process and folder is not None and typed.command.name in COMPUTES:
+        begin_again(folder)
     try:
         return _start(typed, settings)
     except OSError as error:  # a disk that is full, a folder that is a file: no fault of the program's
         log.debug("%s failed", typed.command.name, exc_info=True)
         print(f"{typed.command.name}: {error}", file=sys.stderr)
         return ExitCode.NOT_STARTED
+
+
+def _here() -> str | None:
+    try:
+        return os.getcwd()
+    except OSError:  # it was deleted
+        return None
 
 
 def _start(typed: Typed, settings: Settings) -> int:

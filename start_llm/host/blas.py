@@ -1,0 +1,135 @@
+"""Fast float32 matrix products on Linux's CPU: a bridge from MLX to OpenBLAS, which has to be preloaded.
+
+A clone's `install_and_run.py` preloads it for everything; a `start-llm` that was installed as a package has it made at
+the first start of a server and starts its own process anew with it. Standard library only: the installer asks it, too.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+BRIDGE = Path("lib") / "start_llm" / "libstart_llm_blas.so"
+NOTE = Path("lib") / "start_llm" / "blas.json"
+TRIED = "START_LLM_BLAS_TRIED"
+SECONDS = 120
+
+# MLX's CPU wheel computes float32 matrix products with a reference BLAS. This stands in front of it and gives them to
+# OpenBLAS, which is loaded at the first product only: so preloading it costs other programs nothing. One core is left
+# to the HTTP threads, the proxy and the agent: OpenBLAS waits for its slowest thread, so with a thread on every core a
+# busy neighbour made it 8 times slower (measured on 2 cores; the second thread gains 1.7 times on an idle machine).
+SHIM = r"""
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+typedef void (*gemm)(int, int, int, int, int, int, float, const float *, int, const float *, int, float, float *, int);
+static gemm openblas;
+static gemm find(void) {
+  void *library = dlopen(OPENBLAS, RTLD_NOW | RTLD_LOCAL);
+  gemm found = library ? (gemm)dlsym(library, "scipy_cblas_sgemm") : 0;
+  int (*threads)(void) = library ? (int (*)(void))dlsym(library, "scipy_openblas_get_num_threads") : 0;
+  void (*set)(int) = library ? (void (*)(int))dlsym(library, "scipy_openblas_set_num_threads") : 0;
+  if (!found) { fprintf(stderr, "start_llm: %s; install start_llm anew\n", dlerror()); abort(); }
+  if (threads && set && !getenv("OPENBLAS_NUM_THREADS") && threads() > 1) set(threads() - 1);
+  __atomic_store_n(&openblas, found, __ATOMIC_RELEASE);
+  return found;
+}
+void cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const float *a, int lda,
+                 const float *b, int ldb, float beta, float *c, int ldc) {
+  gemm f = __atomic_load_n(&openblas, __ATOMIC_ACQUIRE);
+  (f ? f : find())(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
+}
+"""
+
+
+def bridge(prefix: Path) -> str | None:
+    """What to preload for the Python in `prefix`: our bridge, which is made, the system's OpenBLAS, or nothing."""
+    library = prefix / "lib" / "python3.12" / "site-packages" / "scipy_openblas32" / "lib" / "libscipy_openblas.so"
+    if (made := _compiled(prefix, library)) is not None and works(prefix, made):
+        return made
+    system = ctypes.util.find_library("openblas")
+    return system if system and works(prefix, system) else None
+
+
+def _compiled(prefix: Path, library: Path) -> str | None:
+    """The path of the bridge, made anew; nothing where there is no compiler, no OpenBLAS or no place for it."""
+    compiler, path = _compiler(), prefix / BRIDGE
+    if compiler is None or not library.is_file():
+        return None
+    try:
+        path.parent.mkdir(exist_ok=True)
+        handle, fresh = tempfile.mkstemp(dir=path.parent)
+    except OSError:
+        return None
+    os.close(handle)
+    define = f"-DOPENBLAS={json.dumps(str(library))}"
+    command = [compiler, "-O2", "-shared", "-fPIC", define, "-x", "c", "-", "-o", fresh, "-ldl"]
+    if subprocess.run(command, input=SHIM, text=True, check=False).returncode != 0:
+        os.unlink(fresh)
+        return None
+    os.replace(fresh, path)  # whoever computes with an older one keeps it
+    return str(path)
+
+
+def _compiler() -> str | None:
+    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
+def works(prefix: Path, preload: str) -> bool:
+    """Whether MLX computes right with it; in a process of its own."""
+    code = "import mlx.core as mx; a = mx.ones((64, 64)); assert (a @ a).sum().item() == 64**3"
+    command = [str(prefix / "bin" / "python"), "-c", code]
+    try:
+        return subprocess.run(command, env=_with(preload), check=False, timeout=SECONDS).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def _with(preload: str) -> dict[str, str]:
+    others = [name for name in os.environ.get("LD_PRELOAD", "").split(":") if name]
+    return {**os.environ, "LD_PRELOAD": ":".join([preload, *others]), TRIED: "yes"}
+
+
+def begin_again(folder: str) -> None:
+    """Starts this process anew with the bridge, in `folder`; returns where there is none, or it is there already.
+
+    The process keeps its number, its open files and its place with whoever started it.
+    """
+    if sys.platform != "linux" or TRIED in os.environ or "blas" in os.environ.get("LD_PRELOAD", ""):
+        return
+    prefix = Path(sys.prefix)
+    if prefix == Path(sys.base_prefix):
+        return  # a Python of the system: nothing of ours goes into it
+    preload = known(prefix)
+    if preload is None:
+        return
+    os.chdir(folder)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], _with(preload))
+
+
+def known(prefix: Path) -> str | None:
+    """`bridge`, which is asked once for this compiler: making and trying it takes seconds."""
+    compiler, note = _compiler(), prefix / NOTE
+    try:
+        found = json.loads(note.read_text("utf-8"))
+        preload: str | None = found["preload"]
+        gone = preload is not None and preload.startswith("/") and not os.path.exists(preload)
+        if found["compiler"] == compiler and not gone:
+            return preload
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    preload = bridge(prefix)
+    try:
+        note.parent.mkdir(exist_ok=True)
+        note.write_text(json.dumps({"compiler": compiler, "preload": preload}), "utf-8")
+    except OSError:
+        pass  # it is looked for again at the next start
+    return preload
