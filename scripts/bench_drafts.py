@@ -9,7 +9,7 @@
    token is replaced. Three loops take turns of a few tokens: `BatchGenerator`, our loop without drafts, and with them.
    So a busy machine slows all alike; CPU time stands beside wall time for the same reason. Once for edits of a file
    that stands in the prompt, once for text that never repeats, once for text that begins to repeat all the time and
-   then goes on otherwise. About six minutes on two busy cores.
+   then goes on otherwise, and once in two rows, which are decoded in a batch. About six minutes on two busy cores.
 
 usage: python3.12 install_and_run.py run scripts/bench_drafts.py [--session FILE] [--turns N] [--tokens N] [--seconds N]
        [--case NAME] [--no-wall]
@@ -201,52 +201,71 @@ def prefilled(model: Any, prompt: list[int]) -> list[Any]:
     return list(cache)
 
 
-class Saying:
-    """One loop that says a recording, a slice at a time. What it computed ahead belongs to the slice that began it."""
+@dataclass(frozen=True)
+class Case:
+    """What so many rows say at the same time, each behind the same prompt."""
 
-    def __init__(self, runner: Runner, cache: list[Any], prompt: list[int], said: list[int]) -> None:
-        index = SuffixIndex(prompt)
-        self.drafts = RowDrafts(lambda: index)
-        self.heard, self.wall, self.cpu = 0, list[float](), list[float]()
+    prompt: list[int]
+    said: list[int]
+    rows: int = 1
+
+
+class Saying:
+    """One loop that says a recording, a slice at a time. What it computed ahead belongs to the slice that began it.
+
+    Attributes:
+        heard: tokens that each of its rows has said.
+    """
+
+    def __init__(self, runner: Runner, cache: list[Any], prompt: list[int], said: list[int], rows: int) -> None:
+        self.wall, self.cpu = list[float](), list[float]()
         self._runner, self._said, self._first = runner, said, 0
-        runner.insert(
-            prompt,
-            copy.deepcopy(cache),
-            max_tokens=NEVER,
-            sampler=Recorded(said),
-            processors=[],
-            drafts=self.drafts,
-        )
+        self._heard: dict[int, int] = {}
+        for _ in range(rows):
+            index = SuffixIndex(prompt)
+            self.drafts = RowDrafts(lambda index=index: index)  # type: ignore[misc]
+            uid = runner.insert(
+                prompt,
+                copy.deepcopy(cache),
+                max_tokens=NEVER,
+                sampler=Recorded(said),
+                processors=[],
+                drafts=self.drafts,
+            )
+            self._heard[uid] = 0
         self.go_on(1)
         self._first, self.wall, self.cpu = self.heard, [], []
 
+    @property
+    def heard(self) -> int:
+        return min(self._heard.values())
+
     def go_on(self, tokens: int) -> None:
-        """Until it has said so many in all; a draft may take it further."""
+        """Until each row has said so many in all; a draft may take it further."""
         wall, cpu = time.perf_counter(), time.process_time()
         while self.heard < tokens:
             for row in self._runner.decode():
-                assert row.token == self._said[self.heard], "the recording was not said"
-                self.heard += 1
+                assert row.token == self._said[self._heard[row.uid]], "the recording was not said"
+                self._heard[row.uid] += 1
         mx.synchronize(generation_stream)  # type: ignore[no-untyped-call]
         self.wall.append(time.perf_counter() - wall)
         self.cpu.append(time.process_time() - cpu)
 
     def pace(self, clock: Literal["wall", "cpu"]) -> float:
-        """Seconds a token."""
+        """Seconds a token of each row."""
         return sum(self.wall if clock == "wall" else self.cpu) / (self.heard - self._first)
 
 
-def side_by_side(
-    model: Any, prompt: list[int], said: list[int], gate: Gate, limit: float, tell: Callable[[str], None]
-) -> dict[str, Saying]:
+def side_by_side(model: Any, case: Case, gate: Gate, limit: float, tell: Callable[[str], None]) -> dict[str, Saying]:
     """Three loops take turns, a slice each, until the time is over or all is said: a busy neighbour slows all alike."""
+    prompt, said = case.prompt, case.said
     cache, loops = prefilled(model, prompt), dict[str, Saying]()
     for name in LOOPS:
         batch = BatchRunner(model, eos=[NEVER], max_rows=2)
         runner: Runner = batch
         if name != TODAY:
             runner = AloneRunner(model, batch, eos=[NEVER], gate=gate if name == DRAFTING else None)
-        loops[name] = Saying(runner, cache, prompt, said)
+        loops[name] = Saying(runner, cache, prompt, said, case.rows)
     end, slices = time.perf_counter() + limit, range(1 + SLICE, len(said) - MOST_DRAFTED, SLICE)
     for number, tokens in enumerate(slices):
         if time.perf_counter() > end:
@@ -293,9 +312,9 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=math.inf, help="with --served: seconds for each of them")
     parser.add_argument("--tokens", type=int, default=2000, help="the most that each case of 3. says")
     parser.add_argument(
-        "--seconds", type=float, default=60.0, help="about how long a case of 3. takes; edits twice that"
+        "--seconds", type=float, default=50.0, help="about how long a case of 3. takes; edits twice that"
     )
-    parser.add_argument("--case", default=None, help="only this one of 3.: edits, never repeats, misleads")
+    parser.add_argument("--case", default=None, help="only this one of 3.: edits, never repeats, misleads, two rows")
     parser.add_argument("--no-wall", action="store_true", help="leave 3. out")
     options = parser.parse_args()
     console = Console(width=150)
@@ -324,15 +343,16 @@ def main() -> int:
     headings = ("today / drafts", "median of slices", "alone / drafts", "tokens a pass", "accepted")
     table = Table("milliseconds a token (CPU)", *LOOPS, *headings)
     cases = {
-        "edits": edits(encode, options.tokens),
-        "never repeats": unlike(len(tokenizer), options.tokens),
-        "misleads": misleading(len(tokenizer), options.tokens),
+        "edits": Case(*edits(encode, options.tokens)),
+        "never repeats": Case(*unlike(len(tokenizer), options.tokens)),
+        "misleads": Case(*misleading(len(tokenizer), options.tokens)),
+        "two rows": Case(*unlike(len(tokenizer), options.tokens), rows=2),
     }
-    for name, (prompt, said) in cases.items():
+    for name, case in cases.items():
         if options.case not in (None, name):
             continue
         limit = options.seconds * (2 if name == "edits" else 1)
-        loops = side_by_side(model, prompt, said, gate, limit, partial(tell, console, name))
+        loops = side_by_side(model, case, gate, limit, partial(tell, console, name))
         table.add_row(*compared(name, loops))
     console.print(table)
     console.print("milliseconds of a pass as observed since")
