@@ -74,6 +74,11 @@ class Settings(BaseSettings):
         description="on: a model that is loaded for the first time is asked to call a tool, and what it writes says "
         "how its calls are read; off: its template and family say it.",
     )
+    adapter_path: Annotated[str | None, OffOr] = Field(
+        None,
+        description="Folder of a LoRA adapter (mlx_lm.lora's) that MODEL_PATH is served with; a vision model is then "
+        "served as a text model.",
+    )
     served_model_name: Annotated[str | None, OffOr] = Field(
         None, description="The name clients see. Unset: the last part of MODEL_PATH."
     )

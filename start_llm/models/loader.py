@@ -16,6 +16,7 @@ from mlx_lm.utils import load as mlx_load
 
 from start_llm.core.errors import NotFound, NotSupported
 from start_llm.core.settings import Settings
+from start_llm.models.adapter import Adapter, other_base, read_adapter
 from start_llm.models.capabilities import (
     Capabilities,
     Fact,
@@ -30,6 +31,7 @@ from start_llm.models.device import Accelerator, Device, check_eyes_fit, check_f
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.models.eyes import ProcessorEyes
 from start_llm.models.facts import facts_of
+from start_llm.models.lora import apply_adapter
 from start_llm.models.override import Override, family_of, read_override
 from start_llm.models.pull import PullError, pull
 from start_llm.models.vision import Seeing, has_eyes, load_seeing
@@ -114,6 +116,7 @@ def load_model(settings: Settings, device: Device, progress: Progress, say: Call
             "Use uniform."
         )
     source = settings.model_path
+    adapter = _adapter(settings, source or EMBEDDED_NAME, say)
     if source is None:
         quantised = accelerator().backend != "cpu"
         folder = ensure_embedded_model(settings.cache_dir, quantised=quantised, progress=progress)
@@ -128,7 +131,7 @@ def load_model(settings: Settings, device: Device, progress: Progress, say: Call
     family_of(settings.model_family, read_override(settings.model_files, source or name), config, name, {})
     _check_code(config, source or str(folder), settings)
     progress(f"loading {name}", 0.0)
-    if (seeing := _with_eyes(settings, folder, config, say)) is not None:
+    if adapter is None and (seeing := _with_eyes(settings, folder, config, say)) is not None:
         progress(f"loading {name}", 1.0)
         described = _describe(settings, name, source or name, folder, seeing.model, seeing.wrapper, config)
         print_of_eyes = f"{described.fingerprint}-eyes-{seeing.eyes.key('')}".encode()
@@ -137,8 +140,31 @@ def load_model(settings: Settings, device: Device, progress: Progress, say: Call
         model, wrapper = mlx_load(str(folder), trust_remote_code=settings.trust_remote_code)[:2]
     except ValueError as error:
         raise NotSupported(f"mlx-lm cannot load {source or name}: {error}") from error
+    if adapter is not None:
+        apply_adapter(model, adapter, source or name)
+        say(f"adapter   {adapter.name}  ({adapter.kind}, rank {adapter.rank})")
     progress(f"loading {name}", 1.0)
-    return _describe(settings, name, source or name, folder, model, wrapper, config)
+    described = _describe(settings, name, source or name, folder, model, wrapper, config)
+    return described if adapter is None else _adapted(described, adapter)
+
+
+def _adapter(settings: Settings, source: str, say: Callable[[str], None]) -> Adapter | None:
+    """Looked at before the model is read. Raises NotFound, NotSupported."""
+    if settings.adapter_path is None:
+        return None
+    adapter = read_adapter(settings.adapter_path)
+    if (warning := other_base(adapter, source)) is not None:
+        say(f"adapter   {warning}")
+    return adapter
+
+
+def _adapted(described: LoadedModel, adapter: Adapter) -> LoadedModel:
+    """Its KV, and what it was found to do, are neither the base's nor another adapter's."""
+
+    def both(of_base: str) -> str:
+        return hashlib.sha256(f"{of_base}-adapter-{adapter.digest}".encode()).hexdigest()
+
+    return replace(described, fingerprint=both(described.fingerprint), files=both(described.files))
 
 
 def _check_room(settings: Settings, name: str, folder: Path, device: Device) -> str | None:

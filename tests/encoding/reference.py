@@ -13,9 +13,8 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file
+from scipy.special import erf
 from tokenizers import Tokenizer
-
-_erf = np.vectorize(math.erf, otypes=[np.float64])
 
 
 class Reference:
@@ -56,7 +55,7 @@ class Reference:
         seen = self._linear(seen, f"{name}.attention.output.dense")
         hidden = self._norm(hidden + seen, f"{name}.attention.output.LayerNorm")
         wide = self._linear(hidden, f"{name}.intermediate.dense")
-        wide = wide * 0.5 * (1 + _erf(wide / math.sqrt(2)))
+        wide = wide * 0.5 * (1 + erf(wide / math.sqrt(2)))
         return self._norm(hidden + self._linear(wide, f"{name}.output.dense"), f"{name}.output.LayerNorm")
 
     def _linear(self, values: Any, name: str) -> Any:
