@@ -285,20 +285,23 @@ def _probe_specials(prober: _Prober) -> tuple[frozenset[str], frozenset[str]]:
     if pattern is None:
         return frozenset(), frozenset()
     ends = {name for name, index in prober.tokenizer.special_tokens.items() if index in prober.tokenizer.eos_ids}
-    closed, opened = prober.render([_user(_A)]) or "", prober.render([_user(_A)], agp=True) or ""
     structure: set[str] = set()
-    starts: set[str] = set()
-    lead = pattern.match(opened[len(closed) :]) if opened.startswith(closed) else None
-    if lead is not None:
-        starts.add(lead.group())
+    starts = _leading(prober, pattern)
     for messages, words in _talks():
         text = prober.render(messages, agp=True) or ""
         structure.update(pattern.findall(text))
         for before, after in pairwise(words):
             found = pattern.findall(_between(text, before, after))
-            if found and not any(name in starts for name in found):
+            if found and starts.isdisjoint(found):
                 starts.add(([name for name in found if name not in ends] or found)[-1])
     return frozenset(starts), frozenset(structure)
+
+
+def _leading(prober: _Prober, pattern: re.Pattern[str]) -> set[str]:
+    """The special token that the generation prompt begins with, if it does with one."""
+    closed, opened = prober.render([_user(_A)]) or "", prober.render([_user(_A)], agp=True) or ""
+    lead = pattern.match(opened[len(closed) :]) if opened.startswith(closed) else None
+    return {lead.group()} if lead is not None else set()
 
 
 def _talks() -> list[tuple[list[dict[str, Any]], tuple[str, ...]]]:

@@ -275,34 +275,54 @@ class Reader:
         lead = leading_systems(messages)
         system = "\n\n".join(message.content for message in messages[:lead])
         facts = self._facts.get(messages, client, system)
-        entries: list[Entry] = []
-        keys: list[bytes] = []
-        indices: list[int] = []
-        values: dict[Slot, str] = {}
-        moved: Counter[str] = Counter()
-        calls: dict[str, int] = {}
+        chain = _Chain(result_of)
         for index, (message, fact) in enumerate(zip(messages, facts, strict=True)):
             if index < lead:
-                values[Slot("system", index)] = fact.shown.content
-                entries.append(Entry(message, replace(fact, counts=False, parts=()), None))
-                continue
-            if fact.parts and index < len(messages) - 1 and fact.has("transient"):
-                fact = facts_of(message, UNKNOWN)
-            if _is_reply(message, entries):
-                entries.append(Entry(message, fact, None, reply=True))
-                continue
-            place = len(keys) if fact.counts else None
-            slots = _slots(fact, len(keys), moved) if fact.parts else ()
-            values.update((slot, part.text) for slot, part in slots)
-            entries.append(Entry(message, fact, place, slots))
-            if message.role == "assistant":
-                calls = _numbers(message.tool_calls)
-            if place is not None:
-                before = result_of(call_id(message.tool_call_id)) if entries[-1].cleared else None
-                digest = before or fact.digest
-                indices.append(index)
-                keys.append(link(keys[-1] if keys else ROOT, digest + _answered(message, calls)))
-        return Reading(client, tuple(entries), tuple(keys), tuple(indices), values)
+                chain.begin(message, fact)
+            else:
+                chain.add(message, fact, last=index == len(messages) - 1)
+        return Reading(client, tuple(chain.entries), tuple(chain.keys), tuple(chain.indices), chain.values)
+
+
+class _Chain:
+    """A request's entries and chain, as its messages are read one by one."""
+
+    def __init__(self, result_of: Callable[[str], bytes | None]) -> None:
+        self._result_of = result_of
+        self.entries: list[Entry] = []
+        self.keys: list[bytes] = []
+        self.indices: list[int] = []
+        self.values: dict[Slot, str] = {}
+        self._moved: Counter[str] = Counter()
+        self._calls: dict[str, int] = {}
+
+    def begin(self, message: Message, fact: Facts) -> None:
+        """A system message at the front: a declared place, no link."""
+        self.values[Slot("system", len(self.entries))] = fact.shown.content
+        self.entries.append(Entry(message, replace(fact, counts=False, parts=()), None))
+
+    def add(self, message: Message, fact: Facts, *, last: bool) -> None:
+        if fact.parts and not last and fact.has("transient"):
+            fact = facts_of(message, UNKNOWN)
+        if _is_reply(message, self.entries):
+            self.entries.append(Entry(message, fact, None, reply=True))
+            return
+        place = len(self.keys) if fact.counts else None
+        slots = _slots(fact, len(self.keys), self._moved) if fact.parts else ()
+        self.values.update((slot, part.text) for slot, part in slots)
+        entry = Entry(message, fact, place, slots)
+        self.entries.append(entry)
+        if message.role == "assistant":
+            self._calls = _numbers(message.tool_calls)
+        if place is not None:
+            self._link(entry)
+
+    def _link(self, entry: Entry) -> None:
+        message = entry.message
+        before = self._result_of(call_id(message.tool_call_id)) if entry.cleared else None
+        digest = (before or entry.facts.digest) + _answered(message, self._calls)
+        self.indices.append(len(self.entries) - 1)
+        self.keys.append(link(self.keys[-1] if self.keys else ROOT, digest))
 
 
 def leading_systems(messages: Sequence[Message]) -> int:
