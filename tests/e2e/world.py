@@ -253,6 +253,7 @@ def make_world(folder: Path, oracle: Path, *paths: Path) -> Iterator[World]:
         settings = {
             "MODEL_PATH": str(oracle),
             "SERVED_MODEL_NAME": "oracle",
+            "MODEL_PROBE": "off",
             "TRUST_REMOTE_CODE": "true",
             "MLX_PORT": str(world.server_port),
             "PROXY": "off",
