@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -10,25 +11,36 @@ from start_llm.cli.reading import Told, UsageError, read
 
 INTERRUPTED = 130  # what shells say of a process that Ctrl-C ended
 USAGE = 2
+NOBODY_READS = 141  # and of one that SIGPIPE ended
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command. The exit code: 2 for a bad flag or setting, else the command's own."""
     try:
-        try:
-            typed = read(sys.argv[1:] if arguments is None else arguments)
-        except Told as told:
-            print(told)
-            return 0
-        except UsageError as error:
-            print(error, file=sys.stderr)
-            return USAGE
-        if first := typed.command.begins(typed.options):
-            print(first, file=sys.stderr, flush=True)
-        # What reads settings takes a third of a second to import: help and refusals do without.
-        return int(import_module("start_llm.cli.running").run(typed, own_process=arguments is None))
+        code = _run(arguments)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # whoever reads has enough: `start-llm help serve | head -3`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is still to be written goes nowhere, without a complaint
+        return NOBODY_READS
     except KeyboardInterrupt:  # before the command has its own answer to it, mostly while it is imported
         return INTERRUPTED
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    try:
+        typed = read(sys.argv[1:] if arguments is None else arguments)
+    except Told as told:
+        print(told)
+        return 0
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return USAGE
+    if first := typed.command.begins(typed.options):
+        print(first, file=sys.stderr, flush=True)
+    # What reads settings takes a third of a second to import: help and refusals do without.
+    return int(import_module("start_llm.cli.running").run(typed, own_process=arguments is None))
 
 
 if __name__ == "__main__":

@@ -116,7 +116,7 @@ def add_logs(parser: argparse.ArgumentParser) -> None:
 
 
 def add_service(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=["install", "uninstall"], metavar="WHAT", help="install or uninstall")
+    parser.add_argument("what", choices=["install", "uninstall"], metavar="install|uninstall", help="which of both")
     parser.add_argument("--yes", action="store_true", help="write it without asking")
     parser.add_argument(
         "--on-demand", action="store_true", help="the system listens; the first request starts the server"

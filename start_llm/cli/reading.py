@@ -62,8 +62,10 @@ class _Parser(argparse.ArgumentParser):
         choice = re.match(r"argument (\S+): invalid choice: '(.*)' \(choose from (.*)\)", message)
         if choice:
             allowed = choice[3].replace("'", "")
-            what = {"AGENT": "agent"}.get(choice[1], choice[1].lower())
+            what = {"AGENT": "agent", "install|uninstall": "action"}.get(choice[1], choice[1].lower())
             message = f"there is no {what} {choice[2]!r}; {_near(choice[2], allowed.split(', '))}allowed: {allowed}"
+        elif number := re.match(r"argument (\S+): invalid int value: (.*)", message):
+            message = f"{number[1].split('/')[0]} {number[2]}: it must be a whole number"
         else:
             message = message.replace("the following arguments are required:", "missing:")
         raise UsageError(f"{name}: {message} (see: {program()} help {name})")
@@ -86,8 +88,7 @@ def _command(words: list[str]) -> Command:
         return COMMANDS["serve"]
     found = COMMANDS.get(words[0])
     if found is None:
-        near = _near(words[0], [*SHOWN, "help"])
-        raise UsageError(f"There is no command {words[0]!r}; {near}all of them: {program()} help")
+        raise UsageError(_no_command(words[0], [*SHOWN, "help"]))
     return found
 
 
@@ -124,6 +125,11 @@ def _unknown(parser: _Parser, command: Command, options: argparse.Namespace, unk
     return f"{command.name}: there is no {kind} {word}; {near}see: {program()} help {command.name}"
 
 
+def _no_command(word: str, allowed: list[str]) -> str:
+    near = _near(word, allowed).strip()
+    return f"There is no command {word!r}{'; ' if near else ''}{near} (all commands: {program()} help)"
+
+
 def _near(word: str, allowed: list[str]) -> str:
     """``did you mean serve? `` if something allowed is like `word`."""
     found = difflib.get_close_matches(word, allowed, 1, 0.6)
@@ -138,9 +144,7 @@ def _help(words: list[str]) -> NoReturn:
         raise Told(overview())
     command = COMMANDS.get(words[0])
     if command is None:
-        raise UsageError(
-            f"There is no command {words[0]!r}; {_near(words[0], list(SHOWN))}all of them: {program()} help"
-        )
+        raise UsageError(_no_command(words[0], list(SHOWN)))
     raise Told(_Parser(command).format_help().rstrip())
 
 

@@ -51,6 +51,8 @@ def run(typed: Typed, *, own_process: bool = False) -> int:
         begin_again(folder)
     try:
         return _start(typed, settings)
+    except BrokenPipeError:
+        raise
     except OSError as error:  # a disk that is full, a folder that is a file: no fault of the program's
         log.debug("%s failed", typed.command.name, exc_info=True)
         print(f"{typed.command.name}: {error}", file=sys.stderr)

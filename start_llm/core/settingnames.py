@@ -42,3 +42,25 @@ def doubtful(names: Iterable[str], known: Iterable[str]) -> list[str]:
 def _hint(name: str, settings: list[str]) -> str:
     near = difflib.get_close_matches(name.upper(), settings, 1, _LIKE)
     return f"; the nearest one is {near[0]}." if near else "; .env.example lists all of them."
+
+
+_PLAIN = (
+    (", unable to parse string as an integer", ""),
+    (", unable to parse string as a number", ""),
+    (", unable to interpret input", ""),
+    ("Value error, ", ""),
+    ("a valid integer", "a whole number"),
+    ("a valid number", "a number"),
+    ("a valid boolean", "true or false"),
+    ("greater than or equal to", "at least"),
+    ("less than or equal to", "at most"),
+    ("greater than", "more than"),
+    ("Input should be", "it must be"),
+)
+
+
+def plain(message: str) -> str:
+    """What pydantic says of a bad value, in words for somebody who sets one."""
+    for theirs, ours in _PLAIN:
+        message = message.replace(theirs, ours)
+    return message

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, Valid
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from start_llm.core.modelmap import ModelMap, parse_model_map
-from start_llm.core.settingnames import doubtful, unknown
+from start_llm.core.settingnames import doubtful, plain, unknown
 
 
 def _off_is_none(value: Any) -> Any:
@@ -334,7 +334,7 @@ def load_settings(env_file: str | os.PathLike[str] | None = ".env", **overrides:
         lines = []
         for problem in error.errors():
             name = str(problem["loc"][0]).upper() if problem["loc"] else "?"
-            lines.append(f"{name}={problem['input']!r}: {problem['msg']}")
+            lines.append(f"{name}={problem['input']!r}: {plain(problem['msg'])}")
         raise SettingsError("\n".join(lines)) from None
 
 

@@ -49,9 +49,9 @@ def check_source(source: str, *, command: str, trust_code: bool = False, known: 
         )
     elif not _REPOSITORY.fullmatch(source):
         near = difflib.get_close_matches(source.lower(), list(known), 1, 0.5)
-        meant = f", did you mean {near[0]}" if near else ""
+        meant = f" Did you mean {near[0]}?" if near else ""
         raise CheckpointError(
-            f"MODEL_PATH={source} is neither a folder nor a repository's name (owner/name) nor a short name{meant}; "
+            f"MODEL_PATH={source} is neither a folder nor a repository's name (owner/name) nor a short name.{meant} "
             f"`{command} recommend` names some for this machine."
         )
 

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -102,3 +104,21 @@ def test_every_command_is_in_every_script(shell: str) -> None:
     assert all(name in text for name in SHOWN)
     if shutil.which(shell):
         subprocess.run([shell, "-n", "/dev/stdin"], input=text, text=True, check=True)
+
+
+@pytest.mark.parametrize("line", ["help serve", "models --json"])
+def test_whoever_stops_reading_sees_no_traceback(line: str, tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    places = {"START_LLM_HOME": str(tmp_path), "START_LLM_CACHE_DIR": str(tmp_path), "HF_HOME": str(tmp_path)}
+    try:
+        run = subprocess.run(
+            [sys.executable, "-m", "start_llm", *line.split()],
+            env=os.environ | places,
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    finally:
+        os.close(writing)
+    assert (run.returncode, run.stderr) == (141, "")

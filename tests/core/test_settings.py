@@ -63,10 +63,10 @@ def test_environment_wins_over_env_file(tmp_path: Path, monkeypatch: pytest.Monk
     ("name", "value", "allowed"),
     [
         ("KV_BITS", "5", "4 or 8"),
-        ("MLX_PORT", "no", "integer"),
+        ("MLX_PORT", "no", "a whole number"),
         ("CACHE_DRIFT_POLICY", "maybe", "'append' or 'strict'"),
-        ("HTTP_THREADS", "0", "greater than or equal to 1"),
-        ("DEFAULT_TOP_P", "1.5", "less than or equal to 1"),
+        ("HTTP_THREADS", "0", "it must be at least 1"),
+        ("DEFAULT_TOP_P", "1.5", "it must be at most 1"),
     ],
 )
 def test_bad_value_names_variable_value_and_what_is_allowed(
