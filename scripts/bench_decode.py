@@ -6,6 +6,8 @@
 2. Eight streams at once: our server against `mlx_lm.server`, each a child process on
    the same checkpoint; alternating.
 
+Without drafts, so that both compute the same; what drafts save is measured by `bench_drafts.py`.
+
 usage: python3.12 install_and_run.py run scripts/bench_decode.py [--tokens N] [--rounds N] [--streams N]
 """
 
@@ -51,6 +53,7 @@ def settings_for(folder: str, **more: Any) -> Settings:
         enable_request_logging=False,
         log_json=True,
         default_thinking=False,
+        drafts="off",
         **more,
     )
 
@@ -160,6 +163,7 @@ def concurrent(cache: str, checkpoint: Path, streams: int, tokens: int, rounds: 
         "START_LLM_CACHE_DIR": cache,
         "ENABLE_REQUEST_LOGGING": "false",
         "LOG_JSON": "true",
+        "DRAFTS": "off",
     }
     ours_command = [sys.executable, "-m", "start_llm", "serve"]
     theirs_command = [sys.executable, "-m", "mlx_lm", "server", "--model", str(checkpoint), "--port", str(theirs_port)]
