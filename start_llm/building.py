@@ -1,92 +1,205 @@
-"""What is built on the model thread when the server starts: the model, its KV store, what it may use of the memory."""
+"""What is built on the model thread when a model is loaded: the model, its KV store, what it may use of the memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
 from start_llm.engine.asking import asker
 from start_llm.engine.constraint import Grammars
 from start_llm.engine.features import MEMORY_BYTES, MOST_DISK_BYTES, FeatureStore
-from start_llm.engine.memory import MemoryGuard
-from start_llm.engine.runtime import TextRuntime, make_store
+from start_llm.engine.memory import MemoryGuard, Pooled
+from start_llm.engine.runtime import TextRuntime, drafts_for, make_grammars, make_store
 from start_llm.engine.vision import VisionModel
-from start_llm.engine.wired import wire_weights
+from start_llm.engine.wired import unwire, wire_weights
 from start_llm.kvcache.disk import DiskTier
-from start_llm.models.device import Device, default_cache_bytes, default_disk_bytes, inspect_device, kv_bytes
-from start_llm.models.finding import at_once, find_out, with_room
-from start_llm.models.loader import LoadedModel, accelerator, load_model
+from start_llm.models.device import Device, default_disk_bytes, inspect_device
+from start_llm.models.finding import find_out, with_room
+from start_llm.models.loader import LoadedModel, accelerator, load_model, load_steps, read_ahead, read_tokenizer
 
 GIB = 2**30
+READ_AHEAD_SHARE = 0.5  # of the machine's memory: larger weights are not read ahead
 
 
 @dataclass(frozen=True)
 class Built:
     """
     Attributes:
-        cache_bytes: what stored KV may take in memory.
+        cache_bytes: what stored KV of all models may take in memory.
         disk: how much of it may be on disk, and where, for people; empty: none.
+        kv_bytes: what it takes now. Any thread.
     """
 
     loaded: LoadedModel
     grammars: Grammars | None
     cache_bytes: int
     disk: str
+    kv_bytes: Callable[[], int]
+
+
+@dataclass(frozen=True)
+class Ahead:
+    """What another thread has read of a model, so that the model thread need not."""
+
+    folder: Path
+    wrapper: Any
+    grammars: Grammars | None
 
 
 class ModelBuilder:
-    """Loads the model that the settings name. Model thread only, but for the constructor."""
+    """Loads models. Model thread only, but for the constructor and `read`.
 
-    def __init__(self, settings: Settings, say: Callable[[str], None], progress: Callable[[str, float], None]) -> None:
-        self._settings, self._say, self._progress = settings, say, progress
+    Args:
+        reclaim: asks for more bytes of KV, see `Pooled`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        say: Callable[[str], None],
+        progress: Callable[[str, float], None],
+        reclaim: Callable[[int], bool],
+    ) -> None:
+        self._settings, self._say, self._progress, self._reclaim = settings, say, progress, reclaim
+        self._device: Device | None = None
+        self._shared: Pooled | None = None
+        self._wired = False
+        self._reserved = 0
+
+    @property
+    def usable(self) -> int:
+        """Bytes that all models may take; 0: nobody knows. Once the first is loaded; any thread."""
+        return 0 if self._device is None else self._left_to_us(self._device)
+
+    @property
+    def running(self) -> int:
+        """Bytes of KV of running requests. Any thread."""
+        return 0 if self._shared is None else self._shared.running
 
     def build(self, reserved: int = 0) -> tuple[TextRuntime, Built]:
-        """`reserved`: bytes that others will take. Raises StartLLMError if the model cannot be loaded."""
-        device = inspect_device(accelerator)
-        loaded = self._shaped(load_model(self._settings, device, self._progress, self._say), device)
-        loaded = at_once(find_out(self._settings, loaded, asker(self._settings, loaded), self._say))
-        wire_weights(self._settings.wired_limit, device)
-        usable, budget = max(0, device.usable - reserved), self._settings.cache_memory_bytes
-        if budget is None:
-            budget = default_cache_bytes(usable, loaded.weight_bytes)
-        disk = self._disk(loaded)
-        where = f"{self._disk_bytes() / GIB:.1f} GiB in {self._settings.disk_dir}" if disk and disk.ready else ""
-        store = make_store(self._settings, loaded, budget, disk)
-        guard = MemoryGuard(store, total=kv_bytes(usable, loaded.weight_bytes), most_stored=budget)
-        runtime = TextRuntime(self._settings, loaded, store, guard)
-        loaded = with_room(loaded, guard.most_tokens(), self._say)
-        return runtime, Built(loaded, runtime.grammars, budget, where)
+        """The first model, in one go. Raises StartLLMError if it cannot be loaded.
 
-    def _shaped(self, loaded: LoadedModel, device: Device) -> LoadedModel:
+        Args:
+            reserved: bytes that others will take, who are not of the pool.
+        """
+        self._reserved = reserved
+        built: list[Built] = []
+        steps = self.steps(self._settings, "", 0, built.append)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end.value, built[0]
+
+    def read(self, settings: Settings, folder: Path, eos: Any) -> Ahead:
+        """What needs no MLX. Any thread but the model thread."""
+        device = inspect_device(accelerator)
+        read_ahead(folder, int(device.memory * READ_AHEAD_SHARE))
+        wrapper = read_tokenizer(folder, eos)
+        return Ahead(folder, wrapper, make_grammars(wrapper._tokenizer, wrapper.eos_token_ids))
+
+    def steps(
+        self,
+        settings: Settings,
+        model: str,
+        weights: int,
+        done: Callable[[Built], None],
+        ahead: Ahead | None = None,
+    ) -> Generator[float, None, TextRuntime]:
+        """Loads the model of `settings`, a layer at a step. Raises StartLLMError if it cannot be loaded.
+
+        Args:
+            model: its name on the model thread.
+            weights: bytes that it is going to take, as far as that is known.
+        """
+        device, shared = self._machine()
+        self._unwire()
+        shared.place(model, weights)
+        try:
+            wrapper, folder = (None, None) if ahead is None else (ahead.wrapper, ahead.folder)
+            loaded = yield from load_steps(settings, device, self._progress, self._say, wrapper, folder)
+            loaded = self._shaped(settings, loaded, device)
+            shared.place(model, loaded.weight_bytes)
+            loaded = yield from find_out(settings, loaded, asker(settings, loaded), self._say)
+            if len(shared) == 0:
+                self._wired = wire_weights(settings.wired_limit, device)
+            yield 0.0
+            grammars = make_grammars(loaded.tokenizer, loaded.eos) if ahead is None else ahead.grammars
+            drafts = drafts_for(settings, loaded)
+            yield 0.0
+            disk = self._disk(settings, loaded)
+            yield 0.0
+            store = make_store(settings, loaded, shared.most_stored, disk)
+            guard = MemoryGuard(store, shared=shared)
+        except BaseException:
+            shared.leave(model)
+            raise
+        try:
+            runtime = TextRuntime(settings, loaded, store, guard, drafts, grammars, lambda: self._left(model))
+        except BaseException:
+            guard.close()
+            store.close()
+            shared.leave(model)
+            raise
+        loaded = with_room(loaded, guard.most_tokens(), self._say)
+        where = f"{self._disk_bytes(settings) / GIB:.1f} GiB in {settings.disk_dir}" if disk and disk.ready else ""
+        done(Built(loaded, grammars, shared.most_stored, where, lambda: store.nbytes))
+        return runtime
+
+    def _machine(self) -> tuple[Device, Pooled]:
+        if self._device is None or self._shared is None:
+            device, most = inspect_device(accelerator), self._settings.pool_memory_bytes
+            if most is not None:
+                device = replace(device, usable=min(most, device.usable or most))
+            self._device = device
+            self._shared = Pooled(self._left_to_us(device), self._settings.cache_memory_bytes, self._reclaim)
+        return self._device, self._shared
+
+    def _left_to_us(self, device: Device) -> int:
+        return max(1, device.usable - self._reserved) if device.usable else 0
+
+    def _left(self, model: str) -> None:
+        self._unwire()
+        if self._shared is not None:
+            self._shared.leave(model)
+
+    def _unwire(self) -> None:
+        if self._wired:
+            self._wired = False
+            unwire()
+
+    def _shaped(self, settings: Settings, loaded: LoadedModel, device: Device) -> LoadedModel:
         """A vision model in the shape of a text model; as a text model, if that cannot be done."""
         if loaded.eyes is None:
             return loaded
         try:
-            return replace(loaded, model=VisionModel(loaded.model, self._features(loaded)))
+            return replace(loaded, model=VisionModel(loaded.model, self._features(settings, loaded)))
         except NotSupported as error:
             self._say(f"vision    off: {error.message} The model reads text only.")
-            blind = self._settings.model_copy(update={"vision": "off"})
+            blind = settings.model_copy(update={"vision": "off"})
             return load_model(blind, device, self._progress, self._say)
 
-    def _features(self, loaded: LoadedModel) -> FeatureStore:
+    def _features(self, settings: Settings, loaded: LoadedModel) -> FeatureStore:
         """A tenth of what KV may take on disk, at most, is for what the vision tower made of images."""
-        folder = self._settings.disk_dir
+        folder = settings.disk_dir
         if folder is None:
             return FeatureStore()
-        most = min(MOST_DISK_BYTES, self._disk_bytes() // 10)
+        most = min(MOST_DISK_BYTES, self._disk_bytes(settings) // 10)
         return FeatureStore(MEMORY_BYTES, folder / "images", most, model=loaded.fingerprint)
 
-    def _disk(self, loaded: LoadedModel) -> DiskTier | None:
-        folder = self._settings.disk_dir
+    def _disk(self, settings: Settings, loaded: LoadedModel) -> DiskTier | None:
+        folder = settings.disk_dir
         if folder is None:
             return None
-        disk = DiskTier(folder, loaded.fingerprint, self._disk_bytes())
+        disk = DiskTier(folder, loaded.fingerprint, self._disk_bytes(settings))
         if not disk.ready:
             self._say(f"disk      KV stays in memory until this has passed: {disk.detail}")
         return disk
 
-    def _disk_bytes(self) -> int:
-        folder, limit = self._settings.disk_dir, self._settings.kv_disk_bytes
+    def _disk_bytes(self, settings: Settings) -> int:
+        folder, limit = settings.disk_dir, settings.kv_disk_bytes
         return default_disk_bytes(folder) if limit is None and folder is not None else limit or 0

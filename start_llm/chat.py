@@ -1,128 +1,67 @@
 """One request, top to bottom. The page to read first.
 
     ChatRequest --prepare--> Prompt --submit--> model thread
-    model thread --tokens--> detokenise --> parse --> Events --> dialect
+    model thread --tokens--> detokenise --> parse --> Events --> dialect   (chatstream)
 
-Runs on HTTP threads. What it knows of the model is a `Served`, swapped in
-whole when loading is done; before that every request gets 503.
+Runs on HTTP threads. What it knows of a model is a `Served`, held by a `Lease` until the request is over; while a
+model is being loaded, its requests wait with signs of life.
 """
 
 from __future__ import annotations
 
 import logging
-import re
 import threading
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
-from queue import Empty, SimpleQueue
-from typing import Any
 
-from start_llm.core.errors import ContextLengthExceeded, Internal, NotFound, StartLLMError, TimedOut, Unavailable
-from start_llm.core.events import (
-    Admitted,
-    Done,
-    EngineDone,
-    EngineEvent,
-    EngineFailed,
-    Event,
-    Failed,
-    Prefilled,
-    Progress,
-    Sampled,
-    Started,
-    TextDelta,
-    Usage,
-)
-from start_llm.core.messages import Message
-from start_llm.core.report import Background, CacheReport, Miss
+from start_llm.chatstream import ChatStream, Run, WaitingStream, explained
+from start_llm.core.errors import ContextLengthExceeded, Unavailable
+from start_llm.core.report import Background, CacheReport
 from start_llm.core.request import ChatRequest
-from start_llm.core.service import Health, ModelCard
+from start_llm.core.service import EventStream, Health, ModelCard
 from start_llm.core.settings import Settings
 from start_llm.core.stored import StoredTree
-from start_llm.core.work import Constraint, Engine, Submit, ThinkingLimit
+from start_llm.core.work import Engine
 from start_llm.images.reader import Reader as ImageReader
-from start_llm.parsing.choice import Choice, Ending
-from start_llm.parsing.detokenise import Detokenizer
-from start_llm.parsing.registry import OutputStyle
-from start_llm.parsing.stream import OutputParser
-from start_llm.prompt.pipeline import Pipeline, Prepared
-from start_llm.prompt.ports import Eyes
-from start_llm.prompt.recorder import Recorder
+from start_llm.prompt.pipeline import Prepared
+from start_llm.served import Models, Served
 
 log = logging.getLogger(__name__)
 
-# Names that clients are hard-wired to; they all mean the model that is served.
-_FOREIGN_NAMES = re.compile(r"(claude|gpt|chatgpt|codex|o\d)([-.:].*)?$", re.IGNORECASE)
 _WATCH_SECONDS = 5.0
 _PING_SHARE = 0.8  # the edge swallows pings that come too soon after each other
 _REPORTS_KEPT = 1000
 _BACKGROUNDS_KEPT = 300
-_MISS_SLACK_TOKENS = 16
-_CUT_EMPTY = (
-    "The answer took longer than GENERATION_WATCHDOG_SECONDS and was cut before there was any text or call of it. "
-    "Allow more time, or less thinking."
-)
-_ONE_SHOT_TOKENS = 2048  # what took longer to compute is worth keeping, whatever it was for
-
-# (choice, event); no event: the stream was closed
-_Queue = SimpleQueue[tuple[int, EngineEvent | None]]
-
-
-@dataclass(frozen=True)
-class Served:
-    """The loaded model as the request path needs it; immutable.
-
-    Attributes:
-        name, source: what clients see; the folder or repository it came from.
-        created: unix seconds.
-        context: most tokens of a request, answer included.
-        detokenizer: makes a fresh streaming detokenizer of mlx-lm.
-        check: raises BadRequest for what this model cannot do with a request's numbers.
-        constraint: the grammar a request asks for, given whether its prompt ends inside reasoning.
-        recorder: remembers finished answers, off the request path.
-        views: other forms of a request's tool results, in tokens, that drafts may be taken from.
-        eyes: of a model that is shown images; else a line of text stands for each of them.
-        think_tokens: ids of the reasoning tags, where each is one token; else budgets are not enforced.
-    """
-
-    name: str
-    source: str
-    created: int
-    context: int
-    pipeline: Pipeline
-    recorder: Recorder
-    style: OutputStyle
-    detokenizer: Callable[[], Any]
-    token_text: Callable[[int], str]
-    check: Callable[[ChatRequest], None]
-    constraint: Callable[[ChatRequest, bool], Constraint | None]
-    eyes: Eyes | None = None
-    think_tokens: tuple[int, int] | None = None
-    views: Callable[[Sequence[Message]], Sequence[Any]] | None = None
+_LOAD_SECONDS = 600.0  # that a request which cannot show signs of life waits for its model
 
 
 class ChatService:
     """Implements `core.service.Service`."""
 
-    def __init__(self, settings: Settings, engine: Engine, shown: Callable[[str, str], None] | None = None) -> None:
+    def __init__(
+        self, settings: Settings, engine: Engine, models: Models, shown: Callable[[str, str], None] | None = None
+    ) -> None:
         """`shown`: is told each request's id, and the text that the model is going to read."""
-        self._settings, self._engine, self._shown = settings, engine, shown
-        self._served: Served | None = None
+        self._settings, self._engine, self._models, self._shown = settings, engine, models, shown
         self._reports: OrderedDict[str, CacheReport] = OrderedDict()
         self._backgrounds: OrderedDict[str, Background] = OrderedDict()
         self._reports_lock = threading.Lock()
         self._images = ImageReader(settings)
 
-    def serve(self, served: Served) -> None:
-        """From now on requests are answered by this model."""
-        self._served = served
+    def chat(self, request: ChatRequest) -> EventStream:
+        lease = self._models.open(request.model)
+        poll = min(_WATCH_SECONDS, self._settings.sse_ping_seconds) * _PING_SHARE
+        stream = WaitingStream(lease, lambda: self._begin(lease.served, request, poll), self._engine, poll)
+        if lease.wait(0.0):
+            stream.begin()
+        return stream
 
-    def chat(self, request: ChatRequest) -> ChatStream:
-        served = self._model(request.model)
+    def _begin(self, served: Served, request: ChatRequest, poll: float) -> ChatStream:
+        """Everything that is done for a request whose model is there."""
         served.check(request)
         # 1. messages -> tokens
         request = self._read(served, request)
@@ -136,10 +75,23 @@ class ChatService:
         if room < 1:
             raise ContextLengthExceeded(prompt=len(prompt.tokens), asked=1, limit=served.context)
         # 3. off to the model thread
-        run = _Run(self, request, served, prepared, max_tokens=min(asked, room))
+        run = Run(self, request, served, prepared, max_tokens=min(asked, room))
         run.submit(self._engine, served.constraint(request, prepared.in_reasoning))
         # 4. tokens come back as events
-        return ChatStream(run, self._engine, poll=min(_WATCH_SECONDS, self._settings.sse_ping_seconds) * _PING_SHARE)
+        return ChatStream(run, self._engine, poll)
+
+    @contextmanager
+    def _held(self, name: str) -> Iterator[Served]:
+        """The model, loaded. Raises what `Models.open` raises; Unavailable if loading takes too long."""
+        lease, until = self._models.open(name), time.monotonic() + _LOAD_SECONDS
+        try:
+            while not lease.wait(1.0):
+                status = self._engine.status()
+                if status.state not in {"ready", "busy"} or time.monotonic() > until:
+                    raise Unavailable(status.detail or f"The model {name!r} is still being loaded.")
+            yield lease.served
+        finally:
+            lease.close()
 
     def _read(self, served: Served, request: ChatRequest) -> ChatRequest:
         """The request with its images read."""
@@ -169,13 +121,13 @@ class ChatService:
     # --- the rest of Service ----------------------------------------------------
 
     def count_tokens(self, request: ChatRequest) -> int:
-        served = self._model(request.model)
-        return len(self._prepare(served, self._read(served, request)).prompt.tokens)
+        with self._held(request.model) as served:
+            return len(self._prepare(served, self._read(served, request)).prompt.tokens)
 
     def explain(self, request: ChatRequest) -> CacheReport:
-        served = self._model(request.model)
-        prepared = self._prepare(served, self._read(served, request))
-        return explained(self._engine.plan(prepared.prompt), served.pipeline, prepared)
+        with self._held(request.model) as served:
+            prepared = self._prepare(served, self._read(served, request))
+            return explained(self._engine.plan(prepared.prompt, served.model), served.pipeline, prepared)
 
     def cache_report(self, request_id: str) -> CacheReport | None:
         with self._reports_lock:
@@ -188,54 +140,34 @@ class ChatService:
     def stored(self) -> StoredTree:
         return self._engine.stored()
 
-    def token_text(self, token: int) -> str:
-        served = self._served
-        return "" if served is None else served.token_text(token)
+    def token_text(self, token: int, model: str = "") -> str:
+        return self._models.token_text(token, model)
 
     def models(self) -> tuple[ModelCard, ...]:
-        served = self._served
-        if served is None:
-            return ()
-        traits = served.pipeline.traits
-        return (
-            ModelCard(
-                served.name,
-                served.created,
-                served.context,
-                tools=traits.tools,
-                reasoning=bool(
-                    traits.reasoning_key or traits.reasoning_inline or traits.switches or served.think_tokens
-                ),
-                vision=served.eyes is not None,
-                images="shown" if served.eyes is not None else self._settings.images_on_text_model,
-                details={"source": served.source},
-            ),
-        )
+        return self._models.cards()
 
     def served_name(self, asked: str) -> str:
-        served = self._served
-        return served.name if served is not None and _means(asked, served) else asked
+        return self._models.served_name(asked)
+
+    def load_model(self, name: str) -> ModelCard:
+        with self._held(name) as served:
+            return self._models.card(served.name)
+
+    def unload_model(self, name: str) -> ModelCard:
+        return self._models.unload(name)
+
+    def pin_model(self, name: str, pinned: bool) -> ModelCard:
+        return self._models.pin(name, pinned)
 
     def health(self) -> Health:
-        status = self._engine.status()
-        ok = status.state in {"ready", "busy"} and self._served is not None
-        state = "loading" if status.state in {"ready", "busy"} and self._served is None else status.state
+        status, main = self._engine.status(), self._models.main
+        ok = status.state in {"ready", "busy"} and main is not None
+        state = "loading" if status.state in {"ready", "busy"} and main is None else status.state
         since = (
             None if status.since is None else datetime.fromtimestamp(status.since, UTC).isoformat(timespec="seconds")
         )
-        able = {} if self._served is None else self.models()[0].capabilities
+        able = {} if main is None else main.capabilities
         return Health(ok, state, status.running, status.queued, status.detail, since, able)
-
-    def _model(self, name: str) -> Served:
-        served = self._served
-        if served is None:
-            status = self._engine.status()
-            raise Unavailable(status.detail or "The model is still loading.")
-        if not _means(name, served):
-            raise NotFound(
-                f"model={name!r}: this server serves {served.name!r}.", param="model", code="model_not_found"
-            )
-        return served
 
 
 def _text(request: ChatRequest, prepared: Prepared) -> str:
@@ -243,252 +175,3 @@ def _text(request: ChatRequest, prepared: Prepared) -> str:
     if prepared.turn is not None:
         return prepared.turn.rendered.text
     return request.prompt if isinstance(request.prompt, str) else str(list(prepared.prompt.tokens))
-
-
-def _means(name: str, served: Served) -> bool:
-    """Whether a client that asks for `name` gets this model."""
-    known = {served.name, served.source, f"openai/{served.source}", f"openai/{served.name}", "", "default"}
-    return name in known or _FOREIGN_NAMES.match(name.rsplit("/", 1)[-1]) is not None
-
-
-class _Run:
-    """A request on its way: its choices and the queue that all their events come through."""
-
-    def __init__(
-        self, service: ChatService, request: ChatRequest, served: Served, prepared: Prepared, max_tokens: int
-    ) -> None:
-        self.service, self.request, self.served, self.prepared = service, request, served, prepared
-        self.max_tokens = max_tokens
-        self.queue: _Queue = SimpleQueue()
-        self.choices = [self._choice(i) for i in range(request.n)]
-
-    def _choice(self, index: int) -> Choice:
-        parser = OutputParser(
-            self.served.style,
-            tools=self.request.tools,
-            stop=self.request.stop,
-            in_reasoning=self.prepared.in_reasoning,
-            tool_calls=bool(self.request.tools) and self.request.tool_choice.mode != "none",
-            whole=not self.request.stream,
-            choice=index,
-        )
-        detokenizer, work_id = Detokenizer(self.served.detokenizer()), f"{self.request.id}#{index}"
-        return Choice(index, parser, detokenizer, work_id, single_call=not self.request.parallel_tool_calls)
-
-    def submit(self, engine: Engine, constraint: Constraint | None) -> None:
-        """All choices or none."""
-        for choice in self.choices:
-            sampling = self.request.sampling
-            if sampling.seed is not None:
-                sampling = replace(sampling, seed=sampling.seed + choice.index)
-            work = Submit(
-                id=choice.work_id,
-                prompt=self.prepared.prompt,
-                sampling=sampling,
-                max_tokens=self.max_tokens,
-                sink=_Tagged(self.queue, choice.index),
-                logprobs=self.request.logprobs,
-                constraint=constraint,
-                thinking=self._thinking_limit(),
-                views=None if self.served.views is None else partial(self.served.views, self.request.messages),
-                session=self.prepared.session,
-                conversation=self.request.conversation,
-                one_shot=self.prepared.one_shot and len(self.prepared.prompt.tokens) < _ONE_SHOT_TOKENS,
-            )
-            try:
-                engine.submit(work)
-            except StartLLMError:
-                for other in self.choices:
-                    engine.cancel(other.work_id)
-                raise
-
-    def _thinking_limit(self) -> ThinkingLimit | None:
-        budget, tags = self.request.thinking_budget, self.served.think_tokens
-        if budget is None or tags is None:
-            return None
-        return ThinkingLimit(budget, *tags, inside=self.prepared.in_reasoning)
-
-
-class _Tagged:
-    """A sink that says which choice an event belongs to."""
-
-    def __init__(self, queue: _Queue, choice: int) -> None:
-        self._queue, self._choice = queue, choice
-
-    def put(self, event: EngineEvent, /) -> None:
-        self._queue.put((self._choice, event))
-
-
-class ChatStream:
-    """Implements `core.service.EventStream`. Iterated by one thread; `close` may come from another."""
-
-    def __init__(self, run: _Run, engine: Engine, poll: float) -> None:
-        self._run, self._engine, self._poll = run, engine, poll
-        self._ready: deque[Event] = deque()
-        self._shown = time.monotonic()
-        self._progress = Progress(0, 0)
-        self._over = False
-        self._closed = threading.Event()
-        # The choice that was admitted first, and the engine's report of it: the prompt's KV is that one's work.
-        self._first: Choice | None = None
-        self._planned = CacheReport(prompt=len(run.prepared.prompt.tokens), session=run.prepared.session)
-        self._seconds_prefill = 0.0
-        self._answer: Message | None = None
-        self._drafts: dict[str, Any] = {"forwards": 0, "drafted": 0, "accepted": 0}
-
-    def __iter__(self) -> Iterator[Event]:
-        return self
-
-    def __next__(self) -> Event:
-        while not self._closed.is_set():
-            if self._ready:
-                self._shown = time.monotonic()
-                return self._ready.popleft()
-            if self._over:
-                break
-            # Tokens that show nothing yet (a call that is read as a whole) are no sign of life to the client.
-            left = self._shown + self._poll - time.monotonic()
-            try:
-                index, event = self._run.queue.get(timeout=max(left, 0.0))
-            except Empty:
-                self._watch()
-                continue
-            if event is not None:
-                self._handle(self._run.choices[index], event)
-            if left <= 0 and not self._ready:
-                self._ready.append(self._progress)
-        raise StopIteration
-
-    def close(self) -> None:
-        """Ends the stream; the turn of a complete answer is recorded now, other work is cancelled."""
-        self._closed.set()
-        self._run.queue.put((0, None))
-        if not self._over:
-            self._cancel()
-        answer, self._answer = self._answer, None
-        if answer is not None:
-            self._run.served.recorder.finish(self._run.prepared, answer, self._run.choices[0].tokens)
-
-    def _watch(self) -> None:
-        """Nothing happened for a while: a sign of life, or the end if the model thread gives none."""
-        status = self._engine.status()
-        if status.state in {"wedged", "failed", "stopped"}:
-            self._fail(Internal(status.detail or f"The model thread is {status.state}."))
-        else:
-            self._ready.append(self._progress)
-
-    def _cancel(self) -> None:
-        for choice in self._run.choices:
-            if not choice.over:
-                self._engine.cancel(choice.work_id)
-
-    def _handle(self, choice: Choice, event: EngineEvent) -> None:
-        if isinstance(event, Admitted):
-            self._admitted(choice, event.report)
-        elif isinstance(event, Prefilled):
-            self._progress = Progress(event.done, event.total)
-            self._ready.append(self._progress)
-        elif isinstance(event, Sampled):
-            self._sampled(choice, event)
-        elif isinstance(event, EngineDone):
-            self._choice_done(choice, event)
-        elif isinstance(event, EngineFailed):
-            self._fail(event.error)
-
-    def _admitted(self, choice: Choice, report: CacheReport) -> None:
-        if self._first is None:
-            self._first = choice
-            report = replace(report, session=self._run.prepared.session)
-            pipeline, prepared = self._run.served.pipeline, self._run.prepared
-            self._planned = explained(report, pipeline, prepared)
-            parted = report.miss if report.miss is not None and report.miss.stored else None
-            if parted is not None:
-                expected = pipeline.text_at(prepared, parted.token, parted.stored)
-                parted = replace(located(parted, pipeline, prepared), expected=expected)
-            self._run.service.remember_background(self._run.request.id, Background(prepared.notes, parted))
-            self._ready.append(Started(self._report()))
-
-    def _sampled(self, choice: Choice, event: Sampled) -> None:
-        ended = choice.ending is not None
-        self._ready.extend(choice.sampled(event.token, event.logprob))
-        if choice.ending is not None and not ended:
-            self._engine.cancel(choice.work_id)
-
-    def _choice_done(self, choice: Choice, event: EngineDone) -> None:
-        events = choice.finish(event.reason, event.tokens)
-        for name in self._drafts:
-            self._drafts[name] += getattr(event.report, name)
-        if choice is self._first:
-            self._seconds_prefill = event.report.seconds_prefill
-        if choice.ending is Ending.WATCHDOG and not choice.seen:
-            self._fail(TimedOut(_CUT_EMPTY))
-            return
-        self._ready.extend(self._with_appended(choice, events))
-        if all(c.over for c in self._run.choices):
-            self._all_done()
-
-    def _with_appended(self, choice: Choice, events: list[Event]) -> list[Event]:
-        """Adds what the client gets at the end of a text; not behind calls, nor where the text has a form."""
-        request, ended = self._run.request, choice.ending in (Ending.MODEL, Ending.LIMIT)
-        if not request.appended or not ended or choice.parser.parsed().tool_calls:
-            return events
-        if request.response_format.kind != "text" or not choice.seen:
-            return events
-        return [*events[:-1], TextDelta(request.appended, choice=choice.index), events[-1]]
-
-    def _all_done(self) -> None:
-        self._over = True
-        report = self._report()
-        usage = Usage(
-            prompt=len(self._run.prepared.prompt.tokens),
-            completion=report.generated,
-            cached=report.reused,
-            reasoning=sum(c.reasoning for c in self._run.choices),
-        )
-        self._run.service.remember(self._run.request.id, report)
-        first = self._run.choices[0]
-        if self._run.request.prompt is None and first.ending is not Ending.WATCHDOG:  # a turn that was cut is none
-            self._answer = first.message()
-            self._run.served.pipeline.expect(self._run.prepared, self._answer)
-        self._ready.append(Done(usage, report))
-
-    def _fail(self, error: StartLLMError) -> None:
-        self._over = True
-        self._cancel()
-        self._run.service.remember(self._run.request.id, self._report())
-        self._ready.append(Failed(error))
-
-    def _report(self) -> CacheReport:
-        """The request's report, as far as it is known: the only place that makes it."""
-        choices = self._run.choices
-        return replace(
-            self._planned,
-            generated=sum(choice.completion for choice in choices),
-            **self._drafts,
-            seconds_prefill=self._seconds_prefill,
-            cut="watchdog" if any(choice.ending is Ending.WATCHDOG for choice in choices) else "",
-        )
-
-
-def explained(report: CacheReport, pipeline: Pipeline, prepared: Prepared) -> CacheReport:
-    """Completes the engine's report with what only the prompt side knows: what was new, and where a miss lies."""
-    new = min(report.new, prepared.fresh)
-    if report.miss is None or report.computed <= new + _MISS_SLACK_TOKENS:
-        return replace(report, new=new, miss=None)
-    return replace(report, new=new, miss=located(report.miss, pipeline, prepared))
-
-
-def located(miss: Miss, pipeline: Pipeline, prepared: Prepared) -> Miss:
-    """The same with words of the request: which message it lies in and what stands there."""
-    where = pipeline.locate(prepared, miss.token)
-    # A turn record outlives its KV: these very tokens were served, and what is stored does not hold them any more.
-    gone = miss.token < prepared.served and miss.reason in ("diverged", "first_turn")
-    return Miss(
-        reason="evicted" if gone else miss.reason,
-        token=miss.token,
-        found=where.text,
-        message=where.message,
-        field=where.field,
-        rule=where.rule,
-        detail=miss.detail,
-    )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.chat import ChatStream, _Run, explained
+from start_llm.chatstream import ChatStream, Run, explained
 from start_llm.core.events import (
     ChoiceDone,
     Done,
@@ -75,7 +75,7 @@ def stream_of(
 ) -> tuple[list[Event], Any, Any]:
     """All events of an answer, the engine, and the choice."""
     request = ChatRequest("r", "chat", "m", tools=TOOLS, parallel_tool_calls=parallel)
-    run: Any = _Run.__new__(_Run)
+    run: Any = Run.__new__(Run)
     service = Service()
     run.service, run.request, run.served = service, request, SimpleNamespace(pipeline=service, recorder=service)
     run.prepared = SimpleNamespace(prompt=Prompt((1, 2)), session=None, in_reasoning=False)

@@ -110,6 +110,6 @@ class Page:
             self._board.wait(sight.version, PULSE_SECONDS - TICK_SECONDS)
 
     def _server(self) -> dict[str, Any]:
-        cards = self._service.models()
+        cards = [card for card in self._service.models() if card.state != "stored"]
         models = [{"id": card.id, "context": card.context, **card.capabilities} for card in cards]
         return {"health": asdict(self._service.health()), "models": models, "figures": self._metrics.figures()}

@@ -79,7 +79,7 @@ class Panels:
     # --- reading ------------------------------------------------------------------
 
     def stored(self, inbound: Inbound) -> Reply:
-        self._check_sees_all(inbound)
+        self.check_sees_all(inbound)
         try:
             tree = self._service.stored()
         except TimeoutError as error:
@@ -88,7 +88,7 @@ class Panels:
 
     def models(self, inbound: Inbound) -> Reply:
         """What is on this disk, and what could be fetched."""
-        self._check_sees_all(inbound)
+        self.check_sees_all(inbound)
         found = [_model(model) for model in stored_models(self._settings.cache_dir, self._settings.model_path)]
         here = {model["name"] for model in found}
         known = [
@@ -96,11 +96,11 @@ class Panels:
             for model in RECOMMENDED
             if model.repository not in here
         ]
-        sources = [card.details.get("source") for card in self._service.models()]
+        sources = [card.details.get("source") for card in self._service.models() if card.state == "ready"]
         return _reply({"models": found, "known": known, "served": [str(source) for source in sources if source]})
 
     def settings(self, inbound: Inbound) -> Reply:
-        self._check_sees_all(inbound)
+        self.check_sees_all(inbound)
         rows = [
             {
                 "name": name.upper(),
@@ -132,7 +132,7 @@ class Panels:
 
     def pull(self, inbound: Inbound) -> Reply:
         """Begins to fetch a model: ``{"name": "owner/name"}``; the feed tells how it goes."""
-        self._check_sees_all(inbound)
+        self.check_sees_all(inbound)
         body = parse_json(inbound.body)
         name = body.get("name") if isinstance(body, dict) else None
         if not isinstance(name, str):
@@ -141,13 +141,14 @@ class Panels:
         return _reply({"pull": self.pulls.state()}, 202)
 
     def stop_pull(self, inbound: Inbound) -> Reply:
-        self._check_sees_all(inbound)
+        self.check_sees_all(inbound)
         self.pulls.stop()
         return _reply({"pull": self.pulls.state()})
 
     # --- who may ------------------------------------------------------------------
 
-    def _check_sees_all(self, inbound: Inbound) -> None:
+    def check_sees_all(self, inbound: Inbound) -> None:
+        """Raises Forbidden for who may not see everything, and for other web pages."""
         if not self._is_own_page(inbound):
             origin = inbound.headers["Origin"]
             raise Forbidden(f"Origin {origin[:80]!r} may not do this; only the server's own page may.", param="Origin")

@@ -115,5 +115,12 @@ def model_body(card: ModelCard) -> dict[str, Any]:
         "context_length": card.context,
         "max_model_len": card.context,
         "capabilities": card.capabilities,
-        "details": card.details,
+        "details": card.details | _loaded(card),
     }
+
+
+def _loaded(card: ModelCard) -> dict[str, Any]:
+    """Where the model is: on disk, in memory, between the two."""
+    told: dict[str, Any] = {"state": card.state, "pinned": card.pinned, "weight_bytes": card.weight_bytes}
+    told["kv_bytes"] = card.kv_bytes
+    return told | ({"problem": card.problem} if card.problem else {})

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
 from start_llm.api import sse
+from start_llm.api.admin import Admin
 from start_llm.api.agents import agent_of
 from start_llm.api.anthropic_messages import read_messages
 from start_llm.api.anthropic_stream import scaled
@@ -13,7 +15,7 @@ from start_llm.api.dialect import Exchange, Inbound, Reply
 from start_llm.api.encodings import Encodings
 from start_llm.api.fields import word
 from start_llm.api.openai_chat import read_chat
-from start_llm.api.openai_completions import read_completion
+from start_llm.api.openai_completions import CompletionExchange, read_completion
 from start_llm.api.openai_responses import StoredResponses, read_responses
 from start_llm.api.page import Page
 from start_llm.api.panels import Panels
@@ -53,15 +55,25 @@ class Dialects:
 
     def responses(self, inbound: Inbound) -> Exchange:
         exchange = read_responses(inbound, self.settings, self.service.token_text, self._stored(inbound))
-        return replace(exchange, request=self._begun(exchange, inbound))
+        return replace(exchange, request=self._begun(exchange, inbound), token_text=self._texts(exchange))
 
     def chat(self, inbound: Inbound) -> Exchange:
         exchange = read_chat(inbound, self.settings, self.service.token_text)
-        return replace(exchange, request=self._begun(exchange, inbound))
+        return replace(exchange, request=self._begun(exchange, inbound), token_text=self._texts(exchange))
 
     def completions(self, inbound: Inbound) -> Exchange:
-        exchange = read_completion(inbound, self.settings, self.service.token_text)
-        return replace(exchange, request=self._begun(exchange, inbound))
+        exchange = self._completion(inbound)
+        return replace(exchange, request=self._begun(exchange, inbound), token_text=self._texts(exchange))
+
+    def _completion(self, inbound: Inbound) -> CompletionExchange:
+        """Echoed token ids are read as text while the body is read, in the vocabulary of the model that it names."""
+        asked = _model_of(inbound)
+        return read_completion(inbound, self.settings, lambda token: self.service.token_text(token, asked))
+
+    def _texts(self, exchange: Exchange) -> Callable[[int], str]:
+        """What a token of this exchange's model says."""
+        model = exchange.request.model
+        return lambda token: self.service.token_text(token, model)
 
     def messages(self, inbound: Inbound) -> Exchange:
         exchange = read_messages(inbound, self.settings)
@@ -94,7 +106,7 @@ class Dialects:
         if dialect == "responses":
             return read_responses(inbound, self.settings, self.service.token_text, self._stored(inbound))
         if dialect == "completions":
-            return read_completion(inbound, self.settings, self.service.token_text)
+            return self._completion(inbound)
         return read_chat(inbound, self.settings, self.service.token_text)
 
     def _stored(self, inbound: Inbound) -> OwnResponses:
@@ -108,6 +120,13 @@ class Dialects:
     def _named(self, request: ChatRequest) -> ChatRequest:
         """The answer's ``model`` is the name of what answers, whatever the client called it."""
         return replace(request, model=self.service.served_name(request.model))
+
+
+def _model_of(inbound: Inbound) -> str:
+    """The name that a body asks for, as far as it names one."""
+    data = parse_json(inbound.body)
+    name = data.get("model") if isinstance(data, dict) else None
+    return name if isinstance(name, str) else ""
 
 
 def dialect_of(data: Any, usual: Dialect = "chat") -> Dialect:
@@ -154,7 +173,7 @@ def build_routes(
     status = Status(service, metrics, request_log, made, encoders)
     encodings = Encodings(encoders, made)
     dialects = Dialects(settings, service, store, made)
-    stored = StoredResponses(store)
+    stored, admin = StoredResponses(store), Admin(service, panels.check_sees_all)
     return Routes(
         [
             Route("/", {"GET": page.file}, quick=True),
@@ -169,6 +188,9 @@ def build_routes(
             Route("/health", {"GET": status.health}, quick=True),
             Route("/metrics", {"GET": status.metrics}, quick=True),
             Route("/v1/models", {"GET": status.models}, quick=True),
+            Route("/v1/models/load", {"POST": admin.load}),
+            Route("/v1/models/unload", {"POST": admin.unload}),
+            Route("/v1/models/pin", {"POST": admin.pin}),
             Route("/v1/models/{*}", {"GET": status.model}, quick=True),
             Route("/v1/chat/completions", {"POST": dialects.chat}),
             Route("/v1/completions", {"POST": dialects.completions}),

@@ -21,6 +21,11 @@ class ModelCard:
         context: most tokens of a request, answer included.
         tools, reasoning, vision: whether it takes tools, can think before it answers, sees images.
         images: what becomes of an image: ``shown`` to the model, told as a ``placeholder``, or ``reject``ed.
+        state: ``ready``, ``loading``, ``unloading``, ``failed``, or ``stored``: it lies on disk and is loaded when it
+            is asked for.
+        pinned: it is not unloaded for another one.
+        weight_bytes: of its parameters. `kv_bytes`: of its KV in memory.
+        problem: why it cannot be loaded now.
     """
 
     id: str
@@ -31,6 +36,11 @@ class ModelCard:
     reasoning: bool = True
     vision: bool = False
     images: Literal["shown", "placeholder", "reject"] = "placeholder"
+    state: Literal["ready", "loading", "unloading", "failed", "stored"] = "ready"
+    pinned: bool = False
+    weight_bytes: int = 0
+    kv_bytes: int = 0
+    problem: str = ""
     details: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -98,11 +108,25 @@ class Service(Protocol):
         """All KV that is stored, for people. Raises Unavailable, TimeoutError."""
         ...
 
-    def token_text(self, token: int) -> str:
-        """A token's text, for logprobs."""
+    def token_text(self, token: int, model: str = "") -> str:
+        """A token's text, for logprobs, in the vocabulary of the model of that name."""
         ...
 
-    def models(self) -> tuple[ModelCard, ...]: ...
+    def models(self) -> tuple[ModelCard, ...]:
+        """All that may be asked for; first the one that the server was started with."""
+        ...
+
+    def load_model(self, name: str) -> ModelCard:
+        """Returns when it is loaded. Raises NotFound, OutOfMemory, or why it cannot be loaded."""
+        ...
+
+    def unload_model(self, name: str) -> ModelCard:
+        """Returns when its KV is on disk and its memory is free. Raises NotFound, Conflict while it works."""
+        ...
+
+    def pin_model(self, name: str, pinned: bool) -> ModelCard:
+        """A pinned model is not unloaded for another one. Raises NotFound."""
+        ...
 
     def served_name(self, asked: str) -> str:
         """The name of the model that answers who asks for `asked`; `asked` itself where none does."""

@@ -11,7 +11,7 @@ from dotenv import dotenv_values
 from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from start_llm.core.modelmap import ModelMap, parse_model_map
+from start_llm.core.modelmap import MOST_NAME, ModelMap, parse_model_map
 from start_llm.core.settingnames import doubtful, plain, unknown
 
 
@@ -42,6 +42,14 @@ def _image_hosts(value: str) -> str:
     for name in names:
         if not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*(:\d{1,5})?", name):
             raise ValueError(f"{name!r} is no host; give names without scheme and path, e.g. example.org,cdn.lan:8443")
+    return ",".join(names)
+
+
+def _model_names(value: str) -> str:
+    names = [name.strip() for name in value.split(",") if name.strip()]
+    for name in names:
+        if len(name) > MOST_NAME or re.search(r"\s", name):
+            raise ValueError(f"{name[:40]!r} is no model's name; give names or folders without spaces, e.g. a,b")
     return ",".join(names)
 
 
@@ -90,6 +98,23 @@ class Settings(BaseSettings):
     embedding_model: Annotated[str | None, OffOr] = Field(
         None,
         description="Repository or folder of an encoder for /v1/embeddings and /v1/rerank; needs the extra embeddings.",
+    )
+    preload_models: Annotated[str, AfterValidator(_model_names)] = Field(
+        "", description="Models that are loaded at the start beside MODEL_PATH: names, separated by commas."
+    )
+    pinned_models: Annotated[str, AfterValidator(_model_names)] = Field(
+        "",
+        description="Models that are never unloaded for others once they are loaded: names, separated by commas.",
+    )
+    model_ttl_seconds: Seconds = Field(
+        0.0, description="A model that was not asked for so long is unloaded, its KV goes to disk (0 = never)."
+    )
+    max_loaded_models: Count = Field(
+        0, description="Most models that are loaded at the same time (0 = as many as fit)."
+    )
+    pool_memory_bytes: Annotated[Annotated[int, Field(ge=2**20)] | None, OffOr] = Field(
+        None,
+        description="Bytes that weights and KV of all loaded models may take together. Unset: what the machine allows.",
     )
     trust_remote_code: bool = Field(
         False, description="Run Python code that a checkpoint brings (its config's model_file)."
@@ -304,6 +329,16 @@ class Settings(BaseSettings):
     def models_by_name(self) -> ModelMap:
         """MODEL_MAP as a table."""
         return parse_model_map(self.model_map)
+
+    @property
+    def preloaded(self) -> list[str]:
+        """PRELOAD_MODELS."""
+        return [name for name in self.preload_models.split(",") if name]
+
+    @property
+    def pinned(self) -> list[str]:
+        """PINNED_MODELS."""
+        return [name for name in self.pinned_models.split(",") if name]
 
     @property
     def disk_dir(self) -> Path | None:

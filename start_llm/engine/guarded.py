@@ -89,6 +89,11 @@ class GuardedStore:
         with self._guarded("idle"):
             self._store.idle()
 
+    def leave(self) -> None:
+        """All that is stored is to be written, side requests included: the model goes, see `written`."""
+        with self._guarded("leave"):
+            self._store.leave()
+
     def written(self) -> bool:
         """Hands on what waits for the disk. True: all of it is there, or cannot be written."""
         with self._guarded("written"):
@@ -108,6 +113,11 @@ class GuardedStore:
         with self._guarded("estimate"):
             return self._store.estimate(tokens)
         return 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of KV in memory."""
+        return self._store.nbytes
 
     def set_budget(self, budget_bytes: int) -> None:
         with self._guarded("set_budget"):

@@ -42,10 +42,9 @@ class Pressure:
         """Whether a waiting job fits beside those that run, an answer included.
 
         Raises:
-            OutOfMemory: it would not fit even alone.
+            OutOfMemory: it would not fit even alone, and with no other model loaded that may go.
         """
-        self._memory.check(self._least(job))
-        return self._memory.admits(self._wanted(job))
+        return self._memory.check(self._least(job)) and self._memory.admits(self._wanted(job))
 
     def start(self, job: Job) -> None:
         """The job is admitted."""
@@ -70,7 +69,7 @@ class Pressure:
         running.sort(key=lambda job: job.submitted)
         while self._memory.over and running:
             job = running.pop()
-            if not running:
+            if not running and not self._memory.crowded:
                 self._refuse(job)
             elif not self._requests.pause(job):
                 return  # it is about to end, or has just begun: the next step will see

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -108,15 +108,29 @@ class TextDrawing:
 
 
 class TextRuntime:
-    """Implements `engine.units.Runtime` for a text model."""
+    """Implements `engine.units.Runtime` for a text model.
 
-    def __init__(self, settings: Settings, loaded: LoadedModel, store: GuardedStore, memory: MemoryGuard) -> None:
-        self.store = store
-        self.drafts = drafts_for(settings, loaded)
+    Args:
+        drafts: see `drafts_for`.
+        grammars: see `make_grammars`.
+        left: called last, when the model is closed.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        loaded: LoadedModel,
+        store: GuardedStore,
+        memory: MemoryGuard,
+        drafts: Drafts | None,
+        grammars: Grammars | None,
+        left: Callable[[], None],
+    ) -> None:
+        self.store, self.drafts, self.grammars = store, drafts, grammars
+        self._memory, self._left = memory, left
         self.runner = make_runner(settings, loaded, self.drafts.gate if self.drafts is not None else None)
         step = None if settings.prefill_step_size == "auto" else settings.prefill_step_size
         store.learn(*self.runner.sample())
-        self.grammars = make_grammars(loaded)
         self.scheduler = Scheduler(
             self.runner,
             store,
@@ -134,6 +148,7 @@ class TextRuntime:
 
     def unloading(self) -> Generator[float]:
         """What waits for the disk goes there first, while others work."""
+        self.store.leave()
         until = time.monotonic() + WRITE_SECONDS
         while not self.store.written() and time.monotonic() < until:
             yield WRITE_LOOK_SECONDS
@@ -142,7 +157,7 @@ class TextRuntime:
 
     def close(self) -> None:
         first = () if self.drafts is None else (self.drafts.close,)
-        for step in (*first, self.runner.close, self.store.close, mx.synchronize):
+        for step in (*first, self.runner.close, self.store.close, self._memory.close, self._left, mx.synchronize):
             try:
                 step()
             except Exception:  # the thread's edge: what comes after it must be done all the same
@@ -155,10 +170,10 @@ def end_streams() -> None:
     mx.clear_streams()
 
 
-def make_grammars(loaded: LoadedModel) -> Grammars | None:
-    """``None`` where the tokenizer is of a kind that llguidance cannot read."""
+def make_grammars(tokenizer: Any, eos: Iterable[int]) -> Grammars | None:
+    """``None`` where the tokenizer is of a kind that llguidance cannot read. Any thread."""
     try:
-        return Grammars(loaded.tokenizer, loaded.eos)
+        return Grammars(tokenizer, eos)
     except NotSupported as error:
         log.warning("%s", error.message)
         return None

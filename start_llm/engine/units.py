@@ -38,12 +38,14 @@ class Unit:
     Attributes:
         spent: seconds of the thread, as far as they count against others.
         rested: when it was tidied up last, on `clock`.
+        blocked: its requests wait for memory that others hold: it looks again after another one's step.
     """
 
     def __init__(self, model: str, runtime: Runtime, now: float) -> None:
         self.model, self.runtime, self.scheduler = model, runtime, runtime.scheduler
         self.spent, self.rested = 0.0, now
         self.was_busy = False
+        self.blocked = False
 
 
 class Units:
@@ -101,7 +103,7 @@ class Units:
             unit.was_busy = unit.scheduler.busy
         if not busy:
             return None
-        chosen = min(busy, key=lambda unit: unit.spent)
+        chosen = min([unit for unit in busy if not unit.blocked] or busy, key=lambda unit: unit.spent)
         self._level = chosen.spent
         return chosen
 
@@ -112,6 +114,9 @@ class Units:
             unit.scheduler.step()
         finally:
             unit.spent += self._clock() - began
+            for other in self:
+                other.blocked = False
+            unit.blocked = unit.scheduler.busy and not unit.scheduler.running
 
     def rest(self, seconds: float = 0.0) -> None:
         """Tidies up those that have no work, and were not tidied up in the last `seconds`."""
@@ -135,43 +140,50 @@ class Units:
             unit.runtime.close()
 
 
+class _Chore:
+    def __init__(self, steps: Generator[float, None, Any], done: Callable[[Any], None]) -> None:
+        self.steps, self.done, self.due = steps, done, 0.0
+
+
 class Chores:
-    """Work in steps that is done between the steps of models: loading and unloading. One at a time, in order."""
+    """Work in steps that is done between the steps of models: loading and unloading, embeddings. They take turns."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._waiting: list[tuple[Generator[float, None, Any], Callable[[Any], None]]] = []
-        self._due = 0.0
+        self._waiting: list[_Chore] = []
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def add(self, steps: Generator[float, None, Any], done: Callable[[Any], None]) -> None:
         """`steps` yields seconds that it wants to wait; `done` gets what it returns, or what it raised."""
-        self._waiting.append((steps, done))
+        self._waiting.append(_Chore(steps, done))
 
     @property
     def wait(self) -> float:
         """Seconds until there is something to do; only if there is a chore."""
-        return max(0.0, self._due - self._clock())
+        return max(0.0, min(chore.due for chore in self._waiting) - self._clock())
 
     def step(self) -> None:
-        if not self._waiting or self.wait > 0:
+        """One step of the first that does not wait."""
+        now = self._clock()
+        chore = next((chore for chore in self._waiting if chore.due <= now), None)
+        if chore is None:
             return
-        steps, done = self._waiting[0]
+        self._waiting.remove(chore)
         try:
-            self._due = self._clock() + next(steps)
-            return
+            pause = next(chore.steps)
         except StopIteration as end:
-            result = end.value
+            chore.done(end.value)
         except BaseException as error:  # noqa: BLE001 - a model's own code may do anything; told to who asked
-            result = error
-        del self._waiting[0]
-        done(result)
+            chore.done(error)
+        else:
+            chore.due = self._clock() + pause
+            self._waiting.append(chore)
 
     def fail(self, error: Exception) -> None:
         """Gives all of them up."""
         waiting, self._waiting = self._waiting, []
-        for steps, done in waiting:
-            steps.close()
-            done(error)
+        for chore in waiting:
+            chore.steps.close()
+            chore.done(error)

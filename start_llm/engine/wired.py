@@ -39,11 +39,22 @@ def no_wired_limit() -> Iterator[None]:
         _generate.maybe_set_recommended_wired_limit = theirs  # type: ignore[attr-defined]
 
 
-def wire_weights(setting: Literal["auto", "off"] | int, device: Device) -> None:
-    """To be called once, when the weights are loaded and nothing else is. Raises what `wired_bytes` raises."""
+def wire_weights(setting: Literal["auto", "off"] | int, device: Device) -> bool:
+    """To be called once, when the weights are loaded and nothing else is. Raises what `wired_bytes` raises.
+
+    Returns:
+        Whether anything is wired now.
+    """
     mx.clear_cache()  # buffers left over from loading must not take the weights' place
     nbytes = wired_bytes(setting, device, mx.get_active_memory())
     if nbytes is None:
-        return
+        return False
     mx.set_wired_limit(nbytes)
     log.info("%.1f GiB are wired for the GPU", nbytes / GIB)
+    return nbytes > 0
+
+
+def unwire() -> None:
+    """Before the models that are loaded change: else buffers of KV would take the place of weights that have gone."""
+    mx.set_wired_limit(0)
+    log.info("nothing is wired for the GPU any more: models come and go")

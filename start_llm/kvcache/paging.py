@@ -88,6 +88,11 @@ class Paging:
         self._waiting.update((id(s), s) for s in path if not s.one_shot and _unwritten(s))
         self.write()
 
+    def take_all(self, tree: Tree) -> None:
+        """What is in memory only is going to be lost: side requests are written, too."""
+        if self._disk.ready:
+            self._waiting.update((id(s), s) for s in tree if _unwritten(s))
+
     def write(self) -> None:
         """Queues what still waits, as far as there is room."""
         while self._waiting and self._disk.has_room(next(iter(self._waiting.values())).nbytes):

@@ -269,6 +269,11 @@ class KVStore:
         """Bytes of KV of so many tokens, judged by what was stored or learnt so far; 0 before that."""
         return self._held.estimate(tokens)
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that are stored in memory."""
+        return self._held.nbytes
+
     def set_budget(self, budget_bytes: int) -> None:
         """From now on at most so many bytes in memory."""
         self._eviction.budget_bytes = budget_bytes
@@ -301,6 +306,11 @@ class KVStore:
             counters=counters,
             disk=self._paging.stats() if self._paging is not None else {},
         )
+
+    def leave(self) -> None:
+        """The model is going to be unloaded: all that is stored is to be written, see `written`."""
+        if self._paging is not None:
+            self._paging.take_all(self._held.tree)
 
     def written(self) -> bool:
         """Hands on what waits for the disk. True: all of it is there, or the tier pauses. Nobody is waited for."""

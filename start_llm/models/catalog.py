@@ -101,8 +101,9 @@ def stored_models(cache_dir: Path, model_path: str | None = None, cache: Path | 
     """
     if model_path is not None and (folder := Path(model_path).expanduser()).is_dir():
         yield describe(str(folder), folder)
-    for folder in sorted((cache_dir / "models").glob(f"{EMBEDDED_NAME}-*")):
-        yield describe(str(folder), folder)
+    for folder in sorted((cache_dir / "models").glob("*")):  # the embedded model, and whatever else was put there
+        if not folder.name.startswith(".") and (folder / "config.json").exists():
+            yield describe(str(folder), folder)
     for folder in sorted(_cache(cache).glob(f"{_PREFIX}*")):
         repository = folder.name.removeprefix(_PREFIX).replace("--", "/")
         found = snapshot(repository, cache=cache) or max(

@@ -52,16 +52,6 @@ def find_out(
     return replace(loaded, capabilities=resolve(loaded, probed))
 
 
-def at_once(steps: Generator[float, None, LoadedModel]) -> LoadedModel:
-    """`find_out` without a pause."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            loaded: LoadedModel = end.value
-            return loaded
-
-
 def _probe(loaded: LoadedModel, answer: Answer | None) -> Generator[float, None, Probed]:
     """Raises TemplateError: the template cannot render one user message."""
     template, tokenizer = HFTemplate(loaded.tokenizer), HFTokenizer(loaded.tokenizer, eos_ids=loaded.eos)

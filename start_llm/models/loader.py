@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
-from mlx_lm.utils import load as mlx_load
+from mlx_lm.utils import load_model as mlx_load_model
+from mlx_lm.utils import load_tokenizer
 
 from start_llm.core.errors import NotFound, NotSupported
 from start_llm.core.settings import Settings
@@ -37,6 +38,7 @@ from start_llm.models.pull import PullError, pull
 from start_llm.models.vision import Seeing, has_eyes, load_seeing
 
 Progress = Callable[[str, float], None]
+READ_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
@@ -99,10 +101,30 @@ def accelerator() -> Accelerator:
 
 
 def load_model(settings: Settings, device: Device, progress: Progress, say: Callable[[str], None]) -> LoadedModel:
-    """Loads `MODEL_PATH`, or the embedded model if it is unset.
+    """Loads `MODEL_PATH`, or the embedded model if it is unset: `load_steps` without a pause."""
+    steps = load_steps(settings, device, progress, say)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            loaded: LoadedModel = end.value
+            return loaded
+
+
+def load_steps(
+    settings: Settings,
+    device: Device,
+    progress: Progress,
+    say: Callable[[str], None],
+    wrapper: Any = None,
+    folder: Path | None = None,
+) -> Generator[float, None, LoadedModel]:
+    """Loads a model, a layer at a step. A model that sees is loaded by mlx-vlm, in one step.
 
     Args:
         say: is told if the weights leave little memory.
+        wrapper: mlx-lm's tokenizer, where another thread has read it already.
+        folder: where MODEL_PATH lies on this disk, as far as that is known: nothing is fetched then.
 
     Raises:
         NotFound: no such folder or repository.
@@ -123,7 +145,7 @@ def load_model(settings: Settings, device: Device, progress: Progress, say: Call
         name = EMBEDDED_NAME
     else:
         name = source.rstrip("/").rsplit("/", 1)[-1]
-        folder = _resolve(source, lambda found: _check_room(settings, name, found, device), progress)
+        folder = folder or _resolve(source, lambda found: _check_room(settings, name, found, device), progress)
         warning = _check_room(settings, name, folder, device)
         if warning is not None:
             say(f"memory    {warning}")
@@ -137,7 +159,11 @@ def load_model(settings: Settings, device: Device, progress: Progress, say: Call
         print_of_eyes = f"{described.fingerprint}-eyes-{seeing.eyes.key('')}".encode()
         return replace(described, eyes=seeing.eyes, fingerprint=hashlib.sha256(print_of_eyes).hexdigest())
     try:
-        model, wrapper = mlx_load(str(folder), trust_remote_code=settings.trust_remote_code)[:2]
+        model, read = mlx_load_model(folder, lazy=True, trust_remote_code=settings.trust_remote_code)
+        for part in _parts(model):
+            yield 0.0
+            mx.eval(part)
+        wrapper = wrapper or load_tokenizer(folder, eos_token_ids=read.get("eos_token_id"))
     except ValueError as error:
         raise NotSupported(f"mlx-lm cannot load {source or name}: {error}") from error
     if adapter is not None:
@@ -165,6 +191,34 @@ def _adapted(described: LoadedModel, adapter: Adapter) -> LoadedModel:
         return hashlib.sha256(f"{of_base}-adapter-{adapter.digest}".encode()).hexdigest()
 
     return replace(described, fingerprint=both(described.fingerprint), files=both(described.files))
+
+
+def _parts(model: Any) -> Iterator[Any]:
+    """The parameters, layer by layer, and then all of them: what stands outside of layers is read last."""
+    for layer in getattr(model, "layers", None) or ():
+        if layer is not None and hasattr(layer, "parameters"):
+            yield layer.parameters()
+    yield model.parameters()
+
+
+def read_tokenizer(folder: Path, eos: Any = None) -> Any:
+    """mlx-lm's tokenizer; it computes nothing. Any thread. `eos`: the config's ``eos_token_id``."""
+    return load_tokenizer(folder, eos_token_ids=eos)
+
+
+def read_ahead(folder: Path, most: int) -> None:
+    """Reads the weights' files once, so that the system has them in its memory. Any thread.
+
+    Args:
+        most: bytes; a model that is larger is not read, for what comes first would be gone before it is needed.
+    """
+    files = sorted(folder.glob("model*.safetensors"))
+    if sum(path.stat().st_size for path in files) > most:
+        return
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            while file.read(READ_BYTES):
+                pass
 
 
 def _check_room(settings: Settings, name: str, folder: Path, device: Device) -> str | None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
+from start_llm.core.errors import NotFound
 from start_llm.core.events import ChoiceDone, Done, Event, Started, TextDelta, Usage
 from start_llm.core.report import Background, CacheReport, Miss
 from start_llm.core.request import ChatRequest
@@ -84,8 +86,22 @@ class FakeService:
     def stored(self) -> StoredTree:
         return self.tree
 
-    def token_text(self, token: int) -> str:
+    def token_text(self, token: int, model: str = "") -> str:
         return f"<{token}>"
+
+    def load_model(self, name: str) -> ModelCard:
+        return self._card(name)
+
+    def unload_model(self, name: str) -> ModelCard:
+        return self._card(name)
+
+    def pin_model(self, name: str, pinned: bool) -> ModelCard:
+        return replace(self._card(name), pinned=pinned)
+
+    def _card(self, name: str) -> ModelCard:
+        if name != "tiny":
+            raise NotFound(f"model={name!r}: this server serves 'tiny'.", param="model", code="model_not_found")
+        return self.models()[0]
 
     def models(self) -> tuple[ModelCard, ...]:
         return (ModelCard("tiny", 1_700_000_000, 4096),)

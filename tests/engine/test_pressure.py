@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
+from start_llm.core.errors import OutOfMemory
 from start_llm.core.events import EngineFailed, Sampled
 from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
@@ -16,7 +17,7 @@ from start_llm.engine import pressure
 from start_llm.engine.alone import AloneRunner
 from start_llm.engine.drafting import Drafts
 from start_llm.engine.guarded import GuardedStore
-from start_llm.engine.memory import MemoryGuard
+from start_llm.engine.memory import GIB, MemoryGuard, Pooled
 from start_llm.engine.quantised import Quantisation, QuantisingRunner
 from start_llm.engine.runner import Runner
 from start_llm.engine.runtime import TextDrawing
@@ -318,7 +319,7 @@ def test_a_row_that_decodes_alone_is_paused(
     while len(found[1].tokens) < 3:
         scheduler.step()
     assert found[0].tokens == []
-    scheduler.requests._memory._total = plenty._store.estimate(380)  # room for the longer one only
+    scheduler.requests._memory._shared._total = plenty._store.estimate(380)  # room for the longer one only
     scheduler.step()
     assert (paused(scheduler), scheduler.requests.waiting[0].work.id) == (1, "short")
     drain(scheduler, 2000)
@@ -338,3 +339,49 @@ def test_a_row_that_is_alone_grows_to_the_end_of_memory(monkeypatch: pytest.Monk
     drain(scheduler, 2000)
     assert (sink.done.reason, len(sink.tokens)) == ("length", 60)
     assert paused(scheduler) == 0
+
+
+class Held:
+    """A store of so many bytes that shrinks to its budget."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes, self.budget = nbytes, 0
+
+    def estimate(self, tokens: int) -> int:
+        return tokens * MIB
+
+    def set_budget(self, budget_bytes: int) -> None:
+        self.budget = budget_bytes
+        self.nbytes = min(self.nbytes, budget_bytes)
+
+
+def test_models_share_what_their_weights_leave() -> None:
+    asked: list[int] = []
+    shared = Pooled(8 * GIB, None, lambda need: bool(asked.append(need)) or need < GIB)
+    shared.place("one", GIB)
+    one = MemoryGuard(first := Held(10**12), shared=shared)
+    one.take("a", 1)
+    assert first.nbytes == first.budget == int(6 * GIB * 0.6), "alone it has all of it"
+    shared.place("two", 2 * GIB)
+    two = MemoryGuard(second := Held(0), shared=shared)
+    assert first.nbytes == first.budget == int(4 * GIB * 0.6), "what the other does not need it keeps"
+    assert second.budget == first.budget // 2, "but an equal part is sure"
+    second.nbytes = second.budget
+    two.take("b", 1000)
+    assert first.nbytes + second.nbytes <= int(4 * GIB * 0.6) and first.nbytes == first.budget >= second.budget
+    two.take("b", 3000)
+    assert first.budget + second.budget <= 4 * GIB - 3001 * MIB
+    assert one.crowded and two.crowded and shared.running == 3001 * MIB
+    assert not one.admits(600) and one.admits(500), "what the other model's request holds is not there"
+    one.take("a", 1200)
+    assert one.over and two.over
+    one.give("a")
+    assert not two.over and not two.crowded
+    assert one.check(4000)
+    assert not one.check(4200), "idle models are asked to go, and the request waits for that"
+    with pytest.raises(OutOfMemory):
+        one.check(8000)
+    assert asked == [104 * MIB, 3904 * MIB]
+    two.close()
+    shared.leave("two")
+    assert one.check(4200) and first.budget == int(6 * GIB * 0.6)

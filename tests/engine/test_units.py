@@ -31,6 +31,7 @@ class Worker:
     def __init__(self, clock: Clock, cost: float, busy: bool = True) -> None:
         self._clock, self.cost, self.busy = clock, cost, busy
         self.crowded = False
+        self.running = 1
         self.steps = 0
 
     def step(self) -> None:
@@ -75,6 +76,15 @@ def test_a_model_that_comes_back_has_no_claim_on_what_it_left_to_others() -> Non
     assert abs((one.steps - before) - two.steps) <= 1
 
 
+def test_a_model_that_waits_for_memory_does_not_take_the_time_of_the_others() -> None:
+    clock = Clock()
+    one, waiting = Worker(clock, 0.1), Worker(clock, 0.00001)
+    waiting.running = 0
+    units = units_of(clock, one=one, waiting=waiting)
+    work(units, 40)
+    assert one.steps >= 19 and waiting.steps >= 19
+
+
 def test_what_a_model_counted_outlives_it_and_its_sizes_do_not() -> None:
     clock = Clock()
     units = units_of(clock, one=Worker(clock, 1.0), two=Worker(clock, 1.0))
@@ -85,25 +95,28 @@ def test_what_a_model_counted_outlives_it_and_its_sizes_do_not() -> None:
     assert units.get("two") is None
 
 
-def test_chores_come_one_after_the_other_and_wait_as_they_ask() -> None:
+def test_chores_take_turns_and_wait_as_they_ask() -> None:
     clock, told, seen = Clock(), [], []
 
-    def chore(name: str) -> Generator[float, None, str]:
-        for part in range(2):
+    def chore(name: str, pause: float) -> Generator[float, None, str]:
+        for part in range(3):
             seen.append(f"{name}{part}")
-            yield 5.0
+            yield pause
         return name
 
     chores = Chores(clock)
-    chores.add(chore("a"), told.append)
-    chores.add(chore("b"), told.append)
+    chores.add(chore("slow", 5.0), told.append)
+    chores.add(chore("quick", 0.0), told.append)
+    assert chores.wait == 0.0
+    for _ in range(5):
+        chores.step()
+    assert seen == ["slow0", "quick0", "quick1", "quick2"] and told == ["quick"] and chores.wait == 5.0
     chores.step()
-    chores.step()
-    assert seen == ["a0"] and chores.wait == 5.0
-    for _ in range(6):
+    assert len(seen) == 4
+    for _ in range(3):
         clock.now += 5.0
         chores.step()
-    assert seen == ["a0", "a1", "b0", "b1"] and told == ["a", "b"] and len(chores) == 0
+    assert seen[4:] == ["slow1", "slow2"] and told == ["quick", "slow"] and len(chores) == 0
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from start_llm import app
+from start_llm import serving
 from start_llm.engine.constraint import Grammars
 from start_llm.engine.patience import Patience
 from tests.fuzz.world import World, world
@@ -27,7 +27,7 @@ HEALTH_SECONDS = 20.0
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("attacks")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(app, "GRAMMAR_SECONDS", 20.0)
+        patch.setattr(serving, "GRAMMAR_SECONDS", 20.0)
         with world(build_oracle(folder / "model"), folder / "cache") as made:
             yield made
 

@@ -117,8 +117,9 @@ class World:
 
     def say(self, text: str) -> None:
         """What the model is going to answer."""
-        assert self.app._built is not None
-        tokenizer = self.app._built.loaded.tokenizer
+        serving = self.app.pool.main_serving
+        assert serving is not None
+        tokenizer = serving.built.loaded.tokenizer
         clean = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         self.app.engine.answer = tuple(tokenizer.encode(clean, add_special_tokens=False))  # type: ignore[attr-defined]
 

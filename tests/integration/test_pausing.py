@@ -51,7 +51,7 @@ def test_four_answers_where_two_fit(
         for number in range(CLIENTS):
             stream(server, number, alone)
         row = server.app.engine.call(lambda scheduler: scheduler._store.estimate(WORDS + 200))
-    monkeypatch.setattr("start_llm.building.kv_bytes", lambda usable, weights: int(2.5 * row))
+    monkeypatch.setattr("start_llm.engine.memory.kv_bytes", lambda usable, weights: int(2.5 * row))
     together: dict[int, Any] = {}
     with live(oracle_path(kind), tmp_path / "together", sse_ping_seconds=PING_SECONDS) as server:
         clients = [threading.Thread(target=stream, args=(server, n, together)) for n in range(CLIENTS)]
@@ -92,7 +92,7 @@ def test_without_a_limit_an_answer_may_be_as_long_as_the_context(
 def test_a_prompt_that_can_never_fit_is_507_with_the_numbers(
     oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("start_llm.building.kv_bytes", lambda usable, weights: 50_000)
+    monkeypatch.setattr("start_llm.engine.memory.kv_bytes", lambda usable, weights: 50_000)
     with live(oracle_path("plain"), tmp_path) as server:
         body = {"model": "default", "messages": [{"role": "user", "content": "word " * 2000}]}
         response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)

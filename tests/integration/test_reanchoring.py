@@ -27,9 +27,9 @@ def server(path: Path, cache: Path, reanchor: str) -> Iterator[tuple[Live, list[
         guesses: list[int] = []
         anchor = running.app.engine.anchor
 
-        def seen(prompt: Any, session: str) -> None:
+        def seen(prompt: Any, session: str, model: str) -> None:
             guesses.append(len(prompt.tokens))
-            anchor(prompt, session)
+            anchor(prompt, session, model)
 
         running.app.engine.anchor = seen  # type: ignore[method-assign]
         yield running, guesses
@@ -38,7 +38,7 @@ def server(path: Path, cache: Path, reanchor: str) -> Iterator[tuple[Live, list[
 def settled(running: Live) -> int:
     """Waits until the model thread has nothing left to do; prompt tokens that it computed so far."""
     deadline = time.monotonic() + WAIT
-    recorder = running.app._recorder
+    recorder = running.app.pool.main_serving.served.recorder
     assert recorder is not None
     while recorder._pipeline._awaited:  # the client has the last byte a moment before the recorder is told
         assert time.monotonic() < deadline, "an answer is not recorded"

@@ -1,0 +1,119 @@
+"""By which names the models on this disk may be asked for. Nothing else is ever loaded. Knows no MLX."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from start_llm.core.modelmap import MOST_NAME
+from start_llm.core.settings import Settings
+from start_llm.models.catalog import EMBEDDED_NAME, Stored, describe, folder_of, stored_models
+from start_llm.models.recommended import SHORT_NAMES, full_name
+
+LISTING_SECONDS = 10.0
+"""How old a listing may be that is shown."""
+LEAST_SECONDS = 2.0
+"""How often it is made anew for names that are not in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A model on this disk.
+
+    Attributes:
+        key: its folder, links resolved: two names of one folder are one model.
+        name: what clients see; `source`: the repository or folder that it is.
+        aliases: all that it may be asked for by.
+        stored: its size, context and the like.
+    """
+
+    key: str
+    name: str
+    source: str
+    aliases: frozenset[str]
+    stored: Stored
+
+
+class Names:
+    """The listing. Any thread.
+
+    Args:
+        own: key of the model that the server was started with, as far as it is on this disk: it is not listed.
+    """
+
+    def __init__(self, settings: Settings, own: str | None = None) -> None:
+        self._settings, self.own = settings, own
+        self._lock = threading.Lock()
+        self._known: tuple[Known, ...] = ()
+        self._by_alias: dict[str, Known] = {}
+        self._read = float("-inf")
+
+    def all(self) -> tuple[Known, ...]:
+        """At most `LISTING_SECONDS` old."""
+        self._refresh(LISTING_SECONDS)
+        return self._known
+
+    def find(self, name: str, *, look: bool = True) -> Known | None:
+        """The model of that name. A path is one only if the settings name it or the listing does.
+
+        Args:
+            look: look at the disk again if it is not in the listing.
+        """
+        if not name or len(name) > MOST_NAME:
+            return None
+        if look and name not in self._by_alias:
+            self._refresh(LEAST_SECONDS)
+        return self._by_alias.get(name)
+
+    def _refresh(self, seconds: float) -> None:
+        with self._lock:
+            if time.monotonic() - self._read < seconds:
+                return
+            self._known = tuple(known_models(self._settings, self.own))
+            self._by_alias = {alias: known for known in reversed(self._known) for alias in known.aliases}
+            self._read = time.monotonic()
+
+
+def key_of(folder: Path) -> str:
+    return os.path.realpath(folder)
+
+
+def known_models(settings: Settings, own: str | None = None) -> list[Known]:
+    """What the settings name comes first, so that its short name is the model's."""
+    found: dict[str, Stored] = {}
+    for stored in [*_named(settings), *stored_models(settings.cache_dir)]:
+        key = key_of(stored.folder)
+        if key != own and not stored.problem:
+            found.setdefault(key, stored)
+    taken: set[str] = set()
+    return [_known(key, stored, taken) for key, stored in found.items()]
+
+
+def named_in(settings: Settings) -> list[str]:
+    """Names of models that the settings tell of, each once."""
+    targets = [entry.model for entry in settings.models_by_name.entries]
+    return list(dict.fromkeys([*settings.preloaded, *settings.pinned, *targets]))
+
+
+def _named(settings: Settings) -> Iterable[Stored]:
+    for name in named_in(settings):
+        source = full_name(name) or name
+        folder = folder_of(source)
+        if folder is not None and (folder / "config.json").is_file():
+            yield describe(source, folder)
+
+
+def _known(key: str, stored: Stored, taken: set[str]) -> Known:
+    source = stored.name
+    short = source.rstrip("/").rpartition("/")[2]
+    if short.startswith(f"{EMBEDDED_NAME}-"):
+        short = EMBEDDED_NAME
+    name = source if short in taken else short
+    taken.add(name)
+    aliases = {name, source, key, f"openai/{name}", f"openai/{source}"}
+    aliases |= {alias for alias, repository in SHORT_NAMES.items() if repository == source}
+    return Known(key, name, source, frozenset(aliases), stored)

@@ -1,0 +1,82 @@
+"""Which model a request's name means: the main one, one on this disk, or none. The only place that decides that."""
+
+from __future__ import annotations
+
+import re
+
+from start_llm.core.errors import NotFound
+from start_llm.core.settings import Settings
+from start_llm.models.catalog import folder_of
+from start_llm.models.names import Known, Names, key_of
+from start_llm.models.recommended import full_name
+
+# Names that clients are hard-wired to; where MODEL_MAP says nothing of them they mean the main model.
+_FOREIGN_NAMES = re.compile(r"(claude|gpt|chatgpt|codex|o\d)([-.:].*)?$", re.IGNORECASE)
+MAIN_NAMES = frozenset({"", "default"})
+_SHOWN = 12
+
+
+class PoolNames:
+    """Any thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        source = settings.model_path
+        folder = None if source is None else folder_of(source)
+        self._names = Names(settings, None if folder is None else key_of(folder))
+        self._main = MAIN_NAMES
+        self._first = "default"
+        self._table = settings.models_by_name
+        self._pinned = {full_name(name) or name for name in settings.pinned} | set(settings.pinned)
+
+    def began(self, name: str, source: str) -> None:
+        """What the main model is called is known."""
+        self._first = name
+        self._main = MAIN_NAMES | {name, source, f"openai/{source}", f"openai/{name}"}
+
+    def meant(self, name: str) -> str:
+        """MODEL_MAP's word on it. What a model itself is called always means that model."""
+        own = self._names.find(name, look=False)
+        if name == self._first or (own is not None and own.name == name):
+            return name
+        return self._table.resolve(name)
+
+    def find(self, name: str) -> Known | None:
+        """``None``: the main model. Raises NotFound where the name means no model."""
+        meant = self.meant(name)
+        if meant in self._main:
+            return None
+        foreign = _FOREIGN_NAMES.match(meant.rsplit("/", 1)[-1]) is not None
+        known = self._names.find(meant, look=not foreign)
+        if known is None and not foreign:
+            raise NotFound(self._sentence(name), param="model", code="model_not_found")
+        return known
+
+    def all(self) -> tuple[Known, ...]:
+        return self._names.all()
+
+    def is_pinned(self, *names: str) -> bool:
+        """By PINNED_MODELS."""
+        return bool(self._pinned & set(names))
+
+    def is_preloaded(self, name: str) -> bool:
+        known = [self._names.find(each) for each in self._settings.preloaded]
+        return any(each is not None and each.name == name for each in known)
+
+    def settings_for(self, known: Known) -> Settings:
+        """The settings with this model as MODEL_PATH."""
+        changes = {
+            "model_path": known.source,
+            "served_model_name": known.name,
+            "model_family": None,
+            "adapter_path": None,
+        }
+        return self._settings.model_copy(update=changes)
+
+    def _sentence(self, name: str) -> str:
+        """That there is no model of that name, and which there are."""
+        names = [self._first, *(known.name for known in self._names.all())]
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        meant = self.meant(name)
+        mapped = f" (MODEL_MAP: {meant!r})" if meant != name else ""
+        return f"model={name[:100]!r}{mapped}: this server serves {', '.join(map(repr, names[:_SHOWN]))}{more}."

@@ -1,0 +1,108 @@
+"""A loaded model as the request path needs it, and what holds it there while a request uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from start_llm.core.messages import Message
+from start_llm.core.request import ChatRequest
+from start_llm.core.service import ModelCard
+from start_llm.core.work import Constraint
+from start_llm.parsing.registry import OutputStyle
+from start_llm.prompt.pipeline import Pipeline
+from start_llm.prompt.ports import Eyes
+from start_llm.prompt.recorder import Recorder
+
+
+@dataclass(frozen=True)
+class Served:
+    """The loaded model as the request path needs it; immutable.
+
+    Attributes:
+        name, source: what clients see; the folder or repository it came from.
+        created: unix seconds.
+        context: most tokens of a request, answer included.
+        detokenizer: makes a fresh streaming detokenizer of mlx-lm.
+        check: raises BadRequest for what this model cannot do with a request's numbers.
+        constraint: the grammar a request asks for, given whether its prompt ends inside reasoning.
+        recorder: remembers finished answers, off the request path.
+        views: other forms of a request's tool results, in tokens, that drafts may be taken from.
+        eyes: of a model that is shown images; else a line of text stands for each of them.
+        model: its name for the model thread.
+        think_tokens: ids of the reasoning tags, where each is one token; else budgets are not enforced.
+    """
+
+    name: str
+    source: str
+    created: int
+    context: int
+    pipeline: Pipeline
+    recorder: Recorder
+    style: OutputStyle
+    detokenizer: Callable[[], Any]
+    token_text: Callable[[int], str]
+    check: Callable[[ChatRequest], None]
+    constraint: Callable[[ChatRequest, bool], Constraint | None]
+    eyes: Eyes | None = None
+    think_tokens: tuple[int, int] | None = None
+    views: Callable[[Sequence[Message]], Sequence[Any]] | None = None
+    model: str = ""
+
+
+class Lease(Protocol):
+    """A request's hold on a model: it stays loaded, or is being loaded, until the lease is closed. Thread-safe."""
+
+    def wait(self, seconds: float) -> bool:
+        """True once the model is loaded, cannot be loaded, or the lease is closed; False: not within `seconds`."""
+        ...
+
+    @property
+    def served(self) -> Served:
+        """The model. Raises StartLLMError: why it could not be loaded."""
+        ...
+
+    def close(self) -> None:
+        """May be called twice."""
+        ...
+
+
+class Models(Protocol):
+    """The models that there are, loaded or not. Any thread; none of these methods waits for a model."""
+
+    def open(self, name: str) -> Lease:
+        """A hold on the model that `name` means; it is loaded if it is not.
+
+        Raises NotFound, OutOfMemory, Unavailable, or what its last loading failed with, if that is not long ago.
+        """
+        ...
+
+    @property
+    def main(self) -> ModelCard | None:
+        """The model that the server was started with, loaded or not; ``None`` before it was loaded once."""
+        ...
+
+    def cards(self) -> tuple[ModelCard, ...]:
+        """All that are known; the main one first."""
+        ...
+
+    def card(self, name: str) -> ModelCard:
+        """Raises NotFound."""
+        ...
+
+    def served_name(self, asked: str) -> str:
+        """The name of the model that answers who asks for `asked`; `asked` itself where none does."""
+        ...
+
+    def token_text(self, token: int, name: str) -> str:
+        """A token's text in the vocabulary of a loaded model; empty if it is not loaded."""
+        ...
+
+    def unload(self, name: str) -> ModelCard:
+        """Returns when its KV is on disk and its memory is free. Raises NotFound, Conflict while it works."""
+        ...
+
+    def pin(self, name: str, pinned: bool) -> ModelCard:
+        """A pinned model is not unloaded for another one. Raises NotFound."""
+        ...

@@ -1,0 +1,330 @@
+"""Several models on one server: loaded by name, in and out, side by side; on oracle checkpoints."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from start_llm import pooling
+from start_llm.models.device import LEAST_CACHE_BYTES, PREFILL_BYTES
+from tests.integration.live import WAIT, Live, live
+from tests.oracle import build_oracle, expected_truth
+from tests.unique import unique
+
+BUDGET_FOR_TWO = PREFILL_BYTES + 2 * LEAST_CACHE_BYTES + 64 * 2**20
+TURN = "What is the hash?"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Three checkpoints that differ in their layers, so in their KV."""
+    top = tmp_path_factory.mktemp("zoo")
+    return {kind: build_oracle(top / f"oracle-{kind}", kind) for kind in ("plain", "hybrid", "windowed")}  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def plain(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A server on the plain oracle that has room for all."""
+    cache = tmp_path_factory.mktemp("cache")
+    _link(folders, cache)
+    broken = cache / "models" / "broken"
+    shutil.copytree(folders["hybrid"], broken)
+    config = json.loads((broken / "config.json").read_text("utf-8"))
+    (broken / "config.json").write_text(json.dumps(config | {"layer_kinds": ["?"]}), "utf-8")
+    with live(folders["plain"], cache, model_map="small-*=oracle-windowed", kv_disk_dir="auto") as server:
+        yield server
+
+
+def _link(folders: dict[str, Path], cache: Path) -> None:
+    models = cache / "models"
+    models.mkdir(exist_ok=True)
+    for kind in ("hybrid", "windowed"):
+        if not (models / f"oracle-{kind}").exists():
+            (models / f"oracle-{kind}").symlink_to(folders[kind])
+
+
+@pytest.fixture
+def serve(folders: dict[str, Path], tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """A server on the plain oracle, with the others in its models folder."""
+
+    def begin(cache: Path = tmp_path, **settings: Any) -> Any:
+        _link(folders, cache)
+        return live(folders["plain"], cache, **({"kv_disk_dir": "auto"} | settings))
+
+    return begin
+
+
+def states(server: Live) -> dict[str, str]:
+    models = httpx.get(f"{server.url}/v1/models", timeout=WAIT).json()["data"]
+    return {model["id"]: model["details"]["state"] for model in models}
+
+
+def admin(server: Live, what: str, **body: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/models/{what}", json=body, timeout=WAIT)
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_a_model_in_the_folder_is_loaded_when_it_is_asked_for(plain: Live) -> None:
+    answer = plain.chat([{"role": "user", "content": TURN}], model="oracle-hybrid")
+    assert answer["body"]["model"] == "oracle-hybrid"
+    assert states(plain)["oracle-hybrid"] == "ready" and states(plain)["oracle-plain"] == "ready"
+    assert plain.chat([{"role": "user", "content": TURN}])["body"]["model"] == "oracle-plain"
+    count = httpx.post(
+        f"{plain.url}/v1/messages/count_tokens",
+        json={"model": "oracle-windowed", "messages": [{"role": "user", "content": TURN}]},
+        timeout=WAIT,
+    )
+    assert count.status_code == 200 and states(plain)["oracle-windowed"] == "ready"
+    assert "models_loaded 3" in httpx.get(f"{plain.url}/metrics", timeout=WAIT).text
+
+
+def test_the_answer_says_which_model_gave_it_whatever_the_client_called_it(plain: Live) -> None:
+    for asked, meant in {
+        "small-fast": "oracle-windowed",
+        "openai/small-fast": "oracle-windowed",
+        "openai/oracle-hybrid": "oracle-hybrid",
+        "claude-opus-4-1": "oracle-plain",
+        "": "oracle-plain",
+    }.items():
+        answer = plain.chat([{"role": "user", "content": TURN}], model=asked)
+        assert answer["body"]["model"] == meant, asked
+
+
+@pytest.mark.parametrize("name", ["nobody", "/etc", "../oracle-hybrid", "x" * 300, "owner/model", "oracle-hybrid/"])
+def test_no_name_loads_what_is_not_listed(plain: Live, folders: dict[str, Path], name: str) -> None:
+    before = states(plain)
+    response = httpx.post(
+        f"{plain.url}/v1/chat/completions",
+        json={"model": name, "messages": [{"role": "user", "content": TURN}]},
+        timeout=WAIT,
+    )
+    assert response.status_code == 404 and "'oracle-plain'" in response.json()["error"]["message"]
+    assert len(response.text) < 1000
+    assert states(plain) == before
+
+
+def test_a_path_that_is_a_model_but_not_listed_is_not_loaded(plain: Live, tmp_path: Path) -> None:
+    stray = build_oracle(tmp_path / "stray")
+    for name in (str(stray), f"openai/{stray}", f"~/../{stray}"):
+        assert admin(plain, "load", model=name).status_code == 404
+
+
+def test_a_model_that_cannot_be_loaded_says_why_and_is_left_alone_for_a_while(plain: Live) -> None:
+    first = admin(plain, "load", model="broken")
+    assert first.status_code == 500 and "broken could not be loaded" in first.json()["error"]["message"]
+    again = httpx.post(
+        f"{plain.url}/v1/chat/completions",
+        json={"model": "broken", "messages": [{"role": "user", "content": TURN}], "stream": True},
+        timeout=WAIT,
+    )
+    assert again.status_code == 500 and "is tried again in" in again.json()["error"]["message"]
+    assert states(plain)["broken"] == "failed"
+    assert plain.chat([{"role": "user", "content": TURN}])["body"]["model"] == "oracle-plain"
+
+
+def test_loading_unloading_and_pinning_by_request(plain: Live) -> None:
+    loaded = admin(plain, "load", model="oracle-hybrid")
+    assert loaded.status_code == 200 and loaded.json()["details"]["state"] == "ready"
+    plain.chat([{"role": "user", "content": "word " * 300}], model="oracle-hybrid")
+    one = httpx.get(f"{plain.url}/v1/models/oracle-hybrid", timeout=WAIT).json()
+    assert one["details"]["kv_bytes"] > 0 and one["details"]["weight_bytes"] > 0 and not one["details"]["pinned"]
+    assert admin(plain, "pin", model="oracle-hybrid").json()["details"]["pinned"]
+    assert not admin(plain, "pin", model="oracle-hybrid", pinned=False).json()["details"]["pinned"]
+    gone = admin(plain, "unload", model="oracle-hybrid").json()
+    assert gone["details"]["state"] == "stored" and gone["details"]["kv_bytes"] == 0
+    assert admin(plain, "unload", model="oracle-hybrid").json()["details"]["state"] == "stored"
+    for what, body, status in (("load", {}, 400), ("pin", {"model": "oracle-plain", "pinned": 3}, 400)):
+        assert admin(plain, what, **body).status_code == status
+    elsewhere = {"Origin": "http://elsewhere.example"}
+    refused = httpx.post(
+        f"{plain.url}/v1/models/unload", json={"model": "oracle-plain"}, headers=elsewhere, timeout=WAIT
+    )
+    assert refused.status_code == 403 and states(plain)["oracle-plain"] == "ready"
+
+
+def test_a_model_at_work_is_not_unloaded(plain: Live) -> None:
+    body = {"model": "oracle-hybrid", "messages": [{"role": "user", "content": "[[long 4000]]"}], "stream": True}
+    with httpx.stream("POST", f"{plain.url}/v1/chat/completions", json=body, timeout=WAIT) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        refused = admin(plain, "unload", model="oracle-hybrid")
+        assert refused.status_code == 409 and "1 requests" in refused.json()["error"]["message"]
+        assert "data: [DONE]" in list(lines)
+    wait_for(lambda: admin(plain, "unload", model="oracle-hybrid").status_code == 200)
+
+
+@pytest.mark.parametrize("kind", ["hybrid", pytest.param("windowed", marks=pytest.mark.slow)])
+def test_a_conversation_whose_model_went_and_came_back_computes_what_is_new(serve: Any, kind: str) -> None:
+    with serve(max_loaded_models=1) as server:
+        names = (f"oracle-{kind}", "default")
+        talks: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        for turn in range(2):
+            for name in names:
+                talk = talks[name]
+                talk.append({"role": "user", "content": f"{unique()} {'word ' * 400} [[truth]]"})
+                answer = server.chat(talk, model=name)
+                report = answer["report"]
+                assert answer["message"]["content"] == expected_truth(server.prompt_of(answer))
+                assert report["computed"] <= 1.05 * report["new"], (turn, name, report)
+                talk.append({"role": "assistant", "content": answer["message"]["content"]})
+                assert sorted(states(server).values()).count("ready") == 1
+
+
+def test_what_does_not_fit_pushes_out_what_was_not_used_for_longest_but_never_a_pinned_one(serve: Any) -> None:
+    with serve(
+        pool_memory_bytes=BUDGET_FOR_TWO, pinned_models="oracle-hybrid", preload_models="oracle-hybrid"
+    ) as server:
+        wait_for(lambda: states(server)["oracle-hybrid"] == "ready")
+        assert states(server)["oracle-plain"] == "ready"
+        server.chat([{"role": "user", "content": TURN}], model="oracle-windowed")
+        assert states(server) == {"oracle-plain": "stored", "oracle-hybrid": "ready", "oracle-windowed": "ready"}
+        assert httpx.get(f"{server.url}/health", timeout=WAIT).json()["status"] == "ok"
+        server.chat([{"role": "user", "content": TURN}])
+        assert states(server) == {"oracle-plain": "ready", "oracle-hybrid": "ready", "oracle-windowed": "stored"}
+        admin(server, "pin", model="default")
+        full = httpx.post(
+            f"{server.url}/v1/chat/completions",
+            json={"model": "oracle-windowed", "messages": [{"role": "user", "content": TURN}]},
+            timeout=WAIT,
+        )
+        assert full.status_code == 507, full.text
+        assert "oracle-plain (0.00 GiB, pinned)" in full.json()["error"]["message"]
+        admin(server, "pin", model="default", pinned=False)
+        assert server.chat([{"role": "user", "content": TURN}], model="oracle-windowed")
+
+
+class Gate:
+    """Holds the loader's thread before a model is read."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.reached, self.open = threading.Event(), threading.Event()
+        read = pooling.ModelBuilder.read
+
+        def held(builder: Any, *args: Any) -> Any:
+            self.reached.set()
+            assert self.open.wait(WAIT)
+            return read(builder, *args)
+
+        patch.setattr(pooling.ModelBuilder, "read", held)
+
+
+def test_who_waits_for_a_model_sees_life_and_may_leave(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"model": "oracle-hybrid", "messages": [{"role": "user", "content": "[[truth]]"}], "stream": True}
+    with serve(sse_ping_seconds=0.5) as server:
+        gate = Gate(monkeypatch)
+        url = f"{server.url}/v1/chat/completions"
+        with httpx.stream("POST", url, json=body, timeout=WAIT) as leaving:
+            assert gate.reached.wait(WAIT)
+            parts = leaving.iter_raw()
+            assert any(b": ping" in part for part in parts), "signs of life, as in a long prefill"
+        with httpx.stream("POST", url, json=body, timeout=WAIT) as staying:
+            parts = staying.iter_raw()
+            assert any(b": ping" in part for part in parts)
+            assert server.chat([{"role": "user", "content": TURN}]), "the other model answers meanwhile"
+            assert admin(server, "unload", model="oracle-hybrid").status_code == 409
+            gate.open.set()
+            assert b"[DONE]" in b"".join(parts)
+        assert states(server)["oracle-hybrid"] == "ready"
+        wait_for(lambda: admin(server, "unload", model="oracle-hybrid").status_code == 200)
+        gate.open.clear()
+        gate.reached.clear()
+        with httpx.stream("POST", url, json=body, timeout=WAIT) as gone:
+            assert gate.reached.wait(WAIT)
+            parts = gone.iter_raw()
+            next(parts)
+        gate.open.set()
+        wait_for(lambda: states(server)["oracle-hybrid"] in {"ready", "stored"})
+        wait_for(lambda: admin(server, "unload", model="oracle-hybrid").status_code == 200)
+
+
+def test_a_server_that_ends_while_a_model_is_loaded_ends(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"model": "oracle-hybrid", "messages": [{"role": "user", "content": TURN}]}
+    answers: list[int] = []
+    with serve() as server:
+        gate = Gate(monkeypatch)
+        url = f"{server.url}/v1/chat/completions"
+        asking = threading.Thread(target=lambda: answers.append(httpx.post(url, json=body, timeout=WAIT).status_code))
+        asking.start()
+        assert gate.reached.wait(WAIT)
+        gate.open.set()
+    asking.join(WAIT)
+    assert answers in ([503], [200])
+
+
+def test_a_model_that_nobody_asks_for_is_unloaded_after_its_time(serve: Any) -> None:
+    with serve(model_ttl_seconds=0.5, pinned_models="oracle-plain") as server:
+        server.chat([{"role": "user", "content": TURN}], model="oracle-hybrid")
+        wait_for(lambda: states(server)["oracle-hybrid"] == "stored")
+        assert states(server)["oracle-plain"] == "ready"
+
+
+def storm(server: Live, requests: int, clients: int, names: tuple[str, ...]) -> list[tuple[str, float]]:
+    """Random requests of several clients, each with a conversation per model: (model, computed / new) of each."""
+    ratios: list[tuple[str, float]] = []
+    wrong: list[Any] = []
+
+    def client(number: int) -> None:
+        chance = random.Random(number)
+        talks: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
+        for _ in range(requests // clients):
+            name = chance.choice(names)
+            talk = talks[name]
+            asked = {"role": "user", "content": f"{unique()} {'word ' * chance.randint(50, 300)} [[truth]]"}
+            response = httpx.post(
+                f"{server.url}/v1/chat/completions", json={"model": name, "messages": [*talk, asked]}, timeout=WAIT
+            )
+            data = response.json()
+            if response.status_code == 507:
+                continue
+            if response.status_code != 200:
+                wrong.append((response.status_code, data))
+                return
+            text = data["choices"][0]["message"]["content"]
+            if data["model"] != name or text != expected_truth(server.prompts[data["id"]]):
+                wrong.append((name, data["model"], text))
+                return
+            report = data["usage"]["start_llm"]
+            ratios.append((name, report["computed"] / max(report["new"], 1)))
+            talk += [asked, {"role": "assistant", "content": text}]
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20 * WAIT)
+    assert not wrong, wrong[:3]
+    return ratios
+
+
+def check_storm(server: Live, ratios: list[tuple[str, float]], names: tuple[str, ...], requests: int) -> None:
+    """Most requests were answered, and of each model nothing was computed twice."""
+    print(f"{len(ratios)} of {requests} answered")
+    for name in names:
+        mine = [ratio for asked, ratio in ratios if asked == name]
+        assert mine, f"{name} never answered"
+        print(f"{name}: {len(mine)} answers, computed / new {sum(mine) / len(mine):.3f}, most {max(mine):.3f}")
+        assert sum(mine) / len(mine) <= 1.05
+    status = server.app.engine.status()
+    assert (status.running, status.queued) == (0, 0)
+
+
+def test_random_requests_over_three_models_in_a_budget_for_two(serve: Any) -> None:
+    names = ("oracle-plain", "oracle-hybrid", "oracle-windowed")
+    with serve(pool_memory_bytes=BUDGET_FOR_TWO) as server:
+        check_storm(server, storm(server, 48, 4, names), names, 48)
+        assert list(states(server).values()).count("ready") <= 2
