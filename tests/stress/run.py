@@ -8,8 +8,10 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
+
 from tests.integration.processes import process
-from tests.stress.load import Tally, storm
+from tests.stress.load import ANSWER_SECONDS, CHAT, Tally, say, storm
 from tests.stress.watch import Health, HealthProbe, Sampler, Samples, growth, quantile, until_at_rest
 
 SETTINGS = {"CACHE_MEMORY_BYTES": str(64 << 20), "KV_DISK_BYTES": str(256 << 20), "MAX_KV_SIZE": "8192"}
@@ -31,15 +33,27 @@ class Limits:
 
 @dataclass(frozen=True)
 class Result:
+    """
+    Attributes:
+        left: figures of /metrics when the storm was over.
+        after: the status of one more question then.
+        said: the server's output.
+    """
+
     tally: Tally
     health: Health
     samples: Samples
     left: dict[str, float]
+    after: int
     said: str
 
     def faults(self, limits: Limits = Limits()) -> list[str]:
         """Everything that must not be, in words."""
         found = [*self.tally.wrong, *(f"/health: {answer}" for answer in self.health.wrong)]
+        if not any(self.tally.statuses[what] for what in ANSWERED):
+            found.append("no question was answered")  # 429 and 503 are fine, but not for everybody
+        if self.after != 200:
+            found.append(f"a question afterwards has status {self.after}")
         if not self.health.is_within(limits.health):
             took = f"/health took {self.health.p99:.3f} s (p99), {self.health.ours:.3f} by our doing"
             found.append(f"{took}; {limits.health:.3f} are allowed")
@@ -75,6 +89,7 @@ class Result:
                     "threads": [min(self.samples.threads[half:]), max(self.samples.threads[half:])],
                 },
                 "growth from the third quarter to the last": [growth(memory), growth(descriptors)],
+                "a question afterwards": self.after,
                 "afterwards": {name: self.left[name] for name in (*AT_REST, "http_waiting", "http_dropped")},
                 "faults": self.faults(),
             },
@@ -82,6 +97,7 @@ class Result:
         )
 
 
+ANSWERED = ("answer 200", "stream 200", "slow body 200")
 AT_REST = ("engine_running", "engine_queued", "requests_active", "http_front_errors", "http_dropped")
 
 
@@ -94,4 +110,5 @@ def stress(model: Path, folder: Path, clients: int, seconds: float) -> Result:
             tally = asyncio.run(storm(port, clients, seconds))
         health = probe.result()
         left = until_at_rest(port)
-    return Result(tally, health, samples, left, (folder / "said").read_text(errors="replace"))
+        after = httpx.post(url + CHAT, json=say("Hi") | {"max_tokens": 1}, timeout=ANSWER_SECONDS).status_code
+    return Result(tally, health, samples, left, after, (folder / "said").read_text(errors="replace"))

@@ -141,7 +141,7 @@ class HealthProbe:
 
 
 def quantile(values: list[float], percent: int) -> float:
-    return statistics.quantiles(values, n=100)[percent - 1]
+    return statistics.quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 def growth(values: list[int]) -> float:
