@@ -36,7 +36,10 @@ _FOREIGN_NAMES = re.compile(r"(text-embedding-|rerank-)[\w.-]*$")
 
 class ModelThread(Protocol):
     def chore(self, steps: Generator[float, None, Any]) -> Any:
-        """Runs `steps` on the model thread, between those of the models; returns what they return."""
+        """Runs `steps` on the model thread, between those of the models; returns what they return.
+
+        Raises TimedOut if the thread hangs.
+        """
         ...
 
 
@@ -88,18 +91,18 @@ class EncoderService:
 
     def encode(self, texts: Sequence[Text], param: str, *, truncate: bool, dimensions: int | None) -> Batches:
         files = self._known()
-        rows, cut = [], 0
+        rows, cut, total = [], 0, 0
         for index, text in enumerate(texts):
             row, whole = _row(files, text, f"{param}[{index}]", truncate=truncate)
             rows.append(row)
-            cut += not whole
-        total = sum(map(len, rows))
-        if total > EMBEDDED_TOKENS.most:
-            raise BadRequest(
-                f"{param}: these are {total} tokens together, at most {EMBEDDED_TOKENS.most} are allowed in one "
-                "request; send fewer texts at a time.",
-                param=param,
-            )
+            cut, total = cut + (not whole), total + len(row)
+            if total > EMBEDDED_TOKENS.most:
+                raise BadRequest(
+                    f"{param}: at most {EMBEDDED_TOKENS.most} tokens are allowed in one request, and the first "
+                    f"{index + 1} of {len(texts)} texts have {total}; send fewer texts at a time.",
+                    param=param,
+                    code="limit_exceeded",
+                )
         encoder = self._loaded(files)
         if dimensions is not None and not 1 <= dimensions <= encoder.dimensions:
             raise BadRequest(

@@ -60,10 +60,8 @@ class _Computed(Task):
     def steps(self) -> Iterator[Event]:
         for part in self.encoding:
             yield Progress(part.done, part.total)
-        tokens = self.encoding.result.tokens
-        yield Done(
-            Usage(prompt=tokens, completion=0, cached=0), CacheReport(prompt=tokens, computed=tokens, new=tokens)
-        )
+        # The counts of a report are of KV that is reused or not; here there is none, and shares must not be thinned.
+        yield Done(Usage(prompt=self.encoding.result.tokens, completion=0, cached=0), CacheReport())
 
     def reply(self) -> Reply:
         cut = self.encoding.result.cut

