@@ -64,7 +64,8 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         )
         with started as server:
             check_joined(settings, options.overrides, server[0])
-            endpoint = connect(settings, server[0], server[1] if options.via_proxy else None)
+            wanted = full_name(options.overrides.get("model_path"))
+            endpoint = connect(settings, server[0], server[1] if options.via_proxy else None, wanted)
             warn_of_room(client, endpoint)
             with claimed(
                 _folder(settings, client),
@@ -118,36 +119,45 @@ def _say(line: str) -> None:
 
 def check_joined(settings: Settings, flags: Mapping[str, str], url: str) -> None:
     """Raises LaunchError if the server that runs is not the one that flags ask for."""
-    card = _card(settings, url)
+    cards = _cards(settings, url)
     wanted, context = full_name(flags.get("model_path")), flags.get("max_kv_size")
     other = f"Stop it first ({program()} stop), or start another beside it: --port {free_port()}."
-    if wanted is not None and wanted not in {card["id"], card.get("details", {}).get("source")}:
-        raise LaunchError(f"The server at {url} serves {card['id']}, not {wanted}. {other}")
+    card = _card(cards, wanted)
+    if card is None:
+        raise LaunchError(f"The server at {url} serves {cards[0]['id']}, not {wanted}. {other}")
     served = card.get("context_length")
     if context is not None and served and int(context) > served:
         _say(f"launch: {card['id']} is served with a context of {served:,} tokens, not {int(context):,}. {other}")
 
 
-def _card(settings: Settings, url: str) -> dict[str, Any]:
-    """What the server tells of its model. Raises LaunchError."""
+def _cards(settings: Settings, url: str) -> list[dict[str, Any]]:
+    """What the server tells of its models, one at least, the main one first. Raises LaunchError."""
     status, body = get_json(f"{url}/v1/models", settings.api_key)
     cards = body.get("data") if isinstance(body, dict) else None
     if status != 200 or not cards:
         raise LaunchError(f"{url}/v1/models answered {status}: {body}")
-    return dict(cards[0])
+    return list(cards)
+
+
+def _card(cards: list[dict[str, Any]], wanted: str | None) -> dict[str, Any] | None:
+    """The model that is wanted, or the main one where none is."""
+    if wanted is None:
+        return cards[0]
+    return next((card for card in cards if wanted in {card["id"], card.get("details", {}).get("source")}), None)
 
 
 def _folder(settings: Settings, client: Client) -> Path:
     return from_root(settings.cache_dir) / "launch" / client.name
 
 
-def connect(settings: Settings, server_url: str, proxy_port: int | None) -> Endpoint:
-    """Asks the server which model it serves; `proxy_port` is set to go through the proxy.
+def connect(settings: Settings, server_url: str, proxy_port: int | None, model: str | None = None) -> Endpoint:
+    """Asks the server which models it serves; `proxy_port` is set to go through the proxy, `model` is the one wanted.
 
     Raises:
         LaunchError: the server refuses, or the proxy does not answer.
     """
-    card = _card(settings, server_url)
+    cards = _cards(settings, server_url)
+    card = _card(cards, model) or cards[0]
     context = card.get("context_length") or settings.max_kv_size
     url, key = server_url, settings.api_key or "none"
     if proxy_port is not None:

@@ -146,7 +146,11 @@ def look(place: Place, key: str | None) -> dict[str, Any]:
 def _served(place: Place, key: str | None) -> dict[str, Any]:
     _, body = get_json(f"{place.url}/v1/models", key, _ASK_SECONDS)
     cards = body.get("data") if isinstance(body, dict) else None
-    models = [{"id": card.get("id"), "context": card.get("context_length")} for card in cards or ()]
+    models = [
+        {"id": card.get("id"), "context": card.get("context_length"), "state": state}
+        for card in cards or ()
+        if (state := card.get("details", {}).get("state", "ready")) != "stored"
+    ]
     return {"models": models, "model": models[0]["id"] if models else ""}
 
 

@@ -18,10 +18,11 @@ exit 7
 
 def make_server(port: int = 0, context: int = 50_000) -> ThreadingHTTPServer:
     card = {"id": "served-name", "object": "model", "context_length": context, "capabilities": {"vision": True}}
+    other = {"id": "other-name", "context_length": 9_000, "details": {"source": "owner/other-name", "state": "stored"}}
     answers: dict[str, Any] = {
         "/health": {"status": "ok", "state": "ready"},
         "/health/readiness": {"status": "healthy"},
-        "/v1/models": {"object": "list", "data": [card]},
+        "/v1/models": {"object": "list", "data": [card, other]},
     }
 
     class Handler(BaseHTTPRequestHandler):

@@ -112,7 +112,9 @@ def test_a_flag_that_asks_for_another_model_than_the_one_that_runs_is_refused(
         assert "serves served-name, not a/b" in said and "start-llm stop" in said and "--port" in said
         assert not out.exists()
         assert main(["pi", "--model", "served-name", "--context", "60000"], settings(tmp_path, mlx_port=port)) == 7
-    assert "50,000 tokens, not 60,000" in capsys.readouterr().err
+        assert "50,000 tokens, not 60,000" in capsys.readouterr().err
+        assert main(["pi", "--model", "owner/other-name"], settings(tmp_path, mlx_port=port)) == 7
+    assert "ARG=other-name" in lines(out), "one that the server has beside its main one is asked for by name"
 
 
 def test_something_else_on_the_port_is_an_error(
