@@ -88,7 +88,7 @@ def serve(
         views=Views(encoder.encode, escaped=style.tools.id not in RAW_STRINGS),
         model=model,
     )
-    return Serving(served, built, _card(settings, served, loaded.weight_bytes))
+    return Serving(served, built, _card(settings, served, loaded))
 
 
 def context_of(settings: Settings, loaded: LoadedModel) -> int:
@@ -96,8 +96,13 @@ def context_of(settings: Settings, loaded: LoadedModel) -> int:
     return min(settings.max_kv_size, loaded.capabilities.context)
 
 
-def _card(settings: Settings, served: Served, weight_bytes: int) -> ModelCard:
+def _card(settings: Settings, served: Served, loaded: LoadedModel) -> ModelCard:
     traits = served.pipeline.traits
+    facts = {
+        name: {"value": fact.value, "source": fact.source}
+        for name, fact in loaded.capabilities.facts.items()
+        if not name.startswith("template.")
+    }
     return ModelCard(
         served.name,
         served.created,
@@ -106,8 +111,8 @@ def _card(settings: Settings, served: Served, weight_bytes: int) -> ModelCard:
         reasoning=bool(traits.reasoning_key or traits.reasoning_inline or traits.switches or served.think_tokens),
         vision=served.eyes is not None,
         images="shown" if served.eyes is not None else settings.images_on_text_model,
-        weight_bytes=weight_bytes,
-        details={"source": served.source},
+        weight_bytes=loaded.weight_bytes,
+        details={"source": served.source, "facts": facts},
     )
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import httpx
 import pytest
 
-from tests.integration.live import live
+from tests.integration.live import WAIT, live
 from tests.models.callers import CALLERS, build_caller
 
 TOOL = {
@@ -28,9 +29,13 @@ def test_calls_of_a_model_that_writes_otherwise_than_its_template_says(
     reply.write_text(WRITES.reply())
     monkeypatch.setenv("ORACLE_REPLIES", str(reply))
     with live(model, tmp_path / "cache", model_probe=probe) as server:
+        facts = httpx.get(f"{server.url}/v1/models", timeout=WAIT).json()["data"][0]["details"]["facts"]
         message = server.chat([{"role": "user", "content": "Weather in Paris?"}], tools=[TOOL])["message"]
+    assert facts["family"] == {"value": "qwen3", "source": "config"}
     if probe == "off":
+        assert facts["tool_parser"] == {"value": "json_tools", "source": "template"}
         assert not message.get("tool_calls") and "[TOOL_CALLS]" in message["content"]
     else:
+        assert facts["tool_parser"] == {"value": "mistral", "source": "probe"}
         (call,) = message["tool_calls"]
         assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
