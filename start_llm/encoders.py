@@ -118,7 +118,7 @@ class EncoderService:
         files = self._files
         if files is None:
             return ()
-        details: dict[str, Any] = {"source": self._source, "kind": "embedding", "loaded": self._encoder is not None}
+        details: dict[str, Any] = {"source": self._source, "kind": "embedding"}
         if self._encoder is not None:
             details["dimensions"] = self._encoder.dimensions
         return (
@@ -129,6 +129,9 @@ class EncoderService:
                 tools=False,
                 reasoning=False,
                 images="reject",
+                state="stored" if self._encoder is None else "ready",
+                pinned=True,
+                weight_bytes=files.weight_bytes,
                 details=details,
             ),
         )

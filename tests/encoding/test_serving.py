@@ -79,5 +79,6 @@ def test_what_is_embedded_is_logged_and_counted(served: Live) -> None:
 def test_the_weights_are_counted_before_they_are_loaded(served: Live, encoder_path: Path) -> None:
     weights = (encoder_path / "model.safetensors").stat().st_size
     assert served.app.encoders.prepare(lambda step, part: None) == weights
-    listed = [model["id"] for model in httpx.get(f"{served.url}/v1/models").json()["data"]]
-    assert listed[-1] == "tiny-encoder"
+    listed = httpx.get(f"{served.url}/v1/models").json()["data"][-1]
+    assert listed["id"] == "tiny-encoder"
+    assert listed["details"]["weight_bytes"] == weights
