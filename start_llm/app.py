@@ -231,6 +231,7 @@ class App:
             card=main,
             log_path=self.settings.log_root / "proxy.log",
             encoders=self.encoders.cards(),
+            others=self.pool.other_names(),
         )
         try:
             proxy.start()

@@ -212,6 +212,17 @@ class Pool:
             cards += [self._stored_card(known) for known in listed if known.key not in self._entries]
         return tuple(cards)
 
+    def other_names(self) -> list[tuple[str, ModelCard]]:
+        """By which other models may be asked for, patterns of MODEL_MAP included (LiteLLM knows no ``?`` in them)."""
+        main, *others = self.cards()
+        names = [(card.id, card) for card in others]
+        by_name = {card.id: card for card in others}
+        for entry in self._settings.models_by_name.entries:
+            meant = by_name.get(self.served_name(entry.model))
+            if meant is not None and meant.id != main.id and "?" not in entry.pattern:
+                names.append((entry.pattern, meant))
+        return names
+
     def card(self, name: str) -> ModelCard:
         known = self.names.find(name)
         with self.lock:

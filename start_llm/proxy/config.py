@@ -81,6 +81,7 @@ def proxy_config(
     master_key: str,
     card: ModelCard,
     encoders: Sequence[ModelCard] = (),
+    others: Sequence[tuple[str, ModelCard]] = (),
 ) -> dict[str, Any]:
     """LiteLLM's configuration as plain JSON types (JSON is YAML).
 
@@ -88,6 +89,7 @@ def proxy_config(
         model_id: the served name, bare or as ``openai/NAME``, or PROXY_MODEL_ID.
         card: of the served model.
         encoders: of the models for embeddings and ranking.
+        others: names and patterns by which other models may be asked for, and which one each means.
     """
     name_behind = served_name(settings, model_id)
     ping_seconds = settings.sse_ping_seconds * PING_SHARE
@@ -108,6 +110,7 @@ def proxy_config(
         identity = name_behind if index == 0 else f"start_llm:{name}"
         info = {"id": identity, "supported_endpoints": ["/v1/messages"], **abilities(card)}
         entries.append({"model_name": name, "litellm_params": parameters, "model_info": info})
+    entries += _other_entries(others, parameters, {entry["model_name"] for entry in entries})
     for encoder in encoders:
         entries += encoder_entries(encoder, parameters)
     return {
@@ -122,6 +125,23 @@ def proxy_config(
         "router_settings": {"num_retries": 0, "disable_cooldowns": True},
         "general_settings": {"master_key": master_key, "disable_spend_logs": True},
     }
+
+
+def _other_entries(
+    others: Sequence[tuple[str, ModelCard]], parameters: Mapping[str, Any], taken: set[Any]
+) -> list[dict[str, Any]]:
+    """As those of the served model; names that are `taken` already stay what they are."""
+    entries, known = [], set()
+    for name, card in others:
+        if name in taken:
+            continue
+        taken.add(name)
+        identity = f"start_llm:{name}" if card.id in known else card.id
+        known.add(card.id)
+        info = {"id": identity, "supported_endpoints": ["/v1/messages"], **abilities(card)}
+        of_this = {**parameters, "model": f"hosted_vllm/{card.id}"}
+        entries.append({"model_name": name, "litellm_params": of_this, "model_info": info})
+    return entries
 
 
 def encoder_entries(card: ModelCard, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -63,6 +63,7 @@ class LiteLLMProxy:
         log_path: Path,
         env_file: Path = Path(".env"),
         encoders: Sequence[ModelCard] = (),
+        others: Sequence[tuple[str, ModelCard]] = (),
     ) -> None:
         """Starts nothing.
 
@@ -73,11 +74,12 @@ class LiteLLMProxy:
             log_path: file that gets LiteLLM's output of this run (0600); that of the run before is kept beside it.
             env_file: where a made master key is kept.
             encoders: of the models for embeddings and ranking.
+            others: names and patterns of other models, see `proxy_config`.
         """
         self._settings = settings
         self._server_url = _reachable(server_url)
         self._model_id = model_id
-        self._card, self._encoders = card, encoders
+        self._card, self._encoders, self._others = card, encoders, others
         self._log_path = log_path
         self._log_begun = False
         self._env_file = env_file
@@ -135,6 +137,7 @@ class LiteLLMProxy:
             master_key=self.master_key,
             card=self._card,
             encoders=self._encoders,
+            others=self._others,
         )
         path = proxy_config.write_config(config, proxy_config.gate_config(self._settings, self.master_key))
         self._folder = path.parent

@@ -143,3 +143,19 @@ def test_a_file_that_is_no_text_is_left_as_it_is(tmp_path: Path) -> None:
     env.write_bytes(b"A=\xff\xfe\n")
     assert master_key(settings(), env)[1]
     assert env.read_bytes() == b"A=\xff\xfe\n"
+
+
+def test_every_other_model_has_an_entry_and_so_has_every_pattern() -> None:
+    small = ModelCard("small", 0, 4096, tools=False)
+    others = [("small", small), ("claude-haiku-*", small), ("m", small)]
+    config = proxy_config(settings(), server_url="http://h:1", model_id="m", master_key="k", card=CARD, others=others)
+    entries = {entry["model_name"]: entry for entry in config["model_list"]}
+    for name in ("small", "claude-haiku-*"):
+        assert entries[name]["litellm_params"]["model"] == "hosted_vllm/small"
+        assert entries[name]["model_info"]["max_input_tokens"] == 4096
+        assert entries[name]["model_info"]["supports_function_calling"] is False
+    assert entries["small"]["model_info"]["id"] == "small"
+    assert entries["m"]["litellm_params"]["model"] == "hosted_vllm/m", "a name of the main model stays its own"
+    assert entries["claude-*"]["litellm_params"]["model"] == "hosted_vllm/m"
+    ids = [entry["model_info"]["id"] for entry in config["model_list"]]
+    assert len(ids) == len(set(ids))
