@@ -111,5 +111,16 @@ class Page:
 
     def _server(self) -> dict[str, Any]:
         cards = [card for card in self._service.models() if card.state != "stored"]
-        models = [{"id": card.id, "context": card.context, **card.capabilities} for card in cards]
+        models = [
+            {
+                "id": card.id,
+                "context": card.context,
+                "state": card.state,
+                "pinned": card.pinned,
+                "bytes": card.weight_bytes,
+                "problem": card.problem,
+                **card.capabilities,
+            }
+            for card in cards
+        ]
         return {"health": asdict(self._service.health()), "models": models, "figures": self._metrics.figures()}

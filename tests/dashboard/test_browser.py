@@ -227,6 +227,16 @@ def test_an_answer_can_be_stopped(page: Browser, server: Live, monkeypatch: pyte
 # --- models and server ---------------------------------------------------------------------------
 
 
+def test_a_model_is_kept_and_let_go(page: Browser, server: Live) -> None:
+    page.view("models")
+    page.until_text("#served", "tiny", "Keep loaded", "Unload")
+    page.press("#served button")
+    page.until_text("#served", "Let it go")
+    assert [card.pinned for card in server.app.service.models() if card.state == "ready"] == [True]
+    page.press("#served button")
+    page.until_text("#served", "Keep loaded")
+
+
 def test_a_model_is_fetched_with_progress_or_refused_with_a_sentence(
     page: Browser, server: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:

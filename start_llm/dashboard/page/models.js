@@ -7,14 +7,16 @@ let listed = false;
 let last = "";
 let serves = "";
 
-function row(model, served) {
+function row(model, loaded) {
   const able = model.problem || [...model.can, model.short && `short name ${model.short}`].filter(Boolean).join(", ");
+  const isLoaded = loaded.includes(model.name);
   const start = `start-llm serve ${model.short || model.name}`;
   return make("tr", {},
-    make("th", { scope: "row" }, model.name, served.includes(model.name) ? make("span", { class: "tag good" }, "loaded") : null),
+    make("th", { scope: "row" }, model.name, isLoaded ? make("span", { class: "tag good" }, "loaded") : null),
     make("td", {}, gigabytes(model.bytes)), make("td", {}, model.context ? number(model.context) : "–"),
     make("td", { class: model.problem ? "bad words" : "words" }, able),
-    make("td", {}, model.problem ? "" : copier(start, `the command that serves ${model.name}`)));
+    make("td", {}, model.problem || isLoaded ? "" : act("Load", `Load ${model.name}`, "load", { model: model.name }), " ",
+      model.problem ? "" : copier(start, `the command that serves ${model.name}`)));
 }
 
 function known(model) {
@@ -42,14 +44,39 @@ export function openModels() {
   if (!listed) showModels();
 }
 
-export function showServed(models, health) {
-  const cards = models.map((model) => {
-    const able = ["tools", "reasoning", "vision"].filter((name) => model[name]).join(", ");
-    return make("p", {}, make("b", {}, model.id), ` ${number(model.context)} tokens of context${able ? `, ${able}` : ""}`);
-  });
-  const now = JSON.stringify([models, health.state]);
+function served(model, all) {
+  const able = ["tools", "reasoning", "vision"].filter((name) => model[name]).join(", ");
+  const size = model.bytes ? `, ${gigabytes(model.bytes)}` : "";
+  const state = model.state === "ready" ? "" : make("span", { class: "tag" }, model.state);
+  const pin = model.pinned ? "Let it go" : "Keep loaded";
+  const acts = all && model.state === "ready" ? [
+    act(pin, `${pin}: ${model.id}`, "pin", { model: model.id, pinned: !model.pinned }), " ",
+    act("Unload", `Unload ${model.id}`, "unload", { model: model.id })] : [];
+  return make("p", {}, make("b", {}, model.id), ` ${number(model.context)} tokens of context${able ? `, ${able}` : ""}${size} `,
+    state, model.problem ? make("span", { class: "bad" }, ` ${model.problem}`) : "", " ", ...acts);
+}
+
+// A button that asks the server to load, unload or pin a model; what it refuses is told above the list.
+function act(text, label, what, body) {
+  const button = make("button", { type: "button", onclick: async () => {
+    button.disabled = true;
+    try {
+      await json(`/v1/models/${what}`, body);
+      setText(byId("models-told"), "");
+    } catch (error) {
+      setText(byId("models-told"), error.message);
+    }
+    button.disabled = false;
+  } }, text);
+  button.setAttribute("aria-label", label);
+  return button;
+}
+
+export function showServed(models, health, all) {
+  const now = JSON.stringify([models, health.state, all]);
   if (now === serves) return;
   serves = now;
+  const cards = models.map((model) => served(model, all));
   byId("served").replaceChildren(...(cards.length ? cards : [make("p", { class: "quiet" }, `No model is loaded (${health.state}).`)]));
   if (listed) showModels();
 }

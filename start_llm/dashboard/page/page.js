@@ -41,7 +41,7 @@ function showAll(all) {
 
 // --- server ---
 
-function showServer(server) {
+function showServer(server, all) {
   const health = server.health;
   const state = byId("state");
   const counts = health.running || health.queued ? `, ${health.running} running, ${health.queued} waiting` : "";
@@ -49,14 +49,14 @@ function showServer(server) {
   state.className = health.ok ? "good" : "bad";
   const models = server.models.map((model) => `${model.id} · ${number(model.context)} tokens${model.vision ? " · sees images" : ""}`);
   setText(byId("model"), models.join("; ") || "no model yet");
-  showServed(server.models, health);
+  showServed(server.models, health, all);
 }
 
 // --- feed ---
 
 function take(message) {
   showAll(message.all);
-  showServer(message.server);
+  showServer(message.server, message.all);
   showNow(message.now);
   showEnded(message.ended);
   showReuse(message.server.figures);
