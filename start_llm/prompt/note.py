@@ -10,7 +10,7 @@ from start_llm.prompt.reading import Slot
 from start_llm.prompt.textdiff import TAG, changed, diff
 
 NOTE_OPEN = "<update-"
-_INTRO = "from the server: newer than above"
+_INTRO = "newer than above"
 _SHORT = 400  # characters; a longer value is told by its changed lines, if those are under a quarter of it
 _SHARE = 4
 _BRIEF = 100  # characters that name a text which is gone
@@ -57,7 +57,7 @@ def _brief(text: str) -> str:
 def _title(slot: Slot) -> str:
     if slot.rule == "system":
         return "System text" if not slot.place else f"System text {slot.place + 1}"
-    name = slot.rule.replace("_", " ")
+    name = slot.rule.replace("_", " ").removesuffix(" behind").removesuffix(" before")
     return name if slot.place < 0 else f"{name} in message {slot.place + 1}"
 
 
@@ -66,11 +66,17 @@ def _tool(name: str, old: str | None, new: str | None) -> str:
     if new is None:
         return f"Tool {name}: no longer available, do not call it"
     if old is None:
-        return f"Tool {name}: now available: {_json(json.loads(new)['function'])}"
-    before, after = json.loads(old)["function"], json.loads(new)["function"]
+        return f"Tool {name}: now available: {_json(_function(new))}"
+    before, after = _function(old), _function(new)
     differ = [key for key, value in after.items() if before.get(key) != value]
     was, now = (_json({key: each[key] for key in differ if key in each}) for each in (before, after))
     return f"Tool {name}: changed, now: {changed(was, now)}"
+
+
+def _function(definition: str) -> dict[str, object]:
+    """What a definition says of its function, but for the name."""
+    function = json.loads(definition)["function"]
+    return {key: value for key, value in function.items() if key != "name"}
 
 
 def _json(value: object) -> str:

@@ -14,7 +14,7 @@ from start_llm.prompt.tree import Path, Shown
 
 _SHARE = 10  # what the client did not send may be a tenth of what it sent
 _MOST_CHANGES = 1000  # of one note; each is looked for in what follows
-_SLACK = 32  # tokens: a note's frame, or white space that clients take off answers
+_SLACK = 16  # tokens: white space that clients take off answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,4 +203,4 @@ def _is_modest(path: Path, new: Sequence[Shown], asked: Asked, noted: tuple[int,
     old_chars, old_tokens = path.node.noted
     rate = (len(path.rendering.tokens) - old_tokens) / max(1, len(path.rendering.text) - old_chars)
     beyond = (shown + known - kept - sent - tools - noted[0]) * rate + noted[1]
-    return beyond <= (sent + called + tools) * rate / _SHARE + _SLACK
+    return beyond <= (sent + called + tools) * rate / _SHARE + (_SLACK if not noted[0] else 0)

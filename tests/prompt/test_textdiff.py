@@ -98,7 +98,7 @@ def test_a_long_line_stands_beside_what_it_was_though_lines_came_in_front_of_it(
 
 
 def test_a_long_line_that_is_gone_is_named_by_its_beginning():
-    assert diff(f"One.\n{RULE}", "One.") == ["line 2:", "-Before anything is deleted, moved, renamed, ..."]
+    assert diff(f"One.\n{RULE}", "One.") == ["line 2:", "-Before anything is deleted, moved, ..."]
     # Not if another line begins so.
     assert diff(f"{RULE} Yes.\n{RULE}", f"{RULE} Yes.") == ["line 2:", f"-{RULE}"]
 
