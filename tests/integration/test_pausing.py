@@ -89,13 +89,22 @@ def test_without_a_limit_an_answer_may_be_as_long_as_the_context(
     assert asked == [left, 5, 7, 5]
 
 
-def test_a_prompt_that_can_never_fit_is_507_with_the_numbers(
+def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers(
     oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("start_llm.engine.memory.kv_bytes", lambda usable, weights: 50_000)
+    """What memory has room for at the start is the model's context; 507 is for what is short of it later."""
+    room = [50_000]
+    monkeypatch.setattr("start_llm.engine.memory.kv_bytes", lambda usable, weights: room[0])
     with live(oracle_path("plain"), tmp_path) as server:
-        body = {"model": "default", "messages": [{"role": "user", "content": "word " * 2000}]}
-        response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
-        assert response.status_code == 507
-        assert "Shorten the conversation" in response.json()["error"]["message"]
-        assert server.chat([{"role": "user", "content": "[[truth]]"}], max_tokens=100)["message"]["content"]
+
+        def answer(words: int) -> httpx.Response:
+            body = {"model": "default", "messages": [{"role": "user", "content": "word " * words}], "max_tokens": 8}
+            return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=60)
+
+        refused = answer(2000)
+        assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
+        assert answer(400).status_code == 200
+        room[0] = 2_000
+        refused = answer(400)
+        assert refused.status_code == 507 and "Shorten the conversation" in refused.json()["error"]["message"]
+        assert answer(4).status_code == 200

@@ -46,7 +46,7 @@ def test_names_of_repositories_are_right() -> None:
 
 
 def test_a_name_that_is_like_a_known_one_is_told() -> None:
-    with pytest.raises(CheckpointError, match=r"did you mean qwen3\.6-27b"):
+    with pytest.raises(CheckpointError, match=r"Did you mean qwen3\.6-27b"):
         check_source("qwen3.6-28b", command="x", known=["qwen3.6-27b", "qwen3.5-9b"])
 
 
