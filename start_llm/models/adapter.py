@@ -17,6 +17,7 @@ from start_llm.models.checkpoint import safetensors_bytes
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapters.safetensors"
 MOST_RANK = 4096
+_FACTORS, _MAGNITUDE = frozenset({"lora_a", "lora_b"}), "m"
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,11 @@ class Adapter:
     @property
     def weights(self) -> Path:
         return self.folder / WEIGHTS
+
+    def brings(self, name: str) -> bool:
+        """Whether a parameter of this name is an adapter's own; ``m`` is one only where the kind has magnitudes."""
+        last = name.rsplit(".", 1)[-1]
+        return last in _FACTORS or (last == _MAGNITUDE and self.kind == "dora")
 
 
 def read_adapter(source: str) -> Adapter:
@@ -93,6 +99,34 @@ def other_base(adapter: Adapter, source: str) -> str | None:
     if not trained or not served or trained in served or served in trained:
         return None
     return f"{adapter.name} was trained on {adapter.base}, and {source} is served; answers are off if these differ"
+
+
+def check_fits(adapter: Adapter, wanted: dict[str, tuple[int, ...]], source: str) -> None:
+    """Raises NotSupported if the adapter's weights are not those that the model would have.
+
+    Args:
+        wanted: shapes of these, by name.
+        source: the model's name, for errors.
+    """
+    trained = f" It was trained on {adapter.base}." if adapter.base else ""
+    strange = sorted(adapter.shapes.keys() - wanted.keys())
+    if strange:
+        raise NotSupported(
+            f"The adapter {adapter.name} does not fit {source}: {len(strange)} of its weights have no place there, "
+            f"e.g. {strange[0]}.{trained}"
+        )
+    for name, shape in adapter.shapes.items():
+        if shape != wanted[name]:
+            raise NotSupported(
+                f"The adapter {adapter.name} does not fit {source}: {name} has the shape {shape}, where {wanted[name]} "
+                f"is needed.{trained}"
+            )
+    missing = sorted(wanted.keys() - adapter.shapes.keys())
+    if missing:
+        raise NotSupported(
+            f"The adapter {adapter.name} is not complete for {source}: {len(missing)} weights are missing, e.g. "
+            f"{missing[0]}.{trained}"
+        )
 
 
 def _plain(name: str) -> str:
@@ -148,7 +182,7 @@ def _shapes(source: str, path: Path) -> dict[str, tuple[int, ...]]:
 
 def _check_rank(source: str, rank: int, shapes: dict[str, tuple[int, ...]]) -> None:
     for name, shape in shapes.items():
-        if name.rsplit(".", 1)[-1] in {"lora_a", "lora_b"} and rank not in shape:
+        if name.rsplit(".", 1)[-1] in _FACTORS and rank not in shape:
             raise _wrong(source, f"{CONFIG} says rank {rank}, but {name} has the shape {shape}")
 
 

@@ -12,12 +12,13 @@ from typing import Any
 import mlx.core as mx
 from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_model as mlx_load_model
 from mlx_lm.utils import load_tokenizer
 
 from start_llm.core.errors import NotFound, NotSupported
 from start_llm.core.settings import Settings
-from start_llm.models.adapter import Adapter, other_base, read_adapter
+from start_llm.models.adapter import Adapter, check_fits, other_base, read_adapter
 from start_llm.models.capabilities import (
     Capabilities,
     Fact,
@@ -32,7 +33,6 @@ from start_llm.models.device import Accelerator, Device, check_eyes_fit, check_f
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.models.eyes import ProcessorEyes
 from start_llm.models.facts import facts_of
-from start_llm.models.lora import apply_adapter
 from start_llm.models.override import Override, family_of, read_override
 from start_llm.models.pull import PullError, pull
 from start_llm.models.vision import Seeing, has_eyes, load_seeing
@@ -87,6 +87,16 @@ class LoadedModel:
         return list(make_prompt_cache(self.model))
 
 
+@dataclass(frozen=True)
+class _Checkpoint:
+    """A model's files. `source`: the folder or repository that they came from."""
+
+    name: str
+    source: str
+    folder: Path
+    config: dict[str, Any]
+
+
 def accelerator() -> Accelerator:
     """Where MLX computes, and how much memory it may use there. May be called on any thread."""
     if mx.default_device() == mx.Device(mx.cpu):
@@ -132,17 +142,40 @@ def load_steps(
         NotSupported: mlx-lm does not know the architecture, or it wants to run code that is not trusted, or
             KV_QUANT_SCHEME asks for what text models cannot do.
     """
+    _check_scheme(settings)
+    adapter = _adapter(settings, settings.model_path or EMBEDDED_NAME, say)
+    found = _find(settings, device, progress, say, folder)
+    progress(f"loading {found.name}", 0.0)
+    seeing = _with_eyes(settings, found, say) if adapter is None else None
+    if seeing is not None:
+        progress(f"loading {found.name}", 1.0)
+        return _seeing(_describe(settings, found, seeing.model, seeing.wrapper), seeing.eyes)
+    model, wrapper = yield from _text_model(settings, found, wrapper)
+    if adapter is not None:
+        _put_on(model, adapter, found.source)
+        say(f"adapter   {adapter.name}  ({adapter.kind}, rank {adapter.rank})")
+    progress(f"loading {found.name}", 1.0)
+    described = _describe(settings, found, model, wrapper)
+    return described if adapter is None else _adapted(described, adapter)
+
+
+def _check_scheme(settings: Settings) -> None:
     if settings.kv_quant_scheme == "turboquant":
         raise NotSupported(
             "KV_QUANT_SCHEME=turboquant: its KV needs mlx-vlm's attention, and mlx-lm's text models compute their own. "
             "Use uniform."
         )
+
+
+def _find(
+    settings: Settings, device: Device, progress: Progress, say: Callable[[str], None], folder: Path | None
+) -> _Checkpoint:
+    """The files that `MODEL_PATH` means; they are fetched if need be, and may be read. Raises as `load_steps`."""
     source = settings.model_path
-    adapter = _adapter(settings, source or EMBEDDED_NAME, say)
     if source is None:
+        name = source = EMBEDDED_NAME
         quantised = accelerator().backend != "cpu"
         folder = ensure_embedded_model(settings.cache_dir, quantised=quantised, progress=progress)
-        name = EMBEDDED_NAME
     else:
         name = source.rstrip("/").rsplit("/", 1)[-1]
         folder = folder or _resolve(source, lambda found: _check_room(settings, name, found, device), progress)
@@ -150,28 +183,27 @@ def load_steps(
         if warning is not None:
             say(f"memory    {warning}")
     config = read_config(folder)
-    family_of(settings.model_family, read_override(settings.model_files, source or name), config, name, {})
-    _check_code(config, source or str(folder), settings)
-    progress(f"loading {name}", 0.0)
-    if adapter is None and (seeing := _with_eyes(settings, folder, config, say)) is not None:
-        progress(f"loading {name}", 1.0)
-        described = _describe(settings, name, source or name, folder, seeing.model, seeing.wrapper, config)
-        print_of_eyes = f"{described.fingerprint}-eyes-{seeing.eyes.key('')}".encode()
-        return replace(described, eyes=seeing.eyes, fingerprint=hashlib.sha256(print_of_eyes).hexdigest())
+    family_of(settings.model_family, read_override(settings.model_files, source), config, name, {})
+    _check_code(config, source, settings)
+    return _Checkpoint(name, source, folder, config)
+
+
+def _text_model(settings: Settings, found: _Checkpoint, wrapper: Any) -> Generator[float, None, tuple[Any, Any]]:
+    """The model and mlx-lm's tokenizer (`wrapper`, if there is one). Raises NotSupported."""
     try:
-        model, read = mlx_load_model(folder, lazy=True, trust_remote_code=settings.trust_remote_code)
+        model, read = mlx_load_model(found.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
         for part in _parts(model):
             yield 0.0
             mx.eval(part)
-        wrapper = wrapper or load_tokenizer(folder, eos_token_ids=read.get("eos_token_id"))
+        return model, wrapper or load_tokenizer(found.folder, eos_token_ids=read.get("eos_token_id"))
     except ValueError as error:
-        raise NotSupported(f"mlx-lm cannot load {source or name}: {error}") from error
-    if adapter is not None:
-        apply_adapter(model, adapter, source or name)
-        say(f"adapter   {adapter.name}  ({adapter.kind}, rank {adapter.rank})")
-    progress(f"loading {name}", 1.0)
-    described = _describe(settings, name, source or name, folder, model, wrapper, config)
-    return described if adapter is None else _adapted(described, adapter)
+        raise NotSupported(f"mlx-lm cannot load {found.source}: {error}") from error
+
+
+def _seeing(described: LoadedModel, eyes: ProcessorEyes) -> LoadedModel:
+    """Its KV is not that of the same model without its eyes."""
+    key = f"{described.fingerprint}-eyes-{eyes.key('')}"
+    return replace(described, eyes=eyes, fingerprint=hashlib.sha256(key.encode()).hexdigest())
 
 
 def _adapter(settings: Settings, source: str, say: Callable[[str], None]) -> Adapter | None:
@@ -182,6 +214,23 @@ def _adapter(settings: Settings, source: str, say: Callable[[str], None]) -> Ada
     if (warning := other_base(adapter, source)) is not None:
         say(f"adapter   {warning}")
     return adapter
+
+
+def _put_on(model: Any, adapter: Adapter, source: str) -> None:
+    """Changes `model`; the base's weights stay as they are, quantised or not. Raises NotSupported.
+
+    Args:
+        source: the model's name, for errors.
+    """
+    try:
+        linear_to_lora_layers(model, adapter.layers, dict(adapter.parameters), use_dora=adapter.kind == "dora")
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise NotSupported(f"The adapter {adapter.name} cannot be put on {source}: {error}") from error
+    shapes = {name: tuple(array.shape) for name, array in tree_flatten(model.parameters())}
+    check_fits(adapter, {name: shape for name, shape in shapes.items() if adapter.brings(name)}, source)
+    trained: Any = mx.load(str(adapter.weights))
+    model.load_weights(list(trained.items()), strict=False)
+    model.eval()  # else its dropout would be at work
 
 
 def _adapted(described: LoadedModel, adapter: Adapter) -> LoadedModel:
@@ -228,15 +277,15 @@ def _check_room(settings: Settings, name: str, folder: Path, device: Device) -> 
     return check_fit(name, weights_on_disk(folder), device)
 
 
-def _with_eyes(settings: Settings, folder: Path, config: dict[str, Any], say: Callable[[str], None]) -> Seeing | None:
+def _with_eyes(settings: Settings, found: _Checkpoint, say: Callable[[str], None]) -> Seeing | None:
     """The model with its vision part; ``None`` if it has none, or is to be served as a text model."""
-    if settings.vision == "off" or not has_eyes(config):
+    if settings.vision == "off" or not has_eyes(found.config):
         return None
     if settings.kv_bits is not None:
         say("vision    off: images cannot be served with KV_BITS; the model reads text only")
         return None
     try:
-        return load_seeing(folder, config)
+        return load_seeing(found.folder, found.config)
     except NotSupported as error:
         say(f"vision    off: {error.message}; the model reads text only")
         return None
@@ -279,15 +328,13 @@ def _check_code(config: dict[str, Any], source: str, settings: Settings) -> None
         )
 
 
-def _describe(
-    settings: Settings, name: str, source: str, folder: Path, model: Any, wrapper: Any, config: dict[str, Any]
-) -> LoadedModel:
+def _describe(settings: Settings, found: _Checkpoint, model: Any, wrapper: Any) -> LoadedModel:
     tokenizer, parser, vocab = wrapper._tokenizer, _tool_parser(wrapper), wrapper._tokenizer.get_vocab()
     tags = (wrapper.think_start, wrapper.think_end) if wrapper.has_thinking else None
-    override = read_override(settings.model_files, source)
-    family = family_of(settings.model_family, override, config, name, vocab)
+    override = read_override(settings.model_files, found.source)
+    family = family_of(settings.model_family, override, found.config, found.name, vocab)
     signs = read_signs(parser.name if parser else None, vocab, tags, str(tokenizer.chat_template or ""))
-    facts = facts_of(config, family, override, signs=signs)
+    facts = facts_of(found.config, family, override, signs=signs)
     capabilities = Capabilities(
         family=family.value.name,
         context=facts["context"].value,
@@ -297,19 +344,19 @@ def _describe(
         facts=facts,
     )
     quantised = f"kv {settings.kv_bits} {settings.kv_group_size} {settings.quantized_kv_start}"
-    files = fingerprint(folder)
+    files = fingerprint(found.folder)
     return LoadedModel(
-        name=settings.served_model_name or name,
-        source=source,
+        name=settings.served_model_name or found.name,
+        source=found.source,
         model=model,
         tokenizer=tokenizer,
         wrapper=wrapper,
-        config=config,
+        config=found.config,
         capabilities=capabilities,
         tool_parser=parser,
         eos=frozenset(wrapper.eos_token_ids),
         weight_bytes=sum(v.nbytes for _, v in tree_flatten(model.parameters())),
-        fingerprint=fingerprint(folder, extra=quantised) if settings.kv_bits else files,
+        fingerprint=fingerprint(found.folder, extra=quantised) if settings.kv_bits else files,
         files=files,
         family=family,
         signs=signs,
