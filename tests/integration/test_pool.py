@@ -15,7 +15,7 @@ import httpx
 import mlx.core as mx
 import pytest
 
-from start_llm import pooling
+from start_llm.building import ModelBuilder
 from start_llm.models.device import LEAST_CACHE_BYTES, PREFILL_BYTES
 from tests.integration.live import WAIT, Live, live
 from tests.oracle import build_oracle, expected_truth
@@ -225,14 +225,14 @@ class Gate:
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.reached, self.open = threading.Event(), threading.Event()
-        read = pooling.ModelBuilder.read
+        read = ModelBuilder.read
 
         def held(builder: Any, *args: Any) -> Any:
             self.reached.set()
             assert self.open.wait(WAIT)
             return read(builder, *args)
 
-        patch.setattr(pooling.ModelBuilder, "read", held)
+        patch.setattr(ModelBuilder, "read", held)
 
 
 def test_who_waits_for_a_model_sees_life_and_may_leave(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,229 @@
+"""The models that were asked for, what state they are in, and who waits for them. Knows no MLX; any thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from typing import Literal
+
+from start_llm.core.errors import StartLLMError, Unavailable
+from start_llm.core.service import ModelCard
+from start_llm.core.settings import Settings
+from start_llm.models.names import Known
+from start_llm.models.pool import Resident, outlived, to_free
+from start_llm.poolnames import PoolNames
+from start_llm.served import Served
+from start_llm.serving import Serving
+
+RETRY_SECONDS = 60.0
+"""A model that could not be loaded is not tried again for so long."""
+MAIN = ""
+"""The model thread's name for the model that the server was started with."""
+
+State = Literal["stored", "loading", "ready", "unloading"]
+
+
+@dataclass(eq=False)
+class Entry:
+    """A model that was asked for at least once. Guarded by the book's lock.
+
+    Attributes:
+        known: ``None`` for the main model.
+        users: leases that are open.
+        used: ``time.monotonic()`` of the last use.
+        serving: while it is ready.
+        card: as it was when it was loaded last.
+        failure, failed: why it could not be loaded last, and when.
+    """
+
+    key: str
+    settings: Settings
+    known: Known | None = None
+    state: State = "stored"
+    pinned: bool = False
+    users: int = 0
+    used: float = 0.0
+    weights: int = 0
+    serving: Serving | None = None
+    card: ModelCard | None = None
+    failure: StartLLMError | None = None
+    failed: float = 0.0
+    waiting: list[Lease] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return self.card.id if self.card is not None else self.known.name if self.known is not None else "default"
+
+    @property
+    def resident(self) -> Resident:
+        return Resident(self.key, self.name, self.weights, self.used, self.users > 0, self.pinned)
+
+
+class Lease:
+    """Implements `served.Lease`."""
+
+    def __init__(self, book: Book, entry: Entry) -> None:
+        self._book, self._entry = book, entry
+        self._settled = threading.Event()
+        self._closed = False
+        self._served: Served | None = None
+        self._error: StartLLMError | None = None
+
+    def settle(self, served: Served | None, error: StartLLMError | None = None) -> None:
+        self._served, self._error = served, error
+        self._settled.set()
+
+    def wait(self, seconds: float) -> bool:
+        return self._settled.wait(seconds) if seconds else self._settled.is_set()
+
+    @property
+    def served(self) -> Served:
+        if self._error is not None:
+            raise self._error
+        if self._served is None:
+            raise Unavailable("The request was given up before its model was loaded.")
+        return self._served
+
+    def close(self) -> None:
+        with self._book.lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._entry.users -= 1
+            self._entry.used = time.monotonic()
+            if self in self._entry.waiting:
+                self._entry.waiting.remove(self)
+        self._settled.set()
+
+
+class Book:
+    """
+    Attributes:
+        lock: guards all entries; every method takes it. Nothing waits inside of it.
+        main: the model that the server was started with.
+        wishes: entries for the loader, in whose state the wish is; ``None``: it shall end.
+        gone: what the prompt pipelines of models that are unloaded had counted. Guarded by the lock.
+    """
+
+    def __init__(self, settings: Settings, names: PoolNames) -> None:
+        self._names = names
+        self.lock = threading.RLock()
+        self.main = Entry(MAIN, settings, state="loading")
+        self._entries: dict[str, Entry] = {MAIN: self.main}
+        self.wishes: SimpleQueue[Entry | None] = SimpleQueue()
+        self.gone: Counter[str] = Counter()
+
+    def __contains__(self, known: Known) -> bool:
+        return known.key in self._entries
+
+    def entries(self) -> list[Entry]:
+        """The main model's first."""
+        with self.lock:
+            return list(self._entries.values())
+
+    def entry(self, known: Known | None) -> Entry:
+        """``None``: the main model's."""
+        if known is None:
+            return self.main
+        with self.lock:
+            found = self._entries.get(known.key)
+            if found is None:
+                found = Entry(known.key, self._names.settings_for(known), known, weights=known.stored.size)
+                found.pinned = self._names.is_pinned(*known.aliases)
+                self._entries[known.key] = found
+            return found
+
+    def lease(self, known: Known | None) -> Lease:
+        """Raises why the model could not be loaded, if that was a short while ago."""
+        with self.lock:
+            entry = self.entry(known)
+            _check(entry)
+            lease = Lease(self, entry)
+            entry.users += 1
+            entry.used = time.monotonic()
+            if entry.serving is not None and entry.state == "ready":
+                lease.settle(entry.serving.served)
+                return lease
+            entry.waiting.append(lease)
+            if entry.state == "stored":
+                self.wish_for(entry)
+            return lease
+
+    def wish_for(self, entry: Entry) -> None:
+        with self.lock:
+            entry.state = "loading"
+            self.wishes.put(entry)
+
+    def send_away(self, entry: Entry) -> None:
+        with self.lock:
+            entry.state = "unloading"
+            self.wishes.put(entry)
+
+    def send_old_away(self, seconds: float) -> None:
+        """Those that were not used for so long; 0: none."""
+        with self.lock:
+            for key in outlived(self.residents(), time.monotonic(), seconds):
+                self.send_away(self._entries[key])
+
+    def reclaim(self, need: int) -> bool:
+        """Sends idle models away for `need` more bytes. False: there are not so many, and all stay."""
+        with self.lock:
+            need -= sum(entry.weights for entry in self._entries.values() if entry.state == "unloading")
+            going = to_free(need, self.residents())
+            if going is None:
+                return False
+            for key in going:
+                self.send_away(self._entries[key])
+        return True
+
+    def take(self, keys: Iterable[str]) -> list[Entry]:
+        """These are about to be unloaded by who asks."""
+        with self.lock:
+            taken = [self._entries[key] for key in keys]
+            for entry in taken:
+                entry.state = "unloading"
+        return taken
+
+    def ready(self, entry: Entry, serving: Serving) -> None:
+        with self.lock:
+            entry.serving, entry.card, entry.state, entry.failure = serving, serving.card, "ready", None
+            entry.weights, entry.used = serving.card.weight_bytes, time.monotonic()
+            for lease in entry.waiting:
+                lease.settle(serving.served)
+            entry.waiting.clear()
+
+    def give_up(self, entry: Entry, error: StartLLMError) -> None:
+        """Nobody waits for it any more."""
+        with self.lock:
+            for lease in entry.waiting:
+                lease.settle(None, error)
+            entry.waiting.clear()
+
+    def residents(self) -> list[Resident]:
+        with self.lock:
+            return [entry.resident for entry in self._entries.values() if entry.state == "ready"]
+
+
+def _check(entry: Entry) -> None:
+    """Raises why the model could not be loaded a short while ago."""
+    past = time.monotonic() - entry.failed
+    if entry.failure is None or entry.state != "stored":
+        return
+    if past >= RETRY_SECONDS:
+        entry.failure = None
+        return
+    raise _again(entry.failure, entry.name, past)
+
+
+def _again(error: StartLLMError, name: str, past: float) -> StartLLMError:
+    """The same error, said again."""
+    left = RETRY_SECONDS - past
+    sentence = f"{name} could not be loaded {past:.0f} s ago, and is tried again in {left:.0f} s: {error.message}"
+    same = StartLLMError(sentence, param=error.param, code=error.code)
+    same.status, same.type = error.status, error.type
+    same.retry_after = left
+    return same
