@@ -69,7 +69,7 @@ class EncoderService:
             self._check_installed()
             self._files = read_encoder(self._source, find_encoder(self._source, "EMBEDDING_MODEL", progress))
         except StartLLMError as error:
-            self._problem = error
+            self._problem = error.again()
             return 0
         return self._files.weight_bytes
 
@@ -152,7 +152,7 @@ class EncoderService:
         if self._files is not None:
             return self._files
         if self._problem is not None:
-            raise self._problem
+            raise self._problem.again()
         self._check_installed()
         if self._source is not None:
             raise Unavailable("The server is still starting.")
@@ -164,7 +164,7 @@ class EncoderService:
             if self._encoder is not None:
                 return self._encoder
             if self._problem is not None and self._clock() < self._retry:
-                raise self._problem
+                raise self._problem.again()
             try:
                 import_library()
                 self._encoder = self._thread.chore(loading(files))
@@ -175,7 +175,7 @@ class EncoderService:
                     log.warning("loading %s failed", files.name, exc_info=True)
                 why = error if known else NotSupported(f"{files.name} cannot be loaded: {error}")
                 assert isinstance(why, StartLLMError)
-                self._problem, self._retry = why, self._clock() + RETRY_SECONDS
+                self._problem, self._retry = why.again(), self._clock() + RETRY_SECONDS
                 raise why from error
             return self._encoder
 

@@ -83,7 +83,7 @@ class Lease:
     @property
     def served(self) -> Served:
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         if self._served is None:
             raise Unavailable("The request was given up before its model was loaded.")
         return self._served

@@ -87,8 +87,8 @@ class Loader:
                     self._load(entry)
                 elif entry.state == "unloading":
                     self._unload(entry)
-            except Exception:  # the thread's edge: it must serve the next wish
-                log.warning("the loader met an unexpected error", exc_info=True)
+            except Exception as error:  # noqa: BLE001 - the thread's edge: it must serve the next wish; logged there
+                self._failed(entry, error)
 
     def _load(self, entry: Entry) -> None:
         with self._book.lock:
@@ -96,11 +96,14 @@ class Loader:
                 entry.state = "stored"  # whoever wanted it has gone
                 return
         began = time.monotonic()
+        serving = None
         try:
             self._make_room(entry)
             serving = self._bring_in(entry)
         except BaseException as error:  # noqa: BLE001 - a model's own code may do anything; its requests are told
             self._failed(entry, error)
+        if serving is None:
+            _free()
             return
         self._book.ready(entry, serving)
         self._say(f"loaded    {entry.name}  ({time.monotonic() - began:.1f} s)")
@@ -131,6 +134,7 @@ class Loader:
         if not isinstance(error, StartLLMError):
             log.warning("%s could not be loaded", entry.name, exc_info=error)
             error = Internal(f"{entry.name} could not be loaded: {type(error).__name__}: {error}")
+        error = error.again()  # its traceback holds what was loaded of the model
         with self._book.lock:
             entry.state = "stored"
             if not isinstance(error, OutOfMemory | Unavailable):  # there may be room at any time
@@ -144,18 +148,28 @@ class Loader:
         with self._book.lock:
             serving, entry.serving = entry.serving, None
         if serving is not None:
-            serving.served.recorder.close()
-            try:
-                self._engine.unload(entry.key)
-            finally:
-                serving.served.pipeline.close()
-                with self._book.lock:
-                    self._book.gone.update(serving.served.pipeline.counters())
+            self._take_out(entry, serving)
         del serving
-        gc.unfreeze()  # what was there at the start, too
-        gc.collect()
+        _free()
         with self._book.lock:
             entry.state = "stored"
             if entry.waiting:
                 self._book.wish_for(entry)
         self._say(f"unloaded  {entry.name}")
+
+    def _take_out(self, entry: Entry, serving: Serving) -> None:
+        """What fails here is logged: the model is gone all the same, and may be loaded anew."""
+        served = serving.served
+        for step in (served.recorder.close, lambda: self._engine.unload(entry.key), served.pipeline.close):
+            try:
+                step()
+            except Exception:
+                log.warning("unloading %s: a step failed", entry.name, exc_info=True)
+        with self._book.lock:
+            self._book.gone.update(served.pipeline.counters())
+
+
+def _free() -> None:
+    """Gives back what a model that has gone took, as far as something still points at itself."""
+    gc.unfreeze()  # what was there at the start, too
+    gc.collect()

@@ -22,6 +22,8 @@ StartLLMError 500
 
 from __future__ import annotations
 
+from typing import Self
+
 
 class StartLLMError(Exception):
     """Base. `param` names the field of the request; `code` is a stable machine-readable word."""
@@ -37,6 +39,16 @@ class StartLLMError(Exception):
         self.param = param
         if code is not None:
             self.code = code
+
+    def again(self) -> Self:
+        """The same error without its traceback, to be kept or to be raised once more.
+
+        A traceback holds all that the functions in it held (a model's weights, a request's body), and it grows by
+        whoever raises the error again.
+        """
+        same = type(self).__new__(type(self), *self.args)
+        same.__dict__.update(self.__dict__)
+        return same
 
 
 class BadRequest(StartLLMError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import traceback
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -181,6 +182,15 @@ def test_without_a_model_the_answer_is_the_setting(service: Service, monkeypatch
     monkeypatch.setattr("start_llm.encoders.is_installed", lambda: True)
     with pytest.raises(NotSupported, match="set EMBEDDING_MODEL"):
         service().named("default")
+
+
+def test_who_asks_in_vain_for_embeddings_is_not_kept(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("start_llm.encoders.is_installed", lambda: False)
+    encoders = service("some/model")
+    for _ in range(3):
+        with pytest.raises(NotSupported) as caught:
+            encoders.named("default")
+    assert len(traceback.extract_tb(caught.value.__traceback__)) <= 3, "it grows by each request, with its texts"
 
 
 def spoil(path: Path, what: str) -> None:

@@ -7,15 +7,19 @@ import random
 import shutil
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import httpx
 import mlx.core as mx
 import pytest
 
+from start_llm import poolloader
 from start_llm.building import ModelBuilder
+from start_llm.core.errors import NotSupported
 from start_llm.models.device import LEAST_CACHE_BYTES, PREFILL_BYTES
 from tests.integration.live import WAIT, Live, live
 from tests.oracle import build_oracle, expected_truth
@@ -283,6 +287,48 @@ def test_a_server_that_ends_while_a_model_is_loaded_ends(serve: Any, monkeypatch
         gate.open.set()
     asking.join(WAIT)
     assert answers in ([503], [200])
+
+
+def test_a_model_that_could_not_be_loaded_leaves_its_memory(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    models: list[weakref.ref[Any]] = []
+    really = poolloader.serve
+
+    def refuse(settings: Any, clients: Any, built: Any, *rest: Any) -> Any:
+        if built.loaded.name != "oracle-hybrid":
+            return really(settings, clients, built, *rest)
+        models.append(weakref.ref(built.loaded.model))
+        raise NotSupported("Its chat template cannot be used.")
+
+    monkeypatch.setattr(poolloader, "serve", refuse)
+    with serve() as server:
+        assert [admin(server, "load", model="oracle-hybrid").status_code for _ in range(3)] == [501] * 3
+        assert len(models) == 1, "it is not tried again so soon"
+        wait_for(lambda: models[0]() is None)
+        assert "models_loaded 1" in httpx.get(f"{server.url}/metrics", timeout=WAIT).text
+
+
+@pytest.mark.parametrize(
+    "where", ["start_llm.prompt.pipeline.Pipeline.close", "start_llm.prompt.recorder.Recorder.close"]
+)
+def test_a_fault_while_a_model_is_unloaded_does_not_bar_it(
+    serve: Any, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    with serve() as server:
+        assert admin(server, "load", model="oracle-hybrid").status_code == 200
+        with monkeypatch.context() as patch:
+            patch.setattr(where, Mock(side_effect=RuntimeError("a fault")))
+            assert admin(server, "unload", model="oracle-hybrid").json()["details"]["state"] == "stored"
+        assert server.chat([{"role": "user", "content": TURN}], model="oracle-hybrid")["message"]["content"]
+        assert states(server)["oracle-hybrid"] == "ready"
+
+
+def test_a_fault_of_the_loader_is_told_to_who_waits(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serve() as server:
+        with monkeypatch.context() as patch:
+            patch.setattr(poolloader.Loader, "_load", Mock(side_effect=OSError("the disk is gone")))
+            answer = admin(server, "load", model="oracle-hybrid")
+        assert answer.status_code == 500 and "the disk is gone" in answer.json()["error"]["message"]
+        assert states(server)["oracle-hybrid"] == "failed" and states(server)["oracle-plain"] == "ready"
 
 
 def test_a_model_that_nobody_asks_for_is_unloaded_after_its_time(serve: Any) -> None:
