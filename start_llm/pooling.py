@@ -15,7 +15,8 @@ from start_llm.building import Built, ModelBuilder
 from start_llm.core.errors import Conflict, NotFound, StartLLMError, Unavailable
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
-from start_llm.engine.thread import SHUTTING_DOWN, EngineThread
+from start_llm.engine.loop import SHUTTING_DOWN
+from start_llm.engine.thread import EngineThread
 from start_llm.models.names import Known
 from start_llm.poolbook import Book, Entry, Lease
 from start_llm.poolloader import Loader
