@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -138,16 +139,27 @@ def dialect_of(data: Any, usual: Dialect = "chat") -> Dialect:
         return usual
     if "messages" not in data and ("input" in data or "prompt" in data):
         return "responses" if "input" in data else "completions"
-    tools, messages = _dicts(data.get("tools")), _dicts(data.get("messages"))
+    by_tools = _dialect_of_tools(_dicts(data.get("tools")))
+    return by_tools or _dialect_of_messages(_dicts(data.get("messages"))) or _dialect_of_fields(data.keys()) or usual
+
+
+def _dialect_of_tools(tools: list[dict[str, Any]]) -> Dialect | None:
     if any("function" in tool or word(tool.get("type")) == "function" for tool in tools):
         return "chat"
-    if any("input_schema" in tool for tool in tools) or any(map(_has_blocks, messages)):
+    return "messages" if any("input_schema" in tool for tool in tools) else None
+
+
+def _dialect_of_messages(messages: list[dict[str, Any]]) -> Dialect | None:
+    if any(map(_has_blocks, messages)):
         return "messages"
-    if any(word(message.get("role")) in CHAT_ROLES or "tool_calls" in message for message in messages):
-        return "chat"
-    if data.keys() & MESSAGES_FIELDS:
+    told = any(word(message.get("role")) in CHAT_ROLES or "tool_calls" in message for message in messages)
+    return "chat" if told else None
+
+
+def _dialect_of_fields(fields: AbstractSet[str]) -> Dialect | None:
+    if fields & MESSAGES_FIELDS:
         return "messages"
-    return "chat" if data.keys() & CHAT_FIELDS else usual
+    return "chat" if fields & CHAT_FIELDS else None
 
 
 def _has_blocks(message: dict[str, Any]) -> bool:
