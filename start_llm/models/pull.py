@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -128,15 +128,20 @@ def _listing(repository: str, revision: str, endpoint: str | None) -> tuple[str,
     info = _info(repository, revision, endpoint)
     files = [_file(sibling) for sibling in info.siblings or ()]
     needed = [file for file in files if any(fnmatch.fnmatch(file.name, pattern) for pattern in PATTERNS)]
-    names = {file.name for file in files}
-    if not any(fnmatch.fnmatch(name, "model*.safetensors") for name in names):
-        kind = "GGUF files for llama.cpp" if any(name.endswith(".gguf") for name in names) else "no model*.safetensors"
-        raise PullError(f"{repository} has {kind}, which MLX cannot serve; look for it in mlx-community.")
+    _check_kind(repository, [file.name for file in files])
     odd = next((file for file in needed if not _is_plain(file)), None)
     if odd is not None or not _COMMIT.fullmatch(str(info.sha)):
         what = f"the file {odd.name!r}" if odd is not None else f"the commit {str(info.sha)[:80]!r}"
         raise PullError(f"{repository}: the hub tells {what[:160]}, which no hub should; nothing was fetched.")
     return str(info.sha), needed
+
+
+def _check_kind(repository: str, names: Sequence[str]) -> None:
+    """Raises PullError if these are not the files of a model that MLX can serve."""
+    if any(fnmatch.fnmatch(name, "model*.safetensors") for name in names):
+        return
+    kind = "GGUF files for llama.cpp" if any(name.endswith(".gguf") for name in names) else "no model*.safetensors"
+    raise PullError(f"{repository} has {kind}, which MLX cannot serve; look for it in mlx-community.")
 
 
 def _is_plain(file: _File) -> bool:
