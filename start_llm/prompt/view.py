@@ -183,6 +183,20 @@ def _embedded(entry: Entry) -> int:
     return 0 if entry.facts.shown.reasoning else len(entry.facts.reasoning)
 
 
+def _defined(tools: Sequence[Tool]) -> int:
+    """Characters of their definitions."""
+    return sum(len(definition(tool)) for tool in tools)
+
+
+def _kept(path: Path, entries: Sequence[Entry]) -> int:
+    """Characters that are still shown of results which the client has cleared."""
+    cleared = [entry for entry in entries if entry.facts.parts and entry.cleared and entry.place is not None]
+    if not cleared:
+        return 0
+    contents = {shown.place: shown.message.content for shown in path.shown}
+    return sum(max(0, len(contents.get(one.place, "")) - len(one.message.content)) for one in cleared)
+
+
 def _is_modest(path: Path, new: Sequence[Shown], asked: Asked, noted: tuple[int, int]) -> bool:
     """What is shown beyond the request's own words is at most a tenth of them; results that were cleared may stay.
 
@@ -191,16 +205,10 @@ def _is_modest(path: Path, new: Sequence[Shown], asked: Asked, noted: tuple[int,
     entries = asked.reading.entries
     sent = sum(len(entry.facts.shown.content) - _embedded(entry) for entry in entries)
     called = sum(len(call.name) + len(call.arguments) for entry in entries for call in entry.message.tool_calls)
-    kept = 0
-    cleared = [entry for entry in entries if entry.facts.parts and entry.cleared and entry.place is not None]
-    if cleared:
-        contents = {shown.place: shown.message.content for shown in path.shown}
-        kept = sum(max(0, len(contents.get(one.place, "")) - len(one.message.content)) for one in cleared)
     shown = path.chars + sum(len(one.message.content) for one in new)
-    tools = known = sum(len(definition(tool)) for tool in asked.tools)
-    if asked.tools != path.tools:
-        known = sum(len(definition(tool)) for tool in path.tools)
+    tools = _defined(asked.tools)
+    known = tools if asked.tools == path.tools else _defined(path.tools)
     old_chars, old_tokens = path.node.noted
     rate = (len(path.rendering.tokens) - old_tokens) / max(1, len(path.rendering.text) - old_chars)
-    beyond = (shown + known - kept - sent - tools - noted[0]) * rate + noted[1]
+    beyond = (shown + known - _kept(path, entries) - sent - tools - noted[0]) * rate + noted[1]
     return beyond <= (sent + called + tools) * rate / _SHARE + (_SLACK if not noted[0] else 0)
