@@ -52,10 +52,10 @@ class Pool:
         """The main model is loaded. Raises NotSupported if it cannot be served."""
         main = self._book.main
         serving = self._loader.serve(main, built)
+        self._names.began(serving.served.name, serving.served.source, built.loaded.folder)
         with self._book.lock:
             main.pinned = self._names.is_pinned(serving.served.name, serving.served.source)
             self._book.ready(main, serving)
-        self._names.began(serving.served.name, serving.served.source)
         self._loader.start()
         for name in self._settings.preloaded:
             try:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 from start_llm.core.errors import NotFound
 from start_llm.core.settings import Settings
-from start_llm.models.catalog import folder_of
 from start_llm.models.names import Known, Names, key_of
 from start_llm.models.recommended import full_name
 
@@ -21,16 +21,16 @@ class PoolNames:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        source = settings.model_path
-        folder = None if source is None else folder_of(source)
-        self._names = Names(settings, None if folder is None else key_of(folder))
+        self._names = Names(settings)
         self._main = MAIN_NAMES
         self._first = "default"
         self._table = settings.models_by_name
-        self._pinned = {full_name(name) or name for name in settings.pinned} | set(settings.pinned)
+        meant = {self._table.resolve(name) for name in settings.pinned} | set(settings.pinned)
+        self._pinned = {full_name(name) or name for name in meant} | meant
 
-    def began(self, name: str, source: str) -> None:
-        """What the main model is called is known."""
+    def began(self, name: str, source: str, folder: Path) -> None:
+        """What the main model is called is known, and where it lies: only now, for it may just have been fetched."""
+        self._names.leave_out(key_of(folder), name)
         self._first = name
         self._main = MAIN_NAMES | {name, source, f"openai/{source}", f"openai/{name}"}
 
@@ -60,8 +60,15 @@ class PoolNames:
         return bool(self._pinned & set(names))
 
     def is_preloaded(self, name: str) -> bool:
-        known = [self._names.find(each) for each in self._settings.preloaded]
-        return any(each is not None and each.name == name for each in known)
+        return any(self._name_of(each) == name for each in self._settings.preloaded)
+
+    def _name_of(self, asked: str) -> str | None:
+        """Of a model beside the main one."""
+        try:
+            known = self.find(asked)
+        except NotFound:
+            return None
+        return None if known is None else known.name
 
     def settings_for(self, known: Known) -> Settings:
         """The settings with this model as MODEL_PATH."""

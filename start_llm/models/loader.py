@@ -57,7 +57,7 @@ class LoadedModel:
 
     Attributes:
         name: what clients see.
-        source: folder or repository it came from.
+        source: folder or repository it came from; `folder`: where that lies on this disk.
         tokenizer: the transformers tokenizer; `wrapper` is mlx-lm's, with its detokenizer.
         eos: tokens that end a turn.
         weight_bytes: bytes of the parameters in memory.
@@ -68,6 +68,7 @@ class LoadedModel:
 
     name: str
     source: str
+    folder: Path
     model: Any
     tokenizer: Any
     wrapper: Any
@@ -348,6 +349,7 @@ def _describe(settings: Settings, found: _Checkpoint, model: Any, wrapper: Any) 
     return LoadedModel(
         name=settings.served_model_name or found.name,
         source=found.source,
+        folder=found.folder,
         model=model,
         tokenizer=tokenizer,
         wrapper=wrapper,

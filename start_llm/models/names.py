@@ -39,18 +39,20 @@ class Known:
 
 
 class Names:
-    """The listing. Any thread.
+    """The listing. Any thread. The model that the server was started with is not in it, see `leave_out`."""
 
-    Args:
-        own: key of the model that the server was started with, as far as it is on this disk: it is not listed.
-    """
-
-    def __init__(self, settings: Settings, own: str | None = None) -> None:
-        self._settings, self.own = settings, own
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._own, self._own_name = "", ""
         self._lock = threading.Lock()
         self._known: tuple[Known, ...] = ()
         self._by_alias: dict[str, Known] = {}
         self._read = float("-inf")
+
+    def leave_out(self, key: str, name: str) -> None:
+        """From now on this model is not listed, and no other one is called as it is."""
+        self._own, self._own_name = key, name
+        self._refresh(0.0)
 
     def all(self) -> tuple[Known, ...]:
         """At most `LISTING_SECONDS` old."""
@@ -73,7 +75,7 @@ class Names:
         with self._lock:
             if time.monotonic() - self._read < seconds:
                 return
-            self._known = tuple(known_models(self._settings, self.own))
+            self._known = tuple(known_models(self._settings, self._own, self._own_name))
             self._by_alias = {alias: known for known in reversed(self._known) for alias in known.aliases}
             self._read = time.monotonic()
 
@@ -82,14 +84,18 @@ def key_of(folder: Path) -> str:
     return os.path.realpath(folder)
 
 
-def known_models(settings: Settings, own: str | None = None) -> list[Known]:
-    """What the settings name comes first, so that its short name is the model's."""
+def known_models(settings: Settings, own: str, own_name: str) -> list[Known]:
+    """What the settings name comes first, so that its short name is the model's.
+
+    Args:
+        own, own_name: key and name of a model that is left out.
+    """
     found: dict[str, Stored] = {}
     for stored in [*_named(settings), *stored_models(settings.cache_dir)]:
         key = key_of(stored.folder)
         if key != own and not stored.problem:
             found.setdefault(key, stored)
-    taken: set[str] = set()
+    taken = {own_name}
     return [_known(key, stored, taken) for key, stored in found.items()]
 
 
