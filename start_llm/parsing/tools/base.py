@@ -77,6 +77,30 @@ def as_object(text: str, call: Call) -> str:
 Parse = Callable[[Reading], Step[None]]
 
 
+def section(begin: str, end: str, call: str, parse: Parse) -> Parse:
+    """Reads calls of which each begins with `call` and all stand between `begin` and `end`.
+
+    Args:
+        parse: reads one call, from behind `call`.
+    """
+
+    def block(reading: Reading) -> Step[None]:
+        source = reading.source
+        count = 0
+        while True:
+            yield from source.skip()
+            opened = yield from source.accept((call, begin))
+            if opened == begin:
+                continue
+            if count and not opened:
+                break
+            yield from parse(reading)
+            count += 1
+        yield from source.accept((end,))
+
+    return block
+
+
 @dataclass(frozen=True)
 class Opener:
     """Text that may begin a block of calls.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from start_llm.parsing.calls import NotACall
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import MAX_NAME, NAME, Opener, Reading, ToolFormat
+from start_llm.parsing.tools.base import MAX_NAME, NAME, Opener, Reading, ToolFormat, section
 from start_llm.parsing.turntokens import LEAKED
 
 _SECTION, _SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -13,21 +13,6 @@ _CALL, _SEPARATOR, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "
 _FENCE = "```"
 _MAX_FENCE = 20
 _JSON = Dialect(enders=(_END, _SECTION_END, _CALL, *LEAKED))
-
-
-def _block(reading: Reading) -> Step[None]:
-    source = reading.source
-    count = 0
-    while True:
-        yield from source.skip()
-        opened = yield from source.accept((_CALL, _SECTION))
-        if opened == _SECTION:
-            continue
-        if count and not opened:
-            break
-        yield from _call(reading)
-        count += 1
-    yield from source.accept((_SECTION_END,))
 
 
 def _call(reading: Reading) -> Step[None]:
@@ -56,6 +41,7 @@ def _call(reading: Reading) -> Step[None]:
     reading.finish(call, complete)
 
 
+_BLOCK = section(_SECTION, _SECTION_END, _CALL, _call)
 DEEPSEEK = ToolFormat(
-    "deepseek", (Opener(_SECTION, _block), Opener(_CALL, _block, keep=True)), (_SECTION_END, _END, _SEPARATOR)
+    "deepseek", (Opener(_SECTION, _BLOCK), Opener(_CALL, _BLOCK, keep=True)), (_SECTION_END, _END, _SEPARATOR)
 )
