@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from start_llm.core.errors import NotFound
 from start_llm.core.settings import load_settings
 from start_llm.models.catalog import EMBEDDED_NAME
 from start_llm.poolnames import PoolNames
@@ -55,3 +57,16 @@ def test_models_are_preloaded_and_pinned_by_any_of_their_names(tmp_path: Path, n
     found.began("main", str(main), main)
     assert found.is_preloaded("quick") and not found.is_preloaded("main")
     assert found.is_pinned("quick", str(quick)) and not found.is_pinned("main", str(main))
+
+
+def test_a_listing_that_fails_leaves_the_last_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main = build_oracle(tmp_path / "main")
+    build_oracle(tmp_path / "models" / "quick")
+    found = names(tmp_path, model_path=str(main))
+    found.began("main", str(main), main)
+    monkeypatch.setattr("start_llm.models.names.LEAST_SECONDS", 0.0)
+    monkeypatch.setattr("start_llm.models.names.LISTING_SECONDS", 0.0)
+    monkeypatch.setattr("start_llm.models.names.stored_models", Mock(side_effect=FileNotFoundError("it has just gone")))
+    assert listed(found, tmp_path) == ["quick"]
+    with pytest.raises(NotFound, match="this server serves 'main', 'quick'"):
+        found.find("nobody")

@@ -113,9 +113,13 @@ class EngineThread:
             raise Unavailable(SHUTTING_DOWN)
         if status.state in {"loading", "failed", "stopped"}:
             raise Unavailable(status.detail or f"The model is {status.state}.")
+        self._refuse_wedged(status)
+        self._commands.put(self._requests.opened(work))
+
+    def _refuse_wedged(self, status: EngineStatus) -> None:
+        """What waits for a thread that hangs would be too late, and take memory until then."""
         if status.state == "wedged" and self._limit:
             raise Unavailable(status.detail, retry_after=min(self._limit, WEDGED_RETRY_SECONDS))
-        self._commands.put(self._requests.opened(work))
 
     def cancel(self, work_id: str) -> None:
         self._commands.put(Cancel(work_id))
@@ -154,9 +158,10 @@ class EngineThread:
     def chore(self, steps: Generator[float, None, Any]) -> Any:
         """Runs `steps` on the model thread, between the steps of the models that work.
 
-        Returns what they return, when that is done. Raises what they raise, Unavailable if the thread ends before,
-        TimedOut if it has not moved for the watchdog's time.
+        Returns what they return, when that is done. Raises what they raise, Unavailable if the thread ends before
+        or hangs already, TimedOut if it has not moved for the watchdog's time.
         """
+        self._refuse_wedged(self.status())
         return self._chore(steps, limit=self._limit)
 
     def _chore(self, steps: Generator[float, None, Any], limit: float = 0.0) -> Any:

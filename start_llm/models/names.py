@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -13,6 +14,8 @@ from start_llm.core.modelmap import MOST_NAME
 from start_llm.core.settings import Settings
 from start_llm.models.catalog import EMBEDDED_NAME, Stored, describe, folder_of, stored_models
 from start_llm.models.recommended import SHORT_NAMES, full_name
+
+log = logging.getLogger(__name__)
 
 LISTING_SECONDS = 10.0
 """How old a listing may be that is shown."""
@@ -75,7 +78,10 @@ class Names:
         with self._lock:
             if time.monotonic() - self._read < seconds:
                 return
-            self._known = tuple(known_models(self._settings, self._own, self._own_name))
+            try:
+                self._known = tuple(known_models(self._settings, self._own, self._own_name))
+            except OSError as error:  # a file that was deleted, or a folder renamed, while it was looked at
+                log.warning("the models on this disk cannot be listed now: %s", error)
             self._by_alias = {alias: known for known in reversed(self._known) for alias in known.aliases}
             self._read = time.monotonic()
 

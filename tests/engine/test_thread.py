@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -192,8 +193,10 @@ def test_a_model_thread_that_hangs_is_wedged_until_it_moves_again(start: Any) ->
     with pytest.raises(Unavailable) as refused:
         engine.submit(submit("b", [1, 2])[0])
     assert refused.value.retry_after
-    with pytest.raises(TimedOut, match="has not moved for 1 s"):
-        engine.chore(one_step())
+    late = one_step()
+    with pytest.raises(Unavailable, match="has not moved") as refused:
+        engine.chore(late)
+    assert refused.value.retry_after
     runner.release.set()
     wait_until(lambda: engine.status().state == "ready")
     again, after = submit("c", range(1, 50))
@@ -201,6 +204,21 @@ def test_a_model_thread_that_hangs_is_wedged_until_it_moves_again(start: Any) ->
     assert isinstance(final(after), EngineDone)
     assert sink.final is ended  # it ended once
     assert engine.chore(one_step()) == "done"
+    assert inspect.getgeneratorstate(late) == inspect.GEN_CREATED, "it was refused, so it is not done either"
+
+
+def test_a_chore_that_hangs_is_not_waited_for(start: Any) -> None:
+    engine, _ = start(FakeRunner(), watchdog=1.0)
+    release = threading.Event()
+
+    def hanging() -> Generator[float, None, None]:
+        release.wait(WAIT)
+        yield 0.0
+
+    with pytest.raises(TimedOut, match="has not moved for 1 s"):
+        engine.chore(hanging())
+    release.set()
+    wait_until(lambda: engine.status().state == "ready")
 
 
 def one_step() -> Generator[float, None, str]:
