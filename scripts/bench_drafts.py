@@ -112,7 +112,9 @@ class Part:
     limit: float
 
 
-def served(path: Path, tokenizer_folder: Path, style: CallStyle, kind: Kind, part: Part, console: Console) -> None:
+def served(
+    path: Path, tokenizer_folder: Path, style: CallStyle, kind: Kind, part: Part, fixed: bool, console: Console
+) -> None:
     """Prints a line every few answers, and then what it was and what it should have been."""
     tokenizer, costs, carry = drafted.tokenizer_for_oracle(tokenizer_folder), MACHINES[MACHINE], kind == "hybrid"
     requests = list(islice(drafted.asked(path, style), part.last))
@@ -129,7 +131,7 @@ def served(path: Path, tokenizer_folder: Path, style: CallStyle, kind: Kind, par
         checkpoint = build_oracle(
             work / "oracle", kind, template=template, tokenizer=tokenizer, layers=["A", "K"] if carry else ["K"]
         )
-        with drafted.serving(checkpoint, work, costs) as url:
+        with drafted.serving(checkpoint, work, costs, fixed=fixed) as url:
             answers, totals = drafted.replay(
                 url,
                 work / "reply.txt",
@@ -140,9 +142,11 @@ def served(path: Path, tokenizer_folder: Path, style: CallStyle, kind: Kind, par
                 tell=tell,
             )
     session = list(islice(turns(path, encode, style), answers))
-    expected = replay(session, Gated(costs, carry), carry=carry, first=part.first)
+    policy = Fixed() if fixed else Gated(costs, carry)
+    expected = replay(session, policy, carry=carry, first=part.first)
+    name = f"{style}, {kind}{', fixed lengths' if fixed else ''}"
     console.print(
-        f"{style}, {kind}: answers {part.first + 1} to {answers}, {totals.said:,} tokens, {totals.forwards:,} passes; "
+        f"{name}: answers {part.first + 1} to {answers}, {totals.said:,} tokens, {totals.forwards:,} passes; "
         f"tokens a pass {totals.per_forward:.3f}; simulated {expected.said:,} tokens, {expected.forwards:,} passes, "
         f"{expected.per_forward:.3f}",
         highlight=False,
@@ -309,6 +313,9 @@ def main() -> int:
     parser.add_argument("--served", nargs="*", choices=[f"{s}-{k}" for s in STYLES for k in KINDS], help="only 2.")
     parser.add_argument("--turns", type=int, default=None, help="with --session: only its first answers")
     parser.add_argument("--first", type=int, default=0, help="with --served: so many are there already")
+    parser.add_argument(
+        "--fixed", action="store_true", help="with --served: drafts of 3 or 31 tokens, without the gate"
+    )
     parser.add_argument("--limit", type=float, default=math.inf, help="with --served: seconds for each of them")
     parser.add_argument("--tokens", type=int, default=2000, help="the most that each case of 3. says")
     parser.add_argument(
@@ -324,7 +331,7 @@ def main() -> int:
         for style, kind in product(STYLES, KINDS):
             if not options.served or f"{style}-{kind}" in options.served:
                 part = Part(options.first, options.turns, options.limit)
-                served(options.session, folder, style, kind, part, console)
+                served(options.session, folder, style, kind, part, options.fixed, console)
         return 0
     model, tokenizer, *_ = load(str(folder))
 

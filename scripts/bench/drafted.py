@@ -23,10 +23,10 @@ from unittest.mock import patch
 import httpx
 from tokenizers import AddedToken, Tokenizer
 
-from scripts.bench.drafting import CallStyle, Totals, said
+from scripts.bench.drafting import CallStyle, Totals, drafted_behind, said
 from start_llm.app import App
 from start_llm.core.settings import load_settings
-from start_llm.engine.costs import CostTable
+from start_llm.engine.costs import Acceptance, CostTable, Gate
 from tests.oracle.build import SPECIAL
 
 Json = dict[str, Any]
@@ -121,9 +121,25 @@ class _Published(CostTable):
         pass
 
 
+class _Lengths:
+    """In place of the server's gate: drafts of three tokens, or 31 behind a match of 16, whatever they cost."""
+
+    def __init__(self, costs: CostTable, acceptance: Acceptance, carries: bool = False) -> None:
+        self.costs, self.acceptance, self.carries = costs, acceptance, carries
+
+    def length(self, match: int, most: int, *, carried: int, context: int) -> int:
+        return min(most, drafted_behind(match))
+
+    def hopeful(self, outlook: int, *, context: int) -> bool:
+        return True
+
+
 @contextmanager
-def serving(checkpoint: Path, work: Path, costs: dict[int, float]) -> Iterator[str]:
-    """Our server in this process, on an oracle. Gives its URL; the next answer goes into ``reply.txt`` in `work`."""
+def serving(checkpoint: Path, work: Path, costs: dict[int, float], *, fixed: bool = False) -> Iterator[str]:
+    """Our server in this process, on an oracle. Gives its URL; the next answer goes into ``reply.txt`` in `work`.
+
+    `fixed`: drafts have fixed lengths, the gate decides nothing.
+    """
     settings = {
         "model_path": str(checkpoint),
         "trust_remote_code": True,
@@ -141,6 +157,7 @@ def serving(checkpoint: Path, work: Path, costs: dict[int, float]) -> Iterator[s
     with (
         patch("start_llm.engine.drafting.measure_passes", lambda *_: {0: costs}),
         patch("start_llm.engine.drafting.CostTable", _Published),
+        patch("start_llm.engine.drafting.Gate", _Lengths if fixed else Gate),
         patch.dict(os.environ, {"ORACLE_REPLIES": str(work / "reply.txt")}),
     ):
         app.start()

@@ -117,11 +117,16 @@ def _call(name: str, arguments: dict[str, Any], style: CallStyle) -> str:
     return f"<tool_call>\n<function={name}>\n{''.join(written)}</function>\n</tool_call>"
 
 
+def drafted_behind(match: int) -> int:
+    """Fixed lengths, behind a match of so many tokens."""
+    return 31 if match >= 16 else 3
+
+
 class Fixed:
     """Drafts of three tokens, or 31 behind a match of 16."""
 
     def length(self, proposal: Proposal, carried: int, context: int) -> int:
-        return min(len(proposal.tokens), 31 if proposal.match >= 16 else 3)
+        return min(len(proposal.tokens), drafted_behind(proposal.match))
 
     def saw(self, match: int, right: bool) -> None:
         pass
