@@ -174,7 +174,10 @@ def _shapes(source: str, path: Path) -> dict[str, tuple[int, ...]]:
         raise _wrong(source, f"{WEIGHTS} is cut short ({size} of {wanted} bytes)")
     with path.open("rb") as file:
         header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
-    shapes = {name: tuple(entry["shape"]) for name, entry in header.items() if name != "__metadata__"}
+    try:
+        shapes = {name: tuple(map(int, entry["shape"])) for name, entry in header.items() if name != "__metadata__"}
+    except (KeyError, TypeError, ValueError):
+        raise _wrong(source, f"{WEIGHTS} is no safetensors file") from None
     if not shapes:
         raise _wrong(source, f"{WEIGHTS} has no weights")
     return shapes

@@ -199,10 +199,10 @@ def safetensors_bytes(path: Path) -> int | None:
             if length > _MOST_HEADER_BYTES:
                 return None
             header = json.loads(file.read(length))
-        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    except (OSError, ValueError, struct.error, KeyError, TypeError, AttributeError, IndexError):
+        ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
+    except (OSError, ValueError, RecursionError, struct.error, KeyError, TypeError, AttributeError, IndexError):
         return None
-    return 8 + int(length) + max(map(int, ends), default=0)
+    return 8 + int(length) + max(ends, default=0)
 
 
 def _size(count: float) -> str:

@@ -173,6 +173,19 @@ def test_loading_unloading_and_pinning_by_request(plain: Live) -> None:
     assert refused.status_code == 403 and states(plain)["oracle-plain"] == "ready"
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [{"Authorization": "Bearer another"}, {"X-Forwarded-For": "192.0.2.1"}, {"Origin": "http://127.0.0.1:1"}],
+    ids=["another key", "another machine", "another page of this machine"],
+)
+def test_who_may_not_see_everything_changes_no_model(plain: Live, headers: dict[str, str]) -> None:
+    before = states(plain)
+    for what in ("load", "unload", "pin"):
+        url, body = f"{plain.url}/v1/models/{what}", {"model": "oracle-windowed"}
+        assert httpx.post(url, json=body, headers=headers, timeout=WAIT).status_code == 403
+    assert states(plain) == before
+
+
 def test_a_model_at_work_is_not_unloaded(plain: Live) -> None:
     body = {"model": "oracle-hybrid", "messages": [{"role": "user", "content": "[[long 4000]]"}], "stream": True}
     with httpx.stream("POST", f"{plain.url}/v1/chat/completions", json=body, timeout=WAIT) as stream:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import struct
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -170,10 +171,18 @@ FAULTS: list[tuple[str, Any, str]] = [
     ("keys", lambda f: change(f, lora_parameters=LORA | {"keys": [1]}), r"keys must be a list of names"),
     ("no weights", lambda f: (f / "adapters.safetensors").unlink(), r"there is no adapters\.safetensors"),
     ("not weights", lambda f: (f / "adapters.safetensors").write_bytes(b"x" * 99), r"no safetensors file"),
+    ("no shape", lambda f: header(f, b'{"a": {"data_offsets": [0, 4]}}'), r"no safetensors file"),
+    ("a shape of words", lambda f: header(f, b'{"a": {"shape": "x", "data_offsets": [0, 4]}}'), r"no safetensors file"),
+    ("no offsets", lambda f: header(f, b'{"a": {"shape": [4], "data_offsets": [0, "x"]}}'), r"no safetensors file"),
+    ("too deep", lambda f: header(f, b"[" * 100_000), r"no safetensors file"),
     ("cut", lambda f: cut(f / "adapters.safetensors"), r"cut short \(\d+ of \d+ bytes\)"),
     ("strange", lambda f: weights(f, lambda w: w | {"model.layers.9.x.lora_a": mx.zeros((4, 4))}), r"1 of its weights"),
     ("missing", lambda f: weights(f, lambda w: dict(list(w.items())[2:])), r"not complete .* 2 weights are missing"),
 ]
+
+
+def header(folder: Path, text: bytes) -> None:
+    (folder / "adapters.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + bytes(4))
 
 
 def cut(path: Path) -> None:
