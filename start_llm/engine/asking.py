@@ -33,8 +33,8 @@ def greedy(
     most: int,
     seconds: float,
     clock: Callable[[], float] = time.monotonic,
-) -> Iterator[int]:
-    """The tokens that `model` answers to `tokens`, without the end token.
+) -> Iterator[int | None]:
+    """The tokens that `model` answers to `tokens`, without the end token; ``None`` after each chunk of the prompt.
 
     Args:
         model: mlx-lm's, or of that shape.
@@ -56,6 +56,7 @@ def greedy(
         del waiting[: len(chunk)]
         if (clock() - began) * len(tokens) > seconds * (len(tokens) - len(waiting)):
             raise TooSlow
+        yield None
     for _ in range(most):
         logits = model(mx.array(waiting)[None], cache=cache)
         token = cast(int, mx.argmax(logits[0, -1]).item())

@@ -68,8 +68,10 @@ class Loop:
         """A chore: ends the model's requests, brings its KV to disk and frees it."""
         runtime = self._units.remove(model)
         if runtime is not None:
-            runtime.scheduler.requests.fail_all(Unavailable(_not_loaded(model)))
-            yield from runtime.unloading()
+            try:
+                runtime.scheduler.requests.fail_all(Unavailable(_not_loaded(model)))
+            finally:
+                yield from runtime.unloading()
 
     def run(self) -> None:
         """Until it is told to stop; then it ends the requests of all models."""

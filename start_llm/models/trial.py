@@ -7,6 +7,7 @@ tokens that the model answers.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +20,8 @@ from start_llm.parsing.stream import OutputParser
 from start_llm.prompt.ports import Template, Tokenizer
 from start_llm.prompt.probe import Traits
 from start_llm.prompt.render import Renderer
+
+log = logging.getLogger(__name__)
 
 TOKENS = 384
 """Of an answer at most: a call takes about 40, what a model thinks before it the rest."""
@@ -42,8 +45,9 @@ class TooSlow(Exception):
     """Raised by an `Answer`: it would take too long here."""
 
 
-Answer = Callable[[Sequence[int]], Iterator[int]]
-"""Tokens of a prompt to tokens of a greedy answer, the end token left out. Bounded; raises TooSlow."""
+Answer = Callable[[Sequence[int]], Iterator[int | None]]
+"""Tokens of a prompt to tokens of a greedy answer, the end token left out, ``None`` where others may have their turn.
+Bounded; raises TooSlow, and whatever a model's own code may raise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +110,15 @@ def try_tools(
     slow = False
     try:
         for token in answer(tokenizer.encode(rendered.text)):
-            pieces.append(streaming.feed(token))
-            count += 1
+            if token is not None:
+                pieces.append(streaming.feed(token))
+                count += 1
             yield 0.0
     except TooSlow:
         slow = True
+    except Exception as error:  # a model's own code may do anything; it is served all the same
+        log.warning("a model could not be asked for a tool call", exc_info=True)
+        return Trial("open", why=f"asking it failed ({type(error).__name__}: {error})")
     text = "".join(pieces) + streaming.finish()
     found = read_call(text, assumed, in_reasoning=rendered.in_reasoning)
     seconds = round(time.monotonic() - began, 3)

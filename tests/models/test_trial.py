@@ -17,14 +17,19 @@ from tests.prompt.models import fast_tokenizer, model
 ASSUMED = Assumed(("hermes_json",), "think_tag")
 
 
-def tried(family: str, said: str, assumed: Assumed = ASSUMED, *, slow: bool = False) -> tuple[Trial, str]:
+def tried(
+    family: str, said: str, assumed: Assumed = ASSUMED, *, slow: bool = False, fault: Exception | None = None
+) -> tuple[Trial, str]:
     """What comes of it, and the prompt."""
     template, tokenizer = model(family)
     prompts: list[str] = []
 
-    def answer(tokens: Sequence[int]) -> Iterator[int]:
+    def answer(tokens: Sequence[int]) -> Iterator[int | None]:
         prompts.append(tokenizer.decode(tokens))
+        yield None  # a chunk of the prompt is done
         yield from tokenizer.encode(said)
+        if fault is not None:
+            raise fault
         if slow:
             raise TooSlow
 
@@ -64,6 +69,11 @@ def test_a_template_that_opens_a_thought_is_read_from_inside_of_it() -> None:
 def test_a_template_without_tools_is_not_asked() -> None:
     trial, prompt = tried("gemma", RENDER["gemma4"](PARIS))
     assert (trial.outcome, prompt) == ("none", "") and "shows no tools" in told(trial, "hermes_json")
+
+
+def test_a_model_that_fails_when_it_is_asked_is_served_and_asked_again() -> None:
+    trial, _ = tried("chatml", "I", fault=KeyError("layer"))
+    assert (trial.outcome, trial.format) == ("open", None) and "KeyError" in trial.why
 
 
 def test_a_call_that_came_in_time_counts_on_a_slow_machine() -> None:
