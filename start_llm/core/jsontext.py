@@ -2,7 +2,7 @@
 
 `json.loads` holds the interpreter's lock from its first to its last byte: no other thread answers meanwhile. How long
 that is depends on what the body holds. 64 MB of text take 0.2 s, 64 MB of ``{},`` four seconds. So the structure is
-counted first, in pieces between which others run.
+counted first, in pieces between which others run, and long strings are decoded in pieces (`longtext`).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from start_llm.core import longtext
 from start_llm.core.errors import BadRequest, TooLarge
 from start_llm.core.limits import DEPTH, ESCAPES, KEYS, VALUES, Limit
 
@@ -36,16 +37,16 @@ def parse_json(raw: bytes) -> Any:
     """The value of a body. Raises BadRequest, TooLarge."""
     if not raw.strip():
         raise BadRequest("The request has no body; a JSON object is needed.")
-    check_structure(raw)
+    inner = check_structure(raw)
     try:
         with _IN_TURN if len(raw) > LARGE else nullcontext():
-            value = _DECODER.decode(raw.decode().removeprefix("\ufeff"))
+            value = longtext.decode(raw, inner, _DECODER)
     except RecursionError:
         raise _too_deep() from None
     except UnicodeDecodeError as error:
-        raise _invalid(f"it is not UTF-8 at byte {error.start}") from None
+        raise _invalid("it is not UTF-8" if inner else f"it is not UTF-8 at byte {error.start}") from None
     except json.JSONDecodeError as error:
-        raise _invalid(str(error)) from None
+        raise _invalid(error.msg if inner else str(error)) from None
     except ValueError as error:
         problem = "a number has too many digits" if "digits" in str(error) else str(error)
         raise _invalid(problem) from None
@@ -78,8 +79,11 @@ def too_much_to_read(text: str) -> bool:
     return False
 
 
-def check_structure(raw: bytes, most_values: int | None = None) -> None:
+def check_structure(raw: bytes, most_values: int | None = None) -> list[tuple[int, int]]:
     """Counts what stands outside of strings. Broken JSON may pass: the parser says what is wrong with it.
+
+    Returns:
+        (start, end) of the chunks that lie within one string each.
 
     Raises:
         BadRequest: it is nested too deeply.
@@ -87,9 +91,12 @@ def check_structure(raw: bytes, most_values: int | None = None) -> None:
     """
     most_values = VALUES.most if most_values is None else most_values
     values, keys, escapes, depth, inside, start = 1, 0, 0, 0, False, 0
+    inner = []
     while start < len(raw):
         end = _chunk_end(raw, start)
-        kinds, inside, slashes = _outside(raw[start:end], inside)
+        kinds, inside, quotes, slashes = _outside(raw[start:end], inside)
+        if inside and not quotes and end < len(raw):
+            inner.append((start, end))
         start = end
         escapes += slashes
         keys += int(np.count_nonzero(kinds == _COLON))
@@ -106,6 +113,7 @@ def check_structure(raw: bytes, most_values: int | None = None) -> None:
         ):
             if found > most:
                 raise _too_many(limit)
+    return inner
 
 
 def _chunk_end(raw: bytes, start: int) -> int:
@@ -117,15 +125,17 @@ def _chunk_end(raw: bytes, start: int) -> int:
     return min(end + (end - run) % 2, len(raw))
 
 
-def _outside(chunk: bytes, inside: bool) -> tuple[np.ndarray[Any, Any], bool, int]:
-    """(the kinds of the structural characters outside of strings, whether a string is open at the end, backslashes)."""
+def _outside(chunk: bytes, inside: bool) -> tuple[np.ndarray[Any, Any], bool, int, int]:
+    """(the kinds of the structural characters outside of strings, whether a string is open at the end, how many strings
+    begin or end here, backslashes)."""
     slashes = chunk.count(b"\\")
     if slashes:
         chunk = chunk.replace(b"\\\\", b"__").replace(b'\\"', b"__")
     kinds = np.frombuffer(chunk.translate(_KINDS, _OTHERS), dtype=np.uint8)
-    quoted = np.logical_xor.accumulate(kinds == _QUOTE) ^ inside
+    quotes = kinds == _QUOTE
+    quoted = np.logical_xor.accumulate(quotes) ^ inside
     ends_inside = bool(quoted[-1]) if len(quoted) else inside
-    return kinds[~quoted & (kinds != _QUOTE)], ends_inside, slashes
+    return kinds[~quoted & ~quotes], ends_inside, int(np.count_nonzero(quotes)), slashes
 
 
 def whole_characters(value: Any) -> Any:
