@@ -41,6 +41,7 @@ from start_llm.pooling import Pool
 from start_llm.progress import ProgressBars
 from start_llm.prompt.clients import Clients
 from start_llm.proxy.config import KEY_NAME
+from start_llm.proxy.elsewhere import usable
 from start_llm.proxy.keeper import ProxyKeeper
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
 
@@ -150,8 +151,9 @@ class App:
         if self._waits:
             self._server.start()
         self._welcome(card, built)
-        if self.settings.proxy == "on":
-            self._start_proxy(card)
+        settings = usable(self.settings, os.environ, self._say)
+        if settings.proxy == "on":
+            self._start_proxy(card, settings)
 
     def wait(self) -> ExitCode:
         """Blocks until the server is stopped or cannot go on."""
@@ -221,11 +223,11 @@ class App:
 
     # --- wiring ---------------------------------------------------------------
 
-    def _start_proxy(self, main: ModelCard) -> None:
+    def _start_proxy(self, main: ModelCard, settings: Settings) -> None:
         """The server does its work without the proxy, so what goes wrong here is said and no more."""
         model_id = self.settings.proxy_model_id or main.id
         proxy = LiteLLMProxy(
-            self.settings,
+            settings,
             server_url=self.server_url,
             model_id=model_id,
             card=main,
@@ -239,7 +241,7 @@ class App:
             self._say(f"proxy     off: {error}")
             return
         # `stop` may come at any time from here on: a keeper that was stopped before its start does nothing.
-        self._keeper = ProxyKeeper(proxy, self._say)
+        self._keeper = ProxyKeeper(proxy, self._say, fallback=settings.fallback_model)
         self._proxy = proxy
         self._server.metrics.watch_figures(self._keeper.figures)
         key = proxy.master_key if self._shows_key else f"{KEY_NAME} in .env or the environment"
@@ -263,7 +265,7 @@ class App:
 def _dumps(settings: Settings) -> Dumps | None:
     if not settings.dump_requests:
         return None
-    redactor = Redactor([settings.api_key, settings.litellm_master_key])
+    redactor = Redactor([settings.api_key, settings.litellm_master_key, settings.fallback_api_key])
     return Dumps(settings.log_root, settings.log_max_bytes, redactor)
 
 

@@ -225,5 +225,5 @@ def _again(error: StartLLMError, name: str, past: float) -> StartLLMError:
     sentence = f"{name} could not be loaded {past:.0f} s ago, and is tried again in {left:.0f} s: {error.message}"
     same = StartLLMError(sentence, param=error.param, code=error.code)
     same.status, same.type = error.status, error.type
-    same.retry_after = left
+    same.retry_after, same.refusal = left, error.refusal
     return same

@@ -15,7 +15,7 @@ from queue import Empty
 from typing import Any
 
 from start_llm.building import Built, ModelBuilder
-from start_llm.core.errors import Internal, OutOfMemory, StartLLMError, Unavailable
+from start_llm.core.errors import NOT_LOADABLE, Internal, OutOfMemory, StartLLMError, Unavailable
 from start_llm.core.settings import Settings
 from start_llm.engine.thread import EngineThread
 from start_llm.models.capabilities import read_config
@@ -135,6 +135,8 @@ class Loader:
             log.warning("%s could not be loaded", entry.name, exc_info=error)
             error = Internal(f"{entry.name} could not be loaded: {type(error).__name__}: {error}")
         error = error.again()  # its traceback holds what was loaded of the model
+        if not isinstance(error, OutOfMemory | Unavailable):
+            error.refusal = NOT_LOADABLE
         with self._book.lock:
             entry.state = "stored"
             if not isinstance(error, OutOfMemory | Unavailable):  # there may be room at any time

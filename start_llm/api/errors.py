@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from start_llm.core.errors import ContextLengthExceeded, StartLLMError
 
+REFUSAL_HEADER = "x-start-llm-refusal"
+
 ErrorStyle = Literal["openai", "anthropic", "problem"]
 
 ANTHROPIC_TYPES = {
@@ -80,10 +82,13 @@ def error_body(error: StartLLMError, style: ErrorStyle) -> tuple[dict[str, Any],
 
 
 def error_headers(error: StartLLMError) -> dict[str, str]:
-    """``Retry-After`` in whole seconds, where the error has one."""
-    if error.retry_after is None:
-        return {}
-    return {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
+    """``Retry-After`` in whole seconds, where the error has one; and why a sound request is not answered here."""
+    headers = {}
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(max(1, math.ceil(error.retry_after)))
+    if error.refusal is not None:
+        headers[REFUSAL_HEADER] = error.refusal
+    return headers
 
 
 def _phrase(status: int) -> str:

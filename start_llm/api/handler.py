@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from start_llm.api.answers import STREAM_HEADERS, encode_head, encode_reply, err
 from start_llm.api.dialect import Feed, Inbound, Reply, Task
 from start_llm.api.front import Request
 from start_llm.api.routes import Routes
-from start_llm.api.run import Runner, StreamFailed
+from start_llm.api.run import HEAD_HEADER, HEADER_WAIT, WHEN_PLANNED, Runner, StreamFailed
 from start_llm.api.wire import is_gone, send_now
 from start_llm.core.errors import ClientGone, Internal, StartLLMError
 from start_llm.core.settings import Settings
@@ -78,7 +79,8 @@ class ApiHandler:
             elif isinstance(answer, Task):
                 self._edge.runner.run_task(answer, self)
             else:
-                self._edge.runner.run(answer, self)
+                waits = head.headers.get(HEAD_HEADER, "").strip().lower() == WHEN_PLANNED
+                self._edge.runner.run(answer, self, header_wait=math.inf if waits else HEADER_WAIT)
         except ClientGone:
             raise
         except StreamFailed as failed:

@@ -32,7 +32,7 @@ from start_llm.models.recommended import RECOMMENDED, SHORT_NAMES
 log = logging.getLogger(__name__)
 
 MOST_EARLIER = 20_000  # requests of the day before the start
-SECRETS = ("api_key", "litellm_master_key")
+SECRETS = ("api_key", "litellm_master_key", "fallback_api_key")
 _NO_STORE = {"Cache-Control": "no-store"}
 _SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 

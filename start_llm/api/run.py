@@ -27,6 +27,10 @@ ID_HEADER = "x-request-id"
 ANTHROPIC_ID_HEADER = "request-id"
 HEADER_WAIT = 1.0
 """Seconds that the headers of a stream wait for the cache report."""
+HEAD_HEADER = "x-start-llm-head"
+WHEN_PLANNED = "when-planned"
+"""With this value of `HEAD_HEADER` a stream's headers wait for the cache report however long that takes: what refuses
+the request while it waits for its model or its turn is an error with a status then."""
 
 
 class Out(Protocol):
@@ -58,8 +62,12 @@ class Runner:
         self._ping_gap = min(1.0, ping_seconds / 5)
         self._clock = clock
 
-    def run(self, exchange: Exchange, out: Out) -> None:
-        """Answers; raises StartLLMError where nothing has been sent yet."""
+    def run(self, exchange: Exchange, out: Out, *, header_wait: float = HEADER_WAIT) -> None:
+        """Answers; raises StartLLMError where nothing has been sent yet.
+
+        Args:
+            header_wait: seconds that a stream's headers wait for the cache report.
+        """
         request = exchange.request
         choices = request.n * len(exchange.requests)
         tap = _Tap(request, self._observers, self._clock)
@@ -67,7 +75,8 @@ class Runner:
             stream = submit_all(self._service, exchange.requests)
             with closing(stream), self._watcher.watch(out.connection_socket(), stream) as watch:
                 if request.stream:
-                    self._stream(exchange, tap.events(stream), watch, out)
+                    opened = _Opened(exchange, out, self._clock, self._ping_gap, header_wait)
+                    self._stream(opened, tap.events(stream), watch, out)
                 else:
                     result = self._collect(tap.events(stream), choices, watch)
                     headers = id_headers(request) | {CACHE_HEADER: result.report.header()}
@@ -101,8 +110,7 @@ class Runner:
             return result
         raise _why_it_ended(watch)
 
-    def _stream(self, exchange: Exchange, events: Iterator[Event], watch: Watch, out: Out) -> None:
-        opened = _Opened(exchange, out, self._clock, self._ping_gap)
+    def _stream(self, opened: _Opened, events: Iterator[Event], watch: Watch, out: Out) -> None:
         error: StartLLMError = Internal("The answer ended before it was complete.")
         try:
             for event in events:
@@ -167,9 +175,11 @@ class _TaskStream:
 
 
 class _Opened:
-    """A stream's head is held back for the cache report, at most `HEADER_WAIT` seconds and one event."""
+    """A stream's head is held back for the cache report, at most `header_wait` seconds and one event."""
 
-    def __init__(self, exchange: Exchange, out: Out, clock: Callable[[], float], ping_gap: float) -> None:
+    def __init__(
+        self, exchange: Exchange, out: Out, clock: Callable[[], float], ping_gap: float, header_wait: float
+    ) -> None:
         self.writer: StreamWriter = exchange.writer()
         self.is_open = False
         self.is_over = False
@@ -178,12 +188,13 @@ class _Opened:
         self._clock = clock
         self._began = clock()
         self._ping_gap = ping_gap
+        self._header_wait = header_wait
         self._last_ping = -math.inf
 
     def write(self, event: Event) -> None:
         data = b""
         if not self.is_open:
-            if isinstance(event, Progress) and self._clock() - self._began < HEADER_WAIT:
+            if isinstance(event, Progress) and self._clock() - self._began < self._header_wait:
                 return
             headers = id_headers(self._request)
             if isinstance(event, Started):

@@ -24,14 +24,22 @@ from __future__ import annotations
 
 from typing import Self
 
+NOT_LOADABLE = "model_not_loadable"
+"""The `refusal` of a request whose model could not be loaded."""
+
 
 class StartLLMError(Exception):
-    """Base. `param` names the field of the request; `code` is a stable machine-readable word."""
+    """Base. `param` names the field of the request; `code` is a stable machine-readable word.
+
+    `refusal`: the request is sound, and it is this server that cannot answer it now: the word for why. Another model
+    could, see FALLBACK_MODEL.
+    """
 
     status = 500
     type = "server_error"
     code: str | None = None
     retry_after: float | None = None
+    refusal: str | None = None
 
     def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -58,6 +66,7 @@ class BadRequest(StartLLMError):
 
 class ContextLengthExceeded(BadRequest):
     code = "context_length_exceeded"
+    refusal = "context_length_exceeded"
 
     """`at_least`: the prompt was not counted to its end."""
 
@@ -119,6 +128,7 @@ class QueueFull(StartLLMError):
     status = 429
     type = "rate_limit_error"
     code = "queue_full"
+    refusal = "queue_full"
 
     def __init__(self, message: str, *, retry_after: float) -> None:
         super().__init__(message)
@@ -163,3 +173,4 @@ class OutOfMemory(StartLLMError):
     status = 507
     type = "server_error"
     code = "out_of_memory"
+    refusal = "out_of_memory"

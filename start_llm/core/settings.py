@@ -53,6 +53,18 @@ def _model_names(value: str) -> str:
     return ",".join(names)
 
 
+def _fallback_model(value: str | None) -> str | None:
+    if value is not None and not re.fullmatch(r"[A-Za-z0-9_.-]+/[!-~]{1,200}", value):
+        raise ValueError("give LiteLLM's name with its provider, e.g. anthropic/claude-sonnet-4-5 or openai/gpt-5")
+    return value
+
+
+def _web_address(value: str | None) -> str | None:
+    if value is not None and not re.fullmatch(r"https?://[!-?A-~]+", value):
+        raise ValueError("give an address with http:// or https:// and no password, e.g. http://192.168.1.9:8080/v1")
+    return value
+
+
 def _model_map(value: str) -> str:
     parse_model_map(value)
     return value
@@ -176,6 +188,19 @@ class Settings(BaseSettings):
     )
     litellm_master_key: Annotated[str | None, OffOr] = Field(
         None, description="Key for the proxy. Made on first start and kept in .env."
+    )
+
+    fallback_model: Annotated[str | None, OffOr, AfterValidator(_fallback_model)] = Field(
+        None,
+        description="LiteLLM name of a model elsewhere, e.g. anthropic/claude-sonnet-4-5, that gets through the proxy "
+        "what this server cannot answer: model not loadable, no memory, queue full, context too long. Off: nothing "
+        "leaves this machine. See docs/operations.md.",
+    )
+    fallback_api_key: Annotated[str | None, OffOr] = Field(
+        None, description="Key for FALLBACK_MODEL. Unset: the provider's own variable, e.g. ANTHROPIC_API_KEY."
+    )
+    fallback_api_base: Annotated[str | None, OffOr, AfterValidator(_web_address)] = Field(
+        None, description="Address of the server that has FALLBACK_MODEL, if it is not the provider's usual one."
     )
 
     # KV

@@ -17,11 +17,14 @@ import signal
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 MARKER = "--start-llm-proxy"
 COUNTS = Path(__file__).with_name("counts.py")
 GATE = Path(__file__).with_name("gate.py")
+FALLBACK = Path(__file__).with_name("fallback.py")
 GATE_CONFIG = "gate.json"
+FALLBACK_CONFIG = "fallback.json"
 
 
 def _end_with(pipe: int, folder: str) -> None:
@@ -30,6 +33,16 @@ def _end_with(pipe: int, folder: str) -> None:
         pass
     shutil.rmtree(folder, ignore_errors=True)
     os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def _fall_back(app: Any, config: Path) -> None:
+    """With FALLBACK_MODEL there is a configuration of it."""
+    if not config.exists():
+        return
+    given = json.loads(config.read_text(encoding="utf-8"))
+    fallback = runpy.run_path(str(FALLBACK))
+    importlib.import_module("litellm").logging_callback_manager.add_litellm_callback(fallback["Hooks"](given["name"]))
+    app.add_middleware(fallback["Fallback"], **given)
 
 
 def main() -> None:
@@ -47,6 +60,7 @@ def main() -> None:
     gc.enable()
     config = json.loads(Path(arguments[arguments.index("--config") + 1]).read_text(encoding="utf-8"))
     count_behind(proxy.app, config, proxy.user_api_key_auth)
+    _fall_back(proxy.app, Path(folder) / FALLBACK_CONFIG)
     allowed = json.loads((Path(folder) / GATE_CONFIG).read_text(encoding="utf-8"))
     proxy.app.add_middleware(runpy.run_path(str(GATE))["Gate"], **allowed)  # the last one added is the outermost
     runpy.run_module("litellm.proxy.proxy_cli", run_name="__main__", alter_sys=True)

@@ -19,7 +19,8 @@ from typing import Any
 
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
-from start_llm.proxy.child import GATE_CONFIG
+from start_llm.proxy.child import FALLBACK_CONFIG, GATE_CONFIG
+from start_llm.proxy.elsewhere import RECORD, entry_name, fallback_entry
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +31,8 @@ ENCODER_WILDCARD = "text-embedding-*"
 RERANK_NAME = "rerank-*"
 # LiteLLM gives up on a request after this long; a long cold prefill must fit.
 REQUEST_SECONDS = 6 * 3600
+REFUSES_BY_STATUS = {"x-start-llm-head": "when-planned"}
+"""A header for the server, see `api/run.HEAD_HEADER`."""
 PING_SHARE = 0.8  # of what was promised: its timers are late rather than early
 # A database, a cache or an account that the user's shell happens to name is none of this proxy's business.
 _NOT_INHERITED = ("DATABASE_URL", "REDIS_URL", "REDIS_HOST", "LITELLM_SALT_KEY", "CONFIG_FILE_PATH", "NUM_WORKERS")
@@ -113,6 +116,8 @@ def proxy_config(
     entries += _other_entries(others, parameters, {entry["model_name"] for entry in entries})
     for encoder in encoders:
         entries += encoder_entries(encoder, parameters)
+    if settings.fallback_model:
+        _add_fallback(entries, fallback_entry(settings, ping_seconds))
     return {
         "model_list": entries,
         "litellm_settings": {
@@ -122,9 +127,17 @@ def proxy_config(
             "sse_keepalive_ping_interval_seconds": ping_seconds,
         },
         # One server behind: a retry would compute twice, a cool-down would refuse what could be answered.
-        "router_settings": {"num_retries": 0, "disable_cooldowns": True},
+        "router_settings": {"num_retries": 0, "disable_cooldowns": not settings.fallback_model},
         "general_settings": {"master_key": master_key, "disable_spend_logs": True},
     }
+
+
+def _add_fallback(entries: list[dict[str, Any]], fallback: dict[str, Any]) -> None:
+    """Those before it are this server's: never left alone, and asked to refuse by a status what they cannot answer."""
+    for entry in entries:
+        entry["litellm_params"] = entry["litellm_params"] | {"extra_headers": REFUSES_BY_STATUS}
+        entry["model_info"] = entry["model_info"] | {"cooldown_time": 0}
+    entries.append(fallback)
 
 
 def _other_entries(
@@ -180,10 +193,18 @@ def gate_config(settings: Settings, master_key: str) -> dict[str, Any]:
     return {"key": master_key, "names": sorted(settings.host_names), "most_bytes": settings.max_body_bytes}
 
 
-def write_config(config: dict[str, Any], gate: dict[str, Any]) -> Path:
-    """Writes both to new files (0600) in a new temporary folder (0700). Returns the path of LiteLLM's."""
+def fallback_config(settings: Settings) -> dict[str, Any] | None:
+    """The arguments of `fallback.Fallback`, without its file. ``None``: there is no FALLBACK_MODEL."""
+    return {"model": settings.fallback_model, "name": entry_name(settings)} if settings.fallback_model else None
+
+
+def write_config(config: dict[str, Any], gate: dict[str, Any], fallback: dict[str, Any] | None = None) -> Path:
+    """Writes them to new files (0600) in a new temporary folder (0700). Returns the path of LiteLLM's."""
     folder = Path(tempfile.mkdtemp(prefix="start_llm-proxy-"))
-    for name, content in (("config.yaml", config), (GATE_CONFIG, gate)):
+    contents = {"config.yaml": config, GATE_CONFIG: gate}
+    if fallback is not None:
+        contents[FALLBACK_CONFIG] = fallback | {"record": str(folder / RECORD)}
+    for name, content in contents.items():
         with os.fdopen(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             json.dump(content, file, indent=1)
     return folder / "config.yaml"

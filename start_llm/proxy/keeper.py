@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from start_llm.proxy.elsewhere import Sent
 from start_llm.proxy.launcher import ProxyError
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,8 @@ class Proxy(Protocol):
 
     def trim_log(self) -> None: ...
 
+    def sent(self) -> Sent: ...
+
 
 class ProxyKeeper:
     """Watches a proxy that has been started, in a thread of its own; `start` and `stop` belong to the app's thread.
@@ -60,8 +63,11 @@ class ProxyKeeper:
         ready_seconds: float = READY_SECONDS,
         stable_seconds: float = STABLE_SECONDS,
         clock: Callable[[], float] = time.monotonic,
+        fallback: str | None = None,
     ) -> None:
-        self._proxy, self._say = proxy, say
+        """`fallback`: FALLBACK_MODEL, whose use is logged."""
+        self._proxy, self._say, self._fallback = proxy, say, fallback
+        self._told = 0
         self._pauses, self._ready_seconds, self._stable_seconds = tuple(pauses), ready_seconds, stable_seconds
         self._clock = clock
         self._restarts = 0
@@ -82,7 +88,8 @@ class ProxyKeeper:
 
     def figures(self) -> dict[str, float]:
         """For ``/metrics``."""
-        return {"proxy_up": float(self._proxy.alive()), "proxy_restarts": float(self._restarts)}
+        figures = {"proxy_up": float(self._proxy.alive()), "proxy_restarts": float(self._restarts)}
+        return figures if self._fallback is None else figures | self._proxy.sent().figures()
 
     def _run(self) -> None:
         failures = 0
@@ -107,6 +114,7 @@ class ProxyKeeper:
         late = self._clock() + self._ready_seconds
         trim = self._clock() + TRIM_SECONDS
         while self._proxy.alive() and not self._over.wait(LOOK_SECONDS):
+            self._tell_what_was_sent()
             now = self._clock()
             if now >= trim:
                 self._proxy.trim_log()
@@ -120,6 +128,14 @@ class ProxyKeeper:
                 log.warning("the proxy is not ready after %.0f s:\n%s", self._ready_seconds, self._proxy.log_tail(5))
                 late = math.inf
         self._announced = False
+
+    def _tell_what_was_sent(self) -> None:
+        if self._fallback is None:
+            return
+        sent = self._proxy.sent()
+        if sent.total > self._told:
+            self._told = sent.total
+            log.warning("%s", sent.told(self._fallback))
 
     def _again(self, failures: int) -> None:
         pause = self._pauses[failures - 1]

@@ -27,6 +27,7 @@ from start_llm.files.logs import begin_log, trim_log
 from start_llm.host.ports import address, free_port, is_free, who_listens
 from start_llm.proxy import config as proxy_config
 from start_llm.proxy.child import MARKER
+from start_llm.proxy.elsewhere import Sent, read_sent
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ class LiteLLMProxy:
         self._folder: Path | None = None
         self._port = settings.proxy_port
         self._key: str | None = None
+        self._sent = Sent()  # by those that have ended
         self.made_key = False
 
     @property
@@ -139,7 +141,8 @@ class LiteLLMProxy:
             encoders=self._encoders,
             others=self._others,
         )
-        path = proxy_config.write_config(config, proxy_config.gate_config(self._settings, self.master_key))
+        gate = proxy_config.gate_config(self._settings, self.master_key)
+        path = proxy_config.write_config(config, gate, proxy_config.fallback_config(self._settings))
         self._folder = path.parent
         self._process = self._spawn(host, path)
         self._remember(self._process.pid)
@@ -209,6 +212,10 @@ class LiteLLMProxy:
                 self._process = None
             self._clean()
 
+    def sent(self) -> Sent:
+        """What was sent to FALLBACK_MODEL since this object was made."""
+        return read_sent(self._folder).after(self._sent)
+
     def trim_log(self) -> None:
         """Keeps the log of a long run short."""
         trim_log(self._log_path, _LOG_BYTES)
@@ -222,12 +229,14 @@ class LiteLLMProxy:
         return "\n".join(text.splitlines()[-lines:])
 
     def _clean(self) -> None:
+        sent = self.sent()
         if self._pipe is not None:
             os.close(self._pipe)
             self._pipe = None
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
+        self._sent = sent
 
     # --- what runs on the port --------------------------------------------------
 

@@ -11,7 +11,16 @@ import pytest
 
 from start_llm.api import arrival, front
 from start_llm.api.server import ApiServer
-from start_llm.core.events import Progress, TextDelta
+from start_llm.core.errors import (
+    BadRequest,
+    ContextLengthExceeded,
+    NotFound,
+    OutOfMemory,
+    QueueFull,
+    StartLLMError,
+    Unavailable,
+)
+from start_llm.core.events import Failed, Progress, TextDelta
 from start_llm.core.settings import SettingsError
 from tests.api.conftest import Raw
 from tests.api.fakes import DONE, FIRST, FakeService, answer, hold
@@ -60,6 +69,40 @@ def test_a_full_pool_refuses(serve: Serve, service: FakeService, connect: Connec
     assert (status, headers["retry-after"]) == (429, "2")
     assert json.loads(body)["error"]["code"] == "queue_full"
     assert len(held) == 10
+
+
+def test_a_refusal_says_why_to_who_could_ask_elsewhere(
+    server: ApiServer, service: FakeService, connect: Connect
+) -> None:
+    refused: list[tuple[StartLLMError, str | None]] = [
+        (QueueFull("full", retry_after=3), "queue_full"),
+        (OutOfMemory("too large"), "out_of_memory"),
+        (ContextLengthExceeded(prompt=9, asked=1, limit=8), "context_length_exceeded"),
+        (BadRequest("bad"), None),
+        (NotFound("none"), None),
+        (Unavailable("ends"), None),
+    ]
+    for path, body in ((PATH, CHAT), ("/v1/messages", CHAT | {"max_tokens": 5}), ("/v1/responses", {"input": "Hi"})):
+        for error, word in refused:
+            service.script = lambda request, error=error: [Failed(error)]  # type: ignore[misc]
+            for stream in (False, True):
+                status, headers, _ = connect(server).post(path, body | {"stream": stream}).response()
+                assert (status, headers.get("x-start-llm-refusal")) == (error.status, word)
+
+
+def test_a_stream_can_be_asked_to_refuse_by_a_status_however_late(
+    server: ApiServer, service: FakeService, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proxy asks for it, which shows life by itself."""
+    monkeypatch.setattr("start_llm.api.handler.HEADER_WAIT", 0.0)
+    service.script = lambda request: [Progress(0, 0), Progress(0, 0), Failed(OutOfMemory("too large"))]
+    assert connect(server).post(PATH, CHAT | {"stream": True}).response()[0] == 200
+    late = "X-Start-LLM-Head: when-planned\r\n"
+    status, headers, _ = connect(server).post(PATH, CHAT | {"stream": True}, late).response()
+    assert (status, headers["x-start-llm-refusal"]) == (507, "out_of_memory")
+    service.script = lambda request: [Progress(0, 0), FIRST, Progress(3, 9), Failed(OutOfMemory("too large"))]
+    status, headers, body = connect(server).post(PATH, CHAT | {"stream": True}, late).response()
+    assert status == 200 and headers["x-start-llm-cache"] and b"too large" in body
 
 
 def test_a_client_that_goes_away_closes_its_stream(server: ApiServer, service: FakeService, connect: Connect) -> None:

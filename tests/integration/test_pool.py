@@ -149,6 +149,8 @@ def test_a_model_that_cannot_be_loaded_says_why_and_is_left_alone_for_a_while(pl
         timeout=WAIT,
     )
     assert again.status_code == 500 and "is tried again in" in again.json()["error"]["message"]
+    for answer in (first, again):
+        assert answer.headers["x-start-llm-refusal"] == "model_not_loadable", "another model could answer it"
     assert states(plain)["broken"] == "failed"
     assert plain.chat([{"role": "user", "content": TURN}])["body"]["model"] == "oracle-plain"
 

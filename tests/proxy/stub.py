@@ -58,15 +58,17 @@ class Seen:
 class StubServer:
     """Listens on a free loopback port; `seen` grows in order of arrival.
 
-    While `go` is cleared, streams stop after their first event, as a long prefill does.
+    While `go` is cleared, streams stop after their first event, as a long prefill does. `fails`: statuses that the next
+    requests are refused with; the last one stays.
     """
 
     seen: list[Seen] = field(default_factory=list)
     go: threading.Event = field(default_factory=threading.Event)
+    fails: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.go.set()
-        self._httpd = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self.seen, self.go))
+        self._httpd = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self.seen, self.go, self.fails))
         self._httpd.daemon_threads = True
         self._thread = threading.Thread(target=self._httpd.serve_forever, daemon=True)
         self._thread.start()
@@ -80,7 +82,7 @@ class StubServer:
         self._httpd.server_close()
 
 
-def _handler(seen: list[Seen], go: threading.Event) -> type[BaseHTTPRequestHandler]:
+def _handler(seen: list[Seen], go: threading.Event, fails: list[int]) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *args: Any) -> None:
             pass
@@ -91,6 +93,10 @@ def _handler(seen: list[Seen], go: threading.Event) -> type[BaseHTTPRequestHandl
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             seen.append(Seen(self.path, {k.lower(): v for k, v in self.headers.items()}, body))
+            status = 0 if not fails else fails.pop(0) if len(fails) > 1 else fails[0]
+            if status:
+                self._json({"error": {"message": "The cloud is out.", "type": "server_error"}}, status)
+                return
             path = self.path.split("?")[0]
             if path.endswith("/messages/count_tokens"):
                 self._json({"input_tokens": 12})
@@ -119,9 +125,9 @@ def _handler(seen: list[Seen], go: threading.Event) -> type[BaseHTTPRequestHandl
                 self.wfile.write(f"{head}data: {text}\n\n".encode())
                 go.wait(60)
 
-        def _json(self, body: dict[str, Any]) -> None:
+        def _json(self, body: dict[str, Any], status: int = 200) -> None:
             data = json.dumps(body).encode()
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("Content-Type", "application/json")
             self.send_header("x-start-llm-cache", HEADER)
             self.send_header("Content-Length", str(len(data)))

@@ -14,6 +14,7 @@ import pytest
 from start_llm.core.settings import load_settings
 from start_llm.proxy import keeper as keeper_module
 from start_llm.proxy import launcher
+from start_llm.proxy.elsewhere import Sent
 from start_llm.proxy.keeper import ProxyKeeper
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
 from tests.proxy.stub import CARD
@@ -60,6 +61,9 @@ class Fake:
 
     def trim_log(self) -> None:
         self.trims += 1
+
+    def sent(self) -> Sent:
+        raise AssertionError("there is no FALLBACK_MODEL")
 
 
 def test_it_is_given_up_after_so_many_deaths_in_a_row(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,155 @@
+"""FALLBACK_MODEL as this side sees it: its entry in LiteLLM's configuration, what is said of it, and what was sent.
+
+What goes there and when decides `fallback`, in LiteLLM's process.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from start_llm.core.settings import Settings
+
+PREFIX = "fallback:"
+"""In front of FALLBACK_MODEL in the entry's name: it must not be a name that also means a model of this machine."""
+RECORD = "fallbacks.json"
+RETRIES = 2
+COOLDOWN_SECONDS = 60.0
+ANSWER_SECONDS = 600.0
+_FAILURES = 2  # in a minute; with the next one LiteLLM leaves the provider alone for COOLDOWN_SECONDS
+_KINDS = ("InternalServerError", "RateLimitError", "TimeoutError", "ServiceUnavailableError", "BadGatewayError")
+_PROVIDERS = "provider_endpoints_support_backup.json"  # LiteLLM's own table
+
+
+def entry_name(settings: Settings) -> str:
+    return f"{PREFIX}{settings.fallback_model}"
+
+
+def fallback_entry(settings: Settings, ping_seconds: float) -> dict[str, Any]:
+    """LiteLLM's entry. Without FALLBACK_API_KEY and FALLBACK_API_BASE it looks for the provider's own variables."""
+    parameters: dict[str, Any] = {
+        "model": settings.fallback_model,
+        "num_retries": RETRIES,
+        "timeout": ANSWER_SECONDS,
+        "stream_timeout": ANSWER_SECONDS,
+        "drop_params": True,
+        "keepalive_seconds": ping_seconds,
+        # Should it lead back to this proxy, by whatever way, it ends there.
+        "extra_headers": {"x-start-llm-fallback": "off"},
+    }
+    if settings.fallback_api_key:
+        parameters["api_key"] = settings.fallback_api_key
+    if settings.fallback_api_base:
+        parameters["api_base"] = settings.fallback_api_base
+    allowed = {f"{kind}AllowedFails": _FAILURES for kind in _KINDS} | {"AuthenticationErrorAllowedFails": 0}
+    info = {"id": entry_name(settings), "cooldown_time": COOLDOWN_SECONDS, "allowed_fails_policy": allowed}
+    return {"model_name": entry_name(settings), "litellm_params": parameters, "model_info": info}
+
+
+def usable(settings: Settings, environment: Mapping[str, str], say: Callable[[str], None]) -> Settings:
+    """Says at the start what FALLBACK_MODEL is going to do. Returns the settings, without it where it cannot work."""
+    if not settings.fallback_model:
+        return settings
+    wrong = _problem(settings)
+    if not wrong:
+        say(f"fallback  {_announced(settings, environment)}")
+        return settings
+    say(f"fallback  off: {wrong}")
+    return settings.model_copy(update={"fallback_model": None})
+
+
+def _problem(settings: Settings) -> str:
+    """Why nothing can be sent to FALLBACK_MODEL, in a sentence; empty where nothing is known against it."""
+    if settings.proxy == "off":
+        return "FALLBACK_MODEL works through the proxy only, and PROXY=off."
+    provider = (settings.fallback_model or "").partition("/")[0]
+    known = providers()
+    if not known or provider in known:
+        return ""
+    near = difflib.get_close_matches(provider, known, 1)
+    meant = f"; the nearest one is {near[0]!r}" if near else ""
+    return f"FALLBACK_MODEL={settings.fallback_model!r}: LiteLLM knows no provider {provider!r}{meant}."
+
+
+def providers() -> list[str]:
+    """Those that LiteLLM knows, read without importing it, which takes seconds; empty where they cannot be found."""
+    found = importlib.util.find_spec("litellm")
+    for folder in (found.submodule_search_locations or []) if found else []:
+        try:
+            return list(json.loads((Path(folder) / _PROVIDERS).read_text(encoding="utf-8"))["providers"])
+        except (OSError, ValueError, KeyError):
+            continue
+    return []
+
+
+def _announced(settings: Settings, environment: Mapping[str, str]) -> str:
+    model, where = (
+        settings.fallback_model or "",
+        f" at {settings.fallback_api_base}" if settings.fallback_api_base else "",
+    )
+    told = (
+        f"ON: a conversation that this server cannot answer (model not loadable, no memory, queue full, context too "
+        f"long) is sent, whole, to {model}{where}"
+    )
+    variable = f"{model.partition('/')[0].upper()}_API_KEY"
+    if settings.fallback_api_key or settings.fallback_api_base or variable in environment:
+        return told
+    return f"{told}. {variable} is not set, and neither is FALLBACK_API_KEY: it may be refused there"
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What was sent to FALLBACK_MODEL.
+
+    Attributes:
+        counts: by the reason.
+        failed: of them, those that were not answered there either.
+        reason, ok, time: of the last one; time in unix seconds, 0.0 where there is none.
+    """
+
+    counts: Mapping[str, int] = field(default_factory=dict)
+    failed: int = 0
+    reason: str = ""
+    ok: bool = True
+    time: float = 0.0
+
+    @property
+    def total(self) -> int:
+        return sum(self.counts.values())
+
+    def after(self, earlier: Sent) -> Sent:
+        """With what an earlier proxy had sent."""
+        counts = {
+            name: self.counts.get(name, 0) + earlier.counts.get(name, 0) for name in {*self.counts, *earlier.counts}
+        }
+        last = self if self.time else earlier
+        return Sent(counts, self.failed + earlier.failed, last.reason, last.ok, last.time)
+
+    def figures(self) -> dict[str, float]:
+        """For ``/metrics`` and the page."""
+        by_reason = {f"fallbacks_{reason}": float(count) for reason, count in self.counts.items()}
+        return {"fallbacks": float(self.total), "fallbacks_failed": float(self.failed), **by_reason}
+
+    def told(self, model: str) -> str:
+        """The last one, for the log."""
+        at = datetime.fromtimestamp(self.time).strftime("%H:%M:%S")
+        end = "" if self.ok else "; it was not answered there either, and the client got this server's own error"
+        return f"a request was sent to FALLBACK_MODEL={model} at {at}, since: {self.reason} ({self.total} so far){end}"
+
+
+def read_sent(folder: Path | None) -> Sent:
+    """What the proxy of this `folder` has sent since its start."""
+    if folder is None:
+        return Sent()
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        last = record["last"]
+        return Sent(record["counts"], record["failed"], last["reason"], last["ok"], last["time"])
+    except (OSError, ValueError, KeyError):
+        return Sent()

@@ -1,0 +1,60 @@
+"""What of a conversation with this server another provider would refuse does not go there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from start_llm.api.anthropic_stream import signature
+from start_llm.api.responses_items import seal
+from start_llm.proxy.outbound import for_elsewhere
+
+CALL = {"type": "tool_use", "id": "toolu_1", "name": "read", "input": {}}
+
+
+def thinking(text: str, signed: str | None = None) -> dict[str, Any]:
+    return {"type": "thinking", "thinking": text, "signature": signature(text) if signed is None else signed}
+
+
+def messages(*blocks: dict[str, Any], **more: Any) -> dict[str, Any]:
+    said = [{"role": "user", "content": "u"}, {"role": "assistant", "content": list(blocks)}]
+    return {"model": "m", "max_tokens": 5, "messages": said, "thinking": {"type": "adaptive"}, **more}
+
+
+def test_thinking_that_this_server_signed_stays_here_and_the_vendors_own_goes_back() -> None:
+    sent = for_elsewhere("messages", messages(thinking("ours"), CALL, context_management={"edits": []}))
+    assert sent["messages"][1]["content"] == [CALL]
+    assert "thinking" not in sent and "context_management" not in sent, "a vendor wants its own in front of the call"
+    theirs = messages(thinking("theirs", "EqQBCg"), CALL)
+    assert for_elsewhere("messages", theirs) == theirs
+    mixed = for_elsewhere("messages", messages(thinking("ours"), thinking("theirs", "EqQBCg"), CALL))
+    assert mixed["messages"][1]["content"] == [thinking("theirs", "EqQBCg"), CALL]
+
+
+def test_a_turn_of_thinking_alone_keeps_its_place() -> None:
+    sent = for_elsewhere("messages", messages(thinking("ours")))
+    assert [message["role"] for message in sent["messages"]] == ["user", "assistant"]
+    assert [block["type"] for block in sent["messages"][1]["content"]] == ["text"]
+
+
+def test_reasoning_that_this_server_sealed_stays_here() -> None:
+    ours = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": seal("hm")}
+    bare = {"type": "reasoning", "id": "rs_2", "summary": []}
+    theirs = {"type": "reasoning", "id": "rs_3", "summary": [], "encrypted_content": "gAAAA"}
+    call = {"type": "function_call", "call_id": "c", "name": "read", "arguments": "{}"}
+    sent = for_elsewhere("responses", {"model": "m", "input": [ours, bare, theirs, call], "store": False})
+    assert sent == {"model": "m", "input": [theirs, call], "store": False}
+    assert for_elsewhere("responses", {"model": "m", "input": "u"}) == {"model": "m", "input": "u"}
+
+
+def test_parameters_that_only_this_server_knows_stay_here() -> None:
+    said = [{"role": "assistant", "content": "a", "reasoning_content": "r"}, {"role": "user", "content": "u"}]
+    own = {"min_p": 0.1, "drafts": False, "repetition_penalty": 1.1, "chat_template_kwargs": {}, "top_k": 4}
+    sent = for_elsewhere("chat/completions", {"model": "m", "messages": said, "temperature": 1, **own})
+    assert sent == {"model": "m", "temperature": 1, "messages": [{"role": "assistant", "content": "a"}, said[1]]}
+    assert for_elsewhere("messages", {"model": "m", "messages": [], "top_k": 4})["top_k"] == 4
+
+
+def test_what_is_no_conversation_is_left_as_it_is() -> None:
+    for dialect in ("chat/completions", "messages", "responses"):
+        for body in ({"messages": "x", "input": 3}, {"messages": [1, {"content": 2}], "input": [None, 4]}, {}):
+            assert for_elsewhere(dialect, dict(body)) == body
