@@ -25,6 +25,7 @@ from start_llm.core.exitcodes import ExitCode
 from start_llm.core.settings import Settings, SettingsError, doubtful_names
 from start_llm.dashboard.jsonlines import json_line, log_as_json
 from start_llm.dashboard.terminal import log_as_lines
+from start_llm.host.heap import bound_heaps
 from start_llm.host.home import home
 from start_llm.prompt.clients import RuleError
 from start_llm.service.idle import IdleWatch
@@ -69,6 +70,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     for doubt in doubtful_names(home() / ".env"):
         log.warning("%s", doubt)
     raise_descriptor_limit()
+    bound_heaps()
     try:
         app = App(settings)
         place = Place(settings, app.port)

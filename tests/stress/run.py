@@ -14,7 +14,7 @@ from tests.integration.processes import process
 from tests.stress.load import ANSWER_SECONDS, CHAT, Tally, say, storm
 from tests.stress.watch import Health, HealthProbe, Sampler, Samples, growth, quantile, until_at_rest
 
-SETTINGS = {"CACHE_MEMORY_BYTES": str(64 << 20), "KV_DISK_BYTES": str(256 << 20), "MAX_KV_SIZE": "8192"}
+SETTINGS = {"CACHE_MEMORY_BYTES": str(8 << 20), "KV_DISK_BYTES": str(256 << 20), "MAX_KV_SIZE": "8192"}
 """Small, so that what is bounded is full in the first half."""
 
 

@@ -1,0 +1,22 @@
+"""How much memory the C library keeps that nobody uses."""
+
+from __future__ import annotations
+
+import ctypes
+
+_M_ARENA_MAX = -8  # <malloc.h>
+_ARENAS = 2
+
+
+def bound_heaps() -> bool:
+    """Lets glibc keep two heaps, not eight for each core. To be called before threads are started.
+
+    Each thread takes memory from a heap of its own, and what is freed in one is of no use to another. With dozens of
+    HTTP threads the process grew by what lay free in them: 100 MB in three minutes of a storm, ten with two heaps.
+    Returns False where the C library is another one; macOS has no such heaps.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return False
+    return bool(mallopt(_M_ARENA_MAX, _ARENAS))

@@ -1,0 +1,39 @@
+"""Memory that one thread gave back is taken by the next one, on Linux with glibc."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+
+import pytest
+
+HEAPS = """
+import ctypes, re, sys, threading
+from start_llm.host.heap import bound_heaps
+if sys.argv[1] == "bound":
+    assert bound_heaps()
+c = ctypes.CDLL(None)
+c.malloc.restype = ctypes.c_void_p
+together = threading.Barrier(24)
+def take():
+    together.wait()
+    c.malloc(1000)
+    together.wait()
+threads = [threading.Thread(target=take) for _ in range(24)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+c.malloc_info(0, ctypes.c_void_p.in_dll(c, "stdout"))
+c.fflush(None)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries have no such heaps")
+def test_threads_share_two_heaps() -> None:
+    assert _heaps("bound") == 2
+    assert _heaps("as it is") > 2
+
+
+def _heaps(how: str) -> int:
+    shown = subprocess.run([sys.executable, "-c", HEAPS, how], capture_output=True, text=True, timeout=120, check=True)
+    return shown.stdout.count("<heap ")
