@@ -28,7 +28,6 @@ if sys.version_info[:2] != (3, 12):  # this file parses on older versions, so th
 
 ROOT = Path(__file__).resolve().parent
 COMMAND = "python3.12 install_and_run.py"
-MOST_WORKERS = 4  # each has its own MLX, which uses every core by itself
 OWN = {  # what start_llm itself does not know; all other commands are its own
     "test": "all checks; --slow and --e2e add tests, --retry gives what failed a second try, other flags go to pytest",
     "run": "run a script in this environment: run scripts/agent_bench.py --help",
@@ -297,14 +296,6 @@ def hand_over(folder: Path, arguments: list[str]) -> NoReturn:
     os.execve(python, [python, *arguments], run_environment(folder))
 
 
-def side_by_side(flags: list[str]) -> list[str]:
-    """Tests of different files run at the same time, unless the flags say how many (`-n 0`: one after the other)."""
-    if any(flag.startswith(("-n", "--numprocesses", "--pdb")) for flag in flags):
-        return []
-    workers = (os.cpu_count() or 1) + 1  # a fifth of the time a test waits for a process or a clock
-    return ["-n", str(min(MOST_WORKERS, workers)), "--dist", "loadfile", "--no-loadscope-reorder"]
-
-
 def run_checks(folder: Path, flags: list[str]) -> int:
     """All checks, each named, all of them even if one fails. Flags go to pytest.
 
@@ -318,7 +309,7 @@ def run_checks(folder: Path, flags: list[str]) -> int:
         ("ruff format", [*python, "ruff", "format", "--check", "."]),
         ("mypy", [*python, "mypy"]),
         ("imports", [str(folder / "bin" / "lint-imports")]),
-        ("pytest", [*python, "pytest", *side_by_side(flags), *flags]),
+        ("pytest", [*python, "pytest", *flags]),
     ]
     environment = run_environment(folder)
     # Tests start many processes. Without kept bytecode each compiles all that it imports: 15 s for LiteLLM alone.

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 from hypothesis import settings as hypothesis_settings
 from rich.console import Console
+from xdist import is_xdist_controller
 
+from start_llm.host.blas import known
+from start_llm.host.importing import import_transformers
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.progress import ProgressBars
 
 LONGEST = {"engine", "fuzz", "integration", "prompt", "proxy", "scripts", "service", "stress", "vision"}
+MOST_WORKERS = 4  # each has its own MLX, which uses every core by itself
 OPTIONAL = {"slow": "takes over ten seconds", "e2e": "drives a real agent client"}
 
 # How long an example takes says how busy the machine is; pytest-timeout ends what hangs.
@@ -22,9 +29,28 @@ hypothesis_settings.register_profile("start_llm-slow", deadline=None)
 
 def pytest_configure(config: pytest.Config) -> None:
     """Every run tries the same examples, so that it fails by what was changed; with `--slow` it looks for new ones."""
+    _quick_processes()
     # A model that is asked something while it is loaded would be in the way of tests that count what a model does.
     os.environ.setdefault("MODEL_PROBE", "off")
     hypothesis_settings.load_profile("start_llm-slow" if config.getoption("--slow") else "start_llm")
+
+
+def _quick_processes() -> None:
+    """What makes processes that are started from here cheap: workers of pytest-xdist, servers."""
+    # Without kept bytecode each process compiles all that it imports: 15 s for LiteLLM alone.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+    # With it float32 products are thirty times quicker, and a server need not begin again to get it.
+    if sys.platform == "linux" and "LD_PRELOAD" not in os.environ and (preload := known(Path(sys.prefix))):
+        os.environ["LD_PRELOAD"] = preload
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """How many workers `-n auto` means: none where somebody names files or tests, else one more than cores."""
+    if any(".py" in argument for argument in config.args):
+        return 0
+    return min(MOST_WORKERS, (os.cpu_count() or 1) + 1)  # a fifth of the time a test waits for a process or a clock
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,6 +65,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for name in OPTIONAL:
             if item.get_closest_marker(name) and not config.getoption(f"--{name}"):
                 item.add_marker(pytest.mark.skip(reason=f"run with --{name}"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """What is imported and collected stays: looking for garbage in it is work for nothing, now and in every test."""
+    gc.disable()
+    try:
+        if not is_xdist_controller(session):
+            import_transformers()
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -392,15 +392,6 @@ def test_every_direct_dependency_is_pinned_and_in_the_constraints() -> None:
 
 
 @pytest.mark.parametrize(
-    ("flags", "own"),
-    [([], True), (["--slow", "-k", "x"], True), (["-n", "0"], False), (["-n4"], False), (["--pdb"], False)],
-)
-def test_tests_run_side_by_side_unless_the_flags_say_how_many(flags: list[str], own: bool) -> None:
-    found = bootstrap.side_by_side(flags)
-    assert bool(found) is own and (not own or (found[0] == "-n" and 1 <= int(found[1]) <= 4))
-
-
-@pytest.mark.parametrize(
     ("flags", "codes", "end"),
     [
         ([], {"pytest": [1]}, 1),

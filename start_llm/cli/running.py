@@ -17,6 +17,7 @@ from start_llm.core.settings import Settings, SettingsError, load_settings
 from start_llm.dashboard.jsonlines import json_line
 from start_llm.host.blas import begin_again
 from start_llm.host.home import home, made_home
+from start_llm.host.importing import import_transformers
 from start_llm.models.recommended import full_name
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,8 @@ def _start(typed: Typed, settings: Settings) -> int:
     module, _, function = typed.command.place.partition(":")
     gc.disable()  # what imports make stays: looking for garbage in it is an eighth of the work of a start
     try:
+        if typed.command.name in COMPUTES:
+            import_transformers()
         command = getattr(import_module(module), function)
     finally:
         gc.enable()

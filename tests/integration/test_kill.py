@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.integration.live import live
 from tests.integration.processes import WAIT, process, until
-from tests.oracle import mark, work_done
 
 ROOT = Path(__file__).resolve().parents[2]
 TURNS = 5
@@ -35,14 +35,13 @@ def turn(url: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("kind", ["plain", "hybrid"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.slow), "hybrid"])
 @pytest.mark.parametrize("tokens", [5_000, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_a_conversation_goes_on_after_a_kill(
     oracle_path: Callable[..., Path], tmp_path: Path, kind: str, tokens: int
 ) -> None:
-    log, messages = tmp_path / "work.jsonl", []
-    messages.append({"role": "system", "content": "You are careful."})
-    with process(oracle_path(kind), tmp_path, ORACLE_LOG=str(log)) as (url, child):
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "You are careful."}]
+    with process(oracle_path(kind), tmp_path) as (url, child):
         for i in range(TURNS):
             messages.append({"role": "user", "content": f"part {i}: " + "word " * (tokens // TURNS // 2)})
             usage = turn(url, messages)
@@ -51,11 +50,10 @@ def test_a_conversation_goes_on_after_a_kill(
         until(lambda: figure(url, "kv_disk_waiting_bytes") == 0 and figure(url, "kv_disk_waiting_segments") == 0)
         child.send_signal(signal.SIGKILL)
         child.wait(WAIT)
-    since = mark(log)
-    with process(oracle_path(kind), tmp_path, ORACLE_LOG=str(log)) as (url, _):
+    with live(oracle_path(kind), tmp_path, kv_disk_dir="auto") as server:
         messages.append({"role": "user", "content": "and now " * 100})
-        usage = turn(url, messages)
-    assert work_done(log, since) <= 1.1 * (usage["prompt_tokens"] - known), json.dumps(usage)
+        usage = turn(server.url, messages)
+        assert server.work() <= 1.1 * (usage["prompt_tokens"] - known), json.dumps(usage)
 
 
 @pytest.mark.timeout(400)

@@ -106,7 +106,7 @@ def loaded(base: Path, adapter: Path | None, said: list[str] | None = None) -> L
     return load_model(settings, MACHINE, lambda step, part: None, (said if said is not None else []).append)
 
 
-def greedy(model: Any, prompt: Sequence[int], count: int = 40) -> list[int]:
+def greedy(model: Any, prompt: Sequence[int], count: int = 16) -> list[int]:
     """The likeliest tokens, each by a pass over all that is before it."""
     tokens = list(prompt)
     for _ in range(count):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,6 +45,13 @@ def make_tokenizer() -> Tokenizer:
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in MARKS])
     return tokenizer
+
+
+@cache
+def _own_tokenizer() -> tuple[str, int]:
+    """`make_tokenizer` as its file, and how many tokens it has: made once, since many tests write a checkpoint."""
+    tokenizer = make_tokenizer()
+    return tokenizer.to_str(), tokenizer.get_vocab_size()
 
 
 def _config(layers: Sequence[str], vocabulary: int, window: int) -> dict[str, Any]:
@@ -87,13 +95,11 @@ def build_oracle(
         layers: instead of those of `kind`, for an oracle that is quicker; one of them at least is a ``K``.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    tokenizer = tokenizer or make_tokenizer()
-    tokenizer.save(str(folder / "tokenizer.json"))
+    text, size = (tokenizer.to_str(), tokenizer.get_vocab_size()) if tokenizer else _own_tokenizer()
+    (folder / "tokenizer.json").write_text(text, "utf-8")
     shutil.copy(_HERE / "model_file.py", folder / "oracle_model.py")
     shutil.copy(_HERE / "answers.py", folder / "oracle_answers.py")
-    (folder / "config.json").write_text(
-        json.dumps(_config(layers or LAYERS[kind], tokenizer.get_vocab_size(), window), indent=1)
-    )
+    (folder / "config.json").write_text(json.dumps(_config(layers or LAYERS[kind], size, window), indent=1))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": None,

@@ -13,7 +13,7 @@ from tests.stress.watch import Health, growth
 
 
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize(("clients", "seconds"), [(60, 6), pytest.param(200, 600, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("clients", "seconds"), [(60, 3), pytest.param(200, 600, marks=pytest.mark.slow)])
 def test_a_storm_of_clients(tmp_path: Path, clients: int, seconds: int) -> None:
     result = stress(build_oracle(tmp_path / "model", "plain"), tmp_path, clients, seconds)
     # In a few seconds what is bounded is not full yet, and a busy neighbour weighs more.
