@@ -15,6 +15,7 @@ from typing import Any, Self
 from rich.console import Console
 
 from start_llm.api.server import ApiServer, make_server
+from start_llm.audio import AudioService
 from start_llm.building import GIB, Built, ModelBuilder
 from start_llm.chat import ChatService
 from start_llm.core.errors import StartLLMError, Unavailable
@@ -80,6 +81,7 @@ class App:
         dumps = _dumps(settings)
         self.service = ChatService(settings, self.engine, self.pool, None if dumps is None else dumps.prompt)
         self.encoders = EncoderService(settings, self.engine)
+        self.audio = AudioService(settings, self.pool, self.engine)
         self.activity, metrics = Activity(), Metrics()
         self._audit = Audit(settings.cache_dir / AUDIT_FILE, settings.audit_days) if settings.audit_days else None
         log_root = settings.log_root if settings.enable_request_logging else None
@@ -93,10 +95,12 @@ class App:
             request_log=self._requests,
             observers=[each for each in (self.activity, lines, self._audit, dumps) if each is not None],
             encoders=self.encoders,
+            audio=self.audio,
         )
         self._server.metrics.watch_figures(lambda: self.engine.status().figures)
         self._server.metrics.watch_figures(self.pool.figures)
         self._server.metrics.watch_figures(self.encoders.figures)
+        self._server.metrics.watch_figures(self.audio.figures)
         self._proxy: LiteLLMProxy | None = None
         self._keeper: ProxyKeeper | None = None
         self._ends: SimpleQueue[ExitCode] = SimpleQueue()
@@ -217,6 +221,7 @@ class App:
 
     def _load(self) -> TextRuntime:
         """On the model thread."""
+        self.audio.prepare(self._progress)
         runtime, built = self._builder.build(reserved=self.encoders.prepare(self._progress))
         self._first.append(built)
         return runtime
@@ -233,6 +238,7 @@ class App:
             card=main,
             log_path=self.settings.log_root / "proxy.log",
             encoders=self.encoders.cards(),
+            audio=self.pool.audio_cards(),
             others=self.pool.other_names(),
         )
         try:
@@ -257,6 +263,8 @@ class App:
             self._say(f"embed     {encoder.id}  (texts up to {encoder.context:,} tokens)")
         if self.encoders.problem:
             self._say(f"embed     off: {self.encoders.problem}")
+        for problem in self.audio.problems:
+            self._say(f"audio     off: {problem}")
         self._say(f"ready     OpenAI {self.server_url}/v1   Anthropic {self.server_url}")
         self._requests.begin(card.id)
         self._say(f"agents    {command()} launch claude|codex|opencode|openclaw|pi|qwen|cline|aider")

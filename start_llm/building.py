@@ -12,6 +12,7 @@ from start_llm.core.settings import Settings
 from start_llm.engine.asking import asker
 from start_llm.engine.constraint import Grammars
 from start_llm.engine.features import MEMORY_BYTES, MOST_DISK_BYTES, FeatureStore
+from start_llm.engine.hearing import free_memory
 from start_llm.engine.memory import MemoryGuard, Pooled
 from start_llm.engine.runtime import TextRuntime, drafts_for, make_grammars, make_store
 from start_llm.engine.vision import VisionModel
@@ -149,6 +150,24 @@ class ModelBuilder:
         where = f"{self._disk_bytes(settings) / GIB:.1f} GiB in {settings.disk_dir}" if disk and disk.ready else ""
         done(Built(loaded, grammars, shared.most_stored, where, lambda: store.nbytes))
         return runtime
+
+    def guest[T](self, model: str, weights: int, steps: Generator[float, None, T]) -> Generator[float, None, T]:
+        """Loads by `steps` what is no language model: its weights count, and it has no KV."""
+        _, shared = self._machine()
+        self._unwire()
+        shared.place(model, weights)
+        try:
+            return (yield from steps)
+        except BaseException:
+            self._left(model)
+            raise
+
+    def guest_leaves(self, model: str, held: list[Any]) -> Generator[float]:
+        """`held`: what holds its arrays; it is emptied."""
+        held.clear()
+        yield 0.0
+        free_memory()
+        self._left(model)
 
     def _machine(self) -> tuple[Device, Pooled]:
         if self._device is None or self._shared is None:

@@ -28,7 +28,7 @@ from start_llm.core.stored import StoredTree
 from start_llm.core.work import Engine
 from start_llm.images.reader import Reader as ImageReader
 from start_llm.prompt.pipeline import Prepared
-from start_llm.served import Models, Served
+from start_llm.served import Lease, Models, Served
 
 log = logging.getLogger(__name__)
 
@@ -83,13 +83,20 @@ class ChatService:
     @contextmanager
     def _held(self, name: str) -> Iterator[Served]:
         """The model, loaded. Raises what `Models.open` raises; Unavailable if loading takes too long."""
-        lease, until = self._models.open(name), time.monotonic() + _LOAD_SECONDS
+        lease = self._models.open(name)
+        with self._loaded(lease, name):
+            yield lease.served
+
+    @contextmanager
+    def _loaded(self, lease: Lease, name: str) -> Iterator[None]:
+        until = time.monotonic() + _LOAD_SECONDS
         try:
             while not lease.wait(1.0):
                 status = self._engine.status()
                 if status.state not in {"ready", "busy"} or time.monotonic() > until:
                     raise Unavailable(status.detail or f"The model {name!r} is still being loaded.")
-            yield lease.served
+            lease.check()
+            yield
         finally:
             lease.close()
 
@@ -150,8 +157,9 @@ class ChatService:
         return self._models.served_name(asked)
 
     def load_model(self, name: str) -> ModelCard:
-        with self._held(name) as served:
-            return self._models.card(served.name)
+        lease = self._models.open_any(name)
+        with self._loaded(lease, name):
+            return self._models.card(name)
 
     def unload_model(self, name: str) -> ModelCard:
         return self._models.unload(name)

@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Literal
+from typing import Any, Literal
 
+from start_llm.core.audio import AudioTask
 from start_llm.core.errors import StartLLMError, Unavailable
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
@@ -35,7 +36,7 @@ class Entry:
         known: ``None`` for the main model.
         users: leases that are open.
         used: ``time.monotonic()`` of the last use.
-        serving: while it is ready.
+        serving: while it is ready; of an audio model `audio`, which the model thread alone may use.
         card: as it was when it was loaded last.
         failure, failed: why it could not be loaded last, and when.
     """
@@ -49,6 +50,7 @@ class Entry:
     used: float = 0.0
     weights: int = 0
     serving: Serving | None = None
+    audio: Any = None
     card: ModelCard | None = None
     failure: StartLLMError | None = None
     failed: float = 0.0
@@ -57,6 +59,11 @@ class Entry:
     @property
     def name(self) -> str:
         return self.card.id if self.card is not None else self.known.name if self.known is not None else "default"
+
+    @property
+    def task(self) -> AudioTask | None:
+        """Of an audio model."""
+        return None if self.known is None else self.known.stored.audio
 
     @property
     def resident(self) -> Resident:
@@ -74,6 +81,7 @@ class Lease:
         self._error: StartLLMError | None = None
 
     def settle(self, served: Served | None, error: StartLLMError | None = None) -> None:
+        """`served`: ``None`` of an audio model, too."""
         self._served, self._error = served, error
         self._settled.set()
 
@@ -82,11 +90,22 @@ class Lease:
 
     @property
     def served(self) -> Served:
-        if self._error is not None:
-            raise self._error.again()
+        self.check()
         if self._served is None:
             raise Unavailable("The request was given up before its model was loaded.")
         return self._served
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error.again()
+
+    @property
+    def audio(self) -> Any:
+        """As `served`, of an audio model: a `Listener` or `Speaker` of the engine."""
+        self.check()
+        if self._closed or self._entry.audio is None:
+            raise Unavailable("The request was given up before its model was loaded.")
+        return self._entry.audio
 
     def close(self) -> None:
         with self._book.lock:
@@ -145,8 +164,8 @@ class Book:
             lease = Lease(self, entry)
             entry.users += 1
             entry.used = time.monotonic()
-            if entry.serving is not None and entry.state == "ready":
-                lease.settle(entry.serving.served)
+            if entry.state == "ready":
+                lease.settle(None if entry.serving is None else entry.serving.served)
                 return lease
             entry.waiting.append(lease)
             if entry.state == "stored":
@@ -190,11 +209,20 @@ class Book:
 
     def ready(self, entry: Entry, serving: Serving) -> None:
         with self.lock:
-            entry.serving, entry.card, entry.state, entry.failure = serving, serving.card, "ready", None
-            entry.weights, entry.used = serving.card.weight_bytes, time.monotonic()
-            for lease in entry.waiting:
-                lease.settle(serving.served)
-            entry.waiting.clear()
+            entry.serving, entry.card, entry.weights = serving, serving.card, serving.card.weight_bytes
+            self._settle(entry, serving.served)
+
+    def ready_to_hear(self, entry: Entry, audio: Any) -> None:
+        """The same of an audio model."""
+        with self.lock:
+            entry.audio = audio
+            self._settle(entry, None)
+
+    def _settle(self, entry: Entry, served: Served | None) -> None:
+        entry.state, entry.failure, entry.used = "ready", None, time.monotonic()
+        for lease in entry.waiting:
+            lease.settle(served)
+        entry.waiting.clear()
 
     def give_up(self, entry: Entry, error: StartLLMError) -> None:
         """Nobody waits for it any more."""

@@ -10,8 +10,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any, Literal
 
 from start_llm.building import Built, ModelBuilder
+from start_llm.core.audio import AudioTask
 from start_llm.core.errors import Conflict, NotFound, StartLLMError, Unavailable
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
@@ -84,6 +86,22 @@ class Pool:
     def open(self, name: str) -> Lease:
         if self.main is None:
             raise Unavailable(self._engine.status().detail or "The model is still loading.")
+        return self._book.lease(self._names.find_chat(name))
+
+    def open_audio(self, name: str, task: AudioTask) -> Lease:
+        """As `open`. Raises BadRequest for a model that does something else."""
+        if self.main is None:
+            raise Unavailable(self._engine.status().detail or "The model is still loading.")
+        return self._book.lease(self._names.find_audio(name, task))
+
+    def audio_name(self, asked: str, task: AudioTask) -> str:
+        """The name of the model that `asked` means. Raises BadRequest, NotFound, NotSupported."""
+        return self._names.find_audio(asked, task).name
+
+    def open_any(self, name: str) -> Lease:
+        """As `open`, of models of every kind."""
+        if self.main is None:
+            raise Unavailable(self._engine.status().detail or "The model is still loading.")
         return self._book.lease(self._names.find(name))
 
     @property
@@ -101,7 +119,7 @@ class Pool:
 
     def other_names(self) -> list[tuple[str, ModelCard]]:
         """By which other models may be asked for, patterns of MODEL_MAP included (LiteLLM knows no ``?`` in them)."""
-        main, *others = self.cards()
+        main, *others = (card for card in self.cards() if "task" not in card.details)
         names = [(card.id, card) for card in others]
         by_name = {card.id: card for card in others}
         for entry in self._settings.models_by_name.entries:
@@ -109,6 +127,10 @@ class Pool:
             if meant is not None and meant.id != main.id and "?" not in entry.pattern:
                 names.append((entry.pattern, meant))
         return names
+
+    def audio_cards(self) -> list[ModelCard]:
+        """Of the audio models; `details` has the task of each."""
+        return [card for card in self.cards() if "task" in card.details]
 
     def card(self, name: str) -> ModelCard:
         known = self._names.find(name)
@@ -186,6 +208,10 @@ class Pool:
 
     def _stored_card(self, known: Known) -> ModelCard:
         stored, most = known.stored, self._settings.max_kv_size
+        details: dict[str, Any] = {"source": known.source}
+        if stored.audio is not None:
+            most = 0
+            details |= {"kind": "audio", "task": stored.audio}
         return ModelCard(
             known.name,
             int(stored.folder.stat().st_mtime) if stored.folder.exists() else 0,
@@ -193,9 +219,12 @@ class Pool:
             tools="tools" in stored.can,
             reasoning="reasoning" in stored.can,
             vision="images" in stored.can and self._settings.vision == "auto",
-            images="shown" if "images" in stored.can else self._settings.images_on_text_model,
+            images="reject" if stored.audio else self._images(stored.can),
             state="stored",
             pinned=self._names.is_pinned(*known.aliases),
             weight_bytes=stored.size,
-            details={"source": known.source},
+            details=details,
         )
+
+    def _images(self, can: tuple[str, ...]) -> Literal["shown", "placeholder", "reject"]:
+        return "shown" if "images" in can else self._settings.images_on_text_model

@@ -10,13 +10,15 @@ import gc
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from queue import Empty
 from typing import Any
 
 from start_llm.building import Built, ModelBuilder
-from start_llm.core.errors import NOT_LOADABLE, Internal, OutOfMemory, StartLLMError, Unavailable
+from start_llm.core.errors import NOT_LOADABLE, Internal, NotSupported, OutOfMemory, StartLLMError, Unavailable
 from start_llm.core.settings import Settings
+from start_llm.engine import hearing, speaking
+from start_llm.engine.sound import is_installed
 from start_llm.engine.thread import EngineThread
 from start_llm.models.capabilities import read_config
 from start_llm.models.pool import Limits, room_for
@@ -28,6 +30,10 @@ from start_llm.serving import Serving, serve
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
+NOT_INSTALLED = (
+    "Speech is an extra that is not installed. In the folder of the clone (uv tool install takes the same words): "
+    "pip install '.[audio]' -c constraints.txt"
+)
 
 
 class Loader:
@@ -99,13 +105,17 @@ class Loader:
         serving = None
         try:
             self._make_room(entry)
-            serving = self._bring_in(entry)
+            if entry.task is not None:
+                self._bring_audio_in(entry)
+            else:
+                serving = self._bring_in(entry)
         except BaseException as error:  # noqa: BLE001 - a model's own code may do anything; its requests are told
             self._failed(entry, error)
-        if serving is None:
+        if serving is not None:
+            self._book.ready(entry, serving)
+        elif entry.audio is None:
             _free()
             return
-        self._book.ready(entry, serving)
         self._say(f"loaded    {entry.name}  ({time.monotonic() - began:.1f} s)")
 
     def _make_room(self, entry: Entry) -> None:
@@ -130,6 +140,16 @@ class Loader:
             self._engine.unload(entry.key)
             raise
 
+    def _bring_audio_in(self, entry: Entry) -> None:
+        if not is_installed():
+            raise NotSupported(NOT_INSTALLED, code="extra_not_installed")
+        assert entry.known is not None
+        library = hearing if entry.task == "transcription" else speaking
+        library.import_library()
+        steps: Generator[float, None, Any] = library.loading(entry.known.stored.folder, entry.name)
+        steps = self._builder.guest(entry.key, entry.weights, steps)
+        self._book.ready_to_hear(entry, self._engine.chore(steps))
+
     def _failed(self, entry: Entry, error: BaseException) -> None:
         if not isinstance(error, StartLLMError):
             log.warning("%s could not be loaded", entry.name, exc_info=error)
@@ -149,9 +169,12 @@ class Loader:
         """Its state says so already, and nobody holds it. Who asks for it meanwhile gets it back afterwards."""
         with self._book.lock:
             serving, entry.serving = entry.serving, None
+            audio, entry.audio = [entry.audio], None
         if serving is not None:
             self._take_out(entry, serving)
-        del serving
+        elif audio[0] is not None:
+            self._engine.chore(self._builder.guest_leaves(entry.key, audio))
+        del serving, audio
         _free()
         with self._book.lock:
             entry.state = "stored"

@@ -5,14 +5,22 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from start_llm.core.errors import NotFound
+from start_llm.core.audio import AudioTask
+from start_llm.core.errors import BadRequest, NotFound, NotSupported
 from start_llm.core.settings import Settings
+from start_llm.models.audio import SETTINGS
 from start_llm.models.names import Known, Names, key_of
 from start_llm.models.recommended import full_name
 
 # Names that clients are hard-wired to; where MODEL_MAP says nothing of them they mean the main model.
 _FOREIGN_NAMES = re.compile(r"(claude|gpt|chatgpt|codex|o\d)([-.:].*)?$", re.IGNORECASE)
 MAIN_NAMES = frozenset({"", "default"})
+_FOREIGN_AUDIO: dict[AudioTask, re.Pattern[str]] = {
+    "transcription": re.compile(r"whisper-\d|gpt-4o(-mini)?-transcribe([-.].*)?"),
+    "speech": re.compile(r"tts-\d(-hd)?|gpt-4o(-mini)?-tts([-.].*)?"),
+}
+"""OpenAI's names, which mean what the settings name."""
+PATHS: dict[AudioTask, str] = {"transcription": "transcriptions", "speech": "speech"}
 _SHOWN = 12
 
 
@@ -52,6 +60,39 @@ class PoolNames:
             raise NotFound(self._sentence(name), param="model", code="model_not_found")
         return known
 
+    def find_chat(self, name: str) -> Known | None:
+        """As `find`, of models that can be asked to write. Raises BadRequest for others."""
+        known = self.find(name)
+        if known is not None and known.stored.audio is not None:
+            raise BadRequest(
+                f"model={name[:100]!r}: {known.name} is an audio model ({known.stored.audio}) and writes no answers; "
+                f"it is for /v1/audio/{PATHS[known.stored.audio]}.",
+                param="model",
+                code="wrong_kind",
+            )
+        return known
+
+    def find_audio(self, name: str, task: AudioTask) -> Known:
+        """The model that `name` means for this task. Raises BadRequest, NotFound, NotSupported."""
+        settings = self._settings
+        setting = settings.transcription_model if task == "transcription" else settings.speech_model
+        meant = self.meant(name)
+        if meant in MAIN_NAMES or _FOREIGN_AUDIO[task].fullmatch(meant.rsplit("/", 1)[-1]):
+            if setting is None:
+                raise NotSupported(
+                    f"This server has no model for {task}: set {SETTINGS[task]} to a repository or folder."
+                )
+            meant = full_name(setting) or setting
+        known = None if meant in self._main else self._names.find(meant)
+        if known is None and (meant in self._main or _FOREIGN_NAMES.match(meant.rsplit("/", 1)[-1])):
+            raise BadRequest(_not_audio(name, self._first, "a language model", task), param="model", code="wrong_kind")
+        if known is None:
+            raise NotFound(self._sentence(name), param="model", code="model_not_found")
+        if known.stored.audio != task:
+            kind = "a language model" if known.stored.audio is None else f"an audio model ({known.stored.audio})"
+            raise BadRequest(_not_audio(name, known.name, kind, task), param="model", code="wrong_kind")
+        return known
+
     def all(self) -> tuple[Known, ...]:
         return self._names.all()
 
@@ -87,3 +128,7 @@ class PoolNames:
         meant = self.meant(name)
         mapped = f" (MODEL_MAP: {meant!r})" if meant != name else ""
         return f"model={name[:100]!r}{mapped}: this server serves {', '.join(map(repr, names[:_SHOWN]))}{more}."
+
+
+def _not_audio(asked: str, name: str, kind: str, task: AudioTask) -> str:
+    return f"model={asked[:100]!r}: {name} is {kind}; /v1/audio/{PATHS[task]} needs a model for {task}."

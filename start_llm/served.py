@@ -63,6 +63,10 @@ class Lease(Protocol):
         """The model. Raises StartLLMError: why it could not be loaded."""
         ...
 
+    def check(self) -> None:
+        """Raises StartLLMError: why it could not be loaded."""
+        ...
+
     def close(self) -> None:
         """May be called twice."""
         ...
@@ -76,6 +80,10 @@ class Models(Protocol):
 
         Raises NotFound, OutOfMemory, Unavailable, or what its last loading failed with, if that is not long ago.
         """
+        ...
+
+    def open_any(self, name: str) -> Lease:
+        """As `open`, of models of every kind: to have it loaded."""
         ...
 
     @property

@@ -62,7 +62,7 @@ class Admission:
         handler = None if options else self._routes.handler(route, head.method, head.path)
         reads_body = head.method == "POST" and head.length != 0
         if reads_body:
-            _check_content(head)
+            _check_content(head, form=route.form)
         return Admitted(
             handler=handler,
             params=params,
@@ -77,14 +77,30 @@ class Admission:
 
 
 FORM = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
 
 
-def _check_content(head: Head) -> None:
+def _check_content(head: Head, *, form: bool) -> None:
     kind = head.headers.get("Content-Type", "application/json").split(";", 1)[0].strip().lower()
+    if form:
+        _check_form(head, kind)
+        return
     if kind == FORM and "Origin" not in head.headers and "Sec-Fetch-Site" not in head.headers:
         kind = "application/json"  # `curl -d` says so of whatever it sends; a web page's form would name its origin
     if kind != "application/json" and not kind.endswith("+json"):
         raise UnsupportedMediaType(f"Content-Type must be application/json, but is {kind!r}.", param="Content-Type")
+    _check_coding(head)
+
+
+def _check_form(head: Head, kind: str) -> None:
+    if kind != MULTIPART:
+        raise UnsupportedMediaType(f"Content-Type must be {MULTIPART}, but is {kind!r}.", param="Content-Type")
+    if "Origin" not in head.headers and "Sec-Fetch-Site" in head.headers:
+        raise UnsupportedMediaType("A web page must send its form by a script, with an Origin.", param="Origin")
+    _check_coding(head)
+
+
+def _check_coding(head: Head) -> None:
     coding = head.headers.get("Content-Encoding", "identity").lower()
     if coding not in {"", "identity"}:
         raise UnsupportedMediaType(

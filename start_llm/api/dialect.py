@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -54,8 +54,8 @@ class Task(ABC):
     request: ChatRequest
 
     @abstractmethod
-    def steps(self) -> Iterator[Event]:
-        """Computes; each event is a step. The last one is `Done`. Raises StartLLMError."""
+    def steps(self) -> Generator[Event]:
+        """Computes; each event is a step. The last one is `Done`. Raises StartLLMError. Closed when the client goes."""
 
     @abstractmethod
     def reply(self) -> Reply:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import uuid
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -57,7 +57,7 @@ class _Computed(Task):
     def __init__(self, request: ChatRequest, encoding: Encoding) -> None:
         self.request, self.encoding = request, encoding
 
-    def steps(self) -> Iterator[Event]:
+    def steps(self) -> Generator[Event]:
         for part in self.encoding:
             yield Progress(part.done, part.total)
         # The counts of a report are of KV that is reused or not; here there is none, and shares must not be thinned.

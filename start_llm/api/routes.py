@@ -27,12 +27,14 @@ class Route:
         pattern: holds ``{}`` where a path segment is a parameter, ``{*}`` where one may have slashes.
         quick: answered at once from memory, in the reserved lane.
         feed: goes on until its client goes, in a lane of its own.
+        form: its body is a form with files (`multipart/form-data`), not JSON.
     """
 
     pattern: str
     handlers: Mapping[str, Handler]
     quick: bool = False
     feed: bool = False
+    form: bool = False
 
     def match(self, path: str) -> tuple[str, ...] | None:
         """The parameters, unquoted; ``None`` if `path`, as it came, is another."""

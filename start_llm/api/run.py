@@ -167,6 +167,7 @@ class _TaskStream:
 
     def __next__(self) -> Event:
         if self._closed:
+            self._steps.close()
             raise StopIteration
         return next(self._steps)
 

@@ -23,6 +23,7 @@ from start_llm.api.table import build_routes
 from start_llm.api.visitor import Made
 from start_llm.api.watcher import DisconnectWatcher
 from start_llm.api.wire import Head, send_now
+from start_llm.core.audio import Audio
 from start_llm.core.encoding import Encoders
 from start_llm.core.errors import QueueFull, StartLLMError, Unavailable
 from start_llm.core.service import Service
@@ -236,6 +237,7 @@ def make_server(
     request_log: RequestLog | None = None,
     observers: Sequence[Observer] = (),
     encoders: Encoders | None = None,
+    audio: Audio | None = None,
 ) -> ApiServer:
     """A server that is bound but not started; port 0 picks a free one.
 
@@ -244,6 +246,7 @@ def make_server(
         request_log: by default one in ``LOG_ROOT`` if ``ENABLE_REQUEST_LOGGING``.
         observers: others who want to see requests, e.g. `dashboard.live`.
         encoders: of the routes for embeddings; they answer 501 without.
+        audio: the same for speech.
 
     Raises:
         SettingsError: the address cannot be bound, e.g. because the port is in use; or should not be, since everybody
@@ -262,7 +265,7 @@ def make_server(
     store = ResponsesStore(
         settings.cache_dir / "responses.sqlite3", settings.responses_store_max, settings.responses_store_ttl_seconds
     )
-    routes = build_routes(settings, service, metrics, request_log, store, board, made, panels, encoders)
+    routes = build_routes(settings, service, metrics, request_log, store, board, made, panels, encoders, audio)
     listener = take_from_supervisor(os.environ) or _listen(settings.mlx_host, settings.mlx_port)
     return ApiServer(settings, listener, Edge(settings, routes, runner, metrics), watcher, store, panels)
 

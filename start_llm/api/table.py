@@ -12,6 +12,7 @@ from start_llm.api.admin import Admin
 from start_llm.api.agents import agent_of
 from start_llm.api.anthropic_messages import read_messages
 from start_llm.api.anthropic_stream import scaled
+from start_llm.api.audio import AudioRoutes
 from start_llm.api.dialect import Exchange, Inbound, Reply
 from start_llm.api.encodings import Encodings
 from start_llm.api.fields import word
@@ -25,6 +26,7 @@ from start_llm.api.routes import Route, Routes
 from start_llm.api.run import CACHE_HEADER
 from start_llm.api.status import Status
 from start_llm.api.visitor import Made
+from start_llm.core.audio import Audio
 from start_llm.core.encoding import Encoders
 from start_llm.core.jsontext import parse_json
 from start_llm.core.request import ChatRequest, Dialect
@@ -180,10 +182,11 @@ def build_routes(
     made: Made,
     panels: Panels,
     encoders: Encoders | None = None,
+    audio: Audio | None = None,
 ) -> Routes:
     page = Page(settings, service, metrics, board, made, panels)
     status = Status(service, metrics, request_log, made, encoders)
-    encodings = Encodings(encoders, made)
+    encodings, sounds = Encodings(encoders, made), AudioRoutes(audio, made)
     dialects = Dialects(settings, service, store, made)
     stored, admin = StoredResponses(store), Admin(service, panels.check_sees_all)
     return Routes(
@@ -214,6 +217,8 @@ def build_routes(
             Route("/v1/responses/{}/input_items", {"GET": stored.input_items}),
             Route("/v1/embeddings", {"POST": encodings.embeddings}),
             Route("/v1/rerank", {"POST": encodings.rerank}),
+            Route("/v1/audio/speech", {"POST": sounds.speech}),
+            Route("/v1/audio/transcriptions", {"POST": sounds.transcriptions}, form=True),
             Route("/v1/cache/explain", {"POST": dialects.explain}),
             Route("/v1/cache/requests", {"GET": status.cache_requests}),
             Route("/v1/cache/requests/{}", {"GET": status.cache_request}),

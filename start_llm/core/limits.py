@@ -45,6 +45,14 @@ EMBEDDED = Limit("texts in one request for embeddings", 2_048)
 EMBEDDED_TOKENS = Limit("tokens of all texts in one request for embeddings or ranking", 300_000)
 DOCUMENTS = Limit("documents in one request for ranking", 1_000)
 
+# Recordings, and the forms that they come in.
+FORM_PARTS = Limit("parts of a form (`multipart/form-data`)", 64)
+FORM_HEADER = Limit("bytes of a part's header in a form", 4_096)
+FORM_VALUE = Limit("bytes of a field of a form that is no file", 65_536)
+RECORDED = Limit("seconds of a recording", 7_200)
+SPOKEN_TEXT = Limit("characters of a text that is spoken", 4_096)
+SPOKEN = Limit("seconds of speech that one text makes", 1_200)
+
 # What an answer is held to: a response format, and the arguments of strict or forced tools. All of a request together.
 SUBSCHEMAS = Limit("schemas (properties, items, alternatives, definitions) that an answer is held to", 3_000)
 ENUM = Limit("values in the `enum` of a schema that an answer is held to", 20_000)

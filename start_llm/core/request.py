@@ -10,7 +10,7 @@ from typing import Any, Literal
 from start_llm.core.images import Picture
 from start_llm.core.messages import Message, Tool
 
-Dialect = Literal["chat", "completions", "messages", "responses", "embeddings", "rerank"]
+Dialect = Literal["chat", "completions", "messages", "responses", "embeddings", "rerank", "transcription", "speech"]
 
 
 @dataclass(frozen=True, slots=True)

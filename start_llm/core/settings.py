@@ -111,6 +111,16 @@ class Settings(BaseSettings):
         None,
         description="Repository or folder of an encoder for /v1/embeddings and /v1/rerank; needs the extra embeddings.",
     )
+    transcription_model: Annotated[str | None, OffOr] = Field(
+        None,
+        description="Repository or folder of the Whisper model that whisper-1 and the like mean in "
+        "/v1/audio/transcriptions; needs the extra audio.",
+    )
+    speech_model: Annotated[str | None, OffOr] = Field(
+        None,
+        description="Repository or folder of the Soprano model that tts-1 and the like mean in /v1/audio/speech; "
+        "needs the extra audio.",
+    )
     preload_models: Annotated[str, AfterValidator(_model_names)] = Field(
         "", description="Models that are loaded at the start beside MODEL_PATH: names, separated by commas."
     )

@@ -12,6 +12,8 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
+from start_llm.core.audio import AudioTask
+from start_llm.models.audio import check_audio, task_of
 from start_llm.models.capabilities import context_length, read_config
 from start_llm.models.checkpoint import CheckpointError, check_source
 
@@ -30,9 +32,10 @@ class Stored:
         name: what MODEL_PATH takes.
         folder: where its files are.
         size: bytes of its files.
-        can: what it can do: tools, reasoning, images.
+        can: what it can do: tools, reasoning, images, transcription, speech.
         problem: why it cannot be served, in a sentence; empty if it can.
         removable: whether `rm` may remove it: it came from a hub.
+        audio: what an audio model does; ``None``: it is none.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Stored:
     can: tuple[str, ...]
     problem: str = ""
     removable: bool = False
+    audio: AudioTask | None = None
 
 
 def hub_folder(repository: str, cache: Path | None = None) -> Path:
@@ -116,16 +120,24 @@ def stored_models(cache_dir: Path, model_path: str | None = None, cache: Path | 
 def describe(name: str, folder: Path, *, removable: bool = False) -> Stored:
     """Reads the config and headers of one."""
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    audio: AudioTask | None = None
+    can: tuple[str, ...] = ()
+    context: int | None = None
     try:
         config = read_config(folder)
-        context, can = context_length(config), abilities(config, folder)
-        check_source(str(folder), command="", trust_code=True)
+        audio = task_of(config)
+        if audio is not None:
+            can = (audio,)
+            check_audio(str(folder), folder)
+        else:
+            context, can = context_length(config), abilities(config, folder)
+            check_source(str(folder), command="", trust_code=True)
         problem = ""
     except CheckpointError as error:
         problem = str(error).partition(": ")[2] or str(error)
     except (OSError, ValueError) as error:
         context, can, problem = None, (), str(error)
-    return Stored(name, folder, size, context, can, problem, removable)
+    return Stored(name, folder, size, context, can, problem, removable, audio)
 
 
 def abilities(config: dict[str, Any], folder: Path) -> tuple[str, ...]:

@@ -18,6 +18,8 @@ _PYTORCH = ("pytorch_model*.bin", "*.pth", "*.pt", "consolidated*.safetensors")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _OLLAMA = re.compile(r"(?:[a-z0-9][\w.-]*/)?[a-z0-9][\w.-]*:[\w.-]+")
 _MOST_HEADER_BYTES = 100 << 20  # what the safetensors library allows
+AUDIO = {"whisper": "TRANSCRIPTION_MODEL", "soprano": "SPEECH_MODEL"}
+"""Architectures of audio models that are served, and the setting that names one."""
 _UNITS = ("B", "KiB", "MiB", "GiB")
 
 
@@ -129,6 +131,11 @@ def _config(source: str, folder: Path) -> dict[str, Any]:
 
 def _check_architecture(source: str, config: dict[str, Any]) -> None:
     kind = config["model_type"]
+    if kind in AUDIO:
+        raise CheckpointError(
+            f"MODEL_PATH={source} is an audio model ({kind}), which writes no answers; serve it beside one that does: "
+            f"{AUDIO[kind]}={source}."
+        )
     known = architectures()
     if known and isinstance(config.get("vision_config"), dict):
         known |= architectures("mlx_vlm")

@@ -108,7 +108,8 @@ def known_models(settings: Settings, own: str, own_name: str) -> list[Known]:
 def named_in(settings: Settings) -> list[str]:
     """Names of models that the settings tell of, each once."""
     targets = [entry.model for entry in settings.models_by_name.entries]
-    return list(dict.fromkeys([*settings.preloaded, *settings.pinned, *targets]))
+    audio = [name for name in (settings.transcription_model, settings.speech_model) if name]
+    return list(dict.fromkeys([*settings.preloaded, *settings.pinned, *targets, *audio]))
 
 
 def _named(settings: Settings) -> Iterable[Stored]:

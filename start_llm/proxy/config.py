@@ -29,6 +29,8 @@ ANY_MODEL = "default"  # the server's name for whatever it serves
 WILDCARDS = ("gpt-*", "claude-*")
 ENCODER_WILDCARD = "text-embedding-*"
 RERANK_NAME = "rerank-*"
+SPEECH_NAMES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
+TRANSCRIPTION_NAMES = ("whisper-1", "gpt-4o-transcribe", "gpt-4o-mini-transcribe")
 # LiteLLM gives up on a request after this long; a long cold prefill must fit.
 REQUEST_SECONDS = 6 * 3600
 REFUSES_BY_STATUS = {"x-start-llm-head": "when-planned"}
@@ -84,6 +86,7 @@ def proxy_config(
     master_key: str,
     card: ModelCard,
     encoders: Sequence[ModelCard] = (),
+    audio: Sequence[ModelCard] = (),
     others: Sequence[tuple[str, ModelCard]] = (),
 ) -> dict[str, Any]:
     """LiteLLM's configuration as plain JSON types (JSON is YAML).
@@ -92,6 +95,7 @@ def proxy_config(
         model_id: the served name, bare or as ``openai/NAME``, or PROXY_MODEL_ID.
         card: of the served model.
         encoders: of the models for embeddings and ranking.
+        audio: of the audio models; `details` has the task of each.
         others: names and patterns by which other models may be asked for, and which one each means.
     """
     name_behind = served_name(settings, model_id)
@@ -116,6 +120,7 @@ def proxy_config(
     entries += _other_entries(others, parameters, {entry["model_name"] for entry in entries})
     for encoder in encoders:
         entries += encoder_entries(encoder, parameters)
+    entries += audio_entries(settings, audio, parameters)
     if settings.fallback_model:
         _add_fallback(entries, fallback_entry(settings, ping_seconds))
     return {
@@ -167,6 +172,25 @@ def encoder_entries(card: ModelCard, parameters: Mapping[str, Any]) -> list[dict
     return [
         {"model_name": name, "litellm_params": behind, "model_info": {"id": f"{mode}:{name}", "mode": mode, **info}}
         for mode, name in (("embedding", card.id), ("embedding", ENCODER_WILDCARD), ("rerank", RERANK_NAME))
+    ]
+
+
+def audio_entries(
+    settings: Settings, cards: Sequence[ModelCard], parameters: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    """Each under its name, and OpenAI's names where a setting says which model they mean."""
+    named = [(card.id, card.id, str(card.details["task"])) for card in cards]
+    if settings.transcription_model is not None:
+        named += [(name, name, "transcription") for name in TRANSCRIPTION_NAMES]
+    if settings.speech_model is not None:
+        named += [(name, name, "speech") for name in SPEECH_NAMES]
+    return [
+        {
+            "model_name": name,
+            "litellm_params": {**parameters, "model": f"openai/{behind}"},
+            "model_info": {"id": f"audio_{task}:{name}", "mode": f"audio_{task}"},
+        }
+        for name, behind, task in named
     ]
 
 

@@ -64,6 +64,7 @@ class LiteLLMProxy:
         log_path: Path,
         env_file: Path = Path(".env"),
         encoders: Sequence[ModelCard] = (),
+        audio: Sequence[ModelCard] = (),
         others: Sequence[tuple[str, ModelCard]] = (),
     ) -> None:
         """Starts nothing.
@@ -75,12 +76,13 @@ class LiteLLMProxy:
             log_path: file that gets LiteLLM's output of this run (0600); that of the run before is kept beside it.
             env_file: where a made master key is kept.
             encoders: of the models for embeddings and ranking.
+            audio: of the audio models.
             others: names and patterns of other models, see `proxy_config`.
         """
         self._settings = settings
         self._server_url = _reachable(server_url)
         self._model_id = model_id
-        self._card, self._encoders, self._others = card, encoders, others
+        self._card, self._encoders, self._audio, self._others = card, encoders, audio, others
         self._log_path = log_path
         self._log_begun = False
         self._env_file = env_file
@@ -139,6 +141,7 @@ class LiteLLMProxy:
             master_key=self.master_key,
             card=self._card,
             encoders=self._encoders,
+            audio=self._audio,
             others=self._others,
         )
         gate = proxy_config.gate_config(self._settings, self.master_key)

@@ -14,6 +14,9 @@ import openai
 import pytest
 
 from start_llm.engine.encoding import is_installed
+from start_llm.engine.sound import look_at
+from tests.audio.tiny import build_whisper, tone, wav
+from tests.audio.voice import build_voice
 from tests.encoding.reference import Reference
 from tests.encoding.tiny import build_encoder
 from tests.integration.live import TOOLS, WAIT, Live, live
@@ -39,6 +42,8 @@ def proxied(oracle_path: Callable[..., Path], tmp_path_factory: pytest.TempPathF
     cache = tmp_path_factory.mktemp("proxied")
     settings = {
         "embedding_model": str(build_encoder(cache / "tiny-encoder")),
+        "transcription_model": str(build_whisper(cache / "tiny-whisper")),
+        "speech_model": str(build_voice(cache / "tiny-voice")),
         "proxy": "on",
         "proxy_port": 0,
         "proxy_startup_wait_seconds": START_SECONDS,
@@ -252,3 +257,36 @@ def test_ranking(target: tuple[str, str], model: str) -> None:
     results = answer.json()["results"]
     assert (results[0]["index"], len(results)) == (1, 2)
     assert abs(results[0]["relevance_score"] - 1) < 1e-4
+
+
+@pytest.mark.parametrize("model", ["tiny-whisper", "whisper-1"])
+def test_openai_transcriptions(client: openai.OpenAI, model: str) -> None:
+    sound = ("a.wav", wav(tone(1.0)))
+    given: dict[str, Any] = {"model": model, "file": sound, "language": "de", "prompt": "w7"}
+    text = client.audio.transcriptions.create(**given).text
+    assert text.startswith("w")
+    told: Any = client.audio.transcriptions.create(**given, response_format="verbose_json")
+    assert (told.text, told.language, told.duration) == (text, "de", 1.0)
+    assert told.segments[0].start == 0.0
+    plain = client.audio.transcriptions.create(**given, response_format="text")
+    if plain.startswith("{"):  # LiteLLM wraps it
+        plain = json.loads(plain)["text"]
+    assert plain.strip() == text
+
+
+def test_openai_transcriptions_of_what_is_no_recording(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="this is no WAV, FLAC, MP3 or Ogg Vorbis file"):
+        client.audio.transcriptions.create(model="tiny-whisper", file=("a.wav", b"not a sound at all"))
+
+
+@pytest.mark.parametrize("model", ["tiny-voice", "tts-1"])
+def test_openai_speech(client: openai.OpenAI, model: str) -> None:
+    given: dict[str, Any] = {"model": model, "voice": "alloy", "input": "Hello there."}
+    sound = client.audio.speech.create(**given, response_format="wav").read()
+    assert look_at(sound, "file").rate == 32000
+    with client.audio.speech.with_streaming_response.create(**given, response_format="pcm") as streamed:
+        data = b"".join(streamed.iter_bytes())
+    assert len(data) > 1000
+    assert look_at(client.audio.speech.create(**given).read(), "file").frames > 0  # MP3, as OpenAI's
+    with pytest.raises(openai.BadRequestError, match="speed=2"):
+        client.audio.speech.create(**given, speed=2.0)

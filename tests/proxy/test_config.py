@@ -72,6 +72,21 @@ def test_the_proxy_shows_life_a_little_more_often_than_was_promised() -> None:
     assert config["litellm_settings"]["sse_keepalive_ping_interval_seconds"] == 4.0
 
 
+def test_audio_models_have_their_names_and_mode() -> None:
+    card = ModelCard("a-whisper", 0, 0, tools=False, details={"task": "transcription"})
+    given = {"server_url": "http://h:1", "model_id": "m", "master_key": "k", "card": CARD, "audio": [card]}
+    named = [entry for entry in proxy_config(settings(), **given)["model_list"] if "mode" in entry["model_info"]]  # type: ignore[arg-type]
+    found = [entry for entry in named if entry["model_info"]["mode"].startswith("audio")]
+    assert [(entry["model_name"], entry["litellm_params"]["model"]) for entry in found] == [
+        ("a-whisper", "openai/a-whisper")
+    ]
+    set_too = proxy_config(settings(transcription_model="x/a-whisper"), **given)["model_list"]  # type: ignore[arg-type]
+    modes = {entry["model_name"]: entry["model_info"]["mode"] for entry in set_too}
+    assert modes["a-whisper"] == modes["whisper-1"] == modes["gpt-4o-transcribe"] == "audio_transcription"
+    ids = [entry["model_info"]["id"] for entry in set_too]
+    assert len(set(ids)) == len(ids)
+
+
 def test_the_environment_is_offline_and_not_the_users() -> None:
     given = {"PATH": "/bin", "DATABASE_URL": "postgres://x", "LITELLM_MODE": "DEV", "NO_PROXY": "example.org"}
     made = proxy_environment(given)

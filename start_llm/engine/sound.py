@@ -1,0 +1,142 @@
+"""Recordings to samples, by miniaudio and mlx-audio's resampling. Any thread: no MLX array is touched.
+
+Only formats that miniaudio decodes by itself: other decoders (ffmpeg) read playlists, and with them other files.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import io
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from start_llm.core.audio import Sound, SoundForm
+from start_llm.core.errors import BadRequest
+
+LIBRARY = "mlx_audio"
+RATE = 16000
+"""Samples a second, as the models that listen want them."""
+SPOKEN_RATE = 24000
+LEAST_SECONDS = 0.2
+"""Of a file of speech: silence is added."""
+WRITTEN = {
+    "wav": ("WAV", "PCM_16"),
+    "flac": ("FLAC", "PCM_16"),
+    "mp3": ("MP3", "MPEG_LAYER_III"),
+    "opus": ("OGG", "OPUS"),
+}
+"""Formats of speech, and libsndfile's names for them."""
+FORMATS = "WAV, FLAC, MP3 or Ogg Vorbis"
+RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000, 64000, 88200, 96000, 176400, 192000)
+"""Others would need a filter of millions of taps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """
+    Attributes:
+        data: the file.
+        rate: samples a second.
+        frames: samples of one channel.
+    """
+
+    data: bytes
+    rate: int
+    frames: int
+
+    @property
+    def seconds(self) -> float:
+        return self.frames / self.rate
+
+
+def is_installed() -> bool:
+    return importlib.util.find_spec(LIBRARY) is not None
+
+
+def look_at(data: bytes, param: str) -> Recording:
+    """Reads the header, and of an MP3 that of each frame. Raises BadRequest: this is no recording."""
+    if not data:
+        raise BadRequest(f"{param}: the file is empty.", param=param, code="invalid_value")
+    miniaudio: Any = importlib.import_module("miniaudio")
+    reader = _reader(miniaudio, data)
+    if reader is None:
+        raise BadRequest(
+            f"{param}: this is no {FORMATS} file (it begins with {data[:8]!r}).", param=param, code="invalid_value"
+        )
+    try:
+        found = reader(data)
+    except (miniaudio.MiniaudioError, ValueError) as error:
+        raise _broken(param, error) from None
+    if found.sample_rate not in RATES:
+        raise BadRequest(
+            f"{param}: {found.sample_rate} samples a second; allowed are {', '.join(map(str, RATES))}.",
+            param=param,
+            code="invalid_value",
+        )
+    if found.num_frames < 1:
+        raise BadRequest(f"{param}: the recording has no samples.", param=param, code="invalid_value")
+    return Recording(data, found.sample_rate, found.num_frames)
+
+
+def samples_of(recording: Recording, param: str) -> np.ndarray:
+    """All channels mixed, `RATE` a second: float32 in -1 to 1. Raises BadRequest: it cannot be decoded."""
+    miniaudio: Any = importlib.import_module("miniaudio")
+    resample: Any = importlib.import_module(f"{LIBRARY}.resample")
+    heard = 0
+
+    def pieces() -> Iterator[np.ndarray]:
+        nonlocal heard
+        stream = miniaudio.stream_memory(
+            recording.data, miniaudio.SampleFormat.SIGNED16, 1, recording.rate, frames_to_read=recording.rate
+        )
+        try:
+            for piece in stream:
+                heard += len(piece)
+                yield np.asarray(piece, np.int16).astype(np.float32) / 32768.0
+        finally:
+            stream.close()
+
+    try:
+        samples = resample.resample_audio_chunks(pieces(), recording.rate, RATE, recording.frames)
+    except (miniaudio.MiniaudioError, ValueError) as error:
+        raise _broken(param, error) from None
+    kept = samples[: -(-heard * RATE // recording.rate)]  # a file may be shorter than its header says
+    if not len(kept):
+        raise _broken(param, "nothing could be decoded")
+    return np.ascontiguousarray(kept, np.float32)
+
+
+def encode(sound: Sound, form: SoundForm) -> bytes:
+    """The file. Any thread."""
+    samples, rate = sound.samples, sound.rate
+    if len(samples) < LEAST_SECONDS * rate:  # of less some encoders make no file at all
+        samples = np.concatenate([samples, np.zeros(int(LEAST_SECONDS * rate) - len(samples), np.float32)])
+    if form in {"pcm", "opus"} and rate != SPOKEN_RATE:
+        resample: Any = importlib.import_module(f"{LIBRARY}.resample")
+        samples, rate = np.clip(resample.resample_audio_array(samples, rate, SPOKEN_RATE), -1.0, 1.0), SPOKEN_RATE
+    if form == "pcm":
+        return bytes((samples * 32767.0).astype("<i2").tobytes())
+    soundfile: Any = importlib.import_module("soundfile")
+    file, (kind, subtype) = io.BytesIO(), WRITTEN[form]
+    soundfile.write(file, samples, rate, format=kind, subtype=subtype)
+    return file.getvalue()
+
+
+def _reader(miniaudio: Any, data: bytes) -> Callable[[bytes], Any] | None:
+    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
+        return miniaudio.wav_get_info  # type: ignore[no-any-return]
+    if data[:4] == b"fLaC":
+        return miniaudio.flac_get_info  # type: ignore[no-any-return]
+    if data[:4] == b"OggS":
+        return miniaudio.vorbis_get_info  # type: ignore[no-any-return]
+    if data[:3] == b"ID3" or (data[:1] == b"\xff" and data[1:2] and data[1] & 0xE0 == 0xE0 and data[1] & 0x06):
+        return miniaudio.mp3_get_info  # type: ignore[no-any-return]
+    return None
+
+
+def _broken(param: str, why: object) -> BadRequest:
+    return BadRequest(f"{param}: the file cannot be decoded as audio ({why}).", param=param, code="invalid_value")

@@ -1,0 +1,61 @@
+"""Text to speech by models of mlx-audio, an extra of the package. Arrays belong to the model thread.
+
+A piece of text (a sentence) is one step: mlx-audio gives its sound as a whole.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+
+from start_llm.core.audio import Sound
+from start_llm.core.errors import BadRequest, NotSupported
+from start_llm.core.limits import SPOKEN
+from start_llm.engine.hearing import reading
+from start_llm.engine.sound import LIBRARY
+
+
+def import_library() -> None:
+    """Takes seconds; not to be done on the model thread."""
+    importlib.import_module(f"{LIBRARY}.tts.utils")
+    importlib.import_module(f"{LIBRARY}.tts.models.soprano")
+
+
+def loading(folder: Any, name: str) -> Generator[float, None, Speaker]:
+    """Reads the weights, some in each step. `import_library` comes first. Raises NotSupported."""
+    library: Any = importlib.import_module(f"{LIBRARY}.tts.utils")
+    try:
+        model = library.load_model(folder, lazy=True)
+    except (ValueError, TypeError, KeyError, OSError, AttributeError) as error:
+        raise NotSupported(f"mlx-audio cannot load {name}: {error}") from error
+    yield from reading(model)
+    return Speaker(model, name)
+
+
+class Speaker:
+    """A loaded model. Model thread only."""
+
+    def __init__(self, model: Any, name: str) -> None:
+        self._model, self._name = model, name
+        self._rate = int(model.sample_rate)
+
+    def speak(self, pieces: Sequence[str]) -> Generator[float, None, Sound]:
+        """Each yield: pieces that are done. Raises BadRequest: it does not come to an end."""
+        found: list[np.ndarray] = []
+        for index, piece in enumerate(pieces, start=1):
+            for result in self._model.generate(text=piece, verbose=False):
+                found.append(np.array(result.audio.astype(mx.float32)).reshape(-1))
+                if sum(map(len, found)) > SPOKEN.most * self._rate:
+                    raise BadRequest(
+                        f"input: its speech is longer than {SPOKEN.most:,} seconds; send less text at a time.",
+                        param="input",
+                        code="limit_exceeded",
+                    )
+            mx.clear_cache()
+            yield float(index)
+        samples = np.concatenate(found) if found else np.zeros(0, np.float32)
+        return Sound(np.clip(np.nan_to_num(samples), -1.0, 1.0), self._rate)

@@ -1,0 +1,172 @@
+"""Transcripts on a whole server, beside a model that decodes. By the SDK: `tests/integration/test_sdk.py`."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from start_llm import audio as service
+from start_llm.engine import hearing
+from start_llm.engine.scheduler import Scheduler
+from start_llm.engine.sound import look_at
+from tests.audio.tiny import tone, wav
+from tests.integration.live import WAIT, Live, live
+from tests.oracle import build_oracle, script
+
+pytestmark = pytest.mark.timeout(600)
+NAME = "tiny-whisper"
+
+
+@pytest.fixture(scope="module")
+def served(whisper_path: Path, voice_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    folder = tmp_path_factory.mktemp("served")
+    shutil.copytree(whisper_path, folder / "cache" / "models" / "other-whisper")
+    oracle = build_oracle(folder / "oracle", "plain")
+    named = {"transcription_model": str(whisper_path), "speech_model": str(voice_path)}
+    with live(oracle, folder / "cache", max_loaded_models=2, pinned_models="oracle", **named) as server:
+        yield server
+
+
+def ask(server: Live, seconds: float = 1.0, **fields: Any) -> httpx.Response:
+    files = {"file": ("sound.wav", wav(tone(seconds)))}
+    data = {"model": "whisper-1", "language": "de", "temperature": "0.2", **fields}
+    return httpx.post(f"{server.url}/v1/audio/transcriptions", files=files, data=data, timeout=WAIT)
+
+
+def post(server: Live, path: str, **body: Any) -> httpx.Response:
+    return httpx.post(f"{server.url}/v1/{path}", json=body, timeout=WAIT)
+
+
+def listed(server: Live, name: str = NAME) -> Any:
+    return httpx.get(f"{server.url}/v1/models/{name}", timeout=WAIT).json()
+
+
+def test_a_model_of_the_pool_comes_and_goes(served: Live) -> None:
+    card = listed(served)
+    assert (card["details"]["kind"], card["details"]["task"]) == ("audio", "transcription")
+    assert ask(served).json()["text"]
+    assert listed(served)["details"]["state"] == "ready"
+    assert listed(served, "other-whisper")["details"]["state"] == "stored"
+    assert ask(served, model="other-whisper").status_code == 200  # by its name, without a setting
+    assert listed(served)["details"]["state"] == "stored"  # there is room for one beside the main model
+    unloaded = post(served, "models/unload", model="other-whisper")
+    assert unloaded.json()["details"]["state"] == "stored"
+    assert post(served, "models/load", model=NAME).json()["details"]["state"] == "ready"
+    assert post(served, "models/pin", model=NAME, pinned=False).json()["details"]["pinned"] is False
+
+
+def test_its_weights_are_of_the_one_budget(served: Live) -> None:
+    shared = served.app._builder._shared
+    assert shared is not None
+    assert post(served, "models/load", model=NAME).status_code == 200
+    key = next(key for key in shared._weights if key.endswith(NAME))
+    assert shared._weights[key] == listed(served)["details"]["weight_bytes"]
+    assert post(served, "models/unload", model=NAME).status_code == 200
+    assert key not in shared._weights
+
+
+def test_models_of_another_kind_are_400_and_named(served: Live) -> None:
+    main = httpx.get(f"{served.url}/v1/models").json()["data"][0]["id"]
+    wrong = ask(served, model=main)
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "model")
+    assert "is a language model" in wrong.json()["error"]["message"]
+    chat = post(served, "chat/completions", model=NAME, messages=[{"role": "user", "content": "Hello"}])
+    assert chat.status_code == 400
+    assert "is an audio model (transcription)" in chat.json()["error"]["message"]
+    assert ask(served, model="nobody-knows-it").status_code == 404
+    assert ask(served, language="klingon").json()["error"]["param"] == "language"
+
+
+def test_a_row_that_decodes_waits_for_one_step_at_most(served: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the model thread does, in order: between two steps of the recording the model that decodes has one."""
+    order: list[str] = []
+    step, attempt = Scheduler.step, hearing.Listener._attempt
+
+    def stepped(self: Scheduler) -> None:
+        if "heard" not in order:
+            time.sleep(0.05)  # the recording comes while it decodes, however busy the machine is
+        order.append("step")
+        step(self)
+
+    def attempted(self: hearing.Listener, *given: Any) -> Any:
+        steps = attempt(self, *given)
+        while True:
+            order.append("heard")
+            try:
+                done = next(steps)
+            except StopIteration as end:
+                return end.value
+            yield done
+
+    assert post(served, "models/load", model=NAME).status_code == 200
+    monkeypatch.setattr(service, "STEP_SECONDS", 0.0)
+    monkeypatch.setattr(Scheduler, "step", stepped)
+    monkeypatch.setattr(hearing.Listener, "_attempt", attempted)
+    answer = served.openai.chat.completions.create(
+        model="default", messages=[{"role": "user", "content": script("word " * 300)}], stream=True
+    )
+    next(answer)
+    assert ask(served).status_code == 200
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in answer if chunk.choices).count("word") >= 299
+    assert order.count("heard") > 5
+    first, last = order.index("heard"), len(order) - order[::-1].index("step")
+    assert all(pair != ("heard", "heard") for pair in pairwise(order[first:last]))
+
+
+def test_a_client_that_goes_gives_the_model_free(served: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = hearing.Listener._attempt
+    begun = []
+
+    def endless(self: hearing.Listener, *given: Any) -> Any:
+        begun.append(True)
+        while True:
+            yield 0.0
+            time.sleep(0.01)
+
+    assert post(served, "models/load", model=NAME).status_code == 200
+    monkeypatch.setattr(hearing.Listener, "_attempt", endless)
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(
+            f"{served.url}/v1/audio/transcriptions",
+            files={"file": ("a.wav", wav(tone(1)))},
+            data={"language": "de"},
+            timeout=httpx.Timeout(WAIT, read=2.0),
+        )
+    monkeypatch.setattr(hearing.Listener, "_attempt", attempt)
+    until = time.monotonic() + WAIT
+    while (answer := post(served, "models/unload", model=NAME)).status_code == 409 and time.monotonic() < until:
+        time.sleep(0.05)
+    assert answer.status_code == 200, answer.text
+    assert served.app.audio._room.take(service.RECORDED.most, 0.0)  # nothing of it holds memory
+    served.app.audio._room.give(service.RECORDED.most)
+    assert ask(served).status_code == 200
+
+
+def test_it_is_logged_and_counted(served: Live) -> None:
+    before = served.app.audio.figures()["transcribed_seconds"]
+    answer = ask(served, 1.5)
+    assert served.app.audio.figures()["transcribed_seconds"] - before == 1.5
+    assert "start_llm_transcribed_seconds" in httpx.get(f"{served.url}/metrics").text
+    recent = httpx.get(f"{served.url}/v1/cache/requests").json()["requests"]
+    mine = next(entry for entry in recent if entry["id"] == answer.headers["x-request-id"])
+    assert (mine["dialect"], mine["model"], mine["status"]) == ("transcription", NAME, 200)
+
+
+def test_speech_by_a_model_of_the_pool(served: Live) -> None:
+    before = served.app.audio.figures()["spoken_seconds"]
+    answer = post(served, "audio/speech", model="tts-1", input="Hello there.", voice="alloy", response_format="wav")
+    assert answer.status_code == 200, answer.text
+    recording = look_at(answer.content, "file")
+    assert served.app.audio.figures()["spoken_seconds"] > before
+    assert recording.rate == 32000
+    assert listed(served, "tiny-voice")["details"]["task"] == "speech"
+    wrong = post(served, "audio/speech", model=NAME, input="Hello")
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (400, "wrong_kind")
+    assert post(served, "models/unload", model="tiny-voice").json()["details"]["state"] == "stored"
