@@ -67,7 +67,7 @@ class App:
         tell = self._say if settings.log_json else None
         self._progress: Callable[[str, float], None] = ProgressBars(console, tell) if say is None else _quiet
         self.pool = Pool(settings, Clients.load(settings.cache_rules_file), self._say)
-        self._builder = ModelBuilder(settings, self._say, self._progress, self.pool.reclaim)
+        self._builder = ModelBuilder(settings, self._say, self._progress, self.pool.reclaim, self.pool.staying)
         self._first: list[Built] = []
         self.engine = EngineThread(
             self._load,

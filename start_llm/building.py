@@ -18,6 +18,7 @@ from start_llm.engine.runtime import TextRuntime, drafts_for, make_grammars, mak
 from start_llm.engine.vision import VisionModel
 from start_llm.engine.wired import unwire, wire_weights
 from start_llm.kvcache.disk import DiskTier
+from start_llm.models.aside import aside, at_once
 from start_llm.models.device import Device, default_disk_bytes, inspect_device
 from start_llm.models.finding import find_out, with_room
 from start_llm.models.loader import LoadedModel, accelerator, load_model, load_steps, read_ahead, read_tokenizer
@@ -55,7 +56,7 @@ class ModelBuilder:
     """Loads models. Model thread only, but for the constructor and `read`.
 
     Args:
-        reclaim: asks for more bytes of KV, see `Pooled`.
+        reclaim, staying: see `Pooled`.
     """
 
     def __init__(
@@ -64,8 +65,10 @@ class ModelBuilder:
         say: Callable[[str], None],
         progress: Callable[[str, float], None],
         reclaim: Callable[[int], bool],
+        staying: Callable[[str], int],
     ) -> None:
-        self._settings, self._say, self._progress, self._reclaim = settings, say, progress, reclaim
+        self._settings, self._say, self._progress = settings, say, progress
+        self._reclaim, self._staying = reclaim, staying
         self._device: Device | None = None
         self._shared: Pooled | None = None
         self._wired = False
@@ -89,19 +92,17 @@ class ModelBuilder:
         """
         self._reserved = reserved
         built: list[Built] = []
-        steps = self.steps(self._settings, "", 0, built.append)
-        while True:
-            try:
-                next(steps)
-            except StopIteration as end:
-                return end.value, built[0]
+        return at_once(self.steps(self._settings, "", 0, built.append)), built[0]
 
     def read(self, settings: Settings, folder: Path, eos: Any) -> Ahead:
-        """What needs no MLX. Any thread but the model thread."""
-        device = inspect_device(accelerator)
-        read_ahead(folder, int(device.memory * READ_AHEAD_SHARE))
+        """What needs no MLX, and little memory. Any thread but the model thread."""
         wrapper = read_tokenizer(folder, eos)
         return Ahead(folder, wrapper, make_grammars(wrapper._tokenizer, wrapper.eos_token_ids))
+
+    def read_weights(self, folder: Path, moved: Callable[[], None]) -> None:
+        """Into the system's memory. Any thread but the model thread; `moved` is called now and then."""
+        device = inspect_device(accelerator)
+        read_ahead(folder, int(device.memory * READ_AHEAD_SHARE), moved)
 
     def steps(
         self,
@@ -120,6 +121,7 @@ class ModelBuilder:
         device, shared = self._machine()
         self._unwire()
         shared.place(model, weights)
+        opened: list[Any] = []
         try:
             wrapper, folder = (None, None) if ahead is None else (ahead.wrapper, ahead.folder)
             loaded = yield from load_steps(settings, device, self._progress, self._say, wrapper, folder)
@@ -130,23 +132,20 @@ class ModelBuilder:
                 self._wired = wire_weights(settings.wired_limit, device)
             yield 0.0
             grammars = make_grammars(loaded.tokenizer, loaded.eos) if ahead is None else ahead.grammars
-            drafts = drafts_for(settings, loaded)
-            yield 0.0
-            disk = self._disk(settings, loaded)
-            yield 0.0
-            store = make_store(settings, loaded, shared.most_stored, disk)
+            drafts = yield from drafts_for(settings, loaded)
+            disk = yield from aside(lambda: self._disk(settings, loaded), _close)
+            opened.append(disk)
+            store = yield from make_store(settings, loaded, shared.most_stored, disk)
+            opened.append(store)
             guard = MemoryGuard(store, shared=shared)
-        except BaseException:
-            shared.leave(model)
-            raise
-        try:
+            opened.append(guard)
             runtime = TextRuntime(settings, loaded, store, guard, drafts, grammars, lambda: self._left(model))
         except BaseException:
-            guard.close()
-            store.close()
+            for each in reversed(opened):
+                _close(each)
             shared.leave(model)
             raise
-        loaded = with_room(loaded, guard.most_tokens(), self._say)
+        loaded = with_room(loaded, guard.most_tokens(model), self._say)
         where = f"{self._disk_bytes(settings) / GIB:.1f} GiB in {settings.disk_dir}" if disk and disk.ready else ""
         done(Built(loaded, grammars, shared.most_stored, where, lambda: store.nbytes))
         return runtime
@@ -175,7 +174,8 @@ class ModelBuilder:
             if most is not None:
                 device = replace(device, usable=min(most, device.usable or most))
             self._device = device
-            self._shared = Pooled(self._left_to_us(device), self._settings.cache_memory_bytes, self._reclaim)
+            most_stored = self._settings.cache_memory_bytes
+            self._shared = Pooled(self._left_to_us(device), most_stored, self._reclaim, self._staying)
         return self._device, self._shared
 
     def _left_to_us(self, device: Device) -> int:
@@ -222,3 +222,9 @@ class ModelBuilder:
     def _disk_bytes(self, settings: Settings) -> int:
         folder, limit = settings.disk_dir, settings.kv_disk_bytes
         return default_disk_bytes(folder) if limit is None and folder is not None else limit or 0
+
+
+def _close(opened: Any) -> None:
+    """What is closed already may be closed again; ``None``: there is nothing."""
+    if opened is not None:
+        opened.close()

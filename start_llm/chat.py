@@ -156,6 +156,9 @@ class ChatService:
     def served_name(self, asked: str) -> str:
         return self._models.served_name(asked)
 
+    def context_scale(self, model: str) -> float:
+        return self._models.card(model).context_scale
+
     def load_model(self, name: str) -> ModelCard:
         lease = self._models.open_any(name)
         with self._loaded(lease, name):

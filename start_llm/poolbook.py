@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Literal
@@ -39,6 +40,7 @@ class Entry:
         serving: while it is ready; of an audio model `audio`, which the model thread alone may use.
         card: as it was when it was loaded last.
         failure, failed: why it could not be loaded last, and when.
+        lack: why it waits for room.
     """
 
     key: str
@@ -54,6 +56,7 @@ class Entry:
     card: ModelCard | None = None
     failure: StartLLMError | None = None
     failed: float = 0.0
+    lack: StartLLMError | None = None
     waiting: list[Lease] = field(default_factory=list)
 
     @property
@@ -75,6 +78,7 @@ class Lease:
 
     def __init__(self, book: Book, entry: Entry) -> None:
         self._book, self._entry = book, entry
+        self.since = time.monotonic()
         self._settled = threading.Event()
         self._closed = False
         self._served: Served | None = None
@@ -86,7 +90,13 @@ class Lease:
         self._settled.set()
 
     def wait(self, seconds: float) -> bool:
-        return self._settled.wait(seconds) if seconds else self._settled.is_set()
+        if self._settled.wait(seconds) if seconds else self._settled.is_set():
+            return True
+        stuck = self._book.stuck()
+        if stuck is None:
+            return False
+        self.settle(None, stuck)
+        return True
 
     @property
     def served(self) -> Served:
@@ -116,6 +126,8 @@ class Lease:
             self._entry.used = time.monotonic()
             if self in self._entry.waiting:
                 self._entry.waiting.remove(self)
+            if not self._entry.users:
+                self._book.look_again()
         self._settled.set()
 
 
@@ -125,19 +137,23 @@ class Book:
         lock: guards all entries; every method takes it. Nothing waits inside of it.
         main: the model that the server was started with.
         wishes: entries for the loader, in whose state the wish is; ``None``: it shall end.
+        short: those that are to be loaded and wait for room that others take, who waits for longest first. Guarded by
+            the lock.
+        stuck: why nothing can be loaded now, or ``None``: set by the loader. Any thread.
         gone: what the prompt pipelines of models that are unloaded had counted. Guarded by the lock.
     """
 
     def __init__(self, settings: Settings, names: PoolNames) -> None:
         self._names = names
+        self._room_seconds = settings.pool_wait_seconds
+        self._most_waiting = max(1, settings.http_threads // 2)  # each keeps a thread
         self.lock = threading.RLock()
         self.main = Entry(MAIN, settings, state="loading")
         self._entries: dict[str, Entry] = {MAIN: self.main}
         self.wishes: SimpleQueue[Entry | None] = SimpleQueue()
+        self.short: list[Entry] = []
+        self.stuck: Callable[[], StartLLMError | None] = lambda: None
         self.gone: Counter[str] = Counter()
-
-    def __contains__(self, known: Known) -> bool:
-        return known.key in self._entries
 
     def entries(self) -> list[Entry]:
         """The main model's first."""
@@ -154,7 +170,27 @@ class Book:
                 found = Entry(known.key, self._names.settings_for(known), known, weights=known.stored.size)
                 found.pinned = self._names.is_pinned(*known.aliases)
                 self._entries[known.key] = found
+            elif found.known is not None and found.known.stored.size != known.stored.size and found.state == "stored":
+                found.known, found.weights = known, known.stored.size  # its files are others now
             return found
+
+    def loaded_as(self, name: str) -> Known | None:
+        """A language model of that name that is in memory, whether it is still on the disk or not."""
+        with self.lock:
+            known = (entry.known for entry in self._entries.values() if entry.serving is not None)
+            return next((each for each in known if each is not None and name in each.aliases), None)
+
+    def forget(self, there: Collection[Known]) -> None:
+        """Idle models that are not on the disk any more; one that is loaded goes only if its name is another's now."""
+        keys, names = {known.key for known in there}, {known.name for known in there}
+        with self.lock:
+            for entry in list(self._entries.values()):
+                if entry is self.main or entry.users or entry.key in keys:
+                    continue
+                if entry.state == "stored":
+                    del self._entries[entry.key]
+                elif entry.state == "ready" and entry.name in names:
+                    self.send_away(entry)
 
     def lease(self, known: Known | None) -> Lease:
         """Raises why the model could not be loaded, if that was a short while ago."""
@@ -167,6 +203,9 @@ class Book:
             if entry.state == "ready":
                 lease.settle(None if entry.serving is None else entry.serving.served)
                 return lease
+            if (stuck := self.stuck()) is not None:
+                entry.users -= 1
+                raise stuck
             entry.waiting.append(lease)
             if entry.state == "stored":
                 self.wish_for(entry)
@@ -176,6 +215,36 @@ class Book:
         with self.lock:
             entry.state = "loading"
             self.wishes.put(entry)
+
+    def look_again(self) -> None:
+        """There may be room now for the model that waits for it for longest."""
+        with self.lock:
+            if self.short:
+                self.wishes.put(self.short[0])
+
+    def wait_for_room(self, entry: Entry, lack: StartLLMError) -> None:
+        with self.lock:
+            entry.lack = lack
+            if entry not in self.short:
+                self.short.append(entry)
+            self.end_waits()
+
+    def no_longer_short(self, entry: Entry) -> None:
+        with self.lock:
+            if entry in self.short:
+                self.short.remove(entry)
+
+    def end_waits(self) -> None:
+        """Who has waited for room long enough is told, and so is who would keep too many threads waiting."""
+        with self.lock:
+            before, left = time.monotonic() - self._room_seconds, self._most_waiting
+            for entry in list(self.short):
+                assert entry.lack is not None
+                self.give_up(entry, entry.lack.again(), before, most=left)
+                left -= len(entry.waiting)
+                if not entry.waiting:
+                    self.short.remove(entry)
+                    entry.state = "stored"
 
     def send_away(self, entry: Entry) -> None:
         with self.lock:
@@ -199,13 +268,16 @@ class Book:
                 self.send_away(self._entries[key])
         return True
 
+    def pinned_bytes(self, key: str) -> int:
+        """Of the weights of loaded models that never go for the one of this key."""
+        return sum(each.weights for each in self.residents() if each.pinned and each.key != key)
+
     def take(self, keys: Iterable[str]) -> list[Entry]:
-        """These are about to be unloaded by who asks."""
+        """These are about to be unloaded by who asks, and so are those that were sent away before."""
         with self.lock:
-            taken = [self._entries[key] for key in keys]
-            for entry in taken:
-                entry.state = "unloading"
-        return taken
+            for key in keys:
+                self._entries[key].state = "unloading"
+            return [entry for entry in self._entries.values() if entry.state == "unloading"]
 
     def ready(self, entry: Entry, serving: Serving) -> None:
         with self.lock:
@@ -224,12 +296,14 @@ class Book:
             lease.settle(served)
         entry.waiting.clear()
 
-    def give_up(self, entry: Entry, error: StartLLMError) -> None:
-        """Nobody waits for it any more."""
+    def give_up(self, entry: Entry, error: StartLLMError, before: float = math.inf, most: int = 0) -> None:
+        """Who has waited for it since `before` (``time.monotonic()``) waits no more; of the others `most` do."""
         with self.lock:
+            younger = [lease for lease in entry.waiting if lease.since > before][: max(0, most)]
             for lease in entry.waiting:
-                lease.settle(None, error)
-            entry.waiting.clear()
+                if lease not in younger:
+                    lease.settle(None, error)
+            entry.waiting = younger
 
     def residents(self) -> list[Resident]:
         with self.lock:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -86,7 +87,7 @@ class Pool:
     def open(self, name: str) -> Lease:
         if self.main is None:
             raise Unavailable(self._engine.status().detail or "The model is still loading.")
-        return self._book.lease(self._names.find_chat(name))
+        return self._book.lease(self._find(name, self._names.find_chat))
 
     def open_audio(self, name: str, task: AudioTask) -> Lease:
         """As `open`. Raises BadRequest for a model that does something else."""
@@ -102,7 +103,17 @@ class Pool:
         """As `open`, of models of every kind."""
         if self.main is None:
             raise Unavailable(self._engine.status().detail or "The model is still loading.")
-        return self._book.lease(self._names.find(name))
+        return self._book.lease(self._find(name))
+
+    def _find(self, name: str, find: Callable[[str], Known | None] | None = None) -> Known | None:
+        """``None``: the main model. A model that is loaded may have been removed from the disk. Raises NotFound."""
+        try:
+            return (find or self._names.find)(name)
+        except NotFound:
+            loaded = self._book.loaded_as(name)
+            if loaded is None:
+                raise
+            return loaded
 
     @property
     def main(self) -> ModelCard | None:
@@ -112,10 +123,11 @@ class Pool:
         if self.main is None:
             return ()
         listed = self._names.all()
-        with self._book.lock:
-            cards = [self._card(entry) for entry in self._book.entries()]
-            cards += [self._stored_card(known) for known in listed if known not in self._book]
-        return tuple(cards)
+        self._book.forget(listed)
+        entries = self._book.entries()
+        keys = {entry.key for entry in entries}
+        cards = [self._card(entry) for entry in entries]
+        return (*cards, *(self._stored_card(known) for known in listed if known.key not in keys))
 
     def other_names(self) -> list[tuple[str, ModelCard]]:
         """By which other models may be asked for, patterns of MODEL_MAP included (LiteLLM knows no ``?`` in them)."""
@@ -133,30 +145,29 @@ class Pool:
         return [card for card in self.cards() if "task" in card.details]
 
     def card(self, name: str) -> ModelCard:
-        known = self._names.find(name)
-        with self._book.lock:
-            return self._card(self._book.entry(known))
+        known = self._find(name)
+        return self._card(self._book.entry(known))
 
     def served_name(self, asked: str) -> str:
         main = self.main
         if main is None:
             return asked
         try:
-            known = self._names.find(asked)
+            known = self._find(asked)
         except NotFound:
             return asked
         return main.id if known is None else known.name
 
     def token_text(self, token: int, name: str) -> str:
         try:
-            known = self._names.find(name)
+            known = self._find(name)
         except NotFound:
             return ""
         serving = self._book.entry(known).serving
         return "" if serving is None else serving.served.token_text(token)
 
     def unload(self, name: str) -> ModelCard:
-        known = self._names.find(name)
+        known = self._find(name)
         with self._book.lock:
             entry = self._book.entry(known)
             if entry.users:
@@ -166,15 +177,15 @@ class Pool:
         until = time.monotonic() + UNLOAD_SECONDS
         while entry.state == "unloading" and time.monotonic() < until and not self._loader.stopping:
             time.sleep(0.02)
-        with self._book.lock:
-            return self._card(entry)
+        return self._card(entry)
 
     def pin(self, name: str, pinned: bool) -> ModelCard:
-        known = self._names.find(name)
+        known = self._find(name)
         with self._book.lock:
             entry = self._book.entry(known)
             entry.pinned = pinned
-            return self._card(entry)
+            self._book.look_again()
+        return self._card(entry)
 
     def figures(self) -> Mapping[str, float]:
         """Counters of all prompt pipelines, and of the pool itself, by the names that `/metrics` shows."""
@@ -191,31 +202,36 @@ class Pool:
         """Sends idle models away for `need` more bytes of KV. False: there are not so many."""
         return self._book.reclaim(need)
 
-    # --- under the book's lock ----------------------------------------------------------
+    def staying(self, model: str) -> int:
+        """Bytes of the weights of pinned models other than this one."""
+        return self._book.pinned_bytes(model)
 
     def _card(self, entry: Entry) -> ModelCard:
-        card = entry.card if entry.card is not None else self._stored_card(entry.known) if entry.known else None
+        """As it is now. Nothing is locked while the disk is looked at: it may hang."""
+        with self._book.lock:
+            now = copy(entry)
+        card = now.card if now.card is not None else self._stored_card(now.known) if now.known else None
         assert card is not None, "the main model has one from its start on"
-        kv = entry.serving.built.kv_bytes() if entry.serving is not None else 0
-        failed = entry.failure is not None and entry.state == "stored"
+        failed = now.failure is not None and now.state == "stored"
         return replace(
             card,
-            state="failed" if failed else entry.state,
-            pinned=entry.pinned,
-            kv_bytes=kv,
-            problem=entry.failure.message if failed and entry.failure is not None else "",
+            state="failed" if failed else now.state,
+            pinned=now.pinned,
+            kv_bytes=now.serving.built.kv_bytes() if now.serving is not None else 0,
+            problem=now.failure.message if failed and now.failure is not None else "",
         )
 
     def _stored_card(self, known: Known) -> ModelCard:
         stored, most = known.stored, self._settings.max_kv_size
+        context = min(most, stored.context or most)
         details: dict[str, Any] = {"source": known.source}
         if stored.audio is not None:
-            most = 0
+            context = 0
             details |= {"kind": "audio", "task": stored.audio}
         return ModelCard(
             known.name,
             int(stored.folder.stat().st_mtime) if stored.folder.exists() else 0,
-            min(most, stored.context or most),
+            context,
             tools="tools" in stored.can,
             reasoning="reasoning" in stored.can,
             vision="images" in stored.can and self._settings.vision == "auto",
@@ -223,6 +239,7 @@ class Pool:
             state="stored",
             pinned=self._names.is_pinned(*known.aliases),
             weight_bytes=stored.size,
+            context_scale=self._settings.context_scale_for(context),
             details=details,
         )
 

@@ -14,14 +14,23 @@ from collections.abc import Callable, Generator
 from queue import Empty
 from typing import Any
 
-from start_llm.building import Built, ModelBuilder
-from start_llm.core.errors import NOT_LOADABLE, Internal, NotSupported, OutOfMemory, StartLLMError, Unavailable
+from start_llm.building import Ahead, Built, ModelBuilder
+from start_llm.core.errors import (
+    NOT_LOADABLE,
+    Internal,
+    NotFound,
+    NotSupported,
+    OutOfMemory,
+    StartLLMError,
+    Unavailable,
+)
 from start_llm.core.settings import Settings
 from start_llm.engine import hearing, speaking
 from start_llm.engine.sound import is_installed
 from start_llm.engine.thread import EngineThread
 from start_llm.models.capabilities import read_config
-from start_llm.models.pool import Limits, room_for
+from start_llm.models.checkpoint import CheckpointError, check_source
+from start_llm.models.pool import Limits, room_for, there_will_be_room
 from start_llm.poolbook import Book, Entry
 from start_llm.poolnames import PoolNames
 from start_llm.prompt.clients import Clients
@@ -41,6 +50,9 @@ class Loader:
 
     Args:
         say: tells people what is loaded and unloaded.
+
+    Attributes:
+        patience: seconds after which a load that does not move is taken to hang; 0: it is waited for.
     """
 
     def __init__(
@@ -57,6 +69,10 @@ class Loader:
         self._engine, self._builder = engine, builder
         self._clients, self._say = clients, say
         self.stopping = False
+        self.patience = settings.generation_watchdog_seconds
+        self._moved: float | None = None  # when something was read or computed last; None: nothing is loaded now
+        self._busy_with = ""
+        book.stuck = self._stuck
         self._thread = threading.Thread(target=self._run, name="loader", daemon=True)
 
     def start(self) -> None:
@@ -68,6 +84,19 @@ class Loader:
         self._book.wishes.put(None)
         if self._thread.is_alive():
             self._thread.join(10.0)
+
+    def _stuck(self) -> StartLLMError | None:
+        limit, moved = self.patience, self._moved
+        if not limit or moved is None or time.monotonic() - moved < limit:
+            return None
+        return Unavailable(
+            f"{self._busy_with} is being loaded or unloaded, and nothing of it has moved for {limit:g} s "
+            "(GENERATION_WATCHDOG_SECONDS); until that ends no other model can be loaded.",
+            retry_after=limit,
+        )
+
+    def _move(self) -> None:
+        self._moved = time.monotonic()
 
     def serve(self, entry: Entry, built: Built) -> Serving:
         """Any thread. Raises NotSupported if the model cannot be served."""
@@ -85,9 +114,14 @@ class Loader:
                 entry = self._book.wishes.get(timeout=LOOK_SECONDS)
             except Empty:
                 self._book.send_old_away(self._settings.model_ttl_seconds)
+                self._book.look_again()
                 continue
+            finally:
+                self._book.end_waits()
             if entry is None or self.stopping:
                 return
+            self._busy_with = entry.name
+            self._move()
             try:
                 if entry.state == "loading":
                     self._load(entry)
@@ -95,45 +129,91 @@ class Loader:
                     self._unload(entry)
             except Exception as error:  # noqa: BLE001 - the thread's edge: it must serve the next wish; logged there
                 self._failed(entry, error)
+            self._moved = None
 
     def _load(self, entry: Entry) -> None:
         with self._book.lock:
             if not entry.waiting and entry.users == 0 and not self._names.is_preloaded(entry.name):
+                self._book.no_longer_short(entry)
                 entry.state = "stored"  # whoever wanted it has gone
                 return
         began = time.monotonic()
         serving = None
         try:
-            self._make_room(entry)
+            if self._room(entry) is None:
+                return
+            ahead = self._look_at(entry)
+            if not self._make_room(entry):
+                return
             if entry.task is not None:
                 self._bring_audio_in(entry)
             else:
-                serving = self._bring_in(entry)
+                serving = self._bring_in(entry, ahead)
         except BaseException as error:  # noqa: BLE001 - a model's own code may do anything; its requests are told
             self._failed(entry, error)
         if serving is not None:
             self._book.ready(entry, serving)
         elif entry.audio is None:
-            _free()
+            _free(first=False)
             return
         self._say(f"loaded    {entry.name}  ({time.monotonic() - began:.1f} s)")
 
-    def _make_room(self, entry: Entry) -> None:
-        """Raises OutOfMemory."""
+    def _room(self, entry: Entry) -> list[str] | None:
+        """Keys of the models that have to go for it; ``None``: it waits for them to be idle. Raises OutOfMemory."""
         limits = Limits(self._builder.usable, self._settings.max_loaded_models)
         with self._book.lock:
-            residents, running = self._book.residents(), self._builder.running
-            going = self._book.take(room_for(entry.name, entry.weights, residents, limits, running))
-        for other in going:
-            self._unload(other)
+            residents, running, short = self._book.residents(), self._builder.running, self._book.short
+            try:
+                going = room_for(entry.name, entry.weights, residents, limits, running)
+            except OutOfMemory as error:
+                if not there_will_be_room(entry.name, entry.weights, residents, limits):
+                    raise
+                self._book.wait_for_room(entry, error)
+                return None
+            if going and short and short[0] is not entry:
+                behind = (
+                    f"{entry.name} waits for memory behind {short[0].name}, which others at work are in the way of."
+                )
+                self._book.wait_for_room(entry, OutOfMemory(behind))
+                return None
+            return going
 
-    def _bring_in(self, entry: Entry) -> Serving:
-        ahead, folder = None, None if entry.known is None else entry.known.stored.folder
-        if folder is not None:
-            ahead = self._builder.read(entry.settings, folder, read_config(folder).get("eos_token_id"))
+    def _look_at(self, entry: Entry) -> Ahead | None:
+        """What is read before others go for it. Raises NotFound and the like if it cannot be loaded anyway.
+
+        Returns:
+            ``None``: it is the main model, which the builder finds by itself, or an audio model.
+        """
+        if entry.task is not None and not is_installed():
+            raise NotSupported(NOT_INSTALLED, code="extra_not_installed")
+        if entry.known is None or entry.task is not None:
+            return None
+        folder = entry.known.stored.folder
+        try:
+            check_source(str(folder), command="", trust_code=entry.settings.trust_remote_code)
+        except CheckpointError as error:
+            kind = NotSupported if folder.is_dir() else NotFound
+            raise kind(f"{entry.name} cannot be loaded: {str(error).partition(': ')[2] or error}") from error
+        return self._builder.read(entry.settings, folder, read_config(folder).get("eos_token_id"))
+
+    def _make_room(self, entry: Entry) -> bool:
+        """False: it has to wait after all. Raises OutOfMemory."""
+        with self._book.lock:
+            going = self._room(entry)
+            if going is None:
+                return False
+            self._book.no_longer_short(entry)
+            taken = self._book.take(going)
+        for other in taken:
+            self._unload(other)
+        return True
+
+    def _bring_in(self, entry: Entry, ahead: Ahead | None) -> Serving:
+        if ahead is not None:
+            self._builder.read_weights(ahead.folder, self._move)
         built: list[Built] = []
         steps = self._builder.steps(entry.settings, entry.key, entry.weights, built.append, ahead)
-        self._engine.load(entry.key, steps)
+        self._engine.load(entry.key, self._moving(steps))
         try:
             return self.serve(entry, built[0])
         except BaseException:
@@ -141,14 +221,26 @@ class Loader:
             raise
 
     def _bring_audio_in(self, entry: Entry) -> None:
-        if not is_installed():
-            raise NotSupported(NOT_INSTALLED, code="extra_not_installed")
         assert entry.known is not None
         library = hearing if entry.task == "transcription" else speaking
         library.import_library()
         steps: Generator[float, None, Any] = library.loading(entry.known.stored.folder, entry.name)
         steps = self._builder.guest(entry.key, entry.weights, steps)
-        self._book.ready_to_hear(entry, self._engine.chore(steps))
+        self._book.ready_to_hear(entry, self._engine.chore(self._moving(steps)))
+
+    def _moving[T](self, steps: Generator[float, None, T]) -> Generator[float, None, T]:
+        """The steps, on the model thread, of which each is a sign of life."""
+        try:
+            while True:
+                self._move()
+                try:
+                    pause = next(steps)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                yield pause
+        finally:
+            steps.close()
 
     def _failed(self, entry: Entry, error: BaseException) -> None:
         if not isinstance(error, StartLLMError):
@@ -159,6 +251,7 @@ class Loader:
             error.refusal = NOT_LOADABLE
         with self._book.lock:
             entry.state = "stored"
+            self._book.no_longer_short(entry)
             if not isinstance(error, OutOfMemory | Unavailable):  # there may be room at any time
                 entry.failure, entry.failed = error, time.monotonic()
             self._book.give_up(entry, error)
@@ -175,11 +268,12 @@ class Loader:
         elif audio[0] is not None:
             self._engine.chore(self._builder.guest_leaves(entry.key, audio))
         del serving, audio
-        _free()
+        _free(first=entry is self._book.main)
         with self._book.lock:
             entry.state = "stored"
             if entry.waiting:
                 self._book.wish_for(entry)
+            self._book.look_again()
         self._say(f"unloaded  {entry.name}")
 
     def _take_out(self, entry: Entry, serving: Serving) -> None:
@@ -194,7 +288,14 @@ class Loader:
             self._book.gone.update(served.pipeline.counters())
 
 
-def _free() -> None:
-    """Gives back what a model that has gone took, as far as something still points at itself."""
-    gc.unfreeze()  # what was there at the start, too
+def _free(*, first: bool) -> None:
+    """Gives back what a model that has gone took, as far as something still points at itself.
+
+    Looking through everything takes 0.3 s in which no thread does anything else. What was there when the server had
+    started is frozen, and passed over; only the `first` model is among it.
+    """
+    if first:
+        gc.unfreeze()
     gc.collect()
+    if first:
+        gc.freeze()

@@ -112,6 +112,7 @@ def _card(settings: Settings, served: Served, loaded: LoadedModel) -> ModelCard:
         vision=served.eyes is not None,
         images="shown" if served.eyes is not None else settings.images_on_text_model,
         weight_bytes=loaded.weight_bytes,
+        context_scale=settings.context_scale_for(served.context),
         details={"source": served.source, "facts": facts},
     )
 

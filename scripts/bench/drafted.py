@@ -13,9 +13,10 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,6 +28,7 @@ from scripts.bench.drafting import CallStyle, Totals, drafted_behind, said
 from start_llm.app import App
 from start_llm.core.settings import load_settings
 from start_llm.engine.costs import Acceptance, CostTable, Gate
+from start_llm.engine.measure import Measured
 from tests.oracle.build import SPECIAL
 
 Json = dict[str, Any]
@@ -134,6 +136,12 @@ class _Lengths:
         return True
 
 
+def _told(measured: Measured, *_: Any) -> Generator[float, None, Measured]:
+    """In place of measuring."""
+    yield 0.0
+    return measured
+
+
 @contextmanager
 def serving(checkpoint: Path, work: Path, costs: dict[int, float], *, fixed: bool = False) -> Iterator[str]:
     """Our server in this process, on an oracle. Gives its URL; the next answer goes into ``reply.txt`` in `work`.
@@ -155,7 +163,7 @@ def serving(checkpoint: Path, work: Path, costs: dict[int, float], *, fixed: boo
     }
     app = App(load_settings(None, **settings), say=lambda line: None)
     with (
-        patch("start_llm.engine.drafting.measure_passes", lambda *_: {0: costs}),
+        patch("start_llm.engine.drafting.measuring", partial(_told, {0: costs})),
         patch("start_llm.engine.drafting.CostTable", _Published),
         patch("start_llm.engine.drafting.Gate", _Lengths if fixed else Gate),
         patch.dict(os.environ, {"ORACLE_REPLIES": str(work / "reply.txt")}),

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -71,17 +72,22 @@ class MessagesBody(SamplingBody):
 
 @dataclass(frozen=True, slots=True)
 class MessagesExchange:
-    """A message that is being answered. `scale` multiplies every count that the client is told."""
+    """A message that is being answered.
+
+    Attributes:
+        scale: what every count that the client is told is multiplied by. It is asked when one is told: what a model has
+            room for is known once it is loaded.
+    """
 
     request: ChatRequest
-    scale: float
+    scale: Callable[[], float] = lambda: 1.0
 
     @property
     def requests(self) -> tuple[ChatRequest, ...]:
         return (self.request,)
 
     def body(self, result: Collected) -> dict[str, Any]:
-        return message_body(self.request, result, self.scale)
+        return message_body(self.request, result, self.scale())
 
     def writer(self) -> StreamWriter:
         return MessageWriter(self.request, self.scale)
@@ -116,7 +122,7 @@ def read_messages(inbound: Inbound, settings: Settings) -> MessagesExchange:
         template_kwargs=template_kwargs_of(data),
         received=inbound.received or time.monotonic(),
     )
-    return MessagesExchange(request, settings.context_scale)
+    return MessagesExchange(request)
 
 
 def _system(system: Any) -> tuple[Message, ...]:

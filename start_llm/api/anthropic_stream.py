@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 from start_llm.api import sse
@@ -115,7 +116,7 @@ class MessageWriter:
     Before ``message_start`` signs of life are comments, since clients take no event before it.
     """
 
-    def __init__(self, request: ChatRequest, scale: float) -> None:
+    def __init__(self, request: ChatRequest, scale: Callable[[], float]) -> None:
         self._request = request
         self._scale = scale
         self._started = False
@@ -167,7 +168,7 @@ class MessageWriter:
         if self._started:
             return b""
         self._started = True
-        usage = input_usage(report.prompt, report.reused, self._scale) | {"output_tokens": 0}
+        usage = input_usage(report.prompt, report.reused, self._scale()) | {"output_tokens": 0}
         message = _message(self._request, [], usage)
         return sse.event("message_start", {"type": "message_start", "message": message})
 
@@ -196,6 +197,6 @@ class MessageWriter:
 
     def _end(self, done: Done) -> bytes:
         head = self._start(done.report) + self._close_block()
-        usage = usage_body(done.usage, done.report, self._scale)
+        usage = usage_body(done.usage, done.report, self._scale())
         delta = sse.event("message_delta", {"type": "message_delta", "delta": self._stop, "usage": usage})
         return head + delta + sse.event("message_stop", {"type": "message_stop"})

@@ -123,4 +123,5 @@ def _loaded(card: ModelCard) -> dict[str, Any]:
     """Where the model is: on disk, in memory, between the two."""
     told: dict[str, Any] = {"state": card.state, "pinned": card.pinned, "weight_bytes": card.weight_bytes}
     told["kv_bytes"] = card.kv_bytes
+    told["context_scale"] = card.context_scale
     return told | ({"problem": card.problem} if card.problem else {})

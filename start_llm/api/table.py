@@ -80,12 +80,14 @@ class Dialects:
 
     def messages(self, inbound: Inbound) -> Exchange:
         exchange = read_messages(inbound, self.settings)
-        return replace(exchange, request=self._begun(exchange, inbound))
+        request = self._begun(exchange, inbound)
+        return replace(exchange, request=request, scale=lambda: self.service.context_scale(request.model))
 
     def count_tokens(self, inbound: Inbound) -> Reply:
         exchange = read_messages(inbound, self.settings)
-        count = self.service.count_tokens(self._named(exchange.request))
-        return Reply(sse.dumps({"input_tokens": scaled(count, exchange.scale)}))
+        request = self._named(exchange.request)
+        count = self.service.count_tokens(request)
+        return Reply(sse.dumps({"input_tokens": scaled(count, self.service.context_scale(request.model))}))
 
     def count_response_tokens(self, inbound: Inbound) -> Reply:
         exchange = read_responses(inbound, self.settings, self.service.token_text, self._stored(inbound))

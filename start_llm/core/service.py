@@ -19,6 +19,7 @@ class ModelCard:
     Attributes:
         created: unix seconds.
         context: most tokens of a request, answer included.
+        context_scale: by which counts that clients of the Anthropic API are told are multiplied.
         tools, reasoning, vision: whether it takes tools, can think before it answers, sees images.
         images: what becomes of an image: ``shown`` to the model, told as a ``placeholder``, or ``reject``ed.
         state: ``ready``, ``loading``, ``unloading``, ``failed``, or ``stored``: it lies on disk and is loaded when it
@@ -41,6 +42,7 @@ class ModelCard:
     weight_bytes: int = 0
     kv_bytes: int = 0
     problem: str = ""
+    context_scale: float = 1.0
     details: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -110,6 +112,10 @@ class Service(Protocol):
 
     def token_text(self, token: int, model: str = "") -> str:
         """A token's text, for logprobs, in the vocabulary of the model of that name."""
+        ...
+
+    def context_scale(self, model: str) -> float:
+        """Of the model's card. Raises NotFound."""
         ...
 
     def models(self) -> tuple[ModelCard, ...]:

@@ -23,6 +23,9 @@ def _lower(value: Any) -> Any:
     return value.strip().lower() if isinstance(value, str) else value
 
 
+ASSUMED_CONTEXT = 200_000
+"""Tokens that clients of the Anthropic API take every model to have room for."""
+
 OffOr = BeforeValidator(_off_is_none)
 Port = Annotated[int, Field(ge=0, le=65535)]
 Count = Annotated[int, Field(ge=0)]
@@ -131,6 +134,11 @@ class Settings(BaseSettings):
     model_ttl_seconds: Seconds = Field(
         0.0, description="A model that was not asked for so long is unloaded, its KV goes to disk (0 = never)."
     )
+    pool_wait_seconds: Seconds = Field(
+        30.0,
+        description="How long a request waits for a model that has no room because others work, before it is refused "
+        "with 507 (0 = not at all).",
+    )
     max_loaded_models: Count = Field(
         0, description="Most models that are loaded at the same time (0 = as many as fit)."
     )
@@ -179,8 +187,10 @@ class Settings(BaseSettings):
     launch_idle_minutes: Annotated[float, Field(gt=0)] = Field(
         10.0, description="IDLE_SHUTDOWN_MINUTES of a server that launch started, if that is 0."
     )
-    context_scale: Annotated[float, Field(gt=0, le=100)] = Field(
-        1.0, description="Anthropic API: token counts told to the client are multiplied by this."
+    context_scale: Literal["auto"] | Annotated[float, Field(gt=0, le=100)] = Field(
+        1.0,
+        description="Anthropic API: token counts told to the client are multiplied by this; auto: so that a client "
+        "that takes each model to have room for 200,000 tokens compacts in time.",
     )
     responses_store_max: Count = Field(1000, description="Responses API: stored responses kept; 0 stores none.")
     responses_store_ttl_seconds: Seconds = Field(
@@ -374,6 +384,12 @@ class Settings(BaseSettings):
     def pinned(self) -> list[str]:
         """PINNED_MODELS."""
         return [name for name in self.pinned_models.split(",") if name]
+
+    def context_scale_for(self, context: int) -> float:
+        """CONTEXT_SCALE for a model with so much room; ``auto`` never makes counts smaller than they are."""
+        if self.context_scale == "auto":
+            return max(1.0, ASSUMED_CONTEXT / context) if context else 1.0
+        return self.context_scale
 
     @property
     def disk_dir(self) -> Path | None:

@@ -15,7 +15,9 @@ from start_llm.engine.text import eval_cache
 from start_llm.models.loader import LoadedModel
 from start_llm.models.trial import SECONDS, TOKENS, Answer, TooSlow
 
-_CHUNKS = (16, 64, 256)  # by the time that the first ones take it is known how long all of them will
+_LEAST_CHUNK, _MOST_CHUNK = 16, 256
+STEP_SECONDS = 0.05
+"""About how long a chunk of the prompt takes: other models wait for it."""
 
 
 def asker(settings: Settings, loaded: LoadedModel) -> Answer | None:
@@ -46,16 +48,18 @@ def greedy(
     began = clock()
     cache = make_prompt_cache(model)
     waiting = list(tokens)
-    sizes = iter(_CHUNKS)
-    size = _CHUNKS[0]
+    size = _LEAST_CHUNK
     while len(waiting) > 1:
-        size = next(sizes, size)
         chunk = waiting[: min(size, len(waiting) - 1)]
+        start = clock()
         model(mx.array(chunk)[None], cache=cache)
         eval_cache(cache)
+        now = clock()
         del waiting[: len(chunk)]
-        if (clock() - began) * len(tokens) > seconds * (len(tokens) - len(waiting)):
+        if (now - began) * len(tokens) > seconds * (len(tokens) - len(waiting)):
             raise TooSlow
+        quick = int(len(chunk) * STEP_SECONDS / max(now - start, 1e-6))
+        size = min(_MOST_CHUNK, 4 * size, max(_LEAST_CHUNK, quick))
         yield None
     for _ in range(most):
         logits = model(mx.array(waiting)[None], cache=cache)

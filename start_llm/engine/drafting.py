@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from start_llm.core.work import Submit
 from start_llm.engine.costs import Acceptance, CostTable, Gate
 from start_llm.engine.draft import Drafter, SuffixIndex
-from start_llm.engine.measure import measure_passes
+from start_llm.engine.measure import measuring
 from start_llm.engine.rewind import Rewinder
 from start_llm.engine.runner import Cache
 from start_llm.kvcache.blocks import as_tokens
@@ -85,12 +85,12 @@ class Drafts:
         self._builder.shutdown(wait=False, cancel_futures=True)
 
 
-def make_drafts(model: Any, make_cache: Callable[[], Cache]) -> Drafts | None:
-    """Measures the model; ``None`` if it has a cache that cannot give tokens back."""
+def make_drafts(model: Any, make_cache: Callable[[], Cache]) -> Generator[float, None, Drafts | None]:
+    """Measures the model, a pass a step; ``None`` if it has a cache that cannot give tokens back."""
     rewinder = Rewinder(make_cache())
     if not rewinder.possible:
         return None
-    costs = CostTable(measure_passes(model, make_cache))
+    costs = CostTable((yield from measuring(model, make_cache)))
     return Drafts(Gate(costs, Acceptance(), rewinder.carries))
 
 

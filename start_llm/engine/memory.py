@@ -69,6 +69,10 @@ class Shared:
         """Asks for so many bytes more. False: there are not so many. What is promised comes later."""
         return False
 
+    def total_alone(self, model: str) -> int:
+        """`total`, once idle models have gone for this one."""
+        return self.total
+
     def beside(self, guard: MemoryGuard) -> int:
         """Bytes that requests of other models hold."""
         return sum(other.held_bytes for other in self._guards if other is not guard)
@@ -107,16 +111,28 @@ class Pooled(Shared):
         usable: bytes that all weights and KV may take together; 0: no limit.
         most_stored: ``None``: a share of what the weights leave.
         reclaim: see `Shared.reclaim`; by unloading idle models.
+        staying: bytes of the weights of models that do not go for the one of that name.
     """
 
-    def __init__(self, usable: int, most_stored: int | None, reclaim: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        usable: int,
+        most_stored: int | None,
+        reclaim: Callable[[int], bool],
+        staying: Callable[[str], int] = lambda model: 0,
+    ) -> None:
         super().__init__(0, 0)
+        self._staying = staying
         self._usable, self._chosen, self._reclaim = usable, most_stored, reclaim
         self._weights: dict[str, int] = {}
 
     @property
     def total(self) -> int:
         return kv_bytes(self._usable, sum(self._weights.values())) if self._usable else 0
+
+    def total_alone(self, model: str) -> int:
+        weights = self._weights.get(model, 0) + self._staying(model)
+        return kv_bytes(self._usable, weights) if self._usable else 0
 
     @property
     def most_stored(self) -> int:
@@ -195,9 +211,14 @@ class MemoryGuard:
             f"{total / GIB:.1f} GiB are there beside the model. Shorten the conversation, or set KV_BITS."
         )
 
-    def most_tokens(self) -> int | None:
-        """The longest row that fits alone; ``None``: there is no limit, or nobody knows."""
-        state, total = self._store.estimate(0), self._shared.total
+    def most_tokens(self, model: str | None = None) -> int | None:
+        """The longest row that fits alone; ``None``: there is no limit, or nobody knows.
+
+        Args:
+            model: it is this model's, and idle ones may go for it: see `check`.
+        """
+        state = self._store.estimate(0)
+        total = self._shared.total if model is None else self._shared.total_alone(model)
         a_million = self._store.estimate(2**20) - state
         return max(0, (total - state) * 2**20 // a_million) if total and a_million else None
 

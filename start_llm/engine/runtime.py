@@ -26,6 +26,7 @@ from start_llm.engine.text import BatchRunner
 from start_llm.engine.thinking import ThinkingBudget
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
+from start_llm.models.aside import aside
 from start_llm.models.loader import LoadedModel
 
 log = logging.getLogger(__name__)
@@ -191,29 +192,30 @@ def make_runner(settings: Settings, loaded: LoadedModel, gate: Gate | None = Non
     return AloneRunner(model, batch, eos=eos, gate=gate, quantise=how.apply, quantised_from=how.start)
 
 
-def drafts_for(settings: Settings, loaded: LoadedModel) -> Drafts | None:
-    """``None`` if they are off, or this model cannot have them: then it decodes without."""
+def drafts_for(settings: Settings, loaded: LoadedModel) -> Generator[float, None, Drafts | None]:
+    """``None`` if they are off, or this model cannot have them: then it decodes without. A pass over it a step."""
     if settings.drafts == "off":
         return None
     try:
-        return make_drafts(loaded.model, loaded.make_cache)
+        return (yield from make_drafts(loaded.model, loaded.make_cache))
     except Exception:
         log.warning("no drafts: the passes of this model could not be measured", exc_info=True)
         return None
 
 
-def make_store(settings: Settings, loaded: LoadedModel, budget_bytes: int, disk: Any = None) -> GuardedStore:
-    store = KVStore(
-        LayerKit(loaded.make_cache),
-        StoreConfig(
-            budget_bytes=budget_bytes,
-            checkpoints_recent=settings.cache_checkpoints_recent,
-            checkpoint_grid=settings.cache_checkpoint_grid,
-            ttl_seconds=settings.prompt_cache_ttl_seconds,
-            session_idle_seconds=settings.prompt_cache_session_max_idle_seconds,
-            sessions_keep=settings.prompt_cache_max_entries_per_session,
-            max_leaves=settings.prompt_cache_max_entries_global,
-        ),
-        disk=disk,
+def make_store(
+    settings: Settings, loaded: LoadedModel, budget_bytes: int, disk: Any = None
+) -> Generator[float, None, GuardedStore]:
+    """The tree of what is on disk is built aside: it holds no arrays yet."""
+    kit = LayerKit(loaded.make_cache)
+    config = StoreConfig(
+        budget_bytes=budget_bytes,
+        checkpoints_recent=settings.cache_checkpoints_recent,
+        checkpoint_grid=settings.cache_checkpoint_grid,
+        ttl_seconds=settings.prompt_cache_ttl_seconds,
+        session_idle_seconds=settings.prompt_cache_session_max_idle_seconds,
+        sessions_keep=settings.prompt_cache_max_entries_per_session,
+        max_leaves=settings.prompt_cache_max_entries_global,
     )
+    store = yield from aside(lambda: KVStore(kit, config, disk=disk), KVStore.close)
     return GuardedStore(store, loaded.make_cache)

@@ -166,13 +166,15 @@ def connect(settings: Settings, server_url: str, proxy_port: int | None, model: 
             raise LaunchError(f"The proxy at {url} does not answer. Is the server running with PROXY=on?")
         key = master_key(settings, home() / ".env")[0]
     sees = bool((card.get("capabilities") or {}).get("vision"))
-    return replace(_endpoint(settings, url, key, card["id"], context), sees=sees)
+    scale = float((card.get("details") or {}).get("context_scale") or settings.context_scale_for(context))
+    return replace(_endpoint(settings, url, key, card["id"], context), sees=sees, scale=scale)
 
 
 def _endpoint(settings: Settings, url: str, key: str, model: str, context: int) -> Endpoint:
     # Clients ask for as much as they are told an answer may have, and compact when prompt and answer do not fit.
     answer = max(MIN_ANSWER_TOKENS, min(settings.default_max_tokens or MOST_ANSWER_TOKENS, context // 4))
-    return Endpoint(url=url, key=key, model=model, context=context, answer=answer)
+    scale = settings.context_scale_for(context)
+    return Endpoint(url=url, key=key, model=model, context=context, answer=answer, scale=scale)
 
 
 def _expected(settings: Settings, via_proxy: bool) -> Endpoint:

@@ -18,6 +18,7 @@ class Endpoint:
         key: sent as bearer token; any text where the server asks for none.
         model: the served name.
         context: most tokens of a request, prompt and answer.
+        scale: what the counts that the Anthropic API tells are multiplied by (CONTEXT_SCALE).
         answer: most tokens of an answer.
         sees: the model is shown images.
     """
@@ -28,6 +29,7 @@ class Endpoint:
     context: int
     answer: int
     sees: bool = False
+    scale: float = 1.0
 
     @property
     def v1(self) -> str:

@@ -1,4 +1,6 @@
-"""What a model can do, as it is loaded: read from the table, or found out now and written there. Model thread.
+"""What a model can do, as it is loaded: read from the table, or found out now and written there.
+
+Model thread; but it only asks the model there, all else is done aside.
 
     config, tokenizer, template --signs--> assumed --traits (rendering), trial (generating)--> Probed --> facts
 
@@ -11,8 +13,10 @@ import hashlib
 import json
 from collections.abc import Callable, Generator
 from dataclasses import replace
+from pathlib import Path
 
 from start_llm.core.settings import Settings
+from start_llm.models.aside import aside
 from start_llm.models.capabilities import Capabilities, Fact
 from start_llm.models.facts import facts_of
 from start_llm.models.loader import LoadedModel
@@ -30,32 +34,49 @@ _ROUND = 1024  # a context is told in whole thousands
 def find_out(
     settings: Settings, loaded: LoadedModel, answer: Answer | None, say: Callable[[str], None]
 ) -> Generator[float, None, LoadedModel]:
-    """The model with its whole record. Pauses after each token that it answers.
+    """The model with its whole record. Pauses while others work for it, and after each token that it answers.
 
     Args:
         answer: how it answers a prompt; ``None``: it is not asked (MODEL_PROBE=off).
         say: is told in a line what a model did that was asked for the first time.
     """
-    table, key = ProbeTable(settings.cache_dir / FILE), probe_key(loaded.files)
+    table = settings.cache_dir / FILE
+    known = yield from aside(lambda: _known(table, loaded))
+    if known is not None and not (answer is not None and known[0].trial.outcome == "open"):
+        return replace(loaded, capabilities=known[1])
     try:
-        probed = table.get(key)
-        if probed is None or (answer is not None and probed.trial.outcome == "open"):
-            try:
-                probed = yield from _probe(loaded, answer)
-            except TemplateError:  # whoever builds the prompts of this model says why it cannot be served
-                return loaded
-            table.put(key, loaded.name, probed)
-            if answer is not None:
-                say(f"probe     {told(probed.trial, loaded.capabilities.tool_parser)}")
+        probed = yield from _probe(loaded, answer)
+    except TemplateError:  # whoever builds the prompts of this model says why it cannot be served
+        return loaded
+    capabilities = yield from aside(lambda: _keep(table, loaded, probed))
+    if answer is not None:
+        say(f"probe     {told(probed.trial, loaded.capabilities.tool_parser)}")
+    return replace(loaded, capabilities=capabilities)
+
+
+def _known(path: Path, loaded: LoadedModel) -> tuple[Probed, Capabilities] | None:
+    """What an earlier start found out, if one did, and the record with it."""
+    table = ProbeTable(path)
+    try:
+        probed = table.get(probe_key(loaded.files))
     finally:
         table.close()
-    return replace(loaded, capabilities=resolve(loaded, probed))
+    return None if probed is None else (probed, resolve(loaded, probed))
+
+
+def _keep(path: Path, loaded: LoadedModel, probed: Probed) -> Capabilities:
+    table = ProbeTable(path)
+    try:
+        table.put(probe_key(loaded.files), loaded.name, probed)
+    finally:
+        table.close()
+    return resolve(loaded, probed)
 
 
 def _probe(loaded: LoadedModel, answer: Answer | None) -> Generator[float, None, Probed]:
     """Raises TemplateError: the template cannot render one user message."""
-    template, tokenizer = HFTemplate(loaded.tokenizer), HFTokenizer(loaded.tokenizer, eos_ids=loaded.eos)
-    traits, kin = probe(template, tokenizer), loaded.family.value
+    template, tokenizer, traits = yield from aside(lambda: _render(loaded))
+    kin = loaded.family.value
     trial = Trial("open", why="MODEL_PROBE is off")
     if answer is not None:
         parser, signs = loaded.tool_parser, loaded.signs
@@ -67,6 +88,12 @@ def _probe(loaded: LoadedModel, answer: Answer | None) -> Generator[float, None,
         )
         trial = yield from try_tools(template, tokenizer, traits, assumed, lambda: loaded.wrapper.detokenizer, answer)
     return Probed(kin.name, loaded.signs, traits, trial)
+
+
+def _render(loaded: LoadedModel) -> tuple[HFTemplate, HFTokenizer, Traits]:
+    """Raises TemplateError."""
+    template, tokenizer = HFTemplate(loaded.tokenizer), HFTokenizer(loaded.tokenizer, eos_ids=loaded.eos)
+    return template, tokenizer, probe(template, tokenizer)
 
 
 def resolve(loaded: LoadedModel, probed: Probed) -> Capabilities:

@@ -16,9 +16,10 @@ from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_model as mlx_load_model
 from mlx_lm.utils import load_tokenizer
 
-from start_llm.core.errors import NotFound, NotSupported
+from start_llm.core.errors import NotFound, NotSupported, Unavailable
 from start_llm.core.settings import Settings
 from start_llm.models.adapter import Adapter, check_fits, other_base, read_adapter
+from start_llm.models.aside import aside, at_once
 from start_llm.models.capabilities import (
     Capabilities,
     Fact,
@@ -113,13 +114,7 @@ def accelerator() -> Accelerator:
 
 def load_model(settings: Settings, device: Device, progress: Progress, say: Callable[[str], None]) -> LoadedModel:
     """Loads `MODEL_PATH`, or the embedded model if it is unset: `load_steps` without a pause."""
-    steps = load_steps(settings, device, progress, say)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            loaded: LoadedModel = end.value
-            return loaded
+    return at_once(load_steps(settings, device, progress, say))
 
 
 def load_steps(
@@ -132,6 +127,8 @@ def load_steps(
 ) -> Generator[float, None, LoadedModel]:
     """Loads a model, a layer at a step. A model that sees is loaded by mlx-vlm, in one step.
 
+    What needs no MLX is done aside. Only the embedded model is made here, which computes.
+
     Args:
         say: is told if the weights leave little memory.
         wrapper: mlx-lm's tokenizer, where another thread has read it already.
@@ -142,22 +139,42 @@ def load_steps(
         OutOfMemory: the weights do not fit. Nothing of them is downloaded or read then.
         NotSupported: mlx-lm does not know the architecture, or it wants to run code that is not trusted, or
             KV_QUANT_SCHEME asks for what text models cannot do.
+        Unavailable: its files were changed meanwhile.
     """
     _check_scheme(settings)
     adapter = _adapter(settings, settings.model_path or EMBEDDED_NAME, say)
-    found = _find(settings, device, progress, say, folder)
+    if folder is None:
+        found = _find(settings, device, progress, say, folder)
+    else:
+        found = yield from aside(lambda: _find(settings, device, progress, say, folder))
     progress(f"loading {found.name}", 0.0)
+    stamp = _stamp(found.folder)
     seeing = _with_eyes(settings, found, say) if adapter is None else None
     if seeing is not None:
         progress(f"loading {found.name}", 1.0)
-        return _seeing(_describe(settings, found, seeing.model, seeing.wrapper), seeing.eyes)
+        seen = yield from _described(settings, found, seeing.model, seeing.wrapper)
+        _check_unchanged(found, stamp)
+        return _seeing(seen, seeing.eyes)
     model, wrapper = yield from _text_model(settings, found, wrapper)
     if adapter is not None:
         _put_on(model, adapter, found.source)
         say(f"adapter   {adapter.name}  ({adapter.kind}, rank {adapter.rank})")
     progress(f"loading {found.name}", 1.0)
-    described = _describe(settings, found, model, wrapper)
+    described = yield from _described(settings, found, model, wrapper)
+    _check_unchanged(found, stamp)
     return described if adapter is None else _adapted(described, adapter)
+
+
+def _stamp(folder: Path) -> set[tuple[str, int, int, int]]:
+    """Of the weights' files: it is another one if one of them was written or replaced."""
+    stats = ((path.name, path.stat()) for path in folder.glob("*.safetensors"))
+    return {(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats}
+
+
+def _check_unchanged(found: _Checkpoint, stamp: set[tuple[str, int, int, int]]) -> None:
+    """The fingerprint is made of the files once the weights were read: it must be theirs. Raises Unavailable."""
+    if _stamp(found.folder) != stamp:
+        raise Unavailable(f"{found.name}: its files were changed while they were read; ask again.")
 
 
 def _check_scheme(settings: Settings) -> None:
@@ -196,6 +213,7 @@ def _text_model(settings: Settings, found: _Checkpoint, wrapper: Any) -> Generat
         for part in _parts(model):
             yield 0.0
             mx.eval(part)
+        yield 0.0
         return model, wrapper or load_tokenizer(found.folder, eos_token_ids=read.get("eos_token_id"))
     except ValueError as error:
         raise NotSupported(f"mlx-lm cannot load {found.source}: {error}") from error
@@ -244,11 +262,14 @@ def _adapted(described: LoadedModel, adapter: Adapter) -> LoadedModel:
 
 
 def _parts(model: Any) -> Iterator[Any]:
-    """The parameters, layer by layer, and then all of them: what stands outside of layers is read last."""
+    """The parameters, layer by layer, and then each array that stands outside of layers."""
+    read: set[int] = set()
     for layer in getattr(model, "layers", None) or ():
         if layer is not None and hasattr(layer, "parameters"):
-            yield layer.parameters()
-    yield model.parameters()
+            part = layer.parameters()
+            read.update(id(array) for _, array in tree_flatten(part))
+            yield part
+    yield from (array for _, array in tree_flatten(model.parameters()) if id(array) not in read)
 
 
 def read_tokenizer(folder: Path, eos: Any = None) -> Any:
@@ -256,7 +277,7 @@ def read_tokenizer(folder: Path, eos: Any = None) -> Any:
     return load_tokenizer(folder, eos_token_ids=eos)
 
 
-def read_ahead(folder: Path, most: int) -> None:
+def read_ahead(folder: Path, most: int, moved: Callable[[], None]) -> None:
     """Reads the weights' files once, so that the system has them in its memory. Any thread.
 
     Args:
@@ -268,7 +289,7 @@ def read_ahead(folder: Path, most: int) -> None:
     for path in files:
         with path.open("rb", buffering=0) as file:
             while file.read(READ_BYTES):
-                pass
+                moved()
 
 
 def _check_room(settings: Settings, name: str, folder: Path, device: Device) -> str | None:
@@ -329,7 +350,13 @@ def _check_code(config: dict[str, Any], source: str, settings: Settings) -> None
         )
 
 
-def _describe(settings: Settings, found: _Checkpoint, model: Any, wrapper: Any) -> LoadedModel:
+def _described(settings: Settings, found: _Checkpoint, model: Any, wrapper: Any) -> Generator[float, None, LoadedModel]:
+    weight_bytes = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+    return (yield from aside(lambda: _describe(settings, found, model, wrapper, weight_bytes)))
+
+
+def _describe(settings: Settings, found: _Checkpoint, model: Any, wrapper: Any, weight_bytes: int) -> LoadedModel:
+    """Reads the vocabulary and samples the files. Any thread: it only hands `model` on."""
     tokenizer, parser, vocab = wrapper._tokenizer, _tool_parser(wrapper), wrapper._tokenizer.get_vocab()
     tags = (wrapper.think_start, wrapper.think_end) if wrapper.has_thinking else None
     override = read_override(settings.model_files, found.source)
@@ -357,7 +384,7 @@ def _describe(settings: Settings, found: _Checkpoint, model: Any, wrapper: Any) 
         capabilities=capabilities,
         tool_parser=parser,
         eos=frozenset(wrapper.eos_token_ids),
-        weight_bytes=sum(v.nbytes for _, v in tree_flatten(model.parameters())),
+        weight_bytes=weight_bytes,
         fingerprint=fingerprint(found.folder, extra=quantised) if settings.kv_bits else files,
         files=files,
         family=family,

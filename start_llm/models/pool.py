@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from start_llm.core.errors import OutOfMemory
 from start_llm.models.device import GIB, LEAST_CACHE_BYTES, PREFILL_BYTES
@@ -80,6 +80,15 @@ def room_for(name: str, weights: int, residents: Sequence[Resident], limits: Lim
     if not _fits(weights, stay, limits, running):
         raise OutOfMemory(_no_room(name, weights, stay, limits, running))
     return going
+
+
+def there_will_be_room(name: str, weights: int, residents: Sequence[Resident], limits: Limits) -> bool:
+    """Whether a model finds room once those at work have nothing to do: then it is worth waiting."""
+    try:
+        room_for(name, weights, [replace(each, working=False) for each in residents], limits)
+    except OutOfMemory:
+        return False
+    return True
 
 
 def to_free(need: int, residents: Sequence[Resident]) -> list[str] | None:

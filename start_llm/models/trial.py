@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, Tool
+from start_llm.models.aside import aside
 from start_llm.parsing.detokenise import Detokenizer, StreamingDetokenizer
 from start_llm.parsing.registry import SHARED_SIGNS, TOOL_FORMATS, ExternalFormat, OutputStyle, output_style
 from start_llm.parsing.stream import OutputParser
@@ -94,22 +95,20 @@ def try_tools(
     detokenizer: Callable[[], StreamingDetokenizer],
     answer: Answer,
 ) -> Generator[float, None, Trial]:
-    """Asks and reads; pauses after each token. The thread is `answer`'s."""
+    """Asks and reads; pauses after each token. The thread is `answer`'s, but prompt and answer are worked on aside."""
     if not traits.tools:
         return Trial("none", why="its template shows no tools")
-    renderer = Renderer(template, traits, preserve_thinking=True)
     try:
-        variables = renderer.variables(thinking=False, effort=None, extra={})
-        rendered = renderer.render([ASKED], [TOOL], variables)
+        tokens, in_reasoning = yield from aside(lambda: _prompt(template, tokenizer, traits))
     except BadRequest as error:
         return Trial("none", why=error.message)
     began = time.monotonic()
-    streaming = Detokenizer(detokenizer())
+    streaming = Detokenizer((yield from aside(detokenizer)))
     pieces: list[str] = []
     count = 0
     slow = False
     try:
-        for token in answer(tokenizer.encode(rendered.text)):
+        for token in answer(tokens):
             if token is not None:
                 pieces.append(streaming.feed(token))
                 count += 1
@@ -120,14 +119,21 @@ def try_tools(
         log.warning("a model could not be asked for a tool call", exc_info=True)
         return Trial("open", why=f"asking it failed ({type(error).__name__}: {error})")
     text = "".join(pieces) + streaming.finish()
-    found = read_call(text, assumed, in_reasoning=rendered.in_reasoning)
     seconds = round(time.monotonic() - began, 3)
+    found = yield from aside(lambda: read_call(text, assumed, in_reasoning=in_reasoning))
     if found is None and slow:
         return Trial("open", why="it takes too long here", said=text[:_SAID], tokens=count, seconds=seconds)
     if found is None:
         return Trial("silent", said=text[:_SAID], tokens=count, seconds=seconds)
     ident, reasoning = found
     return Trial("called", ident, reasoning, text[:_SAID], tokens=count, seconds=seconds)
+
+
+def _prompt(template: Template, tokenizer: Tokenizer, traits: Traits) -> tuple[list[int], bool]:
+    """Its tokens, and whether the answer begins inside of a thought. Raises BadRequest."""
+    renderer = Renderer(template, traits, preserve_thinking=True)
+    rendered = renderer.render([ASKED], [TOOL], renderer.variables(thinking=False, effort=None, extra={}))
+    return list(tokenizer.encode(rendered.text)), rendered.in_reasoning
 
 
 def told(trial: Trial, assumed: str) -> str:

@@ -60,6 +60,7 @@ class FakeService:
         self.requests: list[ChatRequest] = []
         self.streams: queue.SimpleQueue[FakeStream] = queue.SimpleQueue()
         self.ok = True
+        self.scale = 1.0
         self.tree = StoredTree()
 
     def chat(self, request: ChatRequest) -> FakeStream:
@@ -104,7 +105,10 @@ class FakeService:
         return self.models()[0]
 
     def models(self) -> tuple[ModelCard, ...]:
-        return (ModelCard("tiny", 1_700_000_000, 4096),)
+        return (ModelCard("tiny", 1_700_000_000, 4096, context_scale=self.scale),)
+
+    def context_scale(self, model: str) -> float:
+        return self.scale
 
     def served_name(self, asked: str) -> str:
         return "tiny" if asked in {"", "default"} else asked

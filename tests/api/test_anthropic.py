@@ -146,12 +146,14 @@ def test_an_empty_answer(client: anthropic.Anthropic, service: FakeService) -> N
         assert stream.get_final_message().content == []
 
 
-def test_count_tokens_and_scale(serve: Callable[..., ApiServer], service: FakeService) -> None:
-    client = anthropic.Anthropic(base_url=serve(context_scale=2.0).url, api_key="none", max_retries=0)
+def test_count_tokens_and_scale(client: anthropic.Anthropic, service: FakeService) -> None:
+    service.scale = 2.0
     assert client.messages.count_tokens(model="claude-x", messages=USER, system="s").input_tokens == 84
     assert [message.role for message in service.requests[0].messages] == ["system", "user"]
     usage = client.messages.create(model="m", max_tokens=5, messages=USER).usage
     assert (usage.input_tokens, usage.cache_read_input_tokens, usage.output_tokens) == (40, 200, 6)
+    with client.messages.stream(model="m", max_tokens=5, messages=USER) as stream:
+        assert stream.get_final_message().usage.cache_read_input_tokens == 200
 
 
 def test_errors(client: anthropic.Anthropic, service: FakeService) -> None:

@@ -10,11 +10,12 @@ import pytest
 from start_llm.__main__ import main
 from start_llm.core.settings import Settings, load_settings
 from start_llm.engine.asking import greedy
+from start_llm.models.aside import at_once
 from start_llm.models.device import GIB, Device
 from start_llm.models.finding import find_out
 from start_llm.models.loader import load_model
 from start_llm.models.trial import TOKENS
-from tests.models.callers import CALLERS, at_once, build_caller
+from tests.models.callers import CALLERS, build_caller
 
 MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
 

@@ -86,6 +86,15 @@ def test_off_words(word: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_settings(None).kv_bits is None
 
 
+def test_counts_are_told_as_parts_of_what_clients_assume(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load_settings(None).context_scale_for(40_000) == 1.0
+    assert load_settings(None, context_scale=3.0).context_scale_for(40_000) == 3.0
+    monkeypatch.setenv("CONTEXT_SCALE", "auto")
+    settings = load_settings(None)
+    assert settings.context_scale_for(40_000) == 5.0
+    assert settings.context_scale_for(1_000_000) == 1.0
+
+
 def test_disk_dir(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("START_LLM_CACHE_DIR", str(tmp_path))
     assert load_settings(None).disk_dir == tmp_path / "kv"

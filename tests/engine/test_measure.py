@@ -55,7 +55,7 @@ def test_a_machine_that_is_slow_and_wide_knows_what_wide_passes_cost() -> None:
     """A large model: nothing is measured twice, and what is known lies far apart."""
     machine = Machine(lambda width, held: 0.14 * (1 + 0.1 * (width - 1)))
     measured = measure_passes(machine, machine.make_cache, clock=machine.clock)
-    warming = 0.14 * (1 + 1 + 0.1 * (SHORT - 1))
+    warming = 0.14 * (1 + SHORT // 16 * (1 + 0.1 * 15))
     assert machine.now - warming < 2
     assert {1, 8, 32} <= set(measured[SHORT]) and measured[SHORT][32] == pytest.approx(0.14 * 4.1)
     assert Gate(CostTable(measured), Acceptance()).length(32, 31, carried=0, context=100) > 20

@@ -382,6 +382,8 @@ def test_models_share_what_their_weights_leave() -> None:
     with pytest.raises(OutOfMemory):
         one.check(8000)
     assert asked == [104 * MIB, 3904 * MIB]
+    assert one.most_tokens() == 4096, "beside the other model"
+    assert one.most_tokens("one") == 6144, "once the other one has gone for it"
     two.close()
     shared.leave("two")
     assert one.check(4200) and first.budget == int(6 * GIB * 0.6)

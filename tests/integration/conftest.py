@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.integration.live import Live, live
+from tests.integration.pooled import link_oracles
 from tests.memory_folder import memory_folder
 from tests.oracle import build_oracle
 
@@ -48,3 +50,21 @@ def servers(
             return running[kind, template]
 
         yield server
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Three checkpoints that differ in their layers, so in their KV; by kind."""
+    top = tmp_path_factory.mktemp("zoo")
+    return {kind: build_oracle(top / f"oracle-{kind}", kind) for kind in ("plain", "hybrid", "windowed")}  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def serve(folders: dict[str, Path], tmp_path: Path) -> Callable[..., Any]:
+    """A server on the plain oracle, with the others in its models folder. Settings as keyword arguments."""
+
+    def begin(cache: Path = tmp_path, **settings: Any) -> Any:
+        link_oracles(folders, cache)
+        return live(folders["plain"], cache, **({"kv_disk_dir": "auto"} | settings))
+
+    return begin

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,6 +70,12 @@ class Live:
         return self.prompts[answer["body"]["id"]]
 
 
+def _measured(*_: Any) -> Generator[float, None, dict[int, dict[int, float]]]:
+    """What passes cost, the same on every machine."""
+    yield 0.0
+    return {64: {1: 0.001, 32: 0.002}}
+
+
 @contextmanager
 def live(model: Path, cache: Path, **settings: Any) -> Iterator[Live]:
     """A started server; settings as keyword arguments."""
@@ -96,7 +102,7 @@ def live(model: Path, cache: Path, **settings: Any) -> Iterator[Live]:
         submit(work)
 
     engine.submit = seen  # type: ignore[method-assign]
-    with patch("start_llm.engine.drafting.measure_passes", lambda *_: {64: {1: 0.001, 32: 0.002}}):
+    with patch("start_llm.engine.drafting.measuring", _measured):
         app.start()
     try:
         yield server

@@ -3,86 +3,37 @@
 from __future__ import annotations
 
 import json
-import random
 import shutil
 import threading
-import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
 import httpx
-import mlx.core as mx
 import pytest
 
 from start_llm import poolloader
 from start_llm.building import ModelBuilder
 from start_llm.core.errors import NotSupported
-from start_llm.models.device import LEAST_CACHE_BYTES, PREFILL_BYTES
 from tests.integration.live import WAIT, Live, live
+from tests.integration.pooled import BUDGET_FOR_TWO, TURN, admin, link_oracles, states, wait_for
 from tests.oracle import build_oracle, expected_truth
 from tests.unique import unique
-
-BUDGET_FOR_TWO = PREFILL_BYTES + 2 * LEAST_CACHE_BYTES + 64 * 2**20
-TURN = "What is the hash?"
-ORACLES = ("oracle-plain", "oracle-hybrid", "oracle-windowed")
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Three checkpoints that differ in their layers, so in their KV."""
-    top = tmp_path_factory.mktemp("zoo")
-    return {kind: build_oracle(top / f"oracle-{kind}", kind) for kind in ("plain", "hybrid", "windowed")}  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
 def plain(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """A server on the plain oracle that has room for all."""
     cache = tmp_path_factory.mktemp("cache")
-    _link(folders, cache)
+    link_oracles(folders, cache)
     broken = cache / "models" / "broken"
     shutil.copytree(folders["hybrid"], broken)
     config = json.loads((broken / "config.json").read_text("utf-8"))
     (broken / "config.json").write_text(json.dumps(config | {"layer_kinds": ["?"]}), "utf-8")
     with live(folders["plain"], cache, model_map="small-*=oracle-windowed", kv_disk_dir="auto") as server:
         yield server
-
-
-def _link(folders: dict[str, Path], cache: Path) -> None:
-    models = cache / "models"
-    models.mkdir(exist_ok=True)
-    for kind in ("hybrid", "windowed"):
-        if not (models / f"oracle-{kind}").exists():
-            (models / f"oracle-{kind}").symlink_to(folders[kind])
-
-
-@pytest.fixture
-def serve(folders: dict[str, Path], tmp_path: Path) -> Iterator[Callable[..., Any]]:
-    """A server on the plain oracle, with the others in its models folder."""
-
-    def begin(cache: Path = tmp_path, **settings: Any) -> Any:
-        _link(folders, cache)
-        return live(folders["plain"], cache, **({"kv_disk_dir": "auto"} | settings))
-
-    return begin
-
-
-def states(server: Live) -> dict[str, str]:
-    models = httpx.get(f"{server.url}/v1/models", timeout=WAIT).json()["data"]
-    return {model["id"]: model["details"]["state"] for model in models}
-
-
-def admin(server: Live, what: str, **body: Any) -> httpx.Response:
-    return httpx.post(f"{server.url}/v1/models/{what}", json=body, timeout=WAIT)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WAIT
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def test_a_model_in_the_folder_is_loaded_when_it_is_asked_for(plain: Live) -> None:
@@ -353,117 +304,3 @@ def test_a_model_that_nobody_asks_for_is_unloaded_after_its_time(serve: Any) -> 
         server.chat([{"role": "user", "content": TURN}], model="oracle-hybrid")
         wait_for(lambda: states(server)["oracle-hybrid"] == "stored")
         assert states(server)["oracle-plain"] == "ready"
-
-
-def storm(server: Live, requests: int, clients: int, names: tuple[str, ...]) -> list[tuple[str, float]]:
-    """Random requests of several clients, each with a conversation per model: (model, computed / new) of each."""
-    ratios: list[tuple[str, float]] = []
-    wrong: list[Any] = []
-
-    def client(number: int) -> None:
-        chance = random.Random(number)
-        talks: dict[str, list[dict[str, Any]]] = {name: [] for name in names}
-        for _ in range(requests // clients):
-            name = chance.choice(names)
-            talk = talks[name]
-            asked = {"role": "user", "content": f"{unique()} {'word ' * chance.randint(50, 300)} [[truth]]"}
-            body = {"model": name, "messages": [*talk, asked]} | ({} if name in ORACLES else {"max_tokens": 4})
-            response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=5 * WAIT)
-            data = response.json()
-            if response.status_code == 507:
-                continue
-            if response.status_code != 200:
-                wrong.append((response.status_code, data))
-                return
-            text = data["choices"][0]["message"]["content"]
-            right = name not in ORACLES or text == expected_truth(server.prompts[data["id"]])
-            if data["model"] != name or not right:
-                wrong.append((name, data["model"], text))
-                return
-            report = data["usage"]["start_llm"]
-            ratios.append((name, report["computed"] / max(report["new"], 1)))
-            talk += [asked, {"role": "assistant", "content": text}]
-
-    threads = [threading.Thread(target=client, args=(number,)) for number in range(clients)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20 * WAIT)
-    assert not wrong, wrong[:3]
-    return ratios
-
-
-def check_storm(server: Live, ratios: list[tuple[str, float]], names: tuple[str, ...], requests: int) -> None:
-    """Most requests were answered, and of each model nothing was computed twice."""
-    print(f"{len(ratios)} of {requests} answered")
-    for name in names:
-        mine = [ratio for asked, ratio in ratios if asked == name]
-        assert mine, f"{name} never answered"
-        print(f"{name}: {len(mine)} answers, computed / new {sum(mine) / len(mine):.3f}, most {max(mine):.3f}")
-        assert sum(mine) / len(mine) <= 1.05
-    status = server.app.engine.status()
-    assert (status.running, status.queued) == (0, 0)
-
-
-def test_random_requests_over_three_models_in_a_budget_for_two(serve: Any) -> None:
-    with serve(pool_memory_bytes=BUDGET_FOR_TWO) as server:
-        check_storm(server, storm(server, 20, 4, ORACLES), ORACLES, 20)
-        assert list(states(server).values()).count("ready") <= 2
-
-
-def _with_smol(cache: Path, smol_path: Path) -> int:
-    """SmolLM2 in the models folder. Returns its bytes."""
-    (cache / "models").mkdir(exist_ok=True)
-    (cache / "models" / "smol").symlink_to(smol_path)
-    return sum(path.stat().st_size for path in smol_path.iterdir())
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-def test_500_random_requests_over_two_oracles_and_smollm2(serve: Any, smol_path: Path, tmp_path: Path) -> None:
-    weights = _with_smol(tmp_path, smol_path)
-    names = ("oracle-plain", "oracle-hybrid", "smol")
-    with serve(pool_memory_bytes=BUDGET_FOR_TWO + weights, max_loaded_models=2) as server:
-        check_storm(server, storm(server, 500, 8, names), names, 500)
-        admin(server, "unload", model="smol")
-        admin(server, "unload", model="oracle-hybrid")
-        after = server.app.engine.chore(_active_memory())
-        print(f"{after / 2**20:.0f} MiB are allocated with the main model alone")
-        assert after < weights / 4
-
-
-def _active_memory() -> Any:
-    """On the model thread: the bytes that MLX holds."""
-    yield 0.0
-    return mx.get_active_memory()
-
-
-@pytest.mark.slow
-def test_a_model_goes_on_while_another_is_loaded(serve: Any, smol_path: Path, tmp_path: Path) -> None:
-    _with_smol(tmp_path, smol_path)
-    body = {"model": "default", "messages": [{"role": "user", "content": "[[long 20000]]"}], "stream": True}
-    gaps: list[float] = []
-    loaded = threading.Event()
-    with serve(drafts="off") as server:
-
-        def load() -> None:
-            assert admin(server, "load", model="smol").status_code == 200
-            loaded.set()
-
-        with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=WAIT) as stream:
-            parts = stream.iter_raw()
-            for _ in range(20):
-                next(parts)
-            loader = threading.Thread(target=load)
-            last = time.monotonic()
-            loader.start()
-            for _ in parts:
-                now = time.monotonic()
-                gaps.append(now - last)
-                last = now
-                if loaded.is_set():
-                    break
-        loader.join(WAIT)
-        assert loaded.is_set()
-    print(f"{len(gaps)} parts came while the model was loaded; longest gap {max(gaps):.3f} s")
-    assert len(gaps) > 20

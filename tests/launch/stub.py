@@ -16,8 +16,9 @@ exit 7
 """
 
 
-def make_server(port: int = 0, context: int = 50_000) -> ThreadingHTTPServer:
-    card = {"id": "served-name", "object": "model", "context_length": context, "capabilities": {"vision": True}}
+def make_server(port: int = 0, context: int = 50_000, scale: float = 1.0) -> ThreadingHTTPServer:
+    card: dict[str, Any] = {"id": "served-name", "object": "model", "context_length": context}
+    card |= {"capabilities": {"vision": True}, "details": {"context_scale": scale}}
     other = {"id": "other-name", "context_length": 9_000, "details": {"source": "owner/other-name", "state": "stored"}}
     answers: dict[str, Any] = {
         "/health": {"status": "ok", "state": "ready"},
@@ -41,9 +42,9 @@ def make_server(port: int = 0, context: int = 50_000) -> ThreadingHTTPServer:
 
 
 @contextmanager
-def serving(context: int = 50_000) -> Iterator[int]:
+def serving(context: int = 50_000, scale: float = 1.0) -> Iterator[int]:
     """A running stub server; gives its port."""
-    server = make_server(context=context)
+    server = make_server(context=context, scale=scale)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

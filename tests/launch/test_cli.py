@@ -86,6 +86,16 @@ def test_the_vendors_key_does_not_reach_the_client(tmp_path: Path, out: Path) ->
     assert "ANTHROPIC_AUTH_TOKEN=mine" in said and f"ANTHROPIC_BASE_URL=http://127.0.0.1:{port}" in said
 
 
+def test_claude_compacts_by_the_counts_that_it_is_told(tmp_path: Path, out: Path) -> None:
+    """The server that runs says by what it multiplies them, whatever the settings of this process say."""
+    with serving(context=50_000, scale=4.0) as port:
+        assert main(["claude"], settings(tmp_path, mlx_port=port)) == 7
+    assert "CLAUDE_CODE_AUTO_COMPACT_WINDOW=200000" in lines(out)
+    with serving(context=50_000) as port:
+        assert main(["claude"], settings(tmp_path, mlx_port=port, context_scale=2.0)) == 7
+    assert "CLAUDE_CODE_AUTO_COMPACT_WINDOW=50000" in lines(out)
+
+
 def test_through_the_proxy(tmp_path: Path, out: Path) -> None:
     with serving() as port, serving() as proxy_port:
         given = settings(tmp_path, mlx_port=port, proxy_port=proxy_port, litellm_master_key="sk-m")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -75,16 +75,6 @@ CALLS = {
 
 def bare_json(calls: Any) -> str:
     return "".join(json.dumps({"name": name, "arguments": args}) for name, args in calls)
-
-
-def at_once[T](steps: Generator[float, None, T]) -> T:
-    """What comes out of something that pauses, without a pause."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
 
 
 def llama_json(calls: Any) -> str:

@@ -12,6 +12,7 @@ import pytest
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings, load_settings
 from start_llm.engine.asking import greedy
+from start_llm.models.aside import at_once
 from start_llm.models.capabilities import Fact
 from start_llm.models.device import GIB, Device
 from start_llm.models.finding import find_out, with_room
@@ -19,7 +20,7 @@ from start_llm.models.loader import LoadedModel, load_model
 from start_llm.models.override import OverrideError
 from start_llm.models.probed import FILE, ProbeTable, decode, encode, probe_key
 from start_llm.models.trial import SECONDS, TOKENS, TooSlow
-from tests.models.callers import CALLERS, Caller, at_once, build_caller
+from tests.models.callers import CALLERS, Caller, build_caller
 
 MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer
 
+from start_llm.models.aside import at_once
 from start_llm.models.trial import Assumed, TooSlow, Trial, read_call, told, try_tools
 from start_llm.parsing.registry import TOOL_FORMATS
 from start_llm.prompt.probe import probe
@@ -34,12 +35,8 @@ def tried(
             raise TooSlow
 
     streaming = lambda: NaiveStreamingDetokenizer(fast_tokenizer())  # noqa: E731
-    steps = try_tools(template, tokenizer, probe(template, tokenizer), assumed, streaming, answer)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            return end.value, "".join(prompts)
+    trial = at_once(try_tools(template, tokenizer, probe(template, tokenizer), assumed, streaming, answer))
+    return trial, "".join(prompts)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,8 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
         # A billing header that differs per session stands before everything that could be shared.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(endpoint.context),
+        # It compares this with the counts that it is told.
+        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": str(round(endpoint.context * endpoint.scale)),
         "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(endpoint.answer),
         "DISABLE_AUTOUPDATER": "1",
         "DISABLE_TELEMETRY": "1",

@@ -1,0 +1,50 @@
+"""Work in steps, as the model thread does it between the steps of other models; and what it leaves to other threads.
+
+A generator yields the seconds that it wants to wait, and returns its result.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator
+from concurrent.futures import Future
+
+LOOK_SECONDS = 0.005
+
+
+def aside[T](function: Callable[[], T], unwanted: Callable[[T], object] | None = None) -> Generator[float, None, T]:
+    """Runs `function`, which computes nothing with MLX, on a thread of its own; waits until it is done.
+
+    Raises what it raises. If the steps are given up meanwhile, it goes on to its end, and nobody hears of it.
+
+    Args:
+        unwanted: gets what came of it after all in that case; on any thread.
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - the thread's edge: raised below, where it is waited for
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="aside", daemon=True).start()
+    try:
+        while not done.done():
+            yield LOOK_SECONDS
+    except GeneratorExit:
+        if unwanted is not None:
+            done.add_done_callback(lambda late: unwanted(late.result()) if late.exception() is None else None)
+        raise
+    return done.result()
+
+
+def at_once[T](steps: Generator[float, None, T]) -> T:
+    """What comes of the steps if nobody else has a turn between them."""
+    while True:
+        try:
+            time.sleep(next(steps))
+        except StopIteration as end:
+            result: T = end.value
+            return result

@@ -1,0 +1,210 @@
+"""Who waits for room, who goes for whom, and what becomes of models that cannot be read."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from start_llm.building import ModelBuilder
+from start_llm.models import names
+from tests.integration.live import WAIT, Live
+from tests.integration.pooled import TURN, admin, states, wait_for
+from tests.oracle import build_oracle, expected_truth
+
+ASKED = [{"role": "user", "content": "[[truth]]"}]
+
+
+@contextmanager
+def at_work(server: Live, name: str = "default") -> Iterator[Callable[[], list[str]]]:
+    """A stream of this model that goes on until it is read. Gives what reads the rest of it."""
+    body = {"model": name, "messages": [{"role": "user", "content": "[[long 100000]]"}], "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=WAIT) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        yield lambda: list(lines)
+
+
+class Asking:
+    """A request on a thread of its own."""
+
+    def __init__(self, server: Live, name: str) -> None:
+        self.response: httpx.Response | None = None
+        self._url = f"{server.url}/v1/chat/completions"
+        self._body = {"model": name, "messages": ASKED}
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        self.response = httpx.post(self._url, json=self._body, timeout=2 * WAIT)
+
+    def answer(self) -> httpx.Response:
+        self._thread.join(2 * WAIT)
+        assert self.response is not None
+        return self.response
+
+
+def test_a_model_waits_until_the_one_in_its_place_has_nothing_to_do(serve: Any) -> None:
+    with serve(max_loaded_models=1, pool_wait_seconds=10 * WAIT) as server:
+        with at_work(server):
+            first = Asking(server, "oracle-hybrid")
+            wait_for(lambda: states(server)["oracle-hybrid"] == "loading")
+            wait_for(lambda: len(server.app.pool._book.short) == 1)
+            second = Asking(server, "oracle-windowed")
+            wait_for(lambda: len(server.app.pool._book.short) == 2)
+            assert states(server)["oracle-plain"] == "ready"
+            assert [entry.name for entry in server.app.pool._book.short] == ["oracle-hybrid", "oracle-windowed"]
+        for asking in (first, second):
+            response = asking.answer()
+            assert response.status_code == 200, response.text
+            data = response.json()
+            assert data["choices"][0]["message"]["content"] == expected_truth(server.prompts[data["id"]])
+        assert server.app.pool._book.short == []
+        assert states(server)["oracle-windowed"] == "ready", "who waited for longest came first"
+
+
+def test_who_waited_long_enough_is_told_the_numbers(serve: Any) -> None:
+    with serve(max_loaded_models=1, pool_wait_seconds=0.2) as server, at_work(server):
+        full = Asking(server, "oracle-hybrid").answer()
+        assert full.status_code == 507 and "oracle-plain (0.00 GiB, at work)" in full.json()["error"]["message"]
+        wait_for(lambda: states(server)["oracle-hybrid"] == "stored")
+        assert server.app.pool._book.short == []
+
+
+def test_nobody_waits_for_room_that_a_pinned_model_takes(serve: Any) -> None:
+    with serve(max_loaded_models=1, pool_wait_seconds=10 * WAIT, pinned_models="oracle-plain") as server:
+        with at_work(server):
+            assert Asking(server, "oracle-hybrid").answer().status_code == 507
+        assert Asking(server, "oracle-hybrid").answer().status_code == 507
+
+
+def test_who_leaves_waits_no_more_and_holds_nobody_up(serve: Any) -> None:
+    body = {"model": "oracle-hybrid", "messages": ASKED, "stream": True}
+    with serve(max_loaded_models=1, pool_wait_seconds=10 * WAIT, sse_ping_seconds=0.5) as server:
+        with at_work(server):
+            with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=WAIT) as leaving:
+                assert any(b": ping" in part for part in leaving.iter_raw())
+                assert len(server.app.pool._book.short) == 1
+            wait_for(lambda: server.app.pool._book.short == [])
+            assert states(server)["oracle-hybrid"] == "stored"
+        assert Asking(server, "oracle-windowed").answer().status_code == 200
+
+
+def test_nobody_goes_for_a_model_that_cannot_be_read(serve: Any, folders: dict[str, Path], tmp_path: Path) -> None:
+    broken = tmp_path / "models" / "broken"
+    shutil.copytree(folders["hybrid"], broken)
+    (broken / "tokenizer.json").write_text("{", "utf-8")
+    with serve(max_loaded_models=1) as server:
+        server.chat([{"role": "user", "content": TURN}])
+        refused = admin(server, "load", model="broken")
+        assert refused.status_code == 500 and "broken could not be loaded" in refused.json()["error"]["message"]
+        assert states(server)["oracle-plain"] == "ready"
+
+
+def test_a_model_that_is_deleted_is_served_until_it_goes(
+    serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(names, "LISTING_SECONDS", 0.0)
+    monkeypatch.setattr(names, "LEAST_SECONDS", 0.0)
+    passing = build_oracle(tmp_path / "models" / "passing")
+    with serve() as server:
+        assert admin(server, "load", model="passing").status_code == 200
+        shutil.rmtree(passing)
+        assert states(server)["passing"] == "ready"
+        assert server.chat([{"role": "user", "content": TURN}], model="passing")["body"]["model"] == "passing"
+        assert admin(server, "unload", model="passing").status_code == 200
+        assert "passing" not in states(server)
+        assert Asking(server, "passing").answer().status_code == 404
+
+
+def test_a_model_that_is_deleted_while_it_is_asked_for_is_refused_in_a_sentence(serve: Any, tmp_path: Path) -> None:
+    passing = build_oracle(tmp_path / "models" / "passing")
+    with serve(max_loaded_models=1) as server:
+        assert states(server)["passing"] == "stored"
+        shutil.rmtree(passing)
+        refused = Asking(server, "passing").answer()
+        assert refused.status_code == 404 and "there is no such folder" in refused.text
+        assert states(server)["oracle-plain"] == "ready"
+
+
+def test_a_load_that_hangs_is_told_and_stops_nobody_else(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    reached, leave = threading.Event(), threading.Event()
+    read = ModelBuilder.read
+
+    def hangs(builder: Any, *args: Any) -> Any:
+        reached.set()
+        assert leave.wait(10 * WAIT)
+        return read(builder, *args)
+
+    monkeypatch.setattr(ModelBuilder, "read", hangs)
+    with serve() as server:
+        waiting = Asking(server, "oracle-hybrid")
+        assert reached.wait(WAIT)
+        server.app.pool._loader.patience = 0.2
+        for response in (waiting.answer(), Asking(server, "oracle-windowed").answer()):
+            assert response.status_code == 503
+            assert "oracle-hybrid is being loaded or unloaded, and nothing of it has moved" in response.text
+        assert Asking(server, "oracle-plain").answer().status_code == 200
+        server.app.pool._loader.patience = 10 * WAIT
+        leave.set()
+        assert Asking(server, "oracle-windowed").answer().status_code == 200
+
+
+def test_other_weights_in_the_same_folder_never_find_the_old_ones_kv(serve: Any, tmp_path: Path) -> None:
+    """In place of a model that lies on the disk, and of one that a link leads to."""
+    first, second = build_oracle(tmp_path / "a", "plain"), build_oracle(tmp_path / "b", "hybrid")
+    place, link = tmp_path / "models" / "place", tmp_path / "models" / "link"
+    place.parent.mkdir(exist_ok=True)
+    shutil.copytree(first, place)
+    link.symlink_to(first)
+    talk = [{"role": "user", "content": f"{'word ' * 300} [[truth]]"}]
+    with serve() as server:
+        for name in ("place", "link"):
+            for _ in range(2):
+                assert _right(server, name, talk)["reused"] >= 0
+            assert _right(server, name, talk)["reused"] > 0
+            assert admin(server, "unload", model=name).status_code == 200
+        shutil.rmtree(place)
+        shutil.copytree(second, place)
+        link.unlink()
+        link.symlink_to(second)
+        for name in ("place", "link"):
+            assert _right(server, name, talk)["reused"] == 0
+            assert _right(server, name, talk)["reused"] > 0
+
+
+def _right(server: Live, name: str, talk: list[dict[str, Any]]) -> dict[str, Any]:
+    answer = server.chat(talk, model=name)
+    assert answer["message"]["content"] == expected_truth(server.prompt_of(answer))
+    return dict(answer["report"])
+
+
+def test_copies_of_one_model_under_two_names_answer_side_by_side(serve: Any, tmp_path: Path) -> None:
+    """Their fingerprint is the same, and so would be their folder on the disk."""
+    for name in ("one", "two"):
+        build_oracle(tmp_path / "models" / name, "hybrid")
+    with serve() as server:
+        for turn in range(3):
+            for name in ("one", "two"):
+                _right(server, name, [{"role": "user", "content": f"turn {turn} {'word ' * 200} [[truth]]"}])
+        for name in ("one", "two", "one"):
+            assert admin(server, "unload", model=name).status_code == 200
+            _right(server, name, [{"role": "user", "content": f"back {'word ' * 200} [[truth]]"}])
+
+
+def test_a_hundred_names_at_once_harm_nobody(serve: Any) -> None:
+    """Most of them mean no model; the others have their turn."""
+    with serve(max_loaded_models=2, http_threads=40, pool_wait_seconds=10 * WAIT) as server:
+        wanted = [f"nobody-{number}" for number in range(80)]
+        wanted += ["oracle-plain", "oracle-hybrid", "oracle-windowed", "openai/oracle-hybrid"] * 5
+        found = [(name, Asking(server, name)) for name in wanted]
+        for name, asking in found:
+            answer = asking.answer()
+            assert answer.status_code == (404 if name.startswith("nobody") else 200), (name, answer.text)
+        assert list(states(server).values()).count("ready") <= 2

@@ -1,0 +1,114 @@
+"""Who waits for which model, and who waits no more. No model is loaded here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from start_llm.core.errors import OutOfMemory, Unavailable
+from start_llm.core.settings import load_settings
+from start_llm.models.catalog import Stored
+from start_llm.models.names import Known
+from start_llm.poolbook import Book, Entry, Lease
+from start_llm.poolnames import PoolNames
+
+
+def book(folder: Path, **settings: Any) -> Book:
+    given = load_settings(None, start_llm_cache_dir=folder, **settings)
+    return Book(given, PoolNames(given))
+
+
+def known(name: str, size: int = 1000, key: str = "") -> Known:
+    stored = Stored(name, Path("/nowhere") / name, size, 4096, ())
+    return Known(key or f"/nowhere/{name}", name, name, frozenset({name}), stored)
+
+
+def told(lease: Lease) -> str:
+    """Why it was given up; empty if it waits."""
+    if not lease.wait(0):
+        return ""
+    with pytest.raises((OutOfMemory, Unavailable)) as error:
+        _ = lease.served
+    return str(error.value)
+
+
+def short(book: Book, name: str, leases: int) -> tuple[Entry, list[Lease]]:
+    waiting = [book.lease(known(name)) for _ in range(leases)]
+    entry = book.entry(known(name))
+    book.wait_for_room(entry, OutOfMemory(f"no room for {name}"))
+    return entry, waiting
+
+
+def test_those_that_wait_for_room_never_keep_more_than_half_of_the_threads(tmp_path: Path) -> None:
+    pool = book(tmp_path, http_threads=8, pool_wait_seconds=1000)
+    first, some = short(pool, "first", 3)
+    second, more = short(pool, "second", 3)
+    assert [told(lease) for lease in some] == ["", "", ""]
+    assert [told(lease) for lease in more] == ["", "no room for second", "no room for second"]
+    assert pool.short == [first, second]
+    late = pool.lease(known("first"))
+    pool.end_waits()
+    assert told(late) == "" and told(more[0]) == "no room for second", (
+        "the model that is waited for longest comes first"
+    )
+    assert pool.short == [first] and second.state == "stored"
+
+
+def test_each_waits_for_its_own_time(tmp_path: Path) -> None:
+    pool = book(tmp_path, pool_wait_seconds=1000)
+    entry, (old, young) = short(pool, "one", 2)
+    old.since -= 1001
+    pool.end_waits()
+    assert told(old) == "no room for one" and told(young) == "" and pool.short == [entry]
+    young.since -= 1001
+    pool.end_waits()
+    assert told(young) and pool.short == [] and entry.state == "stored"
+    for lease in (old, young):
+        lease.close()
+    assert entry.users == 0
+
+
+def test_a_lease_that_is_closed_lets_the_next_one_look_again(tmp_path: Path) -> None:
+    pool = book(tmp_path, pool_wait_seconds=1000)
+    entry, _ = short(pool, "one", 1)
+    while not pool.wishes.empty():
+        pool.wishes.get()
+    other = pool.lease(known("other"))
+    assert pool.wishes.get(timeout=1) is pool.entry(known("other"))
+    other.close()
+    assert pool.wishes.get(timeout=1) is entry
+
+
+def test_nobody_waits_for_a_loader_that_hangs(tmp_path: Path) -> None:
+    pool = book(tmp_path)
+    waiting = pool.lease(known("one"))
+    pool.stuck = lambda: Unavailable("it hangs")
+    assert told(waiting) == "it hangs"
+    with pytest.raises(Unavailable, match="it hangs"):
+        pool.lease(known("two"))
+    assert pool.entry(known("two")).users == 0
+
+
+def test_what_is_not_on_the_disk_is_forgotten_and_other_files_are_measured_anew(tmp_path: Path) -> None:
+    pool = book(tmp_path)
+    gone, there = pool.entry(known("gone")), pool.entry(known("there", 1000))
+    assert pool.entry(known("there", 5000)) is there and there.weights == 5000
+    pool.forget([known("there")])
+    assert pool.entries() == [pool.main, there]
+    assert pool.entry(known("gone")) is not gone
+
+
+def test_a_loaded_model_goes_when_its_name_has_become_another_ones(tmp_path: Path) -> None:
+    pool = book(tmp_path)
+    before = pool.entry(known("mine", key="/nowhere/a"))
+    before.state = "ready"
+    pool.forget([])
+    assert before.state == "ready", "who deletes a model may go on with it"
+    lease_on_it = before.users = 1
+    pool.forget([known("mine", key="/nowhere/b")])
+    assert lease_on_it and before.state == "ready"
+    before.users = 0
+    pool.forget([known("mine", key="/nowhere/b")])
+    assert before.state == "unloading" and pool.wishes.get(timeout=1) is before
