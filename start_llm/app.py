@@ -180,7 +180,9 @@ class App:
             self._keeper.stop()
         if self._proxy is not None:
             self._proxy.stop()
-        idle = self._server.stop(graceful_seconds=2.0 if self._answers() else 0.0)
+        # Requests of a model thread that died have been told so, but their workers may not have said it yet.
+        died = self.engine.status().state == "failed"
+        idle = self._server.stop(graceful_seconds=2.0 if self._answers() else 1.0 if died else 0.0)
         ended = self.engine.stop() and idle
         self.pool.stop()
         if self._audit is not None:

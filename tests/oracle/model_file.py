@@ -96,30 +96,43 @@ def go_wrong(file: Path) -> None:
         raise RuntimeError("the model fails")
 
 
-class Attention(nn.Module):
-    """Returns, for each row, (token ids, positions) that the last query sees."""
+@dataclass
+class Fetched:
+    """A layer's keys, values and mask, not yet computed."""
 
-    def __call__(self, tokens: mx.array, cache: Any) -> list[tuple[np.ndarray, np.ndarray]]:
-        batch, length = tokens.shape
-        offset = cache.offset
-        steps = mx.arange(length)
-        positions = (
-            offset[:, None] + steps if isinstance(offset, mx.array) else mx.broadcast_to(offset + steps, tokens.shape)
-        )
-        rotating = hasattr(cache, "max_size")
-        mask = cache.make_mask(length) if rotating else None
-        keys, values = cache.update_and_fetch(
-            (tokens + 1).astype(mx.float32)[:, None, :, None], positions.astype(mx.float32)[:, None, :, None]
-        )
-        ids = np.array(keys[:, 0, :, 0]).astype(np.int64) - 1
-        at = np.array(values[:, 0, :, 0]).astype(np.int64)
+    keys: mx.array
+    values: mx.array
+    mask: Any
+
+
+def _column(numbers: np.ndarray) -> mx.array:
+    """(batch, length) as keys or values: (batch, 1, length, 1)."""
+    return mx.array(numbers.astype(np.float32)[:, None, :, None])
+
+
+class Attention(nn.Module):
+    """What the last query sees, in two steps, so that the arrays of all layers are computed at once."""
+
+    def __call__(self, tokens: np.ndarray, cache: Any) -> Fetched:
+        length, offset = tokens.shape[1], cache.offset
+        first = np.array(offset)[:, None] if isinstance(offset, mx.array) else offset
+        positions = np.broadcast_to(first + np.arange(length), tokens.shape)
+        mask = cache.make_mask(length) if hasattr(cache, "max_size") else None
+        keys, values = cache.update_and_fetch(_column(tokens + 1), _column(positions))
+        return Fetched(keys, values, mask)
+
+    def seen(self, fetched: Fetched, cache: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+        """For each row, (token ids, positions)."""
+        rotating, mask = hasattr(cache, "max_size"), fetched.mask
+        ids = np.array(fetched.keys)[:, 0, :, 0].astype(np.int64) - 1
+        at = np.array(fetched.values)[:, 0, :, 0].astype(np.int64)
         visible: np.ndarray = np.ones(ids.shape, dtype=bool)
         if isinstance(mask, mx.array):
             visible = np.broadcast_to(np.array(mask[..., -1, :]).reshape(-1, ids.shape[1]), ids.shape)
         elif not rotating and hasattr(cache, "left_padding"):
             visible = np.arange(ids.shape[1])[None] >= np.array(cache.left_padding)[:, None]
         rows = []
-        for row in range(batch):
+        for row in range(len(ids)):
             see, where = ids[row][visible[row]], at[row][visible[row]]
             if rotating:
                 order = np.argsort(where, kind="stable")
@@ -183,9 +196,11 @@ class Model(nn.Module):
         cache = self.make_cache() if cache is None else cache
         tokens = np.array(inputs).astype(np.int64)
         batch, length = tokens.shape
+        passed = [layer(tokens, c) for layer, c in zip(self.layers, cache, strict=True)]
+        mx.eval([[each.keys, each.values] for each in passed if isinstance(each, Fetched)])
         seen = [
-            layer(tokens if kind == "A" else inputs, c)
-            for layer, kind, c in zip(self.layers, self.args.layer_kinds, cache, strict=True)
+            layer.seen(each, c) if isinstance(each, Fetched) else each
+            for layer, each, c in zip(self.layers, passed, cache, strict=True)
         ]
         logits = np.repeat(self.base[None, None], batch, axis=0)
         entry = Pass([], [], [])
