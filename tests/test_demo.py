@@ -4,12 +4,12 @@ import json
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from rich.console import Console
 
 from start_llm import demo
 from start_llm.demo import Turn
+from tests.vendors import openai
 
 
 def chunk(delta: dict[str, Any] | None = None, usage: dict[str, Any] | None = None) -> str:

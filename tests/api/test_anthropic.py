@@ -6,10 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import anthropic
 import pytest
-from anthropic.types import RawMessageStreamEvent
-from pydantic import TypeAdapter
 
 from start_llm.api.anthropic_messages import read_messages
 from start_llm.api.anthropic_stream import signature
@@ -31,10 +28,10 @@ from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 from tests.api.conftest import Raw
 from tests.api.fakes import FIRST, FakeService, answer
+from tests.vendors import anthropic, anthropic_event
 
 USER: list[Any] = [{"role": "user", "content": "Hi"}]
 TOOL: Any = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
-EVENTS: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
 
 TURN = [
@@ -117,7 +114,7 @@ def test_event_sequence(server: ApiServer, service: FakeService, connect: Callab
     for name, data in events:
         assert data["type"] == name
         if name != "ping":
-            EVENTS.validate_python(data)
+            anthropic_event().validate_python(data)
     assert [data["index"] for name, data in events if name == "content_block_start"] == [0, 1, 2, 3]
     assert events[0][1]["message"]["usage"]["cache_read_input_tokens"] == 100
     deltas = [data["delta"]["type"] for name, data in events if name == "content_block_delta"]

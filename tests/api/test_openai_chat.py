@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import openai
 import pytest
 
 from start_llm.api.server import ApiServer
@@ -21,6 +20,7 @@ from start_llm.core.events import (
 )
 from start_llm.core.request import ChatRequest
 from tests.api.fakes import DONE, FIRST, FakeService, answer
+from tests.vendors import openai
 
 USER = [{"role": "user", "content": "Hi"}]
 

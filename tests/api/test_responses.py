@@ -13,10 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
-from openai.types.responses import Response, ResponseCustomToolCallItem, ResponseStreamEvent
-from pydantic import TypeAdapter
 
 from start_llm.api.dialect import Inbound
 from start_llm.api.openai_responses import read_responses
@@ -39,8 +36,8 @@ from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 from start_llm.files.database import CacheDatabase, FileUnavailable
 from tests.api.fakes import FIRST, FakeService, answer
+from tests.vendors import openai, openai_event
 
-EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
 TOOL: Any = {"type": "function", "name": "read", "parameters": {"type": "object"}, "strict": False}
 TURN = [
@@ -67,7 +64,7 @@ def test_whole_response(client: openai.OpenAI, service: FakeService) -> None:
     response = client.responses.create(
         model="gpt-x", input="Hi", instructions="Be brief.", tools=[TOOL], include=["reasoning.encrypted_content"]
     )
-    Response.model_validate(response.to_dict(), strict=False)
+    openai.types.responses.Response.model_validate(response.to_dict(), strict=False)
     assert [item.type for item in response.output] == ["reasoning", "message", "function_call", "function_call"]
     assert response.output[0].content[0].text == "think hard"
     assert unseal(response.output[0].encrypted_content) == "think hard"
@@ -99,7 +96,7 @@ def test_event_sequence(client: openai.OpenAI, service: FakeService, summary: An
     ]  # fmt: skip
     assert [event.sequence_number for event in events] == list(range(len(events)))
     for event in events:
-        EVENTS.validate_python(event.to_dict())
+        openai_event().validate_python(event.to_dict())
     added = [event for event in events if event.type == "response.output_item.added"]
     done = [event for event in events if event.type == "response.output_item.done"]
     assert [event.output_index for event in added] == [event.output_index for event in done] == [0, 1, 2, 3]
@@ -154,7 +151,7 @@ def test_incomplete_and_failed(client: openai.OpenAI, service: FakeService) -> N
     assert list(client.responses.create(model="m", input="Hi", stream=True))[-1].type == "response.incomplete"
     service.script = lambda request: [FIRST, TextDelta("a"), Failed(OutOfMemory("too big"))]
     last = list(client.responses.create(model="m", input="Hi", stream=True))[-1]
-    EVENTS.validate_python(last.to_dict())
+    openai_event().validate_python(last.to_dict())
     assert (last.type, last.response.error.code, last.response.error.message) == (
         "response.failed", "server_error", "too big",
     )  # fmt: skip
@@ -241,20 +238,20 @@ def _calls(output: list[Any]) -> list[tuple[str, str | None, str, str]]:
 def test_calls_name_the_clients_own_tools(client: openai.OpenAI, service: FakeService) -> None:
     service.script = lambda request: answer(*NAMED_TURN, finish="tool_calls")
     response = client.responses.create(model="m", input="Hi", tools=CLIENTS_TOOLS)
-    Response.model_validate(response.to_dict(), strict=False)
+    openai.types.responses.Response.model_validate(response.to_dict(), strict=False)
     assert [tool.name for tool in service.requests[0].tools] == ["read", "agents__read", "agents__ask", "patch"]
     assert _calls(response.output) == NAMED_OUTPUT
     assert "start_llm_warnings" not in response.metadata
     assert [tool.type for tool in response.tools] == ["function", "namespace", "custom"]
     for item in response.output[1:]:
-        ResponseCustomToolCallItem.model_validate(item.to_dict())
+        openai.types.responses.ResponseCustomToolCallItem.model_validate(item.to_dict())
 
 
 def test_events_of_the_clients_own_tools(client: openai.OpenAI, service: FakeService) -> None:
     service.script = lambda request: answer(*NAMED_TURN, finish="tool_calls")
     events = list(client.responses.create(model="m", input="Hi", tools=CLIENTS_TOOLS, stream=True))
     for event in events:
-        EVENTS.validate_python(event.to_dict())
+        openai_event().validate_python(event.to_dict())
     assert [event.type.removeprefix("response.") for event in events[2:-1]] == [
         "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
         "output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.delta",

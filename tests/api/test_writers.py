@@ -6,12 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from anthropic.types import RawMessageStreamEvent
 from hypothesis import given
 from hypothesis import strategies as st
-from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
 
 from start_llm.api.anthropic_messages import MessagesExchange
 from start_llm.api.collect import collect
@@ -32,11 +28,10 @@ from start_llm.core.events import (
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 from tests.api.fakes import DONE, FIRST
+from tests.vendors import anthropic_event, openai, openai_event
 
 SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
 REQUEST = ChatRequest("id_1", "chat", "m", stream=True)
-ANTHROPIC: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
-RESPONSES: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 TEXT = st.text(st.characters(codec="utf-8"), min_size=1, max_size=6)
 
 
@@ -78,12 +73,12 @@ def whole(exchange: Any, events: list[Event]) -> dict[str, Any]:
 def test_chat(events: list[Event]) -> None:
     exchange = ChatExchange(REQUEST, True, 0, str)
     body = whole(exchange, events)
-    ChatCompletion.model_validate(body)
+    openai.types.chat.ChatCompletion.model_validate(body)
     content, reasoning = "", ""
     calls: dict[int, dict[str, Any]] = {}
     finish, usage = None, None
     for chunk in streamed(exchange, events):
-        ChatCompletionChunk.model_validate(chunk)
+        openai.types.chat.ChatCompletionChunk.model_validate(chunk)
         usage = chunk.get("usage", usage)
         for choice in chunk["choices"]:
             delta = choice["delta"]
@@ -109,7 +104,7 @@ def test_messages(events: list[Event]) -> None:
     blocks: list[dict[str, Any]] = []
     stop: dict[str, Any] = {}
     for event in streamed(exchange, events):
-        ANTHROPIC.validate_python(event)
+        anthropic_event().validate_python(event)
         if event["type"] == "content_block_start":
             blocks.append(event["content_block"] | {"json": ""})
             assert event["index"] == len(blocks) - 1
@@ -135,10 +130,10 @@ def test_responses(events: list[Event], summary: str | None) -> None:
     inbound = Inbound("POST", "/v1/responses", {}, json.dumps(asked).encode())
     exchange = read_responses(inbound, SETTINGS, str, ResponsesStore(Path("unused"), 0, 0))
     body = whole(exchange, events)
-    Response.model_validate(body)
+    openai.types.responses.Response.model_validate(body)
     found = streamed(exchange, events)
     for event in found:
-        RESPONSES.validate_python(event)
+        openai_event().validate_python(event)
     final = found[-1]["response"]
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     assert [without_id(item) for item in final["output"]] == [without_id(item) for item in body["output"]]

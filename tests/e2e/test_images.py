@@ -12,9 +12,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
-import openai
 import pytest
 
 from start_llm.launch.clients import CLIENTS
@@ -25,6 +23,7 @@ from tests.e2e.test_clients import check
 from tests.e2e.world import Run, World, make_world
 from tests.images.pictures import b64, data_url, encoded, noise
 from tests.oracle.oracle import script
+from tests.vendors import anthropic, openai
 from tests.vision.oracle import SITE, Names, build_vision_oracle
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]

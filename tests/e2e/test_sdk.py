@@ -9,8 +9,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 
 from start_llm.launch.clients import CLIENTS
@@ -19,6 +17,7 @@ from tests.e2e.scenarios import SCENARIOS
 from tests.e2e.served import Target, make_served
 from tests.e2e.world import World
 from tests.oracle.oracle import script
+from tests.vendors import anthropic, openai
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 REASONING, TEXT = "Which city?", "I look it up."

@@ -11,11 +11,11 @@ from typing import Any
 from unittest.mock import patch
 
 import httpx
-import openai
 
 from start_llm.app import App
 from start_llm.core.settings import load_settings
 from start_llm.core.work import Submit
+from tests.vendors import openai
 
 WAIT = 60.0
 TOOLS = [

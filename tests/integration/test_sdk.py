@@ -7,10 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import numpy as np
-import openai
 import pytest
 
 from start_llm.engine.encoding import is_installed
@@ -21,6 +19,7 @@ from tests.encoding.reference import Reference
 from tests.encoding.tiny import build_encoder
 from tests.integration.live import TOOLS, WAIT, Live, live
 from tests.oracle import script
+from tests.vendors import anthropic, openai
 
 CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py", "line": 3}}\n</tool_call>'
 THOUGHT = "<think>\nI must read it\n</think>\n\n"

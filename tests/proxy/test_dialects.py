@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import anthropic
 import httpx
-import openai
 import pytest
 
 from start_llm.core.settings import load_settings
 from start_llm.proxy.launcher import LiteLLMProxy
 from tests.proxy.stub import ARGUMENTS, CARD, HEADER, PATCH, REASONING, REPORT, TEXT, StubServer
+from tests.vendors import anthropic, openai
 
 START_SECONDS = 360.0  # LiteLLM computes for 8 s; on a machine with busy neighbours that may take minutes
 pytestmark = pytest.mark.timeout(400)
