@@ -90,7 +90,7 @@ def test_random_schemas_give_valid_output_batched_and_alone(
     model: Any, grammars: Grammars, request: pytest.FixtureRequest
 ) -> None:
     rng = random.Random(7)
-    schemas = [random_schema(rng) for _ in range(how_many(request, 200, 8))]
+    schemas = [random_schema(rng) for _ in range(how_many(request, 200, 6))]
     wanted = [asked(response_format=ResponseFormat("json_schema", schema)) for schema in schemas]
     asks = [(make_constraint(one, NO_REASONING), replace(HOT, seed=i)) for i, one in enumerate(wanted)]
     for schema, text in zip(schemas * 2, answers(model, grammars, asks), strict=True):
@@ -127,7 +127,7 @@ def test_random_signatures_give_valid_calls_batched_and_alone(
     xml = tool_format in ("qwen3_coder", "glm47")
     format_of = replace(NO_REASONING, tool_format=tool_format)
     wanted = []
-    for _ in range(how_many(request, 100, 4)):
+    for _ in range(how_many(request, 100, 3)):
         tools = tuple(random_tool(rng, k, xml=xml) for k in range(rng.randint(1, 3)))
         named = ToolChoice("named", rng.choice(tools).name)
         choice = named if rng.random() < 0.3 else ToolChoice("required")
