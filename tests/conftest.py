@@ -32,6 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _quick_processes()
     # A model that is asked something while it is loaded would be in the way of tests that count what a model does.
     os.environ.setdefault("MODEL_PROBE", "off")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises PyTorch
     hypothesis_settings.load_profile("start_llm-slow" if config.getoption("--slow") else "start_llm")
 
 
