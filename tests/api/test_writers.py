@@ -99,7 +99,7 @@ def test_chat(events: list[Event]) -> None:
 
 @given(turns())
 def test_messages(events: list[Event]) -> None:
-    exchange = MessagesExchange(REQUEST, 1.0)
+    exchange = MessagesExchange(REQUEST)
     body = whole(exchange, events)
     blocks: list[dict[str, Any]] = []
     stop: dict[str, Any] = {}

@@ -208,3 +208,25 @@ def test_a_hundred_names_at_once_harm_nobody(serve: Any) -> None:
             answer = asking.answer()
             assert answer.status_code == (404 if name.startswith("nobody") else 200), (name, answer.text)
         assert list(states(server).values()).count("ready") <= 2
+
+
+def test_unloading_while_requests_begin_spoils_none(serve: Any) -> None:
+    """Either the request holds the model, or it gets it back."""
+    talk = [{"role": "user", "content": f"{'word ' * 200} [[truth]]"}]
+    over = threading.Event()
+    refused: list[int] = []
+
+    def unload() -> None:
+        while not over.is_set():
+            refused.append(admin(server, "unload", model="oracle-hybrid").status_code)
+
+    with serve() as server:
+        unloading = threading.Thread(target=unload)
+        unloading.start()
+        try:
+            for _ in range(8):
+                _right(server, "oracle-hybrid", talk)
+        finally:
+            over.set()
+            unloading.join(WAIT)
+    assert set(refused) <= {200, 409} and 200 in refused
