@@ -135,9 +135,14 @@ def add_name(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="owner/name on Hugging Face, or a short name of recommend")
 
 
+MODEL_WORDS = ("show", "load", "unload", "pin")
+
+
 def add_models(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", nargs="?", choices=["show"], metavar="WHAT", help="show: all that is known of one")
+    parser.add_argument("what", nargs="?", choices=MODEL_WORDS, metavar="WHAT", help="show, load, unload or pin one")
     parser.add_argument("name", nargs="?", metavar="NAME", help="repository, folder or short name; MODEL_PATH if unset")
+    parser.add_argument("--off", action="store_true", help="pin: the model may go again when its memory is needed")
+    add_port(parser)
     add_json(parser)
 
 
@@ -318,10 +323,16 @@ COMMANDS = {
         Command(
             "models",
             "Models",
-            "what is on this disk: sizes, context, what each can do",
+            "what is on this disk, and which of it a running server has loaded; load, unload, pin",
             "start_llm.cli.models:main_models",
             add_models,
-            (("models", ""), ("models show qwen3.6-27b", "how it calls tools, thinks, ..., and who says so")),
+            (
+                ("models", "sizes, context, what each can do; state and KV where a server runs"),
+                ("models show qwen3.6-27b", "how it calls tools, thinks, ..., and who says so"),
+                ("models load qwen3.5-9b", "into the running server's memory, beside what is there"),
+                ("models unload qwen3.5-9b", "its KV goes to disk, its memory is free"),
+                ("models pin qwen3.5-9b", "it stays; --off: it may go again"),
+            ),
         ),
         Command(
             "pull",

@@ -14,7 +14,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from start_llm.cli.loaded import Card, card_of, change, server_cards, state_of
 from start_llm.cli.show import show
+from start_llm.core.exitcodes import ExitCode
 from start_llm.core.settings import Settings
 from start_llm.host.home import command as program
 from start_llm.host.home import home
@@ -39,27 +41,56 @@ GB, GIB = 1e9, 2**30
 
 
 def main_models(settings: Settings, options: argparse.Namespace) -> int:
-    """What is on this disk; or what is known of one of them."""
+    """What is on this disk, and what of it a server has loaded; or what is known of one; or a change of one."""
+    if options.off and options.what != "pin":
+        print(f"models: --off belongs to pin: {program()} models pin NAME --off", file=sys.stderr)
+        return ExitCode.BAD_SETTING
     if options.what == "show":
         return show(settings, options.name, as_json=options.json)
+    if options.what is not None:
+        return change(settings, options)
     found = list(stored_models(home() / settings.cache_dir, settings.model_path))
+    cards = server_cards(settings)
     if options.json:
-        print(json.dumps([_plain(model) for model in found], indent=1))
+        print(json.dumps([_plain(model, cards) for model in found], indent=1))
         return 0
-    if not found:
+    if not found and not cards:
         print(f"No model is on this disk. {program()} recommend names some; {program()} pull NAME fetches one.")
         return 0
-    table = Table(box=None, pad_edge=False)
-    for heading in ("NAME", "SIZE", "CONTEXT", "CAN"):
-        table.add_column(heading, justify="right" if heading in {"SIZE", "CONTEXT"} else "left", overflow="fold")
-    for model in found:
-        context = "-" if model.context is None else f"{model.context:,}"
-        table.add_row(_short(model.name), f"{model.size / GB:.1f} GB", context, model.problem or ", ".join(model.can))
-    Console(highlight=False, width=max(120, shutil.get_terminal_size().columns)).print(table)
+    _print(found, cards)
+    for entry in settings.models_by_name.entries:
+        print(f"MODEL_MAP    {entry.pattern} means {entry.model}")
     return 0
 
 
-def _plain(model: Stored) -> dict[str, Any]:
+def _print(found: list[Stored], cards: list[Card] | None) -> None:
+    """`cards`: of the running server; ``None`` where none runs."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("NAME", "SIZE", "CONTEXT", *(("STATE", "KV") if cards is not None else ()), "CAN"):
+        numbers = heading in {"SIZE", "CONTEXT", "KV"}
+        table.add_column(heading, justify="right" if numbers else "left", overflow="fold")
+    left = list(cards or ())
+    for model in found:
+        card = card_of(left, model.name)
+        told = () if cards is None else ("-", "-") if card is None else state_of(card)
+        if card is not None:
+            left.remove(card)
+        context = model.context if card is None else card.get("context_length")
+        shown = "-" if context is None else f"{context:,}"
+        table.add_row(
+            _short(model.name), f"{model.size / GB:.1f} GB", shown, *told, model.problem or ", ".join(model.can)
+        )
+    for card in left:  # what only the server knows: another folder, an encoder
+        can = ", ".join(name for name, able in card.get("capabilities", {}).items() if able is True)
+        size = f"{card['details'].get('weight_bytes', 0) / GB:.1f} GB"
+        table.add_row(str(card.get("id")), size, f"{card.get('context_length') or 0:,}", *state_of(card), can)
+    Console(highlight=False, markup=False, width=max(120, shutil.get_terminal_size().columns)).print(table)
+
+
+def _plain(model: Stored, cards: list[Card] | None) -> dict[str, Any]:
+    """``server``: what a running one tells of it; ``null`` where none runs, or that one does not know it."""
+    card = card_of(cards or [], model.name)
+    details = {} if card is None else card["details"]
     return {
         "name": model.name,
         "folder": str(model.folder),
@@ -67,6 +98,11 @@ def _plain(model: Stored) -> dict[str, Any]:
         "context": model.context,
         "can": list(model.can),
         "problem": model.problem,
+        "server": None
+        if card is None
+        else {"name": card["id"]}
+        | {key: details.get(key) for key in ("state", "pinned", "weight_bytes", "kv_bytes")}
+        | {"context": card.get("context_length")},
     }
 
 

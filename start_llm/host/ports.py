@@ -70,10 +70,21 @@ def who_listens(port: int) -> str:
 
 def get(url: str, key: str | None = None, seconds: float = 5) -> tuple[int, bytes]:
     """(status, body) of a GET; (0, nothing) if nobody answers."""
+    return _ask("GET", url, key, seconds)
+
+
+def post_json(url: str, given: Any, key: str | None = None, seconds: float = 5) -> tuple[int, Any]:
+    """(status, body) of a POST of JSON, as `get_json`."""
+    return _parsed(*_ask("POST", url, key, seconds, json.dumps(given).encode()))
+
+
+def _ask(method: str, url: str, key: str | None, seconds: float, body: bytes | None = None) -> tuple[int, bytes]:
     parts = urlsplit(url)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    headers |= {} if body is None else {"Content-Type": "application/json"}
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=seconds)
     try:
-        connection.request("GET", parts.path or "/", headers={"Authorization": f"Bearer {key}"} if key else {})
+        connection.request(method, parts.path or "/", body, headers)
         answer = connection.getresponse()
         return answer.status, answer.read()
     except (OSError, http.client.HTTPException):
@@ -84,7 +95,10 @@ def get(url: str, key: str | None = None, seconds: float = 5) -> tuple[int, byte
 
 def get_json(url: str, key: str | None = None, seconds: float = 5) -> tuple[int, Any]:
     """As `get`; the body is ``None`` where it is no JSON."""
-    status, text = get(url, key, seconds)
+    return _parsed(*get(url, key, seconds))
+
+
+def _parsed(status: int, text: bytes) -> tuple[int, Any]:
     try:
         return status, json.loads(text)
     except ValueError:
