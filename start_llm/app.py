@@ -241,7 +241,7 @@ class App:
             log_path=self.settings.log_root / "proxy.log",
             encoders=self.encoders.cards(),
             audio=self.pool.audio_cards(),
-            others=self.pool.other_names(),
+            others=self.pool.other_cards(),
         )
         try:
             proxy.start()

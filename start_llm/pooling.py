@@ -129,16 +129,9 @@ class Pool:
         cards = [self._card(entry) for entry in entries]
         return (*cards, *(self._stored_card(known) for known in listed if known.key not in keys))
 
-    def other_names(self) -> list[tuple[str, ModelCard]]:
-        """By which other models may be asked for, patterns of MODEL_MAP included (LiteLLM knows no ``?`` in them)."""
-        main, *others = (card for card in self.cards() if "task" not in card.details)
-        names = [(card.id, card) for card in others]
-        by_name = {card.id: card for card in others}
-        for entry in self._settings.models_by_name.entries:
-            meant = by_name.get(self.served_name(entry.model))
-            if meant is not None and meant.id != main.id and "?" not in entry.pattern:
-                names.append((entry.pattern, meant))
-        return names
+    def other_cards(self) -> list[ModelCard]:
+        """Of the models that answer beside the main one."""
+        return [card for card in self.cards()[1:] if "task" not in card.details]
 
     def audio_cards(self) -> list[ModelCard]:
         """Of the audio models; `details` has the task of each."""

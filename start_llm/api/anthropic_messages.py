@@ -17,6 +17,7 @@ from start_llm.api.collect import Collected
 from start_llm.api.dialect import Inbound, StreamWriter
 from start_llm.api.fields import (
     Body,
+    ModelName,
     SamplingBody,
     Tokens,
     bad,
@@ -56,7 +57,7 @@ class OutputConfig(Body):
 
 
 class MessagesBody(SamplingBody):
-    model: str | None = None
+    model: ModelName | None = None
     messages: Annotated[list[MessageIn], Field(min_length=1), FailFast()]
     system: Any = None
     max_tokens: Tokens | None = None

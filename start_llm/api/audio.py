@@ -12,7 +12,7 @@ from pydantic import Field
 
 from start_llm.api import sse
 from start_llm.api.dialect import Inbound, Reply, Task
-from start_llm.api.fields import Body, parse_body, validate, within
+from start_llm.api.fields import Body, ModelName, parse_body, validate, within
 from start_llm.api.multipart import Form, read_form
 from start_llm.api.owner import owner_of
 from start_llm.api.visitor import Made
@@ -36,7 +36,7 @@ Shape = Literal["json", "text", "verbose_json", "srt", "vtt"]
 
 
 class TranscriptionBody(Body):
-    model: str = ""
+    model: ModelName = ""
     language: str | None = None
     prompt: str = ""
     response_format: Shape = "json"
@@ -45,7 +45,7 @@ class TranscriptionBody(Body):
 
 
 class SpeechBody(Body):
-    model: str | None = None
+    model: ModelName | None = None
     input: str
     voice: Any = None
     response_format: SoundForm | None = None

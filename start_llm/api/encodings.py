@@ -14,7 +14,7 @@ from pydantic import Field
 
 from start_llm.api import sse
 from start_llm.api.dialect import Inbound, Reply, Task
-from start_llm.api.fields import Body, bad, parse_body, within
+from start_llm.api.fields import Body, ModelName, bad, parse_body, within
 from start_llm.api.owner import owner_of
 from start_llm.api.visitor import Made
 from start_llm.core.encoding import Encoders, Encoding, Text
@@ -32,7 +32,7 @@ PREFIXES = {"embeddings": "embd", "rerank": "rerank"}
 
 
 class EmbeddingsBody(Body):
-    model: str | None = None
+    model: ModelName | None = None
     input: Any
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Field(ge=1, le=2**31)] | None = None
@@ -41,7 +41,7 @@ class EmbeddingsBody(Body):
 
 
 class RerankBody(Body):
-    model: str | None = None
+    model: ModelName | None = None
     query: str
     documents: list[Any]
     top_n: Annotated[int, Field(ge=1, le=2**31)] | None = None

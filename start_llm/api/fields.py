@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.jsontext import parse_inner, parse_json
@@ -24,6 +24,7 @@ from start_llm.core.limits import (
     WORDS,
     Limit,
 )
+from start_llm.core.modelmap import plain_name
 from start_llm.core.request import Sampling
 from start_llm.core.settings import Settings
 
@@ -48,6 +49,7 @@ MOST_SHOWN = 80
 _BIG = 2**53
 """The largest whole number that every JSON library reads alike."""
 
+ModelName = Annotated[str, AfterValidator(plain_name)]
 Tokens = Annotated[int, Field(ge=1, le=_BIG)]
 
 _LENGTHS: tuple[tuple[str, type, Limit], ...] = (

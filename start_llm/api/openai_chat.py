@@ -15,6 +15,7 @@ from start_llm.api.collect import Collected
 from start_llm.api.dialect import Inbound, StreamWriter
 from start_llm.api.fields import (
     Body,
+    ModelName,
     SamplingBody,
     Tokens,
     bad,
@@ -65,7 +66,7 @@ class ChatMessage(Body):
 
 
 class ChatBody(SamplingBody):
-    model: str | None = None
+    model: ModelName | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1), FailFast()]
     tools: list[Any] | None = None
     tool_choice: Any = None

@@ -14,7 +14,17 @@ from start_llm.api import sse
 from start_llm.api.collect import Collected
 from start_llm.api.dialect import Inbound, StreamWriter
 from start_llm.api.errors import openai_error
-from start_llm.api.fields import SamplingBody, Tokens, bad, parse_body, sampling_of, session_of, stop_of, within
+from start_llm.api.fields import (
+    ModelName,
+    SamplingBody,
+    Tokens,
+    bad,
+    parse_body,
+    sampling_of,
+    session_of,
+    stop_of,
+    within,
+)
 from start_llm.api.openai_chat import StreamOptions
 from start_llm.api.openai_stream import finish_word, usage_body
 from start_llm.api.owner import owner_of
@@ -29,7 +39,7 @@ Prompt = str | tuple[int, ...]
 
 
 class CompletionBody(SamplingBody):
-    model: str | None = None
+    model: ModelName | None = None
     prompt: Any = None
     suffix: str | None = None
     echo: bool | None = None

@@ -13,6 +13,7 @@ from pydantic import Field
 from start_llm.api import sse
 from start_llm.api.dialect import Inbound, Reply
 from start_llm.api.fields import (
+    ModelName,
     SamplingBody,
     Tokens,
     bad,
@@ -46,7 +47,7 @@ REFUSED = {
 
 
 class ResponsesBody(SamplingBody):
-    model: str | None = None
+    model: ModelName | None = None
     input: Any = None
     instructions: str | None = None
     previous_response_id: str | None = None

@@ -15,8 +15,6 @@ from start_llm.core.service import ModelCard, Service
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.request_log import RequestLog
 
-ALIASES = ("claude-", "gpt-")
-"""Ids that begin so are accepted everywhere and mean the served model."""
 SHORT_ID = 6
 """As many characters of an id's end as the terminal shows."""
 LONGEST_SHORT_ID = 80
@@ -65,8 +63,10 @@ class Status:
         for card in cards:
             if card.id == wanted:
                 return Reply(sse.dumps(model_body(card)))
-        if cards and wanted.startswith(ALIASES):
-            return Reply(sse.dumps(model_body(cards[0]) | {"id": wanted}))
+        meant = self._service.served_name(wanted)  # an alias, a name of MODEL_MAP
+        for card in cards:
+            if card.id == meant:
+                return Reply(sse.dumps(model_body(card) | {"id": wanted}))
         names = ", ".join(card.id for card in cards) or "none"
         raise NotFound(f"There is no model {wanted!r}. Served: {names}.", param="model", code="model_not_found")
 

@@ -29,13 +29,17 @@ from start_llm.api.visitor import Made
 from start_llm.core.audio import Audio
 from start_llm.core.encoding import Encoders
 from start_llm.core.jsontext import parse_json
+from start_llm.core.modelmap import plain_name
 from start_llm.core.request import ChatRequest, Dialect
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings
+from start_llm.core.side import is_side_request, names_tools
 from start_llm.dashboard.board import Board
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.request_log import RequestLog
 
+MAIN = "default"
+"""A name that means the main model."""
 CHAT_FIELDS = frozenset(
     {
         *("functions", "function_call", "response_format", "max_completion_tokens", "n", "logprobs", "top_logprobs"),
@@ -85,19 +89,19 @@ class Dialects:
 
     def count_tokens(self, inbound: Inbound) -> Reply:
         exchange = read_messages(inbound, self.settings)
-        request = self._named(exchange.request)
+        request = self._named(exchange.request, inbound)
         count = self.service.count_tokens(request)
         return Reply(sse.dumps({"input_tokens": scaled(count, self.service.context_scale(request.model))}))
 
     def count_response_tokens(self, inbound: Inbound) -> Reply:
         exchange = read_responses(inbound, self.settings, self.service.token_text, self._stored(inbound))
-        count = self.service.count_tokens(self._named(exchange.request))
+        count = self.service.count_tokens(self._named(exchange.request, inbound))
         return Reply(sse.dumps({"object": "response.input_tokens", "input_tokens": count}))
 
     def explain(self, inbound: Inbound) -> Reply:
         """What a request of any dialect would reuse and compute; nothing is run."""
         exchange = self._any(inbound)
-        report = self.service.explain(self._named(exchange.request))
+        report = self.service.explain(self._named(exchange.request, inbound))
         now = self.service.health()
         body = report.as_dict() | {"running": now.running, "queued": now.queued}
         return Reply(sse.dumps(body), headers={CACHE_HEADER: report.header()})
@@ -120,18 +124,23 @@ class Dialects:
     def _begun(self, exchange: Exchange, inbound: Inbound) -> ChatRequest:
         """The request, now that it is going to run: whose it is stays known."""
         self.made.remember((request.id for request in exchange.requests), inbound.visitor)
-        return replace(self._named(exchange.request), client=agent_of(exchange.request.messages, inbound.headers))
+        client = agent_of(exchange.request.messages, inbound.headers)
+        return replace(self._named(exchange.request, inbound), client=client)
 
-    def _named(self, request: ChatRequest) -> ChatRequest:
+    def _named(self, request: ChatRequest, inbound: Inbound) -> ChatRequest:
         """The answer's ``model`` is the name of what answers, whatever the client called it."""
-        return replace(request, model=self.service.served_name(request.model))
+        name = self.service.served_name(request.model)
+        side = self.settings.models_by_name.side
+        if side is not None and is_side_request(request) and not names_tools(parse_json(inbound.body)):
+            name = self.service.served_name(side) if name == self.service.served_name(MAIN) else name
+        return replace(request, model=name)
 
 
 def _model_of(inbound: Inbound) -> str:
     """The name that a body asks for, as far as it names one."""
     data = parse_json(inbound.body)
     name = data.get("model") if isinstance(data, dict) else None
-    return name if isinstance(name, str) else ""
+    return plain_name(name) if isinstance(name, str) else ""
 
 
 def dialect_of(data: Any, usual: Dialect = "chat") -> Dialect:

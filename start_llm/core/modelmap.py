@@ -2,7 +2,7 @@
 
 ``claude-haiku-*=small,*-mini=small``: the first pattern that fits counts. ``*`` is any text, ``?`` one character, and
 every other character is itself (``claude-opus[1m]`` is a name). Case does not matter. A pattern without a ``/`` also
-fits a name behind its last ``/``: ``openai/gpt-5-mini``.
+fits a name behind its last ``/``: ``openai/gpt-5-mini``. ``@side=small`` is about what is asked, not about a name.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from dataclasses import dataclass
 
 MOST_NAME = 256
 """Characters of a name that is looked up; a longer one is no model's."""
+PROXIED = "asked:"
+"""Stands before names that come through the proxy: LiteLLM takes a bare ``claude-...`` for Anthropic's own model."""
+SIDE = "@side"
+"""In place of a pattern: the model of side requests, see `side`. No name fits it."""
 _TARGET = re.compile(r"[^\s,=*?]+")
 
 
@@ -28,6 +32,8 @@ class Entry:
     model: str
 
     def fits(self, name: str) -> bool:
+        if self.pattern == SIDE:
+            return False
         if _fits(self.pattern.lower(), name.lower()):
             return True
         return "/" not in self.pattern and _fits(self.pattern.lower(), name.lower().rpartition("/")[2])
@@ -39,6 +45,11 @@ class ModelMap:
 
     entries: tuple[Entry, ...] = ()
 
+    @property
+    def side(self) -> str | None:
+        """The model that answers side requests; ``None``: the main one does."""
+        return next((entry.model for entry in self.entries if entry.pattern == SIDE), None)
+
     def resolve(self, name: str) -> str:
         """The model that `name` means; `name` itself where no pattern fits. Once: what comes out is not looked up."""
         found = self.find(name)
@@ -49,6 +60,11 @@ class ModelMap:
         if len(name) > MOST_NAME:
             return None
         return next((entry for entry in self.entries if entry.fits(name)), None)
+
+
+def plain_name(name: str) -> str:
+    """The name that the client itself has sent."""
+    return name.removeprefix(PROXIED)
 
 
 def parse_model_map(text: str) -> ModelMap:
@@ -75,7 +91,7 @@ def parse_model_map(text: str) -> ModelMap:
         if pattern.lower() in seen:
             raise ValueError(f"{written!r}: the pattern {pattern!r} stands in the table twice")
         seen.add(pattern.lower())
-        entries.append(Entry(pattern, model))
+        entries.append(Entry(SIDE if pattern.lower() == SIDE else pattern, model))
     return ModelMap(tuple(entries))
 
 

@@ -108,7 +108,7 @@ class Settings(BaseSettings):
     model_map: Annotated[str, AfterValidator(_model_map)] = Field(
         "",
         description="Which model answers who asks for a name: pattern=model, separated by commas, the first that fits "
-        "counts, e.g. claude-haiku-*=small,*-mini=small. See docs/models.md.",
+        "counts, e.g. claude-haiku-*=small,*-mini=small; @side=small for side requests. See docs/models.md.",
     )
     embedding_model: Annotated[str | None, OffOr] = Field(
         None,

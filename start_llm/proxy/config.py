@@ -4,6 +4,10 @@ Every dialect takes the shortest way through LiteLLM (1.106): a `hosted_vllm/` e
 completions and Responses as Responses, and an entry that declares ``/v1/messages`` among its `supported_endpoints` gets
 Anthropic messages untranslated. (`openai/` entries refuse `thinking` and `reasoning` for models that LiteLLM does not
 know; `anthropic/` entries turn everything into messages.)
+
+Which model a name means is the server's to say: every name that has no entry of its own goes there as it came, behind
+`modelmap.PROXIED`. So a model that is put on the disk later is served, MODEL_MAP is read in one place, and a name that
+means nothing gets the server's own sentence.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from start_llm.core.modelmap import PROXIED
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.proxy.child import FALLBACK_CONFIG, GATE_CONFIG
@@ -26,7 +31,7 @@ log = logging.getLogger(__name__)
 
 KEY_NAME = "LITELLM_MASTER_KEY"
 ANY_MODEL = "default"  # the server's name for whatever it serves
-WILDCARDS = ("gpt-*", "claude-*")
+ANY_NAME = "*"
 ENCODER_WILDCARD = "text-embedding-*"
 RERANK_NAME = "rerank-*"
 SPEECH_NAMES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
@@ -46,11 +51,11 @@ def served_name(settings: Settings, model_id: str) -> str:
 
 
 def proxy_model_names(settings: Settings, model_id: str) -> list[str]:
-    """Names under which the proxy serves the model, the served name first; no duplicates."""
+    """Names that are known to mean the main model, the served name first; no duplicates."""
     name = served_name(settings, model_id)
     shown = [] if name == ANY_MODEL else [name]
     named = settings.proxy_model_id or f"openai/{settings.model_path or name}"
-    return list(dict.fromkeys([*shown, model_id, named, ANY_MODEL, *WILDCARDS]))
+    return list(dict.fromkeys([*shown, model_id, named, ANY_MODEL]))
 
 
 def abilities(card: ModelCard) -> dict[str, Any]:
@@ -87,7 +92,7 @@ def proxy_config(
     card: ModelCard,
     encoders: Sequence[ModelCard] = (),
     audio: Sequence[ModelCard] = (),
-    others: Sequence[tuple[str, ModelCard]] = (),
+    others: Sequence[ModelCard] = (),
 ) -> dict[str, Any]:
     """LiteLLM's configuration as plain JSON types (JSON is YAML).
 
@@ -96,12 +101,11 @@ def proxy_config(
         card: of the served model.
         encoders: of the models for embeddings and ranking.
         audio: of the audio models; `details` has the task of each.
-        others: names and patterns by which other models may be asked for, and which one each means.
+        others: the other models that there are now. They are asked for by any name; LiteLLM tells what they can do.
     """
     name_behind = served_name(settings, model_id)
     ping_seconds = settings.sse_ping_seconds * PING_SHARE
     parameters = {
-        "model": f"hosted_vllm/{name_behind}",
         "api_base": f"{server_url.rstrip('/')}/v1",
         # Without a key LiteLLM would look for one in the environment and send that.
         "api_key": settings.api_key or "none",
@@ -115,9 +119,9 @@ def proxy_config(
         # LiteLLM looks abilities of a messages request up under the bare name of the model behind, where it
         # files an entry under its id: so one entry, and only one, carries that name as its id.
         identity = name_behind if index == 0 else f"start_llm:{name}"
-        info = {"id": identity, "supported_endpoints": ["/v1/messages"], **abilities(card)}
-        entries.append({"model_name": name, "litellm_params": parameters, "model_info": info})
+        entries.append(_entry(name, name_behind, identity, card, parameters))
     entries += _other_entries(others, parameters, {entry["model_name"] for entry in entries})
+    entries.append(_entry(ANY_NAME, f"{PROXIED}*", f"start_llm:{ANY_NAME}", card, parameters))
     for encoder in encoders:
         entries += encoder_entries(encoder, parameters)
     entries += audio_entries(settings, audio, parameters)
@@ -145,21 +149,14 @@ def _add_fallback(entries: list[dict[str, Any]], fallback: dict[str, Any]) -> No
     entries.append(fallback)
 
 
-def _other_entries(
-    others: Sequence[tuple[str, ModelCard]], parameters: Mapping[str, Any], taken: set[Any]
-) -> list[dict[str, Any]]:
+def _entry(name: str, behind: str, identity: str, card: ModelCard, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    info = {"id": identity, "supported_endpoints": ["/v1/messages"], **abilities(card)}
+    return {"model_name": name, "litellm_params": {**parameters, "model": f"hosted_vllm/{behind}"}, "model_info": info}
+
+
+def _other_entries(others: Sequence[ModelCard], parameters: Mapping[str, Any], taken: set[Any]) -> list[dict[str, Any]]:
     """As those of the served model; names that are `taken` already stay what they are."""
-    entries, known = [], set()
-    for name, card in others:
-        if name in taken:
-            continue
-        taken.add(name)
-        identity = f"start_llm:{name}" if card.id in known else card.id
-        known.add(card.id)
-        info = {"id": identity, "supported_endpoints": ["/v1/messages"], **abilities(card)}
-        of_this = {**parameters, "model": f"hosted_vllm/{card.id}"}
-        entries.append({"model_name": name, "litellm_params": of_this, "model_info": info})
-    return entries
+    return [_entry(card.id, card.id, card.id, card, parameters) for card in others if card.id not in taken]
 
 
 def encoder_entries(card: ModelCard, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -65,7 +65,7 @@ class LiteLLMProxy:
         env_file: Path = Path(".env"),
         encoders: Sequence[ModelCard] = (),
         audio: Sequence[ModelCard] = (),
-        others: Sequence[tuple[str, ModelCard]] = (),
+        others: Sequence[ModelCard] = (),
     ) -> None:
         """Starts nothing.
 
@@ -77,7 +77,7 @@ class LiteLLMProxy:
             env_file: where a made master key is kept.
             encoders: of the models for embeddings and ranking.
             audio: of the audio models.
-            others: names and patterns of other models, see `proxy_config`.
+            others: of the other models, see `proxy_config`.
         """
         self._settings = settings
         self._server_url = _reachable(server_url)

@@ -111,7 +111,7 @@ class FakeService:
         return self.scale
 
     def served_name(self, asked: str) -> str:
-        return "tiny" if asked in {"", "default"} else asked
+        return "tiny" if asked in {"", "default", "claude-anything", "gpt-x/y"} else asked
 
     def health(self) -> Health:
         return Health(self.ok, "ready" if self.ok else "wedged", running=1, queued=2)

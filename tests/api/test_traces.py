@@ -16,6 +16,7 @@ from start_llm.api.openai_chat import read_chat
 from start_llm.api.wire import Headers
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
+from start_llm.core.side import is_side_request, names_tools
 
 FOLDER = Path(os.environ.get("START_LLM_TRACES") or Path(__file__).parents[3] / "shared" / "traces")
 SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
@@ -51,6 +52,22 @@ def test_every_request_translates(client: str) -> None:
         )
         request = translate(client, inbound)
         check(request, record["body"])
+
+
+@pytest.mark.parametrize(("client", "titles"), [("pi", 0), ("claude", 0), ("opencode", 4), ("openclaw", 0)])
+def test_side_requests_among_them_are_titles_and_nothing_else(client: str, titles: int) -> None:
+    if not (FOLDER / client).is_dir():
+        pytest.skip("no recorded traces here")
+    found = []
+    for record in recorded(client):
+        inbound = Inbound(
+            "POST", record["path"], Headers(record["headers"].items()), json.dumps(record["body"]).encode()
+        )
+        request = translate(client, inbound)
+        if is_side_request(request) and not names_tools(record["body"]):
+            found.append(request)
+    assert len(found) == titles
+    assert all(request.messages[0].content.startswith("You are a title generator.") for request in found)
 
 
 def translate(client: str, inbound: Inbound) -> ChatRequest:

@@ -43,6 +43,13 @@ def test_a_name_of_any_length_costs_nothing() -> None:
     assert table.resolve("a" * 200 + "b") == "small" and table.resolve("aaaaab") == "aaaaab"
 
 
+def test_side_requests_have_an_entry_that_no_name_fits() -> None:
+    table = parse_model_map("@SIDE=small,*-mini=other")
+    assert table.side == "small" and [entry.pattern for entry in table.entries] == ["@side", "*-mini"]
+    assert table.resolve("@side") == "@side" and table.resolve("openai/@side") == "openai/@side"
+    assert parse_model_map("side=small,*@side=small").side is None
+
+
 def test_an_empty_table_changes_nothing() -> None:
     assert parse_model_map(" , \n") == ModelMap() == Settings(_env_file=None).models_by_name  # type: ignore[call-arg]
 
@@ -57,6 +64,7 @@ def test_an_empty_table_changes_nothing() -> None:
         ("a=small,b=*", "'*' is no model's name"),
         ("a=b=c", "'b=c' is no model's name"),
         ("a=b,A=c", "'A' stands in the table twice"),
+        ("@side=b,@Side=c", "'@Side' stands in the table twice"),
         ("x" * 300 + "=b", "at most 256 characters"),
     ],
 )

@@ -17,7 +17,8 @@ import pytest
 from start_llm import poolloader
 from start_llm.building import ModelBuilder
 from start_llm.core.errors import NotSupported
-from tests.integration.live import WAIT, Live, live
+from start_llm.core.modelmap import PROXIED
+from tests.integration.live import TOOLS, WAIT, Live, live
 from tests.integration.pooled import BUDGET_FOR_TWO, TURN, admin, link_oracles, states, wait_for
 from tests.oracle import build_oracle, expected_truth
 from tests.unique import unique
@@ -32,7 +33,9 @@ def plain(folders: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
     shutil.copytree(folders["hybrid"], broken)
     config = json.loads((broken / "config.json").read_text("utf-8"))
     (broken / "config.json").write_text(json.dumps(config | {"layer_kinds": ["?"]}), "utf-8")
-    with live(folders["plain"], cache, model_map="small-*=oracle-windowed", kv_disk_dir="auto") as server:
+    with live(
+        folders["plain"], cache, model_map="small-*=oracle-windowed,@side=oracle-hybrid", kv_disk_dir="auto"
+    ) as server:
         yield server
 
 
@@ -62,14 +65,36 @@ def test_the_answer_says_which_model_gave_it_whatever_the_client_called_it(plain
         assert answer["body"]["model"] == meant, asked
 
 
-def test_the_proxy_is_told_every_name_and_pattern(plain: Live) -> None:
-    names = {name: card.id for name, card in plain.app.pool.other_names()}
-    assert names == {
-        "broken": "broken",
-        "oracle-hybrid": "oracle-hybrid",
-        "oracle-windowed": "oracle-windowed",
-        "small-*": "oracle-windowed",
-    }
+def test_a_name_that_comes_through_the_proxy_is_the_one_that_was_sent(plain: Live) -> None:
+    for asked, meant in {
+        "small-fast": "oracle-windowed",
+        "claude-opus-4-1": "oracle-plain",
+        "": "oracle-plain",
+    }.items():
+        answer = plain.chat([{"role": "user", "content": TURN}], model=f"{PROXIED}{asked}")
+        assert answer["body"]["model"] == meant, asked
+    body = {"model": f"{PROXIED}nobody", "messages": [{"role": "user", "content": TURN}]}
+    refused = httpx.post(f"{plain.url}/v1/chat/completions", json=body, timeout=WAIT)
+    assert refused.status_code == 404 and refused.json()["error"]["message"].startswith("model='nobody': this server")
+
+
+def test_a_side_request_goes_to_its_own_model_and_a_conversations_turn_never_does(plain: Live) -> None:
+    title = [{"role": "system", "content": "Write a title."}, {"role": "user", "content": TURN}]
+    for asked in ("default", "oracle-plain", "claude-opus-4-1"):
+        assert plain.chat(title, model=asked, max_tokens=20)["body"]["model"] == "oracle-hybrid"
+    assert plain.chat(title, model="oracle-windowed", max_tokens=20)["body"]["model"] == "oracle-windowed"
+    for more in ({}, {"max_tokens": 20, "tools": TOOLS}, {"max_tokens": 20, "tools": TOOLS, "tool_choice": "none"}):
+        assert plain.chat(title, **more)["body"]["model"] == "oracle-plain", more
+    body = {"input": TURN, "instructions": "Write a title.", "max_output_tokens": 20, "model": "default"}
+    for tools, meant in (([], "oracle-hybrid"), ([{"type": "web_search"}], "oracle-plain")):
+        answer = httpx.post(f"{plain.url}/v1/responses", json=body | {"tools": tools}, timeout=WAIT).json()
+        assert answer["model"] == meant, tools
+
+
+def test_an_alias_is_looked_up_as_the_model_that_it_means(plain: Live) -> None:
+    for asked, meant in {"small-fast": "oracle-windowed", "claude-opus-4-1": "oracle-plain"}.items():
+        card = httpx.get(f"{plain.url}/v1/models/{asked}", timeout=WAIT).json()
+        assert card["id"] == asked and card["details"]["source"].endswith(meant)
 
 
 @pytest.mark.parametrize("name", ["nobody", "/etc", "../oracle-hybrid", "x" * 300, "owner/model", "oracle-hybrid/"])

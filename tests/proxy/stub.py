@@ -19,6 +19,7 @@ TEXT = "It is four."
 ARGUMENTS = '{"path": "a.txt"}'
 PATCH = "*** Begin Patch"
 CARD = ModelCard("served", 1_700_000_000, 8192)
+UNKNOWN = "model='nobody/nothing': this server serves 'served', 'small'."
 HEADER = "prompt=12; reused=8; computed=4; new=4"
 REPORT = {"prompt": 12, "reused": 8, "computed": 4, "new": 4}
 CHAT_USAGE = {
@@ -63,12 +64,13 @@ class StubServer:
     """
 
     seen: list[Seen] = field(default_factory=list)
+    models: list[dict[str, Any]] = field(default_factory=lambda: [{"id": "served", "object": "model"}])
     go: threading.Event = field(default_factory=threading.Event)
     fails: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.go.set()
-        self._httpd = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self.seen, self.go, self.fails))
+        self._httpd = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self.seen, self.models, self.go, self.fails))
         self._httpd.daemon_threads = True
         self._thread = threading.Thread(target=self._httpd.serve_forever, daemon=True)
         self._thread.start()
@@ -82,13 +84,16 @@ class StubServer:
         self._httpd.server_close()
 
 
-def _handler(seen: list[Seen], go: threading.Event, fails: list[int]) -> type[BaseHTTPRequestHandler]:
+def _handler(
+    seen: list[Seen], models: list[dict[str, Any]], go: threading.Event, fails: list[int]
+) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def log_message(self, *args: Any) -> None:
             pass
 
         def do_GET(self) -> None:
-            self._json({"object": "list", "data": [{"id": "stub", "object": "model"}]})
+            _, _, name = self.path.partition("/v1/models/")
+            self._json(next(card for card in models if card["id"] == name) if name else _listing(models))
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -98,7 +103,10 @@ def _handler(seen: list[Seen], go: threading.Event, fails: list[int]) -> type[Ba
                 self._json({"error": {"message": "The cloud is out.", "type": "server_error"}}, status)
                 return
             path = self.path.split("?")[0]
-            if path.endswith("/messages/count_tokens"):
+            if "nobody" in body.get("model", ""):
+                error = {"type": "not_found_error", "message": UNKNOWN}
+                self._json({"type": "error", "error": error}, 404)
+            elif path.endswith("/messages/count_tokens"):
                 self._json({"input_tokens": 12})
             elif path.endswith("/responses/input_tokens"):
                 self._json({"object": "response.input_tokens", "input_tokens": 12})
@@ -135,6 +143,10 @@ def _handler(seen: list[Seen], go: threading.Event, fails: list[int]) -> type[Ba
             self.wfile.write(data)
 
     return Handler
+
+
+def _listing(models: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"object": "list", "data": models}
 
 
 # --- chat completions ---------------------------------------------------------

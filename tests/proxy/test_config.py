@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from start_llm.core.modelmap import PROXIED
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings, load_settings
 from start_llm.proxy.config import (
@@ -19,38 +20,37 @@ from start_llm.proxy.config import (
 )
 from tests.proxy.stub import CARD
 
-WILD = ["gpt-*", "claude-*"]
-
 
 def settings(**values: object) -> Settings:
     return load_settings(None, **values)
 
 
-def test_names_are_the_served_one_the_public_one_and_the_wildcards() -> None:
+def test_names_are_the_served_one_and_the_public_one() -> None:
     named = settings(model_path="org/Big-4bit", proxy_model_id=None)
-    assert proxy_model_names(named, "Big-4bit") == ["Big-4bit", "openai/org/Big-4bit", "default", *WILD]
-    assert proxy_model_names(settings(proxy_model_id="mine"), "mine") == ["mine", "default", *WILD]
-    assert proxy_model_names(settings(), "openai/small") == ["small", "openai/small", "default", *WILD]
+    assert proxy_model_names(named, "Big-4bit") == ["Big-4bit", "openai/org/Big-4bit", "default"]
+    assert proxy_model_names(settings(proxy_model_id="mine"), "mine") == ["mine", "default"]
+    assert proxy_model_names(settings(), "openai/small") == ["small", "openai/small", "default"]
 
 
 @pytest.mark.parametrize(("given", "asked"), [("small", "small"), ("openai/small", "small"), ("mine", "default")])
 def test_the_server_is_asked_for_a_name_that_it_knows(given: str, asked: str) -> None:
     named = settings(proxy_model_id="mine")
     config = proxy_config(named, server_url="http://h:1", model_id=given, master_key="k", card=CARD)
-    assert {entry["litellm_params"]["model"] for entry in config["model_list"]} == {f"hosted_vllm/{asked}"}
+    assert {entry["litellm_params"]["model"] for entry in config["model_list"][:-1]} == {f"hosted_vllm/{asked}"}
     assert "mine" in [entry["model_name"] for entry in config["model_list"]]
 
 
-def test_every_entry_leads_to_the_served_model_and_takes_messages() -> None:
+def test_every_entry_leads_to_the_server_and_takes_messages() -> None:
     config = proxy_config(settings(api_key="k1"), server_url="http://h:1/", model_id="m", master_key="sk-1", card=CARD)
-    assert len(config["model_list"]) == 5
+    models = {entry["model_name"]: entry["litellm_params"]["model"] for entry in config["model_list"]}
+    assert models.pop("*") == f"hosted_vllm/{PROXIED}*"
+    assert set(models.values()) == {"hosted_vllm/m"}
     for entry in config["model_list"]:
-        assert entry["litellm_params"]["model"] == "hosted_vllm/m"
         assert entry["litellm_params"]["api_base"] == "http://h:1/v1"
         assert entry["litellm_params"]["api_key"] == "k1"
         assert entry["model_info"]["supported_endpoints"] == ["/v1/messages"]
     ids = [entry["model_info"]["id"] for entry in config["model_list"]]
-    assert ids[0] == "m" and len(set(ids)) == 5
+    assert ids[0] == "m" and len(set(ids)) == len(ids) == 4
     assert config["general_settings"]["master_key"] == "sk-1"
 
 
@@ -160,17 +160,14 @@ def test_a_file_that_is_no_text_is_left_as_it_is(tmp_path: Path) -> None:
     assert env.read_bytes() == b"A=\xff\xfe\n"
 
 
-def test_every_other_model_has_an_entry_and_so_has_every_pattern() -> None:
-    small = ModelCard("small", 0, 4096, tools=False)
-    others = [("small", small), ("claude-haiku-*", small), ("m", small)]
+def test_every_other_model_has_an_entry_with_what_it_can_do() -> None:
+    others = [ModelCard("small", 0, 4096, tools=False), ModelCard("m", 0, 1)]
     config = proxy_config(settings(), server_url="http://h:1", model_id="m", master_key="k", card=CARD, others=others)
     entries = {entry["model_name"]: entry for entry in config["model_list"]}
-    for name in ("small", "claude-haiku-*"):
-        assert entries[name]["litellm_params"]["model"] == "hosted_vllm/small"
-        assert entries[name]["model_info"]["max_input_tokens"] == 4096
-        assert entries[name]["model_info"]["supports_function_calling"] is False
+    assert entries["small"]["litellm_params"]["model"] == "hosted_vllm/small"
+    assert entries["small"]["model_info"]["max_input_tokens"] == 4096
+    assert entries["small"]["model_info"]["supports_function_calling"] is False
     assert entries["small"]["model_info"]["id"] == "small"
-    assert entries["m"]["litellm_params"]["model"] == "hosted_vllm/m", "a name of the main model stays its own"
-    assert entries["claude-*"]["litellm_params"]["model"] == "hosted_vllm/m"
+    assert entries["m"]["model_info"]["max_input_tokens"] == CARD.context, "a name of the main model stays its own"
     ids = [entry["model_info"]["id"] for entry in config["model_list"]]
     assert len(ids) == len(set(ids))

@@ -5,21 +5,29 @@ These tests fail when a LiteLLM update changes the way of a dialect; `start_llm/
 
 from __future__ import annotations
 
+import asyncio
+import json
+import runpy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from start_llm.core.modelmap import PROXIED
+from start_llm.core.service import ModelCard
 from start_llm.core.settings import load_settings
+from start_llm.proxy.child import COUNTS
+from start_llm.proxy.config import proxy_config
 from start_llm.proxy.launcher import LiteLLMProxy
-from tests.proxy.stub import ARGUMENTS, CARD, HEADER, PATCH, REASONING, REPORT, TEXT, StubServer
+from tests.proxy.stub import ARGUMENTS, CARD, HEADER, PATCH, REASONING, REPORT, TEXT, UNKNOWN, StubServer
 from tests.vendors import anthropic, openai
 
 START_SECONDS = 360.0  # LiteLLM computes for 8 s; on a machine with busy neighbours that may take minutes
 pytestmark = pytest.mark.timeout(400)
 
-MODELS = ["served", "gpt-5.5", "claude-opus-4-6", "openai/org/big", "default"]
+MODELS = ["served", "gpt-5.5", "claude-haiku-4-5", "pulled-later", "openai/org/big", "default"]
 FUNCTION = {"name": "read", "description": "d", "parameters": {"type": "object", "properties": {}}}
 CHAT_TOOL = {"type": "function", "function": FUNCTION}
 RESPONSES_TOOL = {"type": "function", "strict": False} | FUNCTION
@@ -51,6 +59,7 @@ def proxy(back: StubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         card=CARD,
         log_path=folder / "proxy.log",
         env_file=folder / ".env",
+        others=[ModelCard("small", 0, 4096, reasoning=False)],
     )
     proxy.start()
     try:
@@ -58,6 +67,11 @@ def proxy(back: StubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield proxy
     finally:
         proxy.stop()
+
+
+def asked(model: str) -> str:
+    """The name that the server is asked for: whatever has no entry of its own comes as the client sent it."""
+    return "served" if model in {"served", "openai/org/big", "default"} else f"{PROXIED}{model}"
 
 
 @pytest.fixture
@@ -95,7 +109,7 @@ def test_chat_completions(back: StubServer, chat: openai.OpenAI, model: str) -> 
     answer = raw.parse()
     seen = back.seen[-1]
     assert seen.path == "/v1/chat/completions" and seen.headers["authorization"] == "Bearer server-key"
-    assert seen.body["model"] == "served" and seen.body["tools"] == [CHAT_TOOL]
+    assert seen.body["model"] == asked(model) and seen.body["tools"] == [CHAT_TOOL]
     assert seen.body["messages"] == [{k: v for k, v in m.items() if v is not None} for m in history]
     assert seen.body["reasoning_effort"] == "high" and seen.body["seed"] == 1
     assert {name: seen.body[name] for name in extra} == extra
@@ -127,7 +141,7 @@ def test_chat_completions_stream(back: StubServer, chat: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize("thinking", [{"type": "enabled", "budget_tokens": 1024}, {"type": "adaptive"}])
-@pytest.mark.parametrize("model", MODELS[:3])
+@pytest.mark.parametrize("model", MODELS[:4])
 def test_messages(back: StubServer, claude: anthropic.Anthropic, model: str, thinking: dict[str, object]) -> None:
     body = {
         "system": [{"type": "text", "text": "s", "cache_control": {"type": "ephemeral"}}],
@@ -148,7 +162,7 @@ def test_messages(back: StubServer, claude: anthropic.Anthropic, model: str, thi
     answer = claude.messages.create(model=model, max_tokens=2048, **body)  # type: ignore[call-overload]
     seen = back.seen[-1]
     assert seen.path == "/v1/messages" and seen.headers["authorization"] == "Bearer server-key"
-    assert seen.body == body | {"model": "served", "max_tokens": 2048, "stream": False}
+    assert seen.body == body | {"model": asked(model), "max_tokens": 2048, "stream": False}
     assert [block.type for block in answer.content] == ["thinking", "text", "tool_use"]
     assert answer.content[0].thinking == REASONING and answer.content[2].input == {"path": "a.txt"}
     assert answer.usage.cache_read_input_tokens == 8 and answer.usage.start_llm == REPORT
@@ -167,7 +181,7 @@ def test_messages_stream(back: StubServer, claude: anthropic.Anthropic) -> None:
     assert message.stop_reason == "tool_use" and message.usage.cache_read_input_tokens == 8
 
 
-@pytest.mark.parametrize("model", MODELS[:3])
+@pytest.mark.parametrize("model", MODELS[:4])
 def test_responses(back: StubServer, chat: openai.OpenAI, model: str) -> None:
     body = {
         "instructions": "i",
@@ -184,7 +198,7 @@ def test_responses(back: StubServer, chat: openai.OpenAI, model: str) -> None:
         "include": ["reasoning.encrypted_content"],
     }
     answer = chat.responses.create(model=model, **body)  # type: ignore[call-overload]
-    assert back.seen[-1].path == "/v1/responses" and back.seen[-1].body == body | {"model": "served"}
+    assert back.seen[-1].path == "/v1/responses" and back.seen[-1].body == body | {"model": asked(model)}
     assert [item.type for item in answer.output] == ["reasoning", "message", "function_call"]
     assert answer.output_text == TEXT and answer.output[2].arguments == ARGUMENTS
     assert answer.usage.input_tokens_details.cached_tokens == 8
@@ -207,19 +221,20 @@ def test_tokens_are_counted_by_the_server(back: StubServer, claude: anthropic.An
     assert counted.to_dict() == {"input_tokens": 12}
     seen = back.seen[-1]
     assert seen.path.endswith("/v1/messages/count_tokens") and seen.headers["x-api-key"] == "server-key"
-    assert seen.body == {"model": "served", "messages": ask, "tools": [tool], "system": "Be."}
+    name = "served" if model == "served" else model
+    assert seen.body == {"model": name, "messages": ask, "tools": [tool], "system": "Be."}
 
 
 def test_input_tokens_of_responses_are_counted_by_the_server(back: StubServer, chat: openai.OpenAI) -> None:
     assert chat.responses.input_tokens.count(model="gpt-5.5", input="Count.").input_tokens == 12
-    assert back.seen[-1].body == {"model": "served", "input": "Count."}
+    assert back.seen[-1].body == {"model": "gpt-5.5", "input": "Count."}
 
 
 def test_a_count_needs_the_key_and_a_model(back: StubServer, proxy: LiteLLMProxy) -> None:
     url = f"{proxy.url}/v1/messages/count_tokens"
-    asked = len(back.seen)
+    before = len(back.seen)
     assert httpx.post(url, json={"model": "stub"}, headers={"x-api-key": "sk-wrong"}).status_code == 401
-    assert len(back.seen) == asked
+    assert len(back.seen) == before
     # What is wrong with a request, the server says.
     httpx.post(url, json={"model": "unknown"}, headers={"x-api-key": proxy.master_key})
     assert back.seen[-1].body == {"model": "unknown"}
@@ -262,8 +277,31 @@ def test_responses_stream(back: StubServer, chat: openai.OpenAI) -> None:
     assert events[-1].response.usage.input_tokens_details.cached_tokens == 8
 
 
-def test_the_served_names_are_listed(chat: openai.OpenAI) -> None:
-    assert [model.id for model in chat.models.list()][:3] == ["served", "openai/org/big", "default"]
+def test_the_models_are_those_that_the_server_has_now(chat: openai.OpenAI, back: StubServer) -> None:
+    assert [model.id for model in chat.models.list()] == ["served"]
+    back.models.append({"id": "pulled-later", "object": "model", "capabilities": {"vision": True}})
+    try:
+        assert [model.id for model in chat.models.list()] == ["served", "pulled-later"]
+    finally:
+        back.models.pop()
+    assert chat.models.retrieve("openai/org/big").id == "served"
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
+def test_a_name_that_means_nothing_gets_the_servers_sentence(web: httpx.Client, proxy: LiteLLMProxy, path: str) -> None:
+    body = {"model": "nobody/nothing"} | WAITING[path]
+    answer = web.post(f"/v1/{path}", json=body, headers={"Authorization": f"Bearer {proxy.master_key}"})
+    assert answer.status_code == 404 and UNKNOWN in answer.json()["error"]["message"]
+    chosen = web.post(f"/v1/{path}", json=body | {"model": "small"}, headers={"x-api-key": proxy.master_key})
+    assert chosen.status_code == 200
+
+
+def test_a_name_that_the_server_does_not_know_is_made_its_main_models(back: StubServer, tmp_path: Path) -> None:
+    config = proxy_config(load_settings(None, proxy_model_id="mine"), server_url=back.url, model_id="mine",
+                          master_key="k", card=CARD)  # fmt: skip
+    counts = runpy.run_path(str(COUNTS))
+    listed = json.loads(asyncio.run(counts["Behind"](config).models(None)).body)
+    assert [card["id"] for card in listed["data"]] == ["mine", "served"]
 
 
 def test_the_model_is_said_to_be_what_it_is(proxy: LiteLLMProxy) -> None:
@@ -326,7 +364,7 @@ KEYS: list[dict[str, str]] = [
 def test_no_key_and_a_wrong_key_are_401_with_one_sentence(
     back: StubServer, web: httpx.Client, proxy: LiteLLMProxy, method: str, path: str, body: dict[str, Any] | None
 ) -> None:
-    asked = len(back.seen)
+    before, logged = len(back.seen), len(proxy.log_tail(1_000_000))
     for headers in KEYS:
         raw = {name: value.encode("latin-1") for name, value in headers.items()}
         answer = web.request(method, path, json=body, headers=raw)  # type: ignore[arg-type]
@@ -334,8 +372,8 @@ def test_no_key_and_a_wrong_key_are_401_with_one_sentence(
         message = answer.json()["error"]["message"]
         assert message.startswith("A valid API key is needed") and message.count(".") == 1
         assert ("type" in answer.json()) is path.startswith("/v1/messages"), "an error of the dialect"
-    assert len(back.seen) == asked
-    assert "Traceback" not in proxy.log_tail(200)
+    assert len(back.seen) == before
+    assert "Traceback" not in proxy.log_tail(1_000_000)[logged:]
 
 
 @pytest.mark.parametrize("headers", [{"Authorization": "Bearer KEY"}, {"x-api-key": "KEY"}, {"api-key": "KEY"},
@@ -360,14 +398,14 @@ def test_there_is_no_control_panel_and_no_page(web: httpx.Client, proxy: LiteLLM
 
 def test_another_host_and_a_foreign_page_are_refused(back: StubServer, web: httpx.Client, proxy: LiteLLMProxy) -> None:
     key = {"Authorization": f"Bearer {proxy.master_key}"}
-    asked = len(back.seen)
+    before = len(back.seen)
     for headers in ({"Host": "evil.example"}, {"Host": "127.0.0.1.evil.example"}, {"Origin": "https://evil.example"},
                     {"Origin": "null"}):  # fmt: skip
         body = {"model": "served", "messages": [{"role": "user", "content": "hi"}]}
         answer = web.post("/v1/chat/completions", json=body, headers=key | headers)
         assert answer.status_code == 403, headers
         assert "access-control-allow-origin" not in answer.headers
-    assert len(back.seen) == asked
+    assert len(back.seen) == before
     assert web.get("/v1/models", headers=key | {"Host": "localhost:4000"}).status_code == 200
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def settings(**values: object) -> Settings:
 
 
 def config_of(given: Settings) -> dict[str, object]:
-    others = [("small", CARD)]
+    others = [replace(CARD, id="small")]
     return proxy_config(given, server_url="http://h:1", model_id="m", master_key="k", card=CARD, others=others)
 
 

@@ -204,7 +204,7 @@ def test_other_errors_stay_here(web: httpx.Client, cloud: StubServer, word: str,
 def test_a_body_that_is_none_and_a_model_that_is_none_stay_here(web: httpx.Client, cloud: StubServer) -> None:
     assert web.post("chat/completions", content=b"{").status_code == 400
     assert web.post("chat/completions", json={"model": "tiny"}).status_code in {400, 422}
-    assert web.post("messages", json=body_of("messages", "say queue_full") | {"model": "elsewhere"}).status_code == 400
+    assert web.post("messages", json=body_of("messages", "say unknown") | {"model": "other"}).status_code == 404
     assert cloud.seen == []
 
 
