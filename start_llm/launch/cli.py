@@ -32,6 +32,8 @@ from start_llm.models.recommended import full_name
 from start_llm.proxy.config import master_key
 
 STARTUP_SECONDS = 3600.0  # a first start downloads the model
+SMALL_NAME = "claude-haiku-4-5"
+"""What Claude Code calls its small model."""
 PROXY_SECONDS = 120.0
 MIN_ANSWER_TOKENS = 256
 MOST_ANSWER_TOKENS = 16_384  # long enough for any file that is written at once; the rest of the context is for history
@@ -167,7 +169,15 @@ def connect(settings: Settings, server_url: str, proxy_port: int | None, model: 
         key = master_key(settings, home() / ".env")[0]
     sees = bool((card.get("capabilities") or {}).get("vision"))
     scale = float((card.get("details") or {}).get("context_scale") or settings.context_scale_for(context))
-    return replace(_endpoint(settings, url, key, card["id"], context), sees=sees, scale=scale)
+    small = _small(settings, server_url, card)
+    return replace(_endpoint(settings, url, key, card["id"], context), sees=sees, scale=scale, small=small)
+
+
+def _small(settings: Settings, server_url: str, card: dict[str, Any]) -> str:
+    """`SMALL_NAME` where the server's MODEL_MAP has another model for it, else nothing."""
+    status, small = get_json(f"{server_url}/v1/models/{SMALL_NAME}", settings.api_key)
+    meant = small.get("details", {}).get("source") if status == 200 and isinstance(small, dict) else None
+    return SMALL_NAME if meant and meant != card.get("details", {}).get("source") else ""
 
 
 def _endpoint(settings: Settings, url: str, key: str, model: str, context: int) -> Endpoint:

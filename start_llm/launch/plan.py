@@ -21,6 +21,7 @@ class Endpoint:
         scale: what the counts that the Anthropic API tells are multiplied by (CONTEXT_SCALE).
         answer: most tokens of an answer.
         sees: the model is shown images.
+        small: the name of Claude's small model, where the server has another model for it (MODEL_MAP); else empty.
     """
 
     url: str
@@ -30,6 +31,7 @@ class Endpoint:
     answer: int
     sees: bool = False
     scale: float = 1.0
+    small: str = ""
 
     @property
     def v1(self) -> str:

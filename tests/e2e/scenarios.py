@@ -321,8 +321,8 @@ def typed(prompt: str) -> str:
 
 
 # The model writes the commit messages too: one line, as in life, and not the script's next text.
-_COMMIT = ["--commit-prompt", "Write a commit message. [[say: fix: what the user asked for]]"]
-_AIDER = ["--yes-always", "--no-pretty", "--auto-test", "--test-cmd", f"{TRY}; {STATUS}", *_COMMIT, "src/calc.py"]
+AIDER_COMMIT = ["--commit-prompt", "Write a commit message. [[say: fix: what the user asked for]]"]
+_AIDER = ["--yes-always", "--no-pretty", "--auto-test", "--test-cmd", f"{TRY}; {STATUS}", *AIDER_COMMIT, "src/calc.py"]
 # aider does not keep which files are in the chat.
 _AGAIN = ["--restore-chat-history", *_AIDER, "src/util.py", "NOTES.md"]
 # As long as a model's answer is: the server knows the conversation again by 64 tokens of it, and the process's name.

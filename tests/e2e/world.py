@@ -12,10 +12,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from start_llm.host.ports import free_port
@@ -97,6 +98,7 @@ class World:
         network: words before a command, see `loopback_network`.
         client_port: where agents connect.
         proxy: port and key of the server's proxy, if agents are to go through it.
+        more: variables of the agents beside the usual ones.
     """
 
     folder: Path
@@ -104,6 +106,7 @@ class World:
     server_port: int
     client_port: int
     proxy: tuple[int, str] | None = None
+    more: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def record(self) -> Path:
@@ -141,6 +144,7 @@ class World:
             "LOG_ROOT": str(self.folder / name / "logs"),
             # Claude Code lets root go without asking only where this says that it is boxed in.
             "IS_SANDBOX": "1",
+            **self.more,
         }
 
     def repository(self, name: str) -> Path:
@@ -246,8 +250,15 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def make_world(folder: Path, oracle: Path, *paths: Path) -> Iterator[World]:
-    """Server and recorder, up and answering. `paths`: where the server's Python looks for modules, too."""
+def make_world(
+    folder: Path, oracle: Path, *paths: Path, more: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[World]:
+    """Server and recorder, up and answering.
+
+    Args:
+        paths: where the server's Python looks for modules, too.
+        more: settings of the server beside the usual ones.
+    """
     with loopback_network() as network:
         world = World(folder, network, *(FIXED_PORTS if network else (free_port(), free_port())))
         settings = {
@@ -260,6 +271,7 @@ def make_world(folder: Path, oracle: Path, *paths: Path) -> Iterator[World]:
             "LOG_ROOT": str(world.logs),
             "START_LLM_CACHE_DIR": str(folder / "cache"),
             "PYTHONPATH": os.pathsep.join(map(str, (*paths, ROOT))),
+            **more,
         }
         environment = {name: value for name, value in os.environ.items() if name in (*KEPT, "PATH", "HOME")} | settings
         ports = [str(world.client_port), str(world.server_port)]

@@ -24,6 +24,7 @@ def make_server(port: int = 0, context: int = 50_000, scale: float = 1.0) -> Thr
         "/health": {"status": "ok", "state": "ready"},
         "/health/readiness": {"status": "healthy"},
         "/v1/models": {"object": "list", "data": [card, other]},
+        "/v1/models/claude-haiku-4-5": other | {"id": "claude-haiku-4-5"},
     }
 
     class Handler(BaseHTTPRequestHandler):

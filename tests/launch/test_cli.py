@@ -83,6 +83,7 @@ def test_the_vendors_key_does_not_reach_the_client(tmp_path: Path, out: Path) ->
         assert main(["claude"], settings(tmp_path, mlx_port=port, api_key="mine")) == 7
     said = lines(out)
     assert not any(line.startswith("ANTHROPIC_API_KEY=") for line in said)
+    assert "ANTHROPIC_DEFAULT_HAIKU_MODEL=claude-haiku-4-5" in said, "the server has another model for it"
     assert "ANTHROPIC_AUTH_TOKEN=mine" in said and f"ANTHROPIC_BASE_URL=http://127.0.0.1:{port}" in said
 
 

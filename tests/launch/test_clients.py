@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from start_llm.launch.clients import CLIENTS
+from start_llm.launch.clients.claude import LARGE, SMALL
 from start_llm.launch.plan import Endpoint
 
 ENDPOINT = Endpoint(url="http://127.0.0.1:4321", key="the-key", model="the-model", context=54_321, answer=4_096)
@@ -50,6 +51,14 @@ def test_a_client_is_told_whether_the_model_sees(name: str, tmp_path: Path) -> N
     for sees in (False, True):
         text = "".join(CLIENTS[name].plan(replace(ENDPOINT, sees=sees), tmp_path).files.values())
         assert (word in text) is sees
+
+
+def test_claude_codes_small_model_is_the_servers_where_that_has_one(tmp_path: Path) -> None:
+    one = CLIENTS["claude"].plan(ENDPOINT, tmp_path).env
+    assert {one[name] for name in (*LARGE, *SMALL, "CLAUDE_CODE_SUBAGENT_MODEL")} == {"the-model"}
+    two = CLIENTS["claude"].plan(replace(ENDPOINT, small="claude-haiku-4-5"), tmp_path).env
+    assert {two[name] for name in LARGE} == {"the-model"} and {two[name] for name in SMALL} == {"claude-haiku-4-5"}
+    assert "CLAUDE_CODE_SUBAGENT_MODEL" not in two, "a sub-agent has the model that it is made for"
 
 
 def test_pi_keeps_its_history_in_a_small_context(tmp_path: Path) -> None:

@@ -6,17 +6,14 @@ from pathlib import Path
 
 from start_llm.launch.plan import Client, Endpoint, Fields, Own, Plan, to_json
 
+LARGE = ("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL")
+SMALL = ("ANTHROPIC_SMALL_FAST_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL")
+
 
 def plan(endpoint: Endpoint, folder: Path) -> Plan:
-    models = (
-        "ANTHROPIC_MODEL",
-        "ANTHROPIC_SMALL_FAST_MODEL",
-        "ANTHROPIC_DEFAULT_HAIKU_MODEL",
-        "ANTHROPIC_DEFAULT_SONNET_MODEL",
-        "ANTHROPIC_DEFAULT_OPUS_MODEL",
-        "CLAUDE_CODE_SUBAGENT_MODEL",
-    )
-    env = dict.fromkeys(models, endpoint.model)
+    env = dict.fromkeys(LARGE, endpoint.model) | dict.fromkeys(SMALL, endpoint.small or endpoint.model)
+    if not endpoint.small:  # else each sub-agent has the model that its definition says
+        env["CLAUDE_CODE_SUBAGENT_MODEL"] = endpoint.model
     env |= {
         "ANTHROPIC_BASE_URL": endpoint.url,
         "ANTHROPIC_AUTH_TOKEN": endpoint.key,

@@ -1,0 +1,122 @@
+"""Agents that have a small model beside the large one: SmolLM2 and the oracle, on one server."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from start_llm.launch.clients import CLIENTS
+from start_llm.models.catalog import EMBEDDED_NAME
+from tests.e2e.counting import NewTokens
+from tests.e2e.install import search_path
+from tests.e2e.scenarios import AIDER, AIDER_COMMIT, CLAUDE, call
+from tests.e2e.world import Run, World, make_world
+from tests.oracle import make_tokenizer
+from tests.oracle.oracle import script
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+MOST_COMPUTED = 1.2
+LARGE, SMALL = "oracle", EMBEDDED_NAME
+HELPER = {
+    "looker": {
+        "description": "Answers a short question.",
+        "prompt": "You answer in one word.",
+        "tools": ["Read"],
+        "model": "haiku",
+    }
+}
+
+
+@pytest.fixture(scope="module")
+def two_models(tmp_path_factory: pytest.TempPathFactory, oracle_folder: Path, smol_path: Path) -> Iterator[World]:
+    folder = tmp_path_factory.mktemp("two")
+    models = folder / "cache" / "models"
+    models.mkdir(parents=True)
+    (models / SMALL).symlink_to(smol_path)
+    # An answer of SmolLM2 may never end by itself.
+    settings = {"MODEL_MAP": f"claude-haiku-*={SMALL}", "DEFAULT_MAX_TOKENS": "300"}
+    with make_world(folder, oracle_folder, more=settings) as world:
+        world.more = {"DEFAULT_MAX_TOKENS": "300"}
+        yield world
+
+
+def installed(name: str) -> None:
+    path = os.pathsep.join(str(folder) for folder in search_path(name))
+    if shutil.which(CLIENTS[name].command, path=path) is None:
+        pytest.skip(f"{CLIENTS[name].title} is not installed: python3.12 tests/e2e/install.py {name}")
+
+
+class Turns:
+    """The requests of an agent, by the model that answered them."""
+
+    def __init__(self, world: World, name: str) -> None:
+        self.world, self.name, self.repository = world, name, world.repository(name)
+        tokenizer = make_tokenizer()
+        self.counter = NewTokens(cache(lambda text: len(tokenizer.encode(text).ids)))
+
+    def run(self, arguments: list[str], text: str, seconds: float) -> tuple[Run, dict[str, list[tuple[Any, Any]]]]:
+        run = self.world.launch(self.name, self.repository, arguments, text, seconds)
+        assert run.code == 0, run.output[-3000:]
+        assert [entry["status"] for entry in run.sent if entry["status"] != 200] == [], run.output[-3000:]
+        asked = [entry for entry in run.sent if "count_tokens" not in entry["path"]]
+        by_model: dict[str, list[tuple[Any, Any]]] = {LARGE: [], SMALL: []}
+        for sent, served in zip(asked, run.served, strict=True):
+            by_model[served["model"]].append((sent["body"], served))
+        return run, by_model
+
+    def ratio(self, pairs: list[tuple[Any, Any]]) -> tuple[int, int]:
+        """(computed, new) tokens."""
+        return sum(served["computed"] for _, served in pairs), sum(self.counter.count(body) for body, _ in pairs)
+
+
+def test_claude_codes_small_model(two_models: World, table: list[str]) -> None:
+    installed("claude")
+    turns = Turns(two_models, "claude")
+    ask = call("Agent", description="Ask", prompt="What is 2 + 2?", subagent_type="looker", run_in_background=False)
+    prompt = "Ask the looker. " + script("I ask a helper.\n" + ask, "The helper has answered.")
+    helper = ["--agents", json.dumps(HELPER)]
+    arguments, text = CLAUDE.first(prompt, Path())
+    _, first = turns.run([*helper, *arguments], text, 600)
+    assert {body["model"] for body, _ in first[SMALL]} == {"claude-haiku-4-5"}, "the launcher says which name is mapped"
+    assert all(served["completion"] > 0 for _, served in first[SMALL])
+    assert {body["model"] for body, _ in first[LARGE]} == {LARGE} and len(first[LARGE]) == 2
+    turns.ratio(first[LARGE][:1])
+    after = turns.ratio(first[LARGE][1:])
+
+    prompt = "And again. " + script("I ask a helper.\n" + ask, "The helper has answered again.")
+    arguments, text = CLAUDE.again(prompt, Path())
+    _, second = turns.run([*helper, *arguments], text, 600)
+    assert second[SMALL] and len(second[LARGE]) == 2
+    going_on = turns.ratio(second[LARGE])
+    table.append(f"claude, small model beside: {after[0]}/{after[1]}, second turn {going_on[0]}/{going_on[1]}")
+    for computed, new in (after, going_on):
+        assert computed <= MOST_COMPUTED * new
+
+
+def test_aiders_weak_model(two_models: World, table: list[str]) -> None:
+    installed("aider")
+    turns = Turns(two_models, "aider")
+    weak = ["--weak-model", f"openai/{SMALL}"]
+    arguments, _ = AIDER.first("", Path())
+    arguments = [word for word in arguments if word not in AIDER_COMMIT]
+    asks = [
+        "Repair add in src/calc.py and try it. " + script(*AIDER.work(turns.repository)),
+        "Write it down in NOTES.md. " + script(*AIDER.note(turns.repository)),
+    ]
+    text = "".join(AIDER.first(ask, Path())[1] for ask in asks)
+    _, told = turns.run([*weak, *arguments], text, 600)
+    assert len(told[LARGE]) == 2, "one for each turn"
+    assert len(told[SMALL]) >= 2 and {body["model"] for body, _ in told[SMALL]} == {SMALL}, "a commit message for each"
+    assert (turns.repository / "src" / "calc.py").read_text() == "def add(a, b):\n    return a + b\n"
+    turns.ratio(told[LARGE][:1])
+    computed, new = turns.ratio(told[LARGE][1:])
+    table.append(f"aider, weak model beside: second turn {computed}/{new}")
+    assert computed <= AIDER.most["second"]
