@@ -63,6 +63,7 @@ class ChatService:
     def _begin(self, served: Served, request: ChatRequest, poll: float) -> ChatStream:
         """Everything that is done for a request whose model is there."""
         served.check(request)
+        request = replace(request, sampling=request.sampling.with_defaults(served.sampling))
         # 1. messages -> tokens
         request = self._read(served, request)
         prepared = self._prepare(served, request)

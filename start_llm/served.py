@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from start_llm.core.messages import Message
@@ -31,6 +31,7 @@ class Served:
         views: other forms of a request's tool results, in tokens, that drafts may be taken from.
         eyes: of a model that is shown images; else a line of text stands for each of them.
         model: its name for the model thread.
+        sampling: what requests that say nothing of it are drawn with, by the model's own file.
         think_tokens: ids of the reasoning tags, where each is one token; else budgets are not enforced.
     """
 
@@ -49,6 +50,7 @@ class Served:
     think_tokens: tuple[int, int] | None = None
     views: Callable[[Sequence[Message]], Sequence[Any]] | None = None
     model: str = ""
+    sampling: Mapping[str, float] = field(default_factory=dict)
 
 
 class Lease(Protocol):

@@ -87,6 +87,7 @@ def serve(
         think_tokens=_think_tokens(loaded, style),
         views=Views(encoder.encode, escaped=style.tools.id not in RAW_STRINGS),
         model=model,
+        sampling=loaded.override.sampling(),
     )
     return Serving(served, built, _card(settings, served, loaded))
 

@@ -167,6 +167,9 @@ def bad(path: str, expected: str, value: Any) -> BadRequest:
     return BadRequest(f"{path}: must be {expected}, but got {short(value)}.", param=path, code="invalid_value")
 
 
+_DRAWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
 def sampling_of(body: SamplingBody, settings: Settings) -> Sampling:
     """The body's values, the settings' where it says nothing."""
 
@@ -175,8 +178,10 @@ def sampling_of(body: SamplingBody, settings: Settings) -> Sampling:
 
     temperature = pick(body.temperature, settings.default_temperature)
     top_p = pick(body.top_p, settings.default_top_p)
+    left_open = frozenset(name for name in _DRAWN if getattr(body, name) is None)
     if top_p == 0:  # nothing but the likeliest token is left
         temperature, top_p = 0.0, 1.0
+        left_open -= {"temperature"}
     return Sampling(
         temperature=temperature,
         top_p=top_p,
@@ -189,6 +194,7 @@ def sampling_of(body: SamplingBody, settings: Settings) -> Sampling:
         logit_bias=_logit_bias(body.logit_bias),
         seed=body.seed,
         drafts=pick(body.drafts, True),
+        left_open=left_open,
     )
 
 

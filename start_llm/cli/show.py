@@ -46,7 +46,7 @@ def show(settings: Settings, name: str | None, *, as_json: bool) -> int:
     facts = facts_of(config, family, override)
     if probed is not None:
         facts = facts_of(config, family, override, signs=probed.signs, traits=probed.traits, trial=probed.trial)
-    facts |= sampling_of(folder)
+    facts |= {name: fact for name, fact in sampling_of(folder).items() if name not in facts}
     if as_json:
         shown = {key: {"value": fact.value, "source": fact.source} for key, fact in facts.items()}
         trial = None if probed is None else asdict(probed.trial)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from start_llm.core.images import Picture
@@ -25,6 +25,7 @@ class Sampling:
         logit_bias: (token id, bias) pairs.
         seed: ``None`` draws from the process's generator.
         drafts: what may come next may be proposed and verified; it changes no word.
+        left_open: names of fields that the client said nothing of.
     """
 
     temperature: float = 0.1
@@ -38,6 +39,12 @@ class Sampling:
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
     drafts: bool = True
+    left_open: frozenset[str] = field(default=frozenset(), compare=False)
+
+    def with_defaults(self, values: Mapping[str, float]) -> Sampling:
+        """`values` for fields that the client left open."""
+        wanted: dict[str, Any] = {name: value for name, value in values.items() if name in self.left_open}
+        return replace(self, **wanted) if wanted else self
 
 
 @dataclass(frozen=True, slots=True)

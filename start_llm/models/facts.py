@@ -9,11 +9,9 @@ from typing import Any
 
 from start_llm.models.capabilities import Fact, Signs, context_length, kind_of
 from start_llm.models.family import Family
-from start_llm.models.override import TRAIT_NAMES, Override
+from start_llm.models.override import SAMPLING, TRAIT_NAMES, Override
 from start_llm.models.trial import Trial
 from start_llm.prompt.probe import Traits
-
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 def facts_of(
@@ -56,7 +54,10 @@ def facts_of(
 
 
 def sampling_of(folder: Path) -> dict[str, Fact]:
-    """What the model's makers recommend, by their ``generation_config.json``; nothing where it is missing or odd."""
+    """What the model's makers recommend, by their ``generation_config.json``; nothing where it is missing or odd.
+
+    It is told, not used: drafts live on answers that are all but certain, and DEFAULT_TEMPERATURE keeps them so.
+    """
     try:
         data = json.loads((folder / "generation_config.json").read_text("utf-8"))
     except (OSError, ValueError):
@@ -65,6 +66,6 @@ def sampling_of(folder: Path) -> dict[str, Fact]:
         return {}
     return {
         f"sampling.{name}": Fact(data[name], "config")
-        for name in _SAMPLING
+        for name in SAMPLING
         if isinstance(data.get(name), (int, float)) and not isinstance(data[name], bool)
     }

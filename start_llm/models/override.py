@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
 
 from start_llm.core.errors import NotSupported
@@ -18,11 +19,21 @@ from start_llm.models.family import chosen_family, detect_family, families, near
 from start_llm.parsing.registry import TOOL_FORMATS
 from start_llm.prompt.probe import Traits
 
-KEYS = ("family", "context", "tool_parser", "reasoning_parser", "template")
+KEYS = ("family", "context", "tool_parser", "reasoning_parser", "template", "sampling")
+SAMPLING: Mapping[str, tuple[float, float]] = MappingProxyType(
+    {
+        "temperature": (0.0, 2.0),
+        "top_p": (0.01, 1.0),
+        "top_k": (0, 1_000_000),
+        "min_p": (0.0, 1.0),
+        "repetition_penalty": (0.01, 2.0),
+    }
+)
+"""What a request that does not say it is drawn with, and the least and the most of it."""
 LEAST_CONTEXT = 256
 TRAIT_NAMES = tuple(field.name for field in fields(Traits) if field.name not in {"starts", "structure", "fingerprint"})
 """Facts of a template that people are shown, and that a model's own file may set."""
-_TABLE = "template"
+_TABLE, _SAMPLING = "template", "sampling"
 
 
 class OverrideError(NotSupported):
@@ -34,15 +45,22 @@ class Override:
     """
     Attributes:
         path: the file, ``None`` where there is none.
-        values: of the keys that stand in it, those of ``[template]`` with that word and a point in front.
+        values: of the keys that stand in it, those of ``[template]`` and ``[sampling]`` with that word and a point in
+            front.
     """
 
     path: Path | None = None
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def traits(self) -> dict[str, Any]:
-        head = f"{_TABLE}."
-        return {name.removeprefix(head): value for name, value in self.values.items() if name.startswith(head)}
+        return self._table(_TABLE)
+
+    def sampling(self) -> dict[str, float]:
+        return self._table(_SAMPLING)
+
+    def _table(self, name: str) -> dict[str, Any]:
+        head = f"{name}."
+        return {key.removeprefix(head): value for key, value in self.values.items() if key.startswith(head)}
 
 
 def read_override(folder: Path, source: str) -> Override:
@@ -83,16 +101,26 @@ def _values(path: Path, text: str) -> dict[str, Any]:
     for key, value in data.items():
         if key not in KEYS:
             raise OverrideError(f"{path}: {key!r} is no key{nearest(key, KEYS)}.")
-        if key != _TABLE:
+        if key not in (_TABLE, _SAMPLING):
             found[key] = _checked(path, key, value)
             continue
         if not isinstance(value, dict):
-            raise OverrideError(f"{path}: {key}={value!r} must be a table: [template].")
+            raise OverrideError(f"{path}: {key}={value!r} must be a table: [{key}].")
+        allowed, check = (TRAIT_NAMES, _trait) if key == _TABLE else (tuple(SAMPLING), _number)
         for name, fact in value.items():
-            if name not in TRAIT_NAMES:
-                raise OverrideError(f"{path}: template.{name!s} is no key{nearest(name, TRAIT_NAMES)}.")
-            found[f"{_TABLE}.{name}"] = _trait(path, name, fact)
+            if name not in allowed:
+                raise OverrideError(f"{path}: {key}.{name!s} is no key{nearest(name, allowed)}.")
+            found[f"{key}.{name}"] = check(path, name, fact)
     return found
+
+
+def _number(path: Path, name: str, value: Any) -> float:
+    least, most = SAMPLING[name]
+    kinds = (int,) if name == "top_k" else (int, float)
+    if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value <= most:
+        what = "a whole number" if name == "top_k" else "a number"
+        raise OverrideError(f"{path}: sampling.{name}={value!r} must be {what} from {least:,} to {most:,}.")
+    return value
 
 
 def _checked(path: Path, key: str, value: Any) -> Any:

@@ -5,6 +5,7 @@ Runs in LiteLLM's process, with its libraries only; `child.py` loads it by path.
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from typing import Any
@@ -12,7 +13,6 @@ from urllib.parse import quote
 
 import httpx
 from fastapi import Depends, FastAPI, Request, Response
-from litellm.litellm_core_utils import fallback_generalizations
 
 # LiteLLM counts by itself for entries of this kind, with another tokenizer, or not at all.
 COUNTED_BEHIND = ("/v1/messages/count_tokens", "/v1/responses/input_tokens")
@@ -66,10 +66,11 @@ def _leave_alone(prefix: str) -> None:
     """LiteLLM leaves `thinking` and the like out of messages to models that it knows nothing of, and goes by what
     Anthropic's models can do where a name is like theirs. What a name behind `prefix` can do is the server's to judge.
     """
-    rules = fallback_generalizations.get_fallback_generalization_rules()
+    known = importlib.import_module("litellm.litellm_core_utils.fallback_generalizations")
+    rules = known.get_fallback_generalization_rules()
     able = {"mode": "chat"} | dict.fromkeys(ABILITIES, True)
     rule = {"name": "start_llm", "pattern": f"^[a-z_]+/{re.escape(prefix)}", "model_info": able}
-    fallback_generalizations.set_fallback_generalizations([*rules, rule])  # the last one that fits has the last word
+    known.set_fallback_generalizations([*rules, rule])  # the last one that fits has the last word
 
 
 class Behind:

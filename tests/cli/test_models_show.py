@@ -56,10 +56,11 @@ def test_a_models_facts_and_who_says_so(
 
     own = tmp_path / "home" / "models"
     own.mkdir(parents=True)
-    (own / "GLM-4.7.toml").write_text('tool_parser = "mistral"\n')
+    (own / "GLM-4.7.toml").write_text('tool_parser = "mistral"\n[sampling]\ntop_k = 5\n')
     assert main(["models", "show", str(model), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["facts"]["tool_parser"] == {"value": "mistral", "source": "file"}
+    assert data["facts"]["sampling.top_k"] == {"value": 5, "source": "file"}
     assert data["file"] == str(own / "GLM-4.7.toml") and data["trial"]["format"] == "glm47"
 
     (own / "GLM-4.7.toml").write_text('tool_praser = "mistral"\n')

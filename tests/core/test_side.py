@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_a_title_is_one_by_its_few_tokens_or_by_its_little_effort() -> None:
         {"messages": (TITLE.messages[0], Message("user", "x" * MOST_CHARACTERS))},
     ],
 )
-def test_without_one_of_the_signs_it_is_none(change: dict) -> None:
+def test_without_one_of_the_signs_it_is_none(change: dict[str, Any]) -> None:
     assert not is_side_request(replace(TITLE, **change))
 
 

@@ -6,11 +6,14 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from start_llm.__main__ import main
 from start_llm.cli import loaded
+from start_llm.core.request import Sampling
 from start_llm.host.ports import free_port
 from start_llm.models.device import LEAST_CACHE_BYTES, PREFILL_BYTES
 from tests.integration.live import Live, live
@@ -26,12 +29,15 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("cache")
     for kind in ("plain", "hybrid", "windowed"):
         build_oracle(folder / "models" / f"oracle-{kind}", kind)
+    (folder / "own").mkdir()
+    (folder / "own" / "oracle-hybrid.toml").write_text("[sampling]\ntemperature = 0.7\ntop_k = 5\n")
     return folder
 
 
 @pytest.fixture(scope="module")
 def server(cache: Path) -> Iterator[Live]:
-    with live(cache / "models" / "oracle-plain", cache, pool_memory_bytes=BUDGET_FOR_TWO, kv_disk_dir="auto") as made:
+    settings = {"pool_memory_bytes": BUDGET_FOR_TWO, "kv_disk_dir": "auto", "model_files": cache / "own"}
+    with live(cache / "models" / "oracle-plain", cache, **settings) as made:
         yield made
 
 
@@ -54,7 +60,7 @@ def command(
     return run
 
 
-def states(command: Command, server: Live) -> dict[str, dict]:
+def states(command: Command, server: Live) -> dict[str, dict[str, Any]]:
     code, out, _ = command(server, "--json")
     assert code == 0
     return {Path(model["name"]).name: model["server"] for model in json.loads(out)}
@@ -101,6 +107,16 @@ def test_a_model_at_work_is_not_unloaded(command: Command, server: Live) -> None
     finally:
         lease.close()
     assert code == 1 and "oracle-plain has 1 requests at work or waiting; end them first." in err
+
+
+def test_a_models_own_file_says_what_requests_that_do_not_are_drawn_with(server: Live) -> None:
+    drawn: list[Sampling] = []
+    engine = server.app.engine
+    submit = engine.submit
+    with patch.object(engine, "submit", lambda work: (drawn.append(work.sampling), submit(work))):
+        for model, more in (("oracle-hybrid", {}), ("oracle-hybrid", {"temperature": 0.2}), ("oracle-plain", {})):
+            server.chat([{"role": "user", "content": "Hello."}], model=model, **more)
+    assert [(each.temperature, each.top_k) for each in drawn] == [(0.7, 5), (0.2, 5), (0.0, 40)]
 
 
 def test_a_name_that_is_none(command: Command, server: Live) -> None:

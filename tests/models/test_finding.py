@@ -221,6 +221,10 @@ def test_a_models_own_file_has_the_last_word(world: World) -> None:
         ('[template]\ntools = "yes"', "template.tools='yes' must be true or false"),
         ('[template]\ncalls = "json"', 'template.calls=\'json\' must be "mapping", "string" or ""'),
         ("[template]\ndates = 4", "template.dates=4 must be a list of texts"),
+        ("sampling = 1", "must be a table: [sampling]"),
+        ("[sampling]\ntemprature = 1", "sampling.temprature is no key; the nearest one is 'temperature'"),
+        ("[sampling]\ntemperature = 3", "sampling.temperature=3 must be a number from 0.0 to 2.0"),
+        ("[sampling]\ntop_k = 2.5", "sampling.top_k=2.5 must be a whole number from 0 to 1,000,000"),
         ("context = ", "is no TOML"),
     ],
 )
