@@ -169,15 +169,15 @@ def connect(settings: Settings, server_url: str, proxy_port: int | None, model: 
         key = master_key(settings, home() / ".env")[0]
     sees = bool((card.get("capabilities") or {}).get("vision"))
     scale = float((card.get("details") or {}).get("context_scale") or settings.context_scale_for(context))
-    small = _small(settings, server_url, card)
+    small = _small(settings, server_url, [card, cards[0]])
     return replace(_endpoint(settings, url, key, card["id"], context), sees=sees, scale=scale, small=small)
 
 
-def _small(settings: Settings, server_url: str, card: dict[str, Any]) -> str:
-    """`SMALL_NAME` where the server's MODEL_MAP has another model for it, else nothing."""
+def _small(settings: Settings, server_url: str, large: list[dict[str, Any]]) -> str:
+    """`SMALL_NAME` where the server's MODEL_MAP has a model for it that is none of `large`, else nothing."""
     status, small = get_json(f"{server_url}/v1/models/{SMALL_NAME}", settings.api_key)
     meant = small.get("details", {}).get("source") if status == 200 and isinstance(small, dict) else None
-    return SMALL_NAME if meant and meant != card.get("details", {}).get("source") else ""
+    return SMALL_NAME if meant and meant not in [card.get("details", {}).get("source") for card in large] else ""
 
 
 def _endpoint(settings: Settings, url: str, key: str, model: str, context: int) -> Endpoint:

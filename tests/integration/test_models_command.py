@@ -36,7 +36,12 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(cache: Path) -> Iterator[Live]:
-    settings = {"pool_memory_bytes": BUDGET_FOR_TWO, "kv_disk_dir": "auto", "model_files": cache / "own"}
+    settings = {
+        "pool_memory_bytes": BUDGET_FOR_TWO,
+        "kv_disk_dir": "auto",
+        "model_files": cache / "own",
+        "pool_wait_seconds": 0,
+    }
     with live(cache / "models" / "oracle-plain", cache, **settings) as made:
         yield made
 
