@@ -185,7 +185,7 @@ def test_random_requests_over_three_models_in_a_budget_for_two(serve: Callable[.
 def test_500_random_requests_over_two_oracles_and_smollm2(
     serve: Callable[..., Any], smol_path: Path, tmp_path: Path
 ) -> None:
-    """About ten minutes on two cores; STORM_REQUESTS for fewer."""
+    """Twenty minutes on two busy cores; STORM_REQUESTS for fewer."""
     weights = link_smol(tmp_path, smol_path)
     names = ("oracle-plain", "oracle-hybrid", SMOL)
     with serve(pool_memory_bytes=BUDGET_FOR_TWO + weights) as server:
