@@ -13,6 +13,7 @@ from start_llm.api.fields import bad, short
 from start_llm.api.parts import Content, arguments_in, content_of, join_content, join_text, part_text, string_in
 from start_llm.api.responses_tools import flat_name
 from start_llm.core.errors import BadRequest
+from start_llm.core.limits import SEALED
 from start_llm.core.messages import Message, ToolCall
 
 SEAL = "start_llm.1."
@@ -30,14 +31,41 @@ def seal(reasoning: str) -> str:
     return SEAL + base64.b64encode(packed).decode("ascii")
 
 
-def unseal(text: str) -> str | None:
-    """What `seal` was given; ``None`` if another server made it."""
+def unseal(text: str, most: int = SEALED.most) -> str | None:
+    """What `seal` was given; ``None`` if another server made it.
+
+    Anybody can make one, and a thousandth of what it says is enough: no more than `most` bytes are unpacked.
+
+    Raises:
+        ValueError: it holds more.
+    """
     if not text.startswith(SEAL):
         return None
+    unpacking = zlib.decompressobj()
     try:
-        return zlib.decompress(base64.b64decode(text.removeprefix(SEAL), validate=True)).decode()
+        found = unpacking.decompress(base64.b64decode(text.removeprefix(SEAL), validate=True), most + 1)
+        if len(found) <= most:
+            return found.decode() if unpacking.eof else None
     except (binascii.Error, zlib.error, UnicodeDecodeError):
         return None
+    raise ValueError(f"it holds more than {most} bytes")
+
+
+class _Seals:
+    """Opens the sealed reasoning of one request's items, as long as all of it together is not too much."""
+
+    def __init__(self) -> None:
+        self._left = SEALED.most
+
+    def open(self, text: str, path: str) -> str | None:
+        """As `unseal`. Raises BadRequest."""
+        try:
+            found = unseal(text, self._left)
+        except ValueError:
+            message = f"{path}: at most {SEALED.most:,} {SEALED.what} are allowed, but there are more."
+            raise BadRequest(message, param=path, code="limit_exceeded") from None
+        self._left -= len((found or "").encode())
+        return found
 
 
 @dataclass(slots=True)
@@ -59,7 +87,7 @@ class _Turn:
 def messages_of(items: list[Any], path: str = "input") -> tuple[Message, ...]:
     """The conversation in its order. Raises BadRequest, NotSupported."""
     result: list[Message] = []
-    turn = _Turn()
+    turn, seals = _Turn(), _Seals()
     for index, item in enumerate(items):
         where = f"{path}[{index}]"
         if not isinstance(item, dict):
@@ -70,7 +98,7 @@ def messages_of(items: list[Any], path: str = "input") -> tuple[Message, ...]:
         if kind == "reasoning" and (turn.parts or turn.calls):
             result.extend(turn.message())
             turn = _Turn()
-        if _join(turn, kind, item, where) or kind == "additional_tools":
+        if _join(turn, kind, item, where, seals) or kind == "additional_tools":
             continue
         result.extend(turn.message())
         turn = _Turn()
@@ -79,12 +107,12 @@ def messages_of(items: list[Any], path: str = "input") -> tuple[Message, ...]:
     return tuple(result)
 
 
-def _join(turn: _Turn, kind: Any, item: dict[str, Any], path: str) -> bool:
+def _join(turn: _Turn, kind: Any, item: dict[str, Any], path: str, seals: _Seals) -> bool:
     """Adds an assistant's item to its turn; false if it is not one."""
     if kind == "message" and item.get("role") == "assistant":
         turn.parts.append(content_of(item.get("content"), f"{path}.content"))
     elif kind == "reasoning":
-        turn.thoughts.extend(_reasoning(item, path))
+        turn.thoughts.extend(_reasoning(item, path, seals))
     elif kind in CALLS:
         turn.calls.append(_call(kind, item, path))
     elif kind == "local_shell_call":
@@ -142,11 +170,11 @@ def _call(kind: str, item: dict[str, Any], path: str) -> ToolCall:
     return ToolCall(string_in(item, "call_id", path), name, arguments)
 
 
-def _reasoning(item: dict[str, Any], path: str) -> list[str]:
+def _reasoning(item: dict[str, Any], path: str, seals: _Seals) -> list[str]:
     """The sealed text if it is ours, else the content, else the summary."""
     sealed = item.get("encrypted_content")
     if isinstance(sealed, str):
-        text = unseal(sealed)
+        text = seals.open(sealed, f"{path}.encrypted_content")
         if text is not None:
             return [text]
     for name in ("content", "summary"):
