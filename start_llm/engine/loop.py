@@ -21,6 +21,8 @@ from start_llm.engine.units import REST_SECONDS, Chores, Runtime, Unit, Units
 log = logging.getLogger(__name__)
 
 FIGURES_SECONDS = 1.0
+STUCK_SECONDS = 0.05
+"""How often it looks again while all requests wait for memory: what makes room does not always tell it."""
 SHUTTING_DOWN = "The server is shutting down."
 
 
@@ -61,7 +63,8 @@ class Loop:
         self._units.add(model, runtime)
 
     def adding(self, model: str, steps: Generator[float, None, Runtime]) -> Generator[float]:
-        """A chore: adds what `steps` return."""
+        """A chore: adds what `steps` return. What an unload that failed has left of the model goes first."""
+        yield from self.removing(model)
         self._units.add(model, (yield from steps))
 
     def removing(self, model: str) -> Generator[float]:
@@ -83,7 +86,8 @@ class Loop:
                 self._units.rest(REST_SECONDS)
             elif (idle := self._units.anchoring) is not None:
                 idle.scheduler.anchoring.step()
-            self._chores.step()
+            if self._chores.step():
+                self._units.look_again()
         for unit in self._units:
             unit.scheduler.requests.fail_all(Unavailable(SHUTTING_DOWN))
         self.set("stopped", detail=SHUTTING_DOWN)
@@ -112,27 +116,34 @@ class Loop:
     def _drain(self) -> bool:
         """Takes all pending commands; waits for one if there is nothing to do. False: stop."""
         while True:
-            wait = self._idle_for()
-            if wait and self.status.state == "busy":
+            wait, busy = self._idle_for(), self._units.busy
+            if wait and not busy and self.status.state == "busy":
                 self.set("ready")
             try:
                 command = self._commands.get(timeout=wait) if wait else self._commands.get_nowait()
             except Empty:
-                if wait:
+                if wait and busy:
+                    self._units.look_again()
+                elif wait:
                     self.set("ready")
                     self._units.rest(REST_SECONDS if self._chores else 0.0)
-                if not wait or self._chores:
+                if not wait or busy or self._chores:
                     return True
                 continue
             if isinstance(command, Stop):
                 return False
             self._do(command)
+            self._units.look_again()
 
     def _idle_for(self) -> float:
         """Seconds for which there is nothing to do but to wait for a command."""
-        if self._units.busy or self._units.anchoring is not None:
+        if self._units.stuck:
+            most = STUCK_SECONDS
+        elif self._units.busy or self._units.anchoring is not None:
             return 0.0
-        return min(self._idle_seconds, self._chores.wait) if self._chores else self._idle_seconds
+        else:
+            most = self._idle_seconds
+        return min(most, self._chores.wait) if self._chores else most
 
     def _do(self, command: Command) -> None:
         if isinstance(command, Submit):

@@ -25,7 +25,10 @@ class Runtime(Protocol):
     scheduler: Scheduler
 
     def unloading(self) -> Generator[float]:
-        """Brings what is stored to disk, a step at a time, then frees everything. Yields seconds to wait."""
+        """Brings what is stored to disk, a step at a time, then frees everything. Yields seconds to wait.
+
+        Everything is freed where it is given up on the way, too.
+        """
         ...
 
     def close(self) -> None:
@@ -38,7 +41,8 @@ class Unit:
     Attributes:
         spent: seconds of the thread, as far as they count against others.
         rested: when it was tidied up last, on `clock`.
-        blocked: its requests wait for memory that others hold: it looks again after another one's step.
+        blocked: its requests wait for memory that others hold. It looks again after another one's step, after a
+            command or chore, and now and then.
     """
 
     def __init__(self, model: str, runtime: Runtime, now: float) -> None:
@@ -72,6 +76,17 @@ class Units:
     @property
     def busy(self) -> bool:
         return any(unit.scheduler.busy for unit in self)
+
+    @property
+    def stuck(self) -> bool:
+        """There is work, and none of it can go on by itself."""
+        busy = [unit for unit in self if unit.scheduler.busy]
+        return bool(busy) and all(unit.blocked for unit in busy)
+
+    def look_again(self) -> None:
+        """Something has happened that may have made room."""
+        for unit in self:
+            unit.blocked = False
 
     @property
     def anchoring(self) -> Unit | None:
@@ -109,14 +124,16 @@ class Units:
 
     def step(self, unit: Unit) -> None:
         """Raises what the scheduler raises."""
-        began = self._clock()
+        began, scheduler = self._clock(), unit.scheduler
+        running, there = scheduler.running, len(scheduler.requests)
         try:
-            unit.scheduler.step()
+            scheduler.step()
         finally:
             unit.spent += self._clock() - began
-            for other in self:
-                other.blocked = False
-            unit.blocked = unit.scheduler.busy and not unit.scheduler.running
+            if running or scheduler.running or len(scheduler.requests) != there:
+                self.look_again()
+            else:
+                unit.blocked = scheduler.busy
 
     def rest(self, seconds: float = 0.0) -> None:
         """Tidies up those that have no work, and were not tidied up in the last `seconds`."""
@@ -164,12 +181,12 @@ class Chores:
         """Seconds until there is something to do; only if there is a chore."""
         return max(0.0, min(chore.due for chore in self._waiting) - self._clock())
 
-    def step(self) -> None:
-        """One step of the first that does not wait."""
+    def step(self) -> bool:
+        """One step of the first that does not wait. False: there is none."""
         now = self._clock()
         chore = next((chore for chore in self._waiting if chore.due <= now), None)
         if chore is None:
-            return
+            return False
         self._waiting.remove(chore)
         try:
             pause = next(chore.steps)
@@ -180,6 +197,7 @@ class Chores:
         else:
             chore.due = self._clock() + pause
             self._waiting.append(chore)
+        return True
 
     def fail(self, error: Exception) -> None:
         """Gives all of them up."""

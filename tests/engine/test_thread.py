@@ -15,7 +15,7 @@ from start_llm.core.events import EngineDone, EngineFailed
 from start_llm.core.exitcodes import ExitCode
 from start_llm.core.prompt import Prompt
 from start_llm.engine.guarded import GuardedStore
-from start_llm.engine.memory import MemoryGuard
+from start_llm.engine.memory import MemoryGuard, Shared
 from start_llm.engine.scheduler import Limits, Scheduler
 from start_llm.engine.thread import EngineThread
 from tests.engine.fakes import EOS, Collected, FakeDrawing, FakeRunner, FakeStore, submit
@@ -24,16 +24,17 @@ WAIT = 60.0
 
 
 class FakeRuntime:
-    def __init__(self, runner: FakeRunner) -> None:
+    def __init__(self, runner: FakeRunner, store: FakeStore | None = None, shared: Shared | None = None) -> None:
         self.closed_on: str | None = None
+        guarded = GuardedStore(store or FakeStore(), list)  # type: ignore[arg-type]
         self.scheduler = Scheduler(
             runner,
-            GuardedStore(FakeStore(), list),  # type: ignore[arg-type]
+            guarded,
             FakeDrawing,
             eos=frozenset({EOS}),
             limits=Limits(step=50),
             max_concurrency=4,
-            memory=MemoryGuard(FakeStore(), total=0, most_stored=0),
+            memory=MemoryGuard(guarded, shared=shared),
             clock=time.monotonic,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,9 +13,11 @@ import pytest
 
 from start_llm.core.errors import NotFound, Unavailable
 from start_llm.core.events import EngineDone, EngineFailed
+from start_llm.engine.loop import STUCK_SECONDS
+from start_llm.engine.memory import Shared
 from start_llm.engine.thread import EngineThread
 from start_llm.engine.units import Chores, Units
-from tests.engine.fakes import FakeRunner, submit
+from tests.engine.fakes import FakeRunner, FakeStore, submit
 from tests.engine.test_thread import WAIT, FakeRuntime, final, wait_until
 
 
@@ -32,6 +35,7 @@ class Worker:
         self._clock, self.cost, self.busy = clock, cost, busy
         self.crowded = False
         self.running = 1
+        self.requests = ["one"]
         self.steps = 0
 
     def step(self) -> None:
@@ -83,6 +87,26 @@ def test_a_model_that_waits_for_memory_does_not_take_the_time_of_the_others() ->
     units = units_of(clock, one=one, waiting=waiting)
     work(units, 40)
     assert one.steps >= 19 and waiting.steps >= 19
+
+
+def test_all_wait_for_memory_only_if_none_got_on_and_until_something_happens() -> None:
+    clock = Clock()
+    one, two = Worker(clock, 0.1), Worker(clock, 0.1)
+    units = units_of(clock, one=one, two=two)
+    work(units, 2)
+    assert not units.stuck
+    one.running = 0
+    work(units, 2)
+    assert not units.stuck
+    two.running = 0
+    work(units, 2)
+    assert units.stuck and one.steps == two.steps == 3
+    two.busy = False
+    assert units.stuck
+    units.look_again()
+    assert not units.stuck
+    one.busy = False
+    assert not units.stuck, "there is nothing that could wait"
 
 
 def test_what_a_model_counted_outlives_it_and_its_sizes_do_not() -> None:
@@ -218,6 +242,43 @@ def test_the_end_of_the_thread_is_told_to_who_waits_for_a_load(engine: EngineThr
     assert engine.stop(WAIT)
     asking.join(WAIT)
     assert len(errors) == 1 and "shutting down" in errors[0].message
+
+
+class Promised(Shared):
+    """Too little memory for any request; more of it is promised, and comes when `total` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(1_000, 0)
+        self.asked = 0
+
+    def reclaim(self, need: int) -> bool:
+        self.asked += 1
+        return True
+
+    def give(self, total: int) -> None:
+        self._total = total
+
+
+def test_the_thread_rests_while_all_requests_wait_for_memory(engine: EngineThread) -> None:
+    shared = Promised()
+    engine.load("other", steps(FakeRuntime(FakeRunner(), FakeStore(token_bytes=100), shared)))
+    asked, sink = submit("a", [1, 2, 3])
+    began = time.monotonic()
+    engine.submit(_for(asked, "other"))
+    wait_until(lambda: shared.asked >= 8)
+    looks, seconds = shared.asked, time.monotonic() - began
+    assert looks <= 3 + 2 * seconds / STUCK_SECONDS, f"it looked {looks} times in {seconds:.1f} s"
+    assert engine.status().state == "busy" and sink.final is None
+    cancelled, gone = submit("b", [1, 2, 3])
+    engine.submit(_for(cancelled, "other"))
+    engine.cancel("b")
+    assert isinstance(final(gone), EngineDone), "it notices what is told to it"
+    first, other = submit("c", [1, 2, 3])
+    engine.submit(first)
+    wait_until(lambda: len(other.tokens) > 3)  # it does not stand in the way of other models
+    engine.cancel("c")
+    shared.give(10**6)
+    assert isinstance(final(sink), EngineDone) and len(sink.tokens) == 3
 
 
 def _for(work: Any, model: str) -> Any:
