@@ -213,8 +213,16 @@ def test_two_conversations_with_the_same_words_keep_their_own_thoughts(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize("answer", ["OK.", LONG], ids=["short", "long"])
+@pytest.mark.parametrize(
+    ("dialect", "answer"),
+    [
+        ("chat", "OK."),
+        ("messages", LONG),
+        pytest.param("messages", "OK.", marks=pytest.mark.slow),
+        pytest.param("chat", LONG, marks=pytest.mark.slow),
+    ],
+    ids=["short-chat", "long-messages", "short-messages", "long-chat"],
+)
 def test_two_conversations_of_equal_words_do_not_mix(servers: Servers, kind: str, dialect: str, answer: str) -> None:
     """They differ in one line of the system text, which changes in both."""
     server, salt = servers(kind), unique()
