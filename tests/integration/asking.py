@@ -65,7 +65,7 @@ class Heard:
         """What the model found for the cues ``[[find: ...]]``: how often, and in which message last."""
         lines = self.text.split("\n")
         (line,) = (line for line in lines if line.startswith("find: "))
-        if len(lines[0]) == 64:
+        if len(lines[0]) == 16:
             assert lines[0] == expected_truth(self.tokens), "the model saw another prompt than it was given"
         pairs = (word.split("@") for word in line.removeprefix("find: ").split())
         return [(int(times), int(last)) for times, last in pairs]

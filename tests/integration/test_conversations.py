@@ -149,11 +149,12 @@ def test_a_system_text_that_changes_on_the_way_costs_the_change(servers: Callabl
     for turn in range(6):
         mode = ("Plan only, write nothing.", "You may write files now.")[turn // 2 % 2]
         messages[0] = {"role": "system", "content": f"You are an agent.\n{mode}\n{rules}"}
-        messages.append({"role": "user", "content": f"Turn {turn}. {long_text('more', 40)} [[find: {mode}]] [[truth]]"})
+        cues = f"[[find: {mode}]] [[truth]] [[long 40]]"  # long enough to be known again, see `raw_answer`
+        messages.append({"role": "user", "content": f"Turn {turn}. {long_text('more', 40)} {cues}"})
         before = server.work()
         answer = server.chat(messages, session_id=name)
         costs.append(server.work() - before)
-        fingerprint, found = answer["message"]["content"].split("\n")
+        fingerprint, found, _ = answer["message"]["content"].split("\n")
         assert fingerprint == expected_truth(server.prompt_of(answer))
         times, last = (int(number) for number in found.removeprefix("find: ").split("@"))
         # Where it has changed, the newest message tells it; else it stands where it was told.

@@ -15,7 +15,7 @@ from start_llm.core.work import Submit
 from tests.integration.live import Live, live
 
 CLIENTS = 4
-WORDS = 120  # tokens of an answer
+WORDS = 160  # tokens of an answer, and a few more
 PING_SECONDS = 0.05
 
 
@@ -50,7 +50,7 @@ def test_four_answers_where_two_fit(
     with live(oracle_path(kind), tmp_path / "alone") as server:
         for number in range(CLIENTS):
             stream(server, number, alone)
-        row = server.app.engine.call(lambda scheduler: scheduler._store.estimate(WORDS + 200))
+        row = server.app.engine.call(lambda scheduler: scheduler._store.estimate(WORDS + 160))
     monkeypatch.setattr("start_llm.engine.memory.kv_bytes", lambda usable, weights: int(2.5 * row))
     together: dict[int, Any] = {}
     with live(oracle_path(kind), tmp_path / "together", sse_ping_seconds=PING_SECONDS) as server:

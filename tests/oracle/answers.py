@@ -8,7 +8,7 @@ responses are not read for cues):
   ``-``) behind the last such text in the visible history (cues left out), nothing if there is none, and ``{images}`` by
   the names of the images in it, made of what their places hold. When the script has run out: ``Done.``, if no cue
   follows.
-- ``[[truth]]``: SHA-256 (hex) of all visible tokens up to and including ``<|im_start|>assistant\\n``.
+- ``[[truth]]``: SHA-256 (hex, 16 digits) of all visible tokens up to and including ``<|im_start|>assistant\\n``.
 - ``[[find: text]]``, any number: ``find: 2@5 0@-1``, how often each text occurs in the visible history (cues left out)
   and the index of the last message that holds it.
 - ``[[long N]]``: N tokens of filler.
@@ -49,8 +49,8 @@ THOUGHT = re.compile(r"^\s*<think>.*?</think>\s*", re.DOTALL)
 
 
 def truth(tokens: np.ndarray) -> str:
-    """SHA-256 of token ids as little-endian int32."""
-    return hashlib.sha256(np.asarray(tokens, dtype="<i4").tobytes()).hexdigest()
+    """SHA-256 of token ids as little-endian int32, its first 64 bits: all of it is fifty tokens of each answer."""
+    return hashlib.sha256(np.asarray(tokens, dtype="<i4").tobytes()).hexdigest()[:16]
 
 
 def image_name(seen: np.ndarray) -> str:
