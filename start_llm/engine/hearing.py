@@ -7,7 +7,6 @@ tried again, where its segments end, where the next one begins) is Whisper's own
 
 from __future__ import annotations
 
-import gc
 import importlib
 import math
 from collections.abc import Generator, Sequence
@@ -54,8 +53,7 @@ def loading(folder: Any, name: str) -> Generator[float, None, Listener]:
 
 
 def free_memory() -> None:
-    """Gives back what nothing holds any more."""
-    gc.collect()
+    """Gives back what nothing holds. What still holds itself is found by the loader: here that would hold all up."""
     mx.clear_cache()
 
 
