@@ -24,6 +24,8 @@ from tests.oracle.oracle import script
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 MOST_COMPUTED = 1.2
+NOTE = 75
+"""Tokens that an update note may take."""
 LARGE, SMALL = "oracle", EMBEDDED_NAME
 HELPER = {
     "looker": {
@@ -119,4 +121,4 @@ def test_aiders_weak_model(two_models: World, table: list[str]) -> None:
     turns.ratio(told[LARGE][:1])
     computed, new = turns.ratio(told[LARGE][1:])
     table.append(f"aider, weak model beside: second turn {computed}/{new}")
-    assert computed <= AIDER.most["second"]
+    assert computed <= new + NOTE
