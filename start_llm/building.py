@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,22 @@ from start_llm.engine.runtime import TextRuntime, drafts_for, make_grammars, mak
 from start_llm.engine.vision import VisionModel
 from start_llm.engine.wired import unwire, wire_weights
 from start_llm.kvcache.disk import DiskTier
+from start_llm.models.adapter import Adapter
+from start_llm.models.adapters import Chosen
 from start_llm.models.aside import aside, at_once
 from start_llm.models.device import Device, default_disk_bytes, inspect_device
 from start_llm.models.finding import find_out, with_room
-from start_llm.models.loader import LoadedModel, accelerator, load_model, load_steps, read_ahead, read_tokenizer
+from start_llm.models.loader import (
+    Given,
+    LoadedModel,
+    accelerator,
+    load_model,
+    load_steps,
+    read_ahead,
+    read_tokenizer,
+)
+from start_llm.models.pool import Weights
+from start_llm.models.weights import BasesInMemory, group_of
 
 GIB = 2**30
 READ_AHEAD_SHARE = 0.5  # of the machine's memory: larger weights are not read ahead
@@ -50,6 +62,7 @@ class Ahead:
     folder: Path
     wrapper: Any
     grammars: Grammars | None
+    adapter: Adapter | None = None
 
 
 class ModelBuilder:
@@ -57,6 +70,9 @@ class ModelBuilder:
 
     Args:
         reclaim, staying: see `Pooled`.
+
+    Attributes:
+        bases: weights that are in memory, for models that differ in their adapters only. Any thread.
     """
 
     def __init__(
@@ -65,7 +81,7 @@ class ModelBuilder:
         say: Callable[[str], None],
         progress: Callable[[str, float], None],
         reclaim: Callable[[int], bool],
-        staying: Callable[[str], int],
+        staying: Callable[[str], Sequence[Weights]],
     ) -> None:
         self._settings, self._say, self._progress = settings, say, progress
         self._reclaim, self._staying = reclaim, staying
@@ -73,6 +89,7 @@ class ModelBuilder:
         self._shared: Pooled | None = None
         self._wired = False
         self._reserved = 0
+        self.bases = BasesInMemory()
 
     @property
     def usable(self) -> int:
@@ -84,6 +101,11 @@ class ModelBuilder:
         """Bytes of KV of running requests. Any thread."""
         return 0 if self._shared is None else self._shared.running
 
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights of all models take. Any thread."""
+        return 0 if self._shared is None else self._shared.weight_bytes
+
     def build(self, reserved: int = 0) -> tuple[TextRuntime, Built]:
         """The first model, in one go. Raises StartLLMError if it cannot be loaded.
 
@@ -92,15 +114,18 @@ class ModelBuilder:
         """
         self._reserved = reserved
         built: list[Built] = []
-        return at_once(self.steps(self._settings, "", 0, built.append)), built[0]
+        return at_once(self.steps(self._settings, "", Weights(), built.append)), built[0]
 
-    def read(self, settings: Settings, folder: Path, eos: Any) -> Ahead:
-        """What needs no MLX, and little memory. Any thread but the model thread."""
+    def read(self, settings: Settings, folder: Path, eos: Any, adapter: Chosen | None = None) -> Ahead:
+        """What needs no MLX, and little memory. Any thread but the model thread. Raises NotFound, BadRequest."""
+        read = None if adapter is None else adapter.read()
         wrapper = read_tokenizer(folder, eos)
-        return Ahead(folder, wrapper, make_grammars(wrapper._tokenizer, wrapper.eos_token_ids))
+        return Ahead(folder, wrapper, make_grammars(wrapper._tokenizer, wrapper.eos_token_ids), read)
 
     def read_weights(self, folder: Path, moved: Callable[[], None]) -> None:
-        """Into the system's memory. Any thread but the model thread; `moved` is called now and then."""
+        """Into the system's memory, if no model has them. Not the model thread. `moved` is called now and then."""
+        if self.bases.find(group_of(folder)) is not None:
+            return
         device = inspect_device(accelerator)
         read_ahead(folder, int(device.memory * READ_AHEAD_SHARE), moved)
 
@@ -108,7 +133,7 @@ class ModelBuilder:
         self,
         settings: Settings,
         model: str,
-        weights: int,
+        weights: Weights,
         done: Callable[[Built], None],
         ahead: Ahead | None = None,
     ) -> Generator[float, None, TextRuntime]:
@@ -116,17 +141,19 @@ class ModelBuilder:
 
         Args:
             model: its name on the model thread.
-            weights: bytes that it is going to take, as far as that is known.
+            weights: what it is going to take, as far as that is known.
         """
         device, shared = self._machine()
         self._unwire()
         shared.place(model, weights)
         opened: list[Any] = []
         try:
-            wrapper, folder = (None, None) if ahead is None else (ahead.wrapper, ahead.folder)
-            loaded = yield from load_steps(settings, device, self._progress, self._say, wrapper, folder)
+            given = Given(bases=self.bases)
+            if ahead is not None:
+                given = Given(ahead.wrapper, ahead.folder, ahead.adapter, self.bases)
+            loaded = yield from load_steps(settings, device, self._progress, self._say, given)
             loaded = self._shaped(settings, loaded, device)
-            shared.place(model, loaded.weight_bytes)
+            shared.place(model, loaded.weights)
             loaded = yield from find_out(settings, loaded, asker(settings, loaded), self._say)
             if len(shared) == 0:
                 self._wired = wire_weights(settings.wired_limit, device)
@@ -150,7 +177,7 @@ class ModelBuilder:
         done(Built(loaded, grammars, shared.most_stored, where, lambda: store.nbytes))
         return runtime
 
-    def guest[T](self, model: str, weights: int, steps: Generator[float, None, T]) -> Generator[float, None, T]:
+    def guest[T](self, model: str, weights: Weights, steps: Generator[float, None, T]) -> Generator[float, None, T]:
         """Loads by `steps` what is no language model: its weights count, and it has no KV."""
         _, shared = self._machine()
         self._unwire()
@@ -200,7 +227,7 @@ class ModelBuilder:
         except NotSupported as error:
             self._say(f"vision    off: {error.message} The model reads text only.")
             blind = settings.model_copy(update={"vision": "off"})
-            return load_model(blind, device, self._progress, self._say)
+            return load_model(blind, device, self._progress, self._say, Given(bases=self.bases))
 
     def _features(self, settings: Settings, loaded: LoadedModel) -> FeatureStore:
         """A tenth of what KV may take on disk, at most, is for what the vision tower made of images."""

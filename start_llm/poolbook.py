@@ -15,8 +15,9 @@ from start_llm.core.audio import AudioTask
 from start_llm.core.errors import StartLLMError, Unavailable
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
+from start_llm.models.adapters import Chosen
 from start_llm.models.names import Known
-from start_llm.models.pool import Resident, outlived, to_free
+from start_llm.models.pool import Resident, Weights, outlived, to_free, together
 from start_llm.poolnames import PoolNames
 from start_llm.served import Served
 from start_llm.serving import Serving
@@ -50,7 +51,7 @@ class Entry:
     pinned: bool = False
     users: int = 0
     used: float = 0.0
-    weights: int = 0
+    weights: Weights = field(default_factory=Weights)
     serving: Serving | None = None
     audio: Any = None
     card: ModelCard | None = None
@@ -167,21 +168,33 @@ class Book:
         with self.lock:
             found = self._entries.get(known.key)
             if found is None:
-                found = Entry(known.key, self._names.settings_for(known), known, weights=known.stored.size)
+                found = Entry(known.key, self._names.settings_for(known), known, weights=self._names.weights(known))
                 found.pinned = self._names.is_pinned(*known.aliases)
                 self._entries[known.key] = found
-            elif found.known is not None and found.known.stored.size != known.stored.size and found.state == "stored":
-                found.known, found.weights = known, known.stored.size  # its files are others now
+            elif found.known is not None and _files(found.known) != _files(known):
+                self._changed(found, known)
             return found
 
+    def _changed(self, entry: Entry, known: Known) -> None:
+        """Its files are others now. A request that runs goes on with what it began with, and so does a loaded model."""
+        if entry.state == "ready" and known.adapter is not None and not entry.users:
+            self.send_away(entry)
+        if entry.state == "stored":
+            entry.weights = self._names.weights(known)
+        if entry.state in {"stored", "unloading"}:
+            entry.known = known
+            entry.failure = entry.failure if known.adapter is None else None
+
     def loaded_as(self, name: str) -> Known | None:
-        """A language model of that name that is in memory, whether it is still on the disk or not."""
+        """A language model of that name that is in memory, whether it is still on the disk or not; no adapter's."""
         with self.lock:
             known = (entry.known for entry in self._entries.values() if entry.serving is not None)
-            return next((each for each in known if each is not None and name in each.aliases), None)
+            return next((each for each in known if each and not each.adapter and name in each.aliases), None)
 
     def forget(self, there: Collection[Known]) -> None:
-        """Idle models that are not on the disk any more; one that is loaded goes only if its name is another's now."""
+        """Idle models that are not on the disk any more. One that is loaded goes only if its name is another's now, or
+        its adapter is not there.
+        """
         keys, names = {known.key for known in there}, {known.name for known in there}
         with self.lock:
             for entry in list(self._entries.values()):
@@ -189,7 +202,7 @@ class Book:
                     continue
                 if entry.state == "stored":
                     del self._entries[entry.key]
-                elif entry.state == "ready" and entry.name in names:
+                elif entry.state == "ready" and (entry.name in names or (entry.known and entry.known.adapter)):
                     self.send_away(entry)
 
     def lease(self, known: Known | None) -> Lease:
@@ -260,17 +273,19 @@ class Book:
     def reclaim(self, need: int) -> bool:
         """Sends idle models away for `need` more bytes. False: there are not so many, and all stay."""
         with self.lock:
-            need -= sum(entry.weights for entry in self._entries.values() if entry.state == "unloading")
-            going = to_free(need, self.residents())
+            staying = self.residents()
+            leaving = [entry.weights for entry in self._entries.values() if entry.state == "unloading"]
+            stays = [each.weights for each in staying]
+            going = to_free(need - (together([*stays, *leaving]) - together(stays)), staying)
             if going is None:
                 return False
             for key in going:
                 self.send_away(self._entries[key])
         return True
 
-    def pinned_bytes(self, key: str) -> int:
-        """Of the weights of loaded models that never go for the one of this key."""
-        return sum(each.weights for each in self.residents() if each.pinned and each.key != key)
+    def pinned_weights(self, key: str) -> list[Weights]:
+        """Of loaded models that never go for the one of this key."""
+        return [each.weights for each in self.residents() if each.pinned and each.key != key]
 
     def take(self, keys: Iterable[str]) -> list[Entry]:
         """These are about to be unloaded by who asks, and so are those that were sent away before."""
@@ -281,7 +296,7 @@ class Book:
 
     def ready(self, entry: Entry, serving: Serving) -> None:
         with self.lock:
-            entry.serving, entry.card, entry.weights = serving, serving.card, serving.card.weight_bytes
+            entry.serving, entry.card, entry.weights = serving, serving.card, serving.built.loaded.weights
             self._settle(entry, serving.served)
 
     def ready_to_hear(self, entry: Entry, audio: Any) -> None:
@@ -308,6 +323,11 @@ class Book:
     def residents(self) -> list[Resident]:
         with self.lock:
             return [entry.resident for entry in self._entries.values() if entry.state == "ready"]
+
+
+def _files(known: Known) -> tuple[int, Chosen | None]:
+    """Differs once the files of a model, or of its adapter, do."""
+    return known.stored.size, known.adapter
 
 
 def _check(entry: Entry) -> None:

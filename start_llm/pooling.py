@@ -11,16 +11,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 from start_llm.building import Built, ModelBuilder
 from start_llm.core.audio import AudioTask
-from start_llm.core.errors import Conflict, NotFound, StartLLMError, Unavailable
+from start_llm.core.errors import BadRequest, Conflict, NotFound, StartLLMError, Unavailable
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.engine.loop import SHUTTING_DOWN
 from start_llm.engine.thread import EngineThread
 from start_llm.models.names import Known
+from start_llm.models.pool import Weights
 from start_llm.poolbook import Book, Entry, Lease
 from start_llm.poolloader import Loader
 from start_llm.poolnames import PoolNames
@@ -42,11 +43,12 @@ class Pool:
         self._names = PoolNames(settings)
         self._book = Book(settings, self._names)
         self._engine: EngineThread
+        self._builder: ModelBuilder
         self._loader: Loader
 
     def connect(self, engine: EngineThread, builder: ModelBuilder) -> None:
         """To be called once, before anything else."""
-        self._engine = engine
+        self._engine, self._builder = engine, builder
         self._loader = Loader(self._settings, self._book, self._names, engine, builder, self._clients, self._say)
 
     # --- start and stop: the app's thread ---------------------------------------------
@@ -147,14 +149,14 @@ class Pool:
             return asked
         try:
             known = self._find(asked)
-        except NotFound:
+        except (NotFound, BadRequest):
             return asked
         return main.id if known is None else known.name
 
     def token_text(self, token: int, name: str) -> str:
         try:
             known = self._find(name)
-        except NotFound:
+        except (NotFound, BadRequest):
             return ""
         serving = self._book.entry(known).serving
         return "" if serving is None else serving.served.token_text(token)
@@ -187,7 +189,8 @@ class Pool:
             loaded = [entry.serving for entry in self._book.entries() if entry.serving is not None]
         for serving in loaded:
             found.update(serving.served.pipeline.counters())
-        return {f"prompt_{name}": value for name, value in found.items()} | {"models_loaded": len(loaded)}
+        prompts = {f"prompt_{name}": value for name, value in found.items()}
+        return prompts | {"models_loaded": len(loaded), "models_weight_bytes": self._builder.weight_bytes}
 
     # --- the model thread ---------------------------------------------------------------
 
@@ -195,9 +198,9 @@ class Pool:
         """Sends idle models away for `need` more bytes of KV. False: there are not so many."""
         return self._book.reclaim(need)
 
-    def staying(self, model: str) -> int:
-        """Bytes of the weights of pinned models other than this one."""
-        return self._book.pinned_bytes(model)
+    def staying(self, model: str) -> list[Weights]:
+        """Of pinned models other than this one."""
+        return self._book.pinned_weights(model)
 
     def _card(self, entry: Entry) -> ModelCard:
         """As it is now. Nothing is locked while the disk is looked at: it may hang."""
@@ -215,26 +218,26 @@ class Pool:
         )
 
     def _stored_card(self, known: Known) -> ModelCard:
-        stored, most = known.stored, self._settings.max_kv_size
+        stored, most, adapter = known.stored, self._settings.max_kv_size, known.adapter
         context = min(most, stored.context or most)
         details: dict[str, Any] = {"source": known.source}
         if stored.audio is not None:
             context = 0
             details |= {"kind": "audio", "task": stored.audio}
+        if adapter is not None:
+            details |= {"base": known.base, "adapter": adapter.name}
+        sees = "images" in stored.can and adapter is None
         return ModelCard(
             known.name,
             int(stored.folder.stat().st_mtime) if stored.folder.exists() else 0,
             context,
             tools="tools" in stored.can,
             reasoning="reasoning" in stored.can,
-            vision="images" in stored.can and self._settings.vision == "auto",
-            images="reject" if stored.audio else self._images(stored.can),
+            vision=sees and self._settings.vision == "auto",
+            images="reject" if stored.audio else "shown" if sees else self._settings.images_on_text_model,
             state="stored",
             pinned=self._names.is_pinned(*known.aliases),
-            weight_bytes=stored.size,
+            weight_bytes=stored.size if adapter is None else adapter.size,
             context_scale=self._settings.context_scale_for(context),
             details=details,
         )
-
-    def _images(self, can: tuple[str, ...]) -> Literal["shown", "placeholder", "reject"]:
-        return "shown" if "images" in can else self._settings.images_on_text_model

@@ -104,7 +104,8 @@ class Loader:
         def anchor(guess: Any, session: str) -> None:
             self._engine.anchor(guess, session, entry.key)
 
-        return serve(entry.settings, self._clients, built, entry.key, int(time.time()), anchor)
+        base = entry.known.base if entry.known is not None and entry.known.adapter is not None else None
+        return serve(entry.settings, self._clients, built, entry.key, int(time.time()), anchor, base)
 
     # --- its own thread ---------------------------------------------------------------
 
@@ -140,6 +141,8 @@ class Loader:
         began = time.monotonic()
         serving = None
         try:
+            # If the last model with these weights goes to make room, they stay for this one.
+            shared = self._builder.bases.find(entry.weights.group)
             if self._room(entry) is None:
                 return
             ahead = self._look_at(entry)
@@ -149,6 +152,7 @@ class Loader:
                 self._bring_audio_in(entry)
             else:
                 serving = self._bring_in(entry, ahead)
+            del shared
         except BaseException as error:  # noqa: BLE001 - a model's own code may do anything; its requests are told
             self._failed(entry, error)
         if serving is not None:
@@ -164,9 +168,9 @@ class Loader:
         with self._book.lock:
             residents, running, short = self._book.residents(), self._builder.running, self._book.short
             try:
-                going = room_for(entry.name, entry.weights, residents, limits, running)
+                going = room_for(entry.resident, residents, limits, running)
             except OutOfMemory as error:
-                if not there_will_be_room(entry.name, entry.weights, residents, limits):
+                if not there_will_be_room(entry.resident, residents, limits):
                     raise
                 self._book.wait_for_room(entry, error)
                 return None
@@ -194,7 +198,8 @@ class Loader:
         except CheckpointError as error:
             kind = NotSupported if folder.is_dir() else NotFound
             raise kind(f"{entry.name} cannot be loaded: {str(error).partition(': ')[2] or error}") from error
-        return self._builder.read(entry.settings, folder, read_config(folder).get("eos_token_id"))
+        eos = read_config(folder).get("eos_token_id")
+        return self._builder.read(entry.settings, folder, eos, entry.known.adapter)
 
     def _make_room(self, entry: Entry) -> bool:
         """False: it has to wait after all. Raises OutOfMemory."""

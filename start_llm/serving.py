@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from start_llm.building import Built
 from start_llm.core.errors import NotSupported
@@ -45,13 +46,20 @@ class Serving:
 
 
 def serve(
-    settings: Settings, clients: Clients, built: Built, model: str, created: int, anchor: Callable[[Prompt, str], None]
+    settings: Settings,
+    clients: Clients,
+    built: Built,
+    model: str,
+    created: int,
+    anchor: Callable[[Prompt, str], None],
+    base: str | None = None,
 ) -> Serving:
     """Raises NotSupported if the model's chat template cannot be used.
 
     Args:
         model: its name on the model thread.
         anchor: takes a guess of a conversation's next request, and its session.
+        base: of a model with an adapter: what it is called without.
     """
     loaded = built.loaded
     # The closures below keep tokenizers only: what holds a model beyond its end holds its memory.
@@ -89,7 +97,7 @@ def serve(
         model=model,
         sampling=loaded.override.sampling(),
     )
-    return Serving(served, built, _card(settings, served, loaded))
+    return Serving(served, built, _card(settings, served, loaded, base))
 
 
 def context_of(settings: Settings, loaded: LoadedModel) -> int:
@@ -97,13 +105,17 @@ def context_of(settings: Settings, loaded: LoadedModel) -> int:
     return min(settings.max_kv_size, loaded.capabilities.context)
 
 
-def _card(settings: Settings, served: Served, loaded: LoadedModel) -> ModelCard:
+def _card(settings: Settings, served: Served, loaded: LoadedModel, base: str | None) -> ModelCard:
+    """`base`: the name of the model whose weights it shares."""
     traits = served.pipeline.traits
     facts = {
         name: {"value": fact.value, "source": fact.source}
         for name, fact in loaded.capabilities.facts.items()
         if not name.startswith("template.")
     }
+    details: dict[str, Any] = {"source": served.source, "facts": facts}
+    if loaded.adapter is not None:
+        details |= {"adapter": loaded.adapter.name} | ({} if base is None else {"base": base})
     return ModelCard(
         served.name,
         served.created,
@@ -112,9 +124,9 @@ def _card(settings: Settings, served: Served, loaded: LoadedModel) -> ModelCard:
         reasoning=bool(traits.reasoning_key or traits.reasoning_inline or traits.switches or served.think_tokens),
         vision=served.eyes is not None,
         images="shown" if served.eyes is not None else settings.images_on_text_model,
-        weight_bytes=loaded.weight_bytes,
+        weight_bytes=loaded.weight_bytes if base is None else loaded.weights.own,
         context_scale=settings.context_scale_for(served.context),
-        details={"source": served.source, "facts": facts},
+        details=details,
     )
 
 

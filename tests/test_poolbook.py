@@ -94,7 +94,7 @@ def test_nobody_waits_for_a_loader_that_hangs(tmp_path: Path) -> None:
 def test_what_is_not_on_the_disk_is_forgotten_and_other_files_are_measured_anew(tmp_path: Path) -> None:
     pool = book(tmp_path)
     gone, there = pool.entry(known("gone")), pool.entry(known("there", 1000))
-    assert pool.entry(known("there", 5000)) is there and there.weights == 5000
+    assert pool.entry(known("there", 5000)) is there and there.weights.all == 5000
     pool.forget([known("there")])
     assert pool.entries() == [pool.main, there]
     assert pool.entry(known("gone")) is not gone

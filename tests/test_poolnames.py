@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
+import safetensors.numpy
 
-from start_llm.core.errors import NotFound
+from start_llm.core.errors import BadRequest, NotFound
 from start_llm.core.settings import load_settings
 from start_llm.models.catalog import EMBEDDED_NAME
 from start_llm.poolnames import PoolNames
@@ -70,3 +73,44 @@ def test_a_listing_that_fails_leaves_the_last_one(tmp_path: Path, monkeypatch: p
     assert listed(found, tmp_path) == ["quick"]
     with pytest.raises(NotFound, match="this server serves 'main', 'quick'"):
         found.find("nobody")
+
+
+def test_a_name_may_end_with_an_adapter_s(tmp_path: Path) -> None:
+    main, other = build_oracle(tmp_path / "main"), build_oracle(tmp_path / "models" / "quick")
+    plus = build_oracle(tmp_path / "models" / "a+b")
+    for name, base in (("titles", "org/quick"), ("any", "")):
+        folder = tmp_path / "adapters" / name
+        folder.mkdir(parents=True)
+        config = {"num_layers": 1, "lora_parameters": {"rank": 1, "scale": 1.0}, "model": base}
+        (folder / "adapter_config.json").write_text(json.dumps(config))
+        safetensors.numpy.save_file({"x.lora_a": np.zeros((4, 1), np.float32)}, folder / "adapters.safetensors")
+    table = "small=quick,tiny=small+titles,quick-*=quick+any"
+    found = names(tmp_path, model_path=str(main), model_map=table, pinned_models="quick+titles")
+    found.began("main", str(main), main)
+    assert [name for name in listed(found, tmp_path) if "+" in name] == [
+        *("main+any", "a+b", "a+b+any"),
+        *("quick+any", "quick+titles"),
+    ]
+    meant = {
+        "a+b": (str(plus), ""),
+        "a+b+any": (str(plus), "any"),
+        "quick+titles": (str(other), "titles"),
+        "openai/quick+titles": (str(other), "titles"),
+        f"{other}+titles": (str(other), "titles"),
+        "quick-7b": (str(other), "any"),
+        "small+any": (str(other), "any"),
+        "claude-opus+any": (str(main), "any"),
+        "+any": (str(main), "any"),
+    }
+    for asked, (folder_of_it, adapter) in meant.items():
+        known = found.find(asked)
+        assert known is not None, asked
+        assert (str(known.stored.folder), known.adapter.name if known.adapter else "") == (folder_of_it, adapter), asked
+    with pytest.raises(NotFound, match="this server serves"):
+        found.find("tiny")  # what MODEL_MAP leads to is not looked up in it again: there is no model "small"
+    for asked in ("quick-7b+titles", "main+titles", "quick+any+titles", "quick+/etc", "quick+"):
+        with pytest.raises(BadRequest):
+            found.find(asked)
+    assert found.is_pinned("quick+titles") and not found.is_pinned("quick+any")
+    settings = found.settings_for(found.find("quick+titles") or pytest.fail("not found"))
+    assert (settings.model_path, settings.served_model_name, settings.vision) == (str(other), "quick+titles", "off")

@@ -7,6 +7,7 @@ from typing import Any
 
 from start_llm.api import sse
 from start_llm.api.dialect import Inbound, Reply
+from start_llm.api.fields import model_of
 from start_llm.api.status import model_body
 from start_llm.core.errors import BadRequest
 from start_llm.core.jsontext import parse_json
@@ -45,8 +46,8 @@ class Admin:
         return body if isinstance(body, dict) else {}
 
     def _name(self, body: dict[str, Any]) -> str:
-        name = body.get("model")
-        if not isinstance(name, str) or not name:
+        name = model_of(body)
+        if not name:
             raise BadRequest("model is missing; give a name that GET /v1/models lists.", param="model")
         return name
 

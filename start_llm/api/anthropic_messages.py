@@ -21,6 +21,7 @@ from start_llm.api.fields import (
     SamplingBody,
     Tokens,
     bad,
+    model_of,
     parse_body,
     sampling_of,
     session_of,
@@ -104,7 +105,7 @@ def read_messages(inbound: Inbound, settings: Settings) -> MessagesExchange:
     request = ChatRequest(
         id=f"msg_{uuid.uuid4().hex}",
         dialect="messages",
-        model=body.model or "",
+        model=model_of(data),
         messages=(*_system(body.system), *messages_of(body.messages)),
         tools=tools,
         tool_choice=choice,

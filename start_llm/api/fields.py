@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from start_llm.core.errors import BadRequest
 from start_llm.core.jsontext import parse_inner, parse_json
 from start_llm.core.limits import (
+    ADAPTER,
     BIAS,
     LOOK_BACK,
     MESSAGES,
@@ -24,7 +25,7 @@ from start_llm.core.limits import (
     WORDS,
     Limit,
 )
-from start_llm.core.modelmap import plain_name
+from start_llm.core.modelmap import ADAPTER_SIGN, plain_name
 from start_llm.core.request import Sampling
 from start_llm.core.settings import Settings
 
@@ -228,6 +229,23 @@ def stop_of(stop: Any, path: str = "stop") -> tuple[str, ...]:
         together += len(text)
     within(STOPS_TOGETHER, together, path)
     return tuple(words)
+
+
+def model_of(data: Mapping[str, Any]) -> str:
+    """The model that a body names, and its `adapter`, as ``model+adapter``; empty: whatever is served.
+
+    Which names there are is known elsewhere. Raises BadRequest if the adapter is no text.
+    """
+    model, adapter = data.get("model"), data.get("adapter")
+    if adapter is None:
+        adapter = _nested(data, "extra_body", "adapter")
+    named = plain_name(model) if isinstance(model, str) else ""
+    if adapter is None:
+        return named
+    if not isinstance(adapter, str) or not adapter:
+        raise bad("adapter", "the name of an adapter", adapter)
+    within(ADAPTER, len(adapter), "adapter")
+    return f"{named}{ADAPTER_SIGN}{adapter}"
 
 
 def session_of(data: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:

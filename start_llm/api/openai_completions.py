@@ -19,6 +19,7 @@ from start_llm.api.fields import (
     SamplingBody,
     Tokens,
     bad,
+    model_of,
     parse_body,
     sampling_of,
     session_of,
@@ -102,7 +103,7 @@ def read_completion(inbound: Inbound, settings: Settings, token_text: TokenText)
     request = ChatRequest(
         id=f"cmpl-{uuid.uuid4().hex}",
         dialect="completions",
-        model=body.model or "",
+        model=model_of(data),
         prompt=prompts[0],
         sampling=sampling_of(body, settings),
         max_tokens=body.max_tokens,

@@ -17,6 +17,7 @@ from start_llm.api.fields import (
     SamplingBody,
     Tokens,
     bad,
+    model_of,
     parse_body,
     sampling_of,
     session_of,
@@ -87,7 +88,7 @@ def read_responses(
     request = ChatRequest(
         id=f"resp_{uuid.uuid4().hex}",
         dialect="responses",
-        model=body.model or "",
+        model=model_of(data),
         messages=messages,
         tools=tools.tools,
         tool_choice=tools.choice,

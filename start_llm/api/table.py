@@ -15,7 +15,7 @@ from start_llm.api.anthropic_stream import scaled
 from start_llm.api.audio import AudioRoutes
 from start_llm.api.dialect import Exchange, Inbound, Reply
 from start_llm.api.encodings import Encodings
-from start_llm.api.fields import word
+from start_llm.api.fields import model_of, word
 from start_llm.api.openai_chat import read_chat
 from start_llm.api.openai_completions import CompletionExchange, read_completion
 from start_llm.api.openai_responses import StoredResponses, read_responses
@@ -29,7 +29,6 @@ from start_llm.api.visitor import Made
 from start_llm.core.audio import Audio
 from start_llm.core.encoding import Encoders
 from start_llm.core.jsontext import parse_json
-from start_llm.core.modelmap import plain_name
 from start_llm.core.request import ChatRequest, Dialect
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings
@@ -139,8 +138,7 @@ class Dialects:
 def _model_of(inbound: Inbound) -> str:
     """The name that a body asks for, as far as it names one."""
     data = parse_json(inbound.body)
-    name = data.get("model") if isinstance(data, dict) else None
-    return plain_name(name) if isinstance(name, str) else ""
+    return model_of(data) if isinstance(data, dict) else ""
 
 
 def dialect_of(data: Any, usual: Dialect = "chat") -> Dialect:

@@ -139,7 +139,8 @@ def _done(what: str, card: Card, seconds: float) -> str:
 
 def card_of(cards: list[Card], name: str) -> Card | None:
     """The card of a model on this disk, by its repository or folder, or else by its short name."""
-    by_source = next((card for card in cards if card["details"].get("source") == name), None)
+    bare = [card for card in cards if "base" not in card["details"]]  # not those of its adapters
+    by_source = next((card for card in bare if card["details"].get("source") == name), None)
     return by_source or next((card for card in cards if card.get("id") == name.rpartition("/")[2]), None)
 
 

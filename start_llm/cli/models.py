@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,12 @@ from rich.table import Table
 from start_llm.cli.loaded import Card, card_of, change, server_cards, state_of
 from start_llm.cli.show import show
 from start_llm.core.exitcodes import ExitCode
+from start_llm.core.modelmap import ADAPTER_SIGN
 from start_llm.core.settings import Settings
 from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.host.ports import served_model
+from start_llm.models.adapters import Adapters, Chosen
 from start_llm.models.catalog import Stored, hub_folder, stored_models
 from start_llm.models.checkpoint import is_path
 from start_llm.models.device import Accelerator, inspect_device
@@ -50,21 +52,22 @@ def main_models(settings: Settings, options: argparse.Namespace) -> int:
     if options.what is not None:
         return change(settings, options)
     found = list(stored_models(home() / settings.cache_dir, settings.model_path))
+    adapters = Adapters(home() / settings.adapters_folder).all()
     cards = server_cards(settings)
     if options.json:
-        print(json.dumps([_plain(model, cards) for model in found], indent=1))
+        print(json.dumps([_plain(model, cards, adapters) for model in found], indent=1))
         return 0
     if not found and not cards:
         print(f"No model is on this disk. {program()} recommend names some; {program()} pull NAME fetches one.")
         return 0
-    _print(found, cards)
+    _print(found, cards, adapters)
     for entry in settings.models_by_name.entries:
         print(f"MODEL_MAP    {entry.pattern} means {entry.model}")
     return 0
 
 
-def _print(found: list[Stored], cards: list[Card] | None) -> None:
-    """`cards`: of the running server; ``None`` where none runs."""
+def _print(found: list[Stored], cards: list[Card] | None, adapters: Sequence[Chosen]) -> None:
+    """`cards`: of the running server, which tell of adapters, too; ``None`` where none runs."""
     table = Table(box=None, pad_edge=False)
     for heading in ("NAME", "SIZE", "CONTEXT", *(("STATE", "KV") if cards is not None else ()), "CAN"):
         numbers = heading in {"SIZE", "CONTEXT", "KV"}
@@ -80,6 +83,15 @@ def _print(found: list[Stored], cards: list[Card] | None) -> None:
         table.add_row(
             _short(model.name), f"{model.size / GB:.1f} GB", shown, *told, model.problem or ", ".join(model.can)
         )
+        if cards is None:
+            for adapter in _of(model, adapters):
+                name = f"{model.name.rpartition('/')[2]}{ADAPTER_SIGN}{adapter.name}"
+                table.add_row(name, f"+{adapter.size / GB:.1f} GB", shown, "")
+    for adapter in adapters:
+        if not any(_of(model, [adapter]) for model in found):
+            why = adapter.problem or f"its model is not on this disk: {adapter.base}"
+            told = () if cards is None else ("-", "-")
+            table.add_row(f"{ADAPTER_SIGN}{adapter.name}", f"+{adapter.size / GB:.1f} GB", "-", *told, why)
     for card in left:  # what only the server knows: another folder, an encoder
         can = ", ".join(name for name, able in card.get("capabilities", {}).items() if able is True)
         size = f"{card['details'].get('weight_bytes', 0) / GB:.1f} GB"
@@ -87,7 +99,14 @@ def _print(found: list[Stored], cards: list[Card] | None) -> None:
     Console(highlight=False, markup=False, width=max(120, shutil.get_terminal_size().columns)).print(table)
 
 
-def _plain(model: Stored, cards: list[Card] | None) -> dict[str, Any]:
+def _of(model: Stored, adapters: Iterable[Chosen]) -> list[Chosen]:
+    """Those that can be put on the model."""
+    if model.problem:
+        return []
+    return [each for each in adapters if not each.problem and each.fits(model.name, model.folder.name)]
+
+
+def _plain(model: Stored, cards: list[Card] | None, adapters: Iterable[Chosen]) -> dict[str, Any]:
     """``server``: what a running one tells of it; ``null`` where none runs, or that one does not know it."""
     card = card_of(cards or [], model.name)
     details = {} if card is None else card["details"]
@@ -98,6 +117,7 @@ def _plain(model: Stored, cards: list[Card] | None) -> dict[str, Any]:
         "context": model.context,
         "can": list(model.can),
         "problem": model.problem,
+        "adapters": [adapter.name for adapter in _of(model, adapters)],
         "server": None
         if card is None
         else {"name": card["id"]}

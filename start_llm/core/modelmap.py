@@ -16,6 +16,8 @@ PROXIED = "asked:"
 """Stands before names that come through the proxy: LiteLLM takes a bare ``claude-...`` for Anthropic's own model."""
 SIDE = "@side"
 """In place of a pattern: the model of side requests, see `side`. No name fits it."""
+ADAPTER_SIGN = "+"
+"""Stands between a model's name and its adapter's: ``name+adapter``."""
 _TARGET = re.compile(r"[^\s,=*?]+")
 
 

@@ -102,6 +102,11 @@ class Settings(BaseSettings):
         description="Folder of a LoRA adapter (mlx_lm.lora's) that MODEL_PATH is served with; a vision model is then "
         "served as a text model.",
     )
+    adapters_dir: Annotated[Path | None, OffOr] = Field(
+        None,
+        description="Folder of LoRA adapters that requests may name: each a folder in it, as mlx_lm.lora writes them. "
+        "Unset: adapters inside START_LLM_CACHE_DIR.",
+    )
     served_model_name: Annotated[str | None, OffOr] = Field(
         None, description="The name clients see. Unset: the last part of MODEL_PATH."
     )
@@ -363,6 +368,11 @@ class Settings(BaseSettings):
     @property
     def cache_dir(self) -> Path:
         return self.start_llm_cache_dir.expanduser()
+
+    @property
+    def adapters_folder(self) -> Path:
+        """ADAPTERS_DIR."""
+        return self.cache_dir / "adapters" if self.adapters_dir is None else self.adapters_dir.expanduser()
 
     @property
     def host_names(self) -> frozenset[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from start_llm.core.errors import OutOfMemory
 from start_llm.models.device import default_cache_bytes, kv_bytes
+from start_llm.models.pool import Weights, together
 
 GIB = 2**30
 LEAST_STORED = 64 * 2**20
@@ -111,7 +112,10 @@ class Pooled(Shared):
         usable: bytes that all weights and KV may take together; 0: no limit.
         most_stored: ``None``: a share of what the weights leave.
         reclaim: see `Shared.reclaim`; by unloading idle models.
-        staying: bytes of the weights of models that do not go for the one of that name.
+        staying: weights of models that do not go for the one of that name.
+
+    Attributes:
+        weight_bytes: what all weights take; those that models share once. Any thread.
     """
 
     def __init__(
@@ -119,38 +123,43 @@ class Pooled(Shared):
         usable: int,
         most_stored: int | None,
         reclaim: Callable[[int], bool],
-        staying: Callable[[str], int] = lambda model: 0,
+        staying: Callable[[str], Sequence[Weights]] = lambda model: (),
     ) -> None:
         super().__init__(0, 0)
         self._staying = staying
         self._usable, self._chosen, self._reclaim = usable, most_stored, reclaim
-        self._weights: dict[str, int] = {}
+        self._weights: dict[str, Weights] = {}
+        self.weight_bytes = 0
 
     @property
     def total(self) -> int:
-        return kv_bytes(self._usable, sum(self._weights.values())) if self._usable else 0
+        return kv_bytes(self._usable, self.weight_bytes) if self._usable else 0
 
     def total_alone(self, model: str) -> int:
-        weights = self._weights.get(model, 0) + self._staying(model)
+        weights = together([self._weights.get(model, Weights()), *self._staying(model)])
         return kv_bytes(self._usable, weights) if self._usable else 0
 
     @property
     def most_stored(self) -> int:
         if self._chosen is not None:
             return self._chosen
-        return default_cache_bytes(self._usable, sum(self._weights.values()))
+        return default_cache_bytes(self._usable, self.weight_bytes)
 
     def reclaim(self, need: int) -> bool:
         return self._reclaim(need)
 
-    def place(self, model: str, weights: int) -> None:
+    def place(self, model: str, weights: Weights) -> None:
         """A model's weights take so much from now on."""
         self._weights[model] = weights
-        self.apply()
+        self._counted()
 
     def leave(self, model: str) -> None:
         """The model's weights are gone."""
         self._weights.pop(model, None)
+        self._counted()
+
+    def _counted(self) -> None:
+        self.weight_bytes = together(self._weights.values())
         self.apply()
 
 

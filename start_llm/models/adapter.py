@@ -8,15 +8,19 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from start_llm.core.errors import NotFound, NotSupported
+from start_llm.core.errors import BadRequest, NotFound
 from start_llm.models.checkpoint import safetensors_bytes
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapters.safetensors"
 MOST_RANK = 4096
+MOST_SCALE = 1e9
+MOST_CONFIG = 2**20
+_TYPES = frozenset({"F32", "F16", "BF16"})
 _FACTORS, _MAGNITUDE = frozenset({"lora_a", "lora_b"}), "m"
 
 
@@ -31,6 +35,7 @@ class Adapter:
         parameters: mlx-lm's ``lora_parameters``: rank, scale, dropout, and which modules (``keys``).
         shapes: of its weights, by name.
         digest: of all its bytes: KV that it makes is of no other adapter.
+        stamp: of its files, see `stamp_of`.
     """
 
     name: str
@@ -41,6 +46,7 @@ class Adapter:
     parameters: dict[str, Any]
     shapes: dict[str, tuple[int, ...]]
     digest: str
+    stamp: str = ""
 
     @property
     def rank(self) -> int:
@@ -56,28 +62,48 @@ class Adapter:
         return last in _FACTORS or (last == _MAGNITUDE and self.kind == "dora")
 
 
-def read_adapter(source: str) -> Adapter:
-    """Raises NotFound, NotSupported: with a sentence that says what is wrong and what to do."""
-    folder = Path(source).expanduser()
+def stamp_of(folder: Path) -> str:
+    """Changes when the adapter's files do. Any value where they cannot be looked at."""
+    with suppress(OSError):
+        found = [(folder / name).stat() for name in (CONFIG, WEIGHTS)]
+        return " ".join(f"{each.st_dev} {each.st_ino} {each.st_size} {each.st_mtime_ns}" for each in found)
+    return ""
+
+
+def read_adapter(folder: Path, told: str) -> Adapter:
+    """All of it but the weights themselves; all bytes are read once, for the digest.
+
+    Args:
+        told: what the adapter is called in errors.
+
+    Raises:
+        NotFound: there is no such folder.
+        BadRequest: a sentence that says what is wrong and what to do.
+    """
     if not folder.is_dir():
-        raise NotFound(f"ADAPTER_PATH={source}: there is no such folder.")
-    config = _config(source, folder)
-    kind = config.get("fine_tune_type", "lora")
-    if kind == "full":
-        raise _wrong(
-            source, "it has all weights of a model (fine_tune_type full) and is no adapter; serve it as a model"
-        )
-    if kind not in {"lora", "dora"}:
-        raise _wrong(source, f"fine_tune_type must be lora or dora, but is {kind!r}")
-    layers = config.get("num_layers")
-    if type(layers) is not int:
-        raise _wrong(source, f"num_layers must be a whole number, but is {layers!r}")
-    parameters = _parameters(source, config.get("lora_parameters"))
-    shapes = _shapes(source, folder / WEIGHTS)
-    _check_rank(source, parameters["rank"], shapes)
+        raise NotFound(f"{told}: there is no such folder.", param="adapter")
+    stamp = stamp_of(folder)
+    adapter = look_at(folder, told)
     digest = hashlib.sha256((folder / CONFIG).read_bytes())
     with (folder / WEIGHTS).open("rb") as file:
         digest.update(hashlib.file_digest(file, "sha256").digest())
+    return replace(adapter, digest=digest.hexdigest(), stamp=stamp)
+
+
+def look_at(folder: Path, told: str) -> Adapter:
+    """As `read_adapter`, but reads no weights, so that there is no digest. Raises BadRequest."""
+    config = _config(told, folder)
+    kind = config.get("fine_tune_type", "lora")
+    if kind == "full":
+        raise _wrong(told, "it has all weights of a model (fine_tune_type full) and is no adapter; serve it as a model")
+    if kind not in ("lora", "dora"):
+        raise _wrong(told, f"fine_tune_type must be lora or dora, but is {kind!r:.40}")
+    layers = config.get("num_layers")
+    if type(layers) is not int:
+        raise _wrong(told, f"num_layers must be a whole number, but is {layers!r:.40}")
+    parameters = _parameters(told, config.get("lora_parameters"))
+    shapes = _shapes(told, folder / WEIGHTS)
+    _check_rank(told, parameters["rank"], shapes)
     return Adapter(
         name=folder.resolve().name,
         folder=folder,
@@ -86,108 +112,128 @@ def read_adapter(source: str) -> Adapter:
         layers=layers,
         parameters=parameters,
         shapes=shapes,
-        digest=digest.hexdigest(),
+        digest="",
     )
 
 
-def other_base(adapter: Adapter, source: str) -> str | None:
-    """A warning if the adapter names another model than the one that it is put on.
+def other_base(base: str, source: str) -> str | None:
+    """The model that an adapter was trained on, if it is called differently from the one that it is put on.
 
-    Names prove nothing (a quantised copy has another one), so that this is no error: shapes are.
+    Names prove nothing (a quantised copy has another one: it begins alike); shapes do.
     """
-    trained, served = (_plain(name) for name in (adapter.base, source))
+    trained, served = _plain(base), _plain(source)
     if not trained or not served or trained in served or served in trained:
         return None
-    return f"{adapter.name} was trained on {adapter.base}, and {source} is served; answers are off if these differ"
+    return base
 
 
 def check_fits(adapter: Adapter, wanted: dict[str, tuple[int, ...]], source: str) -> None:
-    """Raises NotSupported if the adapter's weights are not those that the model would have.
+    """Raises BadRequest if the adapter's weights are not those that the model would have.
 
     Args:
         wanted: shapes of these, by name.
         source: the model's name, for errors.
     """
-    trained = f" It was trained on {adapter.base}." if adapter.base else ""
+    trained = f" It was trained on {shown(adapter.base)}." if adapter.base else ""
     strange = sorted(adapter.shapes.keys() - wanted.keys())
     if strange:
-        raise NotSupported(
+        raise unusable(
             f"The adapter {adapter.name} does not fit {source}: {len(strange)} of its weights have no place there, "
             f"e.g. {strange[0]}.{trained}"
         )
     for name, shape in adapter.shapes.items():
         if shape != wanted[name]:
-            raise NotSupported(
+            raise unusable(
                 f"The adapter {adapter.name} does not fit {source}: {name} has the shape {shape}, where {wanted[name]} "
                 f"is needed.{trained}"
             )
     missing = sorted(wanted.keys() - adapter.shapes.keys())
     if missing:
-        raise NotSupported(
+        raise unusable(
             f"The adapter {adapter.name} is not complete for {source}: {len(missing)} weights are missing, e.g. "
             f"{missing[0]}.{trained}"
         )
+
+
+def shown(base: str) -> str:
+    """A model's name as clients may see it: of a folder on this disk its name only."""
+    return base.rstrip("/").rsplit("/", 1)[-1][:200] if base.startswith(("/", "~", ".")) else base[:200]
 
 
 def _plain(name: str) -> str:
     return name.rstrip("/").rsplit("/", 1)[-1].lower()
 
 
-def _config(source: str, folder: Path) -> dict[str, Any]:
+def _config(told: str, folder: Path) -> dict[str, Any]:
+    path = folder / CONFIG
+    if not path.is_file():
+        raise _wrong(told, f"there is no {CONFIG} in that folder; give the folder that mlx_lm.lora wrote")
     try:
-        config = json.loads((folder / CONFIG).read_text("utf-8"))
-    except FileNotFoundError:
-        raise _wrong(source, f"there is no {CONFIG} in that folder; give the folder that mlx_lm.lora wrote") from None
-    except (OSError, ValueError) as error:
-        raise _wrong(source, f"its {CONFIG} cannot be read ({error})") from None
+        with path.open("rb") as file:
+            text = file.read(MOST_CONFIG + 1)
+        if len(text) > MOST_CONFIG:
+            raise _wrong(told, f"its {CONFIG} has more than {MOST_CONFIG:,} bytes")
+        config = json.loads(text)
+    except OSError as error:
+        raise _wrong(told, f"its {CONFIG} cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError) as error:
+        raise _wrong(told, f"its {CONFIG} cannot be read ({error})") from None
     if not isinstance(config, dict):
-        raise _wrong(source, f"its {CONFIG} is not a JSON object")
+        raise _wrong(told, f"its {CONFIG} is not a JSON object")
     if "peft_type" in config:
-        raise _wrong(source, "it is in the form of PEFT, not of mlx-lm; convert it, or train it with mlx_lm.lora")
+        raise _wrong(told, "it is in the form of PEFT, not of mlx-lm; convert it, or train it with mlx_lm.lora")
     return config
 
 
-def _parameters(source: str, found: Any) -> dict[str, Any]:
+def _parameters(told: str, found: Any) -> dict[str, Any]:
     if not isinstance(found, dict):
-        raise _wrong(source, f"{CONFIG} has no lora_parameters")
+        raise _wrong(told, f"{CONFIG} has no lora_parameters")
     rank, scale, dropout = found.get("rank"), found.get("scale"), found.get("dropout", 0.0)
     if type(rank) is not int or not 1 <= rank <= MOST_RANK:
-        raise _wrong(source, f"lora_parameters.rank must be 1 to {MOST_RANK}, but is {rank!r}")
-    if type(scale) not in {int, float}:
+        raise _wrong(told, f"lora_parameters.rank must be 1 to {MOST_RANK}, but is {rank!r:.40}")
+    if not isinstance(scale, int | float) or isinstance(scale, bool) or not abs(scale) < MOST_SCALE:
         hint = "; alpha is another library's word, mlx-lm's is scale" if "alpha" in found else ""
-        raise _wrong(source, f"lora_parameters.scale must be a number, but is {scale!r}{hint}")
+        raise _wrong(told, f"lora_parameters.scale must be a number, but is {scale!r:.40}{hint}")
     if type(dropout) not in {int, float} or not 0 <= dropout < 1:
-        raise _wrong(source, f"lora_parameters.dropout must be from 0 to below 1, but is {dropout!r}")
+        raise _wrong(told, f"lora_parameters.dropout must be from 0 to below 1, but is {dropout!r:.40}")
     keys = found.get("keys")
     if keys is not None and not (isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
-        raise _wrong(source, "lora_parameters.keys must be a list of names")
+        raise _wrong(told, "lora_parameters.keys must be a list of names")
     return {"rank": rank, "scale": scale, "dropout": dropout, "keys": keys}
 
 
-def _shapes(source: str, path: Path) -> dict[str, tuple[int, ...]]:
+def _shapes(told: str, path: Path) -> dict[str, tuple[int, ...]]:
     if not path.is_file():
-        raise _wrong(source, f"there is no {WEIGHTS} beside its {CONFIG}")
+        raise _wrong(told, f"there is no {WEIGHTS} beside its {CONFIG}")
     wanted, size = safetensors_bytes(path), path.stat().st_size
     if wanted is None:
-        raise _wrong(source, f"{WEIGHTS} is no safetensors file")
+        raise _wrong(told, f"{WEIGHTS} is no safetensors file")
     if size < wanted:
-        raise _wrong(source, f"{WEIGHTS} is cut short ({size} of {wanted} bytes)")
+        raise _wrong(told, f"{WEIGHTS} is cut short ({size} of {wanted} bytes)")
     with path.open("rb") as file:
         header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
     try:
-        shapes = {name: tuple(map(int, entry["shape"])) for name, entry in header.items() if name != "__metadata__"}
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        shapes = {name: tuple(map(int, entry["shape"])) for name, entry in entries.items()}
+        types = {str(entry["dtype"]) for entry in entries.values()}
     except (KeyError, TypeError, ValueError):
-        raise _wrong(source, f"{WEIGHTS} is no safetensors file") from None
+        raise _wrong(told, f"{WEIGHTS} is no safetensors file") from None
     if not shapes:
-        raise _wrong(source, f"{WEIGHTS} has no weights")
+        raise _wrong(told, f"{WEIGHTS} has no weights")
+    if types - _TYPES:
+        raise _wrong(told, f"{WEIGHTS} has weights of the type {min(types - _TYPES)[:40]}; F32, F16 and BF16 are known")
     return shapes
 
 
-def _check_rank(source: str, rank: int, shapes: dict[str, tuple[int, ...]]) -> None:
+def _check_rank(told: str, rank: int, shapes: dict[str, tuple[int, ...]]) -> None:
     for name, shape in shapes.items():
         if name.rsplit(".", 1)[-1] in _FACTORS and rank not in shape:
-            raise _wrong(source, f"{CONFIG} says rank {rank}, but {name} has the shape {shape}")
+            raise _wrong(told, f"{CONFIG} says rank {rank}, but {name} has the shape {shape}")
 
 
-def _wrong(source: str, what: str) -> NotSupported:
-    return NotSupported(f"ADAPTER_PATH={source}: {what}.")
+def unusable(sentence: str) -> BadRequest:
+    return BadRequest(sentence, param="adapter", code="adapter_not_usable")
+
+
+def _wrong(told: str, what: str) -> BadRequest:
+    return unusable(f"{told}: {what}.")

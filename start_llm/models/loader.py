@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from mlx_lm.utils import load_tokenizer
 
 from start_llm.core.errors import NotFound, NotSupported, Unavailable
 from start_llm.core.settings import Settings
-from start_llm.models.adapter import Adapter, check_fits, other_base, read_adapter
+from start_llm.models.adapter import Adapter, check_fits, other_base, read_adapter, stamp_of, unusable
 from start_llm.models.aside import aside, at_once
 from start_llm.models.capabilities import (
     Capabilities,
@@ -35,8 +35,10 @@ from start_llm.models.embedded import ensure_embedded_model
 from start_llm.models.eyes import ProcessorEyes
 from start_llm.models.facts import facts_of
 from start_llm.models.override import Override, family_of, read_override
+from start_llm.models.pool import Weights
 from start_llm.models.pull import PullError, pull
 from start_llm.models.vision import Seeing, has_eyes, load_seeing
+from start_llm.models.weights import BasesInMemory, BaseWeights, group_of
 
 Progress = Callable[[str, float], None]
 READ_BYTES = 8 * 2**20
@@ -65,6 +67,7 @@ class LoadedModel:
         fingerprint: identifies the KV this model makes; `files`: the checkpoint itself.
         family: a `Family`; `signs`: what shows of how it writes; `override`: what the model's own file says.
         eyes: how it reads images; `model` is mlx-vlm's then. ``None``: a text model.
+        adapter: what was put on it. `base`: the weights that other adapters of the same model may share.
     """
 
     name: str
@@ -84,9 +87,35 @@ class LoadedModel:
     signs: Signs
     override: Override
     eyes: ProcessorEyes | None = None
+    adapter: Adapter | None = None
+    base: BaseWeights | None = None
+
+    @property
+    def weights(self) -> Weights:
+        """What it takes of the memory that all models share."""
+        if self.base is None:
+            return Weights(self.weight_bytes)
+        return Weights(self.weight_bytes - self.base.nbytes, self.base.group, self.base.nbytes)
 
     def make_cache(self) -> list[Any]:
         return list(make_prompt_cache(self.model))
+
+
+@dataclass(frozen=True)
+class Given:
+    """What there is already when a model is loaded.
+
+    Attributes:
+        wrapper: mlx-lm's tokenizer, where another thread has read it.
+        folder: where MODEL_PATH lies on this disk, as far as that is known: nothing is fetched then.
+        adapter: is put on it, in place of ADAPTER_PATH.
+        bases: weights that other models have in memory.
+    """
+
+    wrapper: Any = None
+    folder: Path | None = None
+    adapter: Adapter | None = None
+    bases: BasesInMemory = field(default_factory=BasesInMemory)
 
 
 @dataclass(frozen=True)
@@ -112,9 +141,11 @@ def accelerator() -> Accelerator:
     )
 
 
-def load_model(settings: Settings, device: Device, progress: Progress, say: Callable[[str], None]) -> LoadedModel:
+def load_model(
+    settings: Settings, device: Device, progress: Progress, say: Callable[[str], None], given: Given | None = None
+) -> LoadedModel:
     """Loads `MODEL_PATH`, or the embedded model if it is unset: `load_steps` without a pause."""
-    return at_once(load_steps(settings, device, progress, say))
+    return at_once(load_steps(settings, device, progress, say, given))
 
 
 def load_steps(
@@ -122,8 +153,7 @@ def load_steps(
     device: Device,
     progress: Progress,
     say: Callable[[str], None],
-    wrapper: Any = None,
-    folder: Path | None = None,
+    given: Given | None = None,
 ) -> Generator[float, None, LoadedModel]:
     """Loads a model, a layer at a step. A model that sees is loaded by mlx-vlm, in one step.
 
@@ -131,22 +161,22 @@ def load_steps(
 
     Args:
         say: is told if the weights leave little memory.
-        wrapper: mlx-lm's tokenizer, where another thread has read it already.
-        folder: where MODEL_PATH lies on this disk, as far as that is known: nothing is fetched then.
 
     Raises:
         NotFound: no such folder or repository.
+        BadRequest: there is something wrong with the adapter.
         OutOfMemory: the weights do not fit. Nothing of them is downloaded or read then.
         NotSupported: mlx-lm does not know the architecture, or it wants to run code that is not trusted, or
             KV_QUANT_SCHEME asks for what text models cannot do.
         Unavailable: its files were changed meanwhile.
     """
+    given = Given() if given is None else given
     _check_scheme(settings)
-    adapter = _adapter(settings, settings.model_path or EMBEDDED_NAME, say)
-    if folder is None:
-        found = _find(settings, device, progress, say, folder)
+    adapter = given.adapter or _adapter(settings, settings.model_path or EMBEDDED_NAME, say)
+    if given.folder is None:
+        found = _find(settings, device, progress, say, None)
     else:
-        found = yield from aside(lambda: _find(settings, device, progress, say, folder))
+        found = yield from aside(lambda: _find(settings, device, progress, say, given.folder))
     progress(f"loading {found.name}", 0.0)
     stamp = _stamp(found.folder)
     seeing = _with_eyes(settings, found, say) if adapter is None else None
@@ -155,12 +185,13 @@ def load_steps(
         seen = yield from _described(settings, found, seeing.model, seeing.wrapper)
         _check_unchanged(found, stamp)
         return _seeing(seen, seeing.eyes)
-    model, wrapper = yield from _text_model(settings, found, wrapper)
+    model, wrapper, base = yield from _text_model(settings, found, given)
     if adapter is not None:
-        _put_on(model, adapter, found.source)
+        yield 0.0
+        _put_on(model, adapter, found.name)
         say(f"adapter   {adapter.name}  ({adapter.kind}, rank {adapter.rank})")
     progress(f"loading {found.name}", 1.0)
-    described = yield from _described(settings, found, model, wrapper)
+    described = yield from _described(settings, found, model, wrapper, base)
     _check_unchanged(found, stamp)
     return described if adapter is None else _adapted(described, adapter)
 
@@ -206,15 +237,30 @@ def _find(
     return _Checkpoint(name, source, folder, config)
 
 
-def _text_model(settings: Settings, found: _Checkpoint, wrapper: Any) -> Generator[float, None, tuple[Any, Any]]:
-    """The model and mlx-lm's tokenizer (`wrapper`, if there is one). Raises NotSupported."""
+def _text_model(
+    settings: Settings, found: _Checkpoint, given: Given
+) -> Generator[float, None, tuple[Any, Any, BaseWeights]]:
+    """The model, mlx-lm's tokenizer and the model's weights. Raises NotSupported.
+
+    Weights that another model has in memory are not read again: this one is built anew around the same arrays.
+    """
     try:
         model, read = mlx_load_model(found.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
-        for part in _parts(model):
-            yield 0.0
-            mx.eval(part)
+        group, files = group_of(found.folder), (yield from aside(lambda: fingerprint(found.folder)))
+        base = given.bases.find(group)
+        if base is not None and base.files == files:
+            model.load_weights(list(base.arrays.items()))
+        else:
+            for part in _parts(model):
+                yield 0.0
+                mx.eval(part)
+            arrays = dict(tree_flatten(model.parameters()))
+            own = group if base is None else f"{group} {files}"  # they are others than those that are there already
+            base = BaseWeights(own, files, arrays, sum(array.nbytes for array in arrays.values()))
+            given.bases.add(group, base)
         yield 0.0
-        return model, wrapper or load_tokenizer(found.folder, eos_token_ids=read.get("eos_token_id"))
+        wrapper = given.wrapper or load_tokenizer(found.folder, eos_token_ids=read.get("eos_token_id"))
+        return model, wrapper, base
     except ValueError as error:
         raise NotSupported(f"mlx-lm cannot load {found.source}: {error}") from error
 
@@ -226,17 +272,18 @@ def _seeing(described: LoadedModel, eyes: ProcessorEyes) -> LoadedModel:
 
 
 def _adapter(settings: Settings, source: str, say: Callable[[str], None]) -> Adapter | None:
-    """Looked at before the model is read. Raises NotFound, NotSupported."""
+    """ADAPTER_PATH's, looked at before the model is read. Raises NotFound, BadRequest."""
     if settings.adapter_path is None:
         return None
-    adapter = read_adapter(settings.adapter_path)
-    if (warning := other_base(adapter, source)) is not None:
-        say(f"adapter   {warning}")
+    adapter = read_adapter(Path(settings.adapter_path).expanduser(), f"ADAPTER_PATH={settings.adapter_path}")
+    if (trained := other_base(adapter.base, source)) is not None:
+        differ = "answers are off if these differ"
+        say(f"adapter   {adapter.name} was trained on {trained}, and {source} is served; {differ}")
     return adapter
 
 
 def _put_on(model: Any, adapter: Adapter, source: str) -> None:
-    """Changes `model`; the base's weights stay as they are, quantised or not. Raises NotSupported.
+    """Changes `model`; the base's weights stay as they are, quantised or not. Raises BadRequest.
 
     Args:
         source: the model's name, for errors.
@@ -244,12 +291,18 @@ def _put_on(model: Any, adapter: Adapter, source: str) -> None:
     try:
         linear_to_lora_layers(model, adapter.layers, dict(adapter.parameters), use_dora=adapter.kind == "dora")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise NotSupported(f"The adapter {adapter.name} cannot be put on {source}: {error}") from error
+        raise unusable(f"The adapter {adapter.name} cannot be put on {source}: {error}") from error
     shapes = {name: tuple(array.shape) for name, array in tree_flatten(model.parameters())}
     check_fits(adapter, {name: shape for name, shape in shapes.items() if adapter.brings(name)}, source)
-    trained: Any = mx.load(str(adapter.weights))
-    model.load_weights(list(trained.items()), strict=False)
-    model.eval()  # else its dropout would be at work
+    try:
+        trained: Any = mx.load(str(adapter.weights))
+        model.load_weights(list(trained.items()), strict=False)
+        model.eval()  # else its dropout would be at work
+        mx.eval(model.parameters())
+    except (ValueError, RuntimeError) as error:
+        raise unusable(f"The weights of the adapter {adapter.name} cannot be read: {error}") from error
+    if stamp_of(adapter.folder) != adapter.stamp:  # its KV would be kept as another one's
+        raise unusable(f"The adapter {adapter.name} was changed while it was read; ask again.")
 
 
 def _adapted(described: LoadedModel, adapter: Adapter) -> LoadedModel:
@@ -258,7 +311,7 @@ def _adapted(described: LoadedModel, adapter: Adapter) -> LoadedModel:
     def both(of_base: str) -> str:
         return hashlib.sha256(f"{of_base}-adapter-{adapter.digest}".encode()).hexdigest()
 
-    return replace(described, fingerprint=both(described.fingerprint), files=both(described.files))
+    return replace(described, fingerprint=both(described.fingerprint), files=both(described.files), adapter=adapter)
 
 
 def _parts(model: Any) -> Iterator[Any]:
@@ -350,12 +403,16 @@ def _check_code(config: dict[str, Any], source: str, settings: Settings) -> None
         )
 
 
-def _described(settings: Settings, found: _Checkpoint, model: Any, wrapper: Any) -> Generator[float, None, LoadedModel]:
+def _described(
+    settings: Settings, found: _Checkpoint, model: Any, wrapper: Any, base: BaseWeights | None = None
+) -> Generator[float, None, LoadedModel]:
     weight_bytes = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
-    return (yield from aside(lambda: _describe(settings, found, model, wrapper, weight_bytes)))
+    return (yield from aside(lambda: _describe(settings, found, model, wrapper, base, weight_bytes)))
 
 
-def _describe(settings: Settings, found: _Checkpoint, model: Any, wrapper: Any, weight_bytes: int) -> LoadedModel:
+def _describe(
+    settings: Settings, found: _Checkpoint, model: Any, wrapper: Any, base: BaseWeights | None, weight_bytes: int
+) -> LoadedModel:
     """Reads the vocabulary and samples the files. Any thread: it only hands `model` on."""
     tokenizer, parser, vocab = wrapper._tokenizer, _tool_parser(wrapper), wrapper._tokenizer.get_vocab()
     tags = (wrapper.think_start, wrapper.think_end) if wrapper.has_thinking else None
@@ -371,8 +428,8 @@ def _describe(settings: Settings, found: _Checkpoint, model: Any, wrapper: Any, 
         think_tags=tags,
         facts=facts,
     )
+    files = fingerprint(found.folder) if base is None else base.files
     quantised = f"kv {settings.kv_bits} {settings.kv_group_size} {settings.quantized_kv_start}"
-    files = fingerprint(found.folder)
     return LoadedModel(
         name=settings.served_model_name or found.name,
         source=found.source,
@@ -385,6 +442,7 @@ def _describe(settings: Settings, found: _Checkpoint, model: Any, wrapper: Any, 
         tool_parser=parser,
         eos=frozenset(wrapper.eos_token_ids),
         weight_bytes=weight_bytes,
+        base=base,
         fingerprint=fingerprint(found.folder, extra=quantised) if settings.kv_bits else files,
         files=files,
         family=family,

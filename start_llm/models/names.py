@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from start_llm.core.modelmap import MOST_NAME
+from start_llm.core.modelmap import ADAPTER_SIGN, MOST_NAME
 from start_llm.core.settings import Settings
+from start_llm.models.adapters import Chosen
 from start_llm.models.catalog import EMBEDDED_NAME, Stored, describe, folder_of, stored_models
+from start_llm.models.pool import Weights
 from start_llm.models.recommended import SHORT_NAMES, full_name
+from start_llm.models.weights import group_of
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +34,7 @@ class Known:
         name: what clients see; `source`: the repository or folder that it is.
         aliases: all that it may be asked for by.
         stored: its size, context and the like.
+        adapter: it is served with this one. `base` is then its name without.
     """
 
     key: str
@@ -39,6 +42,23 @@ class Known:
     source: str
     aliases: frozenset[str]
     stored: Stored
+    adapter: Chosen | None = None
+    base: str = ""
+
+    def with_adapter(self, adapter: Chosen) -> Known:
+        """The same model with an adapter."""
+        key = f"{self.key}//{adapter.name}"  # which is no folder's
+        name = f"{self.name}{ADAPTER_SIGN}{adapter.name}"
+        aliases = frozenset({name, f"openai/{name}"})
+        return replace(self, key=key, name=name, aliases=aliases, adapter=adapter, base=self.name)
+
+    def weights(self, *, sees: bool) -> Weights:
+        """About what it takes, before it is loaded. `sees`: one with eyes is loaded with them, and shares nothing."""
+        if self.adapter is not None:
+            return Weights(self.adapter.size, group_of(self.stored.folder), self.stored.size)
+        if self.stored.audio is not None or (sees and "images" in self.stored.can):
+            return Weights(self.stored.size)
+        return Weights(0, group_of(self.stored.folder), self.stored.size)
 
 
 class Names:
@@ -86,10 +106,6 @@ class Names:
             self._read = time.monotonic()
 
 
-def key_of(folder: Path) -> str:
-    return os.path.realpath(folder)
-
-
 def known_models(settings: Settings, own: str, own_name: str) -> list[Known]:
     """What the settings name comes first, so that its short name is the model's.
 
@@ -98,7 +114,7 @@ def known_models(settings: Settings, own: str, own_name: str) -> list[Known]:
     """
     found: dict[str, Stored] = {}
     for stored in [*_named(settings), *stored_models(settings.cache_dir)]:
-        key = key_of(stored.folder)
+        key = group_of(stored.folder)
         if key != own and not stored.problem:
             found.setdefault(key, stored)
     taken = {own_name}
@@ -114,7 +130,9 @@ def named_in(settings: Settings) -> list[str]:
 
 def _named(settings: Settings) -> Iterable[Stored]:
     for name in named_in(settings):
-        source = full_name(name) or name
+        here = (Path(name).expanduser() / "config.json").is_file()
+        model = name if here else name.rpartition(ADAPTER_SIGN)[0] or name  # its adapter lies elsewhere
+        source = full_name(model) or model
         folder = folder_of(source)
         if folder is not None and (folder / "config.json").is_file():
             yield describe(source, folder)

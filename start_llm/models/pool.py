@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from start_llm.core.errors import OutOfMemory
@@ -10,11 +10,35 @@ from start_llm.models.device import GIB, LEAST_CACHE_BYTES, PREFILL_BYTES
 
 
 @dataclass(frozen=True, slots=True)
-class Resident:
-    """A model that is loaded, or has a place because it is being loaded.
+class Weights:
+    """Bytes of a model's parameters. Several adapters of one model, and the model itself, share its arrays.
 
     Attributes:
-        weights: bytes of its parameters.
+        own: of those that no other model has.
+        group: which arrays it shares; empty: none.
+        shared: bytes of these, which are counted once for all who share them.
+    """
+
+    own: int = 0
+    group: str = ""
+    shared: int = 0
+
+    @property
+    def all(self) -> int:
+        return self.own + self.shared
+
+
+def together(weights: Iterable[Weights]) -> int:
+    """Bytes of all of them: what is shared is there once."""
+    each = list(weights)
+    return sum(w.own for w in each) + sum({w.group: w.shared for w in each if w.group}.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """A model that is loaded, or is going to be.
+
+    Attributes:
         used: when a request last used it; a larger number is later.
         working: requests hold it now.
         pinned: it is never unloaded for another one.
@@ -22,10 +46,10 @@ class Resident:
 
     key: str
     name: str
-    weights: int
-    used: float
-    working: bool
-    pinned: bool
+    weights: Weights
+    used: float = 0.0
+    working: bool = False
+    pinned: bool = False
 
     @property
     def may_go(self) -> bool:
@@ -37,55 +61,55 @@ class Limits:
     """
     Attributes:
         budget: bytes that all weights, KV and what a step needs may take together; 0: nobody knows, so no limit.
-        most: models that may be loaded at a time; 0: no limit.
+        most: models that may be loaded at a time; 0: no limit. Those that share their weights are one.
     """
 
     budget: int
     most: int = 0
 
 
-def least_bytes(weights: Sequence[int], running: int = 0) -> int:
+def least_bytes(weights: Sequence[Weights], running: int = 0) -> int:
     """What these models take at least: each has room for the KV of a short conversation.
 
     Args:
         running: bytes of KV of the requests that run now.
     """
     kv = max(len(weights) * LEAST_CACHE_BYTES, running + LEAST_CACHE_BYTES)
-    return PREFILL_BYTES + sum(weights) + kv
+    return PREFILL_BYTES + together(weights) + kv
 
 
-def room_for(name: str, weights: int, residents: Sequence[Resident], limits: Limits, running: int = 0) -> list[str]:
-    """Keys of the models that have to go, the one that was not used for longest first, so that another can be loaded.
+def room_for(new: Resident, residents: Sequence[Resident], limits: Limits, running: int = 0) -> list[str]:
+    """Keys of the models that have to go, the one that was not used for longest first, so that `new` can be loaded.
 
     Args:
-        name, weights: of the model that is to be loaded.
         running: bytes of KV of the requests that run now.
 
     Raises:
         OutOfMemory: not even then is there room. The message has the numbers.
     """
-    if limits.budget and least_bytes([weights]) > limits.budget:
+    least = least_bytes([new.weights])
+    if limits.budget and least > limits.budget:
         raise OutOfMemory(
-            f"{name}: its weights take {_size(weights)}, with the least that a request needs "
-            f"{_size(least_bytes([weights]))}; all models together may take {_size(limits.budget)} "
+            f"{new.name}: its weights take {_size(new.weights.all)}, with the least that a request needs "
+            f"{_size(least)}; all models together may take {_size(limits.budget)} "
             "(POOL_MEMORY_BYTES). Choose a smaller model or one with fewer bits."
         )
     stay = list(residents)
     going: list[str] = []
     for victim in sorted((each for each in residents if each.may_go), key=lambda each: each.used):
-        if _fits(weights, stay, limits, running):
+        if _fits(new, stay, limits, running):
             break
         stay.remove(victim)
         going.append(victim.key)
-    if not _fits(weights, stay, limits, running):
-        raise OutOfMemory(_no_room(name, weights, stay, limits, running))
+    if not _fits(new, stay, limits, running):
+        raise OutOfMemory(_no_room(new, stay, limits, running))
     return going
 
 
-def there_will_be_room(name: str, weights: int, residents: Sequence[Resident], limits: Limits) -> bool:
-    """Whether a model finds room once those at work have nothing to do: then it is worth waiting."""
+def there_will_be_room(new: Resident, residents: Sequence[Resident], limits: Limits) -> bool:
+    """Whether `new` finds room once those at work have nothing to do: then it is worth waiting."""
     try:
-        room_for(name, weights, [replace(each, working=False) for each in residents], limits)
+        room_for(new, [replace(each, working=False) for each in residents], limits)
     except OutOfMemory:
         return False
     return True
@@ -93,13 +117,21 @@ def there_will_be_room(name: str, weights: int, residents: Sequence[Resident], l
 
 def to_free(need: int, residents: Sequence[Resident]) -> list[str] | None:
     """Keys of the models that have to go for `need` more bytes of KV; ``None``: even all that may go are too small."""
+    stay = list(residents)
     going: list[str] = []
+    enough = _bytes(stay) - need
     for victim in sorted((each for each in residents if each.may_go), key=lambda each: each.used):
-        if need <= 0:
+        if _bytes(stay) <= enough:
             break
+        stay.remove(victim)
         going.append(victim.key)
-        need -= victim.weights
-    return None if need > 0 else going
+    if _bytes(stay) > enough:
+        return None
+    for victim in [each for each in residents if each.key in going]:
+        if _bytes([*stay, victim]) <= enough:  # others who stay have its weights, too
+            stay.append(victim)
+            going.remove(victim.key)
+    return going
 
 
 def outlived(residents: Sequence[Resident], now: float, seconds: float) -> list[str]:
@@ -107,21 +139,33 @@ def outlived(residents: Sequence[Resident], now: float, seconds: float) -> list[
     return [each.key for each in residents if seconds and each.may_go and now - each.used >= seconds]
 
 
-def _fits(weights: int, stay: Sequence[Resident], limits: Limits, running: int) -> bool:
-    if limits.most and len(stay) + 1 > limits.most:
+def _bytes(residents: Iterable[Resident]) -> int:
+    return together(each.weights for each in residents)
+
+
+def _too_many(new: Resident, stay: Sequence[Resident], limits: Limits) -> bool:
+    models = {each.weights.group or each.key for each in (new, *stay)}
+    return bool(limits.most) and len(models) > limits.most
+
+
+def _fits(new: Resident, stay: Sequence[Resident], limits: Limits, running: int) -> bool:
+    if _too_many(new, stay, limits):
         return False
-    return not limits.budget or least_bytes([weights, *(each.weights for each in stay)], running) <= limits.budget
+    return not limits.budget or least_bytes([each.weights for each in (new, *stay)], running) <= limits.budget
 
 
-def _no_room(name: str, weights: int, stay: Sequence[Resident], limits: Limits, running: int) -> str:
-    there = ", ".join(f"{each.name} ({_size(each.weights)}, {'pinned' if each.pinned else 'at work'})" for each in stay)
-    if limits.most and len(stay) + 1 > limits.most:
-        return f"{name} cannot be loaded: MAX_LOADED_MODELS={limits.most}, and these stay: {there or 'none'}."
-    need = least_bytes([weights, *(each.weights for each in stay)], running)
+def _no_room(new: Resident, stay: Sequence[Resident], limits: Limits, running: int) -> str:
+    there = ", ".join(
+        f"{each.name} ({_size(each.weights.all)}, {'pinned' if each.pinned else 'at work'})" for each in stay
+    )
+    if _too_many(new, stay, limits):
+        return f"{new.name} cannot be loaded: MAX_LOADED_MODELS={limits.most}, and these stay: {there or 'none'}."
+    need = least_bytes([each.weights for each in (new, *stay)], running)
     kv = f", {_size(running)} of KV of running requests" if running else ""
     return (
-        f"{name} cannot be loaded beside what has to stay: together {_size(need)} of {_size(limits.budget)} "
-        f"(POOL_MEMORY_BYTES) would be taken. {name} has {_size(weights)} of weights; there are {there or 'none'}{kv}."
+        f"{new.name} cannot be loaded beside what has to stay: together {_size(need)} of {_size(limits.budget)} "
+        f"(POOL_MEMORY_BYTES) would be taken. {new.name} has {_size(new.weights.all)} of weights; "
+        f"there are {there or 'none'}{kv}."
     )
 
 

@@ -16,6 +16,7 @@ from start_llm.models.finding import find_out
 from start_llm.models.loader import load_model
 from start_llm.models.trial import TOKENS
 from tests.models.callers import CALLERS, build_caller
+from tests.models.lora import build_adapter, build_base, change
 
 MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
 
@@ -75,3 +76,26 @@ def test_a_model_that_is_not_here(
     monkeypatch.setenv("START_LLM_CACHE_DIR", str(tmp_path / "cache"))
     assert main(["models", "show", "nobody/nothing-7b"]) == 1
     assert "nobody/nothing-7b is not on this disk" in capsys.readouterr().err
+
+
+def test_models_are_listed_with_their_adapters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache = tmp_path / "cache"
+    base = build_base(cache / "models" / "tiny-base")
+    for name in ("titles", "broken", "lost"):
+        build_adapter(cache / "adapters" / name, base)
+    (cache / "adapters" / "broken" / "adapter_config.json").write_text("{")
+    change(cache / "adapters" / "lost", model="somebody/else-7b")
+    monkeypatch.setenv("START_LLM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("START_LLM_CACHE_DIR", str(cache))
+    monkeypatch.setenv("COLUMNS", "500")
+    monkeypatch.setenv("MLX_PORT", "1")  # where no server answers
+    assert main(["models"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("tiny-base+titles ") for line in lines)
+    assert any("+broken" in line and "cannot be read" in line for line in lines)
+    assert any("+lost" in line and "somebody/else-7b" in line for line in lines)
+    assert main(["models", "--json"]) == 0
+    listed = {model["name"]: model["adapters"] for model in json.loads(capsys.readouterr().out)}
+    assert listed[str(base)] == ["titles"]

@@ -25,6 +25,7 @@ from start_llm.engine.scheduler import Limits, Scheduler
 from start_llm.engine.text import BatchRunner
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
+from start_llm.models.pool import Weights
 from tests.engine.fakes import Collected, FakeRunner, FakeStore, submit
 from tests.engine.test_scheduler import drain, make
 from tests.engine.test_verify import Eager
@@ -358,11 +359,11 @@ class Held:
 def test_models_share_what_their_weights_leave() -> None:
     asked: list[int] = []
     shared = Pooled(8 * GIB, None, lambda need: bool(asked.append(need)) or need < GIB)
-    shared.place("one", GIB)
+    shared.place("one", Weights(GIB))
     one = MemoryGuard(first := Held(10**12), shared=shared)
     one.take("a", 1)
     assert first.nbytes == first.budget == int(6 * GIB * 0.6), "alone it has all of it"
-    shared.place("two", 2 * GIB)
+    shared.place("two", Weights(2 * GIB))
     two = MemoryGuard(second := Held(0), shared=shared)
     assert first.nbytes == first.budget == int(4 * GIB * 0.6), "what the other does not need it keeps"
     assert second.budget == first.budget // 2, "but an equal part is sure"
@@ -387,3 +388,16 @@ def test_models_share_what_their_weights_leave() -> None:
     two.close()
     shared.leave("two")
     assert one.check(4200) and first.budget == int(6 * GIB * 0.6)
+
+
+def test_weights_that_models_share_take_their_bytes_once() -> None:
+    shared = Pooled(8 * GIB, None, lambda need: False)
+    alone = Pooled(8 * GIB, None, lambda need: False)
+    alone.place("base", Weights(0, "folder", GIB))
+    shared.place("base", Weights(0, "folder", GIB))
+    shared.place("base+a", Weights(5 * MIB, "folder", GIB))
+    assert shared.total == alone.total - 5 * MIB
+    shared.leave("base")
+    assert shared.total == alone.total - 5 * MIB, "the adapter's model still has them"
+    shared.leave("base+a")
+    assert shared.total == alone.total + GIB

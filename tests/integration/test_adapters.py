@@ -1,0 +1,376 @@
+"""Adapters by request: each answers as its fused checkpoint does, shares the base's weights, and keeps its own KV."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import httpx
+import pytest
+
+from start_llm.models.device import LEAST_CACHE_BYTES, PREFILL_BYTES
+from tests.integration.live import WAIT, Live, live
+from tests.memory_folder import memory_folder
+from tests.models.lora import FAULTS, build_adapter, build_base, fuse
+
+NO_END = {"3": -100}
+WORDS = "what is new in this folder " * 60
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two bases, two adapters of one and one of the other, and what mlx-lm fuses of the first's."""
+    top = tmp_path_factory.mktemp("zoo")
+    base = build_base(top / "tiny-base")
+    for seed, name in enumerate(("first", "second"), 1):
+        build_adapter(top / "adapters" / name, base, seed=seed)
+        fuse(top / f"fused-{name}", base, top / "adapters" / name)
+    build_adapter(top / "adapters" / "wide", build_base(top / "other-base", width=48))
+    return top
+
+
+def furnish(zoo: Path, cache: Path) -> None:
+    (cache / "models").mkdir(parents=True)
+    shutil.copytree(zoo / "adapters", cache / "adapters")
+    for name in ("fused-first", "fused-second", "other-base"):
+        (cache / "models" / name).symlink_to(zoo / name)
+
+
+@pytest.fixture
+def serve(zoo: Path) -> Iterator[Callable[..., Any]]:
+    with memory_folder() as cache:
+        furnish(zoo, cache)
+        yield lambda **settings: live(zoo / "tiny-base", cache, **({"kv_disk_dir": "auto"} | settings))
+
+
+@pytest.fixture(scope="module")
+def server(zoo: Path) -> Iterator[Live]:
+    with memory_folder() as cache:
+        furnish(zoo, cache)
+        with live(zoo / "tiny-base", cache, model_map="small-*=tiny-base+first", kv_disk_dir="auto") as running:
+            yield running
+
+
+def ask(server: Live, model: str, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+    return server.chat(messages, model=model, **({"max_tokens": 16, "temperature": 0, "logit_bias": NO_END} | more))
+
+
+def said(answer: dict[str, Any]) -> tuple[Any, Any]:
+    return answer["message"].get("content"), answer["message"].get("reasoning_content")
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def cards(server: Live) -> dict[str, dict[str, Any]]:
+    data = httpx.get(f"{server.url}/v1/models", timeout=WAIT).json()["data"]
+    return {card["id"]: card["details"] for card in data}
+
+
+def error(server: Live, **body: Any) -> tuple[int, str]:
+    body = {"messages": [user("x")], "max_tokens": 2} | body
+    response = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=WAIT)
+    return response.status_code, response.json()["error"]["message"] if response.status_code != 200 else ""
+
+
+PAIRS = {"tiny-base+first": "fused-first", "tiny-base+second": "fused-second"}
+
+
+def test_one_conversation_under_several_adapters_is_each_one_s_own(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are asked in turn, each time with the whole conversation; answers of one stand in the history of all."""
+    read: set[str] = set()
+    monkeypatch.setattr("start_llm.building.read_ahead", lambda folder, *_: read.add(folder.name))
+    with serve() as server:
+        talk = [user(WORDS)]
+        for turn, speaker in enumerate(("tiny-base", "tiny-base+first", "fused-second")):
+            answers = {name: ask(server, name, talk) for name in ("tiny-base", *PAIRS, *PAIRS.values())}
+            for adapted, fused in PAIRS.items():
+                assert said(answers[adapted]) == said(answers[fused]), (turn, adapted)
+                assert server.prompt_of(answers[adapted]) == server.prompt_of(answers[fused]), (turn, adapted)
+            assert len({said(answers[name]) for name in ("tiny-base", *PAIRS)}) == 3
+            for name, answer in answers.items():
+                report = answer["report"]
+                if turn == 0:
+                    assert report["reused"] == 0, (name, "nobody's KV but its own")
+                else:
+                    assert report["computed"] <= 1.1 * report["new"] + 8, (turn, name, report)
+            talk += [
+                {"role": "assistant", "content": answers[speaker]["message"]["content"] or ""},
+                user(f"and what else, number {turn}? {'more words ' * 20}"),
+            ]
+        assert read == set(PAIRS.values()), "the base's weights are read once"
+        shown = cards(server)
+        assert 0 < shown["tiny-base+first"]["weight_bytes"] < shown["tiny-base"]["weight_bytes"] / 8
+        assert shown["tiny-base+first"]["base"] == "tiny-base" and shown["tiny-base+first"]["adapter"] == "first"
+
+
+def test_every_dialect_takes_an_adapter(server: Live) -> None:
+    more: dict[str, Any] = {"adapter": "first"}
+    chat = server.openai.chat.completions.create(
+        model="default", messages=[{"role": "user", "content": "x"}], max_tokens=2, extra_body=more
+    )
+    text = server.openai.completions.create(model="tiny-base", prompt="x", max_tokens=2, extra_body=more)
+    response = server.openai.responses.create(model="default", input="x", max_output_tokens=2, extra_body=more)
+    client = anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=WAIT)
+    message = client.messages.create(
+        model="tiny-base", messages=[{"role": "user", "content": "x"}], max_tokens=2, extra_body=more
+    )
+    assert {chat.model, text.model, response.model, message.model} == {"tiny-base+first"}
+    nested = ask(server, "default", [user("x")], extra_body=more)
+    assert nested["body"]["model"] == "tiny-base+first"
+    counted = httpx.post(
+        f"{server.url}/v1/messages/count_tokens",
+        json={"model": "default", "adapter": "nobody", "messages": [user("x")]},
+        timeout=WAIT,
+    )
+    assert counted.status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "meant"),
+    [
+        ({"model": "tiny-base+first"}, "tiny-base+first"),
+        ({"model": "openai/tiny-base+second"}, "tiny-base+second"),
+        ({"model": "+first"}, "tiny-base+first"),
+        ({"adapter": "first"}, "tiny-base+first"),
+        ({"model": "claude-opus-4-1+first"}, "tiny-base+first"),
+        ({"model": "small-fast"}, "tiny-base+first"),
+        ({"model": "tiny-base", "adapter": None}, "tiny-base"),
+        ({"model": "other-base", "adapter": "wide"}, "other-base+wide"),
+    ],
+)
+def test_which_model_and_adapter_is_meant(server: Live, body: dict[str, Any], meant: str) -> None:
+    answer = httpx.post(
+        f"{server.url}/v1/chat/completions", json={"messages": [user("x")], "max_tokens": 2} | body, timeout=WAIT
+    )
+    assert answer.json()["model"] == meant
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "sentence"),
+    [
+        (
+            {"adapter": "third"},
+            404,
+            "adapter='third': there is no such adapter; for 'tiny-base' there are 'first', 'sec",
+        ),
+        ({"model": "tiny-base+third"}, 404, "there is no such adapter"),
+        ({"model": "nobody+first"}, 404, "this server serves 'tiny-base', "),
+        ({"model": "other-base+first"}, 400, "was trained on"),
+        (
+            {"adapter": "wide"},
+            400,
+            "was trained on other-base, not on tiny-base. If that is the same model, write its name",
+        ),
+        ({"model": "tiny-base+first", "adapter": "second"}, 400, "which has one already"),
+        ({"model": "small-fast", "adapter": "second"}, 400, "'small-fast' means 'tiny-base+first', which has one"),
+        ({"adapter": ""}, 400, "the name of an adapter"),
+        ({"adapter": 5}, 400, "the name of an adapter"),
+        ({"adapter": ["first"]}, 400, "the name of an adapter"),
+        ({"adapter": "../adapters/first"}, 400, "is no adapter's name"),
+        ({"model": "tiny-base+../first"}, 400, "is no adapter's name"),
+        ({"adapter": "."}, 400, "is no adapter's name"),
+        ({"adapter": "first\x00"}, 400, "is no adapter's name"),
+        ({"adapter": "/etc"}, 400, "is no adapter's name"),
+        ({"adapter": "x" * 101}, 400, "at most 100 characters of `adapter` are allowed"),
+        ({"model": "tiny-base+"}, 400, "is no adapter's name"),
+    ],
+)
+def test_a_name_that_means_no_adapter_is_told(server: Live, body: dict[str, Any], status: int, sentence: str) -> None:
+    before = cards(server)
+    got, told = error(server, **body)
+    assert (got, sentence in told) == (status, True), (got, told)
+    assert len(told) < 600 and str(server.app.settings.cache_dir) not in told
+    assert cards(server).keys() == before.keys()
+
+
+def test_the_listing_has_each_model_with_its_adapters(server: Live) -> None:
+    shown = cards(server)
+    assert {name for name in shown if "+" in name} == {"tiny-base+first", "tiny-base+second", "other-base+wide"}
+    assert next(iter(shown)) == "tiny-base"
+    assert "tiny-base+second" in {card.id for card in server.app.pool.other_cards()}
+    one = httpx.get(f"{server.url}/v1/models/tiny-base+first", timeout=WAIT).json()
+    assert one["details"]["adapter"] == "first" and one["details"]["base"] == "tiny-base"
+
+
+def test_each_faulty_adapter_is_refused_with_a_sentence_and_harms_nobody(serve: Any, zoo: Path) -> None:
+    with serve() as server:
+        folder = server.app.settings.cache_dir / "adapters"
+        right = said(ask(server, "tiny-base+first", [user(WORDS)]))
+        for number, (_, spoil, _) in enumerate(FAULTS):
+            shutil.copytree(zoo / "adapters" / "first", folder / f"broken-{number}")
+            spoil(folder / f"broken-{number}")
+        shaped = shutil.copytree(zoo / "adapters" / "wide", folder / "shaped")
+        config = (shaped / "adapter_config.json").read_text()
+        (shaped / "adapter_config.json").write_text(config.replace("other-base", "tiny-base"))
+        for number, (what, _, _) in enumerate(FAULTS):
+            status, told = error(server, adapter=f"broken-{number}")
+            assert (status, f"broken-{number}" in told) == (400, True), (what, status, told)
+            assert str(folder) not in told and str(zoo) not in told, what
+        status, told = error(server, adapter="shaped")
+        assert status == 400 and "The adapter shaped does not fit tiny-base" in told and "is needed" in told
+        status, told = error(server, adapter="shaped", stream=True)
+        assert status == 400 and "is tried again in" in told
+        assert said(ask(server, "tiny-base+first", [user(WORDS)])) == right
+        assert cards(server)["tiny-base"]["state"] == "ready"
+        assert not any(name for name, card in cards(server).items() if "broken" in name and card["state"] == "ready")
+
+
+def test_an_adapter_that_is_changed_is_served_as_it_is_now(serve: Any, zoo: Path) -> None:
+    with serve() as server:
+        folder = server.app.settings.cache_dir / "adapters"
+        talk = [user(WORDS)]
+        expected = {name: said(ask(server, name, talk)) for name in PAIRS}
+        shutil.copytree(zoo / "adapters" / "first", folder / "mine")
+        (folder / "mine" / "adapter_config.json").write_text("{")
+        assert error(server, adapter="mine")[0] == 400
+        for name in ("first", "second"):
+            shutil.copytree(zoo / "adapters" / name, folder / "mine", dirs_exist_ok=True)
+            answer = ask(server, "tiny-base+mine", talk)
+            assert said(answer) == expected[f"tiny-base+{name}"], "at once, and nothing of the other one's KV"
+        shutil.rmtree(folder / "mine")
+        assert error(server, adapter="mine")[0] == 404
+
+
+def test_requests_at_the_same_time_do_not_mix(serve: Any) -> None:
+    """Rows are decoded together within an adapter only: a wrong one would answer as another does."""
+    names = ("tiny-base", *PAIRS)
+    with serve(drafts="off") as server:
+        prompts = [f"{number} {WORDS}" for number in range(2)]
+        alone = {
+            (name, text): said(ask(server, name, [user(text)], max_tokens=48)) for name in names for text in prompts
+        }
+        together: dict[tuple[str, str], Any] = {}
+
+        def one(name: str, text: str) -> None:
+            together[name, text] = said(ask(server, name, [user(text)], max_tokens=48))
+
+        threads = [threading.Thread(target=one, args=(name, text)) for text in prompts for name in names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT)
+        assert together == alone
+
+
+def test_the_base_may_go_while_its_adapters_stay_and_its_weights_are_counted_as_long(serve: Any) -> None:
+    def weights(server: Live) -> int:
+        """Bytes of memory that all weights take, by the pool's account."""
+        return int(server.app.pool.figures()["models_weight_bytes"])
+
+    def unload(name: str) -> httpx.Response:
+        return httpx.post(f"{server.url}/v1/models/unload", json={"model": name}, timeout=WAIT)
+
+    with serve(pool_memory_bytes=8 * 2**30) as server:
+        talk = [user(WORDS)]
+        right = {name: said(ask(server, name, talk)) for name in ("tiny-base", "tiny-base+first")}
+        sizes = {name: card["weight_bytes"] for name, card in cards(server).items()}
+        both = sizes["tiny-base"] + sizes["tiny-base+first"]
+        assert weights(server) == both
+        assert unload("tiny-base").json()["details"]["state"] == "stored"
+        assert weights(server) == both, "the adapter computes with them"
+        assert said(ask(server, "tiny-base+first", talk)) == right["tiny-base+first"]
+        assert said(ask(server, "tiny-base", talk)) == right["tiny-base"]
+        assert weights(server) == both
+        assert unload("tiny-base+first").json()["details"]["state"] == "stored"
+        assert weights(server) == sizes["tiny-base"]
+        assert unload("tiny-base").status_code == 200 and weights(server) == 0
+
+
+@pytest.mark.slow
+def test_adapters_of_one_model_are_one_model_for_the_limit(serve: Any) -> None:
+    with serve(max_loaded_models=1, pinned_models="") as server:
+        for name in ("tiny-base", *PAIRS):
+            ask(server, name, [user("x")])
+        assert {cards(server)[name]["state"] for name in ("tiny-base", *PAIRS)} == {"ready"}
+        ask(server, "other-base", [user("x")])
+        assert [name for name, card in cards(server).items() if card["state"] == "ready"] == ["other-base"]
+
+
+def test_a_swap_in_a_tight_budget_keeps_the_weights_and_each_one_s_conversation(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("start_llm.building.read_ahead", lambda *_: pytest.fail("the weights are read again"))
+    with serve(pool_memory_bytes=PREFILL_BYTES + LEAST_CACHE_BYTES + 64 * 2**20) as server:
+        talk = [user(WORDS)]
+        first = {name: ask(server, name, talk) for name in ("tiny-base+first", "tiny-base+second")}
+        for name in first:
+            again = ask(server, name, talk)
+            ready = [other for other, card in cards(server).items() if card["state"] == "ready"]
+            assert ready == [name]
+            assert said(again) == said(first[name]) and again["report"]["computed"] < 16, (name, again["report"])
+
+
+def test_adapters_may_be_preloaded_pinned_and_the_main_model_s_own(serve: Any, zoo: Path) -> None:
+    names = {"preload_models": "tiny-base+second", "pinned_models": "tiny-base+second"}
+    with serve(adapter_path=str(zoo / "adapters" / "first"), adapters_dir=zoo / "adapters", **names) as server:
+        main, second = ask(server, "default", [user(WORDS)]), ask(server, "tiny-base+second", [user(WORDS)])
+        fused = {name: said(ask(server, name, [user(WORDS)])) for name in PAIRS.values()}
+        assert (said(main), said(second)) == (fused["fused-first"], fused["fused-second"])
+        assert ask(server, "tiny-base+first", [user("x")])["body"]["model"] == "tiny-base"
+        assert cards(server)["tiny-base+second"]["pinned"] and "tiny-base+first" not in cards(server)
+
+
+def trained(smol_path: Path, folder: Path) -> tuple[Path, Path]:
+    """An adapter of SmolLM2 by mlx-lm's own trainer, and the checkpoint that its `fuse` makes of both."""
+    data = folder / "data"
+    data.mkdir()
+    said = [
+        {"role": "user", "content": "What is the capital of France?"},
+        {"role": "assistant", "content": "Arr! Paris!"},
+    ]
+    for part in ("train", "valid"):
+        (data / f"{part}.jsonl").write_text(json.dumps({"messages": said}) + "\n")
+    adapter, fused = folder / "adapters" / "pirate", folder / "models" / "fused-pirate"
+    lora = [
+        "--train",
+        "--data",
+        str(data),
+        "--iters",
+        "6",
+        "--batch-size",
+        "1",
+        "--num-layers",
+        "4",
+        "--val-batches",
+        "0",
+    ]
+    lora += ["--learning-rate", "1e-3", "--max-seq-length", "128", "--steps-per-eval", "1000"]
+    for command in (["lora", *lora], ["fuse", "--save-path", str(fused)]):
+        mlx_lm = [sys.executable, "-m", "mlx_lm", *command, "--model", str(smol_path), "--adapter-path", str(adapter)]
+        done = subprocess.run(mlx_lm, capture_output=True, text=True, timeout=1200, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return adapter, fused
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_smollm2_with_an_adapter_says_what_the_fused_checkpoint_says(smol_path: Path, tmp_path: Path) -> None:
+    trained(smol_path, tmp_path)
+    name = "SmolLM2-135M-Instruct-f32-v1"
+    prompts = ["What is the capital of France?", "Write a haiku about the sea.", "Name three colours."]
+    with live(smol_path, tmp_path, served_model_name=name) as server:
+        differ = 0
+        for prompt in prompts:
+            talk = [user(prompt)]
+            answers = {
+                model: ask(server, model, talk, max_tokens=48, logit_bias={}, logprobs=True)["body"]["choices"][0]
+                for model in (name, f"{name}+pirate", "fused-pirate")
+            }
+            tokens = {
+                model: [token["bytes"] for token in choice["logprobs"]["content"]] for model, choice in answers.items()
+            }
+            assert tokens[f"{name}+pirate"] == tokens["fused-pirate"], prompt
+            differ += tokens[name] != tokens["fused-pirate"]
+        assert differ, "the adapter does something"
+        shown = cards(server)
+        print({model: shown[model]["weight_bytes"] for model in (name, f"{name}+pirate")})
+        assert shown[f"{name}+pirate"]["weight_bytes"] < shown[name]["weight_bytes"] / 50
