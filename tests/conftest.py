@@ -48,8 +48,9 @@ def _quick_processes() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """How many workers `-n auto` means: none where somebody names files or tests, else one more than cores."""
-    if any(".py" in argument for argument in config.args):
+    """How many workers `-n auto` means: one more than cores for all tests, none for what somebody names."""
+    named = [(config.invocation_params.dir / argument).resolve() for argument in config.args]
+    if named != [Path(__file__).resolve().parent]:
         return 0
     return min(MOST_WORKERS, (os.cpu_count() or 1) + 1)  # a fifth of the time a test waits for a process or a clock
 

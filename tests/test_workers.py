@@ -1,0 +1,32 @@
+"""All tests run side by side; what somebody names runs in one process, with its prints and its debugger."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.conftest import MOST_WORKERS, pytest_xdist_auto_num_workers
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("folder", "named", "side_by_side"),
+    [
+        (ROOT, ["tests"], True),  # as `testpaths` says
+        (ROOT, ["tests/"], True),
+        (ROOT / "docs", [str(ROOT / "tests")], True),
+        (ROOT, ["tests/e2e"], False),
+        (ROOT, ["tests/test_app.py"], False),
+        (ROOT, ["tests/test_app.py::test_a_port_in_use_is_named"], False),
+        (ROOT, ["tests/core", "tests/api"], False),
+    ],
+)
+def test_how_many_workers_there_are(folder: Path, named: list[str], side_by_side: bool) -> None:
+    config: Any = SimpleNamespace(args=named, invocation_params=SimpleNamespace(dir=folder))
+    workers = min(MOST_WORKERS, (os.cpu_count() or 1) + 1)
+    assert pytest_xdist_auto_num_workers(config) == (workers if side_by_side else 0)
