@@ -36,12 +36,15 @@ def test_a_reader_is_written_down(tmp_path: Path) -> None:
     folder = convert(Path(found.origin).parent / "model", tmp_path / "whisper-tiny.en")
     import_library()
     listener = on_a_thread(lambda: through(loading(folder, "whisper-tiny.en"))[1])
+    read: list[str] = []
+    heard: list[str] = []
     for file in files:
         samples = samples_of(look_at(file.read_bytes(), "file"), "file")
         _, ours, theirs = both(listener, samples, Hints())
         assert ours.text == theirs.text
-        read, heard = (words(text) for text in (file.with_suffix(".txt").read_text("utf-8"), ours.text))
-        assert difflib.SequenceMatcher(None, read, heard).ratio() > ALIKE, (read, heard)
+        read += words(file.with_suffix(".txt").read_text("utf-8"))
+        heard += words(ours.text)
+    assert difflib.SequenceMatcher(None, read, heard).ratio() > ALIKE, (read, heard)
 
 
 def words(text: str) -> list[str]:
