@@ -27,7 +27,7 @@ def main_turn(server: Live, messages: list[dict[str, Any]]) -> tuple[int, int]:
     return len(prompt), len(prompt) + answer["report"]["generated"]
 
 
-@pytest.mark.parametrize("kind", ["plain", "hybrid"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.slow), "hybrid"])
 @pytest.mark.parametrize(
     ("tokens", "side_requests", "sub_agents"), [(4_000, 40, 6), pytest.param(8_000, 200, 12, marks=pytest.mark.slow)]
 )

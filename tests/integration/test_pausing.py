@@ -40,7 +40,7 @@ def stream(server: Live, number: int, out: dict[int, Any]) -> None:
     out[number] = (status, text, finish, pings)
 
 
-@pytest.mark.parametrize("kind", ["plain", "hybrid"])
+@pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.slow), "hybrid"])
 def test_four_answers_where_two_fit(
     oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
