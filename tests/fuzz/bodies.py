@@ -1,132 +1,29 @@
-"""Bodies of every dialect out of a string of bytes: what a client would send, with something else in some places.
-
-Hypothesis draws the bytes, and `Tape` turns them into choices, one byte each. That is ten times quicker than a strategy
-for every field, and still shrinks: a tape of zeros, or one that has run out, makes the first choice everywhere, which
-is the plainest body.
-"""
+"""Bodies of every dialect, see `tape`: what clients send, with something else in some places."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+import base64
 from typing import Any
 
-Make = Callable[["Tape"], Any]
-Fields = dict[str, Make]
+from start_llm.api.responses_items import seal
+from tests.fuzz.tape import (
+    DEEP_TEXT,
+    NUMBERS,
+    TEXTS,
+    Fields,
+    Make,
+    Record,
+    Tape,
+    anything,
+    field,
+    leaf,
+    mapping,
+    one,
+    some,
+)
 
-STRANGE = 60
-"""One field in so many is anything at all."""
-
-
-class Tape:
-    """Choices, read from bytes."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def below(self, most: int) -> int:
-        """A number from 0 to `most` - 1, at most 255."""
-        byte = self._data[self._at] if self._at < len(self._data) else 0
-        self._at += 1
-        return byte % most
-
-    def pick[T](self, options: Sequence[T]) -> T:
-        return options[self.below(len(options))]
-
-
-def deep(depth: int) -> Any:
-    value: Any = 1
-    for _ in range(depth):
-        value = {"a": value}
-    return value
-
-
-DEEP_TEXT = '{"a":' * 3_000 + "1" + "}" * 3_000
-NUMBERS = [
-    1,
-    0,
-    -1,
-    2,
-    5,
-    64,
-    65,
-    4096,
-    10**6,
-    2**31,
-    2**63,
-    -(2**63),
-    2**64,
-    10**60,
-    10**400,
-    0.5,
-    1.0,
-    -0.0,
-    1e-300,
-    1e300,
-]
-TEXTS = [
-    "Hi", "", " ", "x", "none", "auto", "text", "type", "user", "null", "true", "0", "\x00", "é", "\U0001f600",
-    "\ud83d",
-    "<think>", "</think>", "<tool_call>", "<|im_end|>", "<|im_start|>", "[[truth]]", "{", "{}", "[]", "NaN", "5",
-    "-1", "f",
-    '{"a": 1}', '{"session_id": 5}', DEEP_TEXT, "9" * 5_000, "read", "a\nb", "../../x", "{{ 1/0 }}", "%s%n", "x" * 600,
-]  # fmt: skip
-VALUES: list[Any] = [
-    None, True, False, [], {}, [[]], [{}], [None], {"": None}, {"type": "none"}, {"type": ["text"]}, {"type": {"a": 1}},
-    ["a", 1, None], {"a": {"b": []}}, deep(40), [deep(40)], [0] * 300, {str(i): i for i in range(120)}, [[[]]], [""],
-]  # fmt: skip
-NAMES = ["type", "text", "name", "role", "content", "id", "function", "a", ""]
-
-
-def leaf(tape: Tape) -> Any:
-    return tape.pick(tape.pick((VALUES, NUMBERS, TEXTS)))
-
-
-def anything(tape: Tape) -> Any:
-    kind = tape.below(6)
-    if kind == 4:
-        return [leaf(tape) for _ in range(tape.below(4))]
-    if kind == 5:
-        return {tape.pick(NAMES): leaf(tape) for _ in range(tape.below(4))}
-    return leaf(tape)
-
-
-def field(*valid: Make) -> Make:
-    """Mostly valid."""
-
-    def make(tape: Tape) -> Any:
-        return anything(tape) if tape.below(STRANGE) == STRANGE - 1 else tape.pick(valid)(tape)
-
-    return make
-
-
-def one(*values: Any) -> Make:
-    return field(lambda tape: tape.pick(values))
-
-
-def some(make: Make, most: int = 3, least: int = 0) -> Make:
-    """A list."""
-    return field(lambda tape: [make(tape) for _ in range(least + tape.below(most - least + 1))])
-
-
-def record(required: Fields, optional: Fields | None = None, most: int = 3) -> Make:
-    """An object that mostly has its required members, and at most `most` of the optional ones."""
-    names = sorted(optional or ())
-
-    def make(tape: Tape) -> Any:
-        made = {name: make(tape) for name, make in required.items() if tape.below(120) != 119}
-        for _ in range(tape.below(most + 1) if names else 0):
-            name = tape.pick(names)
-            made[name] = (optional or {})[name](tape)
-        return made
-
-    return field(make)
-
-
-def mapping(names: Sequence[str], make: Make, most: int = 3) -> Make:
-    return field(lambda tape: {tape.pick(names): make(tape) for _ in range(tape.below(most + 1))})
-
+LAST = "the-id-of-the-last-response"
+"""Stands for that id, in bodies and paths: the tests put it in."""
 
 text = one(*TEXTS)
 plain = one("Hi", "a longer text, with words", "", "x\ny")
@@ -135,6 +32,8 @@ number = one(*NUMBERS)
 unit = one(0.5, 0, 1, 0.0, 1.0, 1e-300)
 count = one(1, 5, 64, 10**6, 2**40)
 flag = one(True, False)
+asked = one(*["default"] * 30, "gpt-5", "claude-x", "oracle-two", "nobody", "")
+"""Mostly the model that is loaded: another one comes and goes now and then."""
 
 # --- schemas ---
 
@@ -179,12 +78,12 @@ def _nested(depth: int) -> Make:
         "contains": inner, "anyOf": several, "oneOf": several, "allOf": several, "prefixItems": several,
         "propertyNames": inner,
     }  # fmt: skip
-    return record({"type": one(*TYPES)}, KEYWORDS | nested)
+    return Record({"type": one(*TYPES)}, KEYWORDS | nested)
 
 
-_leaf_schema = record({"type": one(*TYPES)}, KEYWORDS, most=2)
+_leaf_schema = Record({"type": one(*TYPES)}, KEYWORDS, most=2)
 _NESTED = {depth: _nested(depth) for depth in (1, 2, 3)}
-_object_schema = record(
+_object_schema = Record(
     {"type": one("object"), "properties": mapping(["a", "path", "b"], lambda tape: schema(tape, 2))}
 )
 object_schema = field(_object_schema, _object_schema, _object_schema, schema)
@@ -213,19 +112,21 @@ VARIABLES = [
     "chat_template", "strftime_now", "documents", "continue_final_message", "conversation", "return_dict",
     "return_tensors",
 ]  # fmt: skip
+stream_options = Record({}, {"include_usage": flag})
 sampling: Fields = {
     "temperature": unit, "top_p": unit, "top_k": count, "min_p": unit, "repetition_penalty": unit, "seed": number,
     "repetition_context_size": count, "presence_penalty": unit, "frequency_penalty": unit,
     "logit_bias": mapping(["0", "1", "-1", "9" * 5_000, "a", "²", ""], field(one(1, -100, 0.5, 101), number), 2),
     "max_tokens": count, "stream": flag, "user": text, "session_id": text, "prompt_cache_key": text, "thread_id": text,
     "stop": field(text, some(text)), "n": one(1, 2, 3),
-    "metadata": record({}, {"session_id": text, "user_id": text, "thinking": anything, "a": anything}),
-    "extra_body": record({}, {"chat_template_kwargs": anything, "session_id": text, "reasoning": anything}),
+    "metadata": Record({}, {"session_id": text, "user_id": text, "thinking": anything, "a": anything}),
+    "extra_body": Record({}, {"chat_template_kwargs": anything, "session_id": text, "reasoning": anything}),
     "chat_template_kwargs": mapping(VARIABLES, anything, 2),
     "thinking": one({"type": "enabled", "budget_tokens": 5}, {"type": "disabled"}, True, "high", {"type": ["a"]}),
     "reasoning_effort": one("low", "high", "none"), "enable_thinking": flag, "unknown": anything,
-    "reasoning": one({"effort": "low", "summary": "auto"}, {"enabled": False}, "high"),
-    "stream_options": record({}, {"include_usage": flag}),
+    "drafts": flag, "conversation_id": text, "chat_id": text, "safety_identifier": text,
+    "reasoning": one({"effort": "low", "summary": "auto"}, {"enabled": False}, "high", {"generate_summary": True}),
+    "stream_options": stream_options,
 }  # fmt: skip
 response_format = field(
     lambda tape: {"type": "text"},
@@ -234,36 +135,63 @@ response_format = field(
     lambda tape: {"type": "json_schema", "schema": object_schema(tape)},
 )
 
+# --- images: a text model reads a line in the place of each ---
+
+PIXEL = base64.b64encode(
+    bytes.fromhex(
+        "89504e470d0a1a0a0000000d4948445200000001000000010806000000"
+        "1f15c4890000000d49444154789c6360606060000000050001a5f645400000000049454e44ae426082"
+    )
+).decode()
+ADDRESSES = [
+    f"data:image/png;base64,{PIXEL}", "data:image/png;base64,", "data:image/png;base64,AAAA", "data:,x", "x", "",
+    f"data:image/png;base64,{PIXEL[:40]}", "data:image/svg+xml;base64,PHN2Zz4=", "http://127.0.0.1:1/x.png", "file:///x",
+    "https://[::1", "http://", "data:image/png;base64,\ud83d", "data:text/html;base64," + "A" * 3_000,
+]  # fmt: skip
+IMAGES = ["image_url", "input_image", "image"]
+address = one(*ADDRESSES)
+source = Record(
+    {"type": one("base64", "url", "file", "text", "content"), "data": one(PIXEL, "AAAA", "", "x", "=")},
+    {"media_type": one("image/png", "x"), "url": address, "file_id": text, "content": some(leaf)},
+)
+image = Record(
+    {"type": one(*IMAGES), "image_url": field(address, Record({"url": address}))},
+    {"source": source, "data": one(PIXEL, "x"), "image": address, "file_id": text, "filename": text, "detail": text},
+)
+
 # --- chat completions ---
 
-part = record(
-    {"type": one("text", "input_text", "refusal", "thinking", "image_url", "audio"), "text": text}, {"thinking": text}
+PARTS = ["text", "input_text", "output_text", "refusal", "thinking", "reasoning", "audio", "file"]
+part = Record(
+    {"type": one(*PARTS), "text": text},
+    {"thinking": text, "refusal": text},
 )
-content = field(plain, text, some(part))
-call = record(
-    {"function": record({"name": name, "arguments": arguments})},
-    {"id": text, "type": one("function"), "custom": anything},
+content = field(plain, text, some(part), some(field(part, part, part, image)))
+call = Record(
+    {"function": Record({"name": name, "arguments": arguments})},
+    {"id": text, "type": one("function"), "custom": field(anything, Record({"name": name, "input": text}))},
     most=1,
 )
-message = record(
+message = Record(
     {"role": one("user", "assistant", "system", "tool", "developer", "function"), "content": content},
     {
         "tool_calls": some(call, 2), "tool_call_id": text, "name": text, "reasoning_content": text,
         "reasoning": anything,
-        "thinking_blocks": anything, "refusal": text, "function_call": anything,
+        "thinking_blocks": field(anything, some(Record({"thinking": text}))), "refusal": text,
+        "function_call": anything,
     },
     most=2,
 )  # fmt: skip
-function = record({"name": name, "parameters": object_schema}, {"description": text, "strict": flag})
-tool = field(record({"type": one("function"), "function": function}), record({"type": one("function"), "name": name}))
+function = Record({"name": name, "parameters": object_schema}, {"description": text, "strict": flag})
+tool = field(Record({"type": one("function"), "function": function}), Record({"type": one("function"), "name": name}))
 chosen = one(
     "auto", "none", "required", "any", {"type": "function", "function": {"name": "f"}}, {"type": ["function"]},
     {"type": {}},
     {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "f"}]}, {"type": "auto"},
     {"type": "allowed_tools", "tools": [5]}, {"type": "allowed_tools", "allowed_tools": {"mode": {}, "tools": []}},
 )  # fmt: skip
-chat = record(
-    {"model": one("default", "gpt-5"), "messages": some(message, 4, 1)},
+chat = Record(
+    {"model": asked, "messages": some(message, 4, 1)},
     sampling
     | {
         "tools": some(tool, 2, 1), "tool_choice": chosen, "functions": some(function, 2), "function_call": chosen,
@@ -275,42 +203,51 @@ chat = record(
 
 # --- completions ---
 
-completions = record(
-    {"model": one("default"), "prompt": field(plain, text, some(one(1, 2, 300), 4, 1), some(text, 3, 1))},
+completions = Record(
+    {"model": asked, "prompt": field(plain, text, some(one(1, 2, 300), 4, 1), some(text, 3, 1))},
     sampling | {"echo": flag, "suffix": text, "best_of": number, "logprobs": one(1, 5)},
 )
 
 # --- Anthropic messages ---
 
 SOURCES = [{"type": "text", "data": "x"}, {"type": ["text"]}, {"type": {}}, {"type": "content", "content": [5]}]
-CHOICES = [{"type": "auto"}, {"type": "any"}, {"type": "tool", "name": "f"}, {"type": ["any"]}, {"type": {}}]
-BLOCKS = ["text", "tool_use", "tool_result", "thinking", "redacted_thinking", "document", "search_result", "image"]
-block = record(
+CHOICES = [
+    {"type": "auto"}, {"type": "any"}, {"type": "tool", "name": "f"}, {"type": "none"}, {"type": ["any"]}, {"type": {}},
+    {"type": "auto", "disable_parallel_tool_use": True}, {"type": "any", "disable_parallel_tool_use": 5},
+]  # fmt: skip
+BLOCKS = [
+    "text", "tool_use", "tool_result", "thinking", "redacted_thinking", "document", "search_result", "image",
+    "tool_reference", "server_tool_use",
+]  # fmt: skip
+block = Record(
     {"type": one(*BLOCKS), "text": text, "id": text, "name": name, "input": tool_input, "tool_use_id": text,
     "thinking": text},
     {
-        "source": one(*SOURCES),
+        "source": field(one(*SOURCES), source), "context": text,
         "content": content, "is_error": flag, "title": text, "signature": text, "cache_control": anything, "data": text,
         "tool_name": text,
     },
 )  # fmt: skip
 anthropic_content = field(plain, text, some(block))
-anthropic_tool = record(
+anthropic_tool = Record(
     {"name": name, "input_schema": object_schema},
     {"type": one("custom", "web_search_20250305", "tool_search_tool_x"), "description": text, "strict": flag},
     most=1,
 )
-messages = record(
+said_message = Record({"role": one("user", "assistant", "system"), "content": anthropic_content})
+output_config = Record({}, {"effort": one("low", "max", "x"), "format": response_format})
+messages = Record(
     {
-        "model": one("default", "claude-x"),
+        "model": asked,
         "max_tokens": count,
-        "messages": some(record({"role": one("user", "assistant", "system"), "content": anthropic_content}), 4, 1),
+        "messages": some(said_message, 4, 1),
     },
     sampling
     | {
         "system": anthropic_content, "tools": some(anthropic_tool, 2, 1), "stop_sequences": field(some(text), anything),
         "tool_choice": one(*CHOICES),
-        "output_config": record({}, {"effort": text, "format": response_format}), "output_format": response_format,
+        "output_config": output_config,
+        "output_format": response_format,
     },
     most=4,
 )  # fmt: skip
@@ -321,31 +258,53 @@ ITEMS = [
     "message", "reasoning", "function_call", "function_call_output", "custom_tool_call", "custom_tool_call_output",
     "local_shell_call", "local_shell_call_output", "agent_message", "additional_tools", "web_search_call",
 ]  # fmt: skip
+FORMATS = [
+    {"type": "text"}, {"type": "grammar", "syntax": "lark", "definition": "start: /a+/"}, {"type": "grammar"}, "text",
+    {"type": "grammar", "syntax": 5, "definition": []},
+]  # fmt: skip
+ELSEWHERE = [
+    "web_search", "web_search_preview", "web_search_2025_08_26", "file_search", "code_interpreter", "computer",
+    "computer_use_preview", "image_generation", "local_shell", "shell", "mcp", "apply_patch", "tool_search",
+    "programmatic_tool_calling",
+]  # fmt: skip
+SEALS = [seal("thoughts"), seal(""), seal("x" * 3_000), seal("thoughts")[:-9], "start_llm.1.", "start_llm.1.!", "gAAA"]
+sealed = field(one(*SEALS), text)
 responses_tool = field(
     tool,
-    record({"type": one("function"), "name": name, "parameters": object_schema}, {"strict": flag, "description": text}),
-    record({"type": one("custom"), "name": name}, {"format": anything, "description": text}),
-    record({"type": one("namespace"), "name": name, "tools": some(tool, 2)}, {"description": text}),
-    record({"type": one("web_search", "mcp", "local_shell")}, {"server_label": text}),
+    Record({"type": one("function"), "name": name, "parameters": object_schema}, {"strict": flag, "description": text}),
+    Record({"type": one("custom"), "name": name}, {"format": field(one(*FORMATS), anything), "description": text}),
+    Record({"type": one("namespace"), "name": name, "tools": some(tool, 2)}, {"description": text}),
+    Record({"type": one(*ELSEWHERE)}, {"server_label": text, "name": name}),
 )
-item = record(
+TOOL_TYPES = ["function", "custom", "namespace", "mcp"]
+reference = Record({"type": one(*TOOL_TYPES), "name": name}, {"namespace": name})
+responses_chosen = field(
+    chosen,
+    reference,
+    Record({"type": one("allowed_tools"), "tools": some(reference)}, {"mode": one("auto", "required", "x")}),
+)
+responses_content = field(
+    content, some(field(part, Record({"type": one("encrypted_content"), "encrypted_content": sealed})))
+)
+thoughts = field(anything, some(Record({"type": one("summary_text", "reasoning_text"), "text": text})))
+item = Record(
     {
-        "type": one(*ITEMS), "role": one("user", "assistant", "developer", "system"), "content": content,
+        "type": one(*ITEMS), "role": one("user", "assistant", "developer", "system"), "content": responses_content,
         "call_id": text,
         "name": name, "arguments": arguments, "input": text, "output": content,
     },
     {
-        "id": text, "summary": anything, "encrypted_content": text, "namespace": text, "action": anything,
+        "id": text, "summary": thoughts, "encrypted_content": sealed, "namespace": text, "action": anything,
         "status": text,
         "tools": some(responses_tool, 2),
     },
 )  # fmt: skip
-responses = record(
-    {"model": one("default"), "input": field(plain, text, some(item, 4, 1))},
+responses = Record(
+    {"model": asked, "input": field(plain, text, some(item, 4, 1))},
     sampling
     | {
-        "instructions": text, "tools": some(responses_tool, 2, 1), "tool_choice": chosen, "store": flag,
-        "previous_response_id": text, "text": field(lambda tape: {"format": response_format(tape)}),
+        "instructions": text, "tools": some(responses_tool, 2, 1), "tool_choice": responses_chosen, "store": flag,
+        "previous_response_id": field(one(LAST), text), "text": field(lambda tape: {"format": response_format(tape)}),
         "include": one(["reasoning.encrypted_content"], ["message.output_text.logprobs"], [5], [[]]),
         "truncation": one("auto", "disabled"), "max_output_tokens": count, "max_tool_calls": number,
         "top_logprobs": one(1, 9),
@@ -355,53 +314,49 @@ responses = record(
     most=4,
 )  # fmt: skip
 
-BY_PATH: list[tuple[str, Make]] = [
-    ("/v1/chat/completions", chat),
-    ("/v1/messages", messages),
-    ("/v1/responses", responses),
-    ("/v1/completions", completions),
-    ("/v1/chat/completions", chat),
-    ("/v1/messages", messages),
-    ("/v1/responses", responses),
-    ("/v1/messages/count_tokens", messages),
-    ("/v1/responses/input_tokens", responses),
-    ("/v1/cache/explain", lambda tape: tape.pick([chat, completions, messages, responses])(tape)),
-]
+# --- texts to vectors ---
 
-# --- what a model may say ---
+encoder = one("embedding", "text-embedding-3-small", "default", "tiny-encoder", "rerank-v3", "gpt-5", "")
+ids = some(one(1, 2, 300, 0, -1, 2**31, 10**60, True), 4, 1)
+embeddings = Record(
+    {"input": field(plain, text, some(text, 4, 1), ids, some(ids, 2, 1), some(field(text, ids), 3, 1))},
+    {
+        "model": encoder, "encoding_format": one("float", "base64", "hex"), "dimensions": field(one(1, 8, 32), number),
+        "truncate": flag, "user": text,
+    },
+)  # fmt: skip
+document = field(plain, text, Record({"text": text}, {"title": text}))
+rerank = Record(
+    {"query": field(plain, text), "documents": some(document, 4, 1)},
+    {"model": encoder, "top_n": field(one(1, 2), number), "return_documents": flag, "truncate": flag},
+)
 
-CALLED = ["f", "g", "read", "zzz"]
-SAID = [
-    '{"a": 1}',
-    '{"a": "1", "b": [1e400]}',
-    "{",
-    '{"input": "x"}',
-    '{"path": null}',
-    "[5]",
-    '{"a": {"b": [1, "x"]}}',
-]
-LONG = ['{"a": ' + "9" * 4_400 + "}", '{"a":' * 1_200 + "1" + "}" * 1_200]
-WORDS = [
-    "Hello. ", "<think>\n", "\n</think>\n", "```json\n", '{"a": 1}', "<tool_call>", "<function=f>", "\x00", "é", "[",
-    "",
-    "\U0001f600", "x" * 300, "</tool_call>", "<|im_start|>", "NaN", "\n\n",
-]  # fmt: skip
+# --- speech ---
 
+speech = Record(
+    {"input": field(plain, text)},
+    {
+        "model": field(asked, one("tts-1", "kokoro")), "voice": field(one("alloy", {"id": "x"}), anything),
+        "response_format": one("mp3", "wav", "aac"), "speed": field(one(1.0, 0.25, 5), number),
+        "stream_format": one("audio", "sse"), "user": text,
+    },
+)  # fmt: skip
+SOUNDS = ["", "x", "RIFF", "RIFF\x24\x00\x00\x00WAVEfmt ", "ID3\x03\x00", "fLaC", "OggS", "a\r\n--b\r\n"]
+transcription = Record(
+    {"file": field(one(*SOUNDS), text)},
+    {
+        "model": field(asked, one("whisper-1")), "language": one("en", "xx", ""), "prompt": text, "user": text,
+        "response_format": one("json", "text", "verbose_json", "srt", "x"), "temperature": one("0", "1", "nan", "x"),
+        "stream": one("true", "false"), "timestamp_granularities[]": one("segment", "word"),
+    },
+    most=4,
+)  # fmt: skip
+"""The parts of a form."""
 
-def answer(tape: Tape) -> str:
-    said = []
-    for _ in range(tape.below(4)):
-        if tape.below(3):
-            arguments = tape.pick(LONG) if tape.below(100) == 99 else tape.pick(SAID)
-            said.append(f'<tool_call>\n{{"name": "{tape.pick(CALLED)}", "arguments": {arguments}}}\n</tool_call>')
-        else:
-            said.append(tape.pick(WORDS))
-    return "".join(said)
+# --- which models are loaded ---
 
-
-def request(data: bytes) -> tuple[str, bytes, str]:
-    """(path, body, what the model says)."""
-    tape = Tape(data)
-    said = answer(tape)
-    path, make = tape.pick(BY_PATH)
-    return path, json.dumps(make(tape)).encode(), said
+model = one(
+    "default", "oracle-two", "gpt-5", "claude-x", "nobody", "", "../x", "/etc/passwd", "x" * 600, "openai/default"
+)
+administration = Record({"model": model}, {"pinned": flag, "unknown": anything})
+fetched = Record({"name": field(one("owner/name", "qwen3-4b", "../x", "/etc", "a/b/c", " "), text)})

@@ -1,4 +1,4 @@
-"""Random requests of every dialect: whatever is sent, the answer is an answer or a clear refusal.
+"""Random requests to every route: whatever is sent, the answer is an answer or a clear refusal.
 
 ``python -m pytest tests/fuzz/test_fuzz.py --slow -n 0 -k many`` sends 100,000, in parts that can be run one by one
 (``-k part-7-``). A part sends the same requests at each run.
@@ -7,83 +7,90 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from random import Random
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, seed, settings
-from hypothesis import strategies as st
 
-from tests.fuzz.bodies import request
+from start_llm.api import table
+from start_llm.api.dialect import Inbound
+from start_llm.api.openai_chat import read_chat
+from start_llm.core.errors import Internal
+from start_llm.engine.encoding import is_installed
+from tests.encoding.tiny import build_encoder
+from tests.fuzz.judge import MOST_SECONDS, check
+from tests.fuzz.requests import BODIES, OFTEN, PATHS, SELDOM, SOMETIMES, Request, request
+from tests.fuzz.tape import Tape, simplest
 from tests.fuzz.world import World, world
 from tests.oracle import build_oracle
 
-ALLOWED = {501, 503, 507}
 FEW, MANY, IN_ONE_TEST = 2_000, 100_000, 5_000
-MOST_SECONDS = 5.0
-"""Under `--slow`, where the machine should have nothing else to do; else four times as many."""
+TAPE = 350
+"""Bytes that a request is made of. Hypothesis took as long to draw them as the server to answer."""
 
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    """A server with two models, and an encoder where there is one."""
     folder = tmp_path_factory.mktemp("fuzz")
-    with world(build_oracle(folder / "model"), folder / "cache") as made:
+    build_oracle(folder / "cache" / "models" / "oracle-two", "hybrid")
+    encoder = {"embedding_model": str(build_encoder(folder / "tiny-encoder"))} if is_installed() else {}
+    with world(build_oracle(folder / "model"), folder / "cache", **encoder) as made:
+        for path in ("/v1/embeddings", "/v1/models/load"):  # what is imported at the first use takes its time once
+            body = b'{"model": "oracle-two"}' if "load" in path else b'{"input": "Hi"}'
+            made.ask(Request("POST", path, body, {}, "127.0.0.1"))
         yield made
 
 
-def check(served: World, path: str, body: bytes, said: str, most_seconds: float) -> int:
-    """One request; its status. Fails for everything that a client must never see."""
-    served.say(said)
-    for _ in range(3):
-        began = time.monotonic()
-        status, sent = served.ask(path, body)
-        if time.monotonic() - began < most_seconds:
-            break
-    else:  # each time: it was no neighbour's doing
-        raise AssertionError(f"over {most_seconds:.0f} s")
-    assert status < 500 or status in ALLOWED, (status, sent)
-    assert served.noise.found == []
-    if status == 200:
-        for value in values(sent):
-            json.loads(value, parse_constant=_no_constant)
-    return status
+def test_every_route_is_asked(served: World) -> None:
+    routes = [route for route in served.app._server._edge.routes._routes if not route.feed]
+    posted = {route.pattern for route in routes if "POST" in route.handlers}
+    assert posted == set(BODIES) == {*OFTEN, *SOMETIMES, *SELDOM}
+    read = {route.pattern.replace("{*}", "{}") for route in routes} - posted
+    assert read <= set(PATHS)
 
 
-def values(sent: bytes) -> list[bytes]:
-    """The JSON texts of an answer, streamed or not."""
-    if not sent.startswith((b"data:", b"event:", b":")):
-        return [sent]
-    lines = [line.removeprefix(b"data: ") for line in sent.split(b"\n") if line.startswith(b"data: ")]
-    return [line for line in lines if line != b"[DONE]"]
+class Found(AssertionError):
+    def __init__(self, request: Request, error: Exception) -> None:
+        super().__init__(f"{request}: {error!r}")
+        self.request = request
 
 
-def _no_constant(name: str) -> None:
-    raise AssertionError(f"{name} is not JSON")
+def fuzz(served: World, count: int, most_seconds: float, seed: str) -> Counter[int]:
+    """How often each status was seen in `count` random requests, always the same ones for a seed.
 
-
-def fuzz(served: World, count: int, most_seconds: float, number: int | None = None) -> Counter[int]:
-    """How often each status was seen in `count` random requests: the same ones each time, or those of a seed."""
+    Raises Found, with the simplest request that shows what is wrong.
+    """
     seen: Counter[int] = Counter()
-
-    @settings(
-        max_examples=count,
-        deadline=None,
-        derandomize=number is None,
-        database=None,
-        phases=[Phase.generate, Phase.shrink],
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(st.binary(min_size=100, max_size=300).map(request))
-    def run(made: tuple[str, bytes, str]) -> None:
-        seen[check(served, *made, most_seconds)] += 1
-
-    (run if number is None else seed(number)(run))()
+    random = Random(seed)
+    for _ in range(count):
+        data = random.randbytes(TAPE)
+        try:
+            seen[check(served, request(Tape(data)), most_seconds)] += 1
+        except Exception as error:
+            found = simplest(data, partial(_fails, served, most_seconds, type(error)))
+            raise Found(request(Tape(found)), error) from error
     return seen
 
 
+def _fails(served: World, most_seconds: float, how: type[Exception], data: bytes) -> bool:
+    served.noise.found.clear()
+    try:
+        check(served, request(Tape(data)), most_seconds)
+    except how:
+        return True
+    except Exception:  # noqa: BLE001 - another fault: one at a time
+        return False
+    return False
+
+
 def test_random_requests(served: World) -> None:
-    seen = fuzz(served, FEW, 4 * MOST_SECONDS)
+    seen = fuzz(served, FEW, 4 * MOST_SECONDS, "few")
     assert seen[200] > FEW // 5 and seen[400] > FEW // 5
 
 
@@ -93,8 +100,65 @@ def test_random_requests(served: World) -> None:
     "number", range(MANY // IN_ONE_TEST), ids=[f"part-{number}-" for number in range(MANY // IN_ONE_TEST)]
 )
 def test_many_random_requests(number: int, served: World, capsys: pytest.CaptureFixture[str]) -> None:
-    seen = fuzz(served, IN_ONE_TEST, MOST_SECONDS, number)
+    seen = fuzz(served, IN_ONE_TEST, MOST_SECONDS, f"part {number}")
     with capsys.disabled():
         print(f"\npart {number}: {sum(seen.values())} requests, by status {dict(sorted(seen.items()))}")
     assert sum(seen.values()) >= IN_ONE_TEST
     assert seen[200] > IN_ONE_TEST // 5 and seen[400] > IN_ONE_TEST // 5
+
+
+# --- would it find something? ---
+
+
+def _burn(seconds: float) -> None:
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+FAULTS: dict[str, tuple[Callable[[], object], str]] = {
+    "an error that nobody foresaw": (lambda: _raise(KeyError("a field")), "a field"),
+    "an error of the server": (lambda: _raise(Internal("It failed.")), "500"),
+    "an error in the log": (lambda: logging.getLogger("start_llm.api").error("It failed."), "It failed."),
+    "a request that computes for too long": (lambda: _burn(0.7), "over"),
+    "a request that waits for too long": (lambda: time.sleep(1.0), "over"),
+}
+
+
+@pytest.fixture
+def plant(monkeypatch: pytest.MonkeyPatch, served: World) -> Iterator[Callable[[Callable[[], object]], None]]:
+    """Has something done where a chat's body with a `seed` is read."""
+
+    def planted(fault: Callable[[], object]) -> None:
+        def read(inbound: Inbound, *args: Any) -> object:
+            if b'"seed"' in inbound.body:
+                fault()
+            return read_chat(inbound, *args)
+
+        monkeypatch.setattr(table, "read_chat", read)
+
+    yield planted
+    served.noise.found.clear()
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_is_found(name: str, served: World, plant: Any) -> None:
+    fault, says = FAULTS[name]
+    plant(fault)
+    body = b'{"messages": [{"role": "user", "content": "Hi"}], "seed": 5}'
+    with pytest.raises(Exception, match=says):
+        check(served, Request("POST", "/v1/chat/completions", body, {}, "127.0.0.1"), 0.5)
+
+
+def test_the_simplest_request_that_shows_a_fault_is_told(served: World, plant: Any) -> None:
+    plant(FAULTS["an error that nobody foresaw"][0])
+    with pytest.raises(Found, match="a field") as found:
+        fuzz(served, FEW, MOST_SECONDS, "faults")
+    shown = found.value.request
+    body = json.loads(shown.body)
+    assert "seed" in body and len(body["messages"]) == 1 and body["messages"][0]["content"] == "Hi"
+    assert (shown.path, shown.headers, shown.said) == ("/v1/chat/completions", {}, ())

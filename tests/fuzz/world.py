@@ -1,45 +1,62 @@
-"""The whole server in this process but for the model: its engine says what the test tells it to say."""
+"""The whole server in this process but for the models' steps: the engine says what the test tells it to say."""
 
 from __future__ import annotations
 
 import logging
+import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import pytest
 
 from start_llm import app as wiring
-from start_llm.api.dialect import Inbound, Reply
+from start_llm.api.dialect import Feed, Inbound, Reply, Task
+from start_llm.api.wire import Head, Headers
 from start_llm.app import App
-from start_llm.core.errors import StartLLMError
+from start_llm.core.errors import StartLLMError, Unavailable
 from start_llm.core.events import Admitted, EngineDone, Sampled, TokenLogprob
 from start_llm.core.prompt import Prompt
 from start_llm.core.report import CacheReport
 from start_llm.core.settings import load_settings
+from start_llm.core.stored import StoredTree
 from start_llm.core.work import EngineStatus, Submit
+from start_llm.models.pull import PullError
+from tests.fuzz.bodies import LAST
+from tests.fuzz.requests import Request
+
+WAIT = 120.0
+_RESPONSE = re.compile(rb'"id":\s*"(resp_[0-9a-f]+)"')
 
 
 class ScriptedEngine:
-    """Implements what `App` asks of `EngineThread`. Loads the model and never runs it: answers are made by `submit`."""
+    """Implements what `App` and its pool ask of `EngineThread`. Models are really loaded, unloaded and looked at, on a
+    thread of their own, and never run: answers are made by `submit`.
+    """
 
     def __init__(self, load: Callable[[], Any], **options: Any) -> None:
         self._load, self._at_end = load, options["at_end"]
-        self._loaded, self._stopped = threading.Event(), threading.Event()
+        self._loaded = threading.Event()
+        self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._main)
+        self._runtimes: dict[str, Any] = {}
         self.answer: tuple[int, ...] = ()
 
     def _main(self) -> None:
         """What MLX makes and clears belongs to a thread: this one, not the one that runs the tests."""
-        self._runtime = self._load()
+        self._runtimes[""] = self._load()
         self._loaded.set()
-        self._stopped.wait()
-        self._runtime.close()
+        while (task := self._tasks.get()) is not None:
+            task()
+        for runtime in self._runtimes.values():
+            runtime.close()
         self._at_end()
 
     def start(self) -> None:
@@ -48,13 +65,36 @@ class ScriptedEngine:
     def wait_loaded(self, timeout: float = 60.0) -> bool:
         return self._loaded.wait(timeout)
 
-    def stop(self, *args: Any, **options: Any) -> None:
-        self._stopped.set()
+    def stop(self, *args: Any, **options: Any) -> bool:
+        self._tasks.put(None)
         self._thread.join()
+        return True
+
+    def chore(self, steps: Generator[float, None, Any]) -> Any:
+        answer: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                while True:
+                    time.sleep(next(steps))
+            except StopIteration as end:
+                answer.set_result(end.value)
+            except BaseException as error:  # noqa: BLE001 - raised where it was asked for
+                answer.set_exception(error)
+
+        self._tasks.put(run)
+        return answer.result(WAIT)
+
+    def load(self, model: str, steps: Generator[float, None, Any]) -> None:
+        self._runtimes[model] = self.chore(steps)
+
+    def unload(self, model: str) -> None:
+        self.chore(self._runtimes.pop(model).unloading())
 
     def submit(self, work: Submit) -> None:
+        runtime = self._runtime(work.model)
         if work.constraint is not None:
-            self._runtime.grammars.processor(work.constraint)
+            runtime.grammars.processor(work.constraint)
         report = CacheReport(prompt=len(work.prompt.tokens), computed=len(work.prompt.tokens))
         work.sink.put(Admitted(report))
         tokens = self.answer[: work.max_tokens]
@@ -67,13 +107,24 @@ class ScriptedEngine:
         """Nothing runs on."""
 
     def plan(self, prompt: Prompt, model: str = "") -> CacheReport:
-        return CacheReport(prompt=len(prompt.tokens), computed=len(prompt.tokens))
+        found: CacheReport = self._runtime(model).scheduler.plan(prompt.tokens)
+        return found
+
+    def stored(self, model: str = "") -> StoredTree:
+        found: StoredTree = self._runtime(model).scheduler.stored()
+        return found
 
     def anchor(self, prompt: Prompt, session: str | None, model: str = "") -> None:
         """Nothing is computed."""
 
     def status(self) -> EngineStatus:
         return EngineStatus("ready", beat=time.monotonic())
+
+    def _runtime(self, model: str) -> Any:
+        found = self._runtimes.get(model)
+        if found is None:
+            raise Unavailable(f"The model {model!r} is not loaded.")
+        return found
 
 
 class Wire:
@@ -111,34 +162,61 @@ class Noise(logging.Handler):
 
 @dataclass
 class World:
+    """
+    Attributes:
+        last: the id of the last response that was answered.
+        known: the tokens of what was said already.
+    """
+
     app: App
     noise: Noise
     connection: socket.socket
+    tokenizer: Any
+    last: str = "resp_none"
+    known: dict[str, list[int]] = field(default_factory=dict)
 
-    def say(self, text: str) -> None:
+    def say(self, pieces: Iterable[str]) -> None:
         """What the model is going to answer."""
-        serving = self.app.pool.main_serving
-        assert serving is not None
-        tokenizer = serving.built.loaded.tokenizer
-        clean = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        self.app.engine.answer = tuple(tokenizer.encode(clean, add_special_tokens=False))  # type: ignore[attr-defined]
+        tokens = [token for piece in pieces for token in self._tokens(piece)]
+        self.app.engine.answer = tuple(tokens)  # type: ignore[attr-defined]
 
-    def ask(self, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> tuple[int, bytes]:
+    def _tokens(self, piece: str) -> list[int]:
+        if piece not in self.known:
+            self.known[piece] = self.tokenizer.encode(piece, add_special_tokens=False)
+        return self.known[piece]
+
+    def ask(self, request: Request) -> tuple[int, bytes]:
         """Status and what was sent. Exceptions that the server's edge would call unexpected are raised."""
-        edge = self.app._server._edge
+        path, body = request.path.replace(LAST, self.last), request.body.replace(LAST.encode(), self.last.encode())
+        headers = Headers(request.headers.items())
+        head = Head(request.method, path, path.rstrip("/") or "/", headers, len(body), keep_alive=True, expects=False)
         wire = Wire(self.connection)
         try:
-            route, params = edge.routes.find(path)
-            answer = edge.routes.handler(route, "POST", path)(
-                Inbound("POST", path, headers or {}, body, params, time.monotonic())
+            admitted = self.app._server.admit(head, request.peer)
+            inbound = Inbound(
+                head.method, head.path, headers, body, admitted.params, time.monotonic(), admitted.visitor
             )
-            if isinstance(answer, Reply):
-                wire.reply(answer)
-            else:
-                edge.runner.run(answer, wire)
+            assert admitted.handler is not None
+            self._run(admitted.handler(inbound), wire)
         except StartLLMError as error:
             wire.status, wire.sent = error.status, wire.sent or error.message.encode("utf-8", "replace")
+        found = _RESPONSE.search(wire.sent)
+        self.last = found[1].decode() if found is not None else self.last
         return wire.status, wire.sent
+
+    def _run(self, answer: Any, wire: Wire) -> None:
+        runner = self.app._server._edge.runner
+        assert not isinstance(answer, Feed), "a feed has no end"
+        if isinstance(answer, Reply):
+            wire.reply(answer)
+        elif isinstance(answer, Task):
+            runner.run_task(answer, wire)
+        else:
+            runner.run(answer, wire)
+
+
+def _fetch(name: str, *args: Any, **options: Any) -> None:
+    raise PullError(f"{name}: nothing is fetched by tests.")
 
 
 @contextmanager
@@ -157,10 +235,13 @@ def world(model: Path, cache: Path, **settings: Any) -> Iterator[World]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wiring, "EngineThread", ScriptedEngine)
         app = App(load_settings(None, **(defaults | settings)), say=lambda line: None)
+    app._server._panels.pulls._fetch = _fetch
     logging.getLogger("start_llm").addHandler(noise)
     app.start()
+    serving = app.pool.main_serving
+    assert serving is not None
     try:
-        yield World(app, noise, here)
+        yield World(app, noise, here, serving.built.loaded.tokenizer)
     finally:
         app.stop()
         logging.getLogger("start_llm").removeHandler(noise)

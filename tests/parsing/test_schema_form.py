@@ -14,7 +14,8 @@ from start_llm.core.limits import ENUM, MULTIPLE, SUBSCHEMAS
 from start_llm.core.messages import Tool
 from start_llm.core.request import ResponseFormat, ToolChoice
 from start_llm.parsing.schema_form import KINDS, malformed, size, subschemas
-from tests.fuzz.bodies import Tape, schema
+from tests.fuzz.bodies import schema
+from tests.fuzz.tape import Tape
 from tests.parsing.test_structured import BOTH, BYTES, Vocabulary, constraint
 
 VALUES: list[Any] = [

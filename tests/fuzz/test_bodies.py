@@ -1,0 +1,63 @@
+"""The random bodies know every field and word of the dialects: what is new there has to be sent, too."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+
+import pytest
+
+from start_llm.api.anthropic_messages import MessageIn, MessagesBody, OutputConfig
+from start_llm.api.audio import SpeechBody, TranscriptionBody
+from start_llm.api.encodings import EmbeddingsBody, RerankBody
+from start_llm.api.fields import SESSION_FIELDS
+from start_llm.api.images import IMAGE_TYPES
+from start_llm.api.openai_chat import ChatBody, ChatMessage, StreamOptions
+from start_llm.api.openai_completions import CompletionBody
+from start_llm.api.openai_responses import REFUSED, ResponsesBody
+from start_llm.api.owner import USER_FIELDS
+from start_llm.api.parts import TEXT_TYPES
+from start_llm.api.responses_items import KNOWN
+from start_llm.api.responses_tools import PASSED_OVER, SERVED
+from start_llm.api.table import BLOCKS as TOLD_BY
+from start_llm.api.table import CHAT_FIELDS, MESSAGES_FIELDS
+from start_llm.api.thinking import FIELDS as THINKING
+from tests.fuzz import bodies
+from tests.fuzz.requests import Request, request
+from tests.fuzz.tape import Record, Tape, simplest
+
+READ: dict[str, tuple[Record, AbstractSet[str]]] = {
+    "chat": (bodies.chat, {*ChatBody.model_fields, *CHAT_FIELDS, *SESSION_FIELDS, *USER_FIELDS, *THINKING}),
+    "a message": (bodies.message, {*ChatMessage.model_fields}),
+    "completions": (bodies.completions, {*CompletionBody.model_fields, *SESSION_FIELDS}),
+    "messages": (bodies.messages, {*MessagesBody.model_fields, *MESSAGES_FIELDS, *THINKING}),
+    "responses": (bodies.responses, {*ResponsesBody.model_fields, *REFUSED, *SESSION_FIELDS}),
+    "embeddings": (bodies.embeddings, {*EmbeddingsBody.model_fields}),
+    "speech": (bodies.speech, {*SpeechBody.model_fields}),
+    "transcription": (bodies.transcription, {*TranscriptionBody.model_fields}),
+    "rerank": (bodies.rerank, {*RerankBody.model_fields}),
+    "one of Anthropic's messages": (bodies.said_message, {*MessageIn.model_fields}),
+    "output_config": (bodies.output_config, {*OutputConfig.model_fields}),
+    "stream_options": (bodies.stream_options, {*StreamOptions.model_fields}),
+}
+
+
+@pytest.mark.parametrize("name", READ)
+def test_every_field_that_is_read_is_sent(name: str) -> None:
+    sent, read = READ[name]
+    assert read <= sent.names
+
+
+def test_every_type_that_is_known_is_sent() -> None:
+    assert {*KNOWN.split(", ")} <= {*bodies.ITEMS}
+    assert {*bodies.ELSEWHERE} == PASSED_OVER and {*bodies.TOOL_TYPES} >= SERVED
+    assert {*bodies.BLOCKS} >= TOLD_BY and {*bodies.IMAGES} == IMAGE_TYPES and {*bodies.PARTS} >= TEXT_TYPES
+
+
+def test_an_empty_tape_makes_the_plainest_request() -> None:
+    body = b'{"model": "default", "messages": [{"role": "user", "content": "Hi"}]}'
+    assert request(Tape(b"")) == Request("POST", "/v1/chat/completions", body, {}, "127.0.0.1")
+
+
+def test_a_tape_is_made_as_plain_as_it_still_fails() -> None:
+    data = bytes(range(1, 251))
+    assert simplest(data, lambda tape: 40 in tape and 90 in tape) == bytes(39) + b"\x28" + bytes(49) + b"\x5a"
