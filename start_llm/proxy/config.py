@@ -25,7 +25,7 @@ from start_llm.core.modelmap import PROXIED
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.proxy.child import FALLBACK_CONFIG, GATE_CONFIG
-from start_llm.proxy.elsewhere import RECORD, entry_name, fallback_entry
+from start_llm.proxy.elsewhere import RECORD, entry_name, fallback_entry, retry_policy
 
 log = logging.getLogger(__name__)
 
@@ -127,6 +127,10 @@ def proxy_config(
     entries += audio_entries(settings, audio, parameters)
     if settings.fallback_model:
         _add_fallback(entries, fallback_entry(settings, ping_seconds))
+    # One server behind: a retry would compute twice, a cool-down would refuse what could be answered.
+    router: dict[str, Any] = {"num_retries": 0, "disable_cooldowns": True}
+    if settings.fallback_model:
+        router |= {"disable_cooldowns": False, "model_group_retry_policy": retry_policy(settings)}
     return {
         "model_list": entries,
         "litellm_settings": {
@@ -135,8 +139,7 @@ def proxy_config(
             "num_retries": 0,
             "sse_keepalive_ping_interval_seconds": ping_seconds,
         },
-        # One server behind: a retry would compute twice, a cool-down would refuse what could be answered.
-        "router_settings": {"num_retries": 0, "disable_cooldowns": not settings.fallback_model},
+        "router_settings": router,
         "general_settings": {"master_key": master_key, "disable_spend_logs": True},
     }
 

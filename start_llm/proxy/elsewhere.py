@@ -31,6 +31,11 @@ def entry_name(settings: Settings) -> str:
     return f"{PREFIX}{settings.fallback_model}"
 
 
+def retry_policy(settings: Settings) -> dict[str, Any]:
+    """For LiteLLM's router. Who is told to come back later is not waited for: LiteLLM would, up to a minute a time."""
+    return {entry_name(settings): {"RateLimitErrorRetries": 0}}
+
+
 def fallback_entry(settings: Settings, ping_seconds: float) -> dict[str, Any]:
     """LiteLLM's entry. Without FALLBACK_API_KEY and FALLBACK_API_BASE it looks for the provider's own variables."""
     parameters: dict[str, Any] = {

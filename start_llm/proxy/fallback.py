@@ -35,19 +35,28 @@ REFUSAL_HEADER = "x-start-llm-refusal"
 HEADER = "x-start-llm-fallback"
 """Of a request: ``off`` (or ``on``). Of an answer: ``MODEL; REASON``, then ``; failed`` with the server's own error."""
 START = "http.response.start"
-_PATHS = re.compile(r"(?:/v1)?/(chat/completions|messages|responses)")
+_PATHS = re.compile(r"(?:/v1)?/((?:chat/)?completions|messages|responses)")
 _SIGN_OF_LIFE = re.compile(rb"(: ?ping|event: ping\r?\ndata: ?\{[^\n]*\})\s*")
 _WORD = re.compile(r"[a-z_]{1,40}")
+_CODES = {"context_length_exceeded": "context_length_exceeded", "queue_full": "rate_limit_exceeded"}
+"""Words of the Responses API for the server's, as in `api/responses_stream`."""
 _BODY_NAMES = ("fallbacks", "context_window_fallbacks", "content_policy_fallbacks")
 
 
 @dataclass(slots=True)
 class _Note:
-    """What LiteLLM's hooks tell of one request while it passes. `reason`: the server's `REFUSAL_HEADER`."""
+    """What LiteLLM's hooks tell of one request while it passes.
+
+    Attributes:
+        second: it is FALLBACK_MODEL that is asked.
+        reason: the server's `REFUSAL_HEADER`.
+        error: the server's own error object.
+    """
 
     second: bool = False
     failed: bool = False
     reason: str | None = None
+    error: dict[str, Any] | None = None
 
 
 _note: ContextVar[_Note | None] = ContextVar("start_llm_fallback", default=None)
@@ -88,6 +97,7 @@ class Hooks(CustomLogger):  # type: ignore[misc]  # LiteLLM is not typed
         note = _note.get()
         if note is not None:
             note.failed, note.reason = True, note.reason or _refusal(original_exception)
+            note.error = note.error or _own_error(original_exception)
 
 
 def _refusal(error: Any) -> str | None:
@@ -100,6 +110,18 @@ def _refusal(error: Any) -> str | None:
                 if str(name).lower().removeprefix("llm_provider-") == REFUSAL_HEADER and _WORD.fullmatch(str(value)):
                     return str(value)
     return None
+
+
+def _own_error(error: Exception) -> dict[str, Any] | None:
+    """The server's error object, which LiteLLM keeps as text behind words of its own."""
+    text = str(getattr(error, "message", error))
+    begin = text.find("{")
+    try:
+        body = json.JSONDecoder().raw_decode(text[begin:])[0] if begin >= 0 else {}
+    except (ValueError, RecursionError):
+        return None
+    found = body.get("error")
+    return found if isinstance(found, dict) and isinstance(found.get("message"), str) else None
 
 
 class Fallback:
@@ -119,14 +141,16 @@ class Fallback:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = _PATHS.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if path is None or _asks_off(scope):
+        if path is None:
             await self._app(scope, receive, send)
             return
         note, taken = _Note(), _Taken(receive)
-        first = _First(send, note, taken)
+        first = _First(path[1], send, note, taken)
         await self._run(note, scope, taken, first)
-        if first.kept:
-            await self._again(path[1], scope, taken, first, note.reason or "")
+        if note.reason and first.kept and path[1] != "completions" and not _asks_off(scope):
+            await self._again(path[1], scope, taken, first, note.reason)
+        elif first.kept:
+            await first.let_go()
 
     async def _run(self, note: _Note, scope: Scope, receive: Receive, send: Send) -> None:
         mark = _note.set(note)
@@ -189,13 +213,17 @@ class _Taken:
 class _First:
     """A `Send` that passes LiteLLM's first answer on, unless it is the server's refusal: that is kept.
 
+    So is an error of any kind that comes when the head of a stream and signs of life are out: LiteLLM writes it
+    without the server's words, and in one form for all dialects.
+
     Attributes:
         send: to the client.
         opened: the client has the head of a stream, and signs of life.
         kept: messages of the answer that were kept back.
     """
 
-    def __init__(self, send: Send, note: _Note, taken: _Taken) -> None:
+    def __init__(self, dialect: str, send: Send, note: _Note, taken: _Taken) -> None:
+        self._dialect = dialect
         self.send = send
         self.opened = False
         self.kept: list[Message] = []
@@ -203,11 +231,13 @@ class _First:
         self._begun = False
 
     async def __call__(self, message: Message) -> None:
-        if self.kept or (self._note.reason is not None and not self._begun):
+        refused = self._note.failed and (self.opened or self._note.reason is not None)
+        if self.kept or (refused and not self._begun):
             self.kept.append(message)
             return
         if message["type"] == START:
-            self.opened = True
+            self.opened = message["status"] < 400
+            self._begun = not self.opened
         elif _says_something(message):
             self._begun = True
             self._taken.forget()
@@ -215,15 +245,16 @@ class _First:
 
     async def let_go(self, told: str = "") -> None:
         """Sends what was kept. `told`: the value of `HEADER`."""
-        started = self.kept[0]["type"] == START
-        if started and self.opened:  # the second answer began as a stream: the error's body becomes its last event
-            body = b"".join(message.get("body", b"") for message in self.kept[1:])
-            await self.send({"type": "http.response.body", "body": b"data: " + body + b"\n\ndata: [DONE]\n\n"})
+        if not self.opened:
+            for message in self.kept:
+                await self.send(_with_header(message, told) if told and message["type"] == START else message)
             return
-        if told and not started:
-            await self.send(_comment(told))
-        for message in self.kept:
-            await self.send(_with_header(message, told) if told and message["type"] == START else message)
+        body = b"".join(message.get("body", b"") for message in self.kept)
+        if self._note.error is not None:
+            body = _last_event(self._dialect, self._note.error)
+        elif self.kept[0]["type"] == START:
+            body = b"data: " + body + b"\n\ndata: [DONE]\n\n"
+        await self.send({"type": "http.response.body", "body": (_comment(told) if told else b"") + body})
 
 
 class _Second:
@@ -250,7 +281,8 @@ class _Second:
         if not self._passes:
             return
         if self._first.opened:  # the head is out, so the stream says it
-            await self._first.send(_comment(self._told))
+            message = {"type": "http.response.body", "body": _comment(self._told), "more_body": True}
+            await self._first.send(message)
             return
         self._first.opened = True
         await self._first.send(_with_header(message, self._told))
@@ -288,9 +320,30 @@ def _says_something(message: Message) -> bool:
     return bool(body) and _SIGN_OF_LIFE.fullmatch(body) is None
 
 
-def _comment(told: str) -> Message:
+def _comment(told: str) -> bytes:
     """Of an event stream: clients pass it over, people find it."""
-    return {"type": "http.response.body", "body": f": {HEADER}: {told}\n\n".encode(), "more_body": True}
+    return f": {HEADER}: {told}\n\n".encode()
+
+
+def _last_event(dialect: str, error: dict[str, Any]) -> bytes:
+    """The server's error as the end of a stream, as it writes it itself where it is asked directly."""
+    if dialect.endswith("completions"):
+        return f"data: {json.dumps({'error': error})}\n\ndata: [DONE]\n\n".encode()
+    kind = "error"
+    data: dict[str, Any] = {"type": kind, "error": error}
+    if dialect == "responses":
+        kind = "response.failed"
+        told = {"code": _CODES.get(str(error.get("code")), "server_error"), "message": error["message"]}
+        response: dict[str, Any] = {"id": "resp_refused", "object": "response", "status": "failed", "error": told}
+        response |= {
+            "created_at": int(time.time()),
+            "incomplete_details": None,
+            "model": "",
+            "output": [],
+            "usage": None,
+        }
+        data = {"type": kind, "sequence_number": 0, "response": response}
+    return f"event: {kind}\ndata: {json.dumps(data)}\n\n".encode()
 
 
 def _with_header(message: Message, told: str) -> Message:

@@ -74,7 +74,7 @@ class Scripted:
         self.service = FakeService(self.events)
 
     def events(self, request: ChatRequest) -> Iterator[Any]:
-        said = str(request.messages[-1].content).split()
+        said = str(request.messages[-1].content if request.messages else request.prompt).split()
         try:
             error = error_of(said[-1])
         except KeyError:
@@ -166,6 +166,8 @@ def clean(cloud: StubServer, scripted: Scripted) -> Iterator[None]:
 def body_of(dialect: str, text: str, **more: Any) -> dict[str, Any]:
     if dialect == "responses":
         return {"model": "tiny", "input": [{"role": "user", "content": text}], **more}
+    if dialect == "completions":
+        return {"model": "tiny", "prompt": text, **more}
     return {"model": "tiny", "max_tokens": 50, "messages": [{"role": "user", "content": text}], **more}
 
 
@@ -279,17 +281,44 @@ def test_a_wrong_key_and_a_provider_that_is_down_end_the_same_way(
     assert KEY not in proxy.log_tail(10**6)
 
 
+@pytest.mark.parametrize("word", ["queue_full", "internal"])
+@pytest.mark.parametrize("dialect", DIALECTS)
 def test_a_stream_that_nobody_can_answer_ends_with_the_servers_own_error(
-    web: httpx.Client, cloud: StubServer, scripted: Scripted
+    web: httpx.Client, cloud: StubServer, scripted: Scripted, dialect: str, word: str
 ) -> None:
+    """In the words and the form that the server itself writes; LiteLLM has one form and sometimes none of the words."""
     cloud.fails[:] = [400]
-    with web.stream("POST", "messages", json=body_of("messages", "late queue_full", stream=True)) as stream:
+    with web.stream("POST", dialect, json=body_of(dialect, f"late {word}", stream=True)) as stream:
         lines = stream.iter_lines()
         assert next(lines).startswith((": ping", "event: ping"))
         scripted.go.set()
-        rest = "\n".join(lines)
-    assert f": {HEADER}: {MODEL}; queue_full; failed" in rest
-    assert "running or waiting already" in rest and "The cloud is out" not in rest
+        rest = list(lines)
+    assert (f": {HEADER}: {MODEL}; queue_full; failed" in rest) is (word == "queue_full")
+    assert len(cloud.seen) == (word == "queue_full")
+    data = [json.loads(line.removeprefix("data: ")) for line in rest if line.startswith("data: {")]
+    kind = {"chat/completions": None, "messages": "error", "responses": "response.failed"}[dialect]
+    assert data[-1].get("type") == kind and (kind is None or f"event: {kind}" in rest)
+    assert (data[-1].get("response") or data[-1])["error"]["message"] == error_of(word).message
+
+
+@pytest.mark.parametrize("dialect", [*DIALECTS, "completions"])
+def test_who_forbids_it_is_told_the_servers_error_after_a_wait_too(
+    web: httpx.Client, cloud: StubServer, scripted: Scripted, dialect: str
+) -> None:
+    """Plain completions never go elsewhere."""
+    off = {} if dialect == "completions" else {HEADER: "off"}
+    with web.stream("POST", dialect, json=body_of(dialect, "late queue_full", stream=True), headers=off) as stream:
+        lines = stream.iter_lines()
+        assert next(lines).startswith((": ping", "event: ping"))
+        scripted.go.set()
+        rest = "".join(lines)
+    assert error_of("queue_full").message in rest and HEADER not in rest and cloud.seen == []
+
+
+def test_who_is_to_come_back_later_is_not_waited_for(web: httpx.Client, cloud: StubServer) -> None:
+    cloud.fails[:] = [429]
+    fails_everywhere(web, "messages", False)
+    assert len(cloud.seen) == 1
 
 
 def test_litellm_tries_again_what_may_pass(web: httpx.Client, cloud: StubServer) -> None:
