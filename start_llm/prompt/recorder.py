@@ -75,5 +75,6 @@ class Recorder:
                 self._jobs.put(_Job(_GUESS, job.number, job.prepared, job.answer, job.tokens))
         elif self._anchor is not None:
             guess = self._pipeline.predict(job.prepared, job.answer, job.tokens)
-            if guess is not None:
-                self._anchor(guess, job.prepared.session)
+            anchor = self._anchor  # closed meanwhile: nobody takes the guess any more
+            if guess is not None and anchor is not None:
+                anchor(guess, job.prepared.session)

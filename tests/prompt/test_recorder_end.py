@@ -1,0 +1,38 @@
+"""The recorder is closed while it guesses: the guess is dropped, and nothing fails."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+from start_llm.prompt.recorder import Recorder
+
+WAIT = 60.0
+
+
+class Pipeline:
+    def __init__(self) -> None:
+        self.guessing, self.go_on = threading.Event(), threading.Event()
+
+    def record(self, *job: Any) -> None:
+        """Nothing is kept."""
+
+    def predict(self, *job: Any) -> str:
+        self.guessing.set()
+        assert self.go_on.wait(WAIT)
+        return "a guess"
+
+
+def test_a_recorder_that_is_closed_while_it_guesses() -> None:
+    pipeline, taken = Pipeline(), []
+    recorder = Recorder(pipeline, lambda guess, session: taken.append(guess))  # type: ignore[arg-type]
+    recorder.finish(SimpleNamespace(session="s"), None, ())  # type: ignore[arg-type]
+    assert pipeline.guessing.wait(WAIT)
+    closing = threading.Thread(target=recorder.close)
+    closing.start()
+    while recorder._anchor is not None:
+        closing.join(0.01)
+    pipeline.go_on.set()
+    closing.join(WAIT)
+    assert recorder.failures == 0 and taken == []
