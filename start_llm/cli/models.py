@@ -7,17 +7,17 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from start_llm.cli.loaded import Card, card_of, change, server_cards, state_of
+from start_llm.cli.listing import GB, fitting, print_models
+from start_llm.cli.loaded import Card, card_of, change, server_cards
 from start_llm.cli.show import show
 from start_llm.core.exitcodes import ExitCode
-from start_llm.core.modelmap import ADAPTER_SIGN
 from start_llm.core.settings import Settings
 from start_llm.host.home import command as program
 from start_llm.host.home import home
@@ -28,7 +28,6 @@ from start_llm.models.checkpoint import is_path
 from start_llm.models.device import Accelerator, inspect_device
 from start_llm.models.pull import PullError, fetch_lock, pull
 from start_llm.models.recommended import (
-    SHORT_NAMES,
     SOURCE,
     Recommendation,
     bandwidth,
@@ -39,7 +38,7 @@ from start_llm.models.recommended import (
 from start_llm.progress import ProgressBars
 from start_llm.service.place import running_ports
 
-GB, GIB = 1e9, 2**30
+GIB = 2**30
 
 
 def main_models(settings: Settings, options: argparse.Namespace) -> int:
@@ -60,50 +59,10 @@ def main_models(settings: Settings, options: argparse.Namespace) -> int:
     if not found and not cards:
         print(f"No model is on this disk. {program()} recommend names some; {program()} pull NAME fetches one.")
         return 0
-    _print(found, cards, adapters)
+    print_models(found, cards, adapters)
     for entry in settings.models_by_name.entries:
         print(f"MODEL_MAP    {entry.pattern} means {entry.model}")
     return 0
-
-
-def _print(found: list[Stored], cards: list[Card] | None, adapters: Sequence[Chosen]) -> None:
-    """`cards`: of the running server, which tell of adapters, too; ``None`` where none runs."""
-    table = Table(box=None, pad_edge=False)
-    for heading in ("NAME", "SIZE", "CONTEXT", *(("STATE", "KV") if cards is not None else ()), "CAN"):
-        numbers = heading in {"SIZE", "CONTEXT", "KV"}
-        table.add_column(heading, justify="right" if numbers else "left", overflow="fold")
-    left = list(cards or ())
-    for model in found:
-        card = card_of(left, model.name)
-        told = () if cards is None else ("-", "-") if card is None else state_of(card)
-        if card is not None:
-            left.remove(card)
-        context = model.context if card is None else card.get("context_length")
-        shown = "-" if context is None else f"{context:,}"
-        table.add_row(
-            _short(model.name), f"{model.size / GB:.1f} GB", shown, *told, model.problem or ", ".join(model.can)
-        )
-        if cards is None:
-            for adapter in _of(model, adapters):
-                name = f"{model.name.rpartition('/')[2]}{ADAPTER_SIGN}{adapter.name}"
-                table.add_row(name, f"+{adapter.size / GB:.1f} GB", shown, "")
-    for adapter in adapters:
-        if not any(_of(model, [adapter]) for model in found):
-            why = adapter.problem or f"its model is not on this disk: {adapter.base}"
-            told = () if cards is None else ("-", "-")
-            table.add_row(f"{ADAPTER_SIGN}{adapter.name}", f"+{adapter.size / GB:.1f} GB", "-", *told, why)
-    for card in left:  # what only the server knows: another folder, an encoder
-        can = ", ".join(name for name, able in card.get("capabilities", {}).items() if able is True)
-        size = f"{card['details'].get('weight_bytes', 0) / GB:.1f} GB"
-        table.add_row(str(card.get("id")), size, f"{card.get('context_length') or 0:,}", *state_of(card), can)
-    Console(highlight=False, markup=False, width=max(120, shutil.get_terminal_size().columns)).print(table)
-
-
-def _of(model: Stored, adapters: Iterable[Chosen]) -> list[Chosen]:
-    """Those that can be put on the model."""
-    if model.problem:
-        return []
-    return [each for each in adapters if not each.problem and each.fits(model.name, model.folder.name)]
 
 
 def _plain(model: Stored, cards: list[Card] | None, adapters: Iterable[Chosen]) -> dict[str, Any]:
@@ -117,18 +76,13 @@ def _plain(model: Stored, cards: list[Card] | None, adapters: Iterable[Chosen]) 
         "context": model.context,
         "can": list(model.can),
         "problem": model.problem,
-        "adapters": [adapter.name for adapter in _of(model, adapters)],
+        "adapters": [adapter.name for adapter in fitting(model, adapters)],
         "server": None
         if card is None
         else {"name": card["id"]}
         | {key: details.get(key) for key in ("state", "pinned", "weight_bytes", "kv_bytes")}
         | {"context": card.get("context_length")},
     }
-
-
-def _short(name: str) -> str:
-    short = next((short for short, repository in SHORT_NAMES.items() if repository == name), None)
-    return f"{name} ({short})" if short else name
 
 
 def main_pull(settings: Settings, options: argparse.Namespace) -> int:

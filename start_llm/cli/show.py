@@ -19,7 +19,7 @@ from start_llm.models.capabilities import Fact, fingerprint, read_config
 from start_llm.models.catalog import EMBEDDED_NAME, folder_of, stored_models
 from start_llm.models.facts import facts_of, sampling_of
 from start_llm.models.family import families
-from start_llm.models.override import family_of, read_override
+from start_llm.models.override import Override, family_of, read_override
 from start_llm.models.probed import FILE, Probed, ProbeTable, probe_key
 from start_llm.models.recommended import full_name
 from start_llm.models.trial import told
@@ -33,20 +33,13 @@ def show(settings: Settings, name: str | None, *, as_json: bool) -> int:
     if folder is None:
         print(f"{asked} is not on this disk; {program()} models lists what is.", file=sys.stderr)
         return 1
+    probed = _probed(settings, folder)
     try:
-        config = read_config(folder)
         override = read_override(home() / settings.model_files.expanduser(), source)
-        family = family_of(settings.model_family, override, config, source.rstrip("/").rsplit("/", 1)[-1], {})
+        facts = _facts(settings, source, folder, override, probed)
     except (NotSupported, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
-    probed = _probed(settings, folder)
-    if probed is not None and family.source == "config" and probed.family in families():
-        family = Fact(families()[probed.family], "config")  # with what the vocabulary says
-    facts = facts_of(config, family, override)
-    if probed is not None:
-        facts = facts_of(config, family, override, signs=probed.signs, traits=probed.traits, trial=probed.trial)
-    facts |= {name: fact for name, fact in sampling_of(folder).items() if name not in facts}
     if as_json:
         shown = {key: {"value": fact.value, "source": fact.source} for key, fact in facts.items()}
         trial = None if probed is None else asdict(probed.trial)
@@ -62,6 +55,19 @@ def show(settings: Settings, name: str | None, *, as_json: bool) -> int:
         said = told(probed.trial, str(facts["tool_parser"].value))
         print(f"{said[:1].upper()}{said[1:]}.")
     return 0
+
+
+def _facts(settings: Settings, source: str, folder: Path, override: Override, probed: Probed | None) -> dict[str, Fact]:
+    """Raises NotSupported, OSError, ValueError: the configuration cannot be read, or names what there is not."""
+    config = read_config(folder)
+    family = family_of(settings.model_family, override, config, source.rstrip("/").rsplit("/", 1)[-1], {})
+    if probed is None:
+        facts = facts_of(config, family, override)
+    else:
+        if family.source == "config" and probed.family in families():
+            family = Fact(families()[probed.family], "config")  # with what the vocabulary says
+        facts = facts_of(config, family, override, signs=probed.signs, traits=probed.traits, trial=probed.trial)
+    return facts | {name: fact for name, fact in sampling_of(folder).items() if name not in facts}
 
 
 def _folder(settings: Settings, source: str) -> Path | None:
