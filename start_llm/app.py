@@ -240,8 +240,8 @@ class App:
             card=main,
             log_path=self.settings.log_root / "proxy.log",
             encoders=self.encoders.cards(),
-            audio=self.pool.audio_cards(),
-            others=self.pool.other_cards(),
+            audio=self.pool.listed.audio(),
+            others=self.pool.listed.others(),
         )
         try:
             proxy.start()

@@ -9,9 +9,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from copy import copy
-from dataclasses import replace
-from typing import Any
 
 from start_llm.building import Built, ModelBuilder
 from start_llm.core.audio import AudioTask
@@ -22,7 +19,8 @@ from start_llm.engine.loop import SHUTTING_DOWN
 from start_llm.engine.thread import EngineThread
 from start_llm.models.names import Known
 from start_llm.models.pool import Weights
-from start_llm.poolbook import Book, Entry, Lease
+from start_llm.poolbook import Book, Lease
+from start_llm.poolcards import Cards
 from start_llm.poolloader import Loader
 from start_llm.poolnames import PoolNames
 from start_llm.prompt.clients import Clients
@@ -36,12 +34,16 @@ class Pool:
     """
     Args:
         say: tells people what is loaded and unloaded.
+
+    Attributes:
+        listed: what is told of each model.
     """
 
     def __init__(self, settings: Settings, clients: Clients, say: Callable[[str], None]) -> None:
         self._settings, self._clients, self._say = settings, clients, say
         self._names = PoolNames(settings)
         self._book = Book(settings, self._names)
+        self.listed = Cards(settings, self._names, self._book)
         self._engine: EngineThread
         self._builder: ModelBuilder
         self._loader: Loader
@@ -122,26 +124,10 @@ class Pool:
         return self._book.main.card
 
     def cards(self) -> tuple[ModelCard, ...]:
-        if self.main is None:
-            return ()
-        listed = self._names.all()
-        self._book.forget(listed)
-        entries = self._book.entries()
-        keys = {entry.key for entry in entries}
-        cards = [self._card(entry) for entry in entries]
-        return (*cards, *(self._stored_card(known) for known in listed if known.key not in keys))
-
-    def other_cards(self) -> list[ModelCard]:
-        """Of the models that answer beside the main one."""
-        return [card for card in self.cards()[1:] if "task" not in card.details]
-
-    def audio_cards(self) -> list[ModelCard]:
-        """Of the audio models; `details` has the task of each."""
-        return [card for card in self.cards() if "task" in card.details]
+        return () if self.main is None else self.listed.all()
 
     def card(self, name: str) -> ModelCard:
-        known = self._find(name)
-        return self._card(self._book.entry(known))
+        return self.listed.of(self._book.entry(self._find(name)))
 
     def served_name(self, asked: str) -> str:
         main = self.main
@@ -172,7 +158,7 @@ class Pool:
         until = time.monotonic() + UNLOAD_SECONDS
         while entry.state == "unloading" and time.monotonic() < until and not self._loader.stopping:
             time.sleep(0.02)
-        return self._card(entry)
+        return self.listed.of(entry)
 
     def pin(self, name: str, pinned: bool) -> ModelCard:
         known = self._find(name)
@@ -180,7 +166,7 @@ class Pool:
             entry = self._book.entry(known)
             entry.pinned = pinned
             self._book.look_again()
-        return self._card(entry)
+        return self.listed.of(entry)
 
     def figures(self) -> Mapping[str, float]:
         """Counters of all prompt pipelines, and of the pool itself, by the names that `/metrics` shows."""
@@ -201,43 +187,3 @@ class Pool:
     def staying(self, model: str) -> list[Weights]:
         """Of pinned models other than this one."""
         return self._book.pinned_weights(model)
-
-    def _card(self, entry: Entry) -> ModelCard:
-        """As it is now. Nothing is locked while the disk is looked at: it may hang."""
-        with self._book.lock:
-            now = copy(entry)
-        card = now.card if now.card is not None else self._stored_card(now.known) if now.known else None
-        assert card is not None, "the main model has one from its start on"
-        failed = now.failure is not None and now.state == "stored"
-        return replace(
-            card,
-            state="failed" if failed else now.state,
-            pinned=now.pinned,
-            kv_bytes=now.serving.built.kv_bytes() if now.serving is not None else 0,
-            problem=now.failure.message if failed and now.failure is not None else "",
-        )
-
-    def _stored_card(self, known: Known) -> ModelCard:
-        stored, most, adapter = known.stored, self._settings.max_kv_size, known.adapter
-        context = min(most, stored.context or most)
-        details: dict[str, Any] = {"source": known.source}
-        if stored.audio is not None:
-            context = 0
-            details |= {"kind": "audio", "task": stored.audio}
-        if adapter is not None:
-            details |= {"base": known.base, "adapter": adapter.name}
-        sees = "images" in stored.can and adapter is None
-        return ModelCard(
-            known.name,
-            int(stored.folder.stat().st_mtime) if stored.folder.exists() else 0,
-            context,
-            tools="tools" in stored.can,
-            reasoning="reasoning" in stored.can,
-            vision=sees and self._settings.vision == "auto",
-            images="reject" if stored.audio else "shown" if sees else self._settings.images_on_text_model,
-            state="stored",
-            pinned=self._names.is_pinned(*known.aliases),
-            weight_bytes=stored.size if adapter is None else adapter.size,
-            context_scale=self._settings.context_scale_for(context),
-            details=details,
-        )
