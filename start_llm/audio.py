@@ -7,6 +7,7 @@ the same budget. A request holds its model until it is over.
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 import textwrap
 import threading
@@ -29,7 +30,8 @@ STEP_SECONDS = 0.1
 """What the work of one step may take, so that a row that decodes hardly waits; a step of the model is not cut."""
 LOOK_SECONDS = 0.5
 """How often one that waits shows life."""
-LOAD_SECONDS = 600.0
+WAIT_SECONDS = 600.0
+"""What a request waits for its model at most, and then for room in memory: meanwhile it holds an HTTP thread."""
 SHORT, LONGEST = 30, 300
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？]) ")
 
@@ -146,11 +148,11 @@ class AudioService:
                 code="limit_exceeded",
             )
         with contextlib.closing(self._models.open_audio(model, "transcription")) as lease:
-            yield from _loaded(lease, model)
+            yield from _waiting(lease.wait, f"The model {model!r} is still being loaded.")
             listener = lease.audio
             hints = Hints(listener.check(hints.language), hints.prompt, hints.temperature)
-            while not self._room.take(recording.seconds, LOOK_SECONDS):
-                yield Part(0, 0)
+            taking = functools.partial(self._room.take, recording.seconds)
+            yield from _waiting(taking, "Other recordings are still in memory, and this one has no room beside them.")
             try:
                 samples = samples_of(recording, "file")
                 found: Transcript = yield from self._steps(listener.transcribe(samples, hints), len(samples) / RATE)
@@ -164,7 +166,7 @@ class AudioService:
         """The work of a `Speech`. Raises what `core.audio.Speaking` says."""
         pieces = pieces_of(text)
         with contextlib.closing(self._models.open_audio(model, "speech")) as lease:
-            yield from _loaded(lease, model)
+            yield from _waiting(lease.wait, f"The model {model!r} is still being loaded.")
             found: Sound = yield from self._steps(lease.audio.speak(pieces), len(pieces))
         with self._counting:
             self._spoken += len(found.samples) / found.rate
@@ -220,12 +222,15 @@ def pieces_of(text: str) -> list[str]:
     return pieces
 
 
-def _loaded(lease: AudioLease, model: str) -> Generator[Part]:
-    """Signs of life until the model is there. Raises Unavailable."""
-    until = time.monotonic() + LOAD_SECONDS
-    while not lease.wait(LOOK_SECONDS):
+def _waiting(there: Callable[[float], bool], problem: str) -> Generator[Part]:
+    """Signs of life until it is `there`, which is given the seconds that it may take to look.
+
+    Raises Unavailable with `problem` after `WAIT_SECONDS`.
+    """
+    until = time.monotonic() + WAIT_SECONDS
+    while not there(LOOK_SECONDS):
         if time.monotonic() > until:
-            raise Unavailable(f"The model {model!r} is still being loaded.")
+            raise Unavailable(problem)
         yield Part(0, 0)
 
 

@@ -125,6 +125,32 @@ def test_recordings_wait_for_each_other_where_they_are_long(
     assert len(list(parts)) == 3
 
 
+def test_who_waits_too_long_for_room_in_memory_gives_its_model_back(
+    service: Callable[..., AudioService], pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("start_llm.audio.WAIT_SECONDS", 0.0)
+    audio = service()
+    assert audio._room.take(RECORDED.most - 0.25, 0.0)
+    parts = iter(audio.transcribe("known", wav(tone(0.5)), Hints()))
+    with pytest.raises(Unavailable, match="no room beside them"):
+        for _ in range(100):  # of 0.01 s each
+            assert next(parts) is not None
+    assert (pool.open, pool.audio.steps) == (0, 0)
+    assert audio._room.take(0.25, 0.0), "nothing was taken"
+
+
+def test_who_waits_too_long_for_its_model_is_told_so(
+    service: Callable[..., AudioService], pool: FakePool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("start_llm.audio.WAIT_SECONDS", 0.0)
+    pool.loaded = False
+    parts = iter(service().transcribe("known", wav(tone(0.5)), Hints()))
+    with pytest.raises(Unavailable, match="The model 'known' is still being loaded"):
+        for _ in range(100_000):
+            assert next(parts) is not None
+    assert pool.open == 0
+
+
 def test_a_room_of_its_size_takes_what_is_larger() -> None:
     room = Room(10.0)
     assert room.take(25.0, 0.0)
