@@ -30,11 +30,6 @@ class Stored(Protocol):
         ...
 
 
-def _nobody(need: int) -> bool:
-    """No model can be unloaded."""
-    return False
-
-
 class Shared:
     """What the KV of all loaded models may take together. Model thread only, but for `running`.
 

@@ -94,10 +94,8 @@ def providers() -> list[str]:
 
 
 def _announced(settings: Settings, environment: Mapping[str, str]) -> str:
-    model, where = (
-        settings.fallback_model or "",
-        f" at {settings.fallback_api_base}" if settings.fallback_api_base else "",
-    )
+    model = settings.fallback_model or ""
+    where = f" at {settings.fallback_api_base}" if settings.fallback_api_base else ""
     told = (
         f"ON: a conversation that this server cannot answer (model not loadable, no memory, queue full, context too "
         f"long) is sent, whole, to {model}{where}"
