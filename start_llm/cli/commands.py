@@ -140,7 +140,8 @@ MODEL_WORDS = ("show", "load", "unload", "pin")
 
 def add_models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="?", choices=MODEL_WORDS, metavar="WHAT", help="show, load, unload or pin one")
-    parser.add_argument("name", nargs="?", metavar="NAME", help="repository, folder or short name; MODEL_PATH if unset")
+    name = "repository, folder or short name; show: MODEL_PATH if unset"
+    parser.add_argument("name", nargs="?", metavar="NAME", help=name)
     parser.add_argument("--off", action="store_true", help="pin: the model may go again when its memory is needed")
     add_port(parser)
     add_json(parser)

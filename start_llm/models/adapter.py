@@ -119,7 +119,7 @@ def look_at(folder: Path, told: str) -> Adapter:
 def other_base(base: str, source: str) -> str | None:
     """The model that an adapter was trained on, if it is called differently from the one that it is put on.
 
-    Names prove nothing (a quantised copy has another one: it begins alike); shapes do.
+    Names prove nothing (a quantised copy has another one, that contains the base's); shapes do.
     """
     trained, served = _plain(base), _plain(source)
     if not trained or not served or trained in served or served in trained:
