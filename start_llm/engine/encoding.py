@@ -14,9 +14,8 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten
 
-from start_llm.core.errors import NotSupported
+from start_llm.engine.lazily import reading, refusing
 from start_llm.models.encoder import EncoderFiles, Pooling
 
 LIBRARY = "mlx_embeddings"
@@ -24,8 +23,6 @@ STEP_SECONDS = 0.1
 """What a batch should take, so that a row that decodes hardly waits."""
 FIRST, MOST = 512, 16384
 """Tokens of the first batch, and of any batch; padding included. A text that is longer is a batch by itself."""
-LOAD_BYTES = 64 << 20
-"""Weights that are read in one step."""
 _SAME = 0.999
 _NEWEST = 0.5  # weight of the last batch in the average
 
@@ -100,18 +97,7 @@ def pool(hidden: mx.array, mask: mx.array, how: Pooling) -> mx.array:
 def loading(files: EncoderFiles) -> Generator[float, None, Encoder]:
     """Reads the weights, some in each step. `import_library` comes first. Raises NotSupported."""
     library: Any = importlib.import_module(f"{LIBRARY}.utils")
-    try:
+    with refusing("mlx-embeddings", f"{files.name} ({files.config.get('model_type')})"):
         model = library.load_model(files.folder, lazy=True, path_to_repo=files.name)
-    except (ValueError, TypeError, KeyError, OSError) as error:
-        kind = files.config.get("model_type")
-        raise NotSupported(f"mlx-embeddings cannot load {files.name} ({kind}): {error}") from error
-    waiting: list[mx.array] = []
-    for _, array in tree_flatten(model.parameters()):
-        waiting.append(array)
-        if sum(each.nbytes for each in waiting) >= LOAD_BYTES:
-            mx.eval(waiting)
-            waiting = []
-            yield 0.0
-    mx.eval(waiting)
-    yield 0.0
+    yield from reading(model)
     return Encoder(model, files)

@@ -15,14 +15,12 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
-from mlx.utils import tree_flatten
 
 from start_llm.core.audio import Hints, Segment, Transcript
-from start_llm.core.errors import BadRequest, NotSupported
+from start_llm.core.errors import BadRequest
+from start_llm.engine.lazily import reading, refusing
 from start_llm.engine.sound import LIBRARY, RATE
 
-LOAD_BYTES = 64 << 20
-"""Weights that are read in one step."""
 HOP, FFT = 160, 400
 WINDOW = 3000
 """Frames of a window: half a minute."""
@@ -43,11 +41,9 @@ def import_library() -> None:
 def loading(folder: Any, name: str) -> Generator[float, None, Listener]:
     """Reads the weights, some in each step. `import_library` comes first. Raises NotSupported."""
     library: Any = importlib.import_module(f"{LIBRARY}.stt.utils")
-    try:
+    with refusing("mlx-audio", name):
         model = library.load_model(folder, lazy=True)
         model.get_tokenizer()
-    except (ValueError, TypeError, KeyError, OSError, AttributeError) as error:
-        raise NotSupported(f"mlx-audio cannot load {name}: {error}") from error
     yield from reading(model)
     return Listener(model, name)
 
@@ -55,19 +51,6 @@ def loading(folder: Any, name: str) -> Generator[float, None, Listener]:
 def free_memory() -> None:
     """Gives back what nothing holds. What still holds itself is found by the loader: here that would hold all up."""
     mx.clear_cache()
-
-
-def reading(model: Any) -> Generator[float]:
-    """Reads what is still on disk of a model's weights."""
-    waiting: list[mx.array] = []
-    for _, array in tree_flatten(model.parameters()):
-        waiting.append(array)
-        if sum(each.nbytes for each in waiting) >= LOAD_BYTES:
-            mx.eval(waiting)
-            waiting = []
-            yield 0.0
-    mx.eval(waiting)
-    yield 0.0
 
 
 @dataclass(frozen=True, slots=True)

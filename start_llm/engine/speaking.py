@@ -13,9 +13,9 @@ import mlx.core as mx
 import numpy as np
 
 from start_llm.core.audio import Sound
-from start_llm.core.errors import BadRequest, NotSupported
+from start_llm.core.errors import BadRequest
 from start_llm.core.limits import SPOKEN
-from start_llm.engine.hearing import reading
+from start_llm.engine.lazily import reading, refusing
 from start_llm.engine.sound import LIBRARY
 
 
@@ -28,10 +28,8 @@ def import_library() -> None:
 def loading(folder: Any, name: str) -> Generator[float, None, Speaker]:
     """Reads the weights, some in each step. `import_library` comes first. Raises NotSupported."""
     library: Any = importlib.import_module(f"{LIBRARY}.tts.utils")
-    try:
+    with refusing("mlx-audio", name):
         model = library.load_model(folder, lazy=True)
-    except (ValueError, TypeError, KeyError, OSError, AttributeError) as error:
-        raise NotSupported(f"mlx-audio cannot load {name}: {error}") from error
     yield from reading(model)
     return Speaker(model, name)
 

@@ -1,0 +1,40 @@
+"""How models of libraries beside mlx-lm are loaded: no weight is read at first, then some in each step.
+
+Arrays belong to the model thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import mlx.core as mx
+from mlx.utils import tree_flatten
+
+from start_llm.core.errors import NotSupported
+
+LOAD_BYTES = 64 << 20
+"""Weights that are read in one step."""
+
+
+@contextmanager
+def refusing(library: str, name: str) -> Generator[None]:
+    """What `library` (its name, for people) cannot load, whatever it says then. Raises NotSupported."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, OSError, AttributeError) as error:
+        raise NotSupported(f"{library} cannot load {name}: {error}") from error
+
+
+def reading(model: Any) -> Generator[float]:
+    """Reads what is still on disk of a model's weights."""
+    waiting: list[mx.array] = []
+    for _, array in tree_flatten(model.parameters()):
+        waiting.append(array)
+        if sum(each.nbytes for each in waiting) >= LOAD_BYTES:
+            mx.eval(waiting)
+            waiting = []
+            yield 0.0
+    mx.eval(waiting)
+    yield 0.0
