@@ -16,7 +16,7 @@ from rich.console import Console
 
 from start_llm.api.server import ApiServer, make_server
 from start_llm.audio import AudioService
-from start_llm.building import GIB, Built, ModelBuilder
+from start_llm.building import Built, ModelBuilder
 from start_llm.chat import ChatService
 from start_llm.core.errors import StartLLMError, Unavailable
 from start_llm.core.exitcodes import ExitCode
@@ -35,7 +35,7 @@ from start_llm.engine.runtime import TextRuntime, end_streams
 from start_llm.engine.thread import EngineThread
 from start_llm.host.activation import is_held
 from start_llm.host.home import command
-from start_llm.models.device import inspect_device
+from start_llm.models.device import GIB, inspect_device
 from start_llm.models.loader import accelerator
 from start_llm.models.recommended import recommended_model
 from start_llm.pooling import Pool

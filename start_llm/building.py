@@ -21,7 +21,7 @@ from start_llm.kvcache.disk import DiskTier
 from start_llm.models.adapter import Adapter
 from start_llm.models.adapters import Chosen
 from start_llm.models.aside import aside, at_once
-from start_llm.models.device import Device, default_disk_bytes, inspect_device
+from start_llm.models.device import GIB, Device, default_disk_bytes, inspect_device
 from start_llm.models.finding import find_out, with_room
 from start_llm.models.loader import (
     Given,
@@ -35,7 +35,6 @@ from start_llm.models.loader import (
 from start_llm.models.pool import Weights
 from start_llm.models.weights import BasesInMemory, group_of
 
-GIB = 2**30
 READ_AHEAD_SHARE = 0.5  # of the machine's memory: larger weights are not read ahead
 
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from start_llm.core.audio import AudioTask
 from start_llm.core.errors import StartLLMError, Unavailable
+from start_llm.core.modelmap import MAIN_NAME
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.models.adapters import Chosen
@@ -62,7 +63,7 @@ class Entry:
 
     @property
     def name(self) -> str:
-        return self.card.id if self.card is not None else self.known.name if self.known is not None else "default"
+        return self.card.id if self.card is not None else self.known.name if self.known is not None else MAIN_NAME
 
     @property
     def task(self) -> AudioTask | None:

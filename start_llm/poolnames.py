@@ -9,7 +9,7 @@ from typing import Any
 
 from start_llm.core.audio import AudioTask
 from start_llm.core.errors import BadRequest, NotFound, NotSupported
-from start_llm.core.modelmap import ADAPTER_SIGN
+from start_llm.core.modelmap import ADAPTER_SIGN, MAIN_NAME
 from start_llm.core.settings import Settings
 from start_llm.models.adapter import CONFIG, shown, unusable
 from start_llm.models.adapters import Adapters, Chosen, check_name
@@ -22,7 +22,7 @@ from start_llm.models.weights import group_of
 
 # Names that clients are hard-wired to; where MODEL_MAP says nothing of them they mean the main model.
 _FOREIGN_NAMES = re.compile(r"(claude|gpt|chatgpt|codex|o\d)([-.:].*)?$", re.IGNORECASE)
-MAIN_NAMES = frozenset({"", "default"})
+MAIN_NAMES = frozenset({"", MAIN_NAME})
 _FOREIGN_AUDIO: dict[AudioTask, re.Pattern[str]] = {
     "transcription": re.compile(r"whisper-\d|gpt-4o(-mini)?-transcribe([-.].*)?"),
     "speech": re.compile(r"tts-\d(-hd)?|gpt-4o(-mini)?-tts([-.].*)?"),
@@ -39,7 +39,7 @@ class PoolNames:
         self._settings = settings
         self._names = Names(settings)
         self._main = MAIN_NAMES
-        self._first = "default"
+        self._first = MAIN_NAME
         self._table = settings.models_by_name
         meant = {self._table.resolve(name) for name in settings.pinned} | set(settings.pinned)
         self._pinned = {full_name(name) or name for name in meant} | meant

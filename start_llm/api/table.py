@@ -29,6 +29,7 @@ from start_llm.api.visitor import Made
 from start_llm.core.audio import Audio
 from start_llm.core.encoding import Encoders
 from start_llm.core.jsontext import parse_json
+from start_llm.core.modelmap import MAIN_NAME
 from start_llm.core.request import ChatRequest, Dialect
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings
@@ -37,8 +38,6 @@ from start_llm.dashboard.board import Board
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.request_log import RequestLog
 
-MAIN = "default"
-"""A name that means the main model."""
 CHAT_FIELDS = frozenset(
     {
         *("functions", "function_call", "response_format", "max_completion_tokens", "n", "logprobs", "top_logprobs"),
@@ -131,7 +130,7 @@ class Dialects:
         name = self.service.served_name(request.model)
         side = self.settings.models_by_name.side
         if side is not None and is_side_request(request) and not names_tools(parse_json(inbound.body)):
-            name = self.service.served_name(side) if name == self.service.served_name(MAIN) else name
+            name = self.service.served_name(side) if name == self.service.served_name(MAIN_NAME) else name
         return replace(request, model=name)
 
 

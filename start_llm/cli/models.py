@@ -25,7 +25,7 @@ from start_llm.host.ports import served_model
 from start_llm.models.adapters import Adapters, Chosen
 from start_llm.models.catalog import Stored, hub_folder, stored_models
 from start_llm.models.checkpoint import is_path
-from start_llm.models.device import Accelerator, inspect_device
+from start_llm.models.device import GIB, Accelerator, inspect_device
 from start_llm.models.pull import PullError, fetch_lock, pull
 from start_llm.models.recommended import (
     SOURCE,
@@ -37,8 +37,6 @@ from start_llm.models.recommended import (
 )
 from start_llm.progress import ProgressBars
 from start_llm.service.place import running_ports
-
-GIB = 2**30
 
 
 def main_models(settings: Settings, options: argparse.Namespace) -> int:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+MAIN_NAME = "default"
+"""Means the main model, whatever that is called."""
 MOST_NAME = 256
 """Characters of a name that is looked up; a longer one is no model's."""
 PROXIED = "asked:"

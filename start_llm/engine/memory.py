@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from start_llm.core.errors import OutOfMemory
-from start_llm.models.device import default_cache_bytes, kv_bytes
+from start_llm.models.device import GIB, default_cache_bytes, kv_bytes
 from start_llm.models.pool import Weights, together
 
-GIB = 2**30
 LEAST_STORED = 64 * 2**20
 
 

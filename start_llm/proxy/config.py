@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from start_llm.core.modelmap import PROXIED
+from start_llm.core.modelmap import MAIN_NAME, PROXIED
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.proxy.child import FALLBACK_CONFIG, GATE_CONFIG
@@ -30,7 +30,6 @@ from start_llm.proxy.elsewhere import RECORD, entry_name, fallback_entry, retry_
 log = logging.getLogger(__name__)
 
 KEY_NAME = "LITELLM_MASTER_KEY"
-ANY_MODEL = "default"  # the server's name for whatever it serves
 ANY_NAME = "*"
 ENCODER_WILDCARD = "text-embedding-*"
 RERANK_NAME = "rerank-*"
@@ -47,15 +46,15 @@ _NOT_INHERITED = ("DATABASE_URL", "REDIS_URL", "REDIS_HOST", "LITELLM_SALT_KEY",
 
 def served_name(settings: Settings, model_id: str) -> str:
     """The name that the server is asked for; it knows `model_id`, but not what PROXY_MODEL_ID makes up."""
-    return ANY_MODEL if model_id == settings.proxy_model_id else model_id.removeprefix("openai/")
+    return MAIN_NAME if model_id == settings.proxy_model_id else model_id.removeprefix("openai/")
 
 
 def proxy_model_names(settings: Settings, model_id: str) -> list[str]:
     """Names that are known to mean the main model, the served name first; no duplicates."""
     name = served_name(settings, model_id)
-    shown = [] if name == ANY_MODEL else [name]
+    shown = [] if name == MAIN_NAME else [name]
     named = settings.proxy_model_id or f"openai/{settings.model_path or name}"
-    return list(dict.fromkeys([*shown, model_id, named, ANY_MODEL]))
+    return list(dict.fromkeys([*shown, model_id, named, MAIN_NAME]))
 
 
 def abilities(card: ModelCard) -> dict[str, Any]:

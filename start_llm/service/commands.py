@@ -21,6 +21,7 @@ from start_llm.core.settings import Settings, load_settings
 from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.host.ports import free_port, get, get_json
+from start_llm.models.device import GIB
 from start_llm.service.control import ServiceError, bring_up, stop
 from start_llm.service.ondemand import is_waiting
 from start_llm.service.place import Place, State, holder, running_ports
@@ -28,7 +29,7 @@ from start_llm.service.supervisor import how, last_lines
 
 STARTUP_SECONDS = 3600.0  # a first start downloads the model
 NOT_RUNNING = 3  # what init scripts say
-MIB, GIB = 2**20, 2**30
+MIB = 2**20
 _FOLLOW_SECONDS = 0.2
 _ASK_SECONDS = 2.0
 _KV = re.compile(r"^start_llm_kv_bytes (\S+)$", re.MULTILINE)

@@ -17,7 +17,7 @@ from start_llm.engine import pressure
 from start_llm.engine.alone import AloneRunner
 from start_llm.engine.drafting import Drafts
 from start_llm.engine.guarded import GuardedStore
-from start_llm.engine.memory import GIB, MemoryGuard, Pooled
+from start_llm.engine.memory import MemoryGuard, Pooled
 from start_llm.engine.quantised import Quantisation, QuantisingRunner
 from start_llm.engine.runner import Runner
 from start_llm.engine.runtime import TextDrawing
@@ -25,6 +25,7 @@ from start_llm.engine.scheduler import Limits, Scheduler
 from start_llm.engine.text import BatchRunner
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
+from start_llm.models.device import GIB
 from start_llm.models.pool import Weights
 from tests.engine.fakes import Collected, FakeRunner, FakeStore, submit
 from tests.engine.test_scheduler import drain, make
