@@ -33,6 +33,8 @@ LOOK_SECONDS = 0.5
 WAIT_SECONDS = 600.0
 """What a request waits for its model at most, and then for room in memory: meanwhile it holds an HTTP thread."""
 SHORT, LONGEST = 30, 300
+_WRITTEN_SPACE = re.compile(r"\\[nt]")
+"""A line's end or a tab written as a backslash and a letter: mlx-audio begins a new sound there."""
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？]) ")
 
 
@@ -213,7 +215,7 @@ class Speech:
 def pieces_of(text: str) -> list[str]:
     """Sentences, the short ones together, none longer than `LONGEST`: each is a step of the model."""
     pieces: list[str] = []
-    for sentence in _SENTENCE_END.split(" ".join(text.split())):
+    for sentence in _SENTENCE_END.split(" ".join(_WRITTEN_SPACE.sub(" ", text).split())):
         for part in textwrap.wrap(sentence, LONGEST):
             if pieces and len(pieces[-1]) < SHORT and len(pieces[-1]) + len(part) < LONGEST:
                 pieces[-1] += f" {part}"

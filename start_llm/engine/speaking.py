@@ -1,6 +1,6 @@
 """Text to speech by models of mlx-audio, an extra of the package. Arrays belong to the model thread.
 
-A piece of text (a sentence) is one step: mlx-audio gives its sound as a whole.
+A piece of text (a sentence) is one step, as a rule: mlx-audio gives its sound as a whole.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Speaker:
         self._rate = int(model.sample_rate)
 
     def speak(self, pieces: Sequence[str]) -> Generator[float, None, Sound]:
-        """Each yield: pieces that are done. Raises BadRequest: it does not come to an end."""
+        """Each yield: the piece that it is at. Raises BadRequest: it does not come to an end."""
         found: list[np.ndarray] = []
         for index, piece in enumerate(pieces, start=1):
             for result in self._model.generate(text=piece, verbose=False):
@@ -53,7 +53,7 @@ class Speaker:
                         param="input",
                         code="limit_exceeded",
                     )
-            mx.clear_cache()
-            yield float(index)
+                mx.clear_cache()
+                yield float(index)  # mlx-audio may make several sounds of a piece, and each takes its time
         samples = np.concatenate(found) if found else np.zeros(0, np.float32)
         return Sound(np.clip(np.nan_to_num(samples), -1.0, 1.0), self._rate)

@@ -50,6 +50,13 @@ def test_speech_without_an_end_is_refused(speaker: Speaker, monkeypatch: pytest.
         on_a_thread(lambda: through(speaker.speak([TEXT])))
 
 
+def test_every_sound_of_a_piece_is_a_step(speaker: Speaker) -> None:
+    """Others work between them. A piece with line ends in it has several sounds."""
+    seen, sound = on_a_thread(lambda: through(speaker.speak(["One.\nTwo.\nThree."])))
+    assert seen == [1.0, 1.0, 1.0]
+    assert len(sound.samples) > 1000
+
+
 def test_a_checkpoint_that_lacks_weights_is_refused_in_a_sentence(voice_path: Path, tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((voice_path / name).read_bytes())
@@ -67,6 +74,8 @@ def test_a_checkpoint_that_lacks_weights_is_refused_in_a_sentence(voice_path: Pa
         ),
         ("One. Two. Three. Four. Five. Six. Seven. Eight.", ["One. Two. Three. Four. Five. Six.", "Seven. Eight."]),
         ("ab", ["ab"]),
+        ("One\\nand\\ttwo\\\\n\\three", ["One and two\\ hree"]),
+        ("a\\n" * 8, ["a a a a a a a a"]),
     ],
 )
 def test_a_text_is_spoken_sentence_by_sentence(text: str, pieces: list[str]) -> None:
