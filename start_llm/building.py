@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -144,9 +145,9 @@ class ModelBuilder:
         """
         device, shared = self._machine()
         self._unwire()
-        shared.place(model, weights)
-        opened: list[Any] = []
-        try:
+        with ExitStack() as made:  # what has to be closed if it comes to nothing, the last one first
+            made.callback(self._left, model)
+            shared.place(model, weights)
             given = Given(bases=self.bases)
             if ahead is not None:
                 given = Given(ahead.wrapper, ahead.folder, ahead.adapter, self.bases)
@@ -159,21 +160,21 @@ class ModelBuilder:
             yield 0.0
             grammars = make_grammars(loaded.tokenizer, loaded.eos) if ahead is None else ahead.grammars
             drafts = yield from drafts_for(settings, loaded)
+            if drafts is not None:
+                made.callback(drafts.close)
             disk = yield from aside(lambda: self._disk(settings, loaded), _close)
-            opened.append(disk)
+            made.callback(_close, disk)
             store = yield from make_store(settings, loaded, shared.most_stored, disk)
-            opened.append(store)
+            made.callback(_close, store)
             guard = MemoryGuard(store, shared=shared)
-            opened.append(guard)
+            made.callback(_close, guard)
             runtime = TextRuntime(settings, loaded, store, guard, drafts, grammars, lambda: self._left(model))
-        except BaseException:
-            for each in reversed(opened):
-                _close(each)
-            shared.leave(model)
-            raise
-        loaded = with_room(loaded, guard.most_tokens(model), self._say)
-        where = f"{self._disk_bytes(settings) / GIB:.1f} GiB in {settings.disk_dir}" if disk and disk.ready else ""
-        done(Built(loaded, grammars, shared.most_stored, where, lambda: store.nbytes))
+            made.pop_all()
+            made.callback(runtime.close)
+            loaded = with_room(loaded, guard.most_tokens(model), self._say)
+            where = f"{self._disk_bytes(settings) / GIB:.1f} GiB in {settings.disk_dir}" if disk and disk.ready else ""
+            done(Built(loaded, grammars, shared.most_stored, where, lambda: store.nbytes))
+            made.pop_all()
         return runtime
 
     def guest[T](self, model: str, weights: Weights, steps: Generator[float, None, T]) -> Generator[float, None, T]:

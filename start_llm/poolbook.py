@@ -212,17 +212,16 @@ class Book:
             entry = self.entry(known)
             _check(entry)
             lease = Lease(self, entry)
-            entry.users += 1
-            entry.used = time.monotonic()
             if entry.state == "ready":
                 lease.settle(None if entry.serving is None else entry.serving.served)
-                return lease
-            if (stuck := self.stuck()) is not None:
-                entry.users -= 1
+            elif (stuck := self.stuck()) is not None:
                 raise stuck
-            entry.waiting.append(lease)
-            if entry.state == "stored":
-                self.wish_for(entry)
+            else:
+                if entry.state == "stored":
+                    self.wish_for(entry)
+                entry.waiting.append(lease)
+            entry.users += 1  # last: what was counted and goes wrong would hold the model for ever
+            entry.used = time.monotonic()
             return lease
 
     def wish_for(self, entry: Entry) -> None:

@@ -34,6 +34,7 @@ from start_llm.models.pool import Limits, room_for, there_will_be_room
 from start_llm.poolbook import Book, Entry
 from start_llm.poolnames import PoolNames
 from start_llm.prompt.clients import Clients
+from start_llm.served import Served
 from start_llm.serving import Serving, serve
 
 log = logging.getLogger(__name__)
@@ -111,14 +112,14 @@ class Loader:
 
     def _run(self) -> None:
         while True:
+            entry = None
             try:
                 entry = self._book.wishes.get(timeout=LOOK_SECONDS)
             except Empty:
-                self._book.send_old_away(self._settings.model_ttl_seconds)
-                self._book.look_again()
+                self._try("looking for models that nobody uses", self._look)
                 continue
             finally:
-                self._book.end_waits()
+                self._try("ending waits", self._book.end_waits)
             if entry is None or self.stopping:
                 return
             self._busy_with = entry.name
@@ -132,14 +133,19 @@ class Loader:
                 self._failed(entry, error)
             self._moved = None
 
+    def _look(self) -> None:
+        self._book.send_old_away(self._settings.model_ttl_seconds)
+        self._book.look_again()
+
     def _load(self, entry: Entry) -> None:
+        preloaded = self._names.is_preloaded(entry.name)  # may look at the disk, which may hang
         with self._book.lock:
-            if not entry.waiting and entry.users == 0 and not self._names.is_preloaded(entry.name):
+            if not entry.waiting and entry.users == 0 and not preloaded:
                 self._book.no_longer_short(entry)
                 entry.state = "stored"  # whoever wanted it has gone
                 return
         began = time.monotonic()
-        serving = None
+        loaded = False
         try:
             # If the last model with these weights goes to make room, they stay for this one.
             shared = self._builder.bases.find(entry.weights.group)
@@ -151,16 +157,15 @@ class Loader:
             if entry.task is not None:
                 self._bring_audio_in(entry)
             else:
-                serving = self._bring_in(entry, ahead)
+                self._bring_in(entry, ahead)
             del shared
+            loaded = True
         except BaseException as error:  # noqa: BLE001 - a model's own code may do anything; its requests are told
             self._failed(entry, error)
-        if serving is not None:
-            self._book.ready(entry, serving)
-        elif entry.audio is None:
+        if not loaded:
             _free(first=False)
             return
-        self._say(f"loaded    {entry.name}  ({time.monotonic() - began:.1f} s)")
+        self._tell(f"loaded    {entry.name}  ({time.monotonic() - began:.1f} s)")
 
     def _room(self, entry: Entry) -> list[str] | None:
         """Keys of the models that have to go for it; ``None``: it waits for them to be idle. Raises OutOfMemory."""
@@ -213,16 +218,18 @@ class Loader:
             self._unload(other)
         return True
 
-    def _bring_in(self, entry: Entry, ahead: Ahead | None) -> Serving:
+    def _bring_in(self, entry: Entry, ahead: Ahead | None) -> None:
         if ahead is not None:
             self._builder.read_weights(ahead.folder, self._move)
         built: list[Built] = []
         steps = self._builder.steps(entry.settings, entry.key, entry.weights, built.append, ahead)
         self._engine.load(entry.key, self._moving(steps))
+        serving = None
         try:
-            return self.serve(entry, built[0])
+            serving = self.serve(entry, built[0])
+            self._book.ready(entry, serving)
         except BaseException:
-            self._engine.unload(entry.key)
+            self._take_out(entry, serving)
             raise
 
     def _bring_audio_in(self, entry: Entry) -> None:
@@ -231,7 +238,12 @@ class Loader:
         library.import_library()
         steps: Generator[float, None, Any] = library.loading(entry.known.stored.folder, entry.name)
         steps = self._builder.guest(entry.key, entry.weights, steps)
-        self._book.ready_to_hear(entry, self._engine.chore(self._moving(steps)))
+        made = [self._engine.guest(self._moving(steps))]
+        try:
+            self._book.ready_to_hear(entry, made[0])
+        except BaseException:
+            self._try(entry.name, lambda: self._engine.guest(self._builder.guest_leaves(entry.key, made)))
+            raise
 
     def _moving[T](self, steps: Generator[float, None, T]) -> Generator[float, None, T]:
         """The steps, on the model thread, of which each is a sign of life."""
@@ -255,13 +267,13 @@ class Loader:
         if not isinstance(error, OutOfMemory | Unavailable):
             error.refusal = NOT_LOADABLE
         with self._book.lock:
-            entry.state = "stored"
+            entry.state, entry.serving, entry.audio = "stored", None, None
             self._book.no_longer_short(entry)
             if not isinstance(error, OutOfMemory | Unavailable):  # there may be room at any time
                 entry.failure, entry.failed = error, time.monotonic()
             self._book.give_up(entry, error)
         if not self.stopping:
-            self._say(f"not loaded {error.message}")
+            self._tell(f"not loaded {error.message}")
 
     def _unload(self, entry: Entry) -> None:
         """Its state says so already, and nobody holds it. Who asks for it meanwhile gets it back afterwards."""
@@ -271,26 +283,44 @@ class Loader:
         if serving is not None:
             self._take_out(entry, serving)
         elif audio[0] is not None:
-            self._engine.chore(self._builder.guest_leaves(entry.key, audio))
-        del serving, audio
+            self._try(entry.name, lambda: self._engine.guest(self._builder.guest_leaves(entry.key, audio)))
+        del serving
+        audio.clear()
         _free(first=entry is self._book.main)
         with self._book.lock:
             entry.state = "stored"
             if entry.waiting:
                 self._book.wish_for(entry)
             self._book.look_again()
-        self._say(f"unloaded  {entry.name}")
+        self._tell(f"unloaded  {entry.name}")
 
-    def _take_out(self, entry: Entry, serving: Serving) -> None:
-        """What fails here is logged: the model is gone all the same, and may be loaded anew."""
-        served = serving.served
-        for step in (served.recorder.close, lambda: self._engine.unload(entry.key), served.pipeline.close):
+    def _take_out(self, entry: Entry, serving: Serving | None) -> None:
+        """What fails here is logged: the model is gone all the same, and may be loaded anew.
+
+        Args:
+            serving: ``None`` if it came to none.
+        """
+        steps: list[Callable[[], object]] = [lambda: self._engine.unload(entry.key)]
+        if serving is not None:
+            served = serving.served
+            steps = [served.recorder.close, *steps, served.pipeline.close, lambda: self._count(served)]
+        self._try(f"unloading {entry.name}", *steps)
+
+    def _count(self, served: Served) -> None:
+        with self._book.lock:
+            self._book.gone.update(served.pipeline.counters())
+
+    def _try(self, what: str, *steps: Callable[[], object]) -> None:
+        """What fails is logged, and what comes after it is done all the same."""
+        for step in steps:
             try:
                 step()
             except Exception:
-                log.warning("unloading %s: a step failed", entry.name, exc_info=True)
-        with self._book.lock:
-            self._book.gone.update(served.pipeline.counters())
+                log.warning("%s: a step failed", what, exc_info=True)
+
+    def _tell(self, line: str) -> None:
+        """People are told if they can be: nothing depends on it."""
+        self._try(line, lambda: self._say(line))
 
 
 def _free(*, first: bool) -> None:

@@ -117,7 +117,9 @@ class GuardedStore:
     @property
     def nbytes(self) -> int:
         """Bytes of KV in memory."""
-        return self._store.nbytes
+        with self._guarded("nbytes"):
+            return self._store.nbytes
+        return 0
 
     def set_budget(self, budget_bytes: int) -> None:
         with self._guarded("set_budget"):

@@ -67,8 +67,10 @@ class Requests:
         log.warning("request %s failed: %s", job.work.id, error, exc_info=not isinstance(error, StartLLMError))
         if job.stage is Stage.DECODE:
             self._take_out(job)
-        self._forget(job)
-        job.fail(error if isinstance(error, StartLLMError) else _as_error(error))
+        try:
+            self._forget(job)
+        finally:
+            job.fail(error if isinstance(error, StartLLMError) else _as_error(error))
 
     def fail_all(self, error: StartLLMError) -> None:
         """Ends everything; nothing of what was running is stored."""
@@ -154,11 +156,11 @@ class Requests:
     def _forget(self, job: Job) -> None:
         """Takes the job out of everything but the runner."""
         job.cache = None
-        self._memory.give(job.work.id)
         self._by_id.pop(job.work.id, None)
         self._prompts.discard(job)
         if job in self.waiting:
             self.waiting.remove(job)
+        self._memory.give(job.work.id)
 
 
 def _as_error(error: Exception) -> StartLLMError:

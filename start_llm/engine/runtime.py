@@ -149,11 +149,13 @@ class TextRuntime:
 
     def unloading(self) -> Generator[float]:
         """What waits for the disk goes there first, while others work."""
-        self.store.leave()
-        until = time.monotonic() + WRITE_SECONDS
-        while not self.store.written() and time.monotonic() < until:
-            yield WRITE_LOOK_SECONDS
-        self.close()
+        try:
+            self.store.leave()
+            until = time.monotonic() + WRITE_SECONDS
+            while not self.store.written() and time.monotonic() < until:
+                yield WRITE_LOOK_SECONDS
+        finally:  # also where the server ends meanwhile
+            self.close()
         mx.clear_cache()
 
     def close(self) -> None:

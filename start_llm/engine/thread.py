@@ -155,6 +155,10 @@ class EngineThread:
         """Ends the model's requests, brings its KV to disk and frees it, between the steps of others; as `load`."""
         self._chore(self._loop.removing(model))
 
+    def guest(self, steps: Generator[float, None, Any]) -> Any:
+        """As `load`, for what is no model of the loop. Returns what the steps return."""
+        return self._chore(steps)
+
     def chore(self, steps: Generator[float, None, Any]) -> Any:
         """Runs `steps` on the model thread, between the steps of the models that work.
 

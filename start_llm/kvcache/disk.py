@@ -216,8 +216,7 @@ class DiskTier:
             try:
                 task = self._tasks.get(timeout=self._retry if self._folder is None else None)
             except Empty:
-                self._try_open()
-                continue
+                task = self._try_open
             if task is None:
                 break
             try:

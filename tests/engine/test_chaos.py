@@ -1,4 +1,5 @@
-"""Every public method of the store, the tree and the runner raises once, at each place that calls it.
+"""Every public method of the store, its disk tier, the tree, the runner and the guard of memory raises once, at each
+place that calls it. (`tests/test_pool_chaos.py` does the same to what loads and unloads models.)
 
 A short life of a server is played on the oracle model: prompts that share a beginning, a cancelled one, a next turn,
 re-anchoring, eviction, KV that comes back from disk. First without a fault, noting who calls what; then once for each
@@ -167,7 +168,13 @@ METHODS = {
     KVStore: ("lookup", "peek", "pauses", "restore", "put", "idle", "has_room", "estimate", "set_budget", "stats"),
     Tree: ("__iter__", "walk", "peek", "extend", "split", "absorb", "remove"),
     BatchRunner: ("prefill", "insert", "decode", "remove", "clear"),
+    MemoryGuard: ("admits", "check", "most_tokens", "take", "give"),
 }
+DISK = {
+    DiskTier: ("has_room", "write_run", "write_checkpoint", "split", "touch", "read", "take_lost", "stats"),
+}
+ONE_ENDS = ("BatchRunner", "MemoryGuard")
+"""What is asked for one request: that one may end by it."""
 
 
 def site_of(frame: FrameType | None, depth: int = 3) -> tuple[str, ...]:
@@ -191,7 +198,7 @@ def watched(on_call: Callable[[Site], None]) -> Iterator[None]:
             on_call(site)
 
     with pytest.MonkeyPatch.context() as patch:
-        for owner, names in METHODS.items():
+        for owner, names in (METHODS | DISK).items():
             for name in names:
                 patch.setattr(owner, name, _wrapped(getattr(owner, name), f"{owner.__name__}.{name}", told))
         yield
@@ -242,7 +249,8 @@ def test_a_fault_anywhere_is_nobody_elses(
     plain = lived(oracle, folder("plain"), lambda site: sites.setdefault(site))
     expected = {name: client.tokens for name, client in plain.clients.items()}
     assert all(isinstance(client.finals[0], EngineDone) for client in plain.clients.values())
-    methods = {f"{owner.__name__}.{name}" for owner, names in METHODS.items() for name in names}
+    wrapped = METHODS | (DISK if disk else {})
+    methods = {f"{owner.__name__}.{name}" for owner, names in wrapped.items() for name in names}
     missing = methods - {name for name, _ in sites}
     assert missing == {"BatchRunner.clear"} | ({"Tree.remove"} if disk else set()), missing
     assert len(sites) > 40
@@ -258,7 +266,7 @@ def test_a_fault_anywhere_is_nobody_elses(
         life = lived(oracle, folder(str(number)), on_call)
         assert raised, fault
         failed = [name for name, client in life.clients.items() if isinstance(client.finals[0], EngineFailed)]
-        assert len(failed) <= (1 if fault[0].startswith("BatchRunner") else 0), (fault, failed)
+        assert len(failed) <= (1 if fault[0].startswith(ONE_ENDS) else 0), (fault, failed)
         for name, client in life.clients.items():
             assert len(client.finals) == 1, (fault, name)
             if name not in {*failed, "d", "e"}:  # two are cancelled, sooner or later

@@ -222,6 +222,26 @@ def test_a_chore_that_hangs_is_not_waited_for(start: Any) -> None:
     wait_until(lambda: engine.status().state == "ready")
 
 
+def test_what_comes_in_or_goes_is_waited_for_however_long_the_thread_hangs(start: Any) -> None:
+    """Given up, its steps would run later: a model in memory that nobody knows of."""
+    engine, _ = start(FakeRunner(), watchdog=0.5)
+    release, told = threading.Event(), list[str]()
+
+    def hanging() -> Generator[float, None, None]:
+        release.wait(WAIT)
+        yield 0.0
+
+    with pytest.raises(TimedOut):
+        engine.chore(hanging())
+    guest = threading.Thread(target=lambda: told.append(engine.guest(one_step())))
+    guest.start()
+    guest.join(1.0)
+    assert guest.is_alive() and engine.status().state == "wedged"
+    release.set()
+    guest.join(WAIT)
+    assert told == ["done"]
+
+
 def one_step() -> Generator[float, None, str]:
     yield 0.0
     return "done"
