@@ -297,13 +297,13 @@ def hand_over(folder: Path, arguments: list[str]) -> NoReturn:
 
 
 def run_checks(folder: Path, flags: list[str]) -> int:
-    """All checks, each named, all of them even if one fails. Flags go to pytest.
+    """All checks, each named, all of them even if one fails. Flags go to pytest, beside --thorough.
 
     `--retry`: tests that failed are run once more, one after the other, for a machine that was busy.
     """
     python = [str(folder / "bin" / "python"), "-m"]
     retry = "--retry" in flags
-    flags = [flag for flag in flags if flag != "--retry"]
+    flags = ["--thorough", *(flag for flag in flags if flag != "--retry")]
     checks = [
         ("ruff check", [*python, "ruff", "check", "."]),
         ("ruff format", [*python, "ruff", "format", "--check", "."]),

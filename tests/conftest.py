@@ -1,4 +1,4 @@
-"""What every test may use: the options --slow and --e2e, and the embedded model."""
+"""What every test may use: the options --thorough, --slow and --e2e, and the embedded model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ from start_llm.progress import ProgressBars
 
 LONGEST = {"engine", "fuzz", "integration", "prompt", "proxy", "scripts", "service", "stress", "vision"}
 MOST_WORKERS = 4  # each has its own MLX, which uses every core by itself
-OPTIONAL = {"slow": "takes over ten seconds", "e2e": "drives a real agent client"}
+OPTIONAL = {
+    "thorough": "computes for over two seconds, or waits for over five; CI runs it",
+    "slow": "takes over ten seconds, and has a shorter form",
+    "e2e": "drives a real agent client",
+}
+IMPLIED = {"thorough": "slow"}
+"""Who asks for the second asks for the first."""
 
 # How long an example takes says how busy the machine is; pytest-timeout ends what hangs.
 hypothesis_settings.register_profile("start_llm", deadline=None, derandomize=True)
@@ -65,7 +71,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.path.parent.name not in LONGEST)
     for item in items:
         for name in OPTIONAL:
-            if item.get_closest_marker(name) and not config.getoption(f"--{name}"):
+            asked = config.getoption(f"--{name}") or (name in IMPLIED and config.getoption(f"--{IMPLIED[name]}"))
+            if item.get_closest_marker(name) and not asked:
                 item.add_marker(pytest.mark.skip(reason=f"run with --{name}"))
 
 

@@ -17,6 +17,8 @@ from start_llm.engine.runtime import TextRuntime, end_streams
 from start_llm.models.pool import Weights
 from tests.oracle import build_oracle
 
+pytestmark = pytest.mark.thorough
+
 WAIT = 120.0
 
 

@@ -57,6 +57,7 @@ def test_a_broken_mlx_is_said_and_the_rest_still_looked_at(
     assert said.endswith("Not well: back end.\n")
 
 
+@pytest.mark.thorough
 def test_the_probe_asks_the_real_mlx() -> None:
     probe = doctor.probe_mlx()
     assert probe.error == ""

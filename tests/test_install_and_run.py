@@ -318,7 +318,7 @@ def test_every_check_runs_and_one_failure_is_enough(
         "lint-imports",
         "pytest",
     ]
-    assert commands[-1][-2:] == ["--slow", "-x"]
+    assert commands[-1][-3:] == ["--thorough", "--slow", "-x"]
     said = capsys.readouterr().out
     assert said.endswith("FAILED: mypy\n")
     assert all(f"=== {name}\n" in said for name in ("ruff check", "ruff format", "mypy", "imports", "pytest"))

@@ -40,6 +40,8 @@ from tests.engine.test_chaos import Site, site_of
 from tests.engine.test_thread import FakeRuntime, final
 from tests.oracle import build_oracle
 
+pytestmark = pytest.mark.thorough
+
 WAIT = 60.0
 PROMPT = [5, 7, 11]
 ANSWER = 12

@@ -15,6 +15,8 @@ from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.engine.hearing import Listener, import_library, loading
 from tests.audio.tiny import RATE, build_whisper, tone
 
+pytestmark = pytest.mark.thorough
+
 
 def on_a_thread[T](work: Callable[[], T]) -> T:
     """MLX's streams belong to threads: nothing is computed on pytest's own."""

@@ -20,7 +20,7 @@ from tests.audio.tiny import tone, wav
 from tests.integration.live import WAIT, Live, live
 from tests.oracle import build_oracle, script
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 NAME = "tiny-whisper"
 
 

@@ -20,6 +20,8 @@ from start_llm.engine.speaking import Speaker, import_library, loading
 from tests.audio.test_hearing import on_a_thread, through
 from tests.audio.tiny import tone
 
+pytestmark = pytest.mark.thorough
+
 TEXT = "Hello there, this is a sentence."
 
 

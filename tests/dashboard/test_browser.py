@@ -26,6 +26,8 @@ from tests.oracle.oracle import script
 
 from selenium.webdriver.common.keys import Keys  # isort: skip - skipped by `browser` where it is missing
 
+pytestmark = pytest.mark.thorough
+
 MARKUP = "<img src=x onerror=window.pwned=1>"  # as a model's name, a folder's, a session's, ...
 # Refused in a test, or for a moment: pages that were left give their place back only when something is sent to them.
 MAY_BE_REFUSED = ("/page/models/pull", "/v1/chat/completions", "/page/feed", "/page/stored")

@@ -18,7 +18,7 @@ from tests.encoding.texts import texts
 from tests.integration.live import WAIT, Live, live
 from tests.oracle import build_oracle, script
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("needs_library")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("needs_library"), pytest.mark.thorough]
 
 
 @pytest.fixture(scope="module")

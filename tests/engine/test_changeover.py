@@ -45,6 +45,7 @@ def insert(runner: Runner, model: Any, label: str, count: int, drafter: Drafter 
         pytest.param("llama", 500, marks=pytest.mark.slow),  # a thousand joins and leaves
     ],
 )
+@pytest.mark.thorough
 def test_no_token_is_lost_or_doubled_over_many_joins_and_leaves(name: str, rows: int) -> None:
     model, chance = make(name), random.Random(3)
     truths = {label: reference(model, SAMPLINGS[label], SAID).tokens for label in ("greedy", "penalties")}

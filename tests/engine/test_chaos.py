@@ -234,6 +234,7 @@ def memory_folder() -> Iterator[Path]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("kind", "disk"), [("plain", False), pytest.param("hybrid", True, marks=pytest.mark.slow)])
+@pytest.mark.thorough
 def test_a_fault_anywhere_is_nobody_elses(
     kind: Any, disk: bool, memory_folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

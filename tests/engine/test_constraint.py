@@ -86,6 +86,7 @@ def answers(model: Any, grammars: Grammars, asks: Sequence[tuple[Constraint | No
                 yield text_of(tokens)
 
 
+@pytest.mark.thorough
 def test_random_schemas_give_valid_output_batched_and_alone(
     model: Any, grammars: Grammars, request: pytest.FixtureRequest
 ) -> None:
@@ -120,6 +121,7 @@ def parse(tool_format: str, text: str, tools: Sequence[Tool]) -> list[dict[str, 
 
 
 @pytest.mark.parametrize("tool_format", ["hermes_json", "qwen3_coder", "glm47", "mistral", "llama_xml", "llama"])
+@pytest.mark.thorough
 def test_random_signatures_give_valid_calls_batched_and_alone(
     model: Any, grammars: Grammars, request: pytest.FixtureRequest, tool_format: str
 ) -> None:

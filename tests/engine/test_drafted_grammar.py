@@ -91,6 +91,7 @@ def alone(constraint: Constraint, sampling: Sampling, thinking: ThinkingLimit | 
     ],
     ids=["call", "may end anywhere", "after a thought", "may open a thought"],
 )
+@pytest.mark.thorough
 def test_the_same_words_with_drafts_that_lie(
     constraint: Constraint, thinking: ThinkingLimit | None, sampling: Sampling
 ) -> None:

@@ -263,6 +263,7 @@ def answers(scheduler: Scheduler, way: str, together: bool) -> list[Collected]:
         ("gemma3_text", "seeded"),
     ],
 )
+@pytest.mark.thorough
 def test_paused_rows_say_what_they_say_alone(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_answers(name, way, monkeypatch)
 

@@ -54,6 +54,7 @@ def test_the_expectation_is_what_mlx_lms_own_loop_generates(start: int) -> None:
         ("gemma3_text", 66, 8),  # and this one its windows
     ],
 )
+@pytest.mark.thorough
 def test_rows_together_generate_what_each_does_alone(name: str, start: int, bits: int) -> None:
     runner = make(name, start, bits=bits)
     uids = [begin(runner, name, prompt, 12) for prompt in PROMPTS]

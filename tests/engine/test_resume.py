@@ -100,6 +100,7 @@ def run(way: str, interrupt_at: int, beside: bool) -> Collected:
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.thorough
 def test_an_interrupted_row_goes_on_with_the_same_tokens(way: str) -> None:
     whole = run(way, 0, beside=False)
     assert len(whole.tokens) > 12

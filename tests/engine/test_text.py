@@ -99,6 +99,7 @@ def test_an_end_token_ends_a_row_and_lies_in_its_kv() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.thorough
 def test_a_suspended_row_goes_on_as_if_nothing_had_happened(name: str) -> None:
     """Alone, with others beside it, at every token of the answer; what lies in its KV says so too."""
     prompt, most = random_tokens(60, seed=5), 9

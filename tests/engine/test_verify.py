@@ -248,6 +248,7 @@ def check_run(name: str, label: str, seed: int, steps: int, count: int, ends: in
 
 @ANYWHERE
 @settings(max_examples=120, deadline=None)
+@pytest.mark.thorough
 def test_runs_with_rejections_stops_and_cancels_anywhere(**run: Any) -> None:
     check_run(**run)
 

@@ -143,6 +143,7 @@ def cold(family: str, parts: Sequence[list[int] | Picture], most: int = ANSWER) 
 
 
 @pytest.mark.parametrize("family", quick("qwen3_vl", "gemma3"))
+@pytest.mark.thorough
 def test_every_continuation_equals_the_cold_run(family: str) -> None:
     """Images before, at the end of, and behind what is reused: one, two and three of them."""
     engine = Engine(family)
@@ -183,6 +184,7 @@ def test_rows_beside_each_other_do_not_disturb_each_other(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.thorough
 def test_another_image_shares_nothing_behind_it(family: str) -> None:
     engine = Engine(family)
     for seed in (1, 2):

@@ -146,6 +146,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, served: World) -> Iterator[Callable[[
 
 
 @pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.thorough
 def test_a_fault_is_found(name: str, served: World, plant: Any) -> None:
     fault, says = FAULTS[name]
     plant(fault)

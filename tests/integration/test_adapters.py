@@ -112,6 +112,7 @@ def test_one_conversation_under_several_adapters_is_each_one_s_own(serve: Any, m
         assert shown["tiny-base+first"]["base"] == "tiny-base" and shown["tiny-base+first"]["adapter"] == "first"
 
 
+@pytest.mark.thorough
 def test_every_dialect_takes_an_adapter(server: Live) -> None:
     more: dict[str, Any] = {"adapter": "first"}
     chat = server.openai.chat.completions.create(
@@ -224,6 +225,7 @@ def test_each_faulty_adapter_is_refused_with_a_sentence_and_harms_nobody(serve: 
         assert not any(name for name, card in cards(server).items() if "broken" in name and card["state"] == "ready")
 
 
+@pytest.mark.thorough
 def test_an_adapter_that_is_changed_is_served_as_it_is_now(serve: Any, zoo: Path) -> None:
     with serve() as server:
         folder = server.app.settings.cache_dir / "adapters"
@@ -240,6 +242,7 @@ def test_an_adapter_that_is_changed_is_served_as_it_is_now(serve: Any, zoo: Path
         assert error(server, adapter="mine")[0] == 404
 
 
+@pytest.mark.thorough
 def test_requests_at_the_same_time_do_not_mix(serve: Any) -> None:
     """Rows are decoded together within an adapter only: a wrong one would answer as another does."""
     names = ("tiny-base", *PAIRS)
@@ -261,6 +264,7 @@ def test_requests_at_the_same_time_do_not_mix(serve: Any) -> None:
         assert together == alone
 
 
+@pytest.mark.thorough
 def test_the_base_may_go_while_its_adapters_stay_and_its_weights_are_counted_as_long(serve: Any) -> None:
     def weights(server: Live) -> int:
         """Bytes of memory that all weights take, by the pool's account."""
@@ -295,6 +299,7 @@ def test_adapters_of_one_model_are_one_model_for_the_limit(serve: Any) -> None:
         assert [name for name, card in cards(server).items() if card["state"] == "ready"] == ["other-base"]
 
 
+@pytest.mark.thorough
 def test_a_swap_in_a_tight_budget_keeps_the_weights_and_each_one_s_conversation(
     serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -309,6 +314,7 @@ def test_a_swap_in_a_tight_budget_keeps_the_weights_and_each_one_s_conversation(
             assert said(again) == said(first[name]) and again["report"]["computed"] < 16, (name, again["report"])
 
 
+@pytest.mark.thorough
 def test_adapters_may_be_preloaded_pinned_and_the_main_model_s_own(serve: Any, zoo: Path) -> None:
     names = {"preload_models": "tiny-base+second", "pinned_models": "tiny-base+second"}
     with serve(adapter_path=str(zoo / "adapters" / "first"), adapters_dir=zoo / "adapters", **names) as server:

@@ -137,6 +137,7 @@ def test_a_client_is_not_shown_anothers_words(
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.thorough
 def test_nor_after_a_restart(oracle_path: Callable[..., Path], tmp_path: Path, kind: str) -> None:
     salt = unique()
     with live(oracle_path(kind), tmp_path, kv_disk_dir="auto") as server:
@@ -223,6 +224,7 @@ def test_two_conversations_with_the_same_words_keep_their_own_thoughts(
     ],
     ids=["short-chat", "long-messages", "short-messages", "long-chat"],
 )
+@pytest.mark.thorough
 def test_two_conversations_of_equal_words_do_not_mix(servers: Servers, kind: str, dialect: str, answer: str) -> None:
     """They differ in one line of the system text, which changes in both."""
     server, salt = servers(kind), unique()

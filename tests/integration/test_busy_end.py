@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.integration.processes import process, until
 
@@ -34,6 +35,7 @@ def say(content: str, **more: object) -> dict[str, object]:
     return {"model": "default", "messages": [{"role": "user", "content": content}], **more}
 
 
+@pytest.mark.thorough
 def test_pinned_workers_held_bodies_and_unread_answers_do_not_keep_it(
     oracle_path: Callable[..., Path], tmp_path: Path
 ) -> None:

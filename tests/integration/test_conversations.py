@@ -100,6 +100,7 @@ def test_a_turn_costs_what_is_new_in_it(servers: Callable[..., Live], kind: str,
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("count", "turns"), [(4, 2), pytest.param(8, 3, marks=pytest.mark.slow)])
+@pytest.mark.thorough
 def test_conversations_at_once_answer_as_alone(servers: Callable[..., Live], kind: str, count: int, turns: int) -> None:
     server = servers(kind)
     salts = [unique() for _ in range(count)]

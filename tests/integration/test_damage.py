@@ -37,6 +37,7 @@ def folders(root: Path) -> list[Path]:
 
 @pytest.mark.parametrize("kind", ["plain", "hybrid"])
 @pytest.mark.parametrize("count", [2, pytest.param(100, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])])
+@pytest.mark.thorough
 def test_random_damages(oracle_path: Callable[..., Path], tmp_path: Path, kind: str, count: int) -> None:
     options = {"kv_disk_dir": "auto", "responses_store_max": 10}
     whole = tmp_path / "whole"

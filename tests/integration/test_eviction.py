@@ -31,6 +31,7 @@ def main_turn(server: Live, messages: list[dict[str, Any]]) -> tuple[int, int]:
 @pytest.mark.parametrize(
     ("tokens", "side_requests", "sub_agents"), [(4_000, 40, 6), pytest.param(8_000, 200, 12, marks=pytest.mark.slow)]
 )
+@pytest.mark.thorough
 def test_a_session_survives_side_requests_and_sub_agents(
     oracle_path: Callable[..., Path], tmp_path: Path, kind: str, tokens: int, side_requests: int, sub_agents: int
 ) -> None:

@@ -138,6 +138,7 @@ def test_what_the_model_can_do_is_told(servers: Callable[..., Live]) -> None:
 
 
 @pytest.mark.smol
+@pytest.mark.thorough
 def test_a_picture_in_the_history_of_the_embedded_model(smol_path: Path, tmp_path: Path) -> None:
     """A real text model: every turn is answered, and computes as much as with the line of text in its place."""
     source = b64(png())

@@ -37,6 +37,7 @@ def turn(url: str, messages: list[dict[str, Any]]) -> dict[str, Any]:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("kind", [pytest.param("plain", marks=pytest.mark.slow), "hybrid"])
 @pytest.mark.parametrize("tokens", [5_000, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.thorough
 def test_a_conversation_goes_on_after_a_kill(
     oracle_path: Callable[..., Path], tmp_path: Path, kind: str, tokens: int
 ) -> None:

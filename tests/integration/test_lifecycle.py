@@ -47,6 +47,7 @@ def ask(port: int) -> int:
 @pytest.mark.parametrize(
     "ends_first", ["pi", pytest.param("aider", marks=pytest.mark.slow)], ids=["starter-first", "joiner-first"]
 )
+@pytest.mark.thorough
 def test_two_agents_share_a_server_that_ends_after_the_last(make: Make, ends_first: str) -> None:
     """Launch, join, a dead engine meanwhile, either agent ended first, the end of an unused server."""
     machine = make(LAUNCH_IDLE_MINUTES="0.01")

@@ -17,6 +17,8 @@ import pytest
 
 from tests.integration.live import WAIT
 
+pytestmark = pytest.mark.thorough
+
 ROOT = Path(__file__).parent.parent.parent
 
 

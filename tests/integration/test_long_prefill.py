@@ -15,6 +15,8 @@ import pytest
 
 from tests.integration.live import WAIT, Live, live
 
+pytestmark = pytest.mark.thorough
+
 CHUNK = 128
 TOKENS = 10_000
 MESSAGES = [{"role": "user", "content": "word " * (TOKENS // 2) + "[[truth]]"}]

@@ -303,6 +303,7 @@ def test_a_model_that_could_not_be_loaded_leaves_its_memory(serve: Any, monkeypa
 @pytest.mark.parametrize(
     "where", ["start_llm.prompt.pipeline.Pipeline.close", "start_llm.prompt.recorder.Recorder.close"]
 )
+@pytest.mark.thorough
 def test_a_fault_while_a_model_is_unloaded_does_not_bar_it(
     serve: Any, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:

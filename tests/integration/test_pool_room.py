@@ -18,6 +18,8 @@ from tests.integration.live import WAIT, Live
 from tests.integration.pooled import TURN, admin, states, wait_for
 from tests.oracle import build_oracle, expected_truth
 
+pytestmark = pytest.mark.thorough
+
 ASKED = [{"role": "user", "content": "[[truth]]"}]
 
 

@@ -169,6 +169,7 @@ def threads_of_models() -> Counter[str]:
     return Counter(name for name in names if name in {"kv-disk", "drafts", "recorder", "turns", "grammar"})
 
 
+@pytest.mark.thorough
 def test_random_requests_over_three_models_in_a_budget_for_two(serve: Callable[..., Any]) -> None:
     with serve(pool_memory_bytes=BUDGET_FOR_TWO) as server:
         before, threads = only_the_main_model_anew(server, ORACLES), threads_of_models()

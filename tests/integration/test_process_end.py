@@ -44,6 +44,7 @@ def said(folder: Path) -> str:
     return text
 
 
+@pytest.mark.thorough
 def test_a_wedged_model_is_told_refused_and_ended(oracle_path: Callable[..., Path], tmp_path: Path) -> None:
     fault, watchdog = tmp_path / "fault", 4.0
     settings = {"ORACLE_FAULT": str(fault), "GENERATION_WATCHDOG_SECONDS": str(watchdog), "SSE_PING_SECONDS": "1"}
@@ -70,6 +71,7 @@ def test_a_wedged_model_is_told_refused_and_ended(oracle_path: Callable[..., Pat
     assert "exit code 75" in said(tmp_path)
 
 
+@pytest.mark.thorough
 def test_sigterm_ends_a_wedged_server_and_a_model_that_goes_on_is_forgiven(
     oracle_path: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -107,6 +109,7 @@ def test_a_model_thread_that_dies_ends_the_process(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+@pytest.mark.thorough
 def test_a_signal_while_loading_ends_the_process(
     oracle_path: Callable[..., Path], tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -19,6 +19,7 @@ SCHEMA = {
 
 
 @pytest.mark.smol
+@pytest.mark.thorough
 def test_the_embedded_model_answers_in_json(smol_path: Path, tmp_path: Path) -> None:
     """Left the choice, this model begins these answers with a thought, and never comes to the JSON."""
     asked = {"type": "json_schema", "json_schema": {"name": "person", "schema": SCHEMA}}

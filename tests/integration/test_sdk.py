@@ -33,7 +33,7 @@ ANTHROPIC_TOOLS: Any = [
 ]
 START_SECONDS = 360.0  # LiteLLM computes for 8 s; on a machine with busy neighbours that may take minutes
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,8 @@ import pytest
 
 from tests.integration.live import WAIT, live
 
+pytestmark = pytest.mark.thorough
+
 
 def test_an_answer_that_takes_too_long_is_cut_and_says_so(
     oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -144,6 +144,7 @@ def test_no_folder_and_another_shape(adapter: Path, base: Path, tmp_path: Path) 
         loaded(wider, adapter)
 
 
+@pytest.mark.thorough
 def test_a_server_with_an_adapter_answers_as_one_with_the_fused_model(
     base: Path, adapter: Path, tmp_path: Path, memory_path: Path
 ) -> None:

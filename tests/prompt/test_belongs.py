@@ -54,6 +54,7 @@ def test_a_prompt_belongs_to_one_conversation() -> None:
 
 
 @pytest.mark.parametrize("number", range(1, len(EVENTS)), ids=[name.replace(" ", "-") for name, _ in EVENTS[1:]])
+@pytest.mark.thorough
 def test_each_event_alone(number: int) -> None:
     """Two conversations, alike, the event between turns that tell what it left."""
     for n, kind in enumerate(KINDS):
@@ -74,6 +75,7 @@ def test_a_prompt_belongs_to_one_conversation_in_many_stories(number: int) -> No
 
 
 @pytest.mark.parametrize("server", [AsSent, Noting])
+@pytest.mark.thorough
 def test_an_honest_server_has_all_the_properties(server: type[AsSent]) -> None:
     figures: Counter[str] = Counter()
     look(lambda story: tell(story, server, figures), 6, shrink=False)
@@ -82,6 +84,7 @@ def test_an_honest_server_has_all_the_properties(server: type[AsSent]) -> None:
 
 
 @pytest.mark.parametrize(("server", "letter"), DEFECTS.items())
+@pytest.mark.thorough
 def test_a_defect_is_found(server: type[AsSent], letter: str) -> None:
     names = [name for name, _ in EVENTS]
     chosen = [names.index(name) for name in server.events]

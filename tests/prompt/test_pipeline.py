@@ -270,6 +270,7 @@ def test_an_unknown_conversation_read_from_a_file_is_shown_as_it_is():
 
 @pytest.mark.parametrize("echo", ECHOES)
 @pytest.mark.parametrize("family", TEMPLATES)
+@pytest.mark.thorough
 def test_strict_is_the_template_applied_to_the_clients_messages(family, echo):
     pipe = pipeline(family, cache_drift_policy="strict")
     client = Client(family, pipe, ECHOES[echo])

@@ -37,7 +37,7 @@ from tests.proxy.stub import CARD, TEXT, StubServer
 from tests.proxy.test_keeper import until
 
 START_SECONDS = 360.0  # LiteLLM computes for 8 s; on a machine with busy neighbours that may take minutes
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.timeout(400), pytest.mark.thorough]
 
 KEY = "cloud-key-that-nobody-may-log"
 MODEL = "openai/cloud"

@@ -11,6 +11,8 @@ from tests.stress.load import error_inside
 from tests.stress.run import Limits, stress
 from tests.stress.watch import Health, growth
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize(("clients", "seconds"), [(60, 3), pytest.param(200, 600, marks=pytest.mark.slow)])

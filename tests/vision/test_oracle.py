@@ -60,6 +60,7 @@ def test_two_that_differ_in_the_picture_alone(seeing: tuple[Live, Names]) -> Non
         assert answer["message"]["content"] == f"I see {names.of(noise(*SIZE, seed))}."
 
 
+@pytest.mark.thorough
 def test_pictures_of_tool_results_in_messages(seeing: tuple[Live, Names]) -> None:
     """As Claude Code does it, over six turns; a turn costs what is new in it."""
     server, names = seeing
