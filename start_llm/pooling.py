@@ -17,7 +17,7 @@ from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.engine.loop import SHUTTING_DOWN
 from start_llm.engine.thread import EngineThread
-from start_llm.models.names import Known
+from start_llm.models.names import Known, aliases_of
 from start_llm.models.pool import Weights
 from start_llm.poolbook import Book, Lease
 from start_llm.poolcards import Cards
@@ -61,12 +61,12 @@ class Pool:
         serving = self._loader.serve(main, built)
         self._names.began(serving.served.name, serving.served.source, built.loaded.folder)
         with self._book.lock:
-            main.pinned = self._names.is_pinned(serving.served.name, serving.served.source)
+            main.pinned = self._names.is_pinned(*aliases_of(serving.served.name, serving.served.source))
             self._book.ready(main, serving)
         self._loader.start()
         for name in self._settings.preloaded:
             try:
-                self.open(name).close()
+                self.open_any(name).close()
             except StartLLMError as error:
                 self._say(f"preload   {error.message}")
         return serving.card
@@ -172,11 +172,13 @@ class Pool:
         """Counters of all prompt pipelines, and of the pool itself, by the names that `/metrics` shows."""
         with self._book.lock:
             found = Counter(self._book.gone)
-            loaded = [entry.serving for entry in self._book.entries() if entry.serving is not None]
+            entries = self._book.entries()
+            loaded = [entry.serving for entry in entries if entry.serving is not None]
+            audio = sum(entry.audio is not None for entry in entries)
         for serving in loaded:
             found.update(serving.served.pipeline.counters())
         prompts = {f"prompt_{name}": value for name, value in found.items()}
-        return prompts | {"models_loaded": len(loaded), "models_weight_bytes": self._builder.weight_bytes}
+        return prompts | {"models_loaded": len(loaded) + audio, "models_weight_bytes": self._builder.weight_bytes}
 
     # --- the model thread ---------------------------------------------------------------
 

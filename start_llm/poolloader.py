@@ -17,6 +17,7 @@ from typing import Any
 from start_llm.building import Ahead, Built, ModelBuilder
 from start_llm.core.errors import (
     NOT_LOADABLE,
+    BadRequest,
     Internal,
     NotFound,
     NotSupported,
@@ -264,7 +265,7 @@ class Loader:
             log.warning("%s could not be loaded", entry.name, exc_info=error)
             error = Internal(f"{entry.name} could not be loaded: {type(error).__name__}: {error}")
         error = error.again()  # its traceback holds what was loaded of the model
-        if not isinstance(error, OutOfMemory | Unavailable):
+        if not isinstance(error, BadRequest | OutOfMemory | Unavailable):  # a faulty adapter is the client's own matter
             error.refusal = NOT_LOADABLE
         with self._book.lock:
             entry.state, entry.serving, entry.audio = "stored", None, None

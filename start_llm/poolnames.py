@@ -15,7 +15,7 @@ from start_llm.models.adapter import CONFIG, shown, unusable
 from start_llm.models.adapters import Adapters, Chosen, check_name
 from start_llm.models.audio import SETTINGS
 from start_llm.models.catalog import describe
-from start_llm.models.names import Known, Names
+from start_llm.models.names import Known, Names, aliases_of
 from start_llm.models.pool import Weights
 from start_llm.models.recommended import full_name
 from start_llm.models.weights import group_of
@@ -41,17 +41,20 @@ class PoolNames:
         self._main = MAIN_NAMES
         self._first = MAIN_NAME
         self._table = settings.models_by_name
-        meant = {self._table.resolve(name) for name in settings.pinned} | set(settings.pinned)
+        meant = {
+            means for name in settings.pinned for means in (name, self._table.resolve(name), self._base_meant(name))
+        }
         self._pinned = {full_name(name) or name for name in meant} | meant
         self._adapters = Adapters(settings.adapters_folder)
         self._main_known: Known | None = None
 
     def began(self, name: str, source: str, folder: Path) -> None:
         """What the main model is called is known, and where it lies: only now, for it may just have been fetched."""
-        self._names.leave_out(group_of(folder), name)
+        key, own = group_of(folder), aliases_of(name, source)
+        self._names.leave_out(key, own)
         self._first = name
-        self._main = MAIN_NAMES | {name, source, f"openai/{source}", f"openai/{name}"}
-        self._main_known = Known(group_of(folder), name, source, self._main, describe(source, folder))
+        self._main = MAIN_NAMES | own | {key}
+        self._main_known = Known(key, name, source, self._main, describe(source, folder))
 
     def meant(self, name: str) -> str:
         """MODEL_MAP's word on it. What a model itself is called always means that model."""
@@ -59,6 +62,11 @@ class PoolNames:
         if name == self._first or (own is not None and own.name == name):
             return name
         return self._table.resolve(name)
+
+    def _base_meant(self, name: str) -> str:
+        """MODEL_MAP's word on what stands before an adapter's name."""
+        base, sign, adapter = name.rpartition(ADAPTER_SIGN)
+        return f"{self._table.resolve(base)}{sign}{adapter}" if base else name
 
     def find(self, name: str) -> Known | None:
         """``None``: the main model. A model's name may be followed by ``+`` and an adapter's name.

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from start_llm.core.errors import OutOfMemory, Unavailable
+from start_llm.core.errors import (
+    NOT_LOADABLE,
+    BadRequest,
+    NotFound,
+    NotSupported,
+    OutOfMemory,
+    StartLLMError,
+    Unavailable,
+)
 from start_llm.core.settings import load_settings
 from start_llm.models.catalog import Stored
 from start_llm.models.names import Known
 from start_llm.poolbook import Book, Entry, Lease
+from start_llm.pooling import Pool
+from start_llm.poolloader import Loader
 from start_llm.poolnames import PoolNames
 
 
@@ -112,3 +123,52 @@ def test_a_loaded_model_goes_when_its_name_has_become_another_ones(tmp_path: Pat
     before.users = 0
     pool.forget([known("mine", key="/nowhere/b")])
     assert before.state == "unloading" and pool.wishes.get(timeout=1) is before
+
+
+@pytest.mark.parametrize(
+    ("error", "refusal"),
+    [
+        (BadRequest("The adapter 'titles' does not fit."), None),
+        (NotFound("Its files are gone."), NOT_LOADABLE),
+        (NotSupported("No such architecture."), NOT_LOADABLE),
+        (RuntimeError("a fault"), NOT_LOADABLE),
+        (OutOfMemory("It does not fit."), "out_of_memory"),
+        (Unavailable("The server is ending."), None),
+    ],
+)
+def test_only_a_sound_request_is_one_that_another_model_could_answer(
+    tmp_path: Path, error: Exception, refusal: str | None
+) -> None:
+    pool = book(tmp_path)
+    loader = Loader(pool.main.settings, pool, Mock(), Mock(), Mock(), Mock(), Mock())
+    lease = pool.lease(known("a"))
+    loader._failed(pool.entry(known("a")), error)
+    with pytest.raises(StartLLMError) as told_first:
+        lease.check()
+    assert told_first.value.refusal == refusal
+    if not isinstance(error, OutOfMemory | Unavailable):
+        with pytest.raises(StartLLMError, match="is tried again in") as told_again:
+            pool.lease(known("a"))
+        assert told_again.value.refusal == refusal
+
+
+def test_audio_models_are_loaded_at_the_start_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    pool = Pool(load_settings(None, start_llm_cache_dir=tmp_path, preload_models="tiny"), Mock(), said.append)
+    pool.connect(Mock(), Mock(weight_bytes=7))
+    stored = Stored("tiny", tmp_path / "tiny", 1000, None, ("transcription",), audio="transcription")
+    tiny = Known("/nowhere/tiny", "tiny", "tiny", frozenset({"tiny"}), stored)
+    monkeypatch.setattr(pool._names, "find", {"tiny": tiny}.get)
+    serving = Mock()
+    serving.served.name, serving.served.source = "main", "owner/main"
+    serving.served.pipeline.counters.return_value = {}
+    monkeypatch.setattr(pool._loader, "serve", Mock(return_value=serving))
+    monkeypatch.setattr(pool._loader, "start", Mock())
+    built = Mock()
+    built.loaded.folder = tmp_path / "main"
+    pool.begin(built)
+    wished = pool._book.wishes.get_nowait()
+    assert said == [] and wished is not None and wished.name == "tiny"
+    assert pool.figures() == {"models_loaded": 1, "models_weight_bytes": 7}
+    pool._book.ready_to_hear(wished, object())
+    assert pool.figures()["models_loaded"] == 2

@@ -14,6 +14,7 @@ import safetensors.numpy
 from start_llm.core.errors import BadRequest, NotFound
 from start_llm.core.settings import load_settings
 from start_llm.models.catalog import EMBEDDED_NAME
+from start_llm.models.recommended import RECOMMENDED
 from start_llm.poolnames import PoolNames
 from tests.oracle import build_oracle
 
@@ -25,6 +26,14 @@ def names(cache: Path, **settings: Any) -> PoolNames:
 def listed(found: PoolNames, cache: Path) -> list[str]:
     """Those below `cache`: the machine's own store of models may have more."""
     return [known.name for known in found.all() if known.key.startswith(str(cache.resolve()))]
+
+
+def write_adapter(cache: Path, name: str, base: str = "") -> None:
+    folder = cache / "adapters" / name
+    folder.mkdir(parents=True)
+    config = {"num_layers": 1, "lora_parameters": {"rank": 1, "scale": 1.0}, "model": base}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    safetensors.numpy.save_file({"x.lora_a": np.zeros((4, 1), np.float32)}, folder / "adapters.safetensors")
 
 
 def test_a_main_model_that_was_fetched_at_the_start_is_one_model(tmp_path: Path) -> None:
@@ -78,12 +87,8 @@ def test_a_listing_that_fails_leaves_the_last_one(tmp_path: Path, monkeypatch: p
 def test_a_name_may_end_with_an_adapter_s(tmp_path: Path) -> None:
     main, other = build_oracle(tmp_path / "main"), build_oracle(tmp_path / "models" / "quick")
     plus = build_oracle(tmp_path / "models" / "a+b")
-    for name, base in (("titles", "org/quick"), ("any", "")):
-        folder = tmp_path / "adapters" / name
-        folder.mkdir(parents=True)
-        config = {"num_layers": 1, "lora_parameters": {"rank": 1, "scale": 1.0}, "model": base}
-        (folder / "adapter_config.json").write_text(json.dumps(config))
-        safetensors.numpy.save_file({"x.lora_a": np.zeros((4, 1), np.float32)}, folder / "adapters.safetensors")
+    write_adapter(tmp_path, "titles", "org/quick")
+    write_adapter(tmp_path, "any")
     table = "small=quick,tiny=small+titles,quick-*=quick+any"
     found = names(tmp_path, model_path=str(main), model_map=table, pinned_models="quick+titles")
     found.began("main", str(main), main)
@@ -114,3 +119,31 @@ def test_a_name_may_end_with_an_adapter_s(tmp_path: Path) -> None:
     assert found.is_pinned("quick+titles") and not found.is_pinned("quick+any")
     settings = found.settings_for(found.find("quick+titles") or pytest.fail("not found"))
     assert (settings.model_path, settings.served_model_name, settings.vision) == (str(other), "quick+titles", "off")
+
+
+def test_the_main_model_is_asked_for_by_its_short_name_and_its_folder(tmp_path: Path) -> None:
+    main, named_alike = build_oracle(tmp_path / "main"), tmp_path / "models" / RECOMMENDED[0].short
+    build_oracle(named_alike)
+    write_adapter(tmp_path, "any")
+    short, source = RECOMMENDED[0].short, RECOMMENDED[0].repository
+    found = names(tmp_path, model_map=f"fast={short}")
+    found.began("main", source, main)
+    for asked in (short, source, f"openai/{source}", "fast", str(main), "main", "default", ""):
+        assert found.find(asked) is None, asked
+        adapted = found.find(f"{asked}+any")
+        assert adapted is not None and adapted.name == "main+any", asked
+    other = found.find(str(named_alike))
+    assert other is not None and other.name == str(named_alike), "no other model is called as the main one is"
+
+
+@pytest.mark.parametrize("asked", ["quick", "openai/quick", "small", "{other}", "openai/{other}"])
+@pytest.mark.parametrize("main", [True, False])
+def test_an_adapter_is_pinned_by_every_name_of_its_model(tmp_path: Path, asked: str, main: bool) -> None:
+    folder, beside = build_oracle(tmp_path / "models" / "quick"), build_oracle(tmp_path / "models" / "beside")
+    write_adapter(tmp_path, "any")
+    pinned = f"{asked.format(other=folder)}+any"
+    found = names(tmp_path, model_map="small=quick", pinned_models=pinned)
+    found.began(*(("quick", str(folder), folder) if main else ("beside", str(beside), beside)))
+    known, other = found.find(pinned), found.find("beside+any")
+    assert known is not None and known.name == "quick+any" and other is not None
+    assert found.is_pinned(*known.aliases) and not found.is_pinned(*other.aliases)

@@ -176,8 +176,15 @@ def connect(settings: Settings, server_url: str, proxy_port: int | None, model: 
 def _small(settings: Settings, server_url: str, large: list[dict[str, Any]]) -> str:
     """`SMALL_NAME` where the server's MODEL_MAP has a model for it that is none of `large`, else nothing."""
     status, small = get_json(f"{server_url}/v1/models/{SMALL_NAME}", settings.api_key)
-    meant = small.get("details", {}).get("source") if status == 200 and isinstance(small, dict) else None
-    return SMALL_NAME if meant and meant not in [card.get("details", {}).get("source") for card in large] else ""
+    if status != 200 or not isinstance(small, dict) or not _served(small)[0]:
+        return ""
+    return SMALL_NAME if _served(small) not in map(_served, large) else ""
+
+
+def _served(card: dict[str, Any]) -> tuple[Any, Any]:
+    """The model, and the adapter that it is served with."""
+    details = card.get("details") or {}
+    return details.get("source"), details.get("adapter")
 
 
 def _endpoint(settings: Settings, url: str, key: str, model: str, context: int) -> Endpoint:

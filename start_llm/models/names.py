@@ -49,7 +49,7 @@ class Known:
         """The same model with an adapter."""
         key = f"{self.key}//{adapter.name}"  # which is no folder's
         name = f"{self.name}{ADAPTER_SIGN}{adapter.name}"
-        aliases = frozenset({name, f"openai/{name}"})
+        aliases = frozenset(f"{alias}{ADAPTER_SIGN}{adapter.name}" for alias in self.aliases)
         return replace(self, key=key, name=name, aliases=aliases, adapter=adapter, base=self.name)
 
     def weights(self, *, sees: bool) -> Weights:
@@ -66,15 +66,15 @@ class Names:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._own, self._own_name = "", ""
+        self._own, self._own_names = "", frozenset[str]()
         self._lock = threading.Lock()
         self._known: tuple[Known, ...] = ()
         self._by_alias: dict[str, Known] = {}
         self._read = float("-inf")
 
-    def leave_out(self, key: str, name: str) -> None:
+    def leave_out(self, key: str, names: frozenset[str]) -> None:
         """From now on this model is not listed, and no other one is called as it is."""
-        self._own, self._own_name = key, name
+        self._own, self._own_names = key, names
         self._refresh(0.0)
 
     def all(self) -> tuple[Known, ...]:
@@ -99,25 +99,25 @@ class Names:
             if time.monotonic() - self._read < seconds:
                 return
             try:
-                self._known = tuple(known_models(self._settings, self._own, self._own_name))
+                self._known = tuple(known_models(self._settings, self._own, self._own_names))
             except OSError as error:  # a file that was deleted, or a folder renamed, while it was looked at
                 log.warning("the models on this disk cannot be listed now: %s", error)
             self._by_alias = {alias: known for known in reversed(self._known) for alias in known.aliases}
             self._read = time.monotonic()
 
 
-def known_models(settings: Settings, own: str, own_name: str) -> list[Known]:
+def known_models(settings: Settings, own: str, own_names: frozenset[str]) -> list[Known]:
     """What the settings name comes first, so that its short name is the model's.
 
     Args:
-        own, own_name: key and name of a model that is left out.
+        own, own_names: key and names of a model that is left out.
     """
     found: dict[str, Stored] = {}
     for stored in [*_named(settings), *stored_models(settings.cache_dir)]:
         key = group_of(stored.folder)
         if key != own and not stored.problem:
             found.setdefault(key, stored)
-    taken = {own_name}
+    taken = set(own_names)
     return [_known(key, stored, taken) for key, stored in found.items()]
 
 
@@ -138,6 +138,12 @@ def _named(settings: Settings) -> Iterable[Stored]:
             yield describe(source, folder)
 
 
+def aliases_of(name: str, source: str) -> frozenset[str]:
+    """What a model may be asked for by, beside its folder. `name`: what clients see; `source`: its repository."""
+    short = (alias for alias, repository in SHORT_NAMES.items() if repository == source)
+    return frozenset({name, source, f"openai/{name}", f"openai/{source}", *short})
+
+
 def _known(key: str, stored: Stored, taken: set[str]) -> Known:
     source = stored.name
     short = source.rstrip("/").rpartition("/")[2]
@@ -145,6 +151,4 @@ def _known(key: str, stored: Stored, taken: set[str]) -> Known:
         short = EMBEDDED_NAME
     name = source if short in taken else short
     taken.add(name)
-    aliases = {name, source, key, f"openai/{name}", f"openai/{source}"}
-    aliases |= {alias for alias, repository in SHORT_NAMES.items() if repository == source}
-    return Known(key, name, source, frozenset(aliases), stored)
+    return Known(key, name, source, aliases_of(name, source) | {key}, stored)

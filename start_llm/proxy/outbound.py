@@ -15,9 +15,11 @@ SIGNED = b"start_llm thinking "
 """As in `api/anthropic_stream`; a test compares them."""
 SEAL = "start_llm.1."
 """As in `api/responses_items`."""
-OWN_PARAMETERS = frozenset(
-    ["chat_template_kwargs", "drafts", "min_p", "repetition_penalty", "repetition_context_size", "thinking_budget"]
-)
+_OWN_SAMPLING = ("drafts", "min_p", "repetition_penalty", "repetition_context_size", "thinking_budget")
+_OWN_PLACES = ("adapter", "chat_template_kwargs", "enable_thinking", "extra_body")
+_OWN_SESSIONS = ("session_id", "conversation_id", "thread_id", "chat_id")
+OWN_PARAMETERS = frozenset([*_OWN_SAMPLING, *_OWN_PLACES, *_OWN_SESSIONS])
+"""A test goes by all the fields that the dialects read."""
 
 
 def for_elsewhere(dialect: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -27,12 +29,12 @@ def for_elsewhere(dialect: str, body: dict[str, Any]) -> dict[str, Any]:
         dialect: ``chat/completions``, ``messages`` or ``responses``.
     """
     kept = {name: value for name, value in body.items() if name not in OWN_PARAMETERS}
+    if dialect != "messages":
+        kept.pop("top_k", None)
     if dialect == "responses":
         if isinstance(kept.get("input"), list):
             kept["input"] = [item for item in kept["input"] if not _is_own_item(item)]
         return kept
-    if dialect != "messages":
-        kept.pop("top_k", None)
     messages = kept.get("messages")
     if not isinstance(messages, list):
         return kept

@@ -16,15 +16,18 @@ exit 7
 """
 
 
-def make_server(port: int = 0, context: int = 50_000, scale: float = 1.0) -> ThreadingHTTPServer:
+def make_server(
+    port: int = 0, context: int = 50_000, scale: float = 1.0, small: dict[str, Any] | None = None
+) -> ThreadingHTTPServer:
+    """`small`: details of what ``claude-haiku-4-5`` means; the other model, if nothing is said."""
     card: dict[str, Any] = {"id": "served-name", "object": "model", "context_length": context}
-    card |= {"capabilities": {"vision": True}, "details": {"context_scale": scale}}
+    card |= {"capabilities": {"vision": True}, "details": {"source": "owner/served", "context_scale": scale}}
     other = {"id": "other-name", "context_length": 9_000, "details": {"source": "owner/other-name", "state": "stored"}}
     answers: dict[str, Any] = {
         "/health": {"status": "ok", "state": "ready"},
         "/health/readiness": {"status": "healthy"},
         "/v1/models": {"object": "list", "data": [card, other]},
-        "/v1/models/claude-haiku-4-5": other | {"id": "claude-haiku-4-5"},
+        "/v1/models/claude-haiku-4-5": other | {"id": "claude-haiku-4-5"} | ({"details": small} if small else {}),
     }
 
     class Handler(BaseHTTPRequestHandler):
@@ -43,9 +46,9 @@ def make_server(port: int = 0, context: int = 50_000, scale: float = 1.0) -> Thr
 
 
 @contextmanager
-def serving(context: int = 50_000, scale: float = 1.0) -> Iterator[int]:
+def serving(context: int = 50_000, scale: float = 1.0, small: dict[str, Any] | None = None) -> Iterator[int]:
     """A running stub server; gives its port."""
-    server = make_server(context=context, scale=scale)
+    server = make_server(context=context, scale=scale, small=small)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -87,6 +87,22 @@ def test_the_vendors_key_does_not_reach_the_client(tmp_path: Path, out: Path) ->
     assert "ANTHROPIC_AUTH_TOKEN=mine" in said and f"ANTHROPIC_BASE_URL=http://127.0.0.1:{port}" in said
 
 
+@pytest.mark.parametrize(
+    ("small", "name"),
+    [
+        ({"source": "owner/served"}, "served-name"),
+        ({"source": "owner/served", "adapter": "titles"}, "claude-haiku-4-5"),
+        ({"source": "owner/other-name"}, "claude-haiku-4-5"),
+    ],
+)
+def test_claude_codes_small_model_may_be_the_main_one_with_an_adapter(
+    tmp_path: Path, out: Path, small: dict[str, str], name: str
+) -> None:
+    with serving(small=small) as port:
+        assert main(["claude"], settings(tmp_path, mlx_port=port)) == 7
+    assert f"ANTHROPIC_DEFAULT_HAIKU_MODEL={name}" in lines(out)
+
+
 def test_claude_compacts_by_the_counts_that_it_is_told(tmp_path: Path, out: Path) -> None:
     """The server that runs says by what it multiplies them, whatever the settings of this process say."""
     with serving(context=50_000, scale=4.0) as port:

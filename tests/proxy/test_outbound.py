@@ -4,10 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming
+from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
+
+from start_llm.api.anthropic_messages import MessagesBody
 from start_llm.api.anthropic_stream import signature
+from start_llm.api.fields import SESSION_FIELDS, Body
+from start_llm.api.openai_chat import ChatBody
+from start_llm.api.openai_responses import ResponsesBody
 from start_llm.api.responses_items import seal
+from start_llm.api.thinking import FIELDS
 from start_llm.proxy.outbound import for_elsewhere
 
+OPENAIS = {*CompletionCreateParamsStreaming.__annotations__, *ResponseCreateParamsStreaming.__annotations__}
+OTHERS = {"best_of", "max_tokens", "output_config", "output_format", "stop_sequences", "system", "thinking"}
+"""Old names of OpenAI's, and Anthropic's."""
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "read", "input": {}}
 
 
@@ -52,6 +64,25 @@ def test_parameters_that_only_this_server_knows_stay_here() -> None:
     sent = for_elsewhere("chat/completions", {"model": "m", "messages": said, "temperature": 1, **own})
     assert sent == {"model": "m", "temperature": 1, "messages": [{"role": "assistant", "content": "a"}, said[1]]}
     assert for_elsewhere("messages", {"model": "m", "messages": [], "top_k": 4})["top_k"] == 4
+
+
+@pytest.mark.parametrize(
+    ("dialect", "body", "others"),
+    [
+        ("chat/completions", ChatBody, OTHERS),
+        ("responses", ResponsesBody, OTHERS),
+        ("messages", MessagesBody, {*OTHERS, "top_k"}),
+    ],
+)
+def test_every_field_that_is_read_here_is_another_vendors_too_or_stays_here(
+    dialect: str, body: type[Body], others: set[str]
+) -> None:
+    """A new field of our own belongs into OWN_PARAMETERS."""
+    nowhere_declared = {"adapter", "chat_template_kwargs", "extra_body", *SESSION_FIELDS, *FIELDS}
+    given = dict.fromkeys([*body.model_fields, *nowhere_declared], 1)
+    sent = for_elsewhere(dialect, given).keys()
+    assert sent - OPENAIS - others == set()
+    assert given.keys() & (OPENAIS | others) == sent
 
 
 def test_what_is_no_conversation_is_left_as_it_is() -> None:
