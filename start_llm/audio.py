@@ -25,13 +25,12 @@ from start_llm.models.audio import SETTINGS, architectures_of, task_of
 from start_llm.models.capabilities import read_config
 from start_llm.models.encoder import find_encoder
 from start_llm.poolloader import NOT_INSTALLED
+from start_llm.served import WAIT_SECONDS, still_loading
 
 STEP_SECONDS = 0.1
 """What the work of one step may take, so that a row that decodes hardly waits; a step of the model is not cut."""
 LOOK_SECONDS = 0.5
 """How often one that waits shows life."""
-WAIT_SECONDS = 600.0
-"""What a request waits for its model at most, and then for room in memory: meanwhile it holds an HTTP thread."""
 SHORT, LONGEST = 30, 300
 _WRITTEN_SPACE = re.compile(r"\\[nt]")
 """A line's end or a tab written as a backslash and a letter: mlx-audio begins a new sound there."""
@@ -150,7 +149,7 @@ class AudioService:
                 code="limit_exceeded",
             )
         with contextlib.closing(self._models.open_audio(model, "transcription")) as lease:
-            yield from _waiting(lease.wait, f"The model {model!r} is still being loaded.")
+            yield from _waiting(lease.wait, still_loading(model))
             listener = lease.audio
             hints = Hints(listener.check(hints.language), hints.prompt, hints.temperature)
             taking = functools.partial(self._room.take, recording.seconds)
@@ -168,7 +167,7 @@ class AudioService:
         """The work of a `Speech`. Raises what `core.audio.Speaking` says."""
         pieces = pieces_of(text)
         with contextlib.closing(self._models.open_audio(model, "speech")) as lease:
-            yield from _waiting(lease.wait, f"The model {model!r} is still being loaded.")
+            yield from _waiting(lease.wait, still_loading(model))
             found: Sound = yield from self._steps(lease.audio.speak(pieces), len(pieces))
         with self._counting:
             self._spoken += len(found.samples) / found.rate

@@ -28,7 +28,7 @@ from start_llm.core.stored import StoredTree
 from start_llm.core.work import Engine
 from start_llm.images.reader import Reader as ImageReader
 from start_llm.prompt.pipeline import Prepared
-from start_llm.served import Lease, Models, Served
+from start_llm.served import WAIT_SECONDS, Lease, Models, Served, still_loading
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,6 @@ _WATCH_SECONDS = 5.0
 _PING_SHARE = 0.8  # the edge swallows pings that come too soon after each other
 _REPORTS_KEPT = 1000
 _BACKGROUNDS_KEPT = 300
-_LOAD_SECONDS = 600.0  # that a request which cannot show signs of life waits for its model
 
 
 class ChatService:
@@ -90,12 +89,12 @@ class ChatService:
 
     @contextmanager
     def _loaded(self, lease: Lease, name: str) -> Iterator[None]:
-        until = time.monotonic() + _LOAD_SECONDS
+        until = time.monotonic() + WAIT_SECONDS
         try:
             while not lease.wait(1.0):
                 status = self._engine.status()
                 if status.state not in {"ready", "busy"} or time.monotonic() > until:
-                    raise Unavailable(status.detail or f"The model {name!r} is still being loaded.")
+                    raise Unavailable(status.detail or still_loading(name))
             lease.check()
             yield
         finally:

@@ -89,14 +89,12 @@ class Pool:
     # --- served.Models: any thread ----------------------------------------------------
 
     def open(self, name: str) -> Lease:
-        if self.main is None:
-            raise Unavailable(self._engine.status().detail or "The model is still loading.")
+        self._check_started()
         return self._book.lease(self._find(name, self._names.find_chat))
 
     def open_audio(self, name: str, task: AudioTask) -> Lease:
         """As `open`. Raises BadRequest for a model that does something else."""
-        if self.main is None:
-            raise Unavailable(self._engine.status().detail or "The model is still loading.")
+        self._check_started()
         return self._book.lease(self._names.find_audio(name, task))
 
     def audio_name(self, asked: str, task: AudioTask) -> str:
@@ -105,9 +103,13 @@ class Pool:
 
     def open_any(self, name: str) -> Lease:
         """As `open`, of models of every kind."""
+        self._check_started()
+        return self._book.lease(self._find(name))
+
+    def _check_started(self) -> None:
+        """Raises Unavailable until the main model has been loaded."""
         if self.main is None:
             raise Unavailable(self._engine.status().detail or "The model is still loading.")
-        return self._book.lease(self._find(name))
 
     def _find(self, name: str, find: Callable[[str], Known | None] | None = None) -> Known | None:
         """``None``: the main model. A model that is loaded may have been removed from the disk. Raises NotFound."""

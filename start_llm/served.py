@@ -15,6 +15,13 @@ from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.ports import Eyes
 from start_llm.prompt.recorder import Recorder
 
+WAIT_SECONDS = 600.0
+"""What a request waits for its model at most, while it holds an HTTP thread. A stream of chat has no such limit."""
+
+
+def still_loading(name: str) -> str:
+    return f"The model {name!r} is still being loaded."
+
 
 @dataclass(frozen=True)
 class Served:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -17,6 +17,7 @@ from start_llm.api.multipart import Form, read_form
 from start_llm.api.owner import owner_of
 from start_llm.api.visitor import Made
 from start_llm.core.audio import Audio, AudioTask, Hearing, Hints, Segment, SoundForm, Speaking, Transcript
+from start_llm.core.encoding import Part
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.events import Done, Event, Progress, Usage
 from start_llm.core.limits import MODEL, SPOKEN_TEXT
@@ -54,16 +55,22 @@ class SpeechBody(Body):
     user: str | None = None
 
 
-class TranscriptionTask(Task):
+class SoundTask(Task):
     """The counts of its report are 0: they are of prompts, and shares of reuse must not be thinned."""
 
-    def __init__(self, request: ChatRequest, hearing: Hearing, shape: Shape) -> None:
-        self.request, self._hearing, self._shape = request, hearing, shape
+    def __init__(self, request: ChatRequest, work: Iterable[Part]) -> None:
+        self.request, self._work = request, work
 
     def steps(self) -> Generator[Event]:
-        for part in self._hearing:
+        for part in self._work:
             yield Progress(part.done, part.total)
         yield Done(Usage(prompt=0, completion=0, cached=0), CacheReport())
+
+
+class TranscriptionTask(SoundTask):
+    def __init__(self, request: ChatRequest, hearing: Hearing, shape: Shape) -> None:
+        super().__init__(request, hearing)
+        self._hearing, self._shape = hearing, shape
 
     def reply(self) -> Reply:
         found = self._hearing.result
@@ -78,16 +85,10 @@ class TranscriptionTask(Task):
         return Reply(sse.dumps({**body, "usage": used}))
 
 
-class SpeechTask(Task):
-    """Counts as those of a transcription."""
-
+class SpeechTask(SoundTask):
     def __init__(self, request: ChatRequest, speaking: Speaking, form: SoundForm) -> None:
-        self.request, self._speaking, self._form = request, speaking, form
-
-    def steps(self) -> Generator[Event]:
-        for part in self._speaking:
-            yield Progress(part.done, part.total)
-        yield Done(Usage(prompt=0, completion=0, cached=0), CacheReport())
+        super().__init__(request, speaking)
+        self._speaking, self._form = speaking, form
 
     def reply(self) -> Reply:
         return Reply(self._speaking.result, content_type=SOUNDS[self._form])

@@ -42,9 +42,8 @@ def count_behind(app: FastAPI, config: dict[str, Any], key_check: Any) -> None:
         config: LiteLLM's configuration.
         key_check: LiteLLM's dependency that refuses a wrong key.
     """
-    named = {entry["model_name"]: _behind(entry) for entry in config["model_list"]}
-    _leave_alone(named["*"].removesuffix("*"))
     behind = Behind(config)
+    _leave_alone(behind.prefix)
     for path in COUNTED_BEHIND:
         _first(app, path, behind.count, "POST", key_check)
     for path in LISTED_BEHIND:
@@ -74,12 +73,17 @@ def _leave_alone(prefix: str) -> None:
 
 
 class Behind:
-    """Handlers, and what they know of the server."""
+    """Handlers, and what they know of the server.
+
+    Attributes:
+        prefix: stands before names that have no entry of their own.
+    """
 
     def __init__(self, config: dict[str, Any]) -> None:
         entries = config["model_list"]
         parameters = entries[0]["litellm_params"]
         named = {entry["model_name"]: _behind(entry) for entry in entries}
+        self.prefix = named["*"].removesuffix("*")
         self._named = {name: behind for name, behind in named.items() if "*" not in name}
         # PROXY_MODEL_ID, which the server knows nothing of
         self._made_up = [name for name, behind in self._named.items() if behind == DEFAULT != name]
