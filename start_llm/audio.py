@@ -20,11 +20,10 @@ from start_llm.core.encoding import Part
 from start_llm.core.errors import BadRequest, NotFound, NotSupported, StartLLMError, Unavailable
 from start_llm.core.limits import RECORDED
 from start_llm.core.settings import Settings
-from start_llm.engine.sound import RATE, encode, is_installed, look_at, samples_of
+from start_llm.engine.sound import RATE, check_installed, encode, look_at, samples_of
 from start_llm.models.audio import SETTINGS, architectures_of, task_of
 from start_llm.models.capabilities import read_config
 from start_llm.models.encoder import find_encoder
-from start_llm.poolloader import NOT_INSTALLED
 from start_llm.served import WAIT_SECONDS, still_loading
 
 STEP_SECONDS = 0.1
@@ -103,7 +102,7 @@ class AudioService:
             if source is None:
                 continue
             try:
-                _check_installed()
+                check_installed()
                 config = read_config(find_encoder(source, SETTINGS[task], progress))
                 if task_of(config) != task:
                     raise NotSupported(
@@ -120,7 +119,7 @@ class AudioService:
         return [error.message for error in self._problems.values()]
 
     def named(self, asked: str, task: AudioTask) -> str:
-        _check_installed()
+        check_installed()
         try:
             return self._models.audio_name(asked, task)
         except (NotFound, NotSupported):
@@ -252,8 +251,3 @@ def _ending(work: Generator[float, None, Any]) -> Generator[float]:
     """What `work` holds is given back on the thread that made it."""
     work.close()
     yield 0.0
-
-
-def _check_installed() -> None:
-    if not is_installed():
-        raise NotSupported(NOT_INSTALLED, code="extra_not_installed")

@@ -27,7 +27,7 @@ from start_llm.core.errors import (
 )
 from start_llm.core.settings import Settings
 from start_llm.engine import hearing, speaking
-from start_llm.engine.sound import is_installed
+from start_llm.engine.sound import check_installed
 from start_llm.engine.thread import EngineThread
 from start_llm.models.capabilities import read_config
 from start_llm.models.checkpoint import CheckpointError, check_source
@@ -41,10 +41,6 @@ from start_llm.serving import Serving, serve
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-NOT_INSTALLED = (
-    "Speech is an extra that is not installed. In the folder of the clone (uv tool install takes the same words): "
-    "pip install '.[audio]' -c constraints.txt"
-)
 
 
 class Loader:
@@ -194,9 +190,10 @@ class Loader:
         Returns:
             ``None``: it is the main model, which the builder finds by itself, or an audio model.
         """
-        if entry.task is not None and not is_installed():
-            raise NotSupported(NOT_INSTALLED, code="extra_not_installed")
-        if entry.known is None or entry.task is not None:
+        if entry.task is not None:
+            check_installed()
+            return None
+        if entry.known is None:
             return None
         folder = entry.known.stored.folder
         try:

@@ -15,9 +15,13 @@ from typing import Any
 import numpy as np
 
 from start_llm.core.audio import Sound, SoundForm
-from start_llm.core.errors import BadRequest
+from start_llm.core.errors import BadRequest, NotSupported
 
 LIBRARY = "mlx_audio"
+NOT_INSTALLED = (
+    "Speech is an extra that is not installed. In the folder of the clone (uv tool install takes the same words): "
+    "pip install '.[audio]' -c constraints.txt"
+)
 RATE = 16000
 """Samples a second, as the models that listen want them."""
 SPOKEN_RATE = 24000
@@ -55,6 +59,12 @@ class Recording:
 
 def is_installed() -> bool:
     return importlib.util.find_spec(LIBRARY) is not None
+
+
+def check_installed() -> None:
+    """Raises NotSupported, which says how the extra is installed."""
+    if not is_installed():
+        raise NotSupported(NOT_INSTALLED, code="extra_not_installed")
 
 
 def look_at(data: bytes, param: str) -> Recording:
