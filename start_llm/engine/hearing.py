@@ -140,20 +140,23 @@ class Listener:
 
     def _spectrum(self, samples: np.ndarray) -> Steps:
         """Log mel powers, (frames, mels), with a window of silence behind; a window a step."""
-        whole = np.pad(np.concatenate([samples, np.zeros(WINDOW * HOP, np.float32)]), FFT // 2, mode="reflect")
-        frames, mels = (len(whole) - FFT) // HOP, self._model.dims.n_mels
+        frames, mels = len(samples) // HOP + WINDOW, self._model.dims.n_mels
         shape = self._signal.hanning(FFT, periodic=True)
         filters = self._signal.mel_filters(RATE, FFT, mels, norm="slaney", mel_scale=None).T
-        found = np.empty((frames, mels), np.float32)
+        found, most = np.empty((frames, mels), np.float32), -math.inf
         for begin in range(0, frames, WINDOW):
             end = min(begin + WINDOW, frames)
-            piece = mx.array(whole[begin * HOP : (end - 1) * HOP + FFT])
+            piece = mx.array(_around(samples, begin * HOP, (end - 1) * HOP + FFT))
             waves = self._signal.stft(piece, window=shape, n_fft=FFT, hop_length=HOP, center=False)
-            found[begin:end] = np.array(mx.maximum(waves.abs().square() @ filters, 1e-10).log10())
+            powers = np.array(mx.maximum(waves.abs().square() @ filters, 1e-10).log10())
+            found[begin:end], most = powers, max(most, powers.max())
             yield 0.0
-        np.maximum(found, found.max() - 8.0, out=found)
-        found += 4.0
-        found /= 4.0
+        for begin in range(0, frames, WINDOW):
+            part = found[begin : begin + WINDOW]
+            np.maximum(part, np.float32(most) - np.float32(8.0), out=part)
+            part += 4.0
+            part /= 4.0
+            yield 0.0
         return found
 
     def _encoded(self, spectrum: np.ndarray, seek: int, size: int) -> mx.array:
@@ -223,6 +226,20 @@ class Listener:
         if decoded.temperature > HOT:
             story.since = len(story.tokens)  # what was guessed is not told to the next window
         return covered or size
+
+
+def _around(samples: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """Places `begin` to `end` of a recording that half an `FFT` was set before, its mirror image; silence follows.
+
+    Only what lies there is copied: a recording may have hundreds of megabytes. From 0 on, more than an `FFT` is wanted.
+    """
+    found = np.zeros(end - begin, np.float32)
+    before = max(0, FFT // 2 - begin)
+    heard = samples[max(0, begin - FFT // 2) : max(0, end - FFT // 2)]
+    found[before : before + len(heard)] = heard
+    if before:
+        found[:before] = found[before + 1 : 2 * before + 1][::-1]
+    return found
 
 
 def _cut(tokens: Sequence[int], first: int, step: int, size: int) -> tuple[list[tuple[int, int, list[int]]], int]:

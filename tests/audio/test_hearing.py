@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from start_llm.core.audio import Hints, Transcript
 from start_llm.core.errors import BadRequest, NotSupported
-from start_llm.engine.hearing import Listener, import_library, loading
+from start_llm.engine.hearing import FFT, HOP, WINDOW, Listener, import_library, loading
 from tests.audio.tiny import RATE, build_whisper, tone
 
 pytestmark = pytest.mark.thorough
@@ -93,6 +94,45 @@ def test_the_language_is_found_out_and_a_short_sound_is_enough(listener: Listene
     _, ours, theirs = both(listener, tone(0.3), Hints())
     assert (ours.language, ours.text) == (theirs.language, theirs.text)
     assert told(ours) == told_by_mlx_audio(theirs)
+
+
+class Watched:
+    """Samples that tell how many of them were looked at."""
+
+    def __init__(self, samples: np.ndarray) -> None:
+        self._samples, self.seen = samples, 0
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        found = self._samples[part]
+        self.seen += len(found)
+        return found
+
+
+@pytest.mark.parametrize("count", [1, 150, 201, 16000, 30 * RATE + 7, 70 * RATE])
+def test_a_step_reads_a_window_of_the_recording_and_no_more(listener: Listener, count: int) -> None:
+    """Whoever decodes beside it waits for one step. What comes out is what mlx-audio makes of the whole."""
+    samples = np.random.default_rng(count).normal(0, 0.2, count).astype(np.float32)
+    whole = importlib.import_module("mlx_audio.stt.models.whisper.audio").log_mel_spectrogram
+
+    def work() -> tuple[list[int], np.ndarray, np.ndarray]:
+        watched, read = Watched(samples), []
+        steps: Any = listener._spectrum(watched)  # type: ignore[arg-type]
+        while True:
+            before = watched.seen
+            try:
+                next(steps)
+            except StopIteration as end:
+                return read, end.value, np.array(whole(samples, 80, padding=WINDOW * HOP))
+            read.append(watched.seen - before)
+
+    read, ours, theirs = on_a_thread(work)
+    assert max(read) <= WINDOW * HOP + FFT
+    assert sum(read) >= count
+    assert ours.shape == theirs.shape
+    assert np.abs(ours - theirs).max() < 1e-4
 
 
 def test_what_it_hears_changes_what_it_says(listener: Listener) -> None:
