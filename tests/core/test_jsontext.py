@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from start_llm.core import jsontext
+from start_llm.core import jsontext, longtext
 from start_llm.core.errors import BadRequest, TooLarge
 from start_llm.core.jsontext import check_structure, parse_inner, parse_json, too_much_to_read
 from start_llm.core.limits import DEPTH, Limit
@@ -85,6 +85,7 @@ def test_long_strings_are_read_in_pieces(value: Any, chunk: int, ascii_only: boo
     with pytest.MonkeyPatch.context() as patch:
         wanted = _read(bytes(raw))
         patch.setattr(jsontext, "CHUNK", chunk)
+        patch.setattr(longtext, "_BLOCK", 3)
         assert _read(bytes(raw)) == wanted
 
 
@@ -107,6 +108,24 @@ def test_a_string_of_many_megabytes_leaves_the_lock_to_others(monkeypatch: pytes
     text = "x\n\u00e9" * 1_000_000
     assert parse_json(json.dumps({text: text}).encode()) == {text: text}
     assert max(read) <= 4 * jsontext.CHUNK < sum(read)
+
+
+def test_a_string_of_backslashes_is_looked_at_in_blocks() -> None:
+    """Whether one is escaped depends on all before it: looked at one by one, they stop the others for seconds."""
+
+    class Counted(bytes):
+        looks = 0
+
+        def __getitem__(self, part: Any) -> Any:
+            Counted.looks += 1
+            return super().__getitem__(part)
+
+    value = ["\\" * 1_200_000, "x" + "\\" * 600_000]
+    raw = json.dumps(value).encode()
+    inner = check_structure(raw)
+    assert len(inner) >= 3
+    assert longtext.decode(Counted(raw), inner, json.JSONDecoder()) == value
+    assert 0 < Counted.looks < 1000
 
 
 def test_json_in_a_string_has_the_same_bounds() -> None:
