@@ -51,6 +51,7 @@ def command(
     cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Command:
     """Runs ``start-llm models WORDS``; gives its exit code, standard output and standard error."""
+    monkeypatch.setenv("COLUMNS", "400")  # the names are paths, which are long where tests run side by side
     monkeypatch.setenv("START_LLM_HOME", str(tmp_path))
     monkeypatch.setenv("START_LLM_CACHE_DIR", str(cache))
     monkeypatch.setenv("MODEL_MAP", "claude-haiku-*=oracle-hybrid")
