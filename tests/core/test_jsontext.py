@@ -120,10 +120,10 @@ def test_a_string_of_backslashes_is_looked_at_in_blocks() -> None:
             Counted.looks += 1
             return super().__getitem__(part)
 
-    value = ["\\" * 1_200_000, "x" + "\\" * 600_000]
+    value = ["x" + "\\" * 1_950_000]
     raw = json.dumps(value).encode()
     inner = check_structure(raw)
-    assert len(inner) >= 3
+    assert len(inner) == 2
     assert longtext.decode(Counted(raw), inner, json.JSONDecoder()) == value
     assert 0 < Counted.looks < 1000
 
