@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
@@ -63,6 +63,13 @@ class Ahead:
     wrapper: Any
     grammars: Grammars | None
     adapter: Adapter | None = None
+
+
+class Guest(Protocol):
+    """A loaded model that is no language model."""
+
+    nbytes: int
+    """What its weights take."""
 
 
 class ModelBuilder:
@@ -177,16 +184,24 @@ class ModelBuilder:
             made.pop_all()
         return runtime
 
-    def guest[T](self, model: str, weights: Weights, steps: Generator[float, None, T]) -> Generator[float, None, T]:
-        """Loads by `steps` what is no language model: its weights count, and it has no KV."""
+    def guest[T: Guest](
+        self, model: str, weights: Weights, steps: Generator[float, None, T]
+    ) -> Generator[float, None, T]:
+        """Loads by `steps` what is no language model: its weights count, and it has no KV.
+
+        Args:
+            weights: what it is going to take, as far as that is known.
+        """
         _, shared = self._machine()
         self._unwire()
         shared.place(model, weights)
         try:
-            return (yield from steps)
+            found = yield from steps
         except BaseException:
             self._left(model)
             raise
+        shared.place(model, Weights(found.nbytes))
+        return found
 
     def guest_leaves(self, model: str, held: list[Any]) -> Generator[float]:
         """`held`: what holds its arrays; it is emptied."""

@@ -302,7 +302,7 @@ class Book:
     def ready_to_hear(self, entry: Entry, audio: Any) -> None:
         """The same of an audio model."""
         with self.lock:
-            entry.audio = audio
+            entry.audio, entry.weights = audio, Weights(audio.nbytes)
             self._settle(entry, None)
 
     def _settle(self, entry: Entry, served: Served | None) -> None:

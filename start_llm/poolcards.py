@@ -47,6 +47,7 @@ class Cards:
             card,
             state="failed" if failed else now.state,
             pinned=now.pinned,
+            weight_bytes=card.weight_bytes if now.task is None else now.weights.all,
             kv_bytes=now.serving.built.kv_bytes() if now.serving is not None else 0,
             problem=now.failure.message if failed and now.failure is not None else "",
         )
@@ -71,7 +72,7 @@ class Cards:
             images="reject" if stored.audio else "shown" if sees else self._settings.images_on_text_model,
             state="stored",
             pinned=self._names.is_pinned(*known.aliases),
-            weight_bytes=stored.size if adapter is None else adapter.size,
+            weight_bytes=adapter.size if adapter is not None else stored.weight_bytes or stored.size,
             context_scale=self._settings.context_scale_for(context),
             details=details,
         )

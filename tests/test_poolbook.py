@@ -20,6 +20,7 @@ from start_llm.core.errors import (
 from start_llm.core.settings import load_settings
 from start_llm.models.catalog import Stored
 from start_llm.models.names import Known
+from start_llm.models.pool import Weights
 from start_llm.poolbook import Book, Entry, Lease
 from start_llm.pooling import Pool
 from start_llm.poolloader import Loader
@@ -156,7 +157,7 @@ def test_audio_models_are_loaded_at_the_start_and_counted(tmp_path: Path, monkey
     said: list[str] = []
     pool = Pool(load_settings(None, start_llm_cache_dir=tmp_path, preload_models="tiny"), Mock(), said.append)
     pool.connect(Mock(), Mock(weight_bytes=7))
-    stored = Stored("tiny", tmp_path / "tiny", 1000, None, ("transcription",), audio="transcription")
+    stored = Stored("tiny", tmp_path / "tiny", 1000, None, ("transcription",), audio="transcription", weight_bytes=40)
     tiny = Known("/nowhere/tiny", "tiny", "tiny", frozenset({"tiny"}), stored)
     monkeypatch.setattr(pool._names, "find", {"tiny": tiny}.get)
     serving = Mock()
@@ -170,5 +171,7 @@ def test_audio_models_are_loaded_at_the_start_and_counted(tmp_path: Path, monkey
     wished = pool._book.wishes.get_nowait()
     assert said == [] and wished is not None and wished.name == "tiny"
     assert pool.figures() == {"models_loaded": 1, "models_weight_bytes": 7}
-    pool._book.ready_to_hear(wished, object())
+    assert wished.weights == Weights(40)
+    pool._book.ready_to_hear(wished, Mock(nbytes=50))
+    assert wished.weights == Weights(50)
     assert pool.figures()["models_loaded"] == 2

@@ -18,7 +18,7 @@ import numpy as np
 
 from start_llm.core.audio import Hints, Segment, Transcript
 from start_llm.core.errors import BadRequest
-from start_llm.engine.lazily import reading, refusing
+from start_llm.engine.lazily import bytes_of, reading, refusing
 from start_llm.engine.sound import LIBRARY, RATE
 
 HOP, FFT = 160, 400
@@ -89,10 +89,11 @@ class _Story:
 
 
 class Listener:
-    """A loaded Whisper model. Model thread only, but for `check`."""
+    """A loaded Whisper model. Model thread only, but for `check` and `nbytes` (what its weights take)."""
 
     def __init__(self, model: Any, name: str) -> None:
         self._model, self._name = model, name
+        self.nbytes = bytes_of(model)
         self._tools: Any = importlib.import_module(f"{LIBRARY}.stt.models.whisper.decoding")
         self._signal: Any = importlib.import_module(f"{LIBRARY}.utils")
         self._names: dict[str, str] = importlib.import_module(

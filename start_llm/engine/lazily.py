@@ -27,6 +27,11 @@ def refusing(library: str, name: str) -> Generator[None]:
         raise NotSupported(f"{library} cannot load {name}: {error}") from error
 
 
+def bytes_of(model: Any) -> int:
+    """What a model's weights take in memory."""
+    return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
+
+
 def reading(model: Any) -> Generator[float]:
     """Reads what is still on disk of a model's weights."""
     waiting: list[mx.array] = []

@@ -15,7 +15,7 @@ import numpy as np
 from start_llm.core.audio import Sound
 from start_llm.core.errors import BadRequest
 from start_llm.core.limits import SPOKEN
-from start_llm.engine.lazily import reading, refusing
+from start_llm.engine.lazily import bytes_of, reading, refusing
 from start_llm.engine.sound import LIBRARY
 
 
@@ -35,10 +35,11 @@ def loading(folder: Any, name: str) -> Generator[float, None, Speaker]:
 
 
 class Speaker:
-    """A loaded model. Model thread only."""
+    """A loaded model. Model thread only, but for `nbytes` (what its weights take)."""
 
     def __init__(self, model: Any, name: str) -> None:
         self._model, self._name = model, name
+        self.nbytes = bytes_of(model)
         self._rate = int(model.sample_rate)
 
     def speak(self, pieces: Sequence[str]) -> Generator[float, None, Sound]:

@@ -36,6 +36,8 @@ class Stored:
         problem: why it cannot be served, in a sentence; empty if it can.
         removable: whether `rm` may remove it: it came from a hub.
         audio: what an audio model does; ``None``: it is none.
+        weight_bytes: of an audio model, bytes of the files that are read when it is loaded: its folder may hold the
+            same weights for other libraries, too.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Stored:
     problem: str = ""
     removable: bool = False
     audio: AudioTask | None = None
+    weight_bytes: int = 0
 
 
 def hub_folder(repository: str, cache: Path | None = None) -> Path:
@@ -121,6 +124,7 @@ def describe(name: str, folder: Path, *, removable: bool = False) -> Stored:
     """Reads the config and headers of one."""
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     audio: AudioTask | None = None
+    weight_bytes = 0
     can: tuple[str, ...] = ()
     context: int | None = None
     try:
@@ -128,6 +132,7 @@ def describe(name: str, folder: Path, *, removable: bool = False) -> Stored:
         audio = task_of(config)
         if audio is not None:
             can = (audio,)
+            weight_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
             check_audio(str(folder), folder)
         else:
             context, can = context_length(config), abilities(config, folder)
@@ -137,7 +142,7 @@ def describe(name: str, folder: Path, *, removable: bool = False) -> Stored:
         problem = str(error).partition(": ")[2] or str(error)
     except (OSError, ValueError) as error:
         context, can, problem = None, (), str(error)
-    return Stored(name, folder, size, context, can, problem, removable, audio)
+    return Stored(name, folder, size, context, can, problem, removable, audio, weight_bytes)
 
 
 def abilities(config: dict[str, Any], folder: Path) -> tuple[str, ...]:

@@ -56,7 +56,9 @@ class Known:
         """About what it takes, before it is loaded. `sees`: one with eyes is loaded with them, and shares nothing."""
         if self.adapter is not None:
             return Weights(self.adapter.size, group_of(self.stored.folder), self.stored.size)
-        if self.stored.audio is not None or (sees and "images" in self.stored.can):
+        if self.stored.audio is not None:
+            return Weights(self.stored.weight_bytes)
+        if sees and "images" in self.stored.can:
             return Weights(self.stored.size)
         return Weights(0, group_of(self.stored.folder), self.stored.size)
 
