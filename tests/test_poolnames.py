@@ -147,3 +147,27 @@ def test_an_adapter_is_pinned_by_every_name_of_its_model(tmp_path: Path, asked: 
     known, other = found.find(pinned), found.find("beside+any")
     assert known is not None and known.name == "quick+any" and other is not None
     assert found.is_pinned(*known.aliases) and not found.is_pinned(*other.aliases)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_link_to_an_adapter_is_another_name_of_it(tmp_path: Path, inside: bool) -> None:
+    """Two entries would load it twice, and the second would find its folder on disk taken."""
+    build_oracle(tmp_path / "models" / "quick")
+    top = tmp_path if inside else tmp_path / "elsewhere"
+    for name in ("titles-v3", "titles-v4"):
+        write_adapter(top, name, "quick")
+    folder = tmp_path / "adapters"
+    folder.mkdir(exist_ok=True)
+    for link in ("latest", "stable"):
+        (folder / link).symlink_to(top / "adapters" / "titles-v3")
+    found = names(tmp_path, pinned_models="quick+stable")
+    both = [found.find("quick+latest"), found.find("quick+stable")]
+    first = "titles-v3" if inside else "latest"
+    assert [known.name for known in both if known] == [f"quick+{first}"] * 2
+    assert both[0] == both[1] and both[0] is not None and found.is_pinned(*both[0].aliases)
+    others = ["quick+titles-v4"] if inside else []
+    assert listed(found, tmp_path) == ["quick", f"quick+{first}", *others]
+    (folder / "stable").unlink()
+    (folder / "stable").symlink_to(top / "adapters" / "titles-v4")
+    moved = found.find("quick+stable")
+    assert moved is not None and moved.key != both[0].key

@@ -6,9 +6,10 @@ A name is a folder's plain name, never a path, so that no request reaches anythi
 from __future__ import annotations
 
 import logging
+import os
 import re
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from start_llm.core.errors import BadRequest, StartLLMError
@@ -29,6 +30,7 @@ class Chosen:
         size: bytes of its weights.
         stamp: changes when its files do.
         problem: why it cannot be used, in a sentence; empty if nothing shows without its weights.
+        links: other names of it: links in the folder that lead to the same files.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Chosen:
     size: int
     stamp: str
     problem: str = ""
+    links: tuple[str, ...] = field(default=(), compare=False)
 
     def read(self) -> Adapter:
         """Raises NotFound, BadRequest."""
@@ -68,31 +71,47 @@ class Adapters:
         self._seen: dict[str, Chosen] = {}
 
     def find(self, name: str) -> Chosen | None:
-        """The adapter of that plain name."""
+        """The adapter of that plain name. By a link's name it is the one that the link leads to."""
         if not _NAME.fullmatch(name):
             return None
+        name, *links = self._names_of(name)
         folder = self._folder / name
         stamp = stamp_of(folder)
         with self._lock:
             seen = self._seen.get(name)
         if seen is not None and stamp and seen.stamp == stamp:
-            return seen
+            return replace(seen, links=tuple(links))
         if not folder.is_dir():
             return None
-        found = _look(name, folder, stamp)
+        found = replace(_look(name, folder, stamp), links=tuple(links))
         with self._lock:
             self._seen[name] = found
         return found
 
     def all(self) -> tuple[Chosen, ...]:
-        """By name. A folder without a configuration is none."""
+        """By name, each once. A folder without a configuration is none."""
         try:
             names = sorted(path.name for path in self._folder.iterdir() if (path / CONFIG).exists())
         except OSError as error:
             if not isinstance(error, FileNotFoundError):
                 log.warning("the adapters cannot be listed now: %s", error)
             return ()
-        return tuple(found for name in names if (found := self.find(name)) is not None)
+        found = {each.name: each for name in names if (each := self.find(name)) is not None}
+        return tuple(found.values())
+
+    def _names_of(self, name: str) -> list[str]:
+        """All names of the same adapter: its folder's own first, then those of links, by name."""
+        target = os.path.realpath(self._folder / name)
+        try:
+            with os.scandir(self._folder) as entries:
+                links = sorted(each.name for each in entries if each.is_symlink() and _NAME.fullmatch(each.name))
+        except OSError:
+            return [name]
+        links = [link for link in links if os.path.realpath(self._folder / link) == target]
+        place, own = os.path.split(target)
+        if place == os.path.realpath(self._folder) and _NAME.fullmatch(own):
+            return [own, *links]
+        return links or [name]
 
 
 def _look(name: str, folder: Path, stamp: str) -> Chosen:

@@ -49,7 +49,8 @@ class Known:
         """The same model with an adapter."""
         key = f"{self.key}//{adapter.name}"  # which is no folder's
         name = f"{self.name}{ADAPTER_SIGN}{adapter.name}"
-        aliases = frozenset(f"{alias}{ADAPTER_SIGN}{adapter.name}" for alias in self.aliases)
+        names = (adapter.name, *adapter.links)
+        aliases = frozenset(f"{alias}{ADAPTER_SIGN}{each}" for alias in self.aliases for each in names)
         return replace(self, key=key, name=name, aliases=aliases, adapter=adapter, base=self.name)
 
     def weights(self, *, sees: bool) -> Weights:
