@@ -46,11 +46,13 @@ def serve(model: str, cache: Path, ready: int) -> None:
     app.wait()
 
 
-def ask(url: str, messages: list[dict[str, Any]]) -> str:
+def ask(url: str, messages: list[dict[str, Any]]) -> tuple[str, int]:
+    """The answer, and how many tokens of the prompt were reused."""
     body = {"model": "default", "messages": messages}
     answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=WAIT)
     assert answer.status_code == 200, answer.text
-    return str(answer.json()["choices"][0]["message"]["content"])
+    data = answer.json()
+    return str(data["choices"][0]["message"]["content"]), int(data["usage"]["start_llm"]["reused"])
 
 
 def question(number: int, words: int) -> dict[str, str]:
@@ -64,11 +66,14 @@ def figures(url: str) -> dict[str, float]:
     }
 
 
-def written(url: str) -> None:
-    """Waits until nothing waits to be written."""
+def settled(url: str, what: str) -> dict[str, float]:
+    """The figures once `what` has happened and nothing waits: they are told anew about once a second."""
     end = time.monotonic() + WAIT
-    while any(figures(url)[f"start_llm_kv_disk_waiting_{what}"] for what in ("bytes", "segments")):
-        assert time.monotonic() < end, "what waits is never written"
+    while True:
+        seen = figures(url)
+        if seen[f"start_llm_kv_disk_{what}_files"] > 0 and seen["start_llm_kv_disk_waiting_segments"] == 0:
+            return seen
+        assert time.monotonic() < end, f"nothing is {what}"
         time.sleep(0.05)
 
 
@@ -76,7 +81,7 @@ def main(model: str, cache: Path, kills: int, seed: int) -> None:
     chance = random.Random(seed)
     said: list[tuple[list[dict[str, Any]], str]] = []
     history: list[dict[str, Any]] = [{"role": "system", "content": "You are careful."}]
-    read = 0.0
+    read = 0
     for number in range(kills):
         reading, writing = os.pipe()
         child = os.fork()
@@ -89,14 +94,14 @@ def main(model: str, cache: Path, kills: int, seed: int) -> None:
         assert url, "the server did not start"
         for turn in (1, 2):
             asked = [*history, question(10 * number + turn, 60)]
-            answer = ask(url, asked)
+            answer, reused = ask(url, asked)
+            if turn == 1 and reused > 0:  # from the disk: the process is new
+                read += 1
+                assert settled(url, "read")["start_llm_kv_disk_damaged"] == 0, "a file was damaged by a kill"
             said.append((asked, answer))
             history = [*asked, {"role": "assistant", "content": answer}]
-        seen = figures(url)
-        assert seen["start_llm_kv_disk_damaged"] == 0, "a file was damaged by a kill"
-        read += seen["start_llm_kv_disk_read_files"]
         if number % 2 == 0:  # else a busy machine may not have written anything before any of the kills
-            written(url)
+            settled(url, "written")
         last = threading.Thread(target=until_killed, args=(url, [*history, question(10 * number + 3, 200)]))
         last.start()
         time.sleep(chance.uniform(0, 0.4))  # the random moment
@@ -109,7 +114,7 @@ def main(model: str, cache: Path, kills: int, seed: int) -> None:
     oracle = Oracle.load(Path(model))
     for messages, answer in said:
         assert answer == expected_truth(oracle.prompt(messages)), json.dumps(messages)[-200:]
-    print(f"{kills} kills, {len(said)} answers right, {read:.0f} files read again")
+    print(f"{kills} kills, {len(said)} answers right, {read} times read again")
 
 
 def until_killed(url: str, messages: list[dict[str, Any]]) -> None:
