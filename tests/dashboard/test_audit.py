@@ -106,6 +106,7 @@ def test_a_damaged_file_is_begun_anew(path: Path) -> None:
 def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     write(tmp_path / "file" / "audit.sqlite3", (REQUEST, GOOD))
+    assert (tmp_path / "file").read_bytes() == b""
 
 
 def test_two_servers_share_a_file(path: Path) -> None:
