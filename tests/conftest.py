@@ -25,6 +25,8 @@ OPTIONAL = {
     "slow": "takes over ten seconds, and has a shorter form",
     "e2e": "drives a real agent client",
 }
+COLLECTED = pytest.StashKey[frozenset[str]]()
+"""The modules that were imported when all tests were collected."""
 IMPLIED = {"thorough": "slow"}
 """Who asks for the second asks for the first."""
 
@@ -93,6 +95,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Fetches the embedded model before the first test, so that a slow network is not taken for a test that hangs."""
     if session.config.getoption("collectonly"):
         return
+    session.config.stash[COLLECTED] = frozenset(sys.modules)
     for item in session.items:
         if "smol_path" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("skip"):
             embedded_model()

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import MOST_WORKERS, pytest_xdist_auto_num_workers
+from tests.conftest import COLLECTED, MOST_WORKERS, pytest_xdist_auto_num_workers
+from tests.lazy import SLOW_TO_IMPORT
 
 ROOT = Path(__file__).parents[1]
 
@@ -30,3 +31,8 @@ def test_how_many_workers_there_are(folder: Path, named: list[str], side_by_side
     config: Any = SimpleNamespace(args=named, invocation_params=SimpleNamespace(dir=folder))
     workers = min(MOST_WORKERS, (os.cpu_count() or 1) + 1)
     assert pytest_xdist_auto_num_workers(config) == (workers if side_by_side else 0)
+
+
+def test_no_file_imports_what_is_slow_while_it_is_collected(request: pytest.FixtureRequest) -> None:
+    """Every worker collects all files: take it from `tests.lazy` there."""
+    assert request.config.stash[COLLECTED].isdisjoint(SLOW_TO_IMPORT)

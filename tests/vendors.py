@@ -1,26 +1,13 @@
-"""The vendors' packages, imported by the first test that uses them: together they take three seconds.
-
-Each worker collects all files and runs a third of them.
-"""
+"""The vendors' packages and what they check events with."""
 
 from __future__ import annotations
 
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 from pydantic import TypeAdapter
 
-
-class Package:
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):  # pytest looks at everything in a file
-            raise AttributeError(name)
-        return getattr(import_module(self._name), name)
-
+from tests.lazy import Package
 
 anthropic: Any = Package("anthropic")
 openai: Any = Package("openai")

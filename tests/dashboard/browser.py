@@ -6,17 +6,18 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-selenium = pytest.importorskip("selenium", reason="selenium is not installed (requirements-dev.txt)")
+from tests.lazy import Package
 
-from selenium import webdriver  # noqa: E402
-from selenium.common.exceptions import StaleElementReferenceException, TimeoutException, WebDriverException  # noqa: E402
-from selenium.webdriver.common.by import By  # noqa: E402
-from selenium.webdriver.remote.webelement import WebElement  # noqa: E402
-from selenium.webdriver.support.wait import WebDriverWait  # noqa: E402
+if TYPE_CHECKING:
+    from selenium.webdriver.remote.webelement import WebElement
+
+webdriver: Any = Package("selenium.webdriver")
+errors: Any = Package("selenium.common.exceptions")
+support: Any = Package("selenium.webdriver.support.wait")
 
 WAIT = 120.0  # a bound, not a measure
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -33,7 +34,7 @@ class Browser:
         self.driver.get(url)
 
     def all(self, css: str) -> list[WebElement]:
-        found: list[WebElement] = self.driver.find_elements(By.CSS_SELECTOR, css)
+        found: list[WebElement] = self.driver.find_elements("css selector", css)
         return found
 
     def one(self, css: str) -> WebElement:
@@ -60,9 +61,8 @@ class Browser:
 
     def until(self, look: Callable[[], Any], what: str) -> Any:
         """What `look` returns once that is true; an element that goes meanwhile is looked for again."""
-        wait = WebDriverWait(
-            self.driver, WAIT, poll_frequency=0.05, ignored_exceptions=[StaleElementReferenceException]
-        )
+        passing = [errors.StaleElementReferenceException]
+        wait = support.WebDriverWait(self.driver, WAIT, poll_frequency=0.05, ignored_exceptions=passing)
         return wait.until(lambda _: look(), f"waited for {what}")
 
     def until_text(self, css: str, *words: str) -> str:
@@ -72,7 +72,7 @@ class Browser:
 
         try:
             return str(self.until(look, f"{words} in {css}"))
-        except TimeoutException as error:
+        except errors.TimeoutException as error:
             raise AssertionError(f"{error.msg}; what stands there: {self.text(css)[:2000]!r}") from None
 
     @contextmanager
@@ -98,6 +98,7 @@ class Browser:
 @contextmanager
 def browser() -> Iterator[Browser]:
     """Skips the test where Chromium or its driver is missing, or does not start."""
+    pytest.importorskip("selenium", reason="selenium is not installed (requirements-dev.txt)")
     program = next((found for name in NAMES if (found := shutil.which(name))), None)
     driver = shutil.which("chromedriver")
     if program is None or driver is None:
@@ -109,7 +110,7 @@ def browser() -> Iterator[Browser]:
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
     try:
         window = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    except WebDriverException as error:
+    except errors.WebDriverException as error:
         pytest.skip(f"Chromium does not start here: {str(error.msg).splitlines()[0]}")
     try:
         window.set_page_load_timeout(WAIT)

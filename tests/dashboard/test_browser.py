@@ -20,12 +20,12 @@ from start_llm.models.pull import Pulled, PullError
 from tests.api.fakes import FakeService
 from tests.dashboard.browser import WAIT, Browser, browser
 from tests.integration.live import TOOLS, Live, live
+from tests.lazy import Package
 from tests.memory_folder import memory_folder
 from tests.oracle.build import build_oracle
 from tests.oracle.oracle import script
 
-from selenium.webdriver.common.keys import Keys  # isort: skip - skipped by `browser` where it is missing
-
+webdriver: Any = Package("selenium.webdriver")
 pytestmark = pytest.mark.thorough
 
 MARKUP = "<img src=x onerror=window.pwned=1>"  # as a model's name, a folder's, a session's, ...
@@ -184,7 +184,7 @@ def test_what_clients_send_is_shown_as_text(page: Browser, server: Live) -> None
 
 def send(page: Browser, text: str) -> None:
     field = page.one("#try-text")
-    field.send_keys(text + Keys.ENTER)
+    field.send_keys(text + webdriver.Keys.ENTER)
 
 
 def test_a_chat_folds_reasoning_shows_calls_and_stays_in_the_browser(page: Browser, server: Live) -> None:
@@ -255,13 +255,13 @@ def test_a_model_is_fetched_with_progress_or_refused_with_a_sentence(
     page.view("models")
     page.until_text("#known", "qwen3.6-27b", "GB")
     field = page.one("#pull-name")
-    field.send_keys("llama3:8b" + Keys.ENTER)
+    field.send_keys("llama3:8b" + webdriver.Keys.ENTER)
     page.until_text("#pull-told", "is a name of Ollama")
     field.clear()
-    field.send_keys("owner/gone" + Keys.ENTER)
+    field.send_keys("owner/gone" + webdriver.Keys.ENTER)
     page.until_text("#pull-told", "failed", "no hub is in reach", MARKUP)
     field.clear()
-    field.send_keys("owner/model" + Keys.ENTER)
+    field.send_keys("owner/model" + webdriver.Keys.ENTER)
     page.until_text("#pull-told", "owner/model: 40%")
     assert page.one("#pull-bar").get_attribute("value") == "0.4" and page.one("#pull-stop").is_displayed()
     go_on.set()
@@ -319,7 +319,7 @@ def tabbed(page: Browser, times: int) -> list[str]:
     """What the tab key leads to, one after the other."""
     seen = []
     for _ in range(times):
-        page.driver.switch_to.active_element.send_keys(Keys.TAB)
+        page.driver.switch_to.active_element.send_keys(webdriver.Keys.TAB)
         seen.append(page.run("const e = document.activeElement; return e.id || e.getAttribute('href') || e.tagName"))
     return seen
 
@@ -330,14 +330,14 @@ def test_arrow_keys_walk_the_tree(page: Browser, server: Live) -> None:
     page.press('#conversations button[title="walked-talk"]')
     told = page.until_text("#cache-told", "walked-talk", "in memory", "to compute", "last used")
     tree = page.driver.switch_to.active_element
-    tree.send_keys(Keys.ARROW_LEFT)
+    tree.send_keys(webdriver.Keys.ARROW_LEFT)
     page.until(lambda: page.text("#cache-told") != told, "another segment")
     for _ in range(10):
-        tree.send_keys(Keys.ARROW_LEFT)
+        tree.send_keys(webdriver.Keys.ARROW_LEFT)
     page.until_text("#cache-told", "tokens from 0 on")
-    tree.send_keys(Keys.ENTER)
+    tree.send_keys(webdriver.Keys.ENTER)
     page.one("#icicle-out")
-    tree.send_keys(Keys.ESCAPE)
+    tree.send_keys(webdriver.Keys.ESCAPE)
     page.until(lambda: not page.all("#icicle-out")[0].is_displayed(), "all of it")
 
 
@@ -410,9 +410,9 @@ def test_it_works_without_a_model_and_asks_for_a_key(window: Browser, tmp_path: 
     try:
         window.open(waiting.url)
         field = window.one("#key-text")
-        field.send_keys("wrong" + Keys.ENTER)
+        field.send_keys("wrong" + webdriver.Keys.ENTER)
         window.until_text("#key-wrong", "does not know this key")
-        window.one("#key-text").send_keys("open-sesame" + Keys.ENTER)
+        window.one("#key-text").send_keys("open-sesame" + webdriver.Keys.ENTER)
         window.until_text("#state", "loading", "still loading")
         window.until_text("#model", "no model yet")
         for name in VIEWS:

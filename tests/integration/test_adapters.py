@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import pytest
 
@@ -19,6 +18,7 @@ from start_llm.models.device import LEAST_CACHE_BYTES, PREFILL_BYTES
 from tests.integration.live import WAIT, Live, live
 from tests.memory_folder import memory_folder
 from tests.models.lora import FAULTS, build_adapter, build_base, fuse
+from tests.vendors import anthropic
 
 NO_END = {"3": -100}
 WORDS = "what is new in this folder " * 60

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from openai.types.chat.completion_create_params import CompletionCreateParamsStreaming
-from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
 
 from start_llm.api.anthropic_messages import MessagesBody
 from start_llm.api.anthropic_stream import signature
@@ -16,8 +14,8 @@ from start_llm.api.openai_responses import ResponsesBody
 from start_llm.api.responses_items import seal
 from start_llm.api.thinking import FIELDS
 from start_llm.proxy.outbound import for_elsewhere
+from tests.vendors import openai
 
-OPENAIS = {*CompletionCreateParamsStreaming.__annotations__, *ResponseCreateParamsStreaming.__annotations__}
 OTHERS = {"best_of", "max_tokens", "output_config", "output_format", "stop_sequences", "system", "thinking"}
 """Old names of OpenAI's, and Anthropic's."""
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "read", "input": {}}
@@ -78,11 +76,14 @@ def test_every_field_that_is_read_here_is_another_vendors_too_or_stays_here(
     dialect: str, body: type[Body], others: set[str]
 ) -> None:
     """A new field of our own belongs into OWN_PARAMETERS."""
+    chat = openai.types.chat.completion_create_params.CompletionCreateParamsStreaming
+    responses = openai.types.responses.response_create_params.ResponseCreateParamsStreaming
+    openais = {*chat.__annotations__, *responses.__annotations__}
     nowhere_declared = {"adapter", "chat_template_kwargs", "extra_body", *SESSION_FIELDS, *FIELDS}
     given = dict.fromkeys([*body.model_fields, *nowhere_declared], 1)
     sent = for_elsewhere(dialect, given).keys()
-    assert sent - OPENAIS - others == set()
-    assert given.keys() & (OPENAIS | others) == sent
+    assert sent - openais - others == set()
+    assert given.keys() & (openais | others) == sent
 
 
 def test_what_is_no_conversation_is_left_as_it_is() -> None:

@@ -1,0 +1,24 @@
+"""Packages that few tests use and that take long to import: each is imported by the first test that uses it.
+
+Each worker collects all files and runs a third of them. `tests/test_workers.py` sees to it that no file imports one of
+these while it is collected.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+SLOW_TO_IMPORT = ("anthropic", "openai", "scipy", "selenium")
+
+
+class Package:
+    """A module whose contents are taken from it when they are asked for."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # pytest looks at everything in a file
+            raise AttributeError(name)
+        return getattr(import_module(self._name), name)
