@@ -15,10 +15,11 @@ from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
 from start_llm.host.home import command as program
 from start_llm.host.home import home
-from start_llm.models.capabilities import Fact, fingerprint, read_config
+from start_llm.models.capabilities import Fact, read_config
 from start_llm.models.catalog import EMBEDDED_NAME, folder_of, stored_models
 from start_llm.models.facts import facts_of, sampling_of
 from start_llm.models.family import families
+from start_llm.models.fingerprint import fingerprint
 from start_llm.models.override import Override, family_of, read_override
 from start_llm.models.probed import FILE, Probed, ProbeTable, probe_key
 from start_llm.models.recommended import full_name

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,7 +13,6 @@ from start_llm.models.family import Family
 from start_llm.prompt.probe import Traits
 
 DEFAULT_CONTEXT = 32768
-_SAMPLE_BYTES = 1 << 20
 Kind = Literal["text", "vision", "embeddings", "audio"]
 _AUDIO = ("whisper", "parakeet", "kokoro", "bark", "csm", "outetts", "voxtral", "wav2vec", "canary")
 _ENCODERS = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "modernbert", "nomic-bert", "deberta")
@@ -134,24 +131,6 @@ def _reasoning(vocab: Mapping[str, int], think_tags: tuple[str, str] | None, tem
     found = [style.id for style in tagged if style.start in vocab and style.end in vocab]
     found += [style.id for style in tagged if style.start in template and style.end in template]
     return found[0] if found else None
-
-
-def fingerprint(folder: Path, *, extra: str = "") -> str:
-    """Identifies the KV that a model makes: weights, quantisation, tokenizer, template and mlx-lm version.
-
-    Weights are sampled (header, first and last MiB, size): reading 16 GB at every start would cost a minute.
-    """
-    digest = hashlib.sha256(f"mlx-lm {version('mlx-lm')} {extra}".encode())
-    for file in sorted(folder.iterdir()):
-        if file.suffix in {".json", ".jinja", ".py", ".model", ".txt"} and file.name != "model.safetensors.index.json":
-            digest.update(file.name.encode() + file.read_bytes())
-        elif file.suffix == ".safetensors":
-            size = file.stat().st_size
-            with file.open("rb") as stream:
-                digest.update(f"{file.name} {size}".encode() + stream.read(_SAMPLE_BYTES))
-                stream.seek(max(0, size - _SAMPLE_BYTES))
-                digest.update(stream.read(_SAMPLE_BYTES))
-    return digest.hexdigest()
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import json
 import re
 import struct
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -198,18 +199,38 @@ def _indexed(folder: Path) -> set[str]:
         return set()
 
 
-def safetensors_bytes(path: Path) -> int | None:
-    """How long the file should be, by its own header; ``None`` if that is none."""
+@dataclass(frozen=True, slots=True)
+class Header:
+    """Of a safetensors file.
+
+    Attributes:
+        length: bytes before the first tensor's.
+        spans: where each tensor begins and ends, in bytes behind that.
+    """
+
+    length: int
+    spans: tuple[tuple[int, int], ...]
+
+
+def safetensors_header(path: Path) -> Header | None:
+    """``None`` if the file has none."""
     try:
         with path.open("rb") as file:
             length = struct.unpack("<Q", file.read(8))[0]
             if length > _MOST_HEADER_BYTES:
                 return None
             header = json.loads(file.read(length))
-        ends = [int(entry["data_offsets"][1]) for name, entry in header.items() if name != "__metadata__"]
+        offsets = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
+        spans = tuple((int(each[0]), int(each[1])) for each in offsets)
     except (OSError, ValueError, RecursionError, struct.error, KeyError, TypeError, AttributeError, IndexError):
         return None
-    return 8 + int(length) + max(ends, default=0)
+    return Header(8 + int(length), spans) if all(0 <= begin <= end for begin, end in spans) else None
+
+
+def safetensors_bytes(path: Path) -> int | None:
+    """How long the file should be, by its own header; ``None`` if that is none."""
+    header = safetensors_header(path)
+    return None if header is None else header.length + max((end for _, end in header.spans), default=0)
 
 
 def _size(count: float) -> str:

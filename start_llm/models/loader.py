@@ -24,7 +24,6 @@ from start_llm.models.capabilities import (
     Capabilities,
     Fact,
     Signs,
-    fingerprint,
     read_config,
     read_signs,
 )
@@ -34,6 +33,7 @@ from start_llm.models.device import Accelerator, Device, check_eyes_fit, check_f
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.models.eyes import ProcessorEyes
 from start_llm.models.facts import facts_of
+from start_llm.models.fingerprint import fingerprint
 from start_llm.models.override import Override, family_of, read_override
 from start_llm.models.pool import Weights
 from start_llm.models.pull import PullError, pull

@@ -55,7 +55,7 @@ class Probed:
 
 
 def probe_key(files: str) -> str:
-    """The row of a checkpoint. `files`: `capabilities.fingerprint` of its folder."""
+    """The row of a checkpoint. `files`: `fingerprint.fingerprint` of its folder."""
     digest = hashlib.sha256(f"{PROBE_VERSION} {files}".encode())
     for library in _LIBRARIES:
         digest.update(f" {library} {_version(library)}".encode())

@@ -15,7 +15,7 @@ class BaseWeights:
 
     Attributes:
         group: what those who share them are counted under.
-        files: `capabilities.fingerprint` of it when it was read.
+        files: `fingerprint.fingerprint` of it when it was read.
         arrays: by the parameter's name. They belong to the model thread.
     """
 

@@ -1,0 +1,52 @@
+"""Which checkpoint this is, told from its files without reading all of its weights. Knows no MLX; any thread."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+from start_llm.models.checkpoint import INDEX, safetensors_header
+
+_ENDS_BYTES = 1 << 20
+_TENSOR_BYTES = 4096
+_MOST_TENSORS = 4096
+_WHOLE = frozenset({".json", ".jinja", ".py", ".model", ".txt"})
+
+
+def fingerprint(folder: Path, *, extra: str = "") -> str:
+    """Identifies the KV that a model makes: weights, quantisation, tokenizer, template and mlx-lm version.
+
+    Reading 16 GB of weights at every start would cost a minute, so they are sampled: the header, the size, the first
+    and the last MiB of each file, and both ends of each tensor. A fine-tuned copy may differ from its base in a few
+    layers only, which lie anywhere.
+
+    Raises OSError.
+    """
+    digest = hashlib.sha256(f"mlx-lm {version('mlx-lm')} {extra}".encode())
+    for file in sorted(folder.iterdir()):
+        if file.suffix in _WHOLE and file.name != INDEX:
+            digest.update(file.name.encode() + file.read_bytes())
+        elif file.suffix == ".safetensors":
+            size = file.stat().st_size
+            digest.update(f"{file.name} {size}".encode())
+            with file.open("rb", buffering=0) as stream:
+                for at, count in _samples(file, size):
+                    stream.seek(at)
+                    digest.update(stream.read(count))
+    return digest.hexdigest()
+
+
+def _samples(file: Path, size: int) -> Iterator[tuple[int, int]]:
+    """(offset, bytes) of each; of a file with very many tensors, those of some thousand of them."""
+    yield 0, _ENDS_BYTES
+    yield max(0, size - _ENDS_BYTES), _ENDS_BYTES
+    header = safetensors_header(file)
+    if header is None:
+        return
+    tensors = sorted(header.spans)
+    yield 0, header.length
+    for begin, end in tensors[:: 1 + len(tensors) // _MOST_TENSORS]:
+        yield header.length + begin, min(_TENSOR_BYTES, end - begin)
+        yield header.length + max(begin, end - _TENSOR_BYTES), min(_TENSOR_BYTES, end - begin)
