@@ -172,18 +172,25 @@ class Book:
                 found = Entry(known.key, self._names.settings_for(known), known, weights=self._names.weights(known))
                 found.pinned = self._names.is_pinned(*known.aliases)
                 self._entries[known.key] = found
-            elif found.known is not None and _files(found.known) != _files(known):
-                self._changed(found, known)
+            else:
+                self._compare(found, known)
             return found
 
-    def _changed(self, entry: Entry, known: Known) -> None:
-        """Its files are others now. A request that runs goes on with what it began with, and so does a loaded model."""
-        if entry.state == "ready" and known.adapter is not None and not entry.users:
+    def _compare(self, entry: Entry, known: Known) -> None:
+        """Its files may be others now, or its name. A request that runs goes on with what it began with, and so does a
+        loaded model of the same name.
+        """
+        before = entry.known
+        if before is None or _files(before) == _files(known):
+            return
+        renamed = before.name != known.name
+        if entry.state == "ready" and (renamed or known.adapter is not None) and not entry.users:
             self.send_away(entry)
         if entry.state == "stored":
             entry.weights = self._names.weights(known)
         if entry.state in {"stored", "unloading"}:
-            entry.known = known
+            entry.known, entry.settings = known, self._names.settings_for(known)
+            entry.card = None if renamed else entry.card
             entry.failure = entry.failure if known.adapter is None else None
 
     def loaded_as(self, name: str) -> Known | None:
@@ -196,12 +203,14 @@ class Book:
         """Idle models that are not on the disk any more. One that is loaded goes only if its name is another's now, or
         its adapter is not there.
         """
-        keys, names = {known.key for known in there}, {known.name for known in there}
+        now, names = {known.key: known for known in there}, {known.name for known in there}
         with self.lock:
             for entry in list(self._entries.values()):
-                if entry is self.main or entry.users or entry.key in keys:
+                if entry.key in now:
+                    self._compare(entry, now[entry.key])
+                elif entry is self.main or entry.users:
                     continue
-                if entry.state == "stored":
+                elif entry.state == "stored":
                     del self._entries[entry.key]
                 elif entry.state == "ready" and (entry.name in names or (entry.known and entry.known.adapter)):
                     self.send_away(entry)
@@ -325,9 +334,9 @@ class Book:
             return [entry.resident for entry in self._entries.values() if entry.state == "ready"]
 
 
-def _files(known: Known) -> tuple[int, Chosen | None]:
-    """Differs once the files of a model, or of its adapter, do."""
-    return known.stored.size, known.adapter
+def _files(known: Known) -> tuple[str, int, Chosen | None]:
+    """Differs once the files of a model, or of its adapter, do, or its name."""
+    return known.name, known.stored.size, known.adapter
 
 
 def _check(entry: Entry) -> None:

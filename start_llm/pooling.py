@@ -17,7 +17,7 @@ from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.engine.loop import SHUTTING_DOWN
 from start_llm.engine.thread import EngineThread
-from start_llm.models.names import Known, aliases_of
+from start_llm.models.names import Known
 from start_llm.models.pool import Weights
 from start_llm.poolbook import Book, Lease
 from start_llm.poolcards import Cards
@@ -61,7 +61,7 @@ class Pool:
         serving = self._loader.serve(main, built)
         self._names.began(serving.served.name, serving.served.source, built.loaded.folder)
         with self._book.lock:
-            main.pinned = self._names.is_pinned(*aliases_of(serving.served.name, serving.served.source))
+            main.pinned = self._names.is_main_pinned()
             self._book.ready(main, serving)
         self._loader.start()
         for name in self._settings.preloaded:

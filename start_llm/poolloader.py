@@ -188,21 +188,20 @@ class Loader:
         """What is read before others go for it. Raises NotFound and the like if it cannot be loaded anyway.
 
         Returns:
-            ``None``: it is the main model, which the builder finds by itself, or an audio model.
+            ``None``: it is an audio model.
         """
         if entry.task is not None:
             check_installed()
             return None
-        if entry.known is None:
-            return None
-        folder = entry.known.stored.folder
+        known = entry.known
+        folder = self._names.main_folder() if known is None else known.stored.folder
         try:
             check_source(str(folder), command="", trust_code=entry.settings.trust_remote_code)
         except CheckpointError as error:
             kind = NotSupported if folder.is_dir() else NotFound
             raise kind(f"{entry.name} cannot be loaded: {str(error).partition(': ')[2] or error}") from error
         eos = read_config(folder).get("eos_token_id")
-        return self._builder.read(entry.settings, folder, eos, entry.known.adapter)
+        return self._builder.read(entry.settings, folder, eos, None if known is None else known.adapter)
 
     def _make_room(self, entry: Entry) -> bool:
         """False: it has to wait after all. Raises OutOfMemory."""
@@ -225,6 +224,8 @@ class Loader:
         serving = None
         try:
             serving = self.serve(entry, built[0])
+            if entry.known is None:
+                self._names.began(serving.served.name, serving.served.source, built[0].loaded.folder)
             self._book.ready(entry, serving)
         except BaseException:
             self._take_out(entry, serving)

@@ -14,7 +14,7 @@ from start_llm.core.settings import Settings
 from start_llm.models.adapter import CONFIG, shown, unusable
 from start_llm.models.adapters import Adapters, Chosen, check_name
 from start_llm.models.audio import SETTINGS
-from start_llm.models.catalog import describe
+from start_llm.models.catalog import describe, folder_of
 from start_llm.models.names import Known, Names, aliases_of
 from start_llm.models.pool import Weights
 from start_llm.models.recommended import full_name
@@ -49,17 +49,37 @@ class PoolNames:
         self._main_known: Known | None = None
 
     def began(self, name: str, source: str, folder: Path) -> None:
-        """What the main model is called is known, and where it lies: only now, for it may just have been fetched."""
+        """What the main model is called is known, and where it lies: only now, for it may just have been fetched.
+
+        Again whenever it has been loaded anew: its repository may have another commit by then.
+        """
         key, own = group_of(folder), aliases_of(name, source)
         self._names.leave_out(key, own)
         self._first = name
         self._main = MAIN_NAMES | own | {key}
         self._main_known = Known(key, name, source, self._main, describe(source, folder))
 
+    def main_folder(self) -> Path:
+        """Where the main model lies now. Raises NotFound if it is not on this disk any more: nothing is fetched."""
+        source = self._settings.model_path
+        if source is None:
+            assert self._main_known is not None, "it is loaded once before anybody asks for it"
+            return self._main_known.stored.folder
+        found = folder_of(source)
+        if found is None:
+            raise NotFound(f"{self._first} cannot be loaded: {source} is not on this disk any more; fetch it again.")
+        return found
+
+    def is_main_pinned(self) -> bool:
+        """By PINNED_MODELS."""
+        return self.is_pinned(*self._main)
+
     def meant(self, name: str) -> str:
         """MODEL_MAP's word on it. What a model itself is called always means that model."""
+        if name == self._first or (self._main_known is not None and name == self._main_known.source):
+            return name
         own = self._names.find(name, look=False)
-        if name == self._first or (own is not None and own.name == name):
+        if own is not None and name in (own.name, own.source):
             return name
         return self._table.resolve(name)
 

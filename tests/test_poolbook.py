@@ -126,6 +126,21 @@ def test_a_loaded_model_goes_when_its_name_has_become_another_ones(tmp_path: Pat
     assert before.state == "unloading" and pool.wishes.get(timeout=1) is before
 
 
+def test_a_model_whose_name_is_another_one_now_is_loaded_anew_under_it(tmp_path: Path) -> None:
+    """Two links led to one folder, and the first of them was taken away."""
+    pool = book(tmp_path)
+    entry = pool.entry(known("first", key="/nowhere/a"))
+    entry.state, entry.users, entry.card = "ready", 1, Mock(id="first")
+    second = known("second", key="/nowhere/a")
+    pool.forget([second])
+    assert entry.state == "ready" and entry.name == "first", "a request goes on with what it began with"
+    entry.users = 0
+    pool.forget([second])
+    assert entry.state == "unloading" and pool.wishes.get(timeout=1) is entry
+    assert entry.name == "second" and entry.settings.served_model_name == "second"
+    assert pool.entry(second) is entry
+
+
 @pytest.mark.parametrize(
     ("error", "refusal"),
     [

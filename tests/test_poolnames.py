@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import threading
+import time
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -10,10 +13,11 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import safetensors.numpy
+from huggingface_hub import constants
 
 from start_llm.core.errors import BadRequest, NotFound
 from start_llm.core.settings import load_settings
-from start_llm.models.catalog import EMBEDDED_NAME
+from start_llm.models.catalog import EMBEDDED_NAME, stored_models
 from start_llm.models.recommended import RECOMMENDED
 from start_llm.poolnames import PoolNames
 from tests.oracle import build_oracle
@@ -171,3 +175,78 @@ def test_a_link_to_an_adapter_is_another_name_of_it(tmp_path: Path, inside: bool
     (folder / "stable").symlink_to(top / "adapters" / "titles-v4")
     moved = found.find("quick+stable")
     assert moved is not None and moved.key != both[0].key
+
+
+def test_a_model_that_has_just_come_is_found_whatever_it_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`gpt-*` means the main model only where no model is called so."""
+    monkeypatch.setattr("start_llm.models.names.SEEN_SECONDS", 0.0)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    main = build_oracle(tmp_path / "main")
+    found = names(tmp_path, model_path=str(main), model_map="*-120b=nobody")
+    found.began("main", str(main), main)
+    assert found.find("gpt-oss-20b") is None and found.find("gpt-4o") is None
+    build_oracle(tmp_path / "models" / "gpt-oss-20b")
+    in_hub = tmp_path / "hub" / "models--org--gpt-oss-120b"
+    build_oracle(in_hub / "snapshots" / "0123")
+    (in_hub / "refs").mkdir()
+    (in_hub / "refs" / "main").write_text("0123", "utf-8")
+    for name in ("gpt-oss-20b", "gpt-oss-120b", "org/gpt-oss-120b"):
+        known = found.find(name)
+        assert known is not None and known.name == name.rpartition("/")[2]
+    assert found.find("gpt-4o") is None
+
+
+def test_a_name_means_the_folder_that_has_it_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("start_llm.models.names.SEEN_SECONDS", 0.0)
+    main, *others = (build_oracle(tmp_path / name) for name in ("main", "one", "two"))
+    found = names(tmp_path, model_path=str(main))
+    found.began("main", str(main), main)
+    link = tmp_path / "models" / "mine"
+    link.parent.mkdir()
+    for folder in others:
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder)
+        known = found.find("mine")
+        assert known is not None and known.key == str(folder.resolve())
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_pipe_among_a_models_files_holds_nobody_up(tmp_path: Path, name: str) -> None:
+    main, odd = build_oracle(tmp_path / "main"), build_oracle(tmp_path / "models" / "odd")
+    build_oracle(tmp_path / "models" / "sound")
+    (odd / name).unlink()
+    os.mkfifo(odd / name)
+    found = names(tmp_path, model_path=str(main))
+    found.began("main", str(main), main)
+    assert listed(found, tmp_path) == ["sound"]
+    assert {stored.name: stored.problem for stored in stored_models(tmp_path)}[str(odd)].startswith(
+        f"{name} is no file"
+    )
+
+
+def test_a_disk_that_hangs_holds_one_thread_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    main = build_oracle(tmp_path / "main")
+    build_oracle(tmp_path / "models" / "quick")
+    found = names(tmp_path, model_path=str(main))
+    found.began("main", str(main), main)
+    for setting in ("LEAST_SECONDS", "LISTING_SECONDS", "SEEN_SECONDS", "PATIENCE_SECONDS"):
+        monkeypatch.setattr(f"start_llm.models.names.{setting}", 0.01)
+    time.sleep(0.02)
+    reached, leave = threading.Event(), threading.Event()
+
+    def hangs(*_: Any) -> list[Any]:
+        reached.set()
+        leave.wait(60)
+        return []
+
+    monkeypatch.setattr("start_llm.models.names.stored_models", hangs)
+    held = threading.Thread(target=found.all)
+    held.start()
+    try:
+        assert reached.wait(60)
+        assert listed(found, tmp_path) == ["quick"] and found.find("quick") is not None
+    finally:
+        leave.set()
+        held.join()

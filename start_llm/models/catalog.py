@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 from start_llm.core.audio import AudioTask
 from start_llm.models.audio import check_audio, task_of
 from start_llm.models.capabilities import context_length, read_config
-from start_llm.models.checkpoint import CheckpointError, check_source
+from start_llm.models.checkpoint import CheckpointError, check_files, check_source
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 EMBEDDED_CONTEXT = 8192
@@ -120,6 +121,22 @@ def stored_models(cache_dir: Path, model_path: str | None = None, cache: Path | 
             yield describe(repository, found, removable=True)
 
 
+def seen(cache_dir: Path, cache: Path | None = None) -> frozenset[tuple[str, int, int]]:
+    """Differs once a model has come, has gone, or another folder has its name. Costs a look at each folder's times.
+
+    Files that are changed in their place do not count.
+    """
+    hub = _cache(cache)
+    folders = [cache_dir / "models", *(cache_dir / "models").glob("*")]
+    folders += [hub, *(folder / "refs" for folder in hub.glob(f"{_PREFIX}*"))]
+    found = set()
+    for folder in folders:
+        with suppress(OSError):
+            times, target = folder.lstat(), folder.stat()
+            found.add((str(folder), times.st_mtime_ns, target.st_mtime_ns))
+    return frozenset(found)
+
+
 def describe(name: str, folder: Path, *, removable: bool = False) -> Stored:
     """Reads the config and headers of one."""
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
@@ -128,6 +145,7 @@ def describe(name: str, folder: Path, *, removable: bool = False) -> Stored:
     can: tuple[str, ...] = ()
     context: int | None = None
     try:
+        check_files(str(folder), folder)
         config = read_config(folder)
         audio = task_of(config)
         if audio is not None:

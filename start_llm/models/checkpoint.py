@@ -59,6 +59,13 @@ def check_source(source: str, *, command: str, trust_code: bool = False, known: 
         )
 
 
+def check_files(source: str, folder: Path) -> None:
+    """Raises CheckpointError for a pipe, socket or device among the files: to open it could take for ever."""
+    odd = next((path for path in folder.glob("*") if path.exists() and not (path.is_file() or path.is_dir())), None)
+    if odd is not None:
+        raise CheckpointError(f"MODEL_PATH={source}: {odd.name} is no file; fetch it again.")
+
+
 def _check_place(source: str, folder: Path, command: str, trust_code: bool) -> None:
     if not folder.exists():
         raise CheckpointError(
@@ -69,6 +76,7 @@ def _check_place(source: str, folder: Path, command: str, trust_code: bool) -> N
         if folder.suffix.lower() == ".gguf":
             raise CheckpointError(f"MODEL_PATH={source}: {_gguf(command)}")
         raise CheckpointError(f"MODEL_PATH={source} is a file; give the folder that holds it: {folder.parent}.")
+    check_files(source, folder)
     _check_weights_kind(source, folder, command)
     config = _config(source, folder)
     if config.get("model_file"):

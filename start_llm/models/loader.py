@@ -224,7 +224,7 @@ def _find(
     if source is None:
         name = source = EMBEDDED_NAME
         quantised = accelerator().backend != "cpu"
-        folder = ensure_embedded_model(settings.cache_dir, quantised=quantised, progress=progress)
+        folder = folder or ensure_embedded_model(settings.cache_dir, quantised=quantised, progress=progress)
     else:
         name = source.rstrip("/").rsplit("/", 1)[-1]
         folder = folder or _resolve(source, lambda found: _check_room(settings, name, found, device), progress)

@@ -12,7 +12,7 @@ from pathlib import Path
 from start_llm.core.modelmap import ADAPTER_SIGN, MOST_NAME
 from start_llm.core.settings import Settings
 from start_llm.models.adapters import Chosen
-from start_llm.models.catalog import EMBEDDED_NAME, Stored, describe, folder_of, stored_models
+from start_llm.models.catalog import EMBEDDED_NAME, Stored, describe, folder_of, seen, stored_models
 from start_llm.models.pool import Weights
 from start_llm.models.recommended import SHORT_NAMES, full_name
 from start_llm.models.weights import group_of
@@ -23,6 +23,10 @@ LISTING_SECONDS = 10.0
 """How old a listing may be that is shown."""
 LEAST_SECONDS = 2.0
 """How often it is made anew for names that are not in it."""
+SEEN_SECONDS = 1.0
+"""How often it is looked whether models have come or gone."""
+PATIENCE_SECONDS = 5.0
+"""For a listing that another thread makes: its disk may hang. Then the last one counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,9 @@ class Names:
         self._known: tuple[Known, ...] = ()
         self._by_alias: dict[str, Known] = {}
         self._read = float("-inf")
+        self._looking = threading.Lock()
+        self._looked = float("-inf")
+        self._seen: frozenset[tuple[str, int, int]] = frozenset()
 
     def leave_out(self, key: str, names: frozenset[str]) -> None:
         """From now on this model is not listed, and no other one is called as it is."""
@@ -89,24 +96,42 @@ class Names:
         """The model of that name. A path is one only if the settings name it or the listing does.
 
         Args:
-            look: look at the disk again if it is not in the listing.
+            look: look at the disk again if it is not in the listing, whether models have come or not.
         """
         if not name or len(name) > MOST_NAME:
             return None
+        self._notice()
         if look and name not in self._by_alias:
             self._refresh(LEAST_SECONDS)
         return self._by_alias.get(name)
 
+    def _notice(self) -> None:
+        """Makes the listing anew where models have come or gone: a name may mean another folder now."""
+        if time.monotonic() - self._looked < SEEN_SECONDS or not self._looking.acquire(blocking=False):
+            return
+        try:
+            now = seen(self._settings.cache_dir)
+            self._looked = time.monotonic()
+            if now != self._seen:
+                self._refresh(0.0)
+        finally:
+            self._looking.release()
+
     def _refresh(self, seconds: float) -> None:
-        with self._lock:
+        if not self._lock.acquire(timeout=PATIENCE_SECONDS):
+            return
+        try:
             if time.monotonic() - self._read < seconds:
                 return
+            self._seen = seen(self._settings.cache_dir)  # first: what comes meanwhile is noticed later
             try:
                 self._known = tuple(known_models(self._settings, self._own, self._own_names))
             except OSError as error:  # a file that was deleted, or a folder renamed, while it was looked at
                 log.warning("the models on this disk cannot be listed now: %s", error)
             self._by_alias = {alias: known for known in reversed(self._known) for alias in known.aliases}
             self._read = time.monotonic()
+        finally:
+            self._lock.release()
 
 
 def known_models(settings: Settings, own: str, own_names: frozenset[str]) -> list[Known]:

@@ -1,0 +1,99 @@
+"""The model that the server was started with goes and comes back as all others do."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from huggingface_hub import constants
+
+from start_llm import building
+from start_llm.models import loader
+from tests.integration.live import WAIT, Live, live
+from tests.integration.pooled import TURN, admin, link_oracles, states
+
+pytestmark = pytest.mark.thorough
+
+REPOSITORY, COMMIT = "org/oracle-main", "0123456789abcdef"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of Hugging Face with one model in it. Gives that model's folder."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    folder = tmp_path / "hub" / "models--org--oracle-main"
+    put(folder, COMMIT, folders["plain"])
+    return folder
+
+
+def put(folder: Path, commit: str, files: Path) -> None:
+    shutil.copytree(files, folder / "snapshots" / commit)
+    (folder / "refs").mkdir(exist_ok=True)
+    (folder / "refs" / "main").write_text(commit, "utf-8")
+
+
+def ask(server: Live, name: str = "default") -> httpx.Response:
+    body = {"model": name, "messages": [{"role": "user", "content": TURN}], "max_tokens": 4}
+    return httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=WAIT)
+
+
+def begin(hub: Path, folders: dict[str, Path], cache: Path, **settings: Any) -> Any:
+    link_oracles(folders, cache)
+    return live(Path(REPOSITORY), cache, **settings)
+
+
+def test_a_main_model_that_was_removed_meanwhile_is_not_fetched_again(
+    hub: Path, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[str] = []
+    monkeypatch.setattr(loader, "pull", lambda source, *_, **__: fetched.append(source))
+    with begin(hub, folders, tmp_path, max_loaded_models=1) as server:
+        assert ask(server, "oracle-hybrid").status_code == 200
+        shutil.rmtree(hub)
+        refused = ask(server)
+        assert refused.status_code == 404 and "org/oracle-main is not on this disk any more" in refused.text
+        assert states(server)["oracle-main"] == "failed" and states(server)["oracle-hybrid"] == "ready"
+        assert ask(server, "oracle-hybrid").status_code == 200 and not fetched
+
+
+def test_a_main_model_that_was_fetched_anew_comes_back_as_it_is_now(
+    hub: Path, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    with begin(hub, folders, tmp_path, max_loaded_models=1) as server:
+        assert ask(server, "oracle-hybrid").status_code == 200
+        shutil.rmtree(hub)
+        put(hub, "fedcba9876543210", folders["windowed"])
+        assert ask(server).json()["model"] == "oracle-main"
+        assert sorted(states(server)) == ["oracle-hybrid", "oracle-main", "oracle-windowed"], "it is there once"
+
+
+def test_it_comes_back_without_the_model_thread_reading_what_needs_no_mlx(
+    hub: Path, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Others decode meanwhile: reading a tokenizer would hold them up."""
+    readers: list[str] = []
+
+    def noted(read: Any) -> Any:
+        def reading(*args: Any, **more: Any) -> Any:
+            readers.append(threading.current_thread().name)
+            return read(*args, **more)
+
+        return reading
+
+    with begin(hub, folders, tmp_path) as server:
+        assert admin(server, "unload", model="default").status_code == 200
+        monkeypatch.setattr(loader, "load_tokenizer", noted(loader.load_tokenizer))
+        monkeypatch.setattr(building, "make_grammars", noted(building.make_grammars))
+        assert ask(server).status_code == 200
+        assert set(readers) == {"loader"}
+
+
+@pytest.mark.parametrize("name", ["default", REPOSITORY, "oracle-main"])
+def test_it_is_pinned_by_each_of_its_names(hub: Path, folders: dict[str, Path], tmp_path: Path, name: str) -> None:
+    with begin(hub, folders, tmp_path, max_loaded_models=1, pinned_models=name, pool_wait_seconds=1) as server:
+        assert ask(server, "oracle-hybrid").status_code == 507
+        assert states(server)["oracle-main"] == "ready"
