@@ -315,7 +315,12 @@ def run_checks(folder: Path, flags: list[str]) -> int:
     # Tests start many processes. Without kept bytecode each compiles all that it imports: 15 s for LiteLLM alone.
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     wrong, took = [], []
+    compiling = [] if compiled() else compile_beside(python, environment)
     for name, command in checks:
+        if name == "pytest":
+            codes = [process.wait() for process in compiling]
+            if any(codes):
+                say(f"compiling beforehand failed (exit codes {codes}); the tests take longer")
         say(f"=== {name}")
         started = time.monotonic()
         if subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode != 0:
@@ -330,6 +335,28 @@ def run_checks(folder: Path, flags: list[str]) -> int:
     say(", ".join(took))
     say(f"FAILED: {', '.join(wrong)}" if wrong else "all checks passed")
     return 1 if wrong else 0
+
+
+def compiled() -> bool:
+    """Whether the tests have been collected here before."""
+    return any((ROOT / "tests" / "__pycache__").glob("*.pyc"))
+
+
+def compile_beside(python: list[str], environment: dict[str, str]) -> list["subprocess.Popen[bytes]"]:
+    """In a fresh clone: has all compiled once, on a core that the checks before the tests leave idle.
+
+    Otherwise each of pytest's workers does it, all at the same time (22 s of computing), and each first LiteLLM.
+    What goes wrong here is told by the tests.
+    """
+    litellm = (
+        "import os; from start_llm.proxy.config import proxy_environment; "
+        "os.environ.update(proxy_environment(os.environ)); import litellm.proxy.proxy_cli, litellm.proxy.proxy_server"
+    )
+    collecting = [*python, "pytest", "-n", "0", "--collect-only", "-p", "no:cacheprovider"]
+    return [
+        subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for command in (collecting, [*python[:-1], "-c", litellm])
+    ]
 
 
 if __name__ == "__main__":

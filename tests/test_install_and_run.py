@@ -307,6 +307,7 @@ def test_every_check_runs_and_one_failure_is_enough(
         return subprocess.CompletedProcess(command, 1 if "mypy" in command else 0)
 
     monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(bootstrap, "compiled", lambda: True)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     assert bootstrap.run_checks(folder, ["--slow", "-x"]) == 1
     assert [
@@ -322,6 +323,37 @@ def test_every_check_runs_and_one_failure_is_enough(
     said = capsys.readouterr().out
     assert said.endswith("FAILED: mypy\n")
     assert all(f"=== {name}\n" in said for name in ("ruff check", "ruff format", "mypy", "imports", "pytest"))
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_fresh_clone_is_compiled_once_before_the_tests(
+    fresh: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    class Process:
+        def __init__(self, command: list[str], env: dict[str, str], **_: object) -> None:
+            self.name = "collect" if "--collect-only" in command else "litellm"
+            order.append(f"begin {self.name}")
+            assert "PYTHONDONTWRITEBYTECODE" not in env
+
+        def wait(self) -> int:
+            order.append(f"end {self.name}")
+            return 1
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
+        order.append(next(word for word in ("ruff", "mypy", "lint-imports", "pytest") if word in " ".join(command)))
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "Popen", Process)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    put(bootstrap.ROOT / "tests" / "__pycache__" / ("note.txt" if fresh else "conftest.cpython-312.pyc"))
+    assert bootstrap.run_checks(folder, []) == 0, "the tests will tell what is wrong"
+    compiling = ["collect", "litellm"] if fresh else []
+    checks = ["ruff", "ruff", "mypy", "lint-imports"]
+    begun, ended = ([f"{what} {name}" for name in compiling] for what in ("begin", "end"))
+    assert order == [*begun, *checks, *ended, "pytest"]
 
 
 # --- the BLAS -----------------------------------------------------------------
@@ -414,6 +446,7 @@ def test_what_failed_gets_a_second_try_if_that_is_asked_for(
         return subprocess.CompletedProcess(command, left[name].pop(0) if left.get(name) else 0)
 
     monkeypatch.setattr(bootstrap.subprocess, "run", run)
+    monkeypatch.setattr(bootstrap, "compiled", lambda: True)
     assert bootstrap.run_checks(tmp_path, [*flags, "--slow"]) == end
     tests = [command for command in ran if "pytest" in command]
     assert all("--slow" in command and "--retry" not in command for command in tests)
