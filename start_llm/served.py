@@ -38,7 +38,7 @@ class Served:
         views: other forms of a request's tool results, in tokens, that drafts may be taken from.
         eyes: of a model that is shown images; else a line of text stands for each of them.
         model: its name for the model thread.
-        sampling: what requests that say nothing of it are drawn with, by the model's own file.
+        sampling: what requests that say nothing of it are drawn with.
         think_tokens: ids of the reasoning tags, where each is one token; else budgets are not enforced.
     """
 

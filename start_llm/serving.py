@@ -95,7 +95,7 @@ def serve(
         think_tokens=_think_tokens(loaded, style),
         views=Views(encoder.encode, escaped=style.tools.id not in RAW_STRINGS),
         model=model,
-        sampling=loaded.override.sampling(),
+        sampling={name: fact.value for name, fact in loaded.sampling.items()},
     )
     return Serving(served, built, _card(settings, served, loaded, base))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,10 @@ from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.models.capabilities import Fact, read_config
 from start_llm.models.catalog import EMBEDDED_NAME, folder_of, stored_models
-from start_llm.models.facts import facts_of, sampling_of
+from start_llm.models.facts import facts_of
 from start_llm.models.family import families
 from start_llm.models.fingerprint import fingerprint
+from start_llm.models.makers import read_makers, sampling_facts
 from start_llm.models.override import Override, family_of, read_override
 from start_llm.models.probed import FILE, Probed, ProbeTable, probe_key
 from start_llm.models.recommended import full_name
@@ -35,9 +37,11 @@ def show(settings: Settings, name: str | None, *, as_json: bool) -> int:
         print(f"{asked} is not on this disk; {program()} models lists what is.", file=sys.stderr)
         return 1
     probed = _probed(settings, folder)
+    makers = read_makers(folder)
     try:
         override = read_override(home() / settings.model_files.expanduser(), source)
-        facts = _facts(settings, source, folder, override, probed)
+        sampling = sampling_facts(settings, override, makers)
+        facts = _facts(settings, source, folder, override, sampling, probed)
     except (NotSupported, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -50,6 +54,8 @@ def show(settings: Settings, name: str | None, *, as_json: bool) -> int:
         )
         return 0
     _print(source, folder, facts)
+    for why in makers.odd.values():
+        print(f"{why}.")
     if probed is None:
         print(f"How it writes is found out when it is served for the first time: {program()} serve {asked}")
     else:
@@ -58,17 +64,22 @@ def show(settings: Settings, name: str | None, *, as_json: bool) -> int:
     return 0
 
 
-def _facts(settings: Settings, source: str, folder: Path, override: Override, probed: Probed | None) -> dict[str, Fact]:
+def _facts(
+    settings: Settings,
+    source: str,
+    folder: Path,
+    override: Override,
+    sampling: Mapping[str, Fact],
+    probed: Probed | None,
+) -> dict[str, Fact]:
     """Raises NotSupported, OSError, ValueError: the configuration cannot be read, or names what there is not."""
     config = read_config(folder)
     family = family_of(settings.model_family, override, config, source.rstrip("/").rsplit("/", 1)[-1], {})
     if probed is None:
-        facts = facts_of(config, family, override)
-    else:
-        if family.source == "config" and probed.family in families():
-            family = Fact(families()[probed.family], "config")  # with what the vocabulary says
-        facts = facts_of(config, family, override, signs=probed.signs, traits=probed.traits, trial=probed.trial)
-    return facts | {name: fact for name, fact in sampling_of(folder).items() if name not in facts}
+        return facts_of(config, family, override, sampling)
+    if family.source == "config" and probed.family in families():
+        family = Fact(families()[probed.family], "config")  # with what the vocabulary says
+    return facts_of(config, family, override, sampling, signs=probed.signs, traits=probed.traits, trial=probed.trial)
 
 
 def _folder(settings: Settings, source: str) -> Path | None:

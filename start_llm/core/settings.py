@@ -316,6 +316,12 @@ class Settings(BaseSettings):
     )
 
     # Generation
+    makers_sampling: bool = Field(
+        True,
+        description="A request that does not say is drawn with what the model's makers recommend "
+        "(generation_config.json), as far as no DEFAULT_ setting or file says something else; false: with the values "
+        "below, which copy more to the letter: drafts then save much more time (docs/drafts.md has figures).",
+    )
     default_temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.1, description="Sampling temperature.")
     default_top_p: Annotated[float, Field(gt=0, le=1)] = Field(0.9, description="Top-p (nucleus) sampling.")
     default_top_k: Count = Field(40, description="Top-k sampling; 0 is off.")

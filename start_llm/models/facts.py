@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from start_llm.models.capabilities import Fact, Signs, context_length, kind_of
 from start_llm.models.family import Family
-from start_llm.models.override import SAMPLING, TRAIT_NAMES, Override
+from start_llm.models.override import TRAIT_NAMES, Override
 from start_llm.models.trial import Trial
 from start_llm.prompt.probe import Traits
 
@@ -18,6 +16,7 @@ def facts_of(
     config: Mapping[str, Any],
     family: Fact,
     override: Override,
+    sampling: Mapping[str, Fact],
     *,
     signs: Signs | None = None,
     traits: Traits | None = None,
@@ -27,6 +26,7 @@ def facts_of(
 
     Args:
         family: its value is a `Family`.
+        sampling: as of `makers.sampling_facts`.
     """
     kin: Family = family.value
     facts = {
@@ -50,22 +50,6 @@ def facts_of(
     for name, value in override.values.items():
         if name != "family":
             facts[name] = Fact(value, "file")
+    if facts["kind"].value in ("text", "vision"):
+        facts |= {f"sampling.{name}": fact for name, fact in sampling.items()}
     return facts
-
-
-def sampling_of(folder: Path) -> dict[str, Fact]:
-    """What the model's makers recommend, by their ``generation_config.json``; nothing where it is missing or odd.
-
-    It is told, not used: drafts live on answers that are all but certain, and DEFAULT_TEMPERATURE keeps them so.
-    """
-    try:
-        data = json.loads((folder / "generation_config.json").read_text("utf-8"))
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(data, dict):
-        return {}
-    return {
-        f"sampling.{name}": Fact(data[name], "config")
-        for name in SAMPLING
-        if isinstance(data.get(name), (int, float)) and not isinstance(data[name], bool)
-    }

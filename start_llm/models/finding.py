@@ -102,6 +102,7 @@ def resolve(loaded: LoadedModel, probed: Probed) -> Capabilities:
         loaded.config,
         loaded.family,
         loaded.override,
+        loaded.sampling,
         signs=probed.signs,
         traits=probed.traits,
         trial=probed.trial,

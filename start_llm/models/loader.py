@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from start_llm.models.embedded import ensure_embedded_model
 from start_llm.models.eyes import ProcessorEyes
 from start_llm.models.facts import facts_of
 from start_llm.models.fingerprint import fingerprint
+from start_llm.models.makers import read_makers, sampling_facts, told
 from start_llm.models.override import Override, family_of, read_override
 from start_llm.models.pool import Weights
 from start_llm.models.pull import PullError, pull
@@ -66,6 +67,7 @@ class LoadedModel:
         weight_bytes: bytes of the parameters in memory.
         fingerprint: identifies the KV this model makes; `files`: the checkpoint itself.
         family: a `Family`; `signs`: what shows of how it writes; `override`: what the model's own file says.
+        sampling: with what requests are drawn that do not say, and who says so, see `makers.sampling_facts`.
         eyes: how it reads images; `model` is mlx-vlm's then. ``None``: a text model.
         adapter: what was put on it. `base`: the weights that other adapters of the same model may share.
     """
@@ -86,6 +88,7 @@ class LoadedModel:
     family: Fact
     signs: Signs
     override: Override
+    sampling: Mapping[str, Fact]
     eyes: ProcessorEyes | None = None
     adapter: Adapter | None = None
     base: BaseWeights | None = None
@@ -120,12 +123,13 @@ class Given:
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    """A model's files. `source`: the folder or repository that they came from."""
+    """A model's files. `source`: the folder or repository that they came from; `sampling`: as of `LoadedModel`."""
 
     name: str
     source: str
     folder: Path
     config: dict[str, Any]
+    sampling: Mapping[str, Fact]
 
 
 def accelerator() -> Accelerator:
@@ -232,9 +236,14 @@ def _find(
         if warning is not None:
             say(f"memory    {warning}")
     config = read_config(folder)
-    family_of(settings.model_family, read_override(settings.model_files, source), config, name, {})
+    override = read_override(settings.model_files, source)
+    family_of(settings.model_family, override, config, name, {})
     _check_code(config, source, settings)
-    return _Checkpoint(name, source, folder, config)
+    makers = read_makers(folder)
+    sampling = sampling_facts(settings, override, makers)
+    for line in told(sampling, makers):
+        say(f"sampling  {line}")
+    return _Checkpoint(name, source, folder, config, sampling)
 
 
 def _text_model(
@@ -419,7 +428,7 @@ def _describe(
     override = read_override(settings.model_files, found.source)
     family = family_of(settings.model_family, override, found.config, found.name, vocab)
     signs = read_signs(parser.name if parser else None, vocab, tags, str(tokenizer.chat_template or ""))
-    facts = facts_of(found.config, family, override, signs=signs)
+    facts = facts_of(found.config, family, override, found.sampling, signs=signs)
     capabilities = Capabilities(
         family=family.value.name,
         context=facts["context"].value,
@@ -448,6 +457,7 @@ def _describe(
         family=family,
         signs=signs,
         override=override,
+        sampling=found.sampling,
     )
 
 

@@ -35,7 +35,7 @@ def test_a_models_facts_and_who_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = build_caller(tmp_path, "GLM-4.7", "hermes")
-    (model / "generation_config.json").write_text('{"temperature": 0.6}')
+    (model / "generation_config.json").write_text('{"temperature": 0.6, "top_k": "20"}')
     monkeypatch.setenv("START_LLM_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("START_LLM_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("ORACLE_REPLIES", str(tmp_path / "reply"))
@@ -48,20 +48,25 @@ def test_a_models_facts_and_who_says_so(
     serve_once(load_settings(None, model_path=str(model), trust_remote_code=True))
     capsys.readouterr()
     assert main(["models", "show", str(model)]) == 0
-    lines = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()[1:] if line.strip()}
+    shown = capsys.readouterr().out
+    lines = {line.split()[0]: line.split()[1:] for line in shown.splitlines()[1:] if line.strip()}
     assert lines["tool_parser"] == ["glm47", "probe"]
     assert lines["family"] == ["glm4", "config"] and lines["context"] == ["262,144", "config"]
-    assert lines["sampling.temperature"] == ["0.6", "config"]
+    assert lines["sampling.temperature"] == ["0.6", "makers"]
+    assert lines["sampling.top_p"] == ["0.9", "built-in"] and lines["sampling.top_k"] == ["40", "built-in"]
+    assert "generation_config.json: top_k='20' is passed over" in shown
     assert lines["template.tools"] == ["yes", "probe"]
     assert "wrote glm47" in " ".join(lines["Asked"])
 
     own = tmp_path / "home" / "models"
     own.mkdir(parents=True)
     (own / "GLM-4.7.toml").write_text('tool_parser = "mistral"\n[sampling]\ntop_k = 5\n')
+    monkeypatch.setenv("DEFAULT_TEMPERATURE", "0.1")
     assert main(["models", "show", str(model), "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["facts"]["tool_parser"] == {"value": "mistral", "source": "file"}
     assert data["facts"]["sampling.top_k"] == {"value": 5, "source": "file"}
+    assert data["facts"]["sampling.temperature"] == {"value": 0.1, "source": "setting"}
     assert data["file"] == str(own / "GLM-4.7.toml") and data["trial"]["format"] == "glm47"
 
     (own / "GLM-4.7.toml").write_text('tool_praser = "mistral"\n')

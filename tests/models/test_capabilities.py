@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from start_llm.core.reasoning_tags import REASONING_STYLES
 from start_llm.models.capabilities import Fact, kind_of, read_signs
-from start_llm.models.facts import sampling_of
 from start_llm.models.family import detect_family, families, read_family
 from start_llm.parsing.registry import output_style
 
@@ -102,13 +99,3 @@ def test_kinds() -> None:
     assert kind_of({"model_type": "qwen3_vl", "vision_config": {}}) == "vision"
     assert kind_of({"model_type": "bert"}) == "embeddings" and kind_of({"model_type": "xlm-roberta"}) == "embeddings"
     assert kind_of({"model_type": "whisper"}) == "audio"
-
-
-def test_what_the_makers_recommend(tmp_path: Path) -> None:
-    assert sampling_of(tmp_path) == {}
-    file = tmp_path / "generation_config.json"
-    file.write_text('{"temperature": 0.7, "top_k": 20, "top_p": null, "do_sample": true, "min_p": true}')
-    assert sampling_of(tmp_path) == {"sampling.temperature": Fact(0.7, "config"), "sampling.top_k": Fact(20, "config")}
-    for odd in ("[]", "{", ""):
-        file.write_text(odd)
-        assert sampling_of(tmp_path) == {}
