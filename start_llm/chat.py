@@ -10,14 +10,13 @@ model is being loaded, its requests wait with signs of life.
 from __future__ import annotations
 
 import logging
-import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 
+from start_llm.chatreports import RecentReports
 from start_llm.chatstream import ChatStream, Run, WaitingStream, explained
 from start_llm.core.errors import ContextLengthExceeded, Unavailable
 from start_llm.core.report import Background, CacheReport
@@ -34,8 +33,6 @@ log = logging.getLogger(__name__)
 
 _WATCH_SECONDS = 5.0
 _PING_SHARE = 0.8  # the edge swallows pings that come too soon after each other
-_REPORTS_KEPT = 1000
-_BACKGROUNDS_KEPT = 300
 
 
 class ChatService:
@@ -46,9 +43,7 @@ class ChatService:
     ) -> None:
         """`shown`: is told each request's id, and the text that the model is going to read."""
         self._settings, self._engine, self._models, self._shown = settings, engine, models, shown
-        self._reports: OrderedDict[str, CacheReport] = OrderedDict()
-        self._backgrounds: OrderedDict[str, Background] = OrderedDict()
-        self._reports_lock = threading.Lock()
+        self._reports = RecentReports()
         self._images = ImageReader(settings)
 
     def chat(self, request: ChatRequest) -> EventStream:
@@ -75,7 +70,7 @@ class ChatService:
         if room < 1:
             raise ContextLengthExceeded(prompt=len(prompt.tokens), asked=1, limit=served.context)
         # 3. off to the model thread
-        run = Run(self, request, served, prepared, max_tokens=min(asked, room))
+        run = Run(self._reports, request, served, prepared, max_tokens=min(asked, room))
         run.submit(self._engine, served.constraint(request, prepared.in_reasoning))
         # 4. tokens come back as events
         return ChatStream(run, self._engine, poll)
@@ -113,18 +108,6 @@ class ChatService:
         thinking = self._settings.default_thinking if request.thinking is None else request.thinking
         return served.pipeline.prepare(request, thinking=thinking)
 
-    def remember(self, request_id: str, report: CacheReport) -> None:
-        with self._reports_lock:
-            self._reports[request_id] = report
-            while len(self._reports) > _REPORTS_KEPT:
-                self._reports.popitem(last=False)
-
-    def remember_background(self, request_id: str, background: Background) -> None:
-        with self._reports_lock:
-            self._backgrounds[request_id] = background
-            while len(self._backgrounds) > _BACKGROUNDS_KEPT:
-                self._backgrounds.popitem(last=False)
-
     # --- the rest of Service ----------------------------------------------------
 
     def count_tokens(self, request: ChatRequest) -> int:
@@ -137,12 +120,10 @@ class ChatService:
             return explained(self._engine.plan(prepared.prompt, served.model), served.pipeline, prepared)
 
     def cache_report(self, request_id: str) -> CacheReport | None:
-        with self._reports_lock:
-            return self._reports.get(request_id)
+        return self._reports.report(request_id)
 
     def background(self, request_id: str) -> Background:
-        with self._reports_lock:
-            return self._backgrounds.get(request_id, Background())
+        return self._reports.background(request_id)
 
     def stored(self) -> StoredTree:
         return self._engine.stored()

@@ -65,9 +65,9 @@ class Run:
     """A request on its way: its choices and the queue that all their events come through."""
 
     def __init__(
-        self, service: Reports, request: ChatRequest, served: Served, prepared: Prepared, max_tokens: int
+        self, reports: Reports, request: ChatRequest, served: Served, prepared: Prepared, max_tokens: int
     ) -> None:
-        self.service, self.request, self.served, self.prepared = service, request, served, prepared
+        self.reports, self.request, self.served, self.prepared = reports, request, served, prepared
         self.max_tokens = max_tokens
         self.queue: _Queue = SimpleQueue()
         self.choices = [self._choice(i) for i in range(request.n)]
@@ -216,7 +216,7 @@ class ChatStream:
             if parted is not None:
                 expected = pipeline.text_at(prepared, parted.token, parted.stored)
                 parted = replace(located(parted, pipeline, prepared), expected=expected)
-            self._run.service.remember_background(self._run.request.id, Background(prepared.notes, parted))
+            self._run.reports.remember_background(self._run.request.id, Background(prepared.notes, parted))
             self._ready.append(Started(self._report()))
 
     def _sampled(self, choice: Choice, event: Sampled) -> None:
@@ -256,7 +256,7 @@ class ChatStream:
             cached=report.reused,
             reasoning=sum(c.reasoning for c in self._run.choices),
         )
-        self._run.service.remember(self._run.request.id, report)
+        self._run.reports.remember(self._run.request.id, report)
         first = self._run.choices[0]
         if self._run.request.prompt is None and first.ending is not Ending.WATCHDOG:  # a turn that was cut is none
             self._answer = first.message()
@@ -266,7 +266,7 @@ class ChatStream:
     def _fail(self, error: StartLLMError) -> None:
         self._over = True
         self._cancel()
-        self._run.service.remember(self._run.request.id, self._report())
+        self._run.reports.remember(self._run.request.id, self._report())
         self._ready.append(Failed(error))
 
     def _report(self) -> CacheReport:

@@ -77,7 +77,7 @@ def stream_of(
     request = ChatRequest("r", "chat", "m", tools=TOOLS, parallel_tool_calls=parallel)
     run: Any = Run.__new__(Run)
     service = Service()
-    run.service, run.request, run.served = service, request, SimpleNamespace(pipeline=service, recorder=service)
+    run.reports, run.request, run.served = service, request, SimpleNamespace(pipeline=service, recorder=service)
     run.prepared = SimpleNamespace(prompt=Prompt((1, 2)), session=None, in_reasoning=False)
     style = output_style(tool_parser="hermes_json", reasoning_parser="think_tag")
     parser = OutputParser(style, tools=TOOLS, stop=stop)
