@@ -21,6 +21,7 @@ from typing import Any
 
 MARKER = "--start-llm-proxy"
 COUNTS = Path(__file__).with_name("counts.py")
+CARRIED = Path(__file__).with_name("carried.py")
 GATE = Path(__file__).with_name("gate.py")
 FALLBACK = Path(__file__).with_name("fallback.py")
 GATE_CONFIG = "gate.json"
@@ -53,13 +54,14 @@ def main() -> None:
         raise SystemExit(f"{sys.argv[0]}: must lead its own process group")
     threading.Thread(target=_end_with, args=(int(pipe), folder), name="owner-watch", daemon=True).start()
     sys.argv[1:] = arguments
-    count_behind = runpy.run_path(str(COUNTS))["count_behind"]
+    counts = runpy.run_path(str(COUNTS))
     gc.disable()  # what these imports make stays: looking for garbage in it is a sixth of the work of a start
     proxy = importlib.import_module("litellm.proxy.proxy_server")
     gc.freeze()
     gc.enable()
     config = json.loads(Path(arguments[arguments.index("--config") + 1]).read_text(encoding="utf-8"))
-    count_behind(proxy.app, config, proxy.user_api_key_auth)
+    counts["count_behind"](proxy.app, config, proxy.user_api_key_auth)
+    proxy.app.add_middleware(runpy.run_path(str(CARRIED))["Carried"], behind=counts["names_behind"](config))
     _fall_back(proxy.app, Path(folder) / FALLBACK_CONFIG)
     allowed = json.loads((Path(folder) / GATE_CONFIG).read_text(encoding="utf-8"))
     proxy.app.add_middleware(runpy.run_path(str(GATE))["Gate"], **allowed)  # the last one added is the outermost

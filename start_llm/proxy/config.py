@@ -24,6 +24,7 @@ from typing import Any
 from start_llm.core.modelmap import MAIN_NAME, PROXIED
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
+from start_llm.proxy.abilities import abilities
 from start_llm.proxy.child import FALLBACK_CONFIG, GATE_CONFIG
 from start_llm.proxy.elsewhere import RECORD, entry_name, fallback_entry, retry_policy
 
@@ -57,29 +58,8 @@ def proxy_model_names(settings: Settings, model_id: str) -> list[str]:
     return list(dict.fromkeys([*shown, model_id, named, MAIN_NAME]))
 
 
-def abilities(card: ModelCard) -> dict[str, Any]:
-    """What LiteLLM tells of the model, and by which it decides what to leave out of a request.
-
-    It leaves `thinking` and `output_config` out of messages to models that it does not know to take them.
-    """
-    return {
-        "mode": "chat",
-        "max_tokens": card.context,
-        "max_input_tokens": card.context,
-        "max_output_tokens": card.context,
-        "supports_reasoning": card.reasoning,
-        "supports_adaptive_thinking": card.reasoning,
-        "supports_legacy_thinking": card.reasoning,
-        "supports_output_config": True,
-        "supports_response_schema": True,
-        "supports_system_messages": True,
-        "supports_function_calling": card.tools,
-        "supports_tool_choice": card.tools,
-        "supports_parallel_function_calling": card.tools,
-        "supports_vision": card.vision,
-        "supports_pdf_input": False,
-        "supports_audio_input": False,
-    }
+def abilities_of(card: ModelCard) -> dict[str, Any]:
+    return abilities(context=card.context, reasoning=card.reasoning, tools=card.tools, vision=card.vision)
 
 
 def proxy_config(
@@ -152,7 +132,7 @@ def _add_fallback(entries: list[dict[str, Any]], fallback: dict[str, Any]) -> No
 
 
 def _entry(name: str, behind: str, identity: str, card: ModelCard, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    info = {"id": identity, "supported_endpoints": ["/v1/messages"], **abilities(card)}
+    info = {"id": identity, "supported_endpoints": ["/v1/messages"], **abilities_of(card)}
     return {"model_name": name, "litellm_params": {**parameters, "model": f"hosted_vllm/{behind}"}, "model_info": info}
 
 

@@ -29,6 +29,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
+CARRIED = Path(__file__).with_name("carried.py")
 OUTBOUND = Path(__file__).with_name("outbound.py")
 REFUSAL_HEADER = "x-start-llm-refusal"
 """The server's word for why it cannot answer a sound request."""
@@ -138,6 +139,7 @@ class Fallback:
         self._model, self._name = model, name
         self._record = _Record(Path(record))
         self._outbound = runpy.run_path(str(OUTBOUND))["for_elsewhere"]
+        self._replay = runpy.run_path(str(CARRIED))["replay"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = _PATHS.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
@@ -169,7 +171,7 @@ class Fallback:
         headers.append((b"content-length", str(len(body)).encode()))
         note, told = _Note(second=True), f"{self._model}; {reason}"
         second = _Second(first, note, told)
-        await self._run(note, dict(scope) | {"headers": headers}, _replay(body, taken), second)
+        await self._run(note, dict(scope) | {"headers": headers}, self._replay(body, taken), second)
         if not second.went:
             await first.let_go(f"{told}; failed")
         self._record.add(reason, ok=second.went)
@@ -348,14 +350,3 @@ def _last_event(dialect: str, error: dict[str, Any]) -> bytes:
 
 def _with_header(message: Message, told: str) -> Message:
     return dict(message) | {"headers": [*message.get("headers", []), (HEADER.encode(), told.encode())]}
-
-
-def _replay(body: bytes, receive: Receive) -> Receive:
-    whole = [body]
-
-    async def once() -> Message:
-        if whole:
-            return {"type": "http.request", "body": whole.pop(), "more_body": False}
-        return await receive()
-
-    return once

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
+from start_llm.api.audio import SOUNDS
 from start_llm.engine.encoding import is_installed
 from start_llm.engine.sound import look_at
 from tests.audio.tiny import build_whisper, tone, wav
@@ -18,6 +20,7 @@ from tests.audio.voice import build_voice
 from tests.encoding.reference import Reference
 from tests.encoding.tiny import build_encoder
 from tests.integration.live import TOOLS, WAIT, Live, live
+from tests.models.lora import build_adapter, build_base
 from tests.oracle import script
 from tests.vendors import anthropic, openai
 
@@ -39,6 +42,7 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.thorough]
 @pytest.fixture(scope="module")
 def proxied(oracle_path: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     cache = tmp_path_factory.mktemp("proxied")
+    build_adapter(cache / "adapters" / "titles", build_base(cache / "models" / "tiny-base"))
     settings = {
         "embedding_model": str(build_encoder(cache / "tiny-encoder")),
         "transcription_model": str(build_whisper(cache / "tiny-whisper")),
@@ -223,6 +227,42 @@ def test_anthropic_system_and_history_through_both(claude: anthropic.Anthropic) 
     assert block.text.startswith("find: 1@0")
 
 
+ADAPTED = [("tiny-base+titles", {}), ("tiny-base", {"adapter": "titles"})]
+"""Both ways to name an adapter."""
+
+
+@pytest.mark.parametrize(("model", "more"), ADAPTED)
+def test_an_adapter_in_every_dialect(
+    client: openai.OpenAI, claude: anthropic.Anthropic, model: str, more: dict[str, str]
+) -> None:
+    short: Any = {"model": model, "extra_body": {**more, "temperature": 0}}
+    words: Any = [{"role": "user", "content": "what is new here"}]
+    chat = client.chat.completions.create(**short, messages=words, max_tokens=3)
+    stream = client.chat.completions.create(**short, messages=words, max_tokens=3, stream=True)
+    pieces = [chunk.model for chunk in stream]
+    text = client.completions.create(**short, prompt="what is new here", max_tokens=3)
+    response = client.responses.create(**short, input="what is new here", max_output_tokens=3)
+    message = claude.messages.create(**short, messages=words, max_tokens=3)
+    answered = [chat.model, *pieces, text.model, response.model, message.model]
+    assert {name.removeprefix("openai/") for name in answered} == {"tiny-base+titles"}
+
+
+def test_an_adapter_changes_what_is_said_and_one_that_is_none_is_told(
+    client: openai.OpenAI, claude: anthropic.Anthropic
+) -> None:
+    short: Any = {"model": "tiny-base", "max_tokens": 12, "messages": [{"role": "user", "content": "what is new here"}]}
+    own = {"temperature": 0, "logit_bias": {"3": -100}}
+    bare, adapted, again = (
+        client.chat.completions.create(**short, extra_body=own | more).choices[0].message
+        for more in ({}, {"adapter": "titles"}, {})
+    )
+    assert bare == again != adapted
+    with pytest.raises(openai.NotFoundError, match="nobody"):
+        client.chat.completions.create(**short, extra_body={"adapter": "nobody"})
+    with pytest.raises(anthropic.NotFoundError, match="nobody"):
+        claude.messages.create(**short, extra_body={"adapter": "nobody"})
+
+
 @pytest.mark.usefixtures("needs_embeddings")
 @pytest.mark.parametrize("model", ["tiny-encoder", "text-embedding-3-small"])
 def test_openai_embeddings(client: openai.OpenAI, proxied: Live, model: str) -> None:
@@ -236,8 +276,28 @@ def test_openai_embeddings(client: openai.OpenAI, proxied: Live, model: str) -> 
     plain = client.embeddings.create(model=model, input="the cache", encoding_format="float", dimensions=8)
     assert len(plain.data[0].embedding) == 8
     ids = reference.tokenizer.encode("the cache", add_special_tokens=False).ids
-    by_ids = client.embeddings.create(model=model, input=[ids])
-    assert float(np.array(by_ids.data[0].embedding) @ expected[0]) > 0.9999
+    for tokens in (ids, [ids], [ids, ids]):
+        by_ids = client.embeddings.create(model=model, input=tokens)
+        assert len(by_ids.data) == (2 if tokens == [ids, ids] else 1)
+        for item in by_ids.data:
+            assert float(np.array(item.embedding) @ expected[0]) > 0.9999
+
+
+@pytest.mark.usefixtures("needs_embeddings")
+def test_embeddings_on_the_wire(target: tuple[str, str]) -> None:
+    """What the SDK hides: numbers are sent as they were asked for."""
+    body = {"model": "tiny-encoder", "input": ["the cache", "a token"], "dimensions": 8}
+    headers = {"authorization": f"Bearer {target[1]}"}
+
+    def vectors(**more: str) -> list[Any]:
+        answer = httpx.post(f"{target[0]}/v1/embeddings", json=body | more, headers=headers, timeout=WAIT)
+        assert answer.status_code == 200, answer.text
+        return [item["embedding"] for item in answer.json()["data"]]
+
+    packed, plain = vectors(encoding_format="base64"), vectors(encoding_format="float")
+    for text, numbers in zip(packed, plain, strict=True):
+        assert len(numbers) == 8
+        assert np.allclose(np.frombuffer(base64.b64decode(text), "<f4"), np.array(numbers, np.float32), atol=1e-6)
 
 
 @pytest.mark.usefixtures("needs_embeddings")
@@ -256,6 +316,10 @@ def test_ranking(target: tuple[str, str], model: str) -> None:
     results = answer.json()["results"]
     assert (results[0]["index"], len(results)) == (1, 2)
     assert abs(results[0]["relevance_score"] - 1) < 1e-4
+    whole = httpx.post(
+        f"{target[0]}/v1/rerank", json=body | {"return_documents": True, "top_n": 3}, headers=headers, timeout=WAIT
+    ).json()["results"]
+    assert whole[0]["document"]["text"] == "the cache" and len(whole) == 3
 
 
 def test_openai_transcriptions(client: openai.OpenAI) -> None:
@@ -265,10 +329,17 @@ def test_openai_transcriptions(client: openai.OpenAI) -> None:
     told: Any = client.audio.transcriptions.create(**given, model="tiny-whisper", response_format="verbose_json")
     assert (told.text, told.language, told.duration) == (text, "de", 1.0)
     assert told.segments[0].start == 0.0
-    plain = client.audio.transcriptions.create(**given, model="tiny-whisper", response_format="text")
-    if plain.startswith("{"):  # LiteLLM wraps it
-        plain = json.loads(plain)["text"]
-    assert plain.strip() == text
+    plain = client.audio.transcriptions.create(**given, model="gpt-4o-transcribe", response_format="text")
+    assert plain == f"{text}\n"
+    for form, begins in (("srt", "1\n00:00:00,000 --> 00:00:0"), ("vtt", "WEBVTT\n\n00:00:00.000 --> 00:00:0")):
+        titled: Any = client.audio.transcriptions.create(**given, model="whisper-1", response_format=form)
+        assert titled.startswith(begins) and " ".join(told.segments[0].text.split()) in titled
+    with client.audio.transcriptions.with_streaming_response.create(
+        **given, model="whisper-1", response_format="text"
+    ) as streamed:
+        assert "".join(streamed.iter_text()) == plain
+    with pytest.raises(openai.BadRequestError, match="transcripts come as a whole"):
+        client.audio.transcriptions.create(**given, model="whisper-1", stream=True)
 
 
 def test_openai_transcriptions_of_what_is_no_recording(client: openai.OpenAI) -> None:
@@ -280,8 +351,15 @@ def test_openai_speech(client: openai.OpenAI) -> None:
     given: dict[str, Any] = {"voice": "alloy", "input": "Hello there."}
     sound = client.audio.speech.create(**given, model="tiny-voice", response_format="wav").read()
     assert look_at(sound, "file").rate == 32000
-    with client.audio.speech.with_streaming_response.create(**given, model="tts-1", response_format="pcm") as streamed:
-        assert len(b"".join(streamed.iter_bytes())) > 1000
-    assert look_at(client.audio.speech.create(**given, model="tts-1").read(), "file").frames > 0  # MP3, as OpenAI's
+    begins = {"mp3": b"", "wav": b"RIFF", "flac": b"fLaC", "opus": b"OggS", "pcm": b""}
+    for form in SOUNDS:
+        with client.audio.speech.with_streaming_response.create(
+            **given, model="tts-1", response_format=form
+        ) as streamed:
+            assert streamed.headers["content-type"] == SOUNDS[form]
+            content = b"".join(streamed.iter_bytes())
+        assert content.startswith(begins[form]) and len(content) > 1000
+        assert form in {"pcm", "opus"} or look_at(content, "file").frames > 0
+    assert look_at(client.audio.speech.create(**given, model="tts-1-hd").read(), "file").frames > 0  # MP3, as OpenAI's
     with pytest.raises(openai.BadRequestError, match="speed=2"):
         client.audio.speech.create(**given, model="tts-1", speed=2.0)

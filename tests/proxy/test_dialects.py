@@ -288,6 +288,22 @@ def test_the_models_are_those_that_the_server_has_now(chat: openai.OpenAI, back:
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
+def test_what_only_this_server_knows_arrives(
+    web: httpx.Client, proxy: LiteLLMProxy, back: StubServer, path: str
+) -> None:
+    """Of messages LiteLLM passes on what Anthropic knows; an adapter goes with the model's name."""
+    own = {"min_p": 0.1, "top_k": 7, "session_id": "s", "drafts": False, "chat_template_kwargs": {"a": 1}}
+    body = {"model": "served", "adapter": "titles", **WAITING[path], **own}
+    answer = web.post(f"/v1/{path}", json=body, headers={"x-api-key": proxy.master_key})
+    assert answer.status_code == 200 and answer.json()["model"] == "served+titles"
+    seen = back.seen[-1].body
+    assert seen["model"].removeprefix("asked:") == "served+titles" and "adapter" not in seen
+    assert "extra_body" not in seen
+    if path != "messages":
+        assert {name: seen.get(name) for name in own} == own
+
+
+@pytest.mark.parametrize("path", ["chat/completions", "messages", "responses"])
 def test_a_name_that_means_nothing_gets_the_servers_sentence(web: httpx.Client, proxy: LiteLLMProxy, path: str) -> None:
     body = {"model": "nobody/nothing"} | WAITING[path]
     answer = web.post(f"/v1/{path}", json=body, headers={"Authorization": f"Bearer {proxy.master_key}"})
@@ -312,6 +328,24 @@ def test_the_model_is_said_to_be_what_it_is(proxy: LiteLLMProxy) -> None:
     assert info["supports_function_calling"] is True
     assert info["max_input_tokens"] == CARD.context
     assert "server-key" not in answer.text
+
+
+def test_what_models_can_do_is_told_of_those_that_there_are_now(proxy: LiteLLMProxy, back: StubServer) -> None:
+    able = {"tools": False, "reasoning": False, "vision": True, "images": "shown"}
+    pulled = {"id": "pulled-later", "object": "model", "context_length": 4000, "capabilities": able, "details": {}}
+    heard = {"id": "a-whisper", "object": "model", "capabilities": able, "details": {"task": "transcription"}}
+    before, back.models[:] = list(back.models), [pulled, heard]
+    headers = {"Authorization": f"Bearer {proxy.master_key}"}
+    try:
+        answer = httpx.get(f"{proxy.url}/v1/model/info", headers=headers).json()["data"]
+        alone = httpx.get(f"{proxy.url}/model/info?litellm_model_id=a-whisper", headers=headers).json()["data"]
+    finally:
+        back.models[:] = before
+    told = {entry["model_name"]: entry["model_info"] for entry in answer}
+    assert "served" not in told, "it has gone"
+    assert told["default"]["max_input_tokens"] == 4000, "the first one is what every other name means"
+    assert told["pulled-later"]["supports_vision"] and not told["pulled-later"]["supports_function_calling"]
+    assert [entry["model_info"]["mode"] for entry in alone] == ["audio_transcription"]
 
 
 WAITING = {

@@ -5,15 +5,19 @@ These tests fail when a LiteLLM update changes what `start_llm/proxy/fallback.py
 
 from __future__ import annotations
 
+import http.client
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from start_llm.api.server import ApiServer, make_server
+from start_llm.core.audio import Hints
+from start_llm.core.encoding import Part, Text
 from start_llm.core.errors import (
     NOT_LOADABLE,
     BadRequest,
@@ -28,11 +32,14 @@ from start_llm.core.errors import (
 )
 from start_llm.core.events import Failed, Progress, TextDelta
 from start_llm.core.request import ChatRequest
+from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings, load_settings
 from start_llm.proxy import elsewhere
 from start_llm.proxy.keeper import ProxyKeeper
 from start_llm.proxy.launcher import LiteLLMProxy
 from tests.api.fakes import FakeService, answer
+from tests.api.test_audio import FakeAudio, FakeHearing
+from tests.api.test_encodings import FakeEncoders, FakeEncoding
 from tests.proxy.stub import CARD, TEXT, StubServer
 from tests.proxy.test_keeper import until
 
@@ -89,6 +96,56 @@ class Scripted:
         yield Failed(error)
 
 
+class Sounds(FakeAudio):
+    """Refuses what a text or a prompt names; a text ``wait`` is never spoken to its end.
+
+    Attributes:
+        begun, left: somebody waits for it; nobody does any more.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.left = threading.Event(), threading.Event()
+
+    def transcribe(self, model: str, file: bytes, hints: Hints) -> FakeHearing:
+        _refuse(hints.prompt)
+        return super().transcribe(model, file, hints)
+
+    def speak(self, model: str, text: str, form: str) -> Any:
+        _refuse(text)
+        return _Endless(self) if text == "wait" else super().speak(model, text, form)
+
+
+class _Endless:
+    result = b""
+
+    def __init__(self, sounds: Sounds) -> None:
+        self._sounds = sounds
+
+    def __iter__(self) -> Iterator[Part]:
+        self._sounds.begun.set()
+        try:
+            while True:
+                threading.Event().wait(0.02)
+                yield Part(0, 1)
+        finally:
+            self._sounds.left.set()
+
+
+class Vectors(FakeEncoders):
+    """Refuses what a text names."""
+
+    def encode(self, texts: Sequence[Text], param: str, **how: Any) -> FakeEncoding:
+        for text in texts:
+            _refuse(str(text))
+        return super().encode(texts, param, **how)
+
+
+def _refuse(word: str) -> None:
+    if word in REASONS:
+        raise error_of(word)
+
+
 @pytest.fixture(scope="module")
 def cloud() -> Iterator[StubServer]:
     server = StubServer()
@@ -128,8 +185,13 @@ def scripted() -> Scripted:
 
 
 @pytest.fixture(scope="module")
-def engine(settings: Settings, scripted: Scripted) -> Iterator[ApiServer]:
-    server = make_server(settings, scripted.service)
+def sounds() -> Sounds:
+    return Sounds()
+
+
+@pytest.fixture(scope="module")
+def engine(settings: Settings, scripted: Scripted, sounds: Sounds) -> Iterator[ApiServer]:
+    server = make_server(settings, scripted.service, audio=sounds, encoders=Vectors())
     server.start()
     yield server
     server.stop(0)
@@ -139,7 +201,16 @@ def engine(settings: Settings, scripted: Scripted) -> Iterator[ApiServer]:
 def proxy(settings: Settings, engine: ApiServer, quick: None) -> Iterator[LiteLLMProxy]:
     log = settings.log_root / "proxy.log"
     env = settings.log_root / ".env"
-    proxy = LiteLLMProxy(settings, server_url=engine.url, model_id="tiny", card=CARD, log_path=log, env_file=env)
+    others: dict[str, Any] = {
+        "encoders": [ModelCard("tiny-encoder", 0, 512)],
+        "audio": [
+            ModelCard("tiny-whisper", 0, 0, details={"task": "transcription"}),
+            ModelCard("tiny-voice", 0, 0, details={"task": "speech"}),
+        ],
+    }
+    proxy = LiteLLMProxy(
+        settings, server_url=engine.url, model_id="tiny", card=CARD, log_path=log, env_file=env, **others
+    )
     proxy.start()
     try:
         assert proxy.wait_ready(START_SECONDS), proxy.log_tail()
@@ -372,3 +443,67 @@ def test_what_is_of_this_server_stays_here(web: httpx.Client, cloud: StubServer)
     assert web.post("chat/completions", json=body).status_code == 200
     assert not {"min_p", "top_k", "chat_template_kwargs"} & set(cloud.seen[0].body)
     assert "reasoning_content" not in json.dumps(cloud.seen[0].body)
+
+
+def hear(web: httpx.Client, model: str, prompt: str, **more: str) -> httpx.Response:
+    files = {"file": ("a.wav", b"RIFF or whatever", "audio/wav")}
+    return web.post("audio/transcriptions", files=files, data={"model": model, "prompt": prompt, **more})
+
+
+def speak(web: httpx.Client, model: str, text: str) -> httpx.Response:
+    return web.post("audio/speech", json={"model": model, "input": text, "voice": "alloy"})
+
+
+def embed(web: httpx.Client, model: str, text: str) -> httpx.Response:
+    return web.post("embeddings", json={"model": model, "input": [text]})
+
+
+def rank(web: httpx.Client, model: str, text: str) -> httpx.Response:
+    return web.post("rerank", json={"model": model, "query": text, "documents": ["north", "east"]})
+
+
+OTHERS = [(hear, "tiny-whisper"), (hear, "nobody-knows-it"), (speak, "tiny-voice"), (speak, "nobody-knows-it")]
+OTHERS += [(embed, "tiny-encoder"), (embed, "nobody-knows-it"), (rank, "rerank-2")]
+STATUS = {"queue_full": 429, "out_of_memory": 507, "context_length_exceeded": 400, NOT_LOADABLE: 500}
+
+
+@pytest.mark.parametrize(("ask", "model"), OTHERS)
+def test_voices_and_texts_for_vectors_stay_here_and_are_answered(
+    web: httpx.Client, cloud: StubServer, proxy: LiteLLMProxy, ask: Any, model: str
+) -> None:
+    """A chat model could not answer them, and nobody has agreed that they may leave the machine."""
+    before = proxy.sent().total
+    for reason in REASONS:
+        refused = ask(web, model, reason)
+        assert refused.status_code == STATUS[reason], refused.text
+        assert error_of(reason).message in sentence(refused) and HEADER not in refused.headers
+    answered = ask(web, model, "north")
+    assert answered.status_code == 200 and HEADER not in answered.headers, answered.text
+    elsewhere_asked = ask(web, f"fallback:{MODEL}", "queue_full")
+    assert elsewhere_asked.status_code >= 400
+    assert cloud.seen == [] and proxy.sent().total == before
+
+
+def test_a_transcript_comes_in_the_form_that_was_asked_for(web: httpx.Client) -> None:
+    assert hear(web, "whisper-1", "").json()["usage"] == {"type": "duration", "seconds": 4}
+    for form, begins in (("text", "Hello there."), ("srt", "1\n00:00:00,000 --> "), ("vtt", "WEBVTT\n\n00:00:00.000")):
+        given = hear(web, "whisper-1", "", response_format=form)
+        assert given.text.startswith(begins) and given.headers["content-type"].startswith("text/plain")
+    spoken = speak(web, "tts-1", "Hello.")
+    assert spoken.content == b"mp3 of Hello." and spoken.headers["content-type"] == "audio/mpeg"
+    assert spoken.headers["x-request-id"].startswith("speech-")
+
+
+def test_a_form_that_is_none_gets_the_servers_sentence(web: httpx.Client) -> None:
+    for body, kind in ((b"{}", "application/json"), (b"nothing", "multipart/form-data; boundary=x")):
+        refused = web.post("audio/transcriptions", content=body, headers={"content-type": kind})
+        assert 400 <= refused.status_code < 500 and sentence(refused)
+
+
+def test_who_goes_while_a_text_is_spoken_ends_it(proxy: LiteLLMProxy, sounds: Sounds) -> None:
+    web = http.client.HTTPConnection(urlsplit(proxy.url).netloc, timeout=60)
+    body, key = json.dumps({"model": "tts-1", "input": "wait"}), f"Bearer {proxy.master_key}"
+    web.request("POST", "/v1/audio/speech", body, {"Content-Type": "application/json", "Authorization": key})
+    assert sounds.begun.wait(60)
+    web.close()
+    assert sounds.left.wait(60)
