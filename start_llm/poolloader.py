@@ -10,6 +10,7 @@ import gc
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator
 from queue import Empty
 from typing import Any
@@ -41,6 +42,8 @@ from start_llm.serving import Serving, serve
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
+LINGER_SECONDS = 2.0
+"""How long a model that is unloaded is waited for to be out of memory."""
 
 
 class Loader:
@@ -160,7 +163,7 @@ class Loader:
         except BaseException as error:  # noqa: BLE001 - a model's own code may do anything; its requests are told
             self._failed(entry, error)
         if not loaded:
-            _free(first=False)
+            gc.collect()
             return
         self._tell(f"loaded    {entry.name}  ({time.monotonic() - began:.1f} s)")
 
@@ -283,9 +286,10 @@ class Loader:
             self._take_out(entry, serving)
         elif audio[0] is not None:
             self._try(entry.name, lambda: self._engine.guest(self._builder.guest_leaves(entry.key, audio)))
+        held = [weakref.ref(serving.built.loaded.model)] if serving is not None else []
         del serving
         audio.clear()
-        _free(first=entry is self._book.main)
+        self._give_back(entry, held)
         with self._book.lock:
             entry.state = "stored"
             if entry.waiting:
@@ -305,6 +309,24 @@ class Loader:
             steps = [served.recorder.close, *steps, served.pipeline.close, lambda: self._count(served)]
         self._try(f"unloading {entry.name}", *steps)
 
+    def _give_back(self, entry: Entry, held: list[weakref.ref[Any]]) -> None:
+        """Weights and KV, before another model takes their place.
+
+        A model points at itself in places, so the collector has to find it; and the thread that writes the end of its
+        last answer may hold it for a moment longer.
+
+        Args:
+            held: its weights.
+        """
+        until = time.monotonic() + LINGER_SECONDS
+        gc.collect()
+        while any(each() is not None for each in held):
+            if time.monotonic() > until:
+                log.warning("%s was unloaded, but something still holds its weights", entry.name)
+                return
+            time.sleep(0.01)
+            gc.collect()
+
     def _count(self, served: Served) -> None:
         with self._book.lock:
             self._book.gone.update(served.pipeline.counters())
@@ -320,16 +342,3 @@ class Loader:
     def _tell(self, line: str) -> None:
         """People are told if they can be: nothing depends on it."""
         self._try(line, lambda: self._say(line))
-
-
-def _free(*, first: bool) -> None:
-    """Gives back what a model that has gone took, as far as something still points at itself.
-
-    Looking through everything takes 0.3 s in which no thread does anything else. What was there when the server had
-    started is frozen, and passed over; only the `first` model is among it.
-    """
-    if first:
-        gc.unfreeze()
-    gc.collect()
-    if first:
-        gc.freeze()

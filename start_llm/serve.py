@@ -7,7 +7,6 @@ shuts down under a thread inside MLX ends with an abort, so a process with such 
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import os
 import signal
@@ -139,10 +138,6 @@ def _run(app: App, place: Place, settings: Settings, teller: _Teller) -> ExitCod
     except StartLLMError as error:
         _complain(error.message, settings)
         return ExitCode.NOT_STARTED
-    # What is loaded by now stays. Left to the collector, each full collection goes through all of it: some 50 ms
-    # inside whichever request sets it off. Only here, where one server is the whole process.
-    gc.collect()
-    gc.freeze()
     teller.ready()
     if settings.idle_shutdown_minutes:
         IdleWatch(app.activity.idle_seconds, place, settings.idle_shutdown_minutes * 60, app.end).start()

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -107,7 +108,8 @@ class Builder:
 
 
 def _built(folder: Path) -> Any:
-    return SimpleNamespace(loaded=SimpleNamespace(folder=folder, weights=Weights(10)), kv_bytes=lambda: 0)
+    loaded = SimpleNamespace(folder=folder, weights=Weights(10), model=Mock())
+    return SimpleNamespace(loaded=loaded, kv_bytes=lambda: 0)
 
 
 def serve(settings: Settings, clients: Any, built: Any, model: str, created: int, anchor: Any, base: Any) -> Serving:

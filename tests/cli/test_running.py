@@ -29,6 +29,7 @@ class FakeModule:
 def module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeModule:
     fake = FakeModule()
     monkeypatch.setattr(running, "import_module", lambda name: fake)
+    monkeypatch.setattr(gc, "freeze", lambda: None)  # what other tests left would stay for ever
     project, caller = tmp_path / "project", tmp_path / "caller"
     project.mkdir()
     caller.mkdir()
@@ -139,3 +140,13 @@ def test_an_interrupt_during_imports_is_no_traceback(module: FakeModule, monkeyp
     monkeypatch.setattr(running, "import_module", interrupted)
     assert main(["serve", "--port", "0"]) == 130
     assert gc.isenabled()
+
+
+def test_what_is_imported_is_frozen_before_anything_runs(module: FakeModule, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that was loaded before could not be given back."""
+    done: list[str] = []
+    monkeypatch.setattr(running, "import_module", lambda name: done.append("import") or module)  # type: ignore[func-returns-value]
+    monkeypatch.setattr(gc, "freeze", lambda: done.append("freeze"))
+    monkeypatch.setattr(module, "main", lambda settings, options: done.append("main") or 0)  # type: ignore[func-returns-value]
+    assert main(["serve", "--port", "0"]) == 0
+    assert done == ["import", "freeze", "main"]

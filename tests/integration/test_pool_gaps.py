@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -103,8 +102,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
         monkeypatch.setattr(module, "aside", aside_seen)
     for name in READS:
         monkeypatch.setattr(building, name, noted(name, getattr(building, name)))
-    for name in ("serve", "_free"):
-        monkeypatch.setattr(poolloader, name, noted(name, getattr(poolloader, name)))
+    monkeypatch.setattr(poolloader, "serve", noted("serve", poolloader.serve))
     return watch
 
 
@@ -115,17 +113,6 @@ def _place(steps: Any) -> str:
     while isinstance(steps.gi_yieldfrom, GeneratorType):
         steps = steps.gi_yieldfrom
     return f"{steps.gi_code.co_qualname}:{steps.gi_frame.f_lineno}"
-
-
-@contextmanager
-def frozen() -> Iterator[None]:
-    """As a server is once it has started."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 @contextmanager
@@ -159,7 +146,7 @@ def test_a_row_goes_on_while_another_model_is_loaded_and_unloaded(
 ) -> None:
     """Prints the longest gap between two of its steps by what was done meanwhile: first load, unload, second load."""
     link_smol(tmp_path, smol_path)
-    with serve(model_probe="on") as server, frozen(), decoding(server):
+    with serve(model_probe="on") as server, decoding(server):
         for what in ("load", "unload", "load"):
             watch.clear()
             began = time.perf_counter()
