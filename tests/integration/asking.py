@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 import httpx
+import pytest
 from transformers import PreTrainedTokenizerFast
 
 from tests.integration.live import WAIT, Live
@@ -16,6 +17,9 @@ from tests.oracle import TEMPLATES, expected_truth, make_tokenizer
 
 Json = dict[str, Any]
 DIALECTS = ("chat", "messages")
+KINDS = ["plain", pytest.param("hybrid", marks=pytest.mark.slow)]
+CLAUDE = "You are Claude Code, Anthropic's official CLI for Claude."
+CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py", "line": 1}}\n</tool_call>'
 
 
 def user(text: str) -> Json:
@@ -32,6 +36,11 @@ def said(text: str, *calls: Json) -> Json:
 
 def result(call: Json, text: str) -> Json:
     return {"role": "tool", "tool_call_id": call["id"], "content": text}
+
+
+def cues(*texts: str) -> str:
+    """What is asked of the model: how often it sees each of the texts, outside of this cue."""
+    return "\n[[truth]] " + " ".join(f"[[find: {text}]]" for text in texts)
 
 
 @dataclass

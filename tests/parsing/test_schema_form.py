@@ -16,7 +16,7 @@ from start_llm.core.request import ResponseFormat, ToolChoice
 from start_llm.parsing.schema_form import KINDS, malformed, size, subschemas
 from tests.fuzz.bodies import schema
 from tests.fuzz.tape import Tape
-from tests.parsing.test_structured import BOTH, BYTES, Vocabulary, constraint
+from tests.parsing.vocabulary import BOTH, BYTES, Vocabulary, constraint
 
 VALUES: list[Any] = [
     None, True, 0, -1, 5, 0.5, 2.0, "", "object", "none", [], ["a"], ["a", "a"], [1], ["string", "null"], {}, {"a": {}},

@@ -7,94 +7,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from llguidance import LLMatcher, LLTokenizer
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Tool
-from start_llm.core.reasoning_tags import REASONING_STYLES
-from start_llm.core.request import ChatRequest, Dialect, ResponseFormat, ToolChoice
-from start_llm.core.work import Constraint
-from start_llm.parsing.structured import MOST_CALLS, ModelText, make_constraint, model_text, special_tokens
-
-MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<arg_key>", "</arg_key>")
-MARKERS += ("<arg_value>", "</arg_value>")
-EOS = "<|eos|>"
-
-
-def byte_tokenizer(*special: str) -> Tokenizer:
-    vocab = {text: i for i, text in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    backend = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in (EOS, *special)])
-    return backend
-
-
-class Vocabulary:
-    """A tokenizer, and what grammars accept in it."""
-
-    def __init__(self, *special: str) -> None:
-        self.backend = byte_tokenizer(*special)
-        self.special = {text: self.backend.token_to_id(text) for text in special}
-        self.tokenizer = LLTokenizer(self.backend.to_str(), eos_token=self.backend.token_to_id(EOS))
-
-    def model_text(self, tool_format: str, reasoning: str) -> ModelText:
-        """Of a model with this vocabulary."""
-        added = {i: AddedToken(text, special=True) for text, i in self.special.items()}
-        fake = SimpleNamespace(
-            added_tokens_decoder=added, encode=lambda text, add_special_tokens: self.backend.encode(text).ids
-        )
-        return model_text(tool_format, REASONING_STYLES[reasoning], fake)
-
-    def accepts(self, constraint: Constraint | None, text: str) -> bool:
-        """Whether `text` is a complete answer."""
-        matcher = self.feed(constraint, text)
-        return matcher is not None and bool(matcher.is_accepting())
-
-    def begins(self, constraint: Constraint | None, text: str) -> bool:
-        """Whether an answer may begin with `text`."""
-        return self.feed(constraint, text) is not None
-
-    def feed(self, constraint: Constraint | None, text: str) -> Any:
-        assert constraint is not None
-        matcher = LLMatcher(self.tokenizer, constraint.grammar, log_level=0)
-        assert not matcher.is_error(), matcher.get_error()
-        tokens = self.backend.encode(text).ids
-        return matcher if matcher.try_consume_tokens(tokens) == len(tokens) else None
-
-
-TOKENS = Vocabulary(*MARKERS)  # markers are tokens
-BYTES = Vocabulary()  # markers are text
-BOTH = pytest.mark.parametrize("words", [TOKENS, BYTES], ids=["tokens", "text"])
-
-WEATHER = Tool(
-    "get_weather",
-    "",
-    {
-        "type": "object",
-        "properties": {
-            "city": {"type": "string"},
-            "days": {"type": "integer", "minimum": 1, "maximum": 9},
-            "unit": {"enum": ["C", "F"]},
-            "where": {"type": "object", "properties": {"lat": {"type": "number"}}, "required": ["lat"]},
-        },
-        "required": ["city"],
-        "additionalProperties": False,
-    },
+from start_llm.core.request import Dialect, ResponseFormat, ToolChoice
+from start_llm.parsing.structured import MOST_CALLS, special_tokens
+from tests.parsing.vocabulary import (
+    BOTH,
+    BYTES,
+    GOOD,
+    OBJECT,
+    PING,
+    STRICT,
+    TOKENS,
+    WEATHER,
+    Vocabulary,
+    constraint,
 )
-PING = Tool("ping")
-STRICT = Tool("get_weather", "", WEATHER.parameters, strict=True)
-OBJECT = ResponseFormat("json_object")
-
-
-def constraint(
-    words: Vocabulary, tool_format: str = "hermes_json", reasoning: str = "null", **fields: Any
-) -> Constraint | None:
-    where = {key: fields.pop(key) for key in ("in_reasoning", "may_reason") if key in fields}
-    request = ChatRequest(**({"id": "x", "dialect": "chat", "model": "m"} | fields))
-    return make_constraint(request, words.model_text(tool_format, reasoning), **where)
-
 
 # --- response formats ---
 
@@ -187,18 +117,6 @@ def test_keywords_inside_data_are_not_keywords() -> None:
 
 
 # --- forced calls ---
-
-GOOD = {
-    "hermes_json": '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Ulm", "days": 2}}\n</tool_call>',
-    "qwen3_coder": "<tool_call>\n<function=get_weather>\n<parameter=city>\nUlm\n</parameter>\n<parameter=days>\n2\n"
-    "</parameter>\n</function>\n</tool_call>",
-    "glm47": "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Ulm</arg_value><arg_key>days</arg_key>"
-    "<arg_value>2</arg_value></tool_call>",
-    "llama_xml": '<function=get_weather>{"city": "Ulm", "days": 2}</function>',
-    "llama": '{"name": "get_weather", "parameters": {"city": "Ulm", "days": 2}}',
-}
-GOOD["json_tools"] = GOOD["something_else"] = GOOD["hermes_json"]
-GOOD["glm4_xml"] = GOOD["glm4_native"] = GOOD["glm47"]
 
 
 @BOTH
@@ -400,109 +318,7 @@ def test_auto_with_a_response_format_is_either() -> None:
     assert not BYTES.begins(wanted, "Hello")
 
 
-# --- reasoning ---
-
-THINK = {"reasoning": "think_tag"}
-
-
-def test_reasoning_tags_that_are_tokens_become_token_ids() -> None:
-    opening, closing = (TOKENS.special[tag] for tag in ("<think>", "</think>"))
-    inside = constraint(TOKENS, **THINK, response_format=OBJECT, in_reasoning=True)
-    assert inside is not None
-    assert (inside.after, inside.wait, inside.opens) == ((closing,), True, ())
-    may = constraint(TOKENS, **THINK, response_format=OBJECT)
-    assert may is not None
-    assert (may.after, may.wait, may.opens) == ((closing,), False, (opening,))
-    never = constraint(TOKENS, **THINK, response_format=OBJECT, may_reason=False)
-    assert never is not None
-    assert (never.after, never.wait, never.opens) == ((), False, ())
-    for each in (inside, may, never):
-        assert TOKENS.accepts(each, "\n\n{}")
-        assert not TOKENS.begins(each, "hm")
-
-
-def test_tags_of_several_tokens() -> None:
-    words = Vocabulary("<|channel>", "<channel|>", "<|open|>", "<|close|>", "<|sep|>")
-    for ident, opening, closing in (
-        ("gemma4", "<|channel>", ["<channel|>"]),
-        ("kimi_k3", "<|open|>", ["<|close|>", *"think", "<|sep|>"]),
-    ):
-        after = tuple(words.backend.encode("".join(closing)).ids)
-        assert len(after) == len(closing)
-        inside = constraint(words, reasoning=ident, response_format=OBJECT, in_reasoning=True)
-        may = constraint(words, reasoning=ident, response_format=OBJECT)
-        assert inside is not None and may is not None
-        assert (inside.after, inside.wait, inside.opens) == (after, True, ())
-        assert (may.after, may.wait, may.opens) == (after, False, (words.special[opening],))
-
-
-def test_a_model_whose_tags_are_text_may_not_begin_with_one() -> None:
-    """Allowed to write the tag or JSON, weak models begin the tag and never come to the JSON."""
-    for may_reason in (True, False):
-        wanted = constraint(BYTES, **THINK, response_format=OBJECT, may_reason=may_reason)
-        assert BYTES.accepts(wanted, "{}")
-        assert not BYTES.begins(wanted, "<")
-        forced = constraint(BYTES, **THINK, tools=(PING,), tool_choice=ToolChoice("required"), may_reason=may_reason)
-        assert not BYTES.begins(forced, "<thi")
-
-
-def test_a_block_that_the_prompt_opened_with_a_tag_of_text_is_free_up_to_its_end() -> None:
-    for ident, closing in (("think_tag", "</think>"), ("reasoning_tag", "</reasoning>")):
-        inside = constraint(BYTES, reasoning=ident, response_format=OBJECT, in_reasoning=True)
-        assert inside is not None
-        assert inside.after == ()
-        assert BYTES.accepts(inside, f"hm, {{}} no\n{closing}\n\n{{}}")
-        assert not BYTES.accepts(inside, "{}")
-
-
-def test_reasoning_before_free_text_with_strict_tools() -> None:
-    wanted = constraint(BYTES, **THINK, tools=(STRICT,), in_reasoning=True)
-    assert BYTES.accepts(wanted, "maybe <tool_call> x</think>" + GOOD["hermes_json"])
-    assert not BYTES.begins(wanted, "hm</think><tool_call>x")
-
-
-# --- gpt-oss ---
-
-HARMONY = Vocabulary("<|start|>", "<|channel|>", "<|message|>", "<|end|>", "<|constrain|>", "<|call|>", "<|return|>")
-THOUGHT = "<|channel|>analysis<|message|>Hm, {} <b>?<|end|><|start|>assistant"
-FINAL = "<|channel|>final<|message|>"
-WEATHER_CALL = '<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>{"city": "Ulm"}'
-
-
-def harmony(**fields: Any) -> Constraint | None:
-    return constraint(HARMONY, "harmony", "harmony", **fields)
-
-
-def test_harmony_json_is_the_final_message() -> None:
-    wanted = harmony(response_format=OBJECT)
-    assert wanted is not None and not wanted.after and not wanted.opens
-    preamble = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
-    for before in ("", THOUGHT, THOUGHT + THOUGHT, THOUGHT + preamble):
-        assert HARMONY.accepts(wanted, before + FINAL + '{"a": 1}')
-        assert not HARMONY.begins(wanted, before + FINAL + "Sure")
-        assert not HARMONY.begins(wanted, before + WEATHER_CALL)
-    assert not HARMONY.accepts(wanted, THOUGHT)
-    assert not HARMONY.begins(wanted, '{"a": 1}')
-    assert not HARMONY.begins(wanted, THOUGHT * 9)
-
-
-def test_harmony_calls() -> None:
-    for choice in (ToolChoice("required"), ToolChoice("named", "get_weather")):
-        forced = harmony(tools=(WEATHER, PING), tool_choice=choice)
-        assert HARMONY.accepts(forced, WEATHER_CALL)
-        assert HARMONY.accepts(forced, THOUGHT + WEATHER_CALL)
-        assert not HARMONY.begins(forced, FINAL)
-        assert not HARMONY.begins(forced, WEATHER_CALL.replace('"Ulm"', "1"))
-        ping = WEATHER_CALL.replace("get_weather", "ping")[: -len('{"city": "Ulm"}')] + "{}"
-        assert HARMONY.accepts(forced, ping) == (choice.name is None)
-    strict = harmony(tools=(STRICT, PING))
-    for good in (WEATHER_CALL, FINAL + "Any text, {.", THOUGHT + FINAL + "x"):
-        assert HARMONY.accepts(strict, good)
-    assert not HARMONY.begins(strict, WEATHER_CALL.replace("city", "town"))
-    either = harmony(tools=(WEATHER,), response_format=OBJECT)
-    assert HARMONY.accepts(either, WEATHER_CALL) and HARMONY.accepts(either, FINAL + "{}")
-    assert not HARMONY.begins(either, FINAL + "x")
-    assert harmony(tools=(WEATHER,)) is None
+# --- words ---
 
 
 def test_special_tokens_of_a_tokenizer() -> None:
