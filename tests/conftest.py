@@ -19,6 +19,7 @@ from start_llm.models.embedded import ensure_embedded_model
 from start_llm.progress import ProgressBars
 
 LONGEST = {"engine", "fuzz", "integration", "prompt", "proxy", "scripts", "service", "stress", "vision"}
+LONGEST |= {"test_session", "test_small_model"}  # of the agents
 MOST_WORKERS = 4  # each has its own MLX, which uses every core by itself
 OPTIONAL = {
     "thorough": "computes for over two seconds, or waits for over five; CI runs it",
@@ -69,8 +70,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The rooms with the longest tests come first: side by side, the last files to end are then short ones."""
-    items.sort(key=lambda item: item.path.parent.name not in LONGEST)
+    """The longest tests come first: side by side, the last files to end are then short ones."""
+    items.sort(key=lambda item: LONGEST.isdisjoint((item.path.parent.name, item.path.stem)))
     for item in items:
         for name in OPTIONAL:
             asked = config.getoption(f"--{name}") or (name in IMPLIED and config.getoption(f"--{IMPLIED[name]}"))

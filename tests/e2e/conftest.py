@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,17 @@ def pytest_configure(config: pytest.Config) -> None:
 def table(pytestconfig: pytest.Config) -> list[str]:
     """Lines that are shown when all tests are done."""
     return pytestconfig.stash[TABLE]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if isinstance(told := getattr(session.config, "workeroutput", None), dict):  # of pytest-xdist
+        told["agents"] = session.config.stash[TABLE]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker has ended: what it measured."""
+    node.config.stash[TABLE] += getattr(node, "workeroutput", {}).get("agents", [])
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
