@@ -1,4 +1,8 @@
-"""Agents that have a small model beside the large one: SmolLM2 and the oracle, on one server."""
+"""Agents that have a small model beside the large one, on one server: an oracle each, or SmolLM2 beside the oracle.
+
+Claude Code goes on up to four times with an answer that was cut, and a real model of this size never ends one: its
+helper asks the second oracle, so that the test costs the same each time.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +20,9 @@ from start_llm.launch.clients import CLIENTS
 from start_llm.models.catalog import EMBEDDED_NAME
 from tests.e2e.counting import NewTokens
 from tests.e2e.install import search_path
-from tests.e2e.scenarios import AIDER, AIDER_COMMIT, CLAUDE, call
+from tests.e2e.scenarios import AIDER, AIDER_COMMIT, CLAUDE, call, hidden
 from tests.e2e.world import Run, World, make_world
-from tests.oracle import make_tokenizer
+from tests.oracle import build_oracle, make_tokenizer
 from tests.oracle.oracle import script
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
@@ -26,7 +30,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 MOST_COMPUTED = 1.2
 NOTE = 75
 """Tokens that an update note may take."""
-LARGE, SMALL = "oracle", EMBEDDED_NAME
+LARGE, SMALL, WEAK = "oracle", "small-oracle", EMBEDDED_NAME
 HELPER = {
     "looker": {
         "description": "Answers a short question.",
@@ -42,7 +46,8 @@ def two_models(tmp_path_factory: pytest.TempPathFactory, oracle_folder: Path, sm
     folder = tmp_path_factory.mktemp("two")
     models = folder / "cache" / "models"
     models.mkdir(parents=True)
-    (models / SMALL).symlink_to(smol_path)
+    build_oracle(models / SMALL, "hybrid")
+    (models / WEAK).symlink_to(smol_path)
     # An answer of SmolLM2 may never end by itself.
     settings = {"MODEL_MAP": f"claude-haiku-*={SMALL}", "DEFAULT_MAX_TOKENS": "300"}
     with make_world(folder, oracle_folder, more=settings) as world:
@@ -69,7 +74,7 @@ class Turns:
         assert run.code == 0, run.output[-3000:]
         assert [entry["status"] for entry in run.sent if entry["status"] != 200] == [], run.output[-3000:]
         asked = [entry for entry in run.sent if "count_tokens" not in entry["path"]]
-        by_model: dict[str, list[tuple[Any, Any]]] = {LARGE: [], SMALL: []}
+        by_model: dict[str, list[tuple[Any, Any]]] = {LARGE: [], SMALL: [], WEAK: []}
         for sent, served in zip(asked, run.served, strict=True):
             by_model[served["model"]].append((sent["body"], served))
         return run, by_model
@@ -82,21 +87,28 @@ class Turns:
 def test_claude_codes_small_model(two_models: World, table: list[str]) -> None:
     installed("claude")
     turns = Turns(two_models, "claude")
-    ask = call("Agent", description="Ask", prompt="What is 2 + 2?", subagent_type="looker", run_in_background=False)
-    prompt = "Ask the looker. " + script("I ask a helper.\n" + ask, "The helper has answered.")
+
+    def ask(answer: str) -> str:
+        question = f"What is 2 + 2? {script(answer)}"
+        words = call("Agent", description="Ask", prompt=question, subagent_type="looker", run_in_background=False)
+        return "I ask a helper.\n" + hidden(words)
+
+    prompt = "Ask the looker. " + script(ask("Four, says the small one."), "The helper has answered.")
     helper = ["--agents", json.dumps(HELPER)]
     arguments, text = CLAUDE.first(prompt, Path())
     _, first = turns.run([*helper, *arguments], text, 600)
     assert {body["model"] for body, _ in first[SMALL]} == {"claude-haiku-4-5"}, "the launcher says which name is mapped"
     assert all(served["completion"] > 0 for _, served in first[SMALL])
+    assert "Four, says the small one." in json.dumps(first[LARGE][-1][0]["messages"][-1])
     assert {body["model"] for body, _ in first[LARGE]} == {LARGE} and len(first[LARGE]) == 2
     turns.ratio(first[LARGE][:1])
     after = turns.ratio(first[LARGE][1:])
 
-    prompt = "And again. " + script("I ask a helper.\n" + ask, "The helper has answered again.")
+    prompt = "And again. " + script(ask("Still four."), "The helper has answered again.")
     arguments, text = CLAUDE.again(prompt, Path())
     _, second = turns.run([*helper, *arguments], text, 600)
     assert second[SMALL] and len(second[LARGE]) == 2
+    assert "Still four." in json.dumps(second[LARGE][-1][0]["messages"][-1])
     going_on = turns.ratio(second[LARGE])
     table.append(f"claude, small model beside: {after[0]}/{after[1]}, second turn {going_on[0]}/{going_on[1]}")
     for computed, new in (after, going_on):
@@ -106,7 +118,7 @@ def test_claude_codes_small_model(two_models: World, table: list[str]) -> None:
 def test_aiders_weak_model(two_models: World, table: list[str]) -> None:
     installed("aider")
     turns = Turns(two_models, "aider")
-    weak = ["--weak-model", f"openai/{SMALL}"]
+    weak = ["--weak-model", f"openai/{WEAK}"]
     arguments, _ = AIDER.first("", Path())
     arguments = [word for word in arguments if word not in AIDER_COMMIT]
     asks = [
@@ -116,7 +128,7 @@ def test_aiders_weak_model(two_models: World, table: list[str]) -> None:
     text = "".join(AIDER.first(ask, Path())[1] for ask in asks)
     _, told = turns.run([*weak, *arguments], text, 600)
     assert len(told[LARGE]) == 2, "one for each turn"
-    assert len(told[SMALL]) >= 2 and {body["model"] for body, _ in told[SMALL]} == {SMALL}, "a commit message for each"
+    assert len(told[WEAK]) >= 2 and {body["model"] for body, _ in told[WEAK]} == {WEAK}, "a commit message for each"
     assert (turns.repository / "src" / "calc.py").read_text() == "def add(a, b):\n    return a + b\n"
     turns.ratio(told[LARGE][:1])
     computed, new = turns.ratio(told[LARGE][1:])
