@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -11,11 +12,10 @@ from typing import Any, Protocol
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
 from start_llm.engine.asking import asker
-from start_llm.engine.constraint import Grammars
 from start_llm.engine.features import MEMORY_BYTES, MOST_DISK_BYTES, FeatureStore
 from start_llm.engine.hearing import free_memory
 from start_llm.engine.memory import MemoryGuard, Pooled
-from start_llm.engine.runtime import TextRuntime, drafts_for, make_grammars, make_store
+from start_llm.engine.runtime import TextRuntime, drafts_for, make_store
 from start_llm.engine.vision import VisionModel
 from start_llm.engine.wired import unwire, wire_weights
 from start_llm.kvcache.disk import DiskTier
@@ -31,10 +31,12 @@ from start_llm.models.loader import (
     load_model,
     load_steps,
     read_ahead,
-    read_tokenizer,
 )
 from start_llm.models.pool import Weights
 from start_llm.models.weights import BasesInMemory, group_of
+from start_llm.vocabularies import Vocabularies, Vocabulary
+
+log = logging.getLogger(__name__)
 
 READ_AHEAD_SHARE = 0.5  # of the machine's memory: larger weights are not read ahead
 
@@ -49,7 +51,7 @@ class Built:
     """
 
     loaded: LoadedModel
-    grammars: Grammars | None
+    vocabulary: Vocabulary
     cache_bytes: int
     disk: str
     kv_bytes: Callable[[], int]
@@ -60,8 +62,7 @@ class Ahead:
     """What another thread has read of a model, so that the model thread need not."""
 
     folder: Path
-    wrapper: Any
-    grammars: Grammars | None
+    vocabulary: Vocabulary
     adapter: Adapter | None = None
 
 
@@ -97,6 +98,7 @@ class ModelBuilder:
         self._wired = False
         self._reserved = 0
         self.bases = BasesInMemory()
+        self._vocabularies = Vocabularies()
 
     @property
     def usable(self) -> int:
@@ -121,13 +123,17 @@ class ModelBuilder:
         """
         self._reserved = reserved
         built: list[Built] = []
-        return at_once(self.steps(self._settings, "", Weights(), built.append)), built[0]
+        runtime = at_once(self.steps(self._settings, "", Weights(), built.append))
+        try:
+            built[0].vocabulary.grammars.make_vocabulary()  # nobody waits for the model thread yet
+        except NotSupported as error:
+            log.warning("%s", error.message)
+        return runtime, built[0]
 
     def read(self, settings: Settings, folder: Path, eos: Any, adapter: Chosen | None = None) -> Ahead:
         """What needs no MLX, and little memory. Any thread but the model thread. Raises NotFound, BadRequest."""
         read = None if adapter is None else adapter.read()
-        wrapper = read_tokenizer(folder, eos)
-        return Ahead(folder, wrapper, make_grammars(wrapper._tokenizer, wrapper.eos_token_ids), read)
+        return Ahead(folder, self._vocabularies.read(folder, eos), read)
 
     def read_weights(self, folder: Path, moved: Callable[[], None]) -> None:
         """Into the system's memory, if no model has them. Not the model thread. `moved` is called now and then."""
@@ -155,9 +161,7 @@ class ModelBuilder:
         with ExitStack() as made:  # what has to be closed if it comes to nothing, the last one first
             made.callback(self._left, model)
             shared.place(model, weights)
-            given = Given(bases=self.bases)
-            if ahead is not None:
-                given = Given(ahead.wrapper, ahead.folder, ahead.adapter, self.bases)
+            given = self._given(ahead)
             loaded = yield from load_steps(settings, device, self._progress, self._say, given)
             loaded = self._shaped(settings, loaded, device)
             shared.place(model, loaded.weights)
@@ -165,7 +169,7 @@ class ModelBuilder:
             if len(shared) == 0:
                 self._wired = wire_weights(settings.wired_limit, device)
             yield 0.0
-            grammars = make_grammars(loaded.tokenizer, loaded.eos) if ahead is None else ahead.grammars
+            vocabulary = self._vocabularies.of(loaded.wrapper)
             drafts = yield from drafts_for(settings, loaded)
             if drafts is not None:
                 made.callback(drafts.close)
@@ -175,12 +179,14 @@ class ModelBuilder:
             made.callback(_close, store)
             guard = MemoryGuard(store, shared=shared)
             made.callback(_close, guard)
-            runtime = TextRuntime(settings, loaded, store, guard, drafts, grammars, lambda: self._left(model))
+            runtime = TextRuntime(
+                settings, loaded, store, guard, drafts, vocabulary.grammars, lambda: self._left(model)
+            )
             made.pop_all()
             made.callback(runtime.close)
             loaded = with_room(loaded, guard.most_tokens(model), self._say)
             where = f"{self._disk_bytes(settings) / GIB:.1f} GiB in {settings.disk_dir}" if disk and disk.ready else ""
-            done(Built(loaded, grammars, shared.most_stored, where, lambda: store.nbytes))
+            done(Built(loaded, vocabulary, shared.most_stored, where, lambda: store.nbytes))
             made.pop_all()
         return runtime
 
@@ -209,6 +215,11 @@ class ModelBuilder:
         yield 0.0
         free_memory()
         self._left(model)
+
+    def _given(self, ahead: Ahead | None) -> Given:
+        if ahead is None:
+            return Given(lambda folder, eos: self._vocabularies.read(folder, eos).wrapper, bases=self.bases)
+        return Given(lambda folder, eos: ahead.vocabulary.wrapper, ahead.folder, ahead.adapter, self.bases)
 
     def _machine(self) -> tuple[Device, Pooled]:
         if self._device is None or self._shared is None:
@@ -242,7 +253,7 @@ class ModelBuilder:
         except NotSupported as error:
             self._say(f"vision    off: {error.message} The model reads text only.")
             blind = settings.model_copy(update={"vision": "off"})
-            return load_model(blind, device, self._progress, self._say, Given(bases=self.bases))
+            return load_model(blind, device, self._progress, self._say, self._given(None))
 
     def _features(self, settings: Settings, loaded: LoadedModel) -> FeatureStore:
         """A tenth of what KV may take on disk, at most, is for what the vision tower made of images."""

@@ -161,7 +161,8 @@ def _think_tokens(loaded: LoadedModel, style: OutputStyle) -> tuple[int, int] | 
 def _constraints(
     settings: Settings, built: Built, style: OutputStyle
 ) -> Callable[[ChatRequest, bool], Constraint | None]:
-    grammars, patience = built.grammars, Patience("grammar", threads=GRAMMAR_THREADS, seconds=GRAMMAR_SECONDS)
+    grammars = built.vocabulary.grammars
+    patience = Patience("grammar", threads=GRAMMAR_THREADS, seconds=GRAMMAR_SECONDS)
     model = model_text(style.tools.id, style.reasoning, built.loaded.tokenizer)
 
     def constraint(request: ChatRequest, in_reasoning: bool) -> Constraint | None:
@@ -169,11 +170,12 @@ def _constraints(
         made = make_constraint(request, model, in_reasoning=in_reasoning, may_reason=thinks)
         if made is None:
             return None
-        if grammars is None:
-            raise NotSupported("Structured output is not supported for this model's tokenizer.")
         return grammars.prepare(made)
 
     def bounded(request: ChatRequest, in_reasoning: bool) -> Constraint | None:
-        return None if is_free(request) else patience.run(constraint, request, in_reasoning)
+        if is_free(request):
+            return None
+        grammars.make_vocabulary()  # however long it takes: that is not the request's fault
+        return patience.run(constraint, request, in_reasoning)
 
     return bounded

@@ -20,7 +20,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-import llguidance.hf
 import mlx.core as mx
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
@@ -30,6 +29,7 @@ from numpy.typing import NDArray
 
 from start_llm.core.errors import BadRequest, Internal, NotSupported, StartLLMError
 from start_llm.core.work import Constraint
+from start_llm.engine.vocabulary import make_vocabulary
 
 KEPT_GRAMMARS = 64
 
@@ -37,34 +37,43 @@ KEPT_GRAMMARS = 64
 class Grammars:
     """A model's vocabulary as llguidance sees it, and the grammars compiled last.
 
+    Most requests need none, and a large vocabulary takes seconds: it is made when the first one does.
+
     Compiling takes from half a millisecond to many seconds (a few lines can ask for a million states), so `prepare` it
     on a thread that can be given up (`patience`); `processor` then only copies.
     """
 
     def __init__(self, tokenizer: Any, eos_tokens: Iterable[int]) -> None:
-        """Takes about 0.3 s for 49,000 tokens.
-
+        """
         Args:
             tokenizer: Hugging Face's fast tokenizer, or mlx-lm's wrapper around it.
             eos_tokens: every token that ends a generation.
-
-        Raises:
-            NotSupported: the tokenizer is not a fast one.
         """
-        inner = tokenizer._tokenizer if isinstance(tokenizer, TokenizerWrapper) else tokenizer
+        self._inner = tokenizer._tokenizer if isinstance(tokenizer, TokenizerWrapper) else tokenizer
         self._eos = tuple(sorted(set(eos_tokens)))
-        try:
-            self._tokenizer: LLTokenizer = llguidance.hf.from_tokenizer(inner, eos_token=list(self._eos))
-        except ValueError as error:
-            raise NotSupported(f"Structured output is not supported for this model's tokenizer: {error}") from None
+        self._making = threading.Lock()
+        self._made: LLTokenizer | NotSupported | None = None
         self._lock = threading.Lock()
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    def make_vocabulary(self) -> None:
+        """Now, unless that was done already. Raises NotSupported: llguidance cannot read this tokenizer."""
+        self._vocabulary()
+
+    def _vocabulary(self) -> LLTokenizer:
+        with self._making:
+            if self._made is None:
+                self._made = _vocabulary_of(self._inner, self._eos)
+        if isinstance(self._made, NotSupported):
+            raise self._made.again()
+        return self._made
 
     def prepare(self, constraint: Constraint) -> Constraint:
         """`constraint` with its grammar compiled for this vocabulary.
 
         Raises:
             BadRequest: it cannot be compiled, or allows nothing at all.
+            NotSupported: see `make_vocabulary`.
         """
         return replace(constraint, compiled=self._matcher(constraint.grammar))
 
@@ -74,7 +83,7 @@ class Grammars:
             matcher = constraint.compiled.deep_copy()
         else:
             matcher = self._matcher(constraint.grammar)
-        return GrammarProcessor(matcher, constraint, self._eos, self._tokenizer, generated)
+        return GrammarProcessor(matcher, constraint, self._eos, self._vocabulary(), generated)
 
     def _matcher(self, grammar: str) -> LLMatcher:
         with self._lock:
@@ -82,10 +91,11 @@ class Grammars:
             if found is not None:
                 self._compiled.move_to_end(grammar)
                 return found.deep_copy()
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
+        vocabulary = self._vocabulary()
+        matcher = LLMatcher(vocabulary, grammar, log_level=0)
         if not matcher.is_error():
             # The first mask is the dearest and can show what compiling did not.
-            fill_next_token_bitmask(matcher, allocate_token_bitmask(1, self._tokenizer.vocab_size))
+            fill_next_token_bitmask(matcher, allocate_token_bitmask(1, vocabulary.vocab_size))
         if matcher.is_error():
             raise BadRequest(f"The output format cannot be enforced: {_first_line(matcher)}", param="response_format")
         with self._lock:
@@ -204,6 +214,17 @@ class GrammarProcessor:
     def _fail(self) -> None:
         reason = _first_line(self._matcher) or "no token may follow"
         self.error = Internal(f"The grammar of this request could not be followed any further: {reason}.")
+
+
+def _vocabulary_of(tokenizer: Any, eos: tuple[int, ...]) -> LLTokenizer | NotSupported:
+    refused = "Structured output is not supported for this model's tokenizer"
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return NotSupported(f"{refused}: it is not a fast one.")
+    try:
+        return make_vocabulary(backend, eos)
+    except ValueError as error:
+        return NotSupported(f"{refused}: {error}")
 
 
 def _first_line(matcher: LLMatcher) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import mlx.core as mx
 
-from start_llm.core.errors import NotSupported
 from start_llm.core.events import TokenLogprob
 from start_llm.core.settings import Settings
 from start_llm.core.work import Submit
@@ -113,7 +112,6 @@ class TextRuntime:
 
     Args:
         drafts: see `drafts_for`.
-        grammars: see `make_grammars`.
         left: called last, when the model is closed.
     """
 
@@ -124,7 +122,7 @@ class TextRuntime:
         store: GuardedStore,
         memory: MemoryGuard,
         drafts: Drafts | None,
-        grammars: Grammars | None,
+        grammars: Grammars,
         left: Callable[[], None],
     ) -> None:
         self.store, self.drafts, self.grammars = store, drafts, grammars
@@ -171,15 +169,6 @@ def end_streams() -> None:
     """The last call on the model thread; without it the process ends with a crash in a static destructor."""
     mx.synchronize()
     mx.clear_streams()
-
-
-def make_grammars(tokenizer: Any, eos: Iterable[int]) -> Grammars | None:
-    """``None`` where the tokenizer is of a kind that llguidance cannot read. Any thread."""
-    try:
-        return Grammars(tokenizer, eos)
-    except NotSupported as error:
-        log.warning("%s", error.message)
-        return None
 
 
 def make_runner(settings: Settings, loaded: LoadedModel, gate: Gate | None = None) -> AloneRunner:

@@ -14,7 +14,6 @@ from mlx.utils import tree_flatten
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_model as mlx_load_model
-from mlx_lm.utils import load_tokenizer
 
 from start_llm.core.errors import NotFound, NotSupported, Unavailable
 from start_llm.core.settings import Settings
@@ -38,6 +37,7 @@ from start_llm.models.makers import read_makers, sampling_facts, told
 from start_llm.models.override import Override, family_of, read_override
 from start_llm.models.pool import Weights
 from start_llm.models.pull import PullError, pull
+from start_llm.models.tokenizer import read_tokenizer
 from start_llm.models.vision import Seeing, has_eyes, load_seeing
 from start_llm.models.weights import BasesInMemory, BaseWeights, group_of
 
@@ -109,13 +109,13 @@ class Given:
     """What there is already when a model is loaded.
 
     Attributes:
-        wrapper: mlx-lm's tokenizer, where another thread has read it.
+        tokenizer: reads mlx-lm's tokenizer of a folder, given the config's ``eos_token_id``. Any thread.
         folder: where MODEL_PATH lies on this disk, as far as that is known: nothing is fetched then.
         adapter: is put on it, in place of ADAPTER_PATH.
         bases: weights that other models have in memory.
     """
 
-    wrapper: Any = None
+    tokenizer: Callable[[Path, Any], Any] = read_tokenizer
     folder: Path | None = None
     adapter: Adapter | None = None
     bases: BasesInMemory = field(default_factory=BasesInMemory)
@@ -183,7 +183,7 @@ def load_steps(
         found = yield from aside(lambda: _find(settings, device, progress, say, given.folder))
     progress(f"loading {found.name}", 0.0)
     stamp = _stamp(found.folder)
-    seeing = _with_eyes(settings, found, say) if adapter is None else None
+    seeing = _with_eyes(settings, found, given, say) if adapter is None else None
     if seeing is not None:
         progress(f"loading {found.name}", 1.0)
         seen = yield from _described(settings, found, seeing.model, seeing.wrapper)
@@ -268,7 +268,7 @@ def _text_model(
             base = BaseWeights(own, files, arrays, sum(array.nbytes for array in arrays.values()))
             given.bases.add(group, base)
         yield 0.0
-        wrapper = given.wrapper or load_tokenizer(found.folder, eos_token_ids=read.get("eos_token_id"))
+        wrapper = yield from aside(lambda: given.tokenizer(found.folder, read.get("eos_token_id")))
         return model, wrapper, base
     except ValueError as error:
         raise NotSupported(f"mlx-lm cannot load {found.source}: {error}") from error
@@ -334,11 +334,6 @@ def _parts(model: Any) -> Iterator[Any]:
     yield from (array for _, array in tree_flatten(model.parameters()) if id(array) not in read)
 
 
-def read_tokenizer(folder: Path, eos: Any = None) -> Any:
-    """mlx-lm's tokenizer; it computes nothing. Any thread. `eos`: the config's ``eos_token_id``."""
-    return load_tokenizer(folder, eos_token_ids=eos)
-
-
 def read_ahead(folder: Path, most: int, moved: Callable[[], None]) -> None:
     """Reads the weights' files once, so that the system has them in its memory. Any thread.
 
@@ -361,7 +356,7 @@ def _check_room(settings: Settings, name: str, folder: Path, device: Device) -> 
     return check_fit(name, weights_on_disk(folder), device)
 
 
-def _with_eyes(settings: Settings, found: _Checkpoint, say: Callable[[str], None]) -> Seeing | None:
+def _with_eyes(settings: Settings, found: _Checkpoint, given: Given, say: Callable[[str], None]) -> Seeing | None:
     """The model with its vision part; ``None`` if it has none, or is to be served as a text model."""
     if settings.vision == "off" or not has_eyes(found.config):
         return None
@@ -369,7 +364,7 @@ def _with_eyes(settings: Settings, found: _Checkpoint, say: Callable[[str], None
         say("vision    off: images cannot be served with KV_BITS; the model reads text only")
         return None
     try:
-        return load_seeing(found.folder, found.config)
+        return load_seeing(found.folder, found.config, given.tokenizer)
     except NotSupported as error:
         say(f"vision    off: {error.message}; the model reads text only")
         return None

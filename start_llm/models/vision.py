@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
-
-from mlx_lm.utils import load_tokenizer
 
 from start_llm.core.errors import NotSupported
 from start_llm.models.eyes import ProcessorEyes, image_text, processor_name
@@ -40,23 +38,27 @@ def has_eyes(config: Mapping[str, Any]) -> bool:
     return find_spec(f"mlx_vlm.models.{MODEL_REMAPPING.get(kind, kind)}") is not None
 
 
-def load_seeing(folder: Path, config: Mapping[str, Any]) -> Seeing:
-    """Raises NotSupported: it cannot be loaded with its eyes (it may still be loaded as a text model)."""
+def load_seeing(folder: Path, config: Mapping[str, Any], tokenizer: Callable[[Path, Any], Any]) -> Seeing:
+    """Raises NotSupported: it cannot be loaded with its eyes (it may still be loaded as a text model).
+
+    Args:
+        tokenizer: see `loader.Given`.
+    """
     from mlx_vlm.utils import load  # noqa: PLC0415 - as above
 
     try:
         model, processor = load(str(folder))
-        wrapper = load_tokenizer(folder, eos_token_ids=config.get("eos_token_id"))
+        wrapper = tokenizer(folder, config.get("eos_token_id"))
     except (ValueError, KeyError, TypeError, AttributeError, OSError, ImportError, RuntimeError) as error:
         raise NotSupported(f"mlx-vlm cannot load it: {type(error).__name__}: {str(error)[:300]}") from error
     pad = next((config[name] for name in ("image_token_id", "image_token_index") if config.get(name) is not None), None)
     if not isinstance(pad, int):
         raise NotSupported("its config names no image token")
-    tokenizer = wrapper._tokenizer
+    inner = wrapper._tokenizer
 
     def render(messages: list[dict[str, Any]]) -> str:
         try:
-            return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False))
+            return str(inner.apply_chat_template(messages, tokenize=False, add_generation_prompt=False))
         except Exception as error:  # a template can fail in every way that code can
             raise NotSupported(f"its chat template does not show images: {error}") from error
 

@@ -11,7 +11,7 @@ import jsonschema
 import mlx.core as mx
 import numpy as np
 import pytest
-from llguidance import LLMatcher
+from llguidance import LLMatcher, LLTokenizer
 from mlx_lm.tool_parsers import glm47, json_tools, mistral, qwen3_coder
 
 from start_llm.core.errors import BadRequest, Internal, NotSupported
@@ -275,7 +275,7 @@ def test_a_grammar_that_cannot_be_compiled_is_refused(grammars: Grammars) -> Non
 
 def test_a_slow_tokenizer_is_not_supported() -> None:
     with pytest.raises(NotSupported, match="tokenizer"):
-        Grammars(object(), [1])
+        Grammars(object(), [1]).make_vocabulary()
 
 
 def test_prepare_in_many_threads_and_use_in_one(grammars: Grammars) -> None:
@@ -313,6 +313,6 @@ def test_special_tokens_are_those_that_llguidance_does_not_match_as_text() -> No
     """Fails when upstream changes what it takes for special; `special_tokens` must follow."""
     known = special_tokens(TOKENIZER)
     assert set(known) == {*SPECIAL, *(t for t in PLAIN if t.startswith("<"))}
-    tokenizer = Grammars(TOKENIZER, [EOS])._tokenizer
+    tokenizer = LLTokenizer(TOKENIZER.backend_tokenizer.to_str(), eos_token=[EOS])
     for token, added in TOKENIZER.added_tokens_decoder.items():
         assert tokenizer.is_special_token(token) == (added.content in known), added.content

@@ -14,16 +14,17 @@ from typing import Any
 import httpx
 import pytest
 
-from start_llm import building, poolloader
-from start_llm.engine import runtime
+from start_llm import building, poolloader, vocabularies
+from start_llm.engine import constraint, runtime
 from start_llm.engine.units import Chores, Units
 from start_llm.models import finding, loader, trial
 from start_llm.models.aside import aside
 from tests.integration.live import WAIT, Live
 from tests.integration.pooled import SMOL, admin, link_smol, wait_for
+from tests.models.large import make_large
 
 ASIDE = (building, runtime, finding, loader, trial)
-READS = ("read_ahead", "read_tokenizer", "make_grammars")
+READS = ((building, "read_ahead"), (vocabularies, "read_tokenizer"), (constraint, "make_vocabulary"))
 
 
 @dataclass
@@ -100,8 +101,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     monkeypatch.setattr(poolloader.Loader, "_moving", lambda loader, steps: steps)  # else it hides where they are
     for module in ASIDE:
         monkeypatch.setattr(module, "aside", aside_seen)
-    for name in READS:
-        monkeypatch.setattr(building, name, noted(name, getattr(building, name)))
+    for module, name in READS:
+        monkeypatch.setattr(module, name, noted(name, getattr(module, name)))
     monkeypatch.setattr(poolloader, "serve", noted("serve", poolloader.serve))
     return watch
 
@@ -141,11 +142,18 @@ def decoding(server: Live) -> Iterator[None]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("tokens", [0, 151_936, 248_320])
 def test_a_row_goes_on_while_another_model_is_loaded_and_unloaded(
-    serve: Callable[..., Any], smol_path: Path, tmp_path: Path, watch: Watch, monkeypatch: pytest.MonkeyPatch
+    serve: Callable[..., Any], smol_path: Path, tmp_path: Path, watch: Watch, tokens: int
 ) -> None:
-    """Prints the longest gap between two of its steps by what was done meanwhile: first load, unload, second load."""
-    link_smol(tmp_path, smol_path)
+    """Prints the longest gap between two of its steps by what was done meanwhile: first load, unload, second load.
+
+    `tokens`: of the model's vocabulary; 0: SmolLM2, which has 49,152.
+    """
+    if tokens:
+        make_large(tmp_path / "models" / SMOL, tokens)
+    else:
+        link_smol(tmp_path, smol_path)
     with serve(model_probe="on") as server, decoding(server):
         for what in ("load", "unload", "load"):
             watch.clear()
@@ -160,4 +168,5 @@ def test_a_row_goes_on_while_another_model_is_loaded_and_unloaded(
             for name, (gap, own) in sorted(watch.longest().items(), key=lambda item: -max(item[1])):
                 if max(gap, own) > 0.02:
                     print(f"  {gap * 1000:7.0f} ms gap {own * 1000:7.0f} ms own  {name}")
-            server.chat([{"role": "user", "content": "Hi"}], model=SMOL, max_tokens=4) if what == "load" else None
+            if what == "load":
+                server.chat([{"role": "user", "content": "Hi"}], model=SMOL, max_tokens=4)

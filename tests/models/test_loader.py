@@ -79,7 +79,7 @@ def test_a_model_that_sees_is_refused_over_seventy_percent(
     (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": int(share * 100 * GIB)}, "weight_map": {}}))
     tried: list[Path] = []
 
-    def load_seeing(folder: Path, config: dict[str, Any]) -> None:
+    def load_seeing(folder: Path, config: dict[str, Any], tokenizer: Any) -> None:
         tried.append(folder)
         raise RuntimeError("it is loaded")
 

@@ -1,0 +1,108 @@
+"""Reads a checkpoint's tokenizer, as mlx-lm does, but its large parts once only.
+
+A tokenizer of 250,000 tokens takes seconds to read on a slow core, most of them with Python's lock held, so that no
+model decodes meanwhile. mlx-lm reads ``tokenizer.json`` a second time for one word in it, and has the whole vocabulary
+copied each time that it looks for a token.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mlx_lm import tokenizer_utils as mlx_tokenizers
+from mlx_lm.utils import _tokenizer_defaults
+from transformers import AutoTokenizer
+
+_SUFFIXES = {".json", ".jinja", ".py", ".model", ".txt", ".tiktoken", ".jsonl"}
+_WEIGHTS = "safetensors.index.json"
+_MORE_TEMPLATES = "additional_chat_templates"
+
+
+def read_tokenizer(folder: Path, eos: Any = None) -> Any:
+    """mlx-lm's tokenizer; it computes nothing. Any thread.
+
+    Args:
+        eos: the config's ``eos_token_id``.
+
+    Raises:
+        OSError, ValueError, KeyError: there is none, or none that transformers knows.
+    """
+    defaults = _tokenizer_defaults(folder) or {}
+    eos = defaults.get("eos_token_ids") if eos is None else eos
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    _keep_vocabulary(tokenizer)
+    given = tokenizer.init_kwargs
+    template, answers = _own_template(given, defaults, has_one=tokenizer.chat_template is not None)
+    parser = given.get("tool_parser_type", defaults.get("tool_parser_type"))
+    if parser is None:
+        parser = mlx_tokenizers._infer_tool_parser(tokenizer)
+    tools: Any = None
+    if parser is not None:
+        tools = importlib.import_module(f"mlx_lm.tool_parsers.{parser}")
+        given["tool_parser_type"] = parser
+    return mlx_tokenizers.TokenizerWrapper(
+        tokenizer,
+        _detokenizer(tokenizer),
+        eos_token_ids=[eos] if isinstance(eos, int) else eos,
+        chat_template=template,
+        tool_parser=None if tools is None else tools.parse_tool_call,
+        tool_call_start=None if tools is None else tools.tool_call_start,
+        tool_call_end=None if tools is None else tools.tool_call_end,
+        response_format=answers,
+    )
+
+
+def tokenizer_key(folder: Path, eos: Any = None) -> str:
+    """The same for two folders only if `read_tokenizer` makes the same of them. Any thread. Raises OSError.
+
+    Of all small files: which of them transformers reads depends on the others.
+    """
+    digest = hashlib.sha256(repr(eos).encode())
+    for path in sorted((*folder.iterdir(), *(folder / _MORE_TEMPLATES).glob("*"))):
+        if path.suffix in _SUFFIXES and not path.name.endswith(_WEIGHTS) and path.is_file():
+            digest.update(str(path.relative_to(folder)).encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def _keep_vocabulary(tokenizer: Any) -> None:
+    """Who asks for the vocabulary gets the same one each time: it is not to be changed.
+
+    transformers makes it anew, which holds Python's lock for 0.4 s if there are 250,000 tokens. This loop does not.
+    """
+    if getattr(tokenizer, "backend_tokenizer", None) is None:
+        return
+    texts = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
+    vocabulary = {text: index for index, text in enumerate(texts) if text is not None}
+    if len(vocabulary) == len(tokenizer):  # else two tokens have one text, or numbers are left out
+        tokenizer.get_vocab = lambda: vocabulary
+
+
+def _own_template(
+    given: dict[str, Any], defaults: dict[str, Any], *, has_one: bool
+) -> tuple[Callable[..., Any] | None, Any]:
+    """mlx-lm's template in code, where the checkpoint or the model's module names one; and the form of its answers."""
+    name = given.get("chat_template_type", defaults.get("chat_template_type"))
+    if not name:
+        return None, None
+    module = importlib.import_module(f"mlx_lm.chat_templates.{name}")
+    wanted = "chat_template_type" in given or not has_one
+    return (module.apply_chat_template if wanted else None), getattr(module, "RESPONSE_FORMAT", None)
+
+
+def _detokenizer(tokenizer: Any) -> Any:
+    """The quickest that fits how the tokenizer decodes."""
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    state = None if decoder is None else json.loads(decoder.__getstate__())
+    if mlx_tokenizers._is_spm_decoder(state):
+        return mlx_tokenizers.SPMStreamingDetokenizer
+    if mlx_tokenizers._is_spm_decoder_no_space(state):
+        return partial(mlx_tokenizers.SPMStreamingDetokenizer, trim_space=False)
+    if mlx_tokenizers._is_bpe_decoder(state):
+        return mlx_tokenizers.BPEStreamingDetokenizer
+    return mlx_tokenizers.NaiveStreamingDetokenizer
