@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Any, Literal
 
 from start_llm.core.audio import AudioTask
-from start_llm.core.errors import StartLLMError, Unavailable
+from start_llm.core.errors import QueueFull, StartLLMError, Unavailable
 from start_llm.core.modelmap import MAIN_NAME
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
@@ -25,6 +25,8 @@ from start_llm.serving import Serving
 
 RETRY_SECONDS = 60.0
 """A model that could not be loaded is not tried again for so long."""
+BUSY_SECONDS = 5.0
+"""What a client is told to wait for, if too many wait for models already."""
 MAIN = ""
 """The model thread's name for the model that the server was started with."""
 
@@ -148,7 +150,8 @@ class Book:
     def __init__(self, settings: Settings, names: PoolNames) -> None:
         self._names = names
         self._room_seconds = settings.pool_wait_seconds
-        self._most_waiting = max(1, settings.http_threads // 2)  # each keeps a thread
+        self._most_short = max(1, settings.http_threads // 2)  # each keeps a thread
+        self._most_waiting = max(1, settings.http_threads * 3 // 4)
         self.lock = threading.RLock()
         self.main = Entry(MAIN, settings, state="loading")
         self._entries: dict[str, Entry] = {MAIN: self.main}
@@ -216,7 +219,10 @@ class Book:
                     self.send_away(entry)
 
     def lease(self, known: Known | None) -> Lease:
-        """Raises why the model could not be loaded, if that was a short while ago."""
+        """Raises why the model could not be loaded, if that was a short while ago.
+
+        Who waits for a model keeps an HTTP thread. Some of those stay free for the models that are there: QueueFull.
+        """
         with self.lock:
             entry = self.entry(known)
             _check(entry)
@@ -225,6 +231,12 @@ class Book:
                 lease.settle(None if entry.serving is None else entry.serving.served)
             elif (stuck := self.stuck()) is not None:
                 raise stuck
+            elif (waiting := sum(len(each.waiting) for each in self._entries.values())) >= self._most_waiting:
+                raise QueueFull(
+                    f"{entry.name} is not loaded, and {waiting} requests wait for models already (HTTP_THREADS); "
+                    "the others are for models that are loaded.",
+                    retry_after=BUSY_SECONDS,
+                )
             else:
                 if entry.state == "stored":
                     self.wish_for(entry)
@@ -259,7 +271,7 @@ class Book:
     def end_waits(self) -> None:
         """Who has waited for room long enough is told, and so is who would keep too many threads waiting."""
         with self.lock:
-            before, left = time.monotonic() - self._room_seconds, self._most_waiting
+            before, left = time.monotonic() - self._room_seconds, self._most_short
             for entry in list(self.short):
                 assert entry.lack is not None
                 self.give_up(entry, entry.lack.again(), before, most=left)

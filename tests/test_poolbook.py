@@ -14,10 +14,12 @@ from start_llm.core.errors import (
     NotFound,
     NotSupported,
     OutOfMemory,
+    QueueFull,
     StartLLMError,
     Unavailable,
 )
 from start_llm.core.settings import load_settings
+from start_llm.models.adapters import Chosen
 from start_llm.models.catalog import Stored
 from start_llm.models.names import Known
 from start_llm.models.pool import Weights
@@ -190,3 +192,29 @@ def test_audio_models_are_loaded_at_the_start_and_counted(tmp_path: Path, monkey
     pool._book.ready_to_hear(wished, Mock(nbytes=50))
     assert wished.weights == Weights(50)
     assert pool.figures()["models_loaded"] == 2
+
+
+def test_some_threads_are_left_to_the_models_that_are_loaded(tmp_path: Path) -> None:
+    pool = book(tmp_path, http_threads=8)
+    waiting = [pool.lease(known(name)) for name in ("one", "two", "three") for _ in range(2)]
+    ready = pool.entry(known("ready"))
+    ready.state = "ready"
+    for name in ("one", "four"):
+        with pytest.raises(QueueFull, match=f"{name} is not loaded, and 6 requests wait") as refused:
+            pool.lease(known(name))
+        assert refused.value.retry_after
+    assert pool.entry(known("four")).users == 0 and pool.entry(known("four")).state == "stored"
+    assert pool.lease(known("ready")).wait(0)
+    waiting[0].close()
+    assert not pool.lease(known("four")).wait(0), "one has gone, and another one waits"
+
+
+def test_nothing_asks_the_disk_while_the_book_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may hang, and every request needs the book."""
+    adapter = Chosen("titles", tmp_path / "titles", "", 10, "stamp")
+    pool = book(tmp_path)
+    monkeypatch.setattr("os.path.realpath", Mock(side_effect=AssertionError("the disk was asked")))
+    plain = pool.entry(known("one", 1000)).weights
+    adapted = pool.entry(known("one", 1000).with_adapter(adapter)).weights
+    assert plain.group == adapted.group == "/nowhere/one" and (plain.all, adapted.own) == (1000, 10)
+    assert pool.entry(known("one", 5000)).weights.all == 5000

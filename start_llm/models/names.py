@@ -28,6 +28,8 @@ SEEN_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0
 """For a listing that another thread makes: its disk may hang. Then the last one counts."""
 
+_ADAPTED = "//"  # stands in no folder's key
+
 
 @dataclass(frozen=True, slots=True)
 class Known:
@@ -51,21 +53,30 @@ class Known:
 
     def with_adapter(self, adapter: Chosen) -> Known:
         """The same model with an adapter."""
-        key = f"{self.key}//{adapter.name}"  # which is no folder's
+        key = f"{self.key}{_ADAPTED}{adapter.name}"
         name = f"{self.name}{ADAPTER_SIGN}{adapter.name}"
         names = (adapter.name, *adapter.links)
         aliases = frozenset(f"{alias}{ADAPTER_SIGN}{each}" for alias in self.aliases for each in names)
         return replace(self, key=key, name=name, aliases=aliases, adapter=adapter, base=self.name)
 
+    @property
+    def group(self) -> str:
+        """The key of the model without an adapter: `weights.group_of` its folder, as it was when the disk was read."""
+        return self.key if self.adapter is None else self.key.rpartition(_ADAPTED)[0]
+
     def weights(self, *, sees: bool) -> Weights:
-        """About what it takes, before it is loaded. `sees`: one with eyes is loaded with them, and shares nothing."""
+        """About what it takes, before it is loaded; the disk is not asked.
+
+        Args:
+            sees: one with eyes is loaded with them, and shares nothing.
+        """
         if self.adapter is not None:
-            return Weights(self.adapter.size, group_of(self.stored.folder), self.stored.size)
+            return Weights(self.adapter.size, self.group, self.stored.size)
         if self.stored.audio is not None:
             return Weights(self.stored.weight_bytes)
         if sees and "images" in self.stored.can:
             return Weights(self.stored.size)
-        return Weights(0, group_of(self.stored.folder), self.stored.size)
+        return Weights(0, self.group, self.stored.size)
 
 
 class Names:
