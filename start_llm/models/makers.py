@@ -55,7 +55,8 @@ def read_makers(folder: Path) -> Makers:
             continue
         usable = _usable(name, given)
         if usable is None:
-            odd[name] = f"{FILE}: {name}={str(given)[:40]!r} is passed over, it must be {_allowed(name)}"
+            shown = f"a {type(given).__name__}" if isinstance(given, list | dict) else repr(given)[:40]
+            odd[name] = f"{FILE}: {name}={shown} is passed over, it must be {_allowed(name)}"
         else:
             values[name] = usable
     return Makers(values, odd)

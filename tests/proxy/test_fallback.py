@@ -357,10 +357,9 @@ STATUS = {"queue_full": 429, "out_of_memory": 507, "context_length_exceeded": 40
 
 @pytest.mark.parametrize(("ask", "model"), OTHERS)
 def test_voices_and_texts_for_vectors_stay_here_and_are_answered(
-    web: httpx.Client, cloud: StubServer, proxy: LiteLLMProxy, ask: Any, model: str
+    web: httpx.Client, cloud: StubServer, ask: Any, model: str
 ) -> None:
     """A chat model could not answer them, and nobody has agreed that they may leave the machine."""
-    before = proxy.sent().total
     for reason in REASONS:
         refused = ask(web, model, reason)
         assert refused.status_code == STATUS[reason], refused.text
@@ -369,7 +368,7 @@ def test_voices_and_texts_for_vectors_stay_here_and_are_answered(
     assert answered.status_code == 200 and HEADER not in answered.headers, answered.text
     elsewhere_asked = ask(web, f"fallback:{MODEL}", "queue_full")
     assert elsewhere_asked.status_code >= 400
-    assert cloud.seen == [] and proxy.sent().total == before
+    assert cloud.seen == []
 
 
 def test_a_transcript_comes_in_the_form_that_was_asked_for(web: httpx.Client) -> None:
