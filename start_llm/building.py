@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
 from start_llm.engine.asking import asker
+from start_llm.engine.drafting import KnownCosts
 from start_llm.engine.features import MEMORY_BYTES, MOST_DISK_BYTES, FeatureStore
 from start_llm.engine.hearing import free_memory
 from start_llm.engine.memory import MemoryGuard, Pooled
@@ -98,7 +99,7 @@ class ModelBuilder:
         self._wired = False
         self._reserved = 0
         self.bases = BasesInMemory()
-        self._vocabularies = Vocabularies()
+        self._vocabularies, self._costs = Vocabularies(), KnownCosts()
 
     @property
     def usable(self) -> int:
@@ -170,7 +171,7 @@ class ModelBuilder:
                 self._wired = wire_weights(settings.wired_limit, device)
             yield 0.0
             vocabulary = self._vocabularies.of(loaded.wrapper)
-            drafts = yield from drafts_for(settings, loaded)
+            drafts = yield from drafts_for(settings, loaded, self._costs)
             if drafts is not None:
                 made.callback(drafts.close)
             disk = yield from aside(lambda: self._disk(settings, loaded), _close)

@@ -7,7 +7,7 @@ is called on the model thread.
 from __future__ import annotations
 
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from start_llm.kvcache.blocks import as_tokens
 log = logging.getLogger(__name__)
 
 _GENERATIONS = 16
+KNOWN_COSTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +86,36 @@ class Drafts:
         self._builder.shutdown(wait=False, cancel_futures=True)
 
 
-def make_drafts(model: Any, make_cache: Callable[[], Cache]) -> Generator[float, None, Drafts | None]:
-    """Measures the model, a pass a step; ``None`` if it has a cache that cannot give tokens back."""
+class KnownCosts:
+    """What passes cost, by the model's fingerprint: one that comes back is not measured again. Model thread only."""
+
+    def __init__(self) -> None:
+        self._tables: OrderedDict[str, CostTable] = OrderedDict()
+
+    def find(self, model: str) -> CostTable | None:
+        return self._tables.get(model)
+
+    def add(self, model: str, costs: CostTable) -> None:
+        self._tables[model] = costs
+        while len(self._tables) > KNOWN_COSTS:
+            self._tables.popitem(last=False)
+
+
+def make_drafts(
+    model: Any, make_cache: Callable[[], Cache], known: KnownCosts, fingerprint: str
+) -> Generator[float, None, Drafts | None]:
+    """Measures the model, a pass a step; ``None`` if it has a cache that cannot give tokens back.
+
+    Args:
+        known: what was measured before, and what was learned since.
+    """
     rewinder = Rewinder(make_cache())
     if not rewinder.possible:
         return None
-    costs = CostTable((yield from measuring(model, make_cache)))
+    costs = known.find(fingerprint)
+    if costs is None:
+        costs = CostTable((yield from measuring(model, make_cache)))
+        known.add(fingerprint, costs)
     return Drafts(Gate(costs, Acceptance(), rewinder.carries))
 
 

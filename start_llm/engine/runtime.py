@@ -15,7 +15,7 @@ from start_llm.core.work import Submit
 from start_llm.engine.alone import AloneRunner
 from start_llm.engine.constraint import GrammarProcessor, Grammars
 from start_llm.engine.costs import Gate
-from start_llm.engine.drafting import Drafts, make_drafts
+from start_llm.engine.drafting import Drafts, KnownCosts, make_drafts
 from start_llm.engine.guarded import GuardedStore
 from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.rows import Processors
@@ -183,12 +183,12 @@ def make_runner(settings: Settings, loaded: LoadedModel, gate: Gate | None = Non
     return AloneRunner(model, batch, eos=eos, gate=gate, quantise=how.apply, quantised_from=how.start)
 
 
-def drafts_for(settings: Settings, loaded: LoadedModel) -> Generator[float, None, Drafts | None]:
+def drafts_for(settings: Settings, loaded: LoadedModel, known: KnownCosts) -> Generator[float, None, Drafts | None]:
     """``None`` if they are off, or this model cannot have them: then it decodes without. A pass over it a step."""
     if settings.drafts == "off":
         return None
     try:
-        return (yield from make_drafts(loaded.model, loaded.make_cache))
+        return (yield from make_drafts(loaded.model, loaded.make_cache, known, loaded.fingerprint))
     except Exception:
         log.warning("no drafts: the passes of this model could not be measured", exc_info=True)
         return None

@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from mlx_lm.models.cache import KVCache
 
 from start_llm.core.messages import Message
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
+from start_llm.engine import drafting
 from start_llm.engine.costs import Acceptance, CostTable, Gate
 from start_llm.engine.draft import Drafter
-from start_llm.engine.drafting import Drafts, RowDrafter
+from start_llm.engine.drafting import Drafts, KnownCosts, RowDrafter, make_drafts
+from start_llm.models.aside import at_once
 from start_llm.prompt.drafts import Views
 from tests.engine.fakes import Collected
 
@@ -117,3 +120,28 @@ def test_views_that_fail_cost_the_drafts_and_nothing_else(drafts: Drafts, caplog
 def test_a_request_that_wants_none_has_none(drafts: Drafts) -> None:
     work = Submit("id", Prompt(tuple(ASKED), generation=30), Sampling(drafts=False), 10, Collected())
     assert drafts.begin(work, []) is None
+
+
+def test_a_model_that_comes_back_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+
+    def measuring(model: Any, make_cache: Any) -> Any:
+        measured.append(model)
+        yield 0.0
+        return {0: {1: 1.0, 32: 2.0}}
+
+    monkeypatch.setattr(drafting, "measuring", measuring)
+    known = KnownCosts()
+
+    def costs(model: str) -> CostTable:
+        made = at_once(make_drafts(model, lambda: [KVCache()], known, model))
+        assert made is not None
+        made.close()
+        return made.gate.costs
+
+    first = costs("one")
+    first.observe(1, 0, 3.0)
+    assert costs("one") is first, "with what it has learned"
+    for number in range(drafting.KNOWN_COSTS):
+        assert costs(f"model {number}") is not first
+    assert costs("one") is not first and measured.count("one") == 2, "only so many are known"
