@@ -225,6 +225,10 @@ def _vocabulary_of(tokenizer: Any, eos: tuple[int, ...]) -> LLTokenizer | NotSup
         return make_vocabulary(backend, eos)
     except ValueError as error:
         return NotSupported(f"{refused}: {error}")
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # llguidance's, which is no `Exception`, and would end a thread
+            raise
+        return NotSupported(f"{refused}: llguidance gave up ({error}).")
 
 
 def _first_line(matcher: LLMatcher) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 from llguidance import LLTokenizer
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
@@ -86,3 +88,12 @@ def test_a_tokenizer_that_cannot_be_read_is_refused_each_time_with_the_reason() 
     for _ in range(2):
         with pytest.raises(NotSupported, match="tokenizer"):
             grammars.make_vocabulary()
+
+
+def test_a_vocabulary_that_llguidance_gives_up_on_ends_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):
+        """As pyo3's, which nobody can import."""
+
+    monkeypatch.setattr(constraint, "make_vocabulary", Mock(side_effect=PanicException("assertion failed")))
+    with pytest.raises(NotSupported, match="assertion failed"):
+        Grammars(make_tokenizer(), [1]).make_vocabulary()
