@@ -87,7 +87,7 @@ class Models(Protocol):
     def open(self, name: str) -> Lease:
         """A hold on the model that `name` means; it is loaded if it is not.
 
-        Raises NotFound, OutOfMemory, Unavailable, or what its last loading failed with, if that is not long ago.
+        Raises NotFound, OutOfMemory, QueueFull, Unavailable, or what its last loading failed with, if not long ago.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Requests that wait for a model keep HTTP threads; those for the models that are there find some all the same."""
+"""What a load leaves to the models that are there: HTTP threads, and time to compute."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 import httpx
 import pytest
 
-from start_llm import building
+from start_llm import building, vocabularies
+from start_llm.engine import drafting
 from tests.integration.live import WAIT, Live
-from tests.integration.pooled import states, wait_for
+from tests.integration.pooled import admin, states, wait_for
 
 THREADS = 4
 ASKED = [{"role": "user", "content": "[[truth]]"}]
@@ -56,3 +57,27 @@ def test_a_loaded_model_answers_while_as_many_as_may_wait_for_another(
                 each.join(WAIT)
         assert [answer.status_code for answer in answers] == [200] * len(waiting)
         assert ask(server, "oracle-windowed").status_code == 200
+
+
+def test_a_model_that_comes_back_is_neither_read_nor_measured_again(
+    serve: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokenizer: to read it holds the lock that the others need to compute."""
+    done: list[str] = []
+    read, measuring = vocabularies.read_tokenizer, drafting.measuring
+
+    def reading(*given: Any) -> Any:
+        done.append("read")
+        return read(*given)
+
+    def measured(*given: Any) -> Any:
+        done.append("measured")
+        return measuring(*given)
+
+    with serve(model_probe="off") as server:
+        monkeypatch.setattr(vocabularies, "read_tokenizer", reading)
+        monkeypatch.setattr(drafting, "measuring", measured)
+        for _ in range(2):
+            assert ask(server, "oracle-hybrid").status_code == 200
+            assert admin(server, "unload", model="oracle-hybrid").status_code == 200
+    assert sorted(done) == ["measured", "read"]
