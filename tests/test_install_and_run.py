@@ -325,9 +325,9 @@ def test_every_check_runs_and_one_failure_is_enough(
     assert all(f"=== {name}\n" in said for name in ("ruff check", "ruff format", "mypy", "imports", "pytest"))
 
 
-@pytest.mark.parametrize("fresh", [True, False])
+@pytest.mark.parametrize(("fresh", "hangs"), [(True, False), (True, True), (False, False)])
 def test_a_fresh_clone_is_compiled_once_before_the_tests(
-    fresh: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
+    fresh: bool, hangs: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     order: list[str] = []
 
@@ -337,9 +337,14 @@ def test_a_fresh_clone_is_compiled_once_before_the_tests(
             order.append(f"begin {self.name}")
             assert "PYTHONDONTWRITEBYTECODE" not in env
 
-        def wait(self) -> int:
+        def wait(self, seconds: float | None = None) -> int:
+            if hangs and seconds is not None:
+                raise subprocess.TimeoutExpired(self.name, seconds)
             order.append(f"end {self.name}")
-            return 1
+            return -9 if hangs else 0
+
+        def kill(self) -> None:
+            order.append(f"kill {self.name}")
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[bytes]:
         order.append(next(word for word in ("ruff", "mypy", "lint-imports", "pytest") if word in " ".join(command)))
@@ -349,11 +354,17 @@ def test_a_fresh_clone_is_compiled_once_before_the_tests(
     monkeypatch.setattr(subprocess, "Popen", Process)
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     put(bootstrap.ROOT / "tests" / "__pycache__" / ("note.txt" if fresh else "conftest.cpython-312.pyc"))
-    assert bootstrap.run_checks(folder, []) == 0, "the tests will tell what is wrong"
+    assert bootstrap.run_checks(folder, []) == 0, "the tests do without"
     compiling = ["collect", "litellm"] if fresh else []
     checks = ["ruff", "ruff", "mypy", "lint-imports"]
-    begun, ended = ([f"{what} {name}" for name in compiling] for what in ("begin", "end"))
-    assert order == [*begun, *checks, *ended, "pytest"]
+    ends = ["kill", "end"] if hangs else ["end"]
+    assert order == [
+        *(f"begin {name}" for name in compiling),
+        *checks,
+        *(f"{how} {name}" for name in compiling for how in ends),
+        "pytest",
+    ]
+    assert capsys.readouterr().out.count("compiling beforehand failed (exit code -9)") == (2 if hangs else 0)
 
 
 # --- the BLAS -----------------------------------------------------------------
