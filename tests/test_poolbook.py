@@ -35,7 +35,7 @@ def book(folder: Path, **settings: Any) -> Book:
 
 
 def known(name: str, size: int = 1000, key: str = "") -> Known:
-    stored = Stored(name, Path("/nowhere") / name, size, 4096, ())
+    stored = Stored(name, Path("/nowhere") / name, size, 4096, (), weight_bytes=size)
     return Known(key or f"/nowhere/{name}", name, name, frozenset({name}), stored)
 
 

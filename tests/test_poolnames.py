@@ -226,6 +226,18 @@ def test_a_pipe_among_a_models_files_holds_nobody_up(tmp_path: Path, name: str) 
     )
 
 
+def test_a_model_counts_as_the_weights_that_are_read(tmp_path: Path) -> None:
+    """Its folder may hold them for other libraries, too."""
+    main, both = build_oracle(tmp_path / "main"), build_oracle(tmp_path / "models" / "both")
+    (both / "model.gguf").write_bytes(bytes(1 << 20))
+    (both / "consolidated.safetensors").write_bytes(bytes(1 << 20))
+    found = names(tmp_path, model_path=str(main))
+    found.began("main", str(main), main)
+    known = found.find("both")
+    assert known is not None and known.stored.size > 2 << 20
+    assert 0 < found.weights(known).all == (both / "model.safetensors").stat().st_size
+
+
 def test_a_disk_that_hangs_holds_one_thread_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     main = build_oracle(tmp_path / "main")
     build_oracle(tmp_path / "models" / "quick")

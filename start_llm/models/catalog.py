@@ -37,8 +37,8 @@ class Stored:
         problem: why it cannot be served, in a sentence; empty if it can.
         removable: whether `rm` may remove it: it came from a hub.
         audio: what an audio model does; ``None``: it is none.
-        weight_bytes: of an audio model, bytes of the files that are read when it is loaded: its folder may hold the
-            same weights for other libraries, too.
+        weight_bytes: bytes of the files that are read when it is loaded: its folder may hold the same weights for other
+            libraries, too.
     """
 
     name: str
@@ -148,9 +148,11 @@ def describe(name: str, folder: Path, *, removable: bool = False) -> Stored:
         check_files(str(folder), folder)
         config = read_config(folder)
         audio = task_of(config)
+        whole = audio is not None or "vision_config" in config  # mlx-lm reads fewer of them than mlx-vlm
+        weights = folder.glob("*.safetensors" if whole else "model*.safetensors")
+        weight_bytes = sum(path.stat().st_size for path in weights)
         if audio is not None:
             can = (audio,)
-            weight_bytes = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
             check_audio(str(folder), folder)
         else:
             context, can = context_length(config), abilities(config, folder)

@@ -71,12 +71,10 @@ class Known:
             sees: one with eyes is loaded with them, and shares nothing.
         """
         if self.adapter is not None:
-            return Weights(self.adapter.size, self.group, self.stored.size)
-        if self.stored.audio is not None:
+            return Weights(self.adapter.size, self.group, self.stored.weight_bytes)
+        if self.stored.audio is not None or (sees and "images" in self.stored.can):
             return Weights(self.stored.weight_bytes)
-        if sees and "images" in self.stored.can:
-            return Weights(self.stored.size)
-        return Weights(0, self.group, self.stored.size)
+        return Weights(0, self.group, self.stored.weight_bytes)
 
 
 class Names:

@@ -71,10 +71,13 @@ class Limits:
 def least_bytes(weights: Sequence[Weights], running: int = 0) -> int:
     """What these models take at least: each has room for the KV of a short conversation.
 
+    A model that is alone needs no more than `device.check_fit` asks for at the start: else the one that a server was
+    started with could go, and never come back.
+
     Args:
         running: bytes of KV of the requests that run now.
     """
-    kv = max(len(weights) * LEAST_CACHE_BYTES, running + LEAST_CACHE_BYTES)
+    kv = max(len(weights) * LEAST_CACHE_BYTES, running + LEAST_CACHE_BYTES) if len(weights) > 1 else 0
     return PREFILL_BYTES + together(weights) + kv
 
 

@@ -13,6 +13,7 @@ from huggingface_hub import constants
 
 from start_llm import building
 from start_llm.models import loader
+from start_llm.models.device import PREFILL_BYTES
 from tests.integration.live import WAIT, Live, live
 from tests.integration.pooled import TURN, admin, link_oracles, states
 
@@ -90,6 +91,15 @@ def test_it_comes_back_without_the_model_thread_reading_what_needs_no_mlx(
         monkeypatch.setattr(building, "make_grammars", noted(building.make_grammars))
         assert ask(server).status_code == 200
         assert set(readers) == {"loader"}
+
+
+def test_it_comes_back_into_the_memory_that_it_was_started_with(
+    hub: Path, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """There is room for its weights and a step, and for little KV: the start warns of that, and goes on."""
+    with begin(hub, folders, tmp_path, pool_memory_bytes=PREFILL_BYTES + 2**20) as server:
+        for name in ("default", "oracle-hybrid", "default"):
+            assert ask(server, name).status_code == 200
 
 
 @pytest.mark.parametrize("name", ["default", REPOSITORY, "oracle-main"])

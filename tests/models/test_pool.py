@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.core.errors import OutOfMemory
-from start_llm.models.device import GIB, LEAST_CACHE_BYTES, PREFILL_BYTES
+from start_llm.models.device import GIB, LEAST_CACHE_BYTES, PREFILL_BYTES, Device, check_fit
 from start_llm.models.pool import Limits, Resident, Weights, least_bytes, outlived, room_for, to_free, together
 
 
@@ -52,6 +52,18 @@ def test_pinned_ones_and_those_at_work_stay() -> None:
     assert full.value.status == 507
     with pytest.raises(OutOfMemory, match=r"MAX_LOADED_MODELS=2.*name-p.*name-w"):
         room_for(new(GIB), stay[:2], Limits(0, most=2))
+
+
+def test_a_model_that_is_alone_needs_what_the_start_asks_for() -> None:
+    """Else the one that a server was started with could go for a small one, and never come back."""
+    tight = Limits(PREFILL_BYTES + 4 * GIB)
+    assert check_fit("main", 4 * GIB, Device("", "", tight.budget, "cpu", tight.budget)) is not None
+    assert room_for(new(1), [model("main", 4 * GIB)], tight) == ["main"]
+    assert room_for(new(4 * GIB), [model("small", 1)], tight) == ["small"]
+    with pytest.raises(OutOfMemory, match="name-small"):
+        room_for(new(4 * GIB), [model("small", 1, pinned=True)], tight)
+    with pytest.raises(OutOfMemory, match="POOL_MEMORY_BYTES"):
+        room_for(new(4 * GIB + 1), [], tight)
 
 
 def test_a_model_that_fits_nowhere_pushes_nobody_out() -> None:
