@@ -11,9 +11,9 @@ import httpx
 import pytest
 from huggingface_hub import constants
 
-from start_llm import building
 from start_llm.models import loader
 from start_llm.models.device import PREFILL_BYTES
+from start_llm.vocabularies import Vocabularies
 from tests.integration.live import WAIT, Live, live
 from tests.integration.pooled import TURN, admin, link_oracles, states
 
@@ -87,8 +87,7 @@ def test_it_comes_back_without_the_model_thread_reading_what_needs_no_mlx(
 
     with begin(hub, folders, tmp_path) as server:
         assert admin(server, "unload", model="default").status_code == 200
-        monkeypatch.setattr(loader, "load_tokenizer", noted(loader.load_tokenizer))
-        monkeypatch.setattr(building, "make_grammars", noted(building.make_grammars))
+        monkeypatch.setattr(Vocabularies, "read", noted(Vocabularies.read))
         assert ask(server).status_code == 200
         assert set(readers) == {"loader"}
 
