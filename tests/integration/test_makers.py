@@ -55,5 +55,3 @@ def test_the_makers_of_the_model_that_answers_are_heard() -> None:
             assert small["sampling.top_k"] == {"value": 20, "source": "makers"}
             assert small["sampling.temperature"] == {"value": 0.0, "source": "setting"}
             assert small["sampling.min_p"] == {"value": 0.05, "source": "built-in"}
-        with live(main, cache, makers_sampling=False) as server:
-            assert drawn(server) == (0.0, 0.9, 40, 0.05, 1.0)
