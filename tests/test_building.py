@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -14,6 +15,7 @@ import pytest
 from start_llm.building import ModelBuilder
 from start_llm.core.settings import load_settings
 from start_llm.engine.runtime import TextRuntime, end_streams
+from start_llm.models.aside import at_once
 from start_llm.models.pool import Weights
 from tests.oracle import build_oracle
 
@@ -101,6 +103,27 @@ def test_a_load_that_is_given_up_when_its_disk_tier_is_open(builder: ModelBuilde
 
     on_a_thread(steps)
     leaves_nothing(builder, before)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_guest_that_fails_or_leaves_gives_its_memory_back(fails: bool, builder: ModelBuilder) -> None:
+    def loading() -> Generator[float, None, Any]:
+        yield 0.0
+        if fails:
+            raise RuntimeError("no memory")
+        return SimpleNamespace(nbytes=1000)
+
+    def work() -> int:
+        try:
+            held = [at_once(builder.guest("guest", Weights(900), loading()))]
+            assert builder.weight_bytes == 1000
+            at_once(builder.guest_leaves("guest", held))
+            assert not held
+        except RuntimeError:
+            assert fails
+        return builder.weight_bytes
+
+    assert on_a_thread(work) == 0
 
 
 def test_an_unload_that_is_given_up_frees_all_the_same(builder: ModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,18 @@ def test_a_loaded_model_goes_when_its_name_has_become_another_ones(tmp_path: Pat
     assert before.state == "unloading" and pool.wishes.get(timeout=1) is before
 
 
+def test_what_is_leaving_already_counts_for_who_needs_memory(tmp_path: Path) -> None:
+    """A request asks again and again until it has its memory: that must not send everybody away."""
+    pool = book(tmp_path)
+    old, young = (pool.entry(known(name)) for name in ("old", "young"))
+    old.state = young.state = "ready"
+    old.used, young.used = 1.0, 2.0
+    assert pool.reclaim(900) and (old.state, young.state) == ("unloading", "ready")
+    assert pool.reclaim(1000) and young.state == "ready"
+    assert not pool.reclaim(2001) and young.state == "ready"
+    assert pool.reclaim(1001) and young.state == "unloading"
+
+
 def test_a_model_whose_name_is_another_one_now_is_loaded_anew_under_it(tmp_path: Path) -> None:
     """Two links led to one folder, and the first of them was taken away."""
     pool = book(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from start_llm.core.errors import BadRequest, NotFound
+from start_llm.core.errors import BadRequest, NotFound, Unavailable
 from start_llm.core.settings import load_settings
+from start_llm.models.adapter import read_adapter
+from start_llm.models.aside import at_once
 from start_llm.models.device import GIB, Device
-from start_llm.models.loader import Given, LoadedModel, load_model
+from start_llm.models.loader import Given, LoadedModel, load_model, load_steps
 from start_llm.models.pool import Weights, together
 from start_llm.models.weights import BasesInMemory, group_of
 from tests.integration.live import Live, live
@@ -54,6 +57,22 @@ def greedy(model: Any, prompt: Sequence[int], count: int = 16) -> list[int]:
     for _ in range(count):
         tokens.append(int(mx.argmax(model(mx.array([tokens]))[0, -1]).item()))
     return tokens[len(prompt) :]
+
+
+@pytest.mark.parametrize("file", ["base/model.safetensors", "one/adapters.safetensors"])
+def test_files_that_change_while_they_are_read_are_refused(
+    base: Path, adapter: Path, tmp_path: Path, file: str
+) -> None:
+    """What was read may be neither the old ones nor the new ones, and its KV would be kept as that of either."""
+    shutil.copytree(base, tmp_path / "base")
+    shutil.copytree(adapter, tmp_path / "one")
+    settings = load_settings(None, model_path=str(tmp_path / "base"))
+    given = Given(adapter=read_adapter(tmp_path / "one", "The adapter"))
+    steps = load_steps(settings, MACHINE, lambda step, part: None, lambda line: None, given)
+    next(steps)
+    os.utime(tmp_path / file, ns=(1, 1))
+    with pytest.raises((BadRequest, Unavailable), match=r"changed while .* read; ask again"):
+        at_once(steps)
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora"])
