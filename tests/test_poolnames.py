@@ -88,6 +88,21 @@ def test_a_listing_that_fails_leaves_the_last_one(tmp_path: Path, monkeypatch: p
         found.find("nobody")
 
 
+def test_the_main_model_s_own_settings_are_no_other_model_s(tmp_path: Path) -> None:
+    main = build_oracle(tmp_path / "main")
+    build_oracle(tmp_path / "models" / "quick")
+    write_adapter(tmp_path, "titles")
+    found = names(tmp_path, model_path=str(main), adapter_path="/mine", model_family="glm4", served_model_name="best")
+    found.began("best", str(main), main)
+    quick, titled = found.find("quick"), found.find("default+titles")
+    assert quick is not None and titled is not None
+    theirs = found.settings_for(quick)
+    assert (theirs.adapter_path, theirs.model_family, theirs.served_model_name) == (None, None, "quick")
+    assert theirs.model_path == quick.source
+    same = found.settings_for(titled)
+    assert (same.adapter_path, same.model_family, same.served_model_name) == (None, "glm4", "best+titles")
+
+
 def test_a_name_may_end_with_an_adapter_s(tmp_path: Path) -> None:
     main, other = build_oracle(tmp_path / "main"), build_oracle(tmp_path / "models" / "quick")
     plus = build_oracle(tmp_path / "models" / "a+b")

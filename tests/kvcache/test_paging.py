@@ -130,6 +130,17 @@ def test_side_requests_are_not_written(tmp_path: Path) -> None:
     again.close()
 
 
+def test_a_model_that_is_unloaded_takes_its_side_requests_along(tmp_path: Path) -> None:
+    """In memory they would have been found again."""
+    store = store_on(tmp_path)
+    put(store, run(0, 50), one_shot=True)
+    store.leave()
+    store.close()
+    again = store_on(tmp_path)
+    assert restored(again, run(0, 50)) == run(0, 50)
+    again.close()
+
+
 def test_outgrown_checkpoints_leave_the_disk(tmp_path: Path) -> None:
     store = store_on(tmp_path, hybrid=True, checkpoints_recent=2, checkpoint_grid=100)
     for end in range(10, 301, 10):
