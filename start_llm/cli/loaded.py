@@ -78,6 +78,8 @@ def _no_server(settings: Settings, what: str, name: str) -> str:
     if others:
         listed = ", ".join(map(str, others))
         return f"{here} Running: port {listed}; {program()} models {what} {name} --port {others[0]}"
+    if what == "unload":
+        return f"{here} Nothing is loaded there."
     return f"{here} {program()} start {name} starts one with that model."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import sys
 from collections.abc import Mapping
@@ -34,7 +35,8 @@ def show(settings: Settings, name: str | None, *, as_json: bool) -> int:
     source = full_name(asked) or asked
     folder = _folder(settings, source)
     if folder is None:
-        print(f"{asked} is not on this disk; {program()} models lists what is.", file=sys.stderr)
+        near = _near(settings, asked)
+        print(f"{asked} is not on this disk; {program()} models lists what is.{near}", file=sys.stderr)
         return 1
     probed = _probed(settings, folder)
     makers = read_makers(folder)
@@ -90,6 +92,13 @@ def _folder(settings: Settings, source: str) -> Path | None:
     stored = stored_models(home() / settings.cache_dir, settings.model_path)
     named = (model.folder for model in stored if source in {model.name.rpartition("/")[2], _plain(model.folder)})
     return next(named, None)
+
+
+def _near(settings: Settings, asked: str) -> str:
+    """Which one may have been meant, as a sentence with a space before it."""
+    names = [model.name.rpartition("/")[2] for model in stored_models(home() / settings.cache_dir, settings.model_path)]
+    found = difflib.get_close_matches(asked.rpartition("/")[2], names, 1)
+    return f" Did you mean {found[0]}?" if found else ""
 
 
 def _plain(folder: Path) -> str:

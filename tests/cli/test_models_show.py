@@ -81,6 +81,10 @@ def test_a_model_that_is_not_here(
     monkeypatch.setenv("START_LLM_CACHE_DIR", str(tmp_path / "cache"))
     assert main(["models", "show", "nobody/nothing-7b"]) == 1
     assert "nobody/nothing-7b is not on this disk" in capsys.readouterr().err
+    (tmp_path / "cache" / "models" / "oracle-hybrid").mkdir(parents=True)
+    (tmp_path / "cache" / "models" / "oracle-hybrid" / "config.json").write_text("{}", "utf-8")
+    assert main(["models", "show", "oracle-hybird"]) == 1
+    assert capsys.readouterr().err.endswith("Did you mean oracle-hybrid?\n")
 
 
 def test_models_are_listed_with_their_adapters(

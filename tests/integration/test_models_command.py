@@ -142,6 +142,8 @@ def test_without_a_server(command: Command) -> None:
     assert all(model is None for model in (entry["server"] for entry in json.loads(command(None, "--json")[1])))
     code, _, err = command(None, "load", "oracle-plain")
     assert code == 3 and "No server answers on port" in err and "start oracle-plain starts one" in err
+    code, _, err = command(None, "unload", "oracle-plain")
+    assert code == 3 and err.endswith("Nothing is loaded there.\n")
 
 
 def test_it_shows_that_it_goes_on(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
