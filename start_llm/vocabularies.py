@@ -13,7 +13,7 @@ from start_llm.engine.constraint import Grammars
 from start_llm.models.tokenizer import read_tokenizer, tokenizer_key
 
 KEPT = 2
-"""Of models that are not loaded. One of 250,000 tokens takes about 300 MB with its grammars."""
+"""So many are kept without a model. One of 250,000 tokens takes about 300 MB with its grammars."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from tests.models.large import make_large
 from tests.oracle import build_oracle
 
 TEXT = "Hello, wörld: 中文 \U0001f642\n\n  x <|im_end|> <think>"
-SPM = {
+SPM: dict[str, Any] = {
     "type": "Sequence",
     "decoders": [
         {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
@@ -22,11 +22,18 @@ SPM = {
         {"type": "Fuse"},
     ],
 }
+STRIPPED = {**SPM, "decoders": [*SPM["decoders"], {"type": "Strip", "content": " ", "start": 1, "stop": 0}]}
 TEMPLATES = {
     "json": "<tool_call>{{ tool_call.name }}",
     "glm": "<arg_key>",
     "mistral": "[TOOL_CALLS]",
     "none": "{{ messages }}",
+}
+DECODERS: dict[str, Any] = {"spm": SPM, "stripped": STRIPPED, "fused": {"type": "Fuse"}, "bare": None}
+NAMED: dict[str, tuple[str, dict[str, Any]]] = {
+    "named parser": ("tokenizer_config.json", {"tool_parser_type": "kimi_k2"}),
+    "template in code": ("tokenizer_config.json", {"chat_template_type": "deepseek_v32"}),
+    "a module's defaults": ("config.json", {"model_type": "muse_spark"}),
 }
 
 
@@ -41,7 +48,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_large(tmp_path_factory.mktemp("large") / "large", 1000)
 
 
-@pytest.fixture(params=["oracle", "large", "smol", "spm", *TEMPLATES])
+@pytest.fixture(params=["oracle", "large", "smol", *DECODERS, *TEMPLATES, *NAMED])
 def folder(request: pytest.FixtureRequest, tmp_path: Path, smol_path: Path) -> Path:
     kind = request.param
     if kind == "smol":
@@ -49,9 +56,12 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, smol_path: Path) -> P
     if kind == "oracle":
         return build_oracle(tmp_path / "oracle")
     made = make_large(tmp_path / "large", 1000)
-    if kind == "spm":
+    if kind in DECODERS:
         settings = change(made, "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
-        return change(settings, "tokenizer.json", decoder=SPM)
+        return change(settings, "tokenizer.json", decoder=DECODERS[kind])
+    if kind in NAMED:
+        name, changes = NAMED[kind]
+        return change(made, name, **changes)
     if kind in TEMPLATES:
         return change(made, "tokenizer_config.json", chat_template=TEMPLATES[kind])
     return made
@@ -65,6 +75,7 @@ def test_it_is_mlx_lms_own(folder: Path, eos: Any) -> None:
     assert names == vars(ours).keys() - {"_tokenizer", "_detokenizer"}
     assert {name: getattr(ours, name) for name in names} == {name: getattr(theirs, name) for name in names}
     assert type(ours._detokenizer) is type(theirs._detokenizer)
+    assert getattr(ours._detokenizer, "trim_space", None) == getattr(theirs._detokenizer, "trim_space", None)
     assert ours.get_vocab() == theirs.get_vocab() and len(ours) == len(theirs)
     assert ours.chat_template == theirs.chat_template
     tokens = theirs.encode(TEXT)
