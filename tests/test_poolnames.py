@@ -17,6 +17,7 @@ from huggingface_hub import constants
 
 from start_llm.core.errors import BadRequest, NotFound
 from start_llm.core.settings import load_settings
+from start_llm.models import names as names_module
 from start_llm.models.catalog import EMBEDDED_NAME, stored_models
 from start_llm.models.recommended import RECOMMENDED
 from start_llm.poolnames import PoolNames
@@ -225,6 +226,19 @@ def test_a_name_means_the_folder_that_has_it_now(tmp_path: Path, monkeypatch: py
         link.symlink_to(folder)
         known = found.find("mine")
         assert known is not None and known.key == str(folder.resolve())
+
+
+def test_what_could_not_be_listed_once_is_noticed_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody moved a model while they were listed."""
+    monkeypatch.setattr(names_module, "SEEN_SECONDS", 0.0)
+    found = names_module.Names(load_settings(None, start_llm_cache_dir=tmp_path))
+    assert found.find("quick") is None
+    build_oracle(tmp_path / "models" / "quick")
+    with monkeypatch.context() as moved:
+        moved.setattr(names_module, "known_models", Mock(side_effect=FileNotFoundError("it was moved")))
+        assert found.find("quick") is None
+    monkeypatch.setattr(names_module, "LEAST_SECONDS", 3600.0)
+    assert found.find("quick") is not None
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])

@@ -132,9 +132,10 @@ class Names:
         try:
             if time.monotonic() - self._read < seconds:
                 return
-            self._seen = seen(self._settings.cache_dir)  # first: what comes meanwhile is noticed later
+            now = seen(self._settings.cache_dir)  # first: what comes meanwhile is noticed later
             try:
                 self._known = tuple(known_models(self._settings, self._own, self._own_names))
+                self._seen = now
             except OSError as error:  # a file that was deleted, or a folder renamed, while it was looked at
                 log.warning("the models on this disk cannot be listed now: %s", error)
             self._by_alias = {alias: known for known in reversed(self._known) for alias in known.aliases}
