@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 LOOK_SECONDS = 1.0
 LINGER_SECONDS = 2.0
 """How long a model that is unloaded is waited for to be out of memory."""
+COLLECT_SECONDS = 0.1
+"""Between two looks at whether it is."""
 
 
 class Loader:
@@ -289,7 +291,7 @@ class Loader:
         held = [weakref.ref(serving.built.loaded.model)] if serving is not None else []
         del serving
         audio.clear()
-        self._give_back(entry, held)
+        _give_back(entry.name, held)
         with self._book.lock:
             entry.state = "stored"
             if entry.waiting:
@@ -309,24 +311,6 @@ class Loader:
             steps = [served.recorder.close, *steps, served.pipeline.close, lambda: self._count(served)]
         self._try(f"unloading {entry.name}", *steps)
 
-    def _give_back(self, entry: Entry, held: list[weakref.ref[Any]]) -> None:
-        """Weights and KV, before another model takes their place.
-
-        A model points at itself in places, so the collector has to find it; and the thread that writes the end of its
-        last answer may hold it for a moment longer.
-
-        Args:
-            held: its weights.
-        """
-        until = time.monotonic() + LINGER_SECONDS
-        gc.collect()
-        while any(each() is not None for each in held):
-            if time.monotonic() > until:
-                log.warning("%s was unloaded, but something still holds its weights", entry.name)
-                return
-            time.sleep(0.01)
-            gc.collect()
-
     def _count(self, served: Served) -> None:
         with self._book.lock:
             self._book.gone.update(served.pipeline.counters())
@@ -342,3 +326,22 @@ class Loader:
     def _tell(self, line: str) -> None:
         """People are told if they can be: nothing depends on it."""
         self._try(line, lambda: self._say(line))
+
+
+def _give_back(name: str, held: list[weakref.ref[Any]]) -> None:
+    """Weights and KV, before another model takes their place.
+
+    A model points at itself in places, so the collector has to find it; and the thread that writes the end of its last
+    answer may hold it for a moment longer. While the collector looks, no other thread does anything: not too often.
+
+    Args:
+        held: its weights.
+    """
+    until = time.monotonic() + LINGER_SECONDS
+    gc.collect()
+    while any(each() is not None for each in held):
+        if time.monotonic() > until:
+            log.warning("%s was unloaded, but something still holds its weights", name)
+            return
+        time.sleep(COLLECT_SECONDS)
+        gc.collect()
