@@ -55,9 +55,7 @@ class Carried:
                 break
         raw = b"".join(parts)
         body = self._folded(path[1], raw)
-        headers = [header for header in scope["headers"] if header[0] not in (_LENGTH, b"transfer-encoding")]
-        headers.append((_LENGTH, str(len(body)).encode()))
-        await self._app(dict(scope) | {"headers": headers}, replay(body, receive), send)
+        await self._app(with_length(scope, body), replay(body, receive), send)
 
     def _folded(self, dialect: str, raw: bytes) -> bytes:
         """`raw` itself, where there is nothing to carry or it is no request: the server says what is wrong with it."""
@@ -91,6 +89,12 @@ class Carried:
         if ADAPTER in nested:
             kept["extra_body"] = {name: value for name, value in nested.items() if name != ADAPTER}
         return kept | {"model": f"{self._behind.get(model, model)}{SIGN}{adapter}"}
+
+
+def with_length(scope: Scope, body: bytes) -> Scope:
+    """`scope` of a request that has another body now."""
+    headers = [header for header in scope["headers"] if header[0] not in (_LENGTH, b"transfer-encoding")]
+    return dict(scope) | {"headers": [*headers, (_LENGTH, str(len(body)).encode())]}
 
 
 def replay(body: bytes, receive: Receive) -> Receive:

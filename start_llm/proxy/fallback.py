@@ -139,7 +139,8 @@ class Fallback:
         self._model, self._name = model, name
         self._record = _Record(Path(record))
         self._outbound = runpy.run_path(str(OUTBOUND))["for_elsewhere"]
-        self._replay = runpy.run_path(str(CARRIED))["replay"]
+        carried = runpy.run_path(str(CARRIED))
+        self._with_length, self._replay = carried["with_length"], carried["replay"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = _PATHS.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
@@ -167,11 +168,9 @@ class Fallback:
         if body is None:
             await first.let_go()
             return
-        headers = [header for header in scope["headers"] if header[0] not in (b"content-length", b"transfer-encoding")]
-        headers.append((b"content-length", str(len(body)).encode()))
         note, told = _Note(second=True), f"{self._model}; {reason}"
         second = _Second(first, note, told)
-        await self._run(note, dict(scope) | {"headers": headers}, self._replay(body, taken), second)
+        await self._run(note, self._with_length(scope, body), self._replay(body, taken), second)
         if not second.went:
             await first.let_go(f"{told}; failed")
         self._record.add(reason, ok=second.went)
