@@ -128,6 +128,24 @@ def test_a_loaded_model_goes_when_its_name_has_become_another_ones(tmp_path: Pat
     assert before.state == "unloading" and pool.wishes.get(timeout=1) is before
 
 
+def test_nobody_takes_the_place_that_another_one_has_waited_for(tmp_path: Path) -> None:
+    pool = book(tmp_path, max_loaded_models=2, pool_wait_seconds=1000)
+    loader = Loader(pool.main.settings, pool, Mock(), Mock(), Mock(usable=0, running=0), Mock(), Mock())
+    busy, idle = (pool.entry(known(name)) for name in ("busy", "idle"))
+    busy.state = idle.state = "ready"
+    busy.users = idle.users = 1
+    for name in ("first", "second"):
+        pool.lease(known(name))
+    first, second = (pool.entry(known(name)) for name in ("first", "second"))
+    assert loader._room(first) is None
+    idle.users = 0
+    assert loader._room(second) is None and second.lack is not None
+    assert "waits for memory behind first" in second.lack.message
+    assert loader._room(first) == [idle.key]
+    pool.no_longer_short(first)
+    assert loader._room(second) == [idle.key]
+
+
 def test_what_is_leaving_already_counts_for_who_needs_memory(tmp_path: Path) -> None:
     """A request asks again and again until it has its memory: that must not send everybody away."""
     pool = book(tmp_path)

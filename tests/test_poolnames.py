@@ -6,6 +6,8 @@ import json
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -18,6 +20,7 @@ from huggingface_hub import constants
 from start_llm.core.errors import BadRequest, NotFound
 from start_llm.core.settings import load_settings
 from start_llm.models import names as names_module
+from start_llm.models.adapters import Adapters
 from start_llm.models.catalog import EMBEDDED_NAME, stored_models
 from start_llm.models.recommended import RECOMMENDED
 from start_llm.poolnames import PoolNames
@@ -167,6 +170,28 @@ def test_an_adapter_is_pinned_by_every_name_of_its_model(tmp_path: Path, asked: 
     known, other = found.find(pinned), found.find("beside+any")
     assert known is not None and known.name == "quick+any" and other is not None
     assert found.is_pinned(*known.aliases) and not found.is_pinned(*other.aliases)
+
+
+def test_a_disk_that_does_not_tell_case_has_one_adapter_of_a_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As disks of Macs are: the folder is found by each spelling, and is listed by its own."""
+    write_adapter(tmp_path, "titles")
+    os.symlink("titles", tmp_path / "adapters" / "Titles")
+    adapters = Adapters(tmp_path / "adapters")
+    found = adapters.find("Titles")
+    assert found is not None and found.name == "titles" and found.links == ("Titles",), (
+        "a link is a name that is listed"
+    )
+    whole = os.scandir
+
+    @contextmanager
+    def listed_once(folder: Path) -> Iterator[list[os.DirEntry[str]]]:
+        with whole(folder) as entries:
+            yield [each for each in entries if each.name != "Titles"]
+
+    monkeypatch.setattr(os, "scandir", listed_once)
+    assert adapters.find("Titles") is None and adapters.find("titles") is not None
 
 
 @pytest.mark.parametrize("inside", [True, False])

@@ -74,7 +74,10 @@ class Adapters:
         """The adapter of that plain name. By a link's name it is the one that the link leads to."""
         if not _NAME.fullmatch(name):
             return None
-        name, *links = self._names_of(name)
+        names = self._names_of(name)
+        if not names:
+            return None
+        name, *links = names
         folder = self._folder / name
         stamp = stamp_of(folder)
         with self._lock:
@@ -100,13 +103,19 @@ class Adapters:
         return tuple(found.values())
 
     def _names_of(self, name: str) -> list[str]:
-        """All names of the same adapter: its folder's own first, then those of links, by name."""
+        """All names of the same adapter: its folder's own first, then those of links, by name. Empty: there is none.
+
+        A disk that takes ``Titles`` for ``titles`` would else have one adapter be as many models as it has spellings.
+        """
         target = os.path.realpath(self._folder / name)
         try:
             with os.scandir(self._folder) as entries:
-                links = sorted(each.name for each in entries if each.is_symlink() and _NAME.fullmatch(each.name))
+                there = {each.name: each.is_symlink() for each in entries}
         except OSError:
             return [name]
+        if name not in there:
+            return []
+        links = sorted(each for each, is_link in there.items() if is_link and _NAME.fullmatch(each))
         links = [link for link in links if os.path.realpath(self._folder / link) == target]
         place, own = os.path.split(target)
         if place == os.path.realpath(self._folder) and _NAME.fullmatch(own):
