@@ -19,6 +19,7 @@ from start_llm.core.errors import (
     Unavailable,
 )
 from start_llm.core.settings import load_settings
+from start_llm.engine.loop import SHUTTING_DOWN
 from start_llm.models.adapters import Chosen
 from start_llm.models.catalog import Stored
 from start_llm.models.names import Known
@@ -126,6 +127,23 @@ def test_a_loaded_model_goes_when_its_name_has_become_another_ones(tmp_path: Pat
     before.users = 0
     pool.forget([known("mine", key="/nowhere/b")])
     assert before.state == "unloading" and pool.wishes.get(timeout=1) is before
+
+
+def test_who_still_waits_when_the_server_ends_is_told(tmp_path: Path) -> None:
+    pool = Pool(load_settings(None, start_llm_cache_dir=tmp_path), Mock(), Mock())
+    pool.connect(Mock(), Mock())
+    waiting = [pool._book.lease(known(name)) for name in ("one", "two")]
+    pool.stop()
+    assert [told(lease) for lease in waiting] == [SHUTTING_DOWN] * 2
+
+
+def test_a_model_that_could_not_be_loaded_is_in_nobody_s_way(tmp_path: Path) -> None:
+    pool = book(tmp_path, pool_wait_seconds=1000)
+    loader = Loader(pool.main.settings, pool, Mock(), Mock(), Mock(), Mock(), Mock())
+    first, _ = short(pool, "first", 1)
+    second, _ = short(pool, "second", 1)
+    loader._failed(first, RuntimeError("a fault"))
+    assert pool.short == [second] and first.state == "stored"
 
 
 def test_nobody_takes_the_place_that_another_one_has_waited_for(tmp_path: Path) -> None:
