@@ -128,6 +128,14 @@ def test_arguments_may_hold_any_markup_but_the_formats_own(ident: str, count: in
     examples(count, check)
 
 
+@pytest.mark.parametrize(
+    ("ident", "tag"), [("minimax_m2", "<parameter=path>"), ("qwen3_coder", '<parameter name="path">')]
+)
+def test_a_value_about_another_formats_tag_is_not_cut_there(ident: str, tag: str) -> None:
+    wanted = [("write", {"content": f"{tag}\na", "path": "b"})]
+    assert calls(run("<think>why</think>" + RENDER[ident](wanted), form=style_of(ident))[1]) == wanted
+
+
 @pytest.mark.parametrize("head", ["<parameter", "<parameter=", "<parameter=cont"])
 @pytest.mark.parametrize("tail", ["<|im_end|>\n", "<|im_end|>\n<|im_start|>user\nHi"])
 def test_a_turn_token_is_no_parameters_name(head: str, tail: str) -> None:

@@ -136,7 +136,7 @@ def _parameters(reading: Reading, call: Call, tags: Tags) -> Step[bool]:
 
 def _value(reading: Reading, call: Call, tags: Tags, head: dict[str, str], key: str, seen: set[str]) -> Step[bool]:
     def plausible(tag: str) -> Step[bool]:
-        return _ends_value(reading, call, tags, tag, seen)
+        return _ends_value(reading, call, tags, tag, seen, equals="" in head)
 
     source = reading.source
     schema = call.schema.member(key)
@@ -170,12 +170,16 @@ def _opens_cdata(reading: Reading) -> Step[bool]:
     return bool(found)
 
 
-def _ends_value(reading: Reading, call: Call, tags: Tags, tag: str, seen: set[str]) -> Step[bool]:
-    """Whether markup inside a value shows that the value's closing tag is missing."""
+def _ends_value(reading: Reading, call: Call, tags: Tags, tag: str, seen: set[str], *, equals: bool) -> Step[bool]:
+    """Whether markup inside a value shows that the value's closing tag is missing.
+
+    Args:
+        equals: the value's own tag is ``<tag=name>``. A tag that is written in another way is text about a format.
+    """
     source = reading.source
     if tag == tags.param[0]:
         keys = [key for key in call.schema.keys if key not in seen]
-        return bool((yield from source.starts(_heads(tags, tag, keys))))
+        return bool((yield from source.starts(_equal_heads(tags, tag, keys) if equals else _named_heads(tag, keys))))
     again = _heads(tags, tags.call[0], reading.calls.names)
     if tags.outer[0]:
         again = tuple(f"{tags.outer[0]}{space}{tags.call[0]}" for space in ("", "\n")) + again
@@ -186,14 +190,16 @@ def _ends_value(reading: Reading, call: Call, tags: Tags, tag: str, seen: set[st
 
 def _heads(tags: Tags, start: str, names: Iterable[str]) -> tuple[str, ...]:
     """The ways to write a tag with one of these names."""
-    return tuple(
-        head
-        for name in names
-        for head in (
-            f"{start}={name}{tags.head_end}",
-            *(f'{start} {word}="{name}"' for word in ("name", "key", "tool")),
-        )
-    )
+    each = tuple(names)
+    return _equal_heads(tags, start, each) + _named_heads(start, each)
+
+
+def _equal_heads(tags: Tags, start: str, names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f"{start}={name}{tags.head_end}" for name in names)
+
+
+def _named_heads(start: str, names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f'{start} {word}="{name}"' for name in names for word in ("name", "key", "tool"))
 
 
 def tagged_format(ident: str, tags: Tags) -> ToolFormat:
