@@ -294,18 +294,17 @@ class JsonStream:
                 mark, write = source.mark(), held.append
             elif mark is not None and (yield from source.starts(self._dialect.restart)):
                 break
-            elif escapes:
-                yield from self._character(char, write)
-            else:  # between quotes of its own a format needs no escapes
-                write(escape(source.take(1)))
+            else:
+                yield from self._character(char, write, escapes=escapes)
         if mark is not None:
             source.rewind(mark)
         self.ended = True
         self._write('"')
 
-    def _character(self, char: str, write: Callable[[str], None]) -> Step[None]:
+    def _character(self, char: str, write: Callable[[str], None], *, escapes: bool) -> Step[None]:
+        """`escapes`: between quotes of its own a format needs none."""
         source = self._source
-        if char != "\\":
+        if char != "\\" or not escapes:
             source.take(1)
             write(escape(char))
             return

@@ -146,9 +146,14 @@ class AnswerReader:
             yield from self._open_block(literal)
         elif literal == markup.own:
             yield from self._orphan()
-        elif literal in markup.drop or (self.behind_call and literal in markup.closers):
-            pass
-        elif self.behind_call and literal in RESULTS:
+        else:
+            self._left_over(literal)
+
+    def _left_over(self, literal: str) -> None:
+        """Markup that opens nothing here: dropped, the end of the turn, or text."""
+        if literal in self._markup.drop or (self.behind_call and literal in self._markup.closers):
+            return
+        if self.behind_call and literal in RESULTS:
             self.over = True
         else:
             self._give_back(literal)
