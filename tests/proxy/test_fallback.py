@@ -60,7 +60,7 @@ def settings(cloud: StubServer, tmp_path_factory: pytest.TempPathFactory) -> Set
         start_llm_cache_dir=folder / "cache",
         log_root=folder,
         api_key="server-key",
-        sse_ping_seconds=0.5,
+        sse_ping_seconds=2.0,  # a busy machine refuses after half a second, and the head of a stream is out then
         fallback_model=MODEL,
         fallback_api_key=KEY,
         fallback_api_base=f"{cloud.url}/v1",
@@ -142,7 +142,8 @@ def test_each_reason_goes_to_the_fallback_and_the_answer_says_so(
 ) -> None:
     given = web.post(dialect, json=body_of(dialect, f"say {reason}", stream=stream))
     assert given.status_code == 200, given.text
-    assert given.headers[HEADER] == f"{MODEL}; {reason}"
+    said = given.headers.get(HEADER) or given.text.partition(f": {HEADER}: ")[2].partition("\n")[0]
+    assert said == f"{MODEL}; {reason}"
     assert TEXT in given.text and "From here" not in given.text
     assert len(cloud.seen) == 1
     seen = cloud.seen[0]
