@@ -48,13 +48,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts.bench import drafted
 from scripts.bench.drafting import MACHINES, CallStyle, Fixed, Gated, Totals, replay, turns
 from start_llm.core.settings import load_settings
-from start_llm.engine.alone import AloneRunner
-from start_llm.engine.costs import MOST_DRAFTED, Acceptance, CostTable, Gate
-from start_llm.engine.draft import RowDrafts, SuffixIndex
-from start_llm.engine.measure import measure_passes
-from start_llm.engine.runner import Runner
-from start_llm.engine.sampling import Remembering
-from start_llm.engine.text import BatchRunner
+from start_llm.engine.decode.alone import AloneRunner
+from start_llm.engine.decode.costs import MOST_DRAFTED, Acceptance, CostTable, Gate
+from start_llm.engine.decode.draft import RowDrafts, SuffixIndex
+from start_llm.engine.decode.measure import measure_passes
+from start_llm.engine.decode.runner import Runner
+from start_llm.engine.decode.sampling import Remembering
+from start_llm.engine.decode.text import BatchRunner
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.models.loader import accelerator
 from tests.oracle.build import Kind, build_oracle

@@ -38,13 +38,13 @@ from start_llm.core.messages import Tool
 from start_llm.core.request import ChatRequest, ResponseFormat, ToolChoice
 from start_llm.core.settings import load_settings
 from start_llm.core.work import Constraint
-from start_llm.engine.alone import AloneRunner
-from start_llm.engine.constraint import Grammars
-from start_llm.engine.costs import Acceptance, CostTable, Gate
-from start_llm.engine.draft import RowDrafts
-from start_llm.engine.measure import measure_passes
-from start_llm.engine.sampling import Processor
-from start_llm.engine.text import BatchRunner
+from start_llm.engine.decode.alone import AloneRunner
+from start_llm.engine.decode.constraint import Grammars
+from start_llm.engine.decode.costs import Acceptance, CostTable, Gate
+from start_llm.engine.decode.draft import RowDrafts
+from start_llm.engine.decode.measure import measure_passes
+from start_llm.engine.decode.sampling import Processor
+from start_llm.engine.decode.text import BatchRunner
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.parsing.structured import ModelText, make_constraint, special_tokens
 

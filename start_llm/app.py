@@ -15,9 +15,8 @@ from typing import Any, Self
 from rich.console import Console
 
 from start_llm.api.server import ApiServer, make_server
-from start_llm.audio import AudioService
-from start_llm.building import Built, ModelBuilder
-from start_llm.chat import ChatService
+from start_llm.audio.service import AudioService
+from start_llm.chat.service import ChatService
 from start_llm.core.errors import StartLLMError, Unavailable
 from start_llm.core.exitcodes import ExitCode
 from start_llm.core.service import ModelCard
@@ -27,19 +26,20 @@ from start_llm.dashboard.audit import AUDIT_FILE, Audit
 from start_llm.dashboard.dump import Dumps
 from start_llm.dashboard.jsonlines import json_line
 from start_llm.dashboard.metrics import Metrics
+from start_llm.dashboard.progress import ProgressBars
 from start_llm.dashboard.redact import Redactor
 from start_llm.dashboard.request_log import RequestLog
 from start_llm.dashboard.terminal import make_console, terminal
-from start_llm.encoders import EncoderService
+from start_llm.embeddings.service import EncoderService
 from start_llm.engine.runtime import TextRuntime, end_streams
 from start_llm.engine.thread import EngineThread
 from start_llm.host.activation import is_held
 from start_llm.host.home import command
+from start_llm.modelpool.builder import Built, ModelBuilder
+from start_llm.modelpool.pool import Pool
 from start_llm.models.device import GIB, inspect_device
 from start_llm.models.loader import accelerator
 from start_llm.models.recommended import recommended_model
-from start_llm.pooling import Pool
-from start_llm.progress import ProgressBars
 from start_llm.prompt.clients import Clients
 from start_llm.proxy.config import KEY_NAME
 from start_llm.proxy.elsewhere import usable

@@ -13,10 +13,10 @@ from hypothesis import settings as hypothesis_settings
 from rich.console import Console
 from xdist import is_xdist_controller
 
+from start_llm.dashboard.progress import ProgressBars
 from start_llm.host.blas import known
 from start_llm.host.importing import import_transformers
 from start_llm.models.embedded import ensure_embedded_model
-from start_llm.progress import ProgressBars
 
 LONGEST = {"engine", "fuzz", "integration", "prompt", "proxy", "scripts", "service", "stress", "vision"}
 LONGEST |= {"test_session", "test_small_model"}  # of the agents

@@ -27,8 +27,8 @@ from tokenizers import AddedToken, Tokenizer
 from scripts.bench.drafting import CallStyle, Totals, drafted_behind, said
 from start_llm.app import App
 from start_llm.core.settings import load_settings
-from start_llm.engine.costs import Acceptance, CostTable, Gate
-from start_llm.engine.measure import Measured
+from start_llm.engine.decode.costs import Acceptance, CostTable, Gate
+from start_llm.engine.decode.measure import Measured
 from tests.oracle.build import SPECIAL
 
 Json = dict[str, Any]
@@ -163,9 +163,9 @@ def serving(checkpoint: Path, work: Path, costs: dict[int, float], *, fixed: boo
     }
     app = App(load_settings(None, **settings), say=lambda line: None)
     with (
-        patch("start_llm.engine.drafting.measuring", partial(_told, {0: costs})),
-        patch("start_llm.engine.drafting.CostTable", _Published),
-        patch("start_llm.engine.drafting.Gate", _Lengths if fixed else Gate),
+        patch("start_llm.engine.decode.drafting.measuring", partial(_told, {0: costs})),
+        patch("start_llm.engine.decode.drafting.CostTable", _Published),
+        patch("start_llm.engine.decode.drafting.Gate", _Lengths if fixed else Gate),
         patch.dict(os.environ, {"ORACLE_REPLIES": str(work / "reply.txt")}),
     ):
         app.start()

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from start_llm.engine.costs import MOST_DRAFTED, Acceptance, CostTable, Gate
-from start_llm.engine.draft import Proposal, SuffixIndex
+from start_llm.engine.decode.costs import MOST_DRAFTED, Acceptance, CostTable, Gate
+from start_llm.engine.decode.draft import Proposal, SuffixIndex
 from start_llm.prompt.drafts import tool_result_views
 
 CallStyle = Literal["xml", "json"]

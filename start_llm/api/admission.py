@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from start_llm.api import page
-from start_llm.api.access import allowed_origin, check_host, check_key
-from start_llm.api.routes import Handler, Routes
-from start_llm.api.visitor import Visitor, visitor_of
-from start_llm.api.wire import Head
+from start_llm.api.common.routes import Handler, Routes
+from start_llm.api.http.access import allowed_origin, check_host, check_key
+from start_llm.api.http.visitor import Visitor, visitor_of
+from start_llm.api.http.wire import Head
+from start_llm.api.ops import page
 from start_llm.core.errors import UnsupportedMediaType
 from start_llm.core.settings import Settings
 

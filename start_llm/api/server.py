@@ -10,19 +10,19 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 
-from start_llm.api.access import check_bind, origin_of
 from start_llm.api.admission import Admission, Admitted
-from start_llm.api.answers import encode_reply, error_reply
-from start_llm.api.body import Bodies
-from start_llm.api.front import Front, Request
+from start_llm.api.common.answers import encode_reply, error_reply
+from start_llm.api.common.run import Runner
 from start_llm.api.handler import ApiHandler, Edge
-from start_llm.api.panels import Panels
-from start_llm.api.responses_store import ResponsesStore
-from start_llm.api.run import Runner
+from start_llm.api.http.access import check_bind, origin_of
+from start_llm.api.http.body import Bodies
+from start_llm.api.http.front import Front, Request
+from start_llm.api.http.visitor import Made
+from start_llm.api.http.watcher import DisconnectWatcher
+from start_llm.api.http.wire import Head, send_now
+from start_llm.api.openai.responses_store import ResponsesStore
+from start_llm.api.ops.panels import Panels
 from start_llm.api.table import build_routes
-from start_llm.api.visitor import Made
-from start_llm.api.watcher import DisconnectWatcher
-from start_llm.api.wire import Head, send_now
 from start_llm.core.audio import Audio
 from start_llm.core.encoding import Encoders
 from start_llm.core.errors import QueueFull, StartLLMError, Unavailable

@@ -7,25 +7,25 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
 
-from start_llm.api import sse
-from start_llm.api.admin import Admin
-from start_llm.api.agents import agent_of
-from start_llm.api.anthropic_messages import read_messages
-from start_llm.api.anthropic_stream import scaled
-from start_llm.api.audio import AudioRoutes
-from start_llm.api.dialect import Exchange, Inbound, Reply
-from start_llm.api.encodings import Encodings
-from start_llm.api.fields import model_of, word
-from start_llm.api.openai_chat import read_chat
-from start_llm.api.openai_completions import CompletionExchange, read_completion
-from start_llm.api.openai_responses import StoredResponses, read_responses
-from start_llm.api.page import Page
-from start_llm.api.panels import Panels
-from start_llm.api.responses_store import OwnResponses, ResponsesStore
-from start_llm.api.routes import Route, Routes
-from start_llm.api.run import CACHE_HEADER
-from start_llm.api.status import Status
-from start_llm.api.visitor import Made
+from start_llm.api.anthropic.messages import read_messages
+from start_llm.api.anthropic.stream import scaled
+from start_llm.api.common.dialect import Exchange, Inbound, Reply
+from start_llm.api.common.fields import model_of, word
+from start_llm.api.common.routes import Route, Routes
+from start_llm.api.common.run import CACHE_HEADER
+from start_llm.api.http import sse
+from start_llm.api.http.visitor import Made
+from start_llm.api.media.audio import AudioRoutes
+from start_llm.api.media.embeddings import Encodings
+from start_llm.api.openai.chat import read_chat
+from start_llm.api.openai.completions import CompletionExchange, read_completion
+from start_llm.api.openai.responses import StoredResponses, read_responses
+from start_llm.api.openai.responses_store import OwnResponses, ResponsesStore
+from start_llm.api.ops.admin import Admin
+from start_llm.api.ops.agents import agent_of
+from start_llm.api.ops.page import Page
+from start_llm.api.ops.panels import Panels
+from start_llm.api.ops.status import Status
 from start_llm.core.audio import Audio
 from start_llm.core.encoding import Encoders
 from start_llm.core.jsontext import parse_json

@@ -17,11 +17,11 @@ from rich.console import Console
 
 from start_llm.core.exitcodes import ExitCode
 from start_llm.core.settings import Settings
+from start_llm.dashboard.progress import LINE_SECONDS
 from start_llm.host.home import command as program
 from start_llm.host.ports import get_json, post_json, server_state
 from start_llm.models.device import GIB
 from start_llm.models.recommended import full_name
-from start_llm.progress import LINE_SECONDS
 from start_llm.service.commands import NOT_RUNNING
 from start_llm.service.ondemand import is_waiting
 from start_llm.service.place import Place, running_ports

@@ -19,6 +19,7 @@ from start_llm.cli.loaded import Card, card_of, change, server_cards
 from start_llm.cli.show import show
 from start_llm.core.exitcodes import ExitCode
 from start_llm.core.settings import Settings
+from start_llm.dashboard.progress import ProgressBars
 from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.host.ports import served_model
@@ -35,7 +36,6 @@ from start_llm.models.recommended import (
     recommend,
     tokens_per_second,
 )
-from start_llm.progress import ProgressBars
 from start_llm.service.place import running_ports
 
 

@@ -8,7 +8,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from start_llm.core.work import Submit
-from start_llm.engine.scheduler import Scheduler
+from start_llm.engine.schedule.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from start_llm.core.errors import Internal, StartLLMError, Unavailable
 from start_llm.core.events import EngineFailed
 from start_llm.core.work import EngineStatus, Submit
 from start_llm.engine.commands import Anchor, Call, Cancel, Chore, Command, Stop
-from start_llm.engine.scheduler import Scheduler
+from start_llm.engine.schedule.scheduler import Scheduler
 from start_llm.engine.units import REST_SECONDS, Chores, Runtime, Unit, Units
 
 log = logging.getLogger(__name__)

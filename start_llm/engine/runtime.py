@@ -12,17 +12,17 @@ import mlx.core as mx
 from start_llm.core.events import TokenLogprob
 from start_llm.core.settings import Settings
 from start_llm.core.work import Submit
-from start_llm.engine.alone import AloneRunner
-from start_llm.engine.constraint import GrammarProcessor, Grammars
-from start_llm.engine.costs import Gate
-from start_llm.engine.drafting import Drafts, KnownCosts, make_drafts
-from start_llm.engine.guarded import GuardedStore
-from start_llm.engine.memory import MemoryGuard
-from start_llm.engine.rows import Processors
-from start_llm.engine.sampling import LogprobTap, make_processors, make_sampler, top_logprobs
-from start_llm.engine.scheduler import Limits, Scheduler
-from start_llm.engine.text import BatchRunner
-from start_llm.engine.thinking import ThinkingBudget
+from start_llm.engine.decode.alone import AloneRunner
+from start_llm.engine.decode.constraint import GrammarProcessor, Grammars
+from start_llm.engine.decode.costs import Gate
+from start_llm.engine.decode.drafting import Drafts, KnownCosts, make_drafts
+from start_llm.engine.decode.sampling import LogprobTap, make_processors, make_sampler, top_logprobs
+from start_llm.engine.decode.text import BatchRunner
+from start_llm.engine.decode.thinking import ThinkingBudget
+from start_llm.engine.schedule.guarded import GuardedStore
+from start_llm.engine.schedule.memory import MemoryGuard
+from start_llm.engine.schedule.rows import Processors
+from start_llm.engine.schedule.scheduler import Limits, Scheduler
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.models.aside import aside
@@ -176,7 +176,7 @@ def make_runner(settings: Settings, loaded: LoadedModel, gate: Gate | None = Non
     model, eos, max_rows = loaded.model, loaded.eos, settings.max_concurrency
     if settings.kv_bits is None:
         return AloneRunner(model, BatchRunner(model, eos=eos, max_rows=max_rows), eos=eos, gate=gate)
-    from start_llm.engine.quantised import Quantisation, QuantisingRunner  # noqa: PLC0415 - takes 2 s, few need it
+    from start_llm.engine.decode.quantised import Quantisation, QuantisingRunner  # noqa: PLC0415 - takes 2 s, few need it
 
     how = Quantisation(settings.kv_bits, settings.kv_group_size, settings.quantized_kv_start)
     batch = QuantisingRunner(model, eos=eos, max_rows=max_rows, how=how)

@@ -24,9 +24,9 @@ from start_llm.core.request import Sampling
 from start_llm.core.stored import StoredTree
 from start_llm.core.work import EngineStatus, Submit
 from start_llm.engine.commands import Anchor, Call, Cancel, Chore, Command, Stop
+from start_llm.engine.inflight import OpenRequests
 from start_llm.engine.loop import SHUTTING_DOWN, Loop
-from start_llm.engine.opened import OpenRequests
-from start_llm.engine.scheduler import Scheduler
+from start_llm.engine.schedule.scheduler import Scheduler
 from start_llm.engine.units import Runtime
 from start_llm.engine.watchdog import Watchdog, Watched
 

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, Protocol
 
-from start_llm.engine.scheduler import Scheduler
+from start_llm.engine.schedule.scheduler import Scheduler
 
 REST_SECONDS = 5.0
 """How often a model without work is tidied up while others work."""

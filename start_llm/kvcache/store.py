@@ -16,11 +16,11 @@ from start_llm.core.stored import StoredTree
 from start_llm.kvcache import planner
 from start_llm.kvcache.blocks import TokenMemo, Tokens, TokenSequence
 from start_llm.kvcache.config import StoreConfig
-from start_llm.kvcache.disk import DiskTier
+from start_llm.kvcache.disk.paging import Paging
+from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.evict import Eviction
 from start_llm.kvcache.held import Held
 from start_llm.kvcache.layers import LayerKit
-from start_llm.kvcache.paging import Paging
 from start_llm.kvcache.pieces import Checkpoint, Plan, Restored, Unstorable
 from start_llm.kvcache.sessions import Sessions
 from start_llm.kvcache.show import show

@@ -139,7 +139,7 @@ def check_eyes_fit(name: str, weights: int, device: Device) -> None:
 
 
 def wired_bytes(setting: Literal["auto", "off"] | int, device: Device, weights: int) -> int | None:
-    """Bytes to wire for the GPU (see `engine.wired`), or ``None`` where MLX is not to be asked.
+    """Bytes to wire for the GPU (see `engine.decode.wired`), or ``None`` where MLX is not to be asked.
 
     Args:
         setting: ``auto`` wires the weights alone, and only large ones that leave room.

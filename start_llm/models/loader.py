@@ -35,8 +35,8 @@ from start_llm.models.facts import facts_of
 from start_llm.models.fingerprint import fingerprint
 from start_llm.models.makers import read_makers, sampling_facts, told
 from start_llm.models.override import Override, family_of, read_override
-from start_llm.models.pool import Weights
 from start_llm.models.pull import PullError, pull
+from start_llm.models.room import Weights
 from start_llm.models.tokenizer import read_tokenizer
 from start_llm.models.vision import Seeing, has_eyes, load_seeing
 from start_llm.models.weights import BasesInMemory, BaseWeights, group_of

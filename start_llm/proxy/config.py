@@ -39,7 +39,7 @@ TRANSCRIPTION_NAMES = ("whisper-1", "gpt-4o-transcribe", "gpt-4o-mini-transcribe
 # LiteLLM gives up on a request after this long; a long cold prefill must fit.
 REQUEST_SECONDS = 6 * 3600
 REFUSES_BY_STATUS = {"x-start-llm-head": "when-planned"}
-"""A header for the server, see `api/run.HEAD_HEADER`."""
+"""A header for the server, see `api/common/run.HEAD_HEADER`."""
 PING_SHARE = 0.8  # of what was promised: its timers are late rather than early
 # A database, a cache or an account that the user's shell happens to name is none of this proxy's business.
 _NOT_INHERITED = ("DATABASE_URL", "REDIS_URL", "REDIS_HOST", "LITELLM_SALT_KEY", "CONFIG_FILE_PATH", "NUM_WORKERS")

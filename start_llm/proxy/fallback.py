@@ -40,7 +40,7 @@ _PATHS = re.compile(r"(?:/v1)?/((?:chat/)?completions|messages|responses)")
 _SIGN_OF_LIFE = re.compile(rb"(: ?ping|event: ping\r?\ndata: ?\{[^\n]*\})\s*")
 _WORD = re.compile(r"[a-z_]{1,40}")
 _CODES = {"context_length_exceeded": "context_length_exceeded", "queue_full": "rate_limit_exceeded"}
-"""Words of the Responses API for the server's, as in `api/responses_stream`."""
+"""Words of the Responses API for the server's, as in `api/openai/responses_stream`."""
 _BODY_NAMES = ("fallbacks", "context_window_fallbacks", "content_policy_fallbacks")
 
 

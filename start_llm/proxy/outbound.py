@@ -12,9 +12,9 @@ import hashlib
 from typing import Any
 
 SIGNED = b"start_llm thinking "
-"""As in `api/anthropic_stream`; a test compares them."""
+"""As in `api/anthropic/stream`; a test compares them."""
 SEAL = "start_llm.1."
-"""As in `api/responses_items`."""
+"""As in `api/openai/responses_items`."""
 _OWN_SAMPLING = ("drafts", "min_p", "repetition_penalty", "repetition_context_size", "thinking_budget")
 _OWN_PLACES = ("adapter", "chat_template_kwargs", "enable_thinking", "extra_body")
 _OWN_SESSIONS = ("session_id", "conversation_id", "thread_id", "chat_id")

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from start_llm.api.panels import Panels
+from start_llm.api.ops.panels import Panels
 from start_llm.api.table import build_routes
 from start_llm.core.settings import Settings
 from start_llm.dashboard.metrics import Metrics

@@ -69,7 +69,7 @@ def test_what_is_within_the_limits_is_read(server: ApiServer, service: FakeServi
 
 
 def test_only_the_beginning_of_a_value_is_shown() -> None:
-    from start_llm.api.fields import short
+    from start_llm.api.common.fields import short
 
     huge = {"a" * 100_000: [["b" * 100_000] * 100_000] * 2}
     began = time.monotonic()

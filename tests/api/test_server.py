@@ -9,7 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
-from start_llm.api import arrival, front
+from start_llm.api.http import front
+from start_llm.api.http import reader as arrival
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import (
     BadRequest,

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from start_llm.api.anthropic_messages import read_messages
-from start_llm.api.dialect import Inbound
-from start_llm.api.openai_chat import read_chat
-from start_llm.api.wire import Headers
+from start_llm.api.anthropic.messages import read_messages
+from start_llm.api.common.dialect import Inbound
+from start_llm.api.http.wire import Headers
+from start_llm.api.openai.chat import read_chat
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 from start_llm.core.side import is_side_request, names_tools

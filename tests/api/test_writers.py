@@ -9,12 +9,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.api.anthropic_messages import MessagesExchange
-from start_llm.api.collect import collect
-from start_llm.api.dialect import Inbound
-from start_llm.api.openai_chat import ChatExchange
-from start_llm.api.openai_responses import read_responses
-from start_llm.api.responses_store import ResponsesStore
+from start_llm.api.anthropic.messages import MessagesExchange
+from start_llm.api.common.collect import collect
+from start_llm.api.common.dialect import Inbound
+from start_llm.api.openai.chat import ChatExchange
+from start_llm.api.openai.responses import read_responses
+from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.core.events import (
     ChoiceDone,
     Event,

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from start_llm.audio.samples import look_at, samples_of
+from start_llm.audio.transcription import import_library, loading
 from start_llm.core.audio import Hints
-from start_llm.engine.hearing import import_library, loading
-from start_llm.engine.sound import look_at, samples_of
 from tests.audio.real import convert
-from tests.audio.test_hearing import both, on_a_thread, through
+from tests.audio.test_transcription import both, on_a_thread, through
 
 pytestmark = pytest.mark.slow
 RECORDINGS = os.environ.get("RECORDINGS", "")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from start_llm.audio import AudioService, Room
+from start_llm.audio.service import AudioService, Room
 from start_llm.core.audio import Hints, Transcript
 from start_llm.core.errors import BadRequest, NotFound, NotSupported, Unavailable
 from start_llm.core.limits import RECORDED
@@ -76,8 +76,8 @@ def pool() -> FakePool:
 
 @pytest.fixture
 def service(pool: FakePool, monkeypatch: pytest.MonkeyPatch) -> Callable[..., AudioService]:
-    monkeypatch.setattr("start_llm.audio.STEP_SECONDS", 0.0)
-    monkeypatch.setattr("start_llm.audio.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("start_llm.audio.service.STEP_SECONDS", 0.0)
+    monkeypatch.setattr("start_llm.audio.service.LOOK_SECONDS", 0.01)
 
     def made(**settings: Any) -> AudioService:
         return AudioService(Settings(_env_file=None, **settings), pool, pool)  # type: ignore[call-arg]
@@ -128,7 +128,7 @@ def test_recordings_wait_for_each_other_where_they_are_long(
 def test_who_waits_too_long_for_room_in_memory_gives_its_model_back(
     service: Callable[..., AudioService], pool: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("start_llm.audio.WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("start_llm.audio.service.WAIT_SECONDS", 0.0)
     audio = service()
     assert audio._room.take(RECORDED.most - 0.25, 0.0)
     parts = iter(audio.transcribe("known", wav(tone(0.5)), Hints()))
@@ -142,7 +142,7 @@ def test_who_waits_too_long_for_room_in_memory_gives_its_model_back(
 def test_who_waits_too_long_for_its_model_is_told_so(
     service: Callable[..., AudioService], pool: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("start_llm.audio.WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("start_llm.audio.service.WAIT_SECONDS", 0.0)
     pool.loaded = False
     parts = iter(service().transcribe("known", wav(tone(0.5)), Hints()))
     with pytest.raises(Unavailable, match="The model 'known' is still being loaded"):
@@ -162,9 +162,9 @@ def test_a_room_of_its_size_takes_what_is_larger() -> None:
 def test_a_recording_that_is_too_long_is_refused_before_it_is_decoded(
     service: Callable[..., AudioService], pool: FakePool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delattr("start_llm.audio.samples_of")
+    monkeypatch.delattr("start_llm.audio.service.samples_of")
     sound = bytearray(wav(np.zeros(8 * RATE, np.float32), 8000))  # 16 s
-    monkeypatch.setattr("start_llm.audio.RECORDED", RECORDED.__class__("seconds", 15))
+    monkeypatch.setattr("start_llm.audio.service.RECORDED", RECORDED.__class__("seconds", 15))
     with pytest.raises(BadRequest, match="a recording of 16 seconds; at most 15 are allowed"):
         list(service().transcribe("known", bytes(sound), Hints()))
     struct.pack_into("<I", sound, 40, 2**31)  # what the header says is not there
@@ -190,7 +190,7 @@ def test_a_model_of_another_architecture_is_refused(service: Callable[..., Audio
 
 
 def test_not_installed(service: Callable[..., AudioService], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("start_llm.engine.sound.is_installed", lambda: False)
+    monkeypatch.setattr("start_llm.audio.samples.is_installed", lambda: False)
     audio = service(transcription_model="somebody/something")
     audio.prepare(lambda step, part: None)
     assert len(audio.problems) == 1

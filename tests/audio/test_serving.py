@@ -13,10 +13,10 @@ import httpx
 import pytest
 from mlx.utils import tree_flatten
 
-from start_llm import audio as service
-from start_llm.engine import hearing
-from start_llm.engine.scheduler import Scheduler
-from start_llm.engine.sound import look_at
+from start_llm.audio import service
+from start_llm.audio import transcription as hearing
+from start_llm.audio.samples import look_at
+from start_llm.engine.schedule.scheduler import Scheduler
 from tests.audio.tiny import tone, wav
 from tests.integration.live import WAIT, Live, live
 from tests.oracle import build_oracle, script

@@ -14,8 +14,8 @@ from start_llm.core.events import EngineDone, EngineEvent, EngineFailed, Sampled
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
-from start_llm.engine.guarded import KV_FIGURES
-from start_llm.engine.runner import Row, Suspended
+from start_llm.engine.decode.runner import Row, Suspended
+from start_llm.engine.schedule.guarded import KV_FIGURES
 from start_llm.kvcache.blocks import common_prefix
 from start_llm.kvcache.store import Plan
 

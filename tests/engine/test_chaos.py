@@ -1,5 +1,5 @@
 """Every public method of the store, its disk tier, the tree, the runner and the guard of memory raises once, at each
-place that calls it. (`tests/test_pool_chaos.py` does the same to what loads and unloads models.)
+place that calls it. (`tests/modelpool/test_chaos.py` does the same to what loads and unloads models.)
 
 A short life of a server is played on the oracle model: prompts that share a beginning, a cancelled one, a next turn,
 re-anchoring, eviction, KV that comes back from disk. First without a fault, noting who calls what; then once for each
@@ -26,12 +26,12 @@ from start_llm.core.events import EngineDone, EngineEvent, EngineFailed, Sampled
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
-from start_llm.engine.guarded import GuardedStore
-from start_llm.engine.memory import MemoryGuard
+from start_llm.engine.decode.text import BatchRunner
 from start_llm.engine.runtime import TextDrawing
-from start_llm.engine.scheduler import Limits, Scheduler
-from start_llm.engine.text import BatchRunner
-from start_llm.kvcache.disk import DiskTier
+from start_llm.engine.schedule.guarded import GuardedStore
+from start_llm.engine.schedule.memory import MemoryGuard
+from start_llm.engine.schedule.scheduler import Limits, Scheduler
+from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.tree import Tree

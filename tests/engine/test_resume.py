@@ -14,14 +14,14 @@ from mlx_lm.models.cache import make_prompt_cache
 from start_llm.core.events import EngineFailed, Sampled
 from start_llm.core.request import Sampling
 from start_llm.core.work import Constraint, ThinkingLimit
-from start_llm.engine.constraint import Grammars
-from start_llm.engine.guarded import GuardedStore
-from start_llm.engine.memory import MemoryGuard
+from start_llm.engine.decode.constraint import Grammars
+from start_llm.engine.decode.text import BatchRunner
 from start_llm.engine.runtime import TextDrawing
-from start_llm.engine.scheduler import Limits, Scheduler
-from start_llm.engine.text import BatchRunner
+from start_llm.engine.schedule.guarded import GuardedStore
+from start_llm.engine.schedule.memory import MemoryGuard
+from start_llm.engine.schedule.scheduler import Limits, Scheduler
 from tests.engine.fakes import Collected, FakeStore, submit
-from tests.engine.test_scheduler import drain
+from tests.engine.schedule.test_scheduler import drain
 from tests.engine.tiny import make_model, make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -126,7 +126,7 @@ def test_what_a_rows_own_processor_raises_ends_that_row_only(monkeypatch: pytest
     def fail(self: Any, tokens: mx.array, logits: mx.array) -> mx.array:
         raise OverflowError("Python int too large to convert to C int")
 
-    monkeypatch.setattr("start_llm.engine.sampling.CountPenalty.__call__", fail)
+    monkeypatch.setattr("start_llm.engine.decode.sampling.CountPenalty.__call__", fail)
     drain(scheduler)
     assert isinstance(bad_sink.final, EngineFailed) and "OverflowError" in bad_sink.final.error.message
     assert good_sink.done.tokens == whole.done.tokens

@@ -14,18 +14,18 @@ from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.models.llama import Model, ModelArgs
 
 from start_llm.core.request import Sampling
-from start_llm.engine.alone import AloneRunner
-from start_llm.engine.costs import Acceptance, CostTable, Gate
-from start_llm.engine.drafting import Drafts
-from start_llm.engine.guarded import GuardedStore
-from start_llm.engine.memory import MemoryGuard
+from start_llm.engine.decode.alone import AloneRunner
+from start_llm.engine.decode.costs import Acceptance, CostTable, Gate
+from start_llm.engine.decode.drafting import Drafts
+from start_llm.engine.decode.text import BatchRunner
 from start_llm.engine.runtime import TextDrawing
-from start_llm.engine.scheduler import Limits, Scheduler
-from start_llm.engine.text import BatchRunner
+from start_llm.engine.schedule.guarded import GuardedStore
+from start_llm.engine.schedule.memory import MemoryGuard
+from start_llm.engine.schedule.scheduler import Limits, Scheduler
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from tests.engine.fakes import submit
-from tests.engine.test_scheduler import drain
+from tests.engine.schedule.test_scheduler import drain
 
 LAYERS, HEADS, WIDTH = 8, 8, 512
 TOKEN_BYTES = LAYERS * 2 * HEADS * WIDTH * 4

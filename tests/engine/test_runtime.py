@@ -10,9 +10,9 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import load_settings
-from start_llm.engine.quantised import QuantisingRunner
+from start_llm.engine.decode.quantised import QuantisingRunner
+from start_llm.engine.decode.text import BatchRunner
 from start_llm.engine.runtime import make_runner
-from start_llm.engine.text import BatchRunner
 from tests.kvcache.tiny import model
 
 

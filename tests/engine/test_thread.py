@@ -14,9 +14,9 @@ from start_llm.core.errors import QueueFull, TimedOut, Unavailable
 from start_llm.core.events import EngineDone, EngineFailed
 from start_llm.core.exitcodes import ExitCode
 from start_llm.core.prompt import Prompt
-from start_llm.engine.guarded import GuardedStore
-from start_llm.engine.memory import MemoryGuard, Shared
-from start_llm.engine.scheduler import Limits, Scheduler
+from start_llm.engine.schedule.guarded import GuardedStore
+from start_llm.engine.schedule.memory import MemoryGuard, Shared
+from start_llm.engine.schedule.scheduler import Limits, Scheduler
 from start_llm.engine.thread import EngineThread
 from tests.engine.fakes import EOS, Collected, FakeDrawing, FakeRunner, FakeStore, submit
 

@@ -14,7 +14,7 @@ import pytest
 from start_llm.core.errors import NotFound, Unavailable
 from start_llm.core.events import EngineDone, EngineFailed
 from start_llm.engine.loop import STUCK_SECONDS
-from start_llm.engine.memory import Shared
+from start_llm.engine.schedule.memory import Shared
 from start_llm.engine.thread import EngineThread
 from start_llm.engine.units import Chores, Units
 from tests.engine.fakes import FakeRunner, FakeStore, submit

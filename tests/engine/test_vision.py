@@ -18,15 +18,15 @@ from start_llm.core.errors import NotSupported
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.vision import FIRST_IMAGE_ID, ImageSpan, image_ids
-from start_llm.engine.alone import AloneRunner
+from start_llm.engine.decode.alone import AloneRunner
+from start_llm.engine.decode.text import BatchRunner
 from start_llm.engine.features import FeatureStore
-from start_llm.engine.guarded import GuardedStore
-from start_llm.engine.memory import MemoryGuard
 from start_llm.engine.runtime import TextDrawing
-from start_llm.engine.scheduler import Limits, Scheduler
-from start_llm.engine.text import BatchRunner
+from start_llm.engine.schedule.guarded import GuardedStore
+from start_llm.engine.schedule.memory import MemoryGuard
+from start_llm.engine.schedule.scheduler import Limits, Scheduler
 from start_llm.engine.vision import VisionModel, positions_of
-from start_llm.kvcache.disk import DiskTier
+from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from tests.engine.fakes import Collected, submit

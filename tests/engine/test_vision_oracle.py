@@ -16,12 +16,12 @@ import pytest
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.vision import ImageSpan, image_ids
-from start_llm.engine.alone import AloneRunner
-from start_llm.engine.guarded import GuardedStore
-from start_llm.engine.memory import MemoryGuard
+from start_llm.engine.decode.alone import AloneRunner
+from start_llm.engine.decode.text import BatchRunner
 from start_llm.engine.runtime import TextDrawing
-from start_llm.engine.scheduler import Limits, Scheduler
-from start_llm.engine.text import BatchRunner
+from start_llm.engine.schedule.guarded import GuardedStore
+from start_llm.engine.schedule.memory import MemoryGuard
+from start_llm.engine.schedule.scheduler import Limits, Scheduler
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from tests.engine.fakes import submit

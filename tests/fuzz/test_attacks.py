@@ -11,9 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from start_llm import serving
-from start_llm.engine.constraint import Grammars
+from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.patience import Patience
+from start_llm.modelpool import active as serving
 from tests.fuzz.world import World, world
 from tests.oracle import build_oracle
 

@@ -6,21 +6,21 @@ from collections.abc import Set as AbstractSet
 
 import pytest
 
-from start_llm.api.anthropic_messages import MessageIn, MessagesBody, OutputConfig
-from start_llm.api.audio import SpeechBody, TranscriptionBody
-from start_llm.api.encodings import EmbeddingsBody, RerankBody
-from start_llm.api.fields import SESSION_FIELDS
-from start_llm.api.images import IMAGE_TYPES
-from start_llm.api.openai_chat import ChatBody, ChatMessage, StreamOptions
-from start_llm.api.openai_completions import CompletionBody
-from start_llm.api.openai_responses import REFUSED, ResponsesBody
-from start_llm.api.owner import USER_FIELDS
-from start_llm.api.parts import TEXT_TYPES
-from start_llm.api.responses_items import KNOWN
-from start_llm.api.responses_tools import PASSED_OVER, SERVED
+from start_llm.api.anthropic.messages import MessageIn, MessagesBody, OutputConfig
+from start_llm.api.common.fields import SESSION_FIELDS
+from start_llm.api.common.images import IMAGE_TYPES
+from start_llm.api.common.parts import TEXT_TYPES
+from start_llm.api.common.thinking import FIELDS as THINKING
+from start_llm.api.http.owner import USER_FIELDS
+from start_llm.api.media.audio import SpeechBody, TranscriptionBody
+from start_llm.api.media.embeddings import EmbeddingsBody, RerankBody
+from start_llm.api.openai.chat import ChatBody, ChatMessage, StreamOptions
+from start_llm.api.openai.completions import CompletionBody
+from start_llm.api.openai.responses import REFUSED, ResponsesBody
+from start_llm.api.openai.responses_items import KNOWN
+from start_llm.api.openai.responses_tools import PASSED_OVER, SERVED
 from start_llm.api.table import BLOCKS as TOLD_BY
 from start_llm.api.table import CHAT_FIELDS, MESSAGES_FIELDS
-from start_llm.api.thinking import FIELDS as THINKING
 from tests.fuzz import bodies
 from tests.fuzz.requests import Request, request
 from tests.fuzz.tape import Record, Tape, simplest

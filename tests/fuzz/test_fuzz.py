@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from start_llm.api import table
-from start_llm.api.dialect import Inbound
-from start_llm.api.openai_chat import read_chat
+from start_llm.api.common.dialect import Inbound
+from start_llm.api.openai.chat import read_chat
 from start_llm.core.errors import Internal
-from start_llm.engine.encoding import is_installed
-from tests.encoding.tiny import build_encoder
+from start_llm.embeddings.compute import is_installed
+from tests.embeddings.tiny import build_encoder
 from tests.fuzz.judge import MOST_SECONDS, check
 from tests.fuzz.requests import BODIES, OFTEN, PATHS, SELDOM, SOMETIMES, Request, request
 from tests.fuzz.tape import Tape, simplest

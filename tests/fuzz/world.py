@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from start_llm import app as wiring
-from start_llm.api.dialect import Feed, Inbound, Reply, Task
-from start_llm.api.wire import Head, Headers
+from start_llm.api.common.dialect import Feed, Inbound, Reply, Task
+from start_llm.api.http.wire import Head, Headers
 from start_llm.app import App
 from start_llm.core.errors import StartLLMError, Unavailable
 from start_llm.core.events import Admitted, EngineDone, Sampled, TokenLogprob

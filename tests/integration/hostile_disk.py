@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from start_llm.kvcache import disk
+from start_llm.kvcache.disk import tier as disk
 from tests.integration.live import WAIT, Live, live
 from tests.oracle import expected_truth
 

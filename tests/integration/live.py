@@ -102,7 +102,7 @@ def live(model: Path, cache: Path, **settings: Any) -> Iterator[Live]:
         submit(work)
 
     engine.submit = seen  # type: ignore[method-assign]
-    with patch("start_llm.engine.drafting.measuring", _measured):
+    with patch("start_llm.engine.decode.drafting.measuring", _measured):
         app.start()
     try:
         yield server

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from start_llm.core.work import Submit
-from start_llm.engine import drafting
-from start_llm.engine.draft import Proposal, SuffixIndex
+from start_llm.engine.decode import drafting
+from start_llm.engine.decode.draft import Proposal, SuffixIndex
 from tests.integration.live import WAIT, Live
 from tests.oracle import make_tokenizer
 

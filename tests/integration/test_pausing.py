@@ -44,14 +44,14 @@ def stream(server: Live, number: int, out: dict[int, Any]) -> None:
 def test_four_answers_where_two_fit(
     oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr("start_llm.engine.pressure.TYPICAL_ANSWER", 64)
-    monkeypatch.setattr("start_llm.engine.pressure.GROWTH", 32)
+    monkeypatch.setattr("start_llm.engine.schedule.preemption.TYPICAL_ANSWER", 64)
+    monkeypatch.setattr("start_llm.engine.schedule.preemption.GROWTH", 32)
     alone: dict[int, Any] = {}
     with live(oracle_path(kind), tmp_path / "alone") as server:
         for number in range(CLIENTS):
             stream(server, number, alone)
         row = server.app.engine.call(lambda scheduler: scheduler._store.estimate(WORDS + 160))
-    monkeypatch.setattr("start_llm.engine.memory.kv_bytes", lambda usable, weights: int(2.5 * row))
+    monkeypatch.setattr("start_llm.engine.schedule.memory.kv_bytes", lambda usable, weights: int(2.5 * row))
     together: dict[int, Any] = {}
     with live(oracle_path(kind), tmp_path / "together", sse_ping_seconds=PING_SECONDS) as server:
         clients = [threading.Thread(target=stream, args=(server, n, together)) for n in range(CLIENTS)]
@@ -94,7 +94,7 @@ def test_a_prompt_that_can_never_fit_is_refused_with_the_numbers(
 ) -> None:
     """What memory has room for at the start is the model's context; 507 is for what is short of it later."""
     room = [50_000]
-    monkeypatch.setattr("start_llm.engine.memory.kv_bytes", lambda usable, weights: room[0])
+    monkeypatch.setattr("start_llm.engine.schedule.memory.kv_bytes", lambda usable, weights: room[0])
     with live(oracle_path("plain"), tmp_path) as server:
 
         def answer(words: int) -> httpx.Response:

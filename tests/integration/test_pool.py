@@ -14,10 +14,10 @@ from unittest.mock import Mock
 import httpx
 import pytest
 
-from start_llm import poolloader
-from start_llm.building import ModelBuilder
 from start_llm.core.errors import NotSupported
 from start_llm.core.modelmap import PROXIED
+from start_llm.modelpool import loader as poolloader
+from start_llm.modelpool.builder import ModelBuilder
 from tests.integration.live import TOOLS, WAIT, Live, live
 from tests.integration.pooled import BUDGET_FOR_TWO, TURN, admin, link_oracles, states, wait_for
 from tests.oracle import build_oracle, expected_truth

@@ -9,8 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
-from start_llm import building, vocabularies
-from start_llm.engine import drafting
+from start_llm.engine.decode import drafting
+from start_llm.modelpool import builder as building
+from start_llm.modelpool import vocabularies
 from tests.integration.live import WAIT, Live
 from tests.integration.pooled import admin, states, wait_for
 

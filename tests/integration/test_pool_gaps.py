@@ -14,9 +14,12 @@ from typing import Any
 import httpx
 import pytest
 
-from start_llm import building, poolloader, vocabularies
-from start_llm.engine import constraint, runtime
+from start_llm.engine import runtime
+from start_llm.engine.decode import constraint
 from start_llm.engine.units import Chores, Units
+from start_llm.modelpool import builder as building
+from start_llm.modelpool import loader as poolloader
+from start_llm.modelpool import vocabularies
 from start_llm.models import finding, loader, trial
 from start_llm.models.aside import aside
 from tests.integration.live import WAIT, Live

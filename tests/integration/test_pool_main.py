@@ -11,9 +11,9 @@ import httpx
 import pytest
 from huggingface_hub import constants
 
+from start_llm.modelpool.vocabularies import Vocabularies
 from start_llm.models import loader
 from start_llm.models.device import PREFILL_BYTES
-from start_llm.vocabularies import Vocabularies
 from tests.integration.live import WAIT, Live, live
 from tests.integration.pooled import TURN, admin, link_oracles, states
 

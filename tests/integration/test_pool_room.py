@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from start_llm.building import ModelBuilder
-from start_llm.models import names
+from start_llm.modelpool import known as names
+from start_llm.modelpool.builder import ModelBuilder
 from tests.integration.live import WAIT, Live
 from tests.integration.pooled import TURN, admin, states, wait_for
 from tests.oracle import build_oracle, expected_truth

@@ -12,13 +12,13 @@ import httpx
 import numpy as np
 import pytest
 
-from start_llm.api.audio import SOUNDS
-from start_llm.engine.encoding import is_installed
-from start_llm.engine.sound import look_at
+from start_llm.api.media.audio import SOUNDS
+from start_llm.audio.samples import look_at
+from start_llm.embeddings.compute import is_installed
 from tests.audio.tiny import build_whisper, tone, wav
 from tests.audio.voice import build_voice
-from tests.encoding.reference import Reference
-from tests.encoding.tiny import build_encoder
+from tests.embeddings.reference import Reference
+from tests.embeddings.tiny import build_encoder
 from tests.integration.live import TOOLS, WAIT, Live, live
 from tests.models.lora import build_adapter, build_base
 from tests.oracle import script

@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from start_llm.kvcache.blocks import PrefixHash
-from start_llm.kvcache.disk import Buffers, DiskTier
-from start_llm.kvcache.diskindex import Run
+from start_llm.kvcache.disk.index import Run
+from start_llm.kvcache.disk.tier import Buffers, DiskTier
 
 FINGERPRINT = "kill test"
 MAX_BYTES = 3_000_000

@@ -18,7 +18,7 @@ from start_llm.models.adapter import read_adapter
 from start_llm.models.aside import at_once
 from start_llm.models.device import GIB, Device
 from start_llm.models.loader import Given, LoadedModel, load_model, load_steps
-from start_llm.models.pool import Weights, together
+from start_llm.models.room import Weights, together
 from start_llm.models.weights import BasesInMemory, group_of
 from tests.integration.live import Live, live
 from tests.memory_folder import memory_folder

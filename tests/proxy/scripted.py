@@ -23,8 +23,8 @@ from start_llm.core.errors import (
 from start_llm.core.events import Failed, Progress, TextDelta
 from start_llm.core.request import ChatRequest
 from tests.api.fakes import FakeService, answer
-from tests.api.test_audio import FakeAudio, FakeHearing
-from tests.api.test_encodings import FakeEncoders, FakeEncoding
+from tests.api.media.test_audio import FakeAudio, FakeHearing
+from tests.api.media.test_embeddings import FakeEncoders, FakeEncoding
 
 REASONS = ["queue_full", "out_of_memory", "context_length_exceeded", NOT_LOADABLE]
 

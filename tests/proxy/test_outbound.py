@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from start_llm.api.anthropic_messages import MessagesBody
-from start_llm.api.anthropic_stream import signature
-from start_llm.api.fields import SESSION_FIELDS, Body
-from start_llm.api.openai_chat import ChatBody
-from start_llm.api.openai_responses import ResponsesBody
-from start_llm.api.responses_items import seal
-from start_llm.api.thinking import FIELDS
+from start_llm.api.anthropic.messages import MessagesBody
+from start_llm.api.anthropic.stream import signature
+from start_llm.api.common.fields import SESSION_FIELDS, Body
+from start_llm.api.common.thinking import FIELDS
+from start_llm.api.openai.chat import ChatBody
+from start_llm.api.openai.responses import ResponsesBody
+from start_llm.api.openai.responses_items import seal
 from start_llm.proxy.outbound import for_elsewhere
 from tests.vendors import openai
 

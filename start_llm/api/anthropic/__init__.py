@@ -1,0 +1,1 @@
+"""Anthropic's messages: bodies to requests, events to answers."""

@@ -1,0 +1,324 @@
+"""``POST /v1/messages`` and ``/v1/messages/count_tokens``, the way in. The way out is `anthropic_stream`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import FailFast, Field
+
+from start_llm.api.anthropic.stream import MessageWriter, message_body
+from start_llm.api.common.collect import Collected
+from start_llm.api.common.dialect import Inbound, StreamWriter
+from start_llm.api.common.fields import (
+    Body,
+    ModelName,
+    SamplingBody,
+    Tokens,
+    bad,
+    model_of,
+    parse_body,
+    sampling_of,
+    session_of,
+    short,
+    stop_of,
+    within,
+    word,
+)
+from start_llm.api.common.images import IMAGE_TYPES, attachment_of
+from start_llm.api.common.parts import Content, join_content, join_text, only_text, string_in, unusable
+from start_llm.api.common.thinking import template_kwargs_of, thinking_of
+from start_llm.api.common.tools import check_unique, response_format_of
+from start_llm.api.http.owner import owner_of
+from start_llm.core.errors import BadRequest, NotSupported
+from start_llm.core.limits import NAME
+from start_llm.core.messages import Message, Tool, ToolCall
+from start_llm.core.request import ChatRequest, ResponseFormat, ToolChoice
+from start_llm.core.settings import Settings
+
+log = logging.getLogger(__name__)
+
+REDACTED = "[redacted thinking]"
+CHOICES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
+
+
+class MessageIn(Body):
+    role: str
+    content: Any
+
+
+class OutputConfig(Body):
+    effort: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class MessagesBody(SamplingBody):
+    model: ModelName | None = None
+    messages: Annotated[list[MessageIn], Field(min_length=1), FailFast()]
+    system: Any = None
+    max_tokens: Tokens | None = None
+    tools: list[Any] | None = None
+    tool_choice: dict[str, Any] | None = None
+    stop_sequences: Any = None
+    stream: bool | None = None
+    thinking: dict[str, Any] | None = None
+    output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesExchange:
+    """A message that is being answered.
+
+    Attributes:
+        scale: what every count that the client is told is multiplied by. It is asked when one is told: what a model has
+            room for is known once it is loaded.
+    """
+
+    request: ChatRequest
+    scale: Callable[[], float] = lambda: 1.0
+
+    @property
+    def requests(self) -> tuple[ChatRequest, ...]:
+        return (self.request,)
+
+    def body(self, result: Collected) -> dict[str, Any]:
+        return message_body(self.request, result, self.scale())
+
+    def writer(self) -> StreamWriter:
+        return MessageWriter(self.request, self.scale)
+
+
+def read_messages(inbound: Inbound, settings: Settings) -> MessagesExchange:
+    """Raises BadRequest, NotSupported."""
+    body, data = parse_body(MessagesBody, inbound.body)
+    tools = _tools(body.tools or [])
+    choice, parallel = _choice(body.tool_choice, tools)
+    thinking = thinking_of(data)
+    effort = thinking.effort or (body.output_config.effort if body.output_config else None)
+    request = ChatRequest(
+        id=f"msg_{uuid.uuid4().hex}",
+        dialect="messages",
+        model=model_of(data),
+        messages=(*_system(body.system), *messages_of(body.messages)),
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=parallel,
+        response_format=_format(body),
+        sampling=sampling_of(body, settings),
+        max_tokens=body.max_tokens,
+        stop=stop_of(body.stop_sequences, "stop_sequences"),
+        stream=bool(body.stream),
+        # In this API silence means no thinking: clients that do not ask expect text in the first block.
+        thinking=bool(thinking.enabled),
+        reasoning_effort=effort,
+        thinking_budget=thinking.budget,
+        session=session_of(data, inbound.headers),
+        owner=owner_of(data, inbound.headers),
+        template_kwargs=template_kwargs_of(data),
+        received=inbound.received or time.monotonic(),
+    )
+    return MessagesExchange(request)
+
+
+def _system(system: Any) -> tuple[Message, ...]:
+    if system is None or system == [] or system == "":
+        return ()
+    content = _blocks_content(system, "system")
+    return (Message("system", content.text, attachments=content.attachments),)
+
+
+def _format(body: MessagesBody) -> ResponseFormat:
+    if body.output_config is not None and body.output_config.format is not None:
+        return response_format_of(body.output_config.format, "output_config.format")
+    return response_format_of(body.output_format, "output_format")
+
+
+# --- messages ---
+
+
+def messages_of(messages: list[MessageIn]) -> tuple[Message, ...]:
+    """The conversation in its order. Results of tools become messages of their own, before the text beside them."""
+    result: list[Message] = []
+    for index, message in enumerate(messages):
+        path = f"messages[{index}].content"
+        if message.role == "user":
+            result.extend(_user(message.content, path))
+        elif message.role == "assistant":
+            result.append(_assistant(message.content, path))
+        elif message.role == "system":
+            content = _blocks_content(message.content, path)
+            result.append(Message("system", content.text, attachments=content.attachments))
+        else:
+            raise bad(f"messages[{index}].role", "user, assistant or system", message.role)
+    return tuple(result)
+
+
+def _user(content: Any, path: str) -> list[Message]:
+    if isinstance(content, str):
+        return [Message("user", content)]
+    results: list[Message] = []
+    parts: list[Content] = []
+    for where, kind, block in _blocks(content, path):
+        if kind == "tool_result":
+            results.append(_tool_result(block, where))
+        else:
+            parts.append(_block_content(kind, block, where))
+    if parts or not results:
+        said = join_content(parts)
+        results.append(Message("user", said.text, attachments=said.attachments))
+    return results
+
+
+def _tool_result(block: dict[str, Any], path: str) -> Message:
+    is_error = block.get("is_error")
+    if is_error is not None and not isinstance(is_error, bool):
+        raise bad(f"{path}.is_error", "a boolean", is_error)
+    content = block.get("content")
+    said = Content() if content is None else _blocks_content(content, f"{path}.content")
+    call_id = string_in(block, "tool_use_id", path)
+    return Message("tool", said.text, tool_call_id=call_id, is_error=bool(is_error), attachments=said.attachments)
+
+
+def _assistant(content: Any, path: str) -> Message:
+    if isinstance(content, str):
+        return Message("assistant", content)
+    parts: list[Content] = []
+    thoughts: list[str] = []
+    calls: list[ToolCall] = []
+    for where, kind, block in _blocks(content, path):
+        if kind == "thinking":
+            thoughts.append(string_in(block, "thinking", where))
+        elif kind == "redacted_thinking":
+            thoughts.append(REDACTED)
+        elif kind == "tool_use":
+            calls.append(_tool_use(block, where))
+        else:
+            parts.append(_block_content(kind, block, where))
+    reasoning = join_text(thought for thought in thoughts if thought) or None
+    said = join_content(parts)
+    return Message("assistant", said.text, reasoning=reasoning, tool_calls=tuple(calls), attachments=said.attachments)
+
+
+def _tool_use(block: dict[str, Any], path: str) -> ToolCall:
+    given = block.get("input")
+    if given is not None and not isinstance(given, dict):
+        raise bad(f"{path}.input", "an object", given)
+    arguments = json.dumps(given or {}, ensure_ascii=False)
+    return ToolCall(string_in(block, "id", path), string_in(block, "name", path), arguments)
+
+
+# --- blocks ---
+
+
+def _blocks(content: Any, path: str) -> list[tuple[str, str, dict[str, Any]]]:
+    """(path, type, block) of every block."""
+    if not isinstance(content, list):
+        raise bad(path, "a string or a list of content blocks", content)
+    found = []
+    for index, block in enumerate(content):
+        where = f"{path}[{index}]"
+        if not isinstance(block, dict) or not isinstance(block.get("type"), str):
+            raise bad(where, "an object with a type", block)
+        found.append((where, block["type"], block))
+    return found
+
+
+def _blocks_content(content: Any, path: str) -> Content:
+    if isinstance(content, str):
+        return Content(content)
+    return join_content([_block_content(kind, block, where) for where, kind, block in _blocks(content, path)])
+
+
+def _block_content(kind: str, block: dict[str, Any], path: str) -> Content:
+    """What a block says; `cache_control` is never looked at."""
+    if kind == "text":
+        return Content(string_in(block, "text", path))
+    if kind in IMAGE_TYPES:
+        return Content(attachments=(attachment_of(block, path),))
+    if kind == "document":
+        return _document(block, path)
+    if kind == "search_result":
+        head = [string_in(block, "title", path), string_in(block, "source", path)]
+        found = only_text(_blocks_content(block.get("content"), f"{path}.content"))
+        return Content(join_text([*head, found]))
+    if kind == "tool_reference":
+        return Content(f"Tool now available: {string_in(block, 'tool_name', path)}")
+    raise unusable(kind, path)
+
+
+def _document(block: dict[str, Any], path: str) -> Content:
+    source = block.get("source")
+    kind = source.get("type") if isinstance(source, dict) else None
+    if not isinstance(source, dict) or kind not in ("text", "content"):
+        raise NotSupported(f"{path}.source: documents of type {short(kind)} are not supported, only text.", param=path)
+    said = (
+        Content(string_in(source, "data", f"{path}.source"))
+        if kind == "text"
+        else _blocks_content(source.get("content"), f"{path}.source.content")
+    )
+    about = [block[name] for name in ("title", "context") if isinstance(block.get(name), str) and block[name]]
+    return join_content([*(Content(text) for text in about), said])
+
+
+# --- tools ---
+
+
+def _tools(items: list[Any]) -> tuple[Tool, ...]:
+    tools = []
+    for index, item in enumerate(items):
+        path = f"tools[{index}]"
+        if not isinstance(item, dict):
+            raise bad(path, "an object", item)
+        kind = item.get("type")
+        if isinstance(kind, str) and kind.startswith("tool_search_tool"):
+            log.info("%s: every tool is shown to the model already, %s is not needed", path, kind)
+            continue
+        if kind not in (None, "custom"):
+            raise NotSupported(
+                f"{path}.type: tools of type {short(kind)} run at the vendor; not supported.", param=path
+            )
+        tools.append(_tool(item, path))
+    return check_unique(tools)
+
+
+def _tool(item: dict[str, Any], path: str) -> Tool:
+    name = string_in(item, "name", path)
+    schema = item.get("input_schema")
+    if not name:
+        raise bad(f"{path}.name", "a string that is not empty", name)
+    within(NAME, len(name), f"{path}.name")
+    if not isinstance(schema, dict):
+        raise bad(f"{path}.input_schema", "a JSON schema object", schema)
+    description = item.get("description")
+    if description is not None and not isinstance(description, str):
+        raise bad(f"{path}.description", "a string", description)
+    strict = item.get("strict")
+    if strict is not None and not isinstance(strict, bool):
+        raise bad(f"{path}.strict", "a boolean", strict)
+    return Tool(name, description or "", schema, bool(strict))
+
+
+def _choice(choice: dict[str, Any] | None, tools: tuple[Tool, ...]) -> tuple[ToolChoice, bool]:
+    """The choice, and whether several calls at once are allowed."""
+    if choice is None:
+        return ToolChoice(), True
+    kind = choice.get("type")
+    mode = CHOICES.get(word(kind) or "")
+    if mode is None:
+        raise bad("tool_choice.type", "auto, any, tool or none", kind)
+    if mode in {"required", "named"} and not tools:
+        raise BadRequest(f"tool_choice: {short(kind)} needs tools, but there are none.", param="tool_choice")
+    name = string_in(choice, "name", "tool_choice") if mode == "named" else None
+    if name is not None and name not in {tool.name for tool in tools}:
+        raise BadRequest(f"tool_choice.name: there is no tool named {short(name)}.", param="tool_choice.name")
+    alone = choice.get("disable_parallel_tool_use")
+    if alone is not None and not isinstance(alone, bool):
+        raise bad("tool_choice.disable_parallel_tool_use", "a boolean", alone)
+    return ToolChoice(mode, name), not alone  # type: ignore[arg-type]

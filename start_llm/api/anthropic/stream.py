@@ -1,0 +1,202 @@
+"""Anthropic messages, the way out: the event sequence of the API, and the whole message."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from start_llm.api.common.collect import Collected
+from start_llm.api.common.errors import anthropic_error
+from start_llm.api.http import sse
+from start_llm.core.errors import StartLLMError
+from start_llm.core.events import (
+    ChoiceDone,
+    Done,
+    Event,
+    Progress,
+    ReasoningDelta,
+    Started,
+    TextDelta,
+    ToolCallDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+    Usage,
+)
+from start_llm.core.jsontext import parse_inner
+from start_llm.core.messages import ToolCall
+from start_llm.core.report import CacheReport
+from start_llm.core.request import ChatRequest
+
+SIGNED = b"start_llm thinking "
+
+
+def signature(thinking: str) -> str:
+    """Opaque to clients, who must send it back with the block. It stands for the text and nothing else."""
+    return _signature(hashlib.sha256(SIGNED + thinking.encode("utf-8", "replace")))
+
+
+def _signature(digest: Any) -> str:
+    return base64.b64encode(digest.digest()).decode("ascii")
+
+
+def stop_reason(done: ChoiceDone) -> str:
+    if done.stop_sequence is not None:
+        return "stop_sequence"
+    words = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "cancelled": "max_tokens"}
+    return words[done.finish_reason]
+
+
+def input_usage(prompt: int, cached: int, scale: float) -> dict[str, int]:
+    """The three counts add up to the prompt. All that is computed is kept, so nothing is told apart as written."""
+    total, read = scaled(prompt, scale), scaled(cached, scale)
+    return {
+        "input_tokens": max(0, total - read),
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": read,
+    }
+
+
+def scaled(tokens: int, scale: float) -> int:
+    return round(tokens * scale)
+
+
+def usage_body(usage: Usage, report: CacheReport, scale: float) -> dict[str, Any]:
+    counts: dict[str, Any] = dict(input_usage(usage.prompt, usage.cached, scale))
+    return counts | {
+        "output_tokens": scaled(usage.completion, scale),
+        "output_tokens_details": {"thinking_tokens": scaled(usage.reasoning, scale)},
+        "start_llm": report.as_dict(),
+    }
+
+
+def message_body(request: ChatRequest, result: Collected, scale: float) -> dict[str, Any]:
+    """A whole ``message``."""
+    choice = result.choices[0]
+    content: list[dict[str, Any]] = []
+    if choice.reasoning:
+        block = {"type": "thinking", "thinking": choice.reasoning, "signature": signature(choice.reasoning)}
+        content.append(block)
+    if choice.text:
+        content.append({"type": "text", "text": choice.text})
+    content.extend(_tool_use(call) for call in choice.calls)
+    return _message(request, content, usage_body(result.usage, result.report, scale)) | {
+        "stop_reason": stop_reason(ChoiceDone(choice.finish_reason, 0, choice.stop_sequence)),
+        "stop_sequence": choice.stop_sequence,
+    }
+
+
+def _message(request: ChatRequest, content: list[dict[str, Any]], usage: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": request.id,
+        "type": "message",
+        "role": "assistant",
+        "model": request.model,
+        "content": content,
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": usage,
+    }
+
+
+def _tool_use(call: ToolCall) -> dict[str, Any]:
+    try:
+        given = parse_inner(call.arguments or "{}")
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        given = {"arguments": call.arguments}
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": given}
+
+
+class MessageWriter:
+    """``message_start`` ... ``message_stop``: one content block open at a time, blocks counted from 0.
+
+    Before ``message_start`` signs of life are comments, since clients take no event before it.
+    """
+
+    def __init__(self, request: ChatRequest, scale: Callable[[], float]) -> None:
+        self._request = request
+        self._scale = scale
+        self._started = False
+        self._index = -1
+        self._open: str | None = None
+        self._digest = hashlib.sha256(SIGNED)
+        self._stop: dict[str, Any] = {"stop_reason": "end_turn", "stop_sequence": None}
+
+    def open(self) -> bytes:
+        return b""
+
+    def write(self, event: Event) -> bytes:
+        if isinstance(event, Started):
+            return self._start(event.report)
+        if isinstance(event, Progress):
+            return sse.event("ping", {"type": "ping"}) if self._started else sse.ping(event.done, event.total)
+        if isinstance(event, Done):
+            return self._end(event)
+        if isinstance(event, ChoiceDone):
+            self._stop = {"stop_reason": stop_reason(event), "stop_sequence": event.stop_sequence}
+            return self._close_block()
+        return self._content(event)
+
+    def fail(self, error: StartLLMError) -> bytes:
+        return sse.event("error", anthropic_error(error))
+
+    def _content(self, event: Event) -> bytes:
+        if isinstance(event, ReasoningDelta):
+            head = self._block("thinking", {"type": "thinking", "thinking": "", "signature": ""})
+            self._digest.update(event.text.encode("utf-8", "replace"))
+            return head + self._delta({"type": "thinking_delta", "thinking": event.text})
+        if isinstance(event, TextDelta):
+            if not event.text:
+                return b""
+            head = self._block("text", {"type": "text", "text": ""})
+            return head + self._delta({"type": "text_delta", "text": event.text})
+        if isinstance(event, ToolCallStarted):
+            closed = self._close_block()
+            return closed + self._block(
+                "tool_use", {"type": "tool_use", "id": event.id, "name": event.name, "input": {}}
+            )
+        if isinstance(event, ToolCallDelta):
+            return self._delta({"type": "input_json_delta", "partial_json": event.arguments})
+        if isinstance(event, ToolCallFinished):
+            return self._close_block()
+        return b""
+
+    def _start(self, report: CacheReport) -> bytes:
+        if self._started:
+            return b""
+        self._started = True
+        usage = input_usage(report.prompt, report.reused, self._scale()) | {"output_tokens": 0}
+        message = _message(self._request, [], usage)
+        return sse.event("message_start", {"type": "message_start", "message": message})
+
+    def _block(self, kind: str, block: dict[str, Any]) -> bytes:
+        """Opens a block of this kind unless one is open."""
+        if self._open == kind and kind != "tool_use":
+            return b""
+        head = self._start(CacheReport()) + self._close_block()
+        self._open = kind
+        self._index += 1
+        start = {"type": "content_block_start", "index": self._index, "content_block": block}
+        return head + sse.event("content_block_start", start)
+
+    def _delta(self, delta: dict[str, Any]) -> bytes:
+        return sse.event("content_block_delta", {"type": "content_block_delta", "index": self._index, "delta": delta})
+
+    def _close_block(self) -> bytes:
+        if self._open is None:
+            return b""
+        last = b""
+        if self._open == "thinking":
+            last = self._delta({"type": "signature_delta", "signature": _signature(self._digest)})
+            self._digest = hashlib.sha256(SIGNED)
+        self._open = None
+        return last + sse.event("content_block_stop", {"type": "content_block_stop", "index": self._index})
+
+    def _end(self, done: Done) -> bytes:
+        head = self._start(done.report) + self._close_block()
+        usage = usage_body(done.usage, done.report, self._scale())
+        delta = sse.event("message_delta", {"type": "message_delta", "delta": self._stop, "usage": usage})
+        return head + delta + sse.event("message_stop", {"type": "message_stop"})

@@ -1,0 +1,120 @@
+"""Tools and tool choices in OpenAI's shapes (chat completions; Responses' flat form too)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from start_llm.api.common.fields import bad, short, within, word
+from start_llm.core.errors import BadRequest, NotSupported
+from start_llm.core.limits import NAME, TOOLS
+from start_llm.core.messages import Tool
+from start_llm.core.request import ResponseFormat, ToolChoice
+
+MODES = {"auto": "auto", "none": "none", "required": "required", "any": "required"}
+
+
+def tool_of(item: Any, path: str) -> Tool:
+    """One function tool, nested under ``function`` or flat."""
+    if not isinstance(item, dict):
+        raise bad(path, "an object", item)
+    kind = item.get("type", "function")
+    if kind != "function":
+        raise NotSupported(f"{path}.type: tools of type {short(kind)} are not supported, only function.", param=path)
+    nested = item.get("function")
+    inner = f"{path}.function" if isinstance(nested, dict) else path
+    return function_of(nested if isinstance(nested, dict) else item, inner)
+
+
+def function_of(item: Any, path: str) -> Tool:
+    if not isinstance(item, dict):
+        raise bad(path, "an object", item)
+    name = item.get("name")
+    if not isinstance(name, str) or not name:
+        raise bad(f"{path}.name", "a string that is not empty", name)
+    within(NAME, len(name), f"{path}.name")
+    description = item.get("description")
+    if description is not None and not isinstance(description, str):
+        raise bad(f"{path}.description", "a string", description)
+    parameters = item.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise bad(f"{path}.parameters", "a JSON schema object", parameters)
+    strict = item.get("strict")
+    if strict is not None and not isinstance(strict, bool):
+        raise bad(f"{path}.strict", "a boolean", strict)
+    empty: dict[str, Any] = {"type": "object", "properties": {}}
+    return Tool(name, description or "", parameters or empty, bool(strict))
+
+
+def check_unique(tools: Sequence[Tool], path: str = "tools") -> tuple[Tool, ...]:
+    within(TOOLS, len(tools), path)
+    seen: set[str] = set()
+    for index, tool in enumerate(tools):
+        if tool.name in seen:
+            raise BadRequest(f"{path}[{index}]: a second tool is named {short(tool.name)}.", param=f"{path}[{index}]")
+        seen.add(tool.name)
+    return tuple(tools)
+
+
+def choose(choice: Any, tools: tuple[Tool, ...], path: str = "tool_choice") -> tuple[ToolChoice, tuple[Tool, ...]]:
+    """The choice, and the tools that it leaves (``allowed_tools`` takes some away)."""
+    if choice is None:
+        return ToolChoice(), tools
+    if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+        return _allowed(choice, tools, path)
+    picked = _choice(choice, path)
+    if picked.mode in {"required", "named"} and not tools:
+        raise BadRequest(f"{path}: {short(choice)} needs tools, but there are none.", param=path)
+    if picked.mode == "named" and picked.name not in {tool.name for tool in tools}:
+        raise BadRequest(f"{path}: there is no tool named {short(picked.name)}.", param=path)
+    return picked, tools
+
+
+def _choice(choice: Any, path: str) -> ToolChoice:
+    if isinstance(choice, str) and choice in MODES:
+        return ToolChoice(MODES[choice])  # type: ignore[arg-type]
+    if isinstance(choice, dict):
+        kind = choice.get("type")
+        mode = MODES.get(word(kind) or "")
+        if mode is not None and "function" not in choice and "name" not in choice:
+            return ToolChoice(mode)  # type: ignore[arg-type]
+        place = choice.get("function") if isinstance(choice.get("function"), dict) else choice
+        if kind in (None, "function", "tool") and isinstance(place, dict) and isinstance(place.get("name"), str):
+            return ToolChoice("named", place["name"])
+    raise bad(path, "auto, none, required or a named function", choice)
+
+
+def _allowed(choice: dict[str, Any], tools: tuple[Tool, ...], path: str) -> tuple[ToolChoice, tuple[Tool, ...]]:
+    inner = choice.get("allowed_tools")
+    place: dict[str, Any] = inner if isinstance(inner, dict) else choice
+    items = place.get("tools")
+    if not isinstance(items, list):
+        raise bad(f"{path}.tools", "a list of tools", items)
+    names: set[str] = set()
+    for index, item in enumerate(items):
+        names.add(_choice(item, f"{path}.tools[{index}]").name or "")
+    left = tuple(tool for tool in tools if tool.name in names)
+    return choose(place.get("mode", "auto"), left, f"{path}.mode")
+
+
+def response_format_of(value: Any, path: str = "response_format") -> ResponseFormat:
+    """``text``, ``json_object``, ``json_schema`` (nested or flat, as in Responses' ``text.format``)."""
+    if value is None:
+        return ResponseFormat()
+    kind = value.get("type") if isinstance(value, dict) else None
+    if kind == "text":
+        return ResponseFormat()
+    if kind == "json_object":
+        return ResponseFormat("json_object")
+    if kind != "json_schema":
+        raise bad(f"{path}.type", "text, json_object or json_schema", kind if isinstance(value, dict) else value)
+    nested = value.get("json_schema")
+    place = nested if isinstance(nested, dict) else value
+    inner = f"{path}.json_schema" if isinstance(nested, dict) else path
+    schema = place.get("schema")
+    if not isinstance(schema, dict):
+        raise bad(f"{inner}.schema", "a JSON schema object", schema)
+    name = place.get("name")
+    return ResponseFormat(
+        "json_schema", schema, name if isinstance(name, str) and name else "response", f"{inner}.schema"
+    )

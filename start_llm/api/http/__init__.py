@@ -1,0 +1,1 @@
+"""Bytes to requests and back. Knows no model API."""

@@ -1,0 +1,104 @@
+"""Notices clients that go away while their request is being computed.
+
+One thread looks at every watched socket, `TICK` seconds apart; it owns nothing but its
+table. An HTTP thread blocked on events cannot look for itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import select
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from start_llm.api.http.wire import is_gone
+from start_llm.core.service import EventStream
+
+log = logging.getLogger(__name__)
+
+TICK = 0.05
+"""Seconds between two looks."""
+
+
+@dataclass(eq=False, slots=True)
+class Watch:
+    """One connection under watch. `gone` or `stopped` turns true before its stream is closed."""
+
+    connection: socket.socket
+    stream: EventStream
+    gone: bool = False
+    stopped: bool = False
+
+
+class DisconnectWatcher:
+    """Closes the event streams of clients that have gone. All methods may be called from any thread."""
+
+    def __init__(self) -> None:
+        self._watches: set[Watch] = set()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._tick = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="api-watcher", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._tick.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=1)
+
+    @contextmanager
+    def watch(self, connection: socket.socket, stream: EventStream) -> Iterator[Watch]:
+        """While inside, a closed connection closes `stream`."""
+        watch = Watch(connection, stream)
+        with self._changed:
+            self._watches.add(watch)
+            self._changed.notify_all()
+        try:
+            yield watch
+        finally:
+            with self._changed:
+                self._watches.discard(watch)
+
+    def close_all(self) -> None:
+        """Ends every request under watch, because the server stops."""
+        with self._changed:
+            watches = list(self._watches)
+        for watch in watches:
+            watch.stopped = True
+            self._close(watch)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._watches and not self._stopping:
+                    self._changed.wait()
+                if self._stopping:
+                    return
+                gone = self._look()
+            for watch in gone:
+                watch.gone = True
+                self._close(watch)
+            self._tick.wait(TICK)
+
+    def _look(self) -> list[Watch]:
+        """Called with the lock held, so that no socket is closed meanwhile."""
+        poller = select.poll()
+        by_fd = {watch.connection.fileno(): watch for watch in self._watches if not watch.gone}
+        for fd in by_fd:
+            if fd >= 0:
+                poller.register(fd, select.POLLIN)
+        return [by_fd[fd] for fd, _ in poller.poll(0) if is_gone(by_fd[fd].connection)]
+
+    def _close(self, watch: Watch) -> None:
+        try:
+            watch.stream.close()
+        except Exception:  # this thread serves every client
+            log.warning("closing the event stream of a gone client failed", exc_info=True)

@@ -1,0 +1,226 @@
+"""``POST /v1/audio/transcriptions`` and ``POST /v1/audio/speech``, OpenAI's."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from start_llm.api.common.dialect import Inbound, Reply, Task
+from start_llm.api.common.fields import Body, ModelName, parse_body, validate, within
+from start_llm.api.http import sse
+from start_llm.api.http.owner import owner_of
+from start_llm.api.http.visitor import Made
+from start_llm.api.media.multipart import Form, read_form
+from start_llm.core.audio import Audio, AudioTask, Hearing, Hints, Segment, SoundForm, Speaking, Transcript
+from start_llm.core.encoding import Part
+from start_llm.core.errors import BadRequest, NotSupported
+from start_llm.core.events import Done, Event, Progress, Usage
+from start_llm.core.limits import MODEL, SPOKEN_TEXT
+from start_llm.core.report import CacheReport
+from start_llm.core.request import ChatRequest
+
+PLAIN = "text/plain; charset=utf-8"
+SOUNDS = {
+    "mp3": "audio/mpeg",
+    "wav": "audio/wav",
+    "flac": "audio/flac",
+    "opus": "audio/ogg",
+    "pcm": "audio/pcm",
+}
+GRANULARITY = "timestamp_granularities[]"
+Shape = Literal["json", "text", "verbose_json", "srt", "vtt"]
+
+
+class TranscriptionBody(Body):
+    model: ModelName = ""
+    language: str | None = None
+    prompt: str = ""
+    response_format: Shape = "json"
+    temperature: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    user: str | None = None
+
+
+class SpeechBody(Body):
+    model: ModelName | None = None
+    input: str
+    voice: Any = None
+    response_format: SoundForm | None = None
+    speed: Annotated[float, Field(ge=0.25, le=4.0)] | None = None
+    stream_format: Literal["audio"] | None = None
+    user: str | None = None
+
+
+class SoundTask(Task):
+    """The counts of its report are 0: they are of prompts, and shares of reuse must not be thinned."""
+
+    def __init__(self, request: ChatRequest, work: Iterable[Part]) -> None:
+        self.request, self._work = request, work
+
+    def steps(self) -> Generator[Event]:
+        for part in self._work:
+            yield Progress(part.done, part.total)
+        yield Done(Usage(prompt=0, completion=0, cached=0), CacheReport())
+
+
+class TranscriptionTask(SoundTask):
+    def __init__(self, request: ChatRequest, hearing: Hearing, shape: Shape) -> None:
+        super().__init__(request, hearing)
+        self._hearing, self._shape = hearing, shape
+
+    def reply(self) -> Reply:
+        found = self._hearing.result
+        if self._shape in _TEXTS:
+            return Reply(_TEXTS[self._shape](found).encode("utf-8", "replace"), content_type=PLAIN)
+        body: dict[str, Any] = {"text": found.text.strip()}
+        if self._shape == "verbose_json":
+            shown = [_shown(index, segment) for index, segment in enumerate(found.segments)]
+            seconds = round(found.seconds, 3)
+            body = {"task": "transcribe", "language": found.language, "duration": seconds, **body, "segments": shown}
+        used = {"type": "duration", "seconds": math.ceil(found.seconds)}
+        return Reply(sse.dumps({**body, "usage": used}))
+
+
+class SpeechTask(SoundTask):
+    def __init__(self, request: ChatRequest, speaking: Speaking, form: SoundForm) -> None:
+        super().__init__(request, speaking)
+        self._speaking, self._form = speaking, form
+
+    def reply(self) -> Reply:
+        return Reply(self._speaking.result, content_type=SOUNDS[self._form])
+
+
+@dataclass(frozen=True, slots=True)
+class AudioRoutes:
+    """Handlers."""
+
+    audio: Audio | None
+    made: Made
+
+    def transcriptions(self, inbound: Inbound) -> TranscriptionTask:
+        audio = self._audio()
+        form = read_form(inbound.body, inbound.headers.get("Content-Type", ""))
+        body = _read(form)
+        file = form.file("file")
+        request = self._request("transcription", body.model, body.user, inbound)
+        hints = Hints(body.language or None, body.prompt, body.temperature)
+        return TranscriptionTask(request, audio.transcribe(request.model, file, hints), body.response_format)
+
+    def speech(self, inbound: Inbound) -> SpeechTask:
+        audio = self._audio()
+        body, _ = parse_body(SpeechBody, inbound.body)
+        within(SPOKEN_TEXT, len(body.input), "input")
+        if not body.input.strip():
+            raise BadRequest("input: there is nothing to be spoken.", param="input", code="invalid_value")
+        if body.speed not in {None, 1.0}:
+            raise BadRequest(
+                f"speed={body.speed:g}: the models served here speak at their own speed; leave it out.",
+                param="speed",
+                code="invalid_value",
+            )
+        request = self._request("speech", body.model or "", body.user, inbound)
+        form = body.response_format or "mp3"
+        return SpeechTask(request, audio.speak(request.model, body.input, form), form)
+
+    def _request(self, task: AudioTask, model: str, user: str | None, inbound: Inbound) -> ChatRequest:
+        request = ChatRequest(
+            id=f"{task}-{uuid.uuid4().hex}",
+            dialect=task,
+            model=self._audio().named(model, task),
+            owner=owner_of({"user": user} if user else {}, inbound.headers),
+            received=inbound.received,
+        )
+        self.made.remember([request.id], inbound.visitor)
+        return request
+
+    def _audio(self) -> Audio:
+        if self.audio is None:
+            raise NotSupported("This server has no audio models.")
+        return self.audio
+
+
+def _read(form: Form) -> TranscriptionBody:
+    """The fields that are no files. Raises BadRequest."""
+    if form.value("stream") not in {None, "", "false", "False", "0"}:
+        raise BadRequest("stream: transcripts come as a whole; leave it out.", param="stream", code="invalid_value")
+    odd = [*form.values.get(GRANULARITY, []), *form.values.get(GRANULARITY[:-2], [])]
+    if any(kind != "segment" for kind in odd):
+        raise BadRequest(
+            f"{GRANULARITY}={odd[0][:40]!r}: only 'segment' is known here.", param=GRANULARITY, code="invalid_value"
+        )
+    given: dict[str, Any] = {name: form.value(name) for name in TranscriptionBody.model_fields}
+    given = {name: value for name, value in given.items() if value is not None}
+    within(MODEL, len(given.get("model", "")), "model")
+    if "temperature" in given:
+        given["temperature"] = _number(given["temperature"])
+    return validate(TranscriptionBody, given)
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text  # the validation says what is wrong with it
+
+
+def _shown(index: int, segment: Segment) -> dict[str, Any]:
+    return {
+        "id": index,
+        "seek": segment.seek,
+        "start": round(segment.start, 3),
+        "end": round(segment.end, 3),
+        "text": segment.text,
+        "tokens": list(segment.tokens),
+        "temperature": segment.temperature,
+        "avg_logprob": _known(segment.avg_logprob),
+        "compression_ratio": _known(segment.compression_ratio),
+        "no_speech_prob": _known(segment.no_speech_prob),
+    }
+
+
+def _known(value: float) -> float:
+    """JSON has no NaN."""
+    return value if math.isfinite(value) else 0.0
+
+
+def _text(found: Transcript) -> str:
+    return found.text.strip() + "\n"
+
+
+def _srt(found: Transcript) -> str:
+    cues = [
+        f"{number}\n{_clock(segment.start, ',')} --> {_clock(segment.end, ',')}\n{_cue(segment)}\n"
+        for number, segment in enumerate(_spoken(found.segments), start=1)
+    ]
+    return "\n".join(cues)
+
+
+def _vtt(found: Transcript) -> str:
+    cues = [
+        f"{_clock(segment.start, '.')} --> {_clock(segment.end, '.')}\n{_cue(segment)}\n"
+        for segment in _spoken(found.segments)
+    ]
+    return "\n".join(["WEBVTT\n", *cues])
+
+
+def _spoken(segments: Sequence[Segment]) -> list[Segment]:
+    return [segment for segment in segments if segment.text.strip()]
+
+
+def _cue(segment: Segment) -> str:
+    """An arrow would begin another cue's times."""
+    return " ".join(segment.text.split()).replace("-->", "->")
+
+
+def _clock(seconds: float, point: str) -> str:
+    """``01:02:03.004``."""
+    thousandths = round(seconds * 1000)
+    minutes, rest = divmod(thousandths, 60_000)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest // 1000:02d}{point}{rest % 1000:03d}"
+
+
+_TEXTS: dict[str, Callable[[Transcript], str]] = {"text": _text, "srt": _srt, "vtt": _vtt}

@@ -1,0 +1,206 @@
+"""``POST /v1/embeddings`` (OpenAI's) and ``POST /v1/rerank`` (Cohere's and Jina's): an encoder's answers."""
+
+from __future__ import annotations
+
+import base64
+import uuid
+from abc import abstractmethod
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from start_llm.api.common.dialect import Inbound, Reply, Task
+from start_llm.api.common.fields import Body, ModelName, bad, parse_body, within
+from start_llm.api.http import sse
+from start_llm.api.http.owner import owner_of
+from start_llm.api.http.visitor import Made
+from start_llm.core.encoding import Encoders, Encoding, Text
+from start_llm.core.errors import BadRequest, NotSupported
+from start_llm.core.events import Done, Event, Progress, Usage
+from start_llm.core.limits import DOCUMENTS, EMBEDDED
+from start_llm.core.report import CacheReport
+from start_llm.core.request import ChatRequest
+
+CUT_HEADER = "x-start-llm-cut"
+"""How many texts were too long and are known by their beginning only."""
+METHOD_HEADER = "x-start-llm-rerank"
+SIMILARITY = "embedding-similarity"
+PREFIXES = {"embeddings": "embd", "rerank": "rerank"}
+
+
+class EmbeddingsBody(Body):
+    model: ModelName | None = None
+    input: Any
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    truncate: bool | None = None
+    user: str | None = None
+
+
+class RerankBody(Body):
+    model: ModelName | None = None
+    query: str
+    documents: list[Any]
+    top_n: Annotated[int, Field(ge=1, le=2**31)] | None = None
+    return_documents: bool | None = None
+    truncate: bool | None = None
+
+
+class _Computed(Task):
+    """What both tasks share: the request as observers see it, and the steps."""
+
+    headers: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, request: ChatRequest, encoding: Encoding) -> None:
+        self.request, self.encoding = request, encoding
+
+    def steps(self) -> Generator[Event]:
+        for part in self.encoding:
+            yield Progress(part.done, part.total)
+        # The counts of a report are of KV that is reused or not; here there is none, and shares must not be thinned.
+        yield Done(Usage(prompt=self.encoding.result.tokens, completion=0, cached=0), CacheReport())
+
+    def reply(self) -> Reply:
+        cut = self.encoding.result.cut
+        return Reply(self.body(), headers={**({CUT_HEADER: str(cut)} if cut else {}), **self.headers})
+
+    @abstractmethod
+    def body(self) -> bytes: ...
+
+
+class EmbeddingsTask(_Computed):
+    def __init__(self, request: ChatRequest, encoding: Encoding, form: str) -> None:
+        super().__init__(request, encoding)
+        self._form = form
+
+    def body(self) -> bytes:
+        """Made a vector at a time: a hundred thousand numbers in one go would hold up all other threads."""
+        items = [
+            sse.dumps({"object": "embedding", "index": index, "embedding": self._shown(vector)})
+            for index, vector in enumerate(self.encoding.result.vectors)
+        ]
+        tokens = self.encoding.result.tokens
+        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+        rest = sse.dumps({"model": self.request.model, "usage": usage})
+        return b'{"object":"list","data":[' + b",".join(items) + b"]," + rest[1:]
+
+    def _shown(self, vector: Any) -> Any:
+        if self._form == "base64":
+            return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
+        return vector.tolist()
+
+
+class RerankTask(_Computed):
+    """Documents by the cosine of their vector and the query's, which is the first."""
+
+    headers = MappingProxyType({METHOD_HEADER: SIMILARITY})
+
+    def __init__(self, request: ChatRequest, encoding: Encoding, shown: Sequence[str] | None, top: int) -> None:
+        super().__init__(request, encoding)
+        self._shown, self._top = shown, top
+
+    def body(self) -> bytes:
+        vectors, tokens = self.encoding.result.vectors, self.encoding.result.tokens
+        scores = (vectors[1:] @ vectors[0]).tolist()
+        best = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._top]
+        results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in best]
+        if self._shown is not None:
+            for result in results:
+                result["document"] = {"text": self._shown[result["index"]]}
+        return sse.dumps(
+            {
+                "id": self.request.id,
+                "object": "list",
+                "model": self.request.model,
+                "results": results,
+                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+                "meta": {"method": SIMILARITY, "billed_units": {"search_units": 1}, "tokens": {"input_tokens": tokens}},
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Encodings:
+    """Handlers of the two routes."""
+
+    encoders: Encoders | None
+    made: Made
+
+    def embeddings(self, inbound: Inbound) -> EmbeddingsTask:
+        body, data = parse_body(EmbeddingsBody, inbound.body)
+        texts = texts_of(body.input)
+        encoders = self._encoders()
+        request = self._request(encoders, "embeddings", body.model, data, inbound)
+        encoding = encoders.encode(texts, "input", truncate=bool(body.truncate), dimensions=body.dimensions)
+        return EmbeddingsTask(request, encoding, body.encoding_format or "float")
+
+    def rerank(self, inbound: Inbound) -> RerankTask:
+        body, data = parse_body(RerankBody, inbound.body)
+        documents = documents_of(body.documents)
+        if not body.query:
+            raise bad("query", "a text that is not empty", body.query)
+        encoders = self._encoders()
+        request = self._request(encoders, "rerank", body.model, data, inbound)
+        encoding = encoders.encode(
+            [body.query, *documents], "documents", truncate=body.truncate is not False, dimensions=None
+        )
+        shown = None if body.return_documents is False else documents
+        return RerankTask(request, encoding, shown, min(body.top_n or len(documents), len(documents)))
+
+    def _encoders(self) -> Encoders:
+        if self.encoders is None:
+            raise NotSupported("This server has no embedding model.")
+        return self.encoders
+
+    def _request(
+        self,
+        encoders: Encoders,
+        kind: Literal["embeddings", "rerank"],
+        model: str | None,
+        data: dict[str, Any],
+        inbound: Inbound,
+    ) -> ChatRequest:
+        request = ChatRequest(
+            id=f"{PREFIXES[kind]}-{uuid.uuid4().hex}",
+            dialect=kind,
+            model=encoders.named(model or ""),
+            owner=owner_of(data, inbound.headers),
+            received=inbound.received,
+        )
+        self.made.remember([request.id], inbound.visitor)
+        return request
+
+
+def texts_of(value: Any) -> tuple[Text, ...]:
+    """A string, a list of token ids, or a list of either. Raises BadRequest."""
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        within(EMBEDDED, len(value), "input")
+        return tuple(_text(item, f"input[{index}]") for index, item in enumerate(value))
+    return (_text(value, "input"),)
+
+
+def _text(value: Any, path: str) -> Text:
+    if isinstance(value, str):
+        if not value:
+            raise BadRequest(f"{path}: an empty text has no embedding.", param=path, code="invalid_value")
+        return value
+    if isinstance(value, list) and value and all(type(item) is int and 0 <= item < 2**31 for item in value):
+        return tuple(value)
+    raise bad(path, "a string or a list of token ids that is not empty", value)
+
+
+def documents_of(values: Sequence[Any]) -> list[str]:
+    """Texts, or objects with a `text`. Raises BadRequest."""
+    if not values:
+        raise bad("documents", "a list with at least one document", values)
+    within(DOCUMENTS, len(values), "documents")
+    found = []
+    for index, value in enumerate(values):
+        text = value.get("text") if isinstance(value, dict) else value
+        if not isinstance(text, str) or not text:
+            raise bad(f"documents[{index}]", "a text, or an object with a text, that is not empty", value)
+        found.append(text)
+    return found

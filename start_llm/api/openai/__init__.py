@@ -1,0 +1,1 @@
+"""OpenAI's chat completions, completions and Responses: bodies to requests, events to answers."""

@@ -1,0 +1,266 @@
+"""``POST /v1/chat/completions``, the way in: OpenAI's body to a `ChatRequest`. The way out is `openai_stream`."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import FailFast, Field
+
+from start_llm.api.common.collect import Collected
+from start_llm.api.common.dialect import Inbound, StreamWriter
+from start_llm.api.common.fields import (
+    Body,
+    ModelName,
+    SamplingBody,
+    Tokens,
+    bad,
+    model_of,
+    parse_body,
+    sampling_of,
+    session_of,
+    stop_of,
+    word,
+)
+from start_llm.api.common.parts import (
+    Content,
+    arguments_in,
+    content_of,
+    join_content,
+    join_text,
+    part_content,
+    string_in,
+    text_of,
+)
+from start_llm.api.common.thinking import template_kwargs_of, thinking_of
+from start_llm.api.common.tools import check_unique, choose, function_of, response_format_of, tool_of
+from start_llm.api.http.owner import owner_of
+from start_llm.api.openai.stream import ChatWriter, chat_body
+from start_llm.core.errors import BadRequest, NotSupported
+from start_llm.core.limits import CHOICES
+from start_llm.core.messages import Message, Role, Tool, ToolCall
+from start_llm.core.request import ChatRequest, ToolChoice
+from start_llm.core.settings import Settings
+
+ROLES = "system, developer, user, assistant, tool or function"
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+
+
+class ChatMessage(Body):
+    role: str
+    content: Any = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: Any = None
+    thinking_blocks: list[Any] | None = None
+    refusal: str | None = None
+    tool_calls: list[Any] | None = None
+    function_call: dict[str, Any] | None = None
+    tool_call_id: str | None = None
+
+
+class ChatBody(SamplingBody):
+    model: ModelName | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1), FailFast()]
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    functions: list[Any] | None = None
+    function_call: Any = None
+    parallel_tool_calls: bool | None = None
+    response_format: Any = None
+    max_tokens: Tokens | None = None
+    max_completion_tokens: Tokens | None = None
+    n: Annotated[int, Field(ge=1, le=CHOICES.most)] | None = None
+    best_of: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    stop: Any = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    modalities: list[str] | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatExchange:
+    """A chat completion that is being answered. `created` is unix seconds."""
+
+    request: ChatRequest
+    include_usage: bool
+    created: int
+    token_text: Callable[[int], str]
+
+    @property
+    def requests(self) -> tuple[ChatRequest, ...]:
+        return (self.request,)
+
+    def body(self, result: Collected) -> dict[str, Any]:
+        return chat_body(self.request, self.created, result, self.token_text)
+
+    def writer(self) -> StreamWriter:
+        return ChatWriter(self.request, self.created, self.include_usage, self.token_text)
+
+
+def read_chat(inbound: Inbound, settings: Settings, token_text: Callable[[int], str]) -> ChatExchange:
+    """Raises BadRequest, NotSupported."""
+    body, data = parse_body(ChatBody, inbound.body)
+    if body.modalities and set(body.modalities) != {"text"}:
+        raise NotSupported("modalities: only text can be generated.", param="modalities")
+    if body.best_of is not None and body.best_of > (body.n or 1):
+        raise NotSupported("best_of: more candidates than n are not supported; set n instead.", param="best_of")
+    tools, choice = _tools(body)
+    thinking = thinking_of(data)
+    request = ChatRequest(
+        id=f"chatcmpl-{uuid.uuid4().hex}",
+        dialect="chat",
+        model=model_of(data),
+        messages=messages_of(body.messages),
+        tools=tools,
+        tool_choice=choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        response_format=response_format_of(body.response_format),
+        sampling=sampling_of(body, settings),
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        stop=stop_of(body.stop),
+        n=body.n or 1,
+        logprobs=_logprobs(body),
+        stream=bool(body.stream),
+        thinking=thinking.enabled,
+        reasoning_effort=thinking.effort,
+        thinking_budget=thinking.budget,
+        session=session_of(data, inbound.headers),
+        owner=owner_of(data, inbound.headers),
+        template_kwargs=template_kwargs_of(data),
+        received=inbound.received,
+    )
+    include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    return ChatExchange(request, include_usage, int(time.time()), token_text)
+
+
+def _logprobs(body: ChatBody) -> int | None:
+    if body.top_logprobs is not None and not body.logprobs:
+        raise BadRequest("top_logprobs: needs logprobs to be true.", param="top_logprobs")
+    return (body.top_logprobs or 0) if body.logprobs else None
+
+
+def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
+    """`tools`, or the older `functions`, with the choice that belongs to them."""
+    if body.tools is None and body.functions is not None:
+        old = [function_of(item, f"functions[{index}]") for index, item in enumerate(body.functions)]
+        picked, left = choose(body.function_call, check_unique(old, "functions"), "function_call")
+        return left, picked
+    tools = [tool_of(item, f"tools[{index}]") for index, item in enumerate(body.tools or [])]
+    picked, left = choose(body.tool_choice, check_unique(tools))
+    return left, picked
+
+
+def messages_of(messages: list[ChatMessage]) -> tuple[Message, ...]:
+    """The conversation, in its order; nothing is hoisted or merged."""
+    result: list[Message] = []
+    for index, message in enumerate(messages):
+        path = f"messages[{index}]"
+        if message.role in {"system", "developer", "user"}:
+            content = content_of(message.content, f"{path}.content")
+            role: Role = "user" if message.role == "user" else "system"
+            result.append(Message(role, content.text, name=message.name, attachments=content.attachments))
+        elif message.role == "assistant":
+            result.append(_assistant(message, path, index))
+        elif message.role in {"tool", "function"}:
+            result.append(_tool(message, path, result))
+        else:
+            raise bad(f"{path}.role", ROLES, message.role)
+    return tuple(result)
+
+
+def _assistant(message: ChatMessage, path: str, index: int) -> Message:
+    content, inline = _assistant_content(message.content, f"{path}.content")
+    if not content.text and message.refusal:
+        content = Content(message.refusal)
+    calls = [
+        _call(item, f"{path}.tool_calls[{j}]", f"call_{index}_{j}") for j, item in enumerate(message.tool_calls or [])
+    ]
+    if message.function_call is not None:
+        calls.append(_function(message.function_call, f"{path}.function_call", f"call_{index}_{len(calls)}"))
+    return Message(
+        "assistant",
+        content.text,
+        reasoning=_thoughts(message, inline) or None,
+        tool_calls=tuple(calls),
+        name=message.name,
+        attachments=content.attachments,
+    )
+
+
+def _thoughts(message: ChatMessage, inline: str | None) -> str | None:
+    """The thinking, in the first of the fields that clients use; `inline`: it stood among the content's parts."""
+    if message.reasoning_content is not None:
+        return message.reasoning_content
+    if isinstance(message.reasoning, str):
+        return message.reasoning
+    if message.thinking_blocks:
+        blocks = [block.get("thinking") for block in message.thinking_blocks if isinstance(block, dict)]
+        return join_text(block for block in blocks if isinstance(block, str))
+    return inline
+
+
+def _assistant_content(content: Any, path: str) -> tuple[Content, str | None]:
+    """What it says, and the thinking parts that some clients put beside it."""
+    if not isinstance(content, list):
+        return content_of(content, path), None
+    parts, thoughts = [], []
+    for index, part in enumerate(content):
+        where = f"{path}[{index}]"
+        kind = word(part.get("type")) if isinstance(part, dict) else None
+        if kind in {"thinking", "reasoning"}:
+            inner = part.get("thinking", part.get("text"))
+            thoughts.append(text_of(inner, f"{where}.{kind}"))
+        else:
+            parts.append(part_content(part, where))
+    return join_content(parts), join_text(thoughts) if thoughts else None
+
+
+def _call(item: Any, path: str, default_id: str) -> ToolCall:
+    if not isinstance(item, dict):
+        raise bad(path, "an object", item)
+    call_id = item.get("id")
+    if call_id is not None and not isinstance(call_id, str):
+        raise bad(f"{path}.id", "a string", call_id)
+    custom = item.get("custom")
+    if isinstance(custom, dict):
+        arguments = json.dumps({"input": string_in(custom, "input", f"{path}.custom")}, ensure_ascii=False)
+        return ToolCall(call_id or default_id, string_in(custom, "name", f"{path}.custom"), arguments)
+    function = item.get("function")
+    if not isinstance(function, dict):
+        raise bad(f"{path}.function", "an object", function)
+    return _function(function, f"{path}.function", call_id or default_id)
+
+
+def _function(function: dict[str, Any], path: str, call_id: str) -> ToolCall:
+    arguments = function.get("arguments")
+    if arguments is None:
+        arguments = ""
+    elif isinstance(arguments, dict):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    elif isinstance(arguments, str):
+        arguments = arguments_in(function, "arguments", path)
+    else:
+        raise bad(f"{path}.arguments", "JSON text or an object", arguments)
+    return ToolCall(call_id, string_in(function, "name", path), arguments)
+
+
+def _tool(message: ChatMessage, path: str, before: list[Message]) -> Message:
+    """A result. The older ``function`` role names no call: it answers the last one of that name."""
+    call_id = message.tool_call_id
+    if call_id is None:
+        calls = [call for earlier in before for call in earlier.tool_calls if message.name in {None, call.name}]
+        call_id = calls[-1].id if calls else None
+    content = content_of(message.content, f"{path}.content")
+    return Message("tool", content.text, tool_call_id=call_id, name=message.name, attachments=content.attachments)

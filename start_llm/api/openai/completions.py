@@ -1,0 +1,205 @@
+"""``POST /v1/completions``: raw prompts, OpenAI's older API."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from start_llm.api.common.collect import Collected
+from start_llm.api.common.dialect import Inbound, StreamWriter
+from start_llm.api.common.errors import openai_error
+from start_llm.api.common.fields import (
+    ModelName,
+    SamplingBody,
+    Tokens,
+    bad,
+    model_of,
+    parse_body,
+    sampling_of,
+    session_of,
+    stop_of,
+    within,
+)
+from start_llm.api.http import sse
+from start_llm.api.http.owner import owner_of
+from start_llm.api.openai.chat import StreamOptions
+from start_llm.api.openai.stream import finish_word, usage_body
+from start_llm.core.errors import NotSupported, StartLLMError
+from start_llm.core.events import ChoiceDone, Done, Event, Progress, ReasoningDelta, TextDelta, TokenLogprob
+from start_llm.core.limits import CHOICES, PROMPTS
+from start_llm.core.request import ChatRequest
+from start_llm.core.settings import Settings
+
+TokenText = Callable[[int], str]
+Prompt = str | tuple[int, ...]
+
+
+class CompletionBody(SamplingBody):
+    model: ModelName | None = None
+    prompt: Any = None
+    suffix: str | None = None
+    echo: bool | None = None
+    max_tokens: Tokens | None = None
+    n: Annotated[int, Field(ge=1, le=CHOICES.most)] | None = None
+    best_of: int | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    stop: Any = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionExchange:
+    """A completion that is being answered.
+
+    Attributes:
+        request: that of the first prompt; the others differ in their id and prompt only.
+        echo: the prompts' texts where the client wants them back, else one ``""`` a prompt.
+    """
+
+    request: ChatRequest
+    include_usage: bool
+    created: int
+    token_text: TokenText
+    prompts: tuple[Prompt, ...]
+    echo: tuple[str, ...]
+
+    @property
+    def requests(self) -> tuple[ChatRequest, ...]:
+        first, *others = self.prompts
+        more = (replace(self.request, id=f"{self.request.id}-{i}", prompt=p) for i, p in enumerate(others, 1))
+        return (replace(self.request, prompt=first), *more)
+
+    def echo_of(self, choice: int) -> str:
+        return self.echo[choice // self.request.n]
+
+    def body(self, result: Collected) -> dict[str, Any]:
+        choices = []
+        for index, choice in enumerate(result.choices):
+            text, echo = choice.reasoning + choice.text, self.echo_of(index)
+            logprobs = None
+            if self.request.logprobs is not None:
+                logprobs = legacy_logprobs(choice.logprobs, self.token_text, len(echo))
+            choices.append(_choice(index, echo + text, logprobs, finish_word(choice.finish_reason)))
+        return _head(self) | {"choices": choices, "usage": usage_body(result.usage, result.report)}
+
+    def writer(self) -> StreamWriter:
+        return CompletionWriter(self)
+
+
+def read_completion(inbound: Inbound, settings: Settings, token_text: TokenText) -> CompletionExchange:
+    """Raises BadRequest, NotSupported."""
+    body, data = parse_body(CompletionBody, inbound.body)
+    if body.suffix:
+        raise NotSupported("suffix: text after the answer is not supported; leave it out.", param="suffix")
+    if body.best_of is not None and body.best_of > (body.n or 1):
+        raise NotSupported("best_of: more candidates than n are not supported; set n instead.", param="best_of")
+    prompts = prompts_of(body.prompt)
+    request = ChatRequest(
+        id=f"cmpl-{uuid.uuid4().hex}",
+        dialect="completions",
+        model=model_of(data),
+        prompt=prompts[0],
+        sampling=sampling_of(body, settings),
+        max_tokens=body.max_tokens,
+        stop=stop_of(body.stop),
+        n=body.n or 1,
+        logprobs=body.logprobs,
+        stream=bool(body.stream),
+        session=session_of(data, inbound.headers),
+        owner=owner_of(data, inbound.headers),
+        received=inbound.received,
+    )
+    include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
+    echo = tuple(_text(prompt, token_text) if body.echo else "" for prompt in prompts)
+    return CompletionExchange(request, include_usage, int(time.time()), token_text, prompts, echo)
+
+
+def prompts_of(value: Any) -> tuple[Prompt, ...]:
+    """A string, a list of token ids, or a list of either."""
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        within(PROMPTS, len(value), "prompt")
+        return tuple(_prompt(item, f"prompt[{index}]") for index, item in enumerate(value))
+    return (_prompt(value, "prompt"),)
+
+
+def _prompt(value: Any, path: str) -> Prompt:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and value and all(type(item) is int and 0 <= item < 2**31 for item in value):
+        return tuple(value)
+    raise bad(path, "a string or a list of token ids that is not empty", value)
+
+
+def _text(prompt: Prompt, token_text: TokenText) -> str:
+    return prompt if isinstance(prompt, str) else "".join(token_text(token) for token in prompt)
+
+
+def legacy_logprobs(items: Sequence[TokenLogprob], token_text: TokenText, offset: int = 0) -> dict[str, Any]:
+    """The four parallel lists of this API; `offset` is where the first token's text begins, in characters."""
+    tokens = [token_text(item.token) for item in items]
+    offsets = []
+    for text in tokens:
+        offsets.append(offset)
+        offset += len(text)
+    return {
+        "tokens": tokens,
+        "token_logprobs": [item.logprob for item in items],
+        "top_logprobs": [{token_text(token): value for token, value in item.top} for item in items],
+        "text_offset": offsets,
+    }
+
+
+def _head(exchange: CompletionExchange) -> dict[str, Any]:
+    request = exchange.request
+    return {"id": request.id, "object": "text_completion", "created": exchange.created, "model": request.model}
+
+
+def _choice(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+
+class CompletionWriter:
+    """``text_completion`` chunks. There is no field for reasoning here: it is text like any other."""
+
+    def __init__(self, exchange: CompletionExchange) -> None:
+        self._exchange = exchange
+        self._choices = range(exchange.request.n * len(exchange.prompts))
+        self._offsets = [len(exchange.echo_of(index)) for index in self._choices]
+
+    def open(self) -> bytes:
+        echoes = [(index, self._exchange.echo_of(index)) for index in self._choices]
+        return b"".join(self._chunk(index, echo) for index, echo in echoes if echo)
+
+    def write(self, event: Event) -> bytes:
+        if isinstance(event, TextDelta):
+            logprobs = None
+            if event.logprobs:
+                logprobs = legacy_logprobs(event.logprobs, self._exchange.token_text, self._offsets[event.choice])
+            self._offsets[event.choice] += len(event.text)
+            return self._chunk(event.choice, event.text, logprobs)
+        if isinstance(event, ReasoningDelta):
+            self._offsets[event.choice] += len(event.text)
+            return self._chunk(event.choice, event.text)
+        if isinstance(event, ChoiceDone):
+            return self._chunk(event.choice, "", finish=finish_word(event.finish_reason))
+        if isinstance(event, Progress):
+            return sse.ping(event.done, event.total)
+        if isinstance(event, Done):
+            usage = b""
+            if self._exchange.include_usage:
+                body = {"choices": [], "usage": usage_body(event.usage, event.report)}
+                usage = sse.data(_head(self._exchange) | body)
+            return usage + sse.DONE
+        return b""
+
+    def fail(self, error: StartLLMError) -> bytes:
+        return sse.data(openai_error(error)) + sse.DONE
+
+    def _chunk(self, index: int, text: str, logprobs: dict[str, Any] | None = None, finish: str | None = None) -> bytes:
+        return sse.data(_head(self._exchange) | {"choices": [_choice(index, text, logprobs, finish)]})

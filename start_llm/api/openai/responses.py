@@ -1,0 +1,233 @@
+"""``/v1/responses``, the way in, and stored responses. The way out is `responses_stream`."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from start_llm.api.common.dialect import Inbound, Reply
+from start_llm.api.common.fields import (
+    ModelName,
+    SamplingBody,
+    Tokens,
+    bad,
+    model_of,
+    parse_body,
+    sampling_of,
+    session_of,
+    short,
+    stop_of,
+    within,
+)
+from start_llm.api.common.thinking import template_kwargs_of, thinking_of
+from start_llm.api.common.tools import response_format_of
+from start_llm.api.http import sse
+from start_llm.api.http.owner import owner_of
+from start_llm.api.openai.responses_items import messages_of
+from start_llm.api.openai.responses_store import OwnResponses, ResponsesStore, Stored
+from start_llm.api.openai.responses_stream import ResponsesExchange, Style, telling
+from start_llm.api.openai.responses_tools import Toolbox, toolbox
+from start_llm.core.errors import NotFound, NotSupported
+from start_llm.core.limits import MESSAGES
+from start_llm.core.messages import Message
+from start_llm.core.request import ChatRequest
+from start_llm.core.settings import Settings
+
+log = logging.getLogger(__name__)
+
+REFUSED = {
+    "background": "answers in the background are not supported; leave it out or set it to false.",
+    "conversation": "conversations are not kept; use previous_response_id.",
+    "prompt": "stored prompt templates are not supported; send instructions and input.",
+}
+
+
+class ResponsesBody(SamplingBody):
+    model: ModelName | None = None
+    input: Any = None
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    stream: bool | None = None
+    tools: list[Any] | None = None
+    tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
+    max_output_tokens: Tokens | None = None
+    max_tool_calls: Tokens | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    service_tier: str | None = None
+    reasoning: dict[str, Any] | None = None
+    text: dict[str, Any] | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    stop: Any = None
+    metadata: dict[str, Any] | None = None
+    user: str | None = None
+
+
+def read_responses(
+    inbound: Inbound, settings: Settings, token_text: Callable[[int], str], store: OwnResponses
+) -> ResponsesExchange:
+    """Raises BadRequest, NotFound (the previous response), NotSupported."""
+    body, data = parse_body(ResponsesBody, inbound.body)
+    _refuse(data)
+    items = [*_previous(body.previous_response_id, store), *_input(body.input)]
+    within(MESSAGES, len(items), "input")
+    messages = messages_of(items)
+    tools = _tools(body, items)
+    if body.instructions:
+        messages = (Message("system", body.instructions), *messages)
+    thinking = thinking_of(data)
+    include = set(body.include or [])
+    wants_logprobs = "message.output_text.logprobs" in include or bool(body.top_logprobs)
+    request = ChatRequest(
+        id=f"resp_{uuid.uuid4().hex}",
+        dialect="responses",
+        model=model_of(data),
+        messages=messages,
+        tools=tools.tools,
+        tool_choice=tools.choice,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        response_format=response_format_of((body.text or {}).get("format"), "text.format"),
+        sampling=sampling_of(body, settings),
+        max_tokens=body.max_output_tokens,
+        stop=stop_of(body.stop),
+        logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
+        stream=bool(body.stream),
+        thinking=thinking.enabled,
+        reasoning_effort=thinking.effort,
+        thinking_budget=thinking.budget,
+        session=session_of(data, inbound.headers),
+        owner=owner_of(data, inbound.headers),
+        template_kwargs=template_kwargs_of(data),
+        received=inbound.received,
+    )
+    thought = body.reasoning or {}
+    style = Style(
+        summary=bool(thought.get("summary") or thought.get("generate_summary")),
+        sealed="reasoning.encrypted_content" in include,
+    )
+    keep = store if body.store is not False and store.enabled else None
+    if body.store:
+        _check_storable(store)
+    echo = _echo(body, data, tools.notes, keep is not None)
+    return ResponsesExchange(request, echo, items, style, time.time(), token_text, keep, bool(body.store), tools.origin)
+
+
+def _refuse(data: dict[str, Any]) -> None:
+    for name, why in REFUSED.items():
+        if data.get(name):
+            raise NotSupported(f"{name}: {why}", param=name)
+
+
+def _check_storable(store: OwnResponses) -> None:
+    """Before anything is computed: what asks to be stored and cannot be is refused."""
+    if store.owner is None:
+        why = "a server without API_KEY stores responses for clients of its own machine only"
+        raise bad("store", f"false or left out: {why}", True)
+    if not store.enabled:
+        raise bad("store", "false or left out: this server stores no responses (RESPONSES_STORE_MAX=0)", True)
+    with telling("store"):
+        store.check()
+
+
+def _input(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        return [{"type": "message", "role": "user", "content": value}]
+    if isinstance(value, list) and value:
+        return value
+    raise bad("input", "a string or a list of items that is not empty", value)
+
+
+def _previous(response_id: str | None, store: OwnResponses) -> list[Any]:
+    """What was said up to and with the previous response; its instructions are not carried over."""
+    if response_id is None:
+        return []
+    with telling("previous_response_id"):
+        stored = store.get(response_id)
+    if stored is None:
+        raise NotFound(
+            f"previous_response_id: there is no stored response {short(response_id)}; it may have expired.",
+            param="previous_response_id",
+            code="previous_response_not_found",
+        )
+    return [*stored.items, *stored.body["output"]]
+
+
+def _tools(body: ResponsesBody, items: list[Any]) -> Toolbox:
+    found = [(f"tools[{index}]", tool) for index, tool in enumerate(body.tools or [])]
+    for index, item in enumerate(items):
+        if isinstance(item, dict) and item.get("type") == "additional_tools":
+            added = item.get("tools") or []
+            if not isinstance(added, list):
+                raise bad(f"input[{index}].tools", "a list of tools", added)
+            found += [(f"input[{index}].tools[{place}]", tool) for place, tool in enumerate(added)]
+    tools = toolbox(found, body.tool_choice)
+    if tools.notes:
+        log.info("tools passed over: %s", ", ".join(tools.notes))
+    return tools
+
+
+def _echo(body: ResponsesBody, data: Mapping[str, Any], notes: Sequence[str], stored: bool) -> dict[str, Any]:
+    """The fields of a response that say what was asked."""
+    metadata = {name: value for name, value in (body.metadata or {}).items() if isinstance(value, str)}
+    if notes:
+        note = f"These tools were passed over, they would run elsewhere: {', '.join(notes)}"
+        metadata["start_llm_warnings"] = note if len(note) <= 512 else note[:509] + "..."
+    reasoning = body.reasoning or {}
+    return {
+        "instructions": body.instructions,
+        "max_output_tokens": body.max_output_tokens,
+        "metadata": metadata,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": body.previous_response_id,
+        "reasoning": {"effort": reasoning.get("effort"), "summary": reasoning.get("summary")},
+        "store": stored,
+        "temperature": body.temperature,
+        "text": body.text or {"format": {"type": "text"}},
+        "tool_choice": data.get("tool_choice") or "auto",
+        "tools": body.tools or [],
+        "top_p": body.top_p,
+        "truncation": "disabled",
+        "user": body.user,
+    }
+
+
+class StoredResponses:
+    """``GET`` and ``DELETE /v1/responses/{id}``, and the input items of one."""
+
+    def __init__(self, store: ResponsesStore) -> None:
+        self._store = store
+
+    def get(self, inbound: Inbound) -> Reply:
+        return Reply(sse.dumps(self._find(inbound).body))
+
+    def delete(self, inbound: Inbound) -> Reply:
+        wanted = inbound.params[0]
+        with telling("response_id"):
+            deleted = self._store.of(inbound.visitor.scope).delete(wanted)
+        if not deleted:
+            raise _missing(wanted)
+        return Reply(sse.dumps({"id": wanted, "object": "response", "deleted": True}))
+
+    def input_items(self, inbound: Inbound) -> Reply:
+        items = self._find(inbound).items
+        return Reply(sse.dumps({"object": "list", "data": items, "has_more": False}))
+
+    def _find(self, inbound: Inbound) -> Stored:
+        """Whose it is makes no difference in words: that there is one is nobody else's business."""
+        response_id = inbound.params[0]
+        with telling("response_id"):
+            stored = self._store.of(inbound.visitor.scope).get(response_id)
+        if stored is None:
+            raise _missing(response_id)
+        return stored
+
+
+def _missing(response_id: str) -> NotFound:
+    return NotFound(f"There is no stored response {short(response_id)}.", param="response_id")

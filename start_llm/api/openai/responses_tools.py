@@ -1,0 +1,212 @@
+"""Tools of the Responses API as functions of flat names, and the way back from a flat name to the client's own.
+
+A function `f` in the namespace `n` is ``n__f`` to the model. A custom (freeform) tool is a function of one string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from start_llm.api.common.fields import bad, short, within, word
+from start_llm.api.common.tools import choose, tool_of
+from start_llm.core.errors import BadRequest
+from start_llm.core.limits import NAME, TOOLS
+from start_llm.core.messages import Tool
+from start_llm.core.request import ToolChoice
+
+SEPARATOR = "__"
+PASSED_OVER = frozenset(
+    {
+        "web_search", "web_search_preview", "web_search_2025_08_26", "file_search", "code_interpreter", "computer",
+        "computer_use_preview", "image_generation", "local_shell", "shell", "mcp", "apply_patch", "tool_search",
+        "programmatic_tool_calling",
+    }
+)  # fmt: skip
+FREE_TEXT_NOTE = "Its input is free text: the argument `input` of the call, one string."
+SERVED = frozenset({"function", "custom"})
+FREE_TEXT: dict[str, Any] = {
+    "type": "object",
+    "properties": {"input": {"type": "string"}},
+    "required": ["input"],
+    "additionalProperties": False,
+}
+
+
+def flat_name(name: str, namespace: str | None) -> str:
+    """The model's name of a tool; of these two alone, so that a history reads the same whatever tools come with it."""
+    if not namespace:
+        return name
+    return namespace + name if namespace.endswith(SEPARATOR) else f"{namespace}{SEPARATOR}{name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A tool as the client names it."""
+
+    name: str
+    namespace: str | None = None
+    custom: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Toolbox:
+    """The tools of a request.
+
+    Attributes:
+        tools: what the model may call, by flat names.
+        choice: which of them it must call.
+        notes: the tools that were passed over because they run elsewhere.
+        named: the client's tools by their flat names.
+    """
+
+    tools: tuple[Tool, ...]
+    choice: ToolChoice
+    notes: tuple[str, ...]
+    named: Mapping[str, Named]
+
+    def origin(self, called: str) -> Named:
+        """The client's tool that a call means; models also call by the plain name, where only one tool has it."""
+        return self.named.get(called) or self.named.get(_full(called, None, self.named)) or Named(called)
+
+
+def toolbox(found: Sequence[tuple[str, Any]], choice: Any) -> Toolbox:
+    """From (path, tool) pairs and the body's ``tool_choice``. Raises BadRequest, NotSupported."""
+    reader = _Reader()
+    for path, tool in found:
+        reader.read(tool, path)
+        within(TOOLS, len(reader.tools), "tools")
+    wanted = _flat_choice(choice, reader.named)
+    picked, tools = choose(wanted, tuple(reader.tools))
+    return Toolbox(reader.introduced(tools), picked, tuple(reader.notes), reader.named)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self.tools: list[Tool] = []
+        self.named: dict[str, Named] = {}
+        self.notes: list[str] = []
+        self._about: dict[str, list[str]] = {}
+
+    def read(self, tool: Any, path: str) -> None:
+        kind = _kind(tool)
+        if kind == "namespace":
+            self._namespace(tool, path)
+        elif kind in PASSED_OVER:
+            self._pass_over(tool, path)
+        else:
+            self._add(tool, path, None)
+
+    def _namespace(self, tool: dict[str, Any], path: str) -> None:
+        name, about, inner = tool.get("name"), tool.get("description"), tool.get("tools")
+        if not isinstance(name, str) or not name:
+            raise bad(f"{path}.name", "a string that is not empty", name)
+        within(NAME, len(name), f"{path}.name")
+        if about is not None and not isinstance(about, str):
+            raise bad(f"{path}.description", "a string", about)
+        if not isinstance(inner, list):
+            raise bad(f"{path}.tools", "a list of tools", inner)
+        known = self._about.setdefault(name, [])
+        if about and about.strip() and about not in known:
+            known.append(about)
+        for index, part in enumerate(inner):
+            place = f"{path}.tools[{index}]"
+            if _kind(part) in SERVED:
+                self._add(part, place, name)
+            else:
+                self._pass_over(part, place)
+
+    def _add(self, item: Any, path: str, namespace: str | None) -> None:
+        custom = _kind(item) == "custom"
+        tool = _custom(item, path) if custom else tool_of(item, path)
+        flat = flat_name(tool.name, namespace)
+        if flat in self.named:
+            raise BadRequest(f"{path}: a second tool is named {short(flat)}.", param=path)
+        self.tools.append(replace(tool, name=flat))
+        self.named[flat] = Named(tool.name, namespace, custom)
+
+    def _pass_over(self, tool: dict[str, Any], path: str) -> None:
+        kind = tool.get("type")
+        name = word(tool.get("name")) or word(tool.get("server_label")) or kind
+        self.notes.append(f"{path} ({str(name)[:64]}, type {kind})")
+
+    def introduced(self, tools: Sequence[Tool]) -> tuple[Tool, ...]:
+        """The tools, the first of each namespace with what its namespace says of all of them."""
+        about = {name: texts for name, texts in self._about.items() if texts}
+        result = []
+        for tool in tools:
+            namespace = self.named[tool.name].namespace
+            if namespace and namespace in about:
+                prefix = flat_name("", namespace)
+                texts = [f"About all tools named {prefix}*: {text}" for text in about.pop(namespace)]
+                tool = replace(tool, description="\n\n".join([*texts, tool.description]).strip())
+            result.append(tool)
+        return tuple(result)
+
+
+def _kind(item: Any) -> str:
+    """A tool's type; what is no tool at all is left for `tool_of` to refuse."""
+    kind = item.get("type", "function") if isinstance(item, dict) else "function"
+    return kind if isinstance(kind, str) else "function"
+
+
+def _custom(item: dict[str, Any], path: str) -> Tool:
+    """A freeform tool. Its grammar is told, not enforced."""
+    plain = tool_of({"name": item.get("name"), "description": item.get("description")}, path)
+    # Clients say "do not wrap it in JSON" of tools that every local model can only call in its own format.
+    said = [plain.description] if plain.description else []
+    said.append(FREE_TEXT_NOTE)
+    given = item.get("format")
+    kind = given.get("type") if isinstance(given, dict) else given
+    if isinstance(given, dict) and kind == "grammar":
+        for name in ("syntax", "definition"):
+            if not isinstance(given.get(name), str):
+                raise bad(f"{path}.format.{name}", "a string", given.get(name))
+        said.append(f"The input must match this {given['syntax']} grammar:\n{given['definition']}")
+    elif kind not in (None, "text"):
+        raise bad(f"{path}.format.type", "text or grammar", kind)
+    return Tool(plain.name, "\n\n".join(said), FREE_TEXT)
+
+
+# --- tool_choice ---
+
+
+def _flat_choice(choice: Any, named: Mapping[str, Named]) -> Any:
+    """``tool_choice`` with flat names; what is not understood is left for `choose` to refuse."""
+    if not isinstance(choice, dict):
+        return choice
+    if choice.get("type") != "allowed_tools":
+        return _flat_reference(choice, named)
+    nested = choice.get("allowed_tools")
+    place = nested if isinstance(nested, dict) else choice
+    if not isinstance(place.get("tools"), list):
+        return choice
+    allowed: list[Any] = []
+    for item in place["tools"]:
+        kind = _kind(item)
+        if kind == "namespace":
+            inside = [flat for flat, tool in named.items() if tool.namespace == item.get("name")]
+            allowed += [{"type": "function", "name": flat} for flat in inside]
+        elif kind not in PASSED_OVER:
+            allowed.append(_flat_reference(item, named))
+    return {"type": "allowed_tools", "mode": place.get("mode", "auto"), "tools": allowed}
+
+
+def _flat_reference(item: Any, named: Mapping[str, Named]) -> Any:
+    if not isinstance(item, dict) or _kind(item) not in SERVED or not isinstance(item.get("name"), str):
+        return item
+    namespace = item.get("namespace")
+    return {
+        "type": "function",
+        "name": _full(item["name"], namespace if isinstance(namespace, str) else None, named),
+    }
+
+
+def _full(name: str, namespace: str | None, named: Mapping[str, Named]) -> str:
+    """The flat name; a name alone also means the one tool in a namespace that is called so."""
+    flat = flat_name(name, namespace)
+    if namespace or flat in named:
+        return flat
+    inside = [flat for flat, tool in named.items() if tool.name == name]
+    return inside[0] if len(inside) == 1 else flat

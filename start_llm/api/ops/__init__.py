@@ -1,0 +1,1 @@
+"""Routes for people and monitors: status, metrics, the page, models."""

@@ -1,0 +1,1 @@
+"""Recordings to text, and text to speech."""

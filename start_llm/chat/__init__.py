@@ -1,0 +1,1 @@
+"""One generation, from its messages to its events."""

@@ -1,0 +1,169 @@
+"""One request, top to bottom. The page to read first.
+
+    ChatRequest --prepare--> Prompt --submit--> model thread
+    model thread --tokens--> detokenise --> parse --> Events --> dialect   (chatstream)
+
+Runs on HTTP threads. What it knows of a model is a `Served`, held by a `Lease` until the request is over; while a
+model is being loaded, its requests wait with signs of life.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from start_llm.chat.handle import WAIT_SECONDS, Lease, Models, Served, still_loading
+from start_llm.chat.reports import RecentReports
+from start_llm.chat.stream import ChatStream, Run, WaitingStream, explained
+from start_llm.core.errors import ContextLengthExceeded, Unavailable
+from start_llm.core.report import Background, CacheReport
+from start_llm.core.request import ChatRequest
+from start_llm.core.service import EventStream, Health, ModelCard
+from start_llm.core.settings import Settings
+from start_llm.core.stored import StoredTree
+from start_llm.core.work import Engine
+from start_llm.images.reader import Reader as ImageReader
+from start_llm.prompt.pipeline import Prepared
+
+log = logging.getLogger(__name__)
+
+_WATCH_SECONDS = 5.0
+_PING_SHARE = 0.8  # the edge swallows pings that come too soon after each other
+
+
+class ChatService:
+    """Implements `core.service.Service`."""
+
+    def __init__(
+        self, settings: Settings, engine: Engine, models: Models, shown: Callable[[str, str], None] | None = None
+    ) -> None:
+        """`shown`: is told each request's id, and the text that the model is going to read."""
+        self._settings, self._engine, self._models, self._shown = settings, engine, models, shown
+        self._reports = RecentReports()
+        self._images = ImageReader(settings)
+
+    def chat(self, request: ChatRequest) -> EventStream:
+        lease = self._models.open(request.model)
+        poll = min(_WATCH_SECONDS, self._settings.sse_ping_seconds) * _PING_SHARE
+        stream = WaitingStream(lease, lambda: self._begin(lease.served, request, poll), self._engine, poll)
+        if lease.wait(0.0):
+            stream.begin()
+        return stream
+
+    def _begin(self, served: Served, request: ChatRequest, poll: float) -> ChatStream:
+        """Everything that is done for a request whose model is there."""
+        served.check(request)
+        request = replace(request, sampling=request.sampling.with_defaults(served.sampling))
+        # 1. messages -> tokens
+        request = self._read(served, request)
+        prepared = self._prepare(served, request)
+        prompt = prepared.prompt
+        if self._shown is not None:
+            self._shown(request.id, _text(request, prepared))
+        # 2. does it fit?
+        room = served.context - len(prompt.tokens)
+        asked = request.max_tokens or self._settings.default_max_tokens or room
+        if room < 1:
+            raise ContextLengthExceeded(prompt=len(prompt.tokens), asked=1, limit=served.context)
+        # 3. off to the model thread
+        run = Run(self._reports, request, served, prepared, max_tokens=min(asked, room))
+        run.submit(self._engine, served.constraint(request, prepared.in_reasoning))
+        # 4. tokens come back as events
+        return ChatStream(run, self._engine, poll)
+
+    @contextmanager
+    def _held(self, name: str) -> Iterator[Served]:
+        """The model, loaded. Raises what `Models.open` raises; Unavailable if loading takes too long."""
+        lease = self._models.open(name)
+        with self._loaded(lease, name):
+            yield lease.served
+
+    @contextmanager
+    def _loaded(self, lease: Lease, name: str) -> Iterator[None]:
+        until = time.monotonic() + WAIT_SECONDS
+        try:
+            while not lease.wait(1.0):
+                status = self._engine.status()
+                if status.state not in {"ready", "busy"} or time.monotonic() > until:
+                    raise Unavailable(status.detail or still_loading(name))
+            lease.check()
+            yield
+        finally:
+            lease.close()
+
+    def _read(self, served: Served, request: ChatRequest) -> ChatRequest:
+        """The request with its images read."""
+        appended = self._images.appended(request.messages, fetched=served.eyes is not None)
+        request = replace(request, appended=appended)
+        if served.eyes is None:
+            return replace(request, messages=self._images.told(request.messages))
+        messages, pictures = self._images.shown(request.messages, served.eyes.problem)
+        return replace(request, messages=messages, pictures=pictures)
+
+    def _prepare(self, served: Served, request: ChatRequest) -> Prepared:
+        thinking = self._settings.default_thinking if request.thinking is None else request.thinking
+        return served.pipeline.prepare(request, thinking=thinking)
+
+    # --- the rest of Service ----------------------------------------------------
+
+    def count_tokens(self, request: ChatRequest) -> int:
+        with self._held(request.model) as served:
+            return len(self._prepare(served, self._read(served, request)).prompt.tokens)
+
+    def explain(self, request: ChatRequest) -> CacheReport:
+        with self._held(request.model) as served:
+            prepared = self._prepare(served, self._read(served, request))
+            return explained(self._engine.plan(prepared.prompt, served.model), served.pipeline, prepared)
+
+    def cache_report(self, request_id: str) -> CacheReport | None:
+        return self._reports.report(request_id)
+
+    def background(self, request_id: str) -> Background:
+        return self._reports.background(request_id)
+
+    def stored(self) -> StoredTree:
+        return self._engine.stored()
+
+    def token_text(self, token: int, model: str = "") -> str:
+        return self._models.token_text(token, model)
+
+    def models(self) -> tuple[ModelCard, ...]:
+        return self._models.cards()
+
+    def served_name(self, asked: str) -> str:
+        return self._models.served_name(asked)
+
+    def context_scale(self, model: str) -> float:
+        return self._models.card(model).context_scale
+
+    def load_model(self, name: str) -> ModelCard:
+        lease = self._models.open_any(name)
+        with self._loaded(lease, name):
+            return self._models.card(name)
+
+    def unload_model(self, name: str) -> ModelCard:
+        return self._models.unload(name)
+
+    def pin_model(self, name: str, pinned: bool) -> ModelCard:
+        return self._models.pin(name, pinned)
+
+    def health(self) -> Health:
+        status, main = self._engine.status(), self._models.main
+        ok = status.state in {"ready", "busy"} and main is not None
+        state = "loading" if status.state in {"ready", "busy"} and main is None else status.state
+        since = (
+            None if status.since is None else datetime.fromtimestamp(status.since, UTC).isoformat(timespec="seconds")
+        )
+        able = {} if main is None else main.capabilities
+        return Health(ok, state, status.running, status.queued, status.detail, since, able)
+
+
+def _text(request: ChatRequest, prepared: Prepared) -> str:
+    """What the model reads, as text."""
+    if prepared.turn is not None:
+        return prepared.turn.rendered.text
+    return request.prompt if isinstance(request.prompt, str) else str(list(prepared.prompt.tokens))

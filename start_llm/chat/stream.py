@@ -1,0 +1,371 @@
+"""A request on its way through the model thread, and the events that come back.
+
+    tokens --> detokenise --> parse --> Events --> dialect
+
+Runs on HTTP threads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, Protocol
+
+from start_llm.chat.handle import Lease, Served
+from start_llm.core.errors import Internal, StartLLMError, TimedOut
+from start_llm.core.events import (
+    Admitted,
+    Done,
+    EngineDone,
+    EngineEvent,
+    EngineFailed,
+    Event,
+    Failed,
+    Prefilled,
+    Progress,
+    Sampled,
+    Started,
+    TextDelta,
+    Usage,
+)
+from start_llm.core.messages import Message
+from start_llm.core.report import Background, CacheReport, Miss
+from start_llm.core.request import ChatRequest
+from start_llm.core.work import Constraint, Engine, Submit, ThinkingLimit
+from start_llm.parsing.choice import Choice, Ending
+from start_llm.parsing.detokenise import Detokenizer
+from start_llm.parsing.stream import OutputParser
+from start_llm.prompt.pipeline import Pipeline, Prepared
+
+_MISS_SLACK_TOKENS = 16
+_CUT_EMPTY = (
+    "The answer took longer than GENERATION_WATCHDOG_SECONDS and was cut before there was any text or call of it. "
+    "Allow more time, or less thinking."
+)
+_ONE_SHOT_TOKENS = 2048  # what took longer to compute is worth keeping, whatever it was for
+
+# (choice, event); no event: the stream was closed
+_Queue = SimpleQueue[tuple[int, EngineEvent | None]]
+
+
+class Reports(Protocol):
+    """Who keeps what is known of recent requests."""
+
+    def remember(self, request_id: str, report: CacheReport) -> None: ...
+
+    def remember_background(self, request_id: str, background: Background) -> None: ...
+
+
+class Run:
+    """A request on its way: its choices and the queue that all their events come through."""
+
+    def __init__(
+        self, reports: Reports, request: ChatRequest, served: Served, prepared: Prepared, max_tokens: int
+    ) -> None:
+        self.reports, self.request, self.served, self.prepared = reports, request, served, prepared
+        self.max_tokens = max_tokens
+        self.queue: _Queue = SimpleQueue()
+        self.choices = [self._choice(i) for i in range(request.n)]
+
+    def _choice(self, index: int) -> Choice:
+        parser = OutputParser(
+            self.served.style,
+            tools=self.request.tools,
+            stop=self.request.stop,
+            in_reasoning=self.prepared.in_reasoning,
+            tool_calls=bool(self.request.tools) and self.request.tool_choice.mode != "none",
+            whole=not self.request.stream,
+            choice=index,
+        )
+        detokenizer, work_id = Detokenizer(self.served.detokenizer()), f"{self.request.id}#{index}"
+        return Choice(index, parser, detokenizer, work_id, single_call=not self.request.parallel_tool_calls)
+
+    def submit(self, engine: Engine, constraint: Constraint | None) -> None:
+        """All choices or none."""
+        for choice in self.choices:
+            sampling = self.request.sampling
+            if sampling.seed is not None:
+                sampling = replace(sampling, seed=sampling.seed + choice.index)
+            work = Submit(
+                id=choice.work_id,
+                prompt=self.prepared.prompt,
+                sampling=sampling,
+                max_tokens=self.max_tokens,
+                sink=_Tagged(self.queue, choice.index),
+                logprobs=self.request.logprobs,
+                constraint=constraint,
+                thinking=self._thinking_limit(),
+                views=None if self.served.views is None else partial(self.served.views, self.request.messages),
+                session=self.prepared.session,
+                conversation=self.request.conversation,
+                one_shot=self.prepared.one_shot and len(self.prepared.prompt.tokens) < _ONE_SHOT_TOKENS,
+                model=self.served.model,
+            )
+            try:
+                engine.submit(work)
+            except StartLLMError:
+                for other in self.choices:
+                    engine.cancel(other.work_id)
+                raise
+
+    def _thinking_limit(self) -> ThinkingLimit | None:
+        budget, tags = self.request.thinking_budget, self.served.think_tokens
+        if budget is None or tags is None:
+            return None
+        return ThinkingLimit(budget, *tags, inside=self.prepared.in_reasoning)
+
+
+class _Tagged:
+    """A sink that says which choice an event belongs to."""
+
+    def __init__(self, queue: _Queue, choice: int) -> None:
+        self._queue, self._choice = queue, choice
+
+    def put(self, event: EngineEvent, /) -> None:
+        self._queue.put((self._choice, event))
+
+
+class ChatStream:
+    """Implements `core.service.EventStream`. Iterated by one thread; `close` may come from another."""
+
+    def __init__(self, run: Run, engine: Engine, poll: float) -> None:
+        self._run, self._engine, self._poll = run, engine, poll
+        self._ready: deque[Event] = deque()
+        self._shown = time.monotonic()
+        self._progress = Progress(0, 0)
+        self._over = False
+        self._closed = threading.Event()
+        # The choice that was admitted first, and the engine's report of it: the prompt's KV is that one's work.
+        self._first: Choice | None = None
+        self._planned = CacheReport(prompt=len(run.prepared.prompt.tokens), session=run.prepared.session)
+        self._seconds_prefill = 0.0
+        self._answer: Message | None = None
+        self._drafts: dict[str, Any] = {"forwards": 0, "drafted": 0, "accepted": 0}
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        while not self._closed.is_set():
+            if self._ready:
+                self._shown = time.monotonic()
+                return self._ready.popleft()
+            if self._over:
+                break
+            # Tokens that show nothing yet (a call that is read as a whole) are no sign of life to the client.
+            left = self._shown + self._poll - time.monotonic()
+            try:
+                index, event = self._run.queue.get(timeout=max(left, 0.0))
+            except Empty:
+                self._watch()
+                continue
+            if event is not None:
+                self._handle(self._run.choices[index], event)
+            if left <= 0 and not self._ready:
+                self._ready.append(self._progress)
+        raise StopIteration
+
+    def close(self) -> None:
+        """Ends the stream; the turn of a complete answer is recorded now, other work is cancelled."""
+        self._closed.set()
+        self._run.queue.put((0, None))
+        if not self._over:
+            self._cancel()
+        answer, self._answer = self._answer, None
+        if answer is not None:
+            self._run.served.recorder.finish(self._run.prepared, answer, self._run.choices[0].tokens)
+
+    def _watch(self) -> None:
+        """Nothing happened for a while: a sign of life, or the end if the model thread gives none."""
+        status = self._engine.status()
+        if status.state in {"wedged", "failed", "stopped"}:
+            self._fail(Internal(status.detail or f"The model thread is {status.state}."))
+        else:
+            self._ready.append(self._progress)
+
+    def _cancel(self) -> None:
+        for choice in self._run.choices:
+            if not choice.over:
+                self._engine.cancel(choice.work_id)
+
+    def _handle(self, choice: Choice, event: EngineEvent) -> None:
+        if isinstance(event, Admitted):
+            self._admitted(choice, event.report)
+        elif isinstance(event, Prefilled):
+            self._progress = Progress(event.done, event.total)
+            self._ready.append(self._progress)
+        elif isinstance(event, Sampled):
+            self._sampled(choice, event)
+        elif isinstance(event, EngineDone):
+            self._choice_done(choice, event)
+        elif isinstance(event, EngineFailed):
+            self._fail(event.error)
+
+    def _admitted(self, choice: Choice, report: CacheReport) -> None:
+        if self._first is None:
+            self._first = choice
+            report = replace(report, session=self._run.prepared.session)
+            pipeline, prepared = self._run.served.pipeline, self._run.prepared
+            self._planned = explained(report, pipeline, prepared)
+            parted = report.miss if report.miss is not None and report.miss.stored else None
+            if parted is not None:
+                expected = pipeline.text_at(prepared, parted.token, parted.stored)
+                parted = replace(located(parted, pipeline, prepared), expected=expected)
+            self._run.reports.remember_background(self._run.request.id, Background(prepared.notes, parted))
+            self._ready.append(Started(self._report()))
+
+    def _sampled(self, choice: Choice, event: Sampled) -> None:
+        ended = choice.ending is not None
+        self._ready.extend(choice.sampled(event.token, event.logprob))
+        if choice.ending is not None and not ended:
+            self._engine.cancel(choice.work_id)
+
+    def _choice_done(self, choice: Choice, event: EngineDone) -> None:
+        events = choice.finish(event.reason, event.tokens)
+        for name in self._drafts:
+            self._drafts[name] += getattr(event.report, name)
+        if choice is self._first:
+            self._seconds_prefill = event.report.seconds_prefill
+        if choice.ending is Ending.WATCHDOG and not choice.seen:
+            self._fail(TimedOut(_CUT_EMPTY))
+            return
+        self._ready.extend(self._with_appended(choice, events))
+        if all(c.over for c in self._run.choices):
+            self._all_done()
+
+    def _with_appended(self, choice: Choice, events: list[Event]) -> list[Event]:
+        """Adds what the client gets at the end of a text; not behind calls, nor where the text has a form."""
+        request, ended = self._run.request, choice.ending in (Ending.MODEL, Ending.LIMIT)
+        if not request.appended or not ended or choice.parser.parsed().tool_calls:
+            return events
+        if request.response_format.kind != "text" or not choice.seen:
+            return events
+        return [*events[:-1], TextDelta(request.appended, choice=choice.index), events[-1]]
+
+    def _all_done(self) -> None:
+        self._over = True
+        report = self._report()
+        usage = Usage(
+            prompt=len(self._run.prepared.prompt.tokens),
+            completion=report.generated,
+            cached=report.reused,
+            reasoning=sum(c.reasoning for c in self._run.choices),
+        )
+        self._run.reports.remember(self._run.request.id, report)
+        first = self._run.choices[0]
+        if self._run.request.prompt is None and first.ending is not Ending.WATCHDOG:  # a turn that was cut is none
+            self._answer = first.message()
+            self._run.served.pipeline.expect(self._run.prepared, self._answer)
+        self._ready.append(Done(usage, report))
+
+    def _fail(self, error: StartLLMError) -> None:
+        self._over = True
+        self._cancel()
+        self._run.reports.remember(self._run.request.id, self._report())
+        self._ready.append(Failed(error))
+
+    def _report(self) -> CacheReport:
+        """The request's report, as far as it is known: the only place that makes it."""
+        choices = self._run.choices
+        return replace(
+            self._planned,
+            generated=sum(choice.completion for choice in choices),
+            **self._drafts,
+            seconds_prefill=self._seconds_prefill,
+            cut="watchdog" if any(choice.ending is Ending.WATCHDOG for choice in choices) else "",
+        )
+
+
+class WaitingStream:
+    """Implements `core.service.EventStream`: a request's stream and its hold on the model, which may not be there yet.
+
+    Until the model is loaded it shows life; closing it gives the model free.
+    """
+
+    def __init__(self, lease: Lease, begin: Callable[[], ChatStream], engine: Engine, poll: float) -> None:
+        self._lease, self._begin, self._engine, self._poll = lease, begin, engine, poll
+        self._stream: ChatStream | None = None
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+
+    def begin(self) -> None:
+        """The model is there, or cannot be loaded. Raises StartLLMError; it is closed then."""
+        try:
+            stream = self._begin()
+        except BaseException:
+            self.close()
+            raise
+        with self._lock:
+            self._stream = stream
+            closed = self._over.is_set()
+        if closed:
+            stream.close()
+
+    def __iter__(self) -> Iterator[Event]:
+        return self
+
+    def __next__(self) -> Event:
+        if self._stream is None:
+            waited = self._wait()
+            if waited is not None:
+                return waited
+        assert self._stream is not None
+        return next(self._stream)
+
+    def _wait(self) -> Event | None:
+        """A sign of life, or why the request ends; ``None``: it has begun."""
+        if self._over.is_set():
+            raise StopIteration
+        if not self._lease.wait(self._poll):
+            status = self._engine.status()
+            if status.state not in {"wedged", "failed", "stopped"}:
+                return Progress(0, 0)
+            return self._failed(Internal(status.detail or f"The model thread is {status.state}."))
+        if self._over.is_set():
+            raise StopIteration
+        try:
+            self.begin()
+        except StartLLMError as error:
+            return Failed(error)
+        return None
+
+    def _failed(self, error: StartLLMError) -> Event:
+        self.close()
+        return Failed(error)
+
+    def close(self) -> None:
+        with self._lock:
+            self._over.set()
+            stream = self._stream
+        if stream is not None:
+            stream.close()
+        self._lease.close()
+
+
+def explained(report: CacheReport, pipeline: Pipeline, prepared: Prepared) -> CacheReport:
+    """Completes the engine's report with what only the prompt side knows: what was new, and where a miss lies."""
+    new = min(report.new, prepared.fresh)
+    if report.miss is None or report.computed <= new + _MISS_SLACK_TOKENS:
+        return replace(report, new=new, miss=None)
+    return replace(report, new=new, miss=located(report.miss, pipeline, prepared))
+
+
+def located(miss: Miss, pipeline: Pipeline, prepared: Prepared) -> Miss:
+    """The same with words of the request: which message it lies in and what stands there."""
+    where = pipeline.locate(prepared, miss.token)
+    # A turn record outlives its KV: these very tokens were served, and what is stored does not hold them any more.
+    gone = miss.token < prepared.served and miss.reason in ("diverged", "first_turn")
+    return Miss(
+        reason="evicted" if gone else miss.reason,
+        token=miss.token,
+        found=where.text,
+        message=where.message,
+        field=where.field,
+        rule=where.rule,
+        detail=miss.detail,
+    )

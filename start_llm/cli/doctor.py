@@ -1,0 +1,304 @@
+"""What this machine has and what is missing: a line for each, with a verdict."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from packaging.requirements import Requirement
+from rich.console import Console
+
+from start_llm.core.settings import Settings
+from start_llm.dashboard.audit import AUDIT_FILE, DAY_SECONDS, Wanted, sums
+from start_llm.files.database import FileUnavailable
+from start_llm.host.home import command as program
+from start_llm.host.home import home
+from start_llm.host.ports import address, bind_error, get_json, who_listens
+from start_llm.models.catalog import snapshot
+from start_llm.models.checkpoint import CheckpointError, check_source
+from start_llm.models.device import GIB, Accelerator, Device, default_cache_bytes, inspect_device
+from start_llm.models.recommended import recommended_model
+from start_llm.service.ondemand import is_waiting
+from start_llm.service.place import Place
+
+Verdict = Literal["ok", "note", "bad"]
+
+REQUIREMENTS = Path(__file__).resolve().parents[2] / "requirements.txt"
+PROBE_SECONDS = 120
+ANSWER_SECONDS = 2
+FAST_GFLOPS = 20  # the reference BLAS does about 6, OpenBLAS on two cores about 200
+ROOM = 4 * GIB  # of free disk: the embedded model and some stored KV
+MOST_AGAIN = 1.25  # tokens computed per new one that are no cause to say why
+MISSES = {
+    "first_turn": "nothing of it was known yet",
+    "diverged": "the client sent another text where an earlier one was stored",
+    "evicted": "stored KV had to go: raise CACHE_MEMORY_BYTES or KV_DISK_BYTES",
+    "no_checkpoint": "this model's state can be taken up at a few places only",
+    "retokenised": "the same text was cut into other tokens",
+    "policy": "CACHE_DRIFT_POLICY=strict forbids to keep what was shown",
+    "store_error": "the KV store failed, see the log",
+}
+COLOURS = {"ok": "green", "note": "yellow", "bad": "red"}
+
+# Runs in a process of its own: a broken MLX takes that one down, not the doctor.
+PROBE = """
+import json, time
+import mlx.core as mx
+from dataclasses import asdict
+from start_llm.models.loader import accelerator
+a = mx.random.normal((768, 768)); mx.eval(a)
+def seconds():
+    start = time.perf_counter(); mx.eval(a @ a)
+    return time.perf_counter() - start
+best = min(seconds() for _ in range(5))
+print(json.dumps({"accelerator": asdict(accelerator()), "gflops": 2 * 768**3 / best / 1e9}))
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line. `bad` keeps the server from working, `note` is worth knowing."""
+
+    subject: str
+    verdict: Verdict
+    text: str
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What MLX says, or why it says nothing."""
+
+    accelerator: Accelerator | None
+    gflops: float = 0.0
+    error: str = ""
+
+
+def main(settings: Settings, options: argparse.Namespace | None = None) -> int:
+    """Prints all findings; 0 if nothing is bad."""
+    findings = list(examine(settings, probe_mlx()))
+    console = Console(highlight=False, soft_wrap=True)
+    for finding in findings:
+        console.print(f"{finding.verdict:4}", style=COLOURS[finding.verdict], end="")
+        console.print(f"  {finding.subject:12}  {finding.text}", markup=False)
+    bad = [finding.subject for finding in findings if finding.verdict == "bad"]
+    print(f"Not well: {', '.join(bad)}." if bad else "All well.")
+    return 1 if bad else 0
+
+
+def examine(settings: Settings, probe: Probe) -> Iterator[Finding]:
+    """All findings, in the order they are printed."""
+    yield _python()
+    yield packages(REQUIREMENTS)
+    if probe.accelerator is None:
+        yield Finding("back end", "bad", f"MLX does not work: {probe.error}")
+    else:
+        accelerator = probe.accelerator
+        device = inspect_device(lambda: accelerator)
+        yield from machine(settings, device, probe.gflops)
+    if is_waiting(Place(settings)):
+        yield Finding("server port", "ok", f"{settings.mlx_port}, the system starts start_llm at the first request")
+    else:
+        runs = answers(settings.mlx_host, settings.mlx_port, "/health", "state")
+        yield port("server port", "MLX_PORT", settings.mlx_host, settings.mlx_port, "start_llm" if runs else None)
+    if settings.proxy == "on":
+        runs = answers(settings.mlx_host, settings.proxy_port, "/health/readiness", "proxy_of")
+        what = "start_llm's LiteLLM proxy"
+        yield port("proxy port", "PROXY_PORT", settings.mlx_host, settings.proxy_port, what if runs else None)
+    else:
+        yield Finding("proxy port", "note", "no proxy (PROXY=off)")
+    yield model(settings)
+    yield disk(settings.cache_dir)
+    yield from reuse(home() / settings.cache_dir / AUDIT_FILE)
+
+
+def probe_mlx() -> Probe:
+    """Asks MLX in a child process; that it computes is part of the answer."""
+    try:
+        run = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_SECONDS)
+        said = json.loads(run.stdout.strip().rpartition("\n")[2])
+    except subprocess.TimeoutExpired:
+        return Probe(None, error=f"no answer in {PROBE_SECONDS} s")
+    except ValueError:
+        lines = run.stderr.strip().splitlines()
+        return Probe(None, error=lines[-1] if lines else f"exit code {run.returncode}")
+    return Probe(Accelerator(**said["accelerator"]), said["gflops"])
+
+
+# --- software -------------------------------------------------------------------------------
+
+
+def _python() -> Finding:
+    right = sys.version_info[:2] == (3, 12)
+    return Finding("Python", "ok" if right else "bad", f"{platform.python_version()}, {sys.executable}")
+
+
+def packages(requirements: Path) -> Finding:
+    """What is installed, against the pinned versions."""
+    right, wrong = [], []
+    for requirement in _pinned(requirements):
+        try:
+            found = metadata.version(requirement.name)
+        except metadata.PackageNotFoundError:
+            wrong.append(f"{requirement.name} is missing")
+            continue
+        if requirement.specifier.contains(found, prereleases=True):
+            right.append(f"{requirement.name} {found}")
+        else:
+            wrong.append(f"{requirement.name} {found} is not {requirement.specifier}")
+    if wrong:
+        return Finding("packages", "bad", f"{'; '.join(wrong)}. Delete .venv and run install_and_run.py again.")
+    shown = [text for text in right if re.match(r"(mlx|mlx-lm|mlx-vlm|litellm|transformers) ", text)]
+    return Finding("packages", "ok", f"{len(right)} as pinned: {', '.join(shown)}")
+
+
+def _pinned(requirements: Path) -> Iterator[Requirement]:
+    for line in _requirement_lines(requirements):
+        text = line.partition("#")[0].strip()
+        if text:
+            requirement = Requirement(text)
+            if requirement.marker is None or requirement.marker.evaluate():
+                yield requirement
+
+
+def _requirement_lines(requirements: Path) -> list[str]:
+    """Of the file, or where this is installed without it, of the installed package."""
+    if requirements.is_file():
+        return requirements.read_text(encoding="utf-8").splitlines()
+    return metadata.requires("start-llm") or []
+
+
+# --- machine --------------------------------------------------------------------------------
+
+
+def machine(settings: Settings, device: Device, gflops: float) -> Iterator[Finding]:
+    """Back end, chip, memory."""
+    names = {"metal": "Metal", "cuda": "CUDA", "cpu": "CPU"}
+    said = f"{names[device.backend]}, float32 matrix product at {gflops:,.0f} GFLOP/s"
+    if device.backend != "cpu":
+        yield Finding("back end", "ok", said)
+    elif device.system == "Linux" and gflops < FAST_GFLOPS:
+        yield Finding("back end", "note", f"{said}: slow, because {why_slow(os.environ, os.getloadavg()[0])}")
+    else:
+        yield Finding("back end", "ok", said)
+    if device.backend == "cpu" and shutil.which("nvidia-smi"):
+        yield Finding("GPU", "note", "an NVIDIA GPU is not used; mlx's extra cuda12 or cuda13 in .venv would")
+    yield Finding("chip", "ok", f"{device.chip}, {device.system} on {platform.machine()}")
+    kv = settings.cache_memory_bytes or default_cache_bytes(device.usable, 0)
+    text = (
+        f"{device.memory / GIB:.1f} GiB, {device.usable / GIB:.1f} for weights and KV, at most {kv / GIB:.1f} stored KV"
+    )
+    yield Finding("memory", "ok" if device.memory >= 4 * GIB else "note", text)
+    best = recommended_model(device.memory) if device.apple_silicon else None
+    if best is not None:
+        size = f"{best.weights / 1e9:.1f} GB"
+        yield Finding("model for it", "ok", f"{best.short}: {best.repository} ({size}; {best.note})")
+
+
+def why_slow(environment: Mapping[str, str], load: float, cores: int = os.cpu_count() or 1) -> str:
+    """What most likely keeps the CPU back end slow, and what to do.
+
+    Args:
+        load: how many processes wanted to compute, over the last minute.
+    """
+    if "blas" not in environment.get("LD_PRELOAD", ""):
+        return (
+            "MLX computes with its reference BLAS; a bridge to OpenBLAS is some 30 times faster, and is made by itself "
+            "where there is a C compiler (cc) or the system's libopenblas.so.0: install one of them."
+        )
+    if load > cores:
+        return f"other programs compute, too: load {load:.1f} on {cores} cores. Look again when they are done."
+    return f"this processor ({cores} cores) does no more."
+
+
+def port(subject: str, variable: str, host: str, number: int, runs: str | None = None) -> Finding:
+    """Whether a port is free, else who has it. `runs`: what we know to run there, and rightly so."""
+    if runs:
+        return Finding(subject, "ok", f"{number}, {runs} runs there now")
+    if number == 0:
+        return Finding(subject, "ok", "a free one is picked (0)")
+    error = bind_error(host, number)
+    if error is None:
+        return Finding(subject, "ok", f"{number} is free")
+    taken = f"{number} on {host} cannot be had ({error.strerror}: {who_listens(number)}); set {variable} to another"
+    return Finding(subject, "note", taken)
+
+
+def answers(host: str, number: int, path: str, name: str) -> bool:
+    """Whether somebody listens there who answers with a JSON object that has this field."""
+    _, body = get_json(f"{address(host, number)}{path}", seconds=ANSWER_SECONDS)
+    return isinstance(body, dict) and name in body
+
+
+# --- model ----------------------------------------------------------------------------------
+
+
+def model(settings: Settings) -> Finding:
+    """Whether the model is here, or where it will come from."""
+    path = settings.model_path
+    if path is None:
+        made = sorted((settings.cache_dir / "models").glob("SmolLM2-135M-Instruct-*/config.json"))
+        if made:
+            return Finding("model", "ok", f"embedded, {made[-1].parent}")
+        return Finding("model", "note", "embedded SmolLM2-135M, not here yet: the first start fetches it (89 MB, PyPI)")
+    folder = Path(path).expanduser()
+    if (folder / "config.json").is_file():
+        return Finding("model", "ok", f"{folder}")
+    if folder.exists() or path.startswith(("/", "~", ".")):
+        return Finding("model", "bad", f"MODEL_PATH={path}: there is no config.json in that folder")
+    try:
+        check_source(path, command=program())
+    except CheckpointError as error:
+        return Finding("model", "bad", str(error))
+    here = snapshot(path)
+    if here is not None:
+        return Finding("model", "ok", f"{path}, {here}")
+    return Finding("model", "note", f"{path}, not here yet: the first start downloads it from Hugging Face")
+
+
+def reuse(audit: Path) -> Iterator[Finding]:
+    """What the last day's requests reused, and what kept it low; nothing where none was asked."""
+    try:
+        reasons = sums(audit, Wanted(since=time.time() - DAY_SECONDS), "miss")
+    except FileUnavailable as error:
+        yield Finding("reuse", "note", f"not known: {error}")
+        return
+    prompt, computed = sum(each.prompt for each in reasons), sum(each.computed for each in reasons)
+    new = sum(each.new for each in reasons)
+    if not prompt:
+        return
+    share = sum(each.reused for each in reasons) / prompt
+    text = f"last day: {share:.0%} of {prompt:,} prompt tokens; {computed:,} were computed, {new:,} were new"
+    misses = sorted((each for each in reasons if each.name), key=lambda each: each.new - each.computed)
+    if computed <= new * MOST_AGAIN or not misses:
+        yield Finding("reuse", "ok", text)
+        return
+    worst = misses[0]
+    yield Finding(
+        "reuse",
+        "note",
+        f"{text}. Most of the rest: {worst.name}, {MISSES.get(worst.name, 'see docs/limits.md')} ({worst.requests} "
+        f"requests); {program()} audit --by client tells whose.",
+    )
+
+
+def disk(folder: Path) -> Finding:
+    """Room and rights where models and KV are stored."""
+    here = folder
+    while not here.exists():
+        here = here.parent
+    if not os.access(here, os.W_OK):
+        return Finding("disk", "bad", f"{here} cannot be written; set START_LLM_CACHE_DIR")
+    free = shutil.disk_usage(here).free
+    return Finding("disk", "ok" if free > ROOM else "note", f"{free / GIB:.0f} GiB free under {here}")

@@ -1,0 +1,177 @@
+"""The command `serve`: runs the server until somebody asks it to end, or it cannot go on.
+
+Every end has its own exit code (`core.exitcodes`), and comes soon, whatever a thread is stuck in: an interpreter that
+shuts down under a thread inside MLX ends with an abort, so a process with such a thread leaves without that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import replace
+from types import FrameType
+from typing import Protocol
+
+from start_llm.api.http.listener import raise_descriptor_limit
+from start_llm.app import App
+from start_llm.core.errors import StartLLMError
+from start_llm.core.exitcodes import ExitCode
+from start_llm.core.settings import Settings, SettingsError, doubtful_names
+from start_llm.dashboard.jsonlines import json_line, log_as_json
+from start_llm.dashboard.terminal import log_as_lines
+from start_llm.host.heap import bound_heaps
+from start_llm.host.home import home
+from start_llm.prompt.clients import RuleError
+from start_llm.service.idle import IdleWatch
+from start_llm.service.place import Place, State, created
+from start_llm.service.wire import Owner
+
+log = logging.getLogger(__name__)
+
+_FLUSH_SECONDS = 0.5
+
+
+class _Asked(BaseException):
+    """SIGINT or SIGTERM has come."""
+
+
+class _Signals:
+    """The first SIGINT or SIGTERM interrupts the main thread with `_Asked`, a second one ends the process at once."""
+
+    def __init__(self) -> None:
+        self.leaving = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on)
+
+    def _on(self, number: int, frame: FrameType | None) -> None:
+        if self.leaving:
+            _leave_now(128 + number)
+        self.leaving = True
+        raise _Asked
+
+
+def main(settings: Settings, options: argparse.Namespace) -> int:
+    """Returns the process's exit code, or ends the process with it.
+
+    Args:
+        options: ``supervised``: the program that started this one listens (see `service.wire`); ``overrides``: settings
+            that were given as flags.
+    """
+    if settings.log_json:
+        log_as_json(settings.log_level)
+    else:
+        log_as_lines(settings.log_level)
+    for doubt in doubtful_names(home() / ".env"):
+        log.warning("%s", doubt)
+    raise_descriptor_limit()
+    bound_heaps()
+    try:
+        app = App(settings)
+        place = Place(settings, app.port)
+        if not (options.supervised or place.lock.take()):
+            raise SettingsError(f"MLX_PORT={app.port} belongs to a server that is being started; see its status.")
+    except (StartLLMError, SettingsError, RuleError) as error:
+        _complain(str(error), settings)
+        return ExitCode.BAD_SETTING
+    signals = _Signals()
+    try:
+        teller: _Teller = _ToOwner(app) if options.supervised else _ToDisk(app, place, options.overrides)
+        code = _run(app, place, settings, teller)
+        signals.leaving = True
+    except _Asked:
+        code = ExitCode.ENDED
+    return _leave(app, place, code)
+
+
+class _Teller(Protocol):
+    """Tells others that the server is there."""
+
+    def begin(self) -> None: ...
+
+    def ready(self) -> None: ...
+
+
+class _ToOwner:
+    """By events, to the program that started this one."""
+
+    def __init__(self, app: App) -> None:
+        self._app, self._owner = app, Owner(app.service.health)
+
+    def begin(self) -> None:
+        self._owner.start()
+        self._owner.tell("starting", pid=os.getpid(), url=self._app.server_url)
+
+    def ready(self) -> None:
+        card = self._app.service.models()[0]
+        more = {"url": self._app.server_url, "proxy_url": self._app.proxy_url}
+        self._owner.tell("ready", **more, model=card.id, context=card.context)
+
+
+class _ToDisk:
+    """By a state beside the lock, for `status` and `stop`."""
+
+    def __init__(self, app: App, place: Place, flags: dict[str, str]) -> None:
+        self._app, self._place = app, place
+        pid = os.getpid()
+        self._state = State(
+            app.port, pid, created(pid), app.server_url, background=False, since=time.time(), engine=pid, flags=flags
+        )
+
+    def begin(self) -> None:
+        self._place.write(self._state)
+
+    def ready(self) -> None:
+        name = self._app.service.models()[0].id
+        self._place.write(replace(self._state, phase="ready", model=name, proxy_url=self._app.proxy_url))
+
+
+def _run(app: App, place: Place, settings: Settings, teller: _Teller) -> ExitCode:
+    """Until the server cannot go on."""
+    teller.begin()
+    try:
+        app.start()
+    except StartLLMError as error:
+        _complain(error.message, settings)
+        return ExitCode.NOT_STARTED
+    teller.ready()
+    if settings.idle_shutdown_minutes:
+        IdleWatch(app.activity.idle_seconds, place, settings.idle_shutdown_minutes * 60, app.end).start()
+    if settings.model_path is None:
+        app.recommend()
+    return app.wait()
+
+
+def _leave(app: App, place: Place, code: int) -> int:
+    """Stops the server, in bounded time."""
+    late = threading.Timer(app.stop_seconds(), _leave_now, (code,))
+    late.daemon = True
+    late.start()
+    ended = app.stop()
+    late.cancel()
+    if place.lock.is_held:
+        place.forget()
+        place.lock.drop()
+    if not ended:
+        _leave_now(code)
+    return code
+
+
+def _leave_now(code: int) -> None:
+    """Ends the process; what was said goes out first, if anybody reads it."""
+    late = threading.Timer(_FLUSH_SECONDS, os._exit, (code,))
+    late.daemon = True
+    late.start()
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _complain(message: str, settings: Settings) -> None:
+    """Why the server does not start, as the last thing that it says."""
+    print(json_line(message, level="error") if settings.log_json else message, file=sys.stderr)

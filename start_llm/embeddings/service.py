@@ -1,0 +1,261 @@
+"""Texts to vectors, top to bottom: names, tokens, batches, steps on the model thread. Runs on HTTP threads.
+
+An encoder is loaded at its first request. Its weights are counted at the start of the server already, so that what KV
+may take is true from the beginning.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from start_llm.core.encoding import Encoded, Part, Text
+from start_llm.core.errors import BadRequest, ContextLengthExceeded, NotFound, NotSupported, StartLLMError, Unavailable
+from start_llm.core.limits import EMBEDDED_TOKENS
+from start_llm.core.service import ModelCard
+from start_llm.core.settings import Settings
+from start_llm.embeddings.checkpoint import EncoderFiles, find_encoder, read_encoder
+from start_llm.embeddings.compute import Encoder, import_library, is_installed, loading
+
+log = logging.getLogger(__name__)
+
+INSTALL = "pip install '.[embeddings]' -c constraints.txt"
+RETRY_SECONDS = 60.0
+"""A load that failed is not tried again for so long."""
+CHARACTERS = 64
+"""A text that has more of them for each token that it may have is not counted."""
+# Names that clients are hard-wired to.
+_FOREIGN_NAMES = re.compile(r"(text-embedding-|rerank-)[\w.-]*$")
+
+
+class ModelThread(Protocol):
+    def chore(self, steps: Generator[float, None, Any]) -> Any:
+        """Runs `steps` on the model thread, between those of the models; returns what they return.
+
+        Raises TimedOut if the thread hangs.
+        """
+        ...
+
+
+class EncoderService:
+    """Implements `core.encoding.Encoders`."""
+
+    def __init__(self, settings: Settings, thread: ModelThread, clock: Callable[[], float] = time.monotonic) -> None:
+        self._source, self._thread, self._clock = settings.embedding_model, thread, clock
+        self._files: EncoderFiles | None = None
+        self._created = int(time.time())
+        self._encoder: Encoder | None = None
+        self._problem: StartLLMError | None = None
+        self._retry = 0.0
+        self._loading = threading.Lock()
+        self._texts = self._tokens = 0
+        self._counting = threading.Lock()
+
+    def prepare(self, progress: Callable[[str, float], None]) -> int:
+        """Finds the files, fetches them if need be; once, before any request.
+
+        Returns:
+            Bytes that the weights will take. 0: there is no encoder, or it cannot be used; `problem` says why.
+        """
+        if self._source is None:
+            return 0
+        try:
+            self._check_installed()
+            self._files = read_encoder(self._source, find_encoder(self._source, "EMBEDDING_MODEL", progress))
+        except StartLLMError as error:
+            self._problem = error.again()
+            return 0
+        return self._files.weight_bytes
+
+    @property
+    def problem(self) -> str:
+        """Why there are no embeddings although EMBEDDING_MODEL is set; empty: there are."""
+        return "" if self._problem is None else self._problem.message
+
+    def named(self, asked: str) -> str:
+        files = self._known()
+        own = {"", "default", "embedding", files.name, self._source, f"openai/{files.name}", f"openai/{self._source}"}
+        if asked in own or _FOREIGN_NAMES.match(asked.rsplit("/", 1)[-1]):
+            return files.name
+        raise NotFound(
+            f"model={asked[:200]!r}: the embedding model of this server is {files.name!r}.",
+            param="model",
+            code="model_not_found",
+        )
+
+    def encode(self, texts: Sequence[Text], param: str, *, truncate: bool, dimensions: int | None) -> Batches:
+        files = self._known()
+        rows, cut, total = [], 0, 0
+        for index, text in enumerate(texts):
+            row, whole = _row(files, text, f"{param}[{index}]", truncate=truncate)
+            rows.append(row)
+            cut, total = cut + (not whole), total + len(row)
+            if total > EMBEDDED_TOKENS.most:
+                raise BadRequest(
+                    f"{param}: at most {EMBEDDED_TOKENS.most} tokens are allowed in one request, and the first "
+                    f"{index + 1} of {len(texts)} texts have {total}; send fewer texts at a time.",
+                    param=param,
+                    code="limit_exceeded",
+                )
+        encoder = self._loaded(files)
+        if dimensions is not None and not 1 <= dimensions <= encoder.dimensions:
+            raise BadRequest(
+                f"dimensions={dimensions}: {files.name} makes vectors of {encoder.dimensions}; give 1 to "
+                f"{encoder.dimensions}.",
+                param="dimensions",
+            )
+        with self._counting:
+            self._texts, self._tokens = self._texts + len(rows), self._tokens + total
+        return Batches(rows, cut, encoder, self._thread, dimensions)
+
+    def cards(self) -> tuple[ModelCard, ...]:
+        files = self._files
+        if files is None:
+            return ()
+        details: dict[str, Any] = {"source": self._source, "kind": "embedding"}
+        if self._encoder is not None:
+            details["dimensions"] = self._encoder.dimensions
+        return (
+            ModelCard(
+                files.name,
+                self._created,
+                files.most_tokens,
+                tools=False,
+                reasoning=False,
+                images="reject",
+                state="stored" if self._encoder is None else "ready",
+                pinned=True,
+                weight_bytes=files.weight_bytes,
+                details=details,
+            ),
+        )
+
+    def figures(self) -> dict[str, float]:
+        """Totals, by the names that `/metrics` shows."""
+        return {"embedded_texts": self._texts, "embedded_tokens": self._tokens}
+
+    def _check_installed(self) -> None:
+        if not is_installed():
+            raise NotSupported(
+                "Embeddings are an extra that is not installed. In the folder of the clone (uv tool install takes the "
+                f"same words): {INSTALL}",
+                code="extra_not_installed",
+            )
+
+    def _known(self) -> EncoderFiles:
+        if self._files is not None:
+            return self._files
+        if self._problem is not None:
+            raise self._problem.again()
+        self._check_installed()
+        if self._source is not None:
+            raise Unavailable("The server is still starting.")
+        raise NotSupported("This server has no embedding model: set EMBEDDING_MODEL to a repository or folder.")
+
+    def _loaded(self, files: EncoderFiles) -> Encoder:
+        """Loads it if need be; who comes meanwhile waits."""
+        with self._loading:
+            if self._encoder is not None:
+                return self._encoder
+            if self._problem is not None and self._clock() < self._retry:
+                raise self._problem.again()
+            try:
+                import_library()
+                self._encoder = self._thread.chore(loading(files))
+                self._problem = None
+            except Exception as error:  # a checkpoint may be anything
+                known = isinstance(error, StartLLMError)
+                if not known:
+                    log.warning("loading %s failed", files.name, exc_info=True)
+                why = error if known else NotSupported(f"{files.name} cannot be loaded: {error}")
+                assert isinstance(why, StartLLMError)
+                self._problem, self._retry = why.again(), self._clock() + RETRY_SECONDS
+                raise why from error
+            return self._encoder
+
+
+def _row(files: EncoderFiles, text: Text, param: str, *, truncate: bool) -> tuple[tuple[int, ...], bool]:
+    """A text's tokens, special ones included, and whether it is all of it. Raises BadRequest, which names the text."""
+    most = files.most_tokens - len(files.before) - len(files.after)
+    if isinstance(text, str):
+        room = CHARACTERS * files.most_tokens
+        if len(text) > room and not truncate:
+            raise _too_long(param, len(text) // CHARACTERS, files, at_least=True)
+        ids = files.tokenizer.encode(text[:room], add_special_tokens=False).ids
+    else:
+        ids = list(text)
+        odd = next((token for token in ids if token >= files.vocabulary), None)
+        if odd is not None:
+            raise BadRequest(
+                f"{param}: the token {odd} is not in the vocabulary of {files.name} ({files.vocabulary} tokens); "
+                "send the text if the ids are another tokenizer's.",
+                param=param,
+            )
+    if len(ids) > most and not truncate:
+        raise _too_long(param, len(ids) + len(files.before) + len(files.after), files)
+    return files.tokens_of(ids[:most]), len(ids) <= most
+
+
+def _too_long(param: str, tokens: int, files: EncoderFiles, *, at_least: bool = False) -> BadRequest:
+    count = f"at least {tokens}" if at_least else str(tokens)
+    return BadRequest(
+        f"{param}: {count} tokens, but {files.name} reads at most {files.most_tokens}; send shorter texts, or "
+        '"truncate": true to have the rest left out.',
+        param=param,
+        code=ContextLengthExceeded.code,
+    )
+
+
+class Batches:
+    """Implements `core.encoding.Encoding`: texts of about the same length share a step."""
+
+    def __init__(
+        self,
+        rows: Sequence[tuple[int, ...]],
+        cut: int,
+        encoder: Encoder,
+        thread: ModelThread,
+        dimensions: int | None,
+    ) -> None:
+        self._rows, self._encoder, self._thread = rows, encoder, thread
+        self._dimensions = dimensions or encoder.dimensions
+        self.result = Encoded(np.zeros((len(rows), self._dimensions), np.float32), sum(map(len, rows)), cut)
+
+    def __iter__(self) -> Iterator[Part]:
+        rows, done = self._rows, 0
+        order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
+        begin = 0
+        while begin < len(order):
+            end = self._end(order, begin)
+            chosen = [rows[index] for index in order[begin:end]]
+            self.result.vectors[order[begin:end]] = self._cut(self._thread.chore(_step(self._encoder, chosen)))
+            begin, done = end, done + sum(map(len, chosen))
+            yield Part(done, self.result.tokens)
+
+    def _end(self, order: Sequence[int], begin: int) -> int:
+        """Where the batch ends that begins there: it holds one text at least."""
+        first, end = len(self._rows[order[begin]]), begin + 1
+        while end < len(order):
+            longest = len(self._rows[order[end]])
+            if (end + 1 - begin) * longest > self._encoder.size or not (self._encoder.pads or longest == first):
+                break
+            end += 1
+        return end
+
+    def _cut(self, vectors: Any) -> Any:
+        if self._dimensions == self._encoder.dimensions:
+            return vectors
+        cut = vectors[:, : self._dimensions]
+        return cut / np.maximum(np.linalg.norm(cut, axis=1, keepdims=True), 1e-12)
+
+
+def _step(encoder: Encoder, rows: Sequence[tuple[int, ...]]) -> Generator[float, None, Any]:
+    """One step of the model thread."""
+    yield 0.0
+    return encoder.encode(rows)

@@ -1,0 +1,269 @@
+"""How a row of mlx-lm's `BatchGenerator` draws its tokens: sampler, penalties, logprobs.
+
+Runs on the model thread. A sampler maps logprobs ``[rows, vocab]`` to token ids ``[rows]``; a processor maps
+``(tokens, logits [1, vocab])`` to logits ``[1, vocab]``, where `tokens` is what the row holds so far and its last entry
+is the newest token, not yet computed. Nothing here waits for it.
+
+What happens to a row's logits, in order: `LogprobTap` (if logprobs are reported), logit bias, repetition penalty,
+presence and frequency penalty, grammar mask (`engine.decode.constraint`, always last), then the sampler: top-k, top-p and
+min-p cut the candidates at temperature 1, then temperature spreads what is left.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.sample_utils import greedy_sampler, make_logits_processors, make_repetition_penalty
+
+from start_llm.core.errors import BadRequest
+from start_llm.core.events import TokenLogprob
+from start_llm.core.request import Sampling
+from start_llm.core.vision import FIRST_IMAGE_ID
+
+Sampler = Callable[[mx.array], mx.array]
+Processor = Callable[[mx.array, mx.array], mx.array]
+
+_LONGEST_WINDOW = 1 << 24  # tokens a penalty may look back; longer than any context
+
+LOWEST_LOGPROB = -9999.0
+"""What is reported for an impossible token; JSON has no minus infinity."""
+
+
+def check_logit_bias(sampling: Sampling, vocab_size: int) -> None:
+    """Raises BadRequest for a token id that the model does not have."""
+    for token, _ in sampling.logit_bias:
+        if not 0 <= token < vocab_size:
+            raise BadRequest(
+                f"logit_bias names token {token}; this model has tokens 0 to {vocab_size - 1}.", param="logit_bias"
+            )
+
+
+def check_prompt_tokens(prompt: str | tuple[int, ...] | None, vocab_size: int) -> None:
+    """Raises BadRequest for a raw prompt's token id that the model does not have: looking it up ends the process."""
+    if prompt is None or isinstance(prompt, str):
+        return
+    strange = next((token for token in prompt if not 0 <= token < vocab_size), None)
+    if strange is not None:
+        raise BadRequest(
+            f"prompt names token {strange}; this model has tokens 0 to {vocab_size - 1}.",
+            param="prompt",
+            code="invalid_value",
+        )
+
+
+# --- samplers ---------------------------------------------------------------
+
+
+def make_sampler(sampling: Sampling, drawn: int = 0) -> Sampler:
+    """A sampler for one row that has drawn so many tokens already.
+
+    Rows whose samplers are the same object are drawn in one call, so equal settings without a seed give the same
+    object; with a seed the sampler has the row's own keys and must not be shared.
+    """
+    if sampling.temperature == 0 or sampling.top_k == 1:
+        return greedy_sampler  # type: ignore[no-any-return]
+    if sampling.seed is not None:
+        return SeededSampler(sampling, drawn)
+    return _unseeded_sampler(sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p)
+
+
+@lru_cache(maxsize=64)
+def _unseeded_sampler(temperature: float, top_p: float, top_k: int, min_p: float) -> Sampler:
+    def sample(logprobs: mx.array) -> mx.array:
+        values, ids = candidates(logprobs, top_p=top_p, top_k=top_k, min_p=min_p)
+        pick = mx.random.categorical(values * (1.0 / temperature))
+        return pick if ids is None else mx.take_along_axis(ids, pick[..., None], axis=-1).squeeze(-1)
+
+    return sample
+
+
+class Remembering:
+    """A sampler or processor that can be put back: its attributes are replaced by its calls, never changed in place."""
+
+    def save(self) -> Any:
+        return self.__dict__.copy()
+
+    def restore(self, state: Any) -> None:
+        self.__dict__.update(state)
+
+
+_ODD = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: the keys of two seeds lie far apart
+_64_BITS = 0xFFFFFFFFFFFFFFFF
+
+
+class SeededSampler(Remembering):
+    """Draws with its own keys: the same seed and logits give the same tokens, alone or beside other rows.
+
+    The key of a token follows from the seed and the token's place in the answer, so a row that was interrupted goes
+    on as it would have. Noise belongs to token ids, not to ranks: two candidates that swap places because a batch
+    rounds differently do not change what is drawn.
+    """
+
+    def __init__(self, sampling: Sampling, drawn: int = 0) -> None:
+        assert sampling.seed is not None
+        self._sampling = sampling
+        self._seed = sampling.seed * _ODD
+        self._place = drawn
+
+    def __call__(self, logprobs: mx.array) -> mx.array:
+        sampling = self._sampling
+        key = mx.random.key((self._seed + self._place) & _64_BITS)
+        self._place += 1
+        values, ids = candidates(logprobs, top_p=sampling.top_p, top_k=sampling.top_k, min_p=sampling.min_p)
+        noise = mx.broadcast_to(mx.random.gumbel((1, logprobs.shape[-1]), key=key), logprobs.shape)
+        scores = values * (1.0 / sampling.temperature)
+        if ids is None:
+            return mx.argmax(scores + noise, axis=-1)
+        pick = mx.argmax(scores + mx.take_along_axis(noise, ids, axis=-1), axis=-1, keepdims=True)
+        return mx.take_along_axis(ids, pick, axis=-1).squeeze(-1)
+
+
+def candidates(logprobs: mx.array, *, top_p: float, top_k: int, min_p: float) -> tuple[mx.array, mx.array | None]:
+    """The tokens that may be drawn.
+
+    The same set as mlx-lm's sampler chain (top-p of the whole distribution, then min-p, then top-k). Cutting to the
+    top-k first gives it too, because the mass above a candidate is the same in both; then only `top_k` values need
+    sorting, where sorting a vocabulary costs milliseconds on a CPU.
+
+    Args:
+        logprobs: ``[rows, vocab]``, normalised.
+
+    Returns:
+        float32 values ``[rows, k]``, minus infinity where cut, and token ids ``[rows, k]``; ids are ``None`` where
+        the columns are the whole vocabulary in order.
+    """
+    logprobs = logprobs.astype(mx.float32)
+    vocab = logprobs.shape[-1]
+    ids = None
+    if 0 < top_k < vocab:
+        ids = mx.argpartition(-logprobs, kth=top_k - 1, axis=-1)[..., :top_k]
+        logprobs = mx.take_along_axis(logprobs, ids, axis=-1)
+    if 0 < top_p < 1:
+        order = mx.argsort(-logprobs, axis=-1)
+        logprobs = mx.take_along_axis(logprobs, order, axis=-1)
+        ids = order if ids is None else mx.take_along_axis(ids, order, axis=-1)
+        mass_above = mx.cumsum(mx.exp(logprobs), axis=-1, inclusive=False)
+        logprobs = mx.where(mass_above < top_p, logprobs, -mx.inf)
+    if min_p > 0:
+        floor = logprobs.max(axis=-1, keepdims=True) + math.log(min_p)
+        logprobs = mx.where(logprobs < floor, -mx.inf, logprobs)
+    return logprobs, ids
+
+
+# --- processors -------------------------------------------------------------
+
+
+def make_processors(sampling: Sampling, prompt_tokens: Sequence[int], generated: Sequence[int] = ()) -> list[Processor]:
+    """The row's bias and penalties; empty if it has none.
+
+    Args:
+        prompt_tokens: the whole prompt, whatever part of it comes from stored KV.
+        generated: what the row has generated before it was interrupted.
+    """
+    processors: list[Processor] = []
+    if sampling.logit_bias:
+        processors += make_logits_processors(logit_bias=dict(sampling.logit_bias))
+    if sampling.repetition_penalty != 1.0 and sampling.repetition_context_size > 0:
+        size = min(sampling.repetition_context_size, _LONGEST_WINDOW)
+        # An image's places have ids beyond the vocabulary: what was never written cannot be repeated.
+        written = [token for token in prompt_tokens[-size:] if token < FIRST_IMAGE_ID]
+        held = (*written, *generated[-size:])
+        processors.append(RepetitionPenalty(sampling.repetition_penalty, size, held))
+    if sampling.presence_penalty != 0 or sampling.frequency_penalty != 0:
+        processors.append(CountPenalty(sampling.presence_penalty, sampling.frequency_penalty, generated))
+    return processors
+
+
+class RepetitionPenalty(Remembering):
+    """mlx-lm's sign-aware penalty over the last `size` tokens, prompt included.
+
+    The window is kept here, because what `BatchGenerator` passes as tokens leaves out a prefix that came with its KV
+    unless the caller repeats it.
+    """
+
+    def __init__(self, penalty: float, size: int, held: Sequence[int]) -> None:
+        """`held`: the tokens before the next one, at least the last `size`."""
+        self._penalise: Processor = make_repetition_penalty(penalty, size)
+        self._size = size
+        self._window = mx.array(list(held[-size:]), dtype=mx.int32)
+        self._started = False
+
+    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        if self._started:
+            self._window = mx.concatenate([self._window, tokens[-1:]])[-self._size :]
+        self._started = True
+        return self._penalise(self._window, logits)
+
+
+class CountPenalty(Remembering):
+    """OpenAI's presence and frequency penalties: over the generated tokens only, all of them.
+
+    (mlx-lm's own look at the last 20 tokens, prompt included.)
+    """
+
+    def __init__(self, presence: float, frequency: float, generated: Sequence[int] = ()) -> None:
+        self._presence = presence
+        self._frequency = frequency
+        self._before = generated
+        self._counts: mx.array | None = None
+
+    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        if self._counts is None:  # the first call's newest token is known already, or the prompt's last
+            counts = np.bincount(np.asarray(self._before, dtype=np.int64), minlength=logits.shape[-1])
+            self._counts = mx.array(counts.astype(np.float32))
+        else:
+            self._counts = self._counts.at[tokens[-1:]].add(1.0)
+        penalty = self._frequency * self._counts + self._presence * (self._counts > 0)
+        return logits - penalty.astype(logits.dtype)
+
+
+# --- logprobs ---------------------------------------------------------------
+
+
+class LogprobTap:
+    """Keeps the model's own logprobs for a row that reports them; goes first in the row's processors.
+
+    What `BatchGenerator` reports is the distribution after bias, penalties and mask. `BatchGenerator` answers one
+    step late: at its k-th response of a row, k + 1 distributions have passed, so they wait in a queue.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[mx.array] = deque()
+
+    def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
+        # A new array, for a later processor may write into this one in place.
+        self._waiting.append(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+        return logits
+
+    def save(self) -> Any:
+        return tuple(self._waiting)
+
+    def restore(self, state: Any) -> None:
+        self._waiting = deque(state)
+
+    def take(self) -> mx.array:
+        """Logprobs ``[vocab]`` that the row's next reported token was drawn from; call once per response."""
+        return self._waiting.popleft()[0]
+
+
+def top_logprobs(logprobs: mx.array, token: int, n: int) -> TokenLogprob:
+    """The logprob of `token` and its `n` likeliest alternatives, best first.
+
+    Args:
+        logprobs: ``[vocab]``, from `LogprobTap.take` for the model's own distribution, or a response's own row.
+        n: 0 reports no alternatives.
+    """
+    row = logprobs.reshape(-1).astype(mx.float32)
+    n = min(n, row.size)
+    top: list[tuple[int, float]] = []
+    if n > 0:
+        ids = mx.argpartition(-row, kth=n - 1)[:n]
+        pairs = zip(cast(list[int], ids.tolist()), cast(list[float], row[ids].tolist()), strict=True)
+        top = sorted(((i, v) for i, v in pairs if v > -math.inf), key=lambda pair: (-pair[1], pair[0]))
+    return TokenLogprob(token, max(cast(float, row[token].item()), LOWEST_LOGPROB), tuple(top))

@@ -1,0 +1,1 @@
+"""Which work the model thread does next."""

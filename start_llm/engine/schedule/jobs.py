@@ -1,0 +1,135 @@
+"""A request on the model thread: from waiting, through prefill, to decoding. Model thread only."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Literal
+
+import numpy as np
+
+from start_llm.core.errors import StartLLMError
+from start_llm.core.events import EngineDone, EngineEvent, EngineFailed
+from start_llm.core.report import CacheReport
+from start_llm.core.work import Submit
+from start_llm.engine.decode.draft import Counts
+from start_llm.engine.decode.runner import Cache
+from start_llm.kvcache.blocks import as_tokens
+
+EndReason = Literal["stop", "length", "cancelled", "deadline"]
+
+
+class Stage(Enum):
+    WAITING = auto()
+    PREFILL = auto()
+    DECODE = auto()
+    ENDED = auto()
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """Mutable state of one `Submit`.
+
+    Attributes:
+        tokens: what prefill has to cover: the prompt, and after a pause what was generated before it. int32, for
+            fast comparison.
+        position: how many of `tokens` are in `cache` so far.
+        pauses: offsets at which prefill stops to store KV, ascending.
+        planned: `Admitted` has been sent; `report` is about the first admission.
+        watched: clock reading from which the watchdog counts, ``None`` while it does not.
+        counted: seconds that the watchdog has counted before that.
+        leader: the prefilling job whose KV this one waits for, up to `leader_until`;
+            `stored` is what was stored when it began to wait.
+        drawing: how its tokens are drawn, once it decodes.
+        counts: what decoding it took.
+        pending: a token that `drawing` has drawn before a pause and that is not reported yet.
+        room: tokens that memory allows it to generate in all.
+        failures: steps of several rows that failed while this was one of them.
+        alone: tokens that it has to decode alone, because it may be what made such a step fail.
+        idle: a re-anchoring job: it has no client and yields to everyone.
+    """
+
+    work: Submit
+    tokens: np.ndarray
+    submitted: float
+    stage: Stage = Stage.WAITING
+    position: int = 0
+    pauses: list[int] = field(default_factory=list)
+    cache: Cache | None = None
+    uid: int = -1
+    generated: list[int] = field(default_factory=list)
+    report: CacheReport = field(default_factory=CacheReport)
+    planned: bool = False
+    admitted: float = 0.0
+    watched: float | None = None
+    counted: float = 0.0
+    leader: Job | None = None
+    leader_until: int = 0
+    stored: int = 0
+    counts: Counts = field(default_factory=Counts)
+    failures: int = 0
+    alone: float = 0
+    idle: bool = False
+    cancelled: bool = False
+    drawing: Any = None
+    pending: int | None = None
+    room: float = math.inf
+
+    @property
+    def prefix(self) -> int:
+        """Tokens that prefill covers: the last one is fed by the first decode step, unless one behind it is pending."""
+        return len(self.tokens) - (self.pending is None)
+
+    @property
+    def until(self) -> int:
+        """Where prefill ends."""
+        return len(self.tokens) if self.idle else self.prefix
+
+    @property
+    def length(self) -> int:
+        """Tokens of the prompt and of the answer so far."""
+        return len(self.work.prompt.tokens) + len(self.generated)
+
+    @property
+    def left(self) -> int:
+        """Tokens that it may still generate, at least one."""
+        return max(1, int(min(self.work.max_tokens, self.room)) - len(self.generated))
+
+    def seconds(self, now: float) -> float:
+        """What the watchdog has counted so far."""
+        return self.counted + (0.0 if self.watched is None else now - self.watched)
+
+    def pause(self, now: float, pending: int | None = None) -> None:
+        """Back to waiting, without KV; it will go on behind what it has generated.
+
+        Args:
+            pending: of a row that was suspended. Without it a row that decoded draws its next token again.
+        """
+        if self.stage is Stage.DECODE:
+            self.counted = self.seconds(now)
+            self.pending = pending
+        self.watched = None
+        if self.generated:
+            self.tokens = as_tokens((*self.work.prompt.tokens, *self.generated))
+        self.stage, self.position, self.pauses = Stage.WAITING, 0, []
+        self.cache = self.leader = None
+        if self.pending is None:
+            self.drawing = None
+
+    def send(self, event: EngineEvent) -> None:
+        if self.stage is not Stage.ENDED:
+            self.work.sink.put(event)
+
+    def end(self, reason: EndReason) -> None:
+        """Sends the final event; later calls do nothing."""
+        if self.stage is Stage.ENDED:
+            return
+        self.send(EngineDone(reason, tuple(self.generated), self.report))
+        self.stage = Stage.ENDED
+
+    def fail(self, error: StartLLMError) -> None:
+        if self.stage is Stage.ENDED:
+            return
+        self.send(EngineFailed(error))
+        self.stage = Stage.ENDED

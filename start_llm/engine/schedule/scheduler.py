@@ -1,0 +1,240 @@
+"""Which work the model does next. Model thread only; knows no MLX: effects go in as `Runner` and `GuardedStore`.
+
+A step is: end what is cancelled or late, admit what fits, one decode step of
+all rows, one prefill chunk of one request. The collaborators: `prompts` (the
+requests in prefill), `rows` (those that decode), `requests` (all of them, and how
+they end), `pressure` (when memory is short), `trials` (after a step that failed),
+`anchoring` (work for the idle gap).
+
+What goes wrong with one request ends that request.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from start_llm.core.events import Sampled
+from start_llm.core.report import CacheReport
+from start_llm.core.stored import StoredTree
+from start_llm.core.work import Submit
+from start_llm.engine.decode.runner import Row, Runner
+from start_llm.engine.schedule.guarded import GuardedStore
+from start_llm.engine.schedule.idle_prefill import Anchoring
+from start_llm.engine.schedule.jobs import Job, Stage
+from start_llm.engine.schedule.memory import MemoryGuard
+from start_llm.engine.schedule.preemption import Pressure
+from start_llm.engine.schedule.prefill import Prefill
+from start_llm.engine.schedule.prompts import Prompts, report_of
+from start_llm.engine.schedule.requests import Requests
+from start_llm.engine.schedule.rows import Draw, Rows
+from start_llm.engine.schedule.shared_prefill import Leaders
+from start_llm.engine.schedule.steps import StepSize
+from start_llm.engine.schedule.trials import Trials
+from start_llm.kvcache.blocks import as_tokens
+from start_llm.models.device import PREFILL_BYTES
+
+log = logging.getLogger(__name__)
+
+MOST_FAILURES = 3
+"""Steps that may fail around a request before it is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`step`: prompt tokens a chunk, ``None`` if it follows what chunks take; `idle_step`: the same while re-anchoring.
+
+    `step_bytes`: memory that a chunk may take, where its size is not fixed.
+
+    `deadline`: seconds of decoding, or of prefill that does not move, after which a request is ended; 0 is none.
+    `join`: a shared prefix shorter than this is computed again rather than waited for.
+    """
+
+    step: int | None
+    idle_step: int = 128
+    step_bytes: int = PREFILL_BYTES
+    deadline: float = 0.0
+    join: int = 64
+
+
+class Scheduler:
+    """
+    Attributes:
+        requests: all that have not ended.
+        anchoring: what is done while there are none.
+        crowded: others wait for the thread, too: prefill chunks are small then.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        store: GuardedStore,
+        draw: Draw,
+        *,
+        eos: frozenset[int],
+        limits: Limits,
+        max_concurrency: int,
+        memory: MemoryGuard,
+        clock: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._eos, self._limits, self._clock = eos, limits, clock
+        self._room = min(max_concurrency, runner.max_rows)
+        self._steps = StepSize(limits.step, limits.step_bytes)
+        self._prefill = Prefill(runner, store, self._steps, clock)
+        self.anchoring = Anchoring(self._prefill, store, limits.idle_step, clock)
+        self._prompts = Prompts(store, self._prefill, Leaders(limits.join), self.anchoring, clock)
+        self._rows = Rows(runner, draw)
+        self.requests = Requests(self._prompts, self._rows, self._prefill, memory, clock)
+        self._trials = Trials(self.requests, self._rows)
+        self._pressure = Pressure(self.requests, memory)
+        self._tokens_decoded = 0
+        self._failed_steps = 0
+        self.crowded = False
+
+    @property
+    def running(self) -> int:
+        return len(self._prompts) + len(self._rows)
+
+    @property
+    def busy(self) -> bool:
+        return len(self.requests) > 0
+
+    def add(self, work: Submit) -> None:
+        self.requests.add(work)
+
+    def cancel(self, work_id: str) -> None:
+        self.requests.cancel(work_id)
+
+    def step(self) -> None:
+        self._reap()
+        if self.busy:
+            self.anchoring.end()
+        self._pressure.relieve()
+        self._admit()
+        self._decode()
+        self._compute()
+
+    def rest(self) -> None:
+        """To be called now and then while there is nothing to do."""
+        self._store.idle()
+
+    def recover(self, error: Exception) -> None:
+        """After a step that failed outside of any request's own work: what was running starts again.
+
+        A request that was there each of `MOST_FAILURES` times is given up.
+        """
+        self._failed_steps += 1
+        self.anchoring.forget()
+        self.requests.put_back_all()
+        for job in self.requests:
+            job.failures += 1
+            if job.failures >= MOST_FAILURES:
+                self.requests.fail(job, error)
+
+    def figures(self) -> dict[str, float]:
+        """Totals of the work done and the store's sizes, by the names that `/metrics` shows."""
+        return {
+            "tokens_prefilled": self._prefill.tokens,
+            "tokens_prefilled_idle": self.anchoring.tokens,
+            "tokens_decoded": self._tokens_decoded,
+            "tokens_drafted": self.requests.decoded.drafted,
+            "tokens_accepted": self.requests.decoded.accepted,
+            "decode_forwards": self.requests.decoded.forwards,
+            "hybrid_trim_miss": self._prompts.trim_misses,
+            "failed_steps": self._failed_steps,
+            "requests_paused": self._pressure.paused,
+            **self._store.figures(),
+        }
+
+    def plan(self, tokens: tuple[int, ...]) -> CacheReport:
+        """What a request for this prompt would reuse now. Any thread; nobody waits for it."""
+        array = as_tokens(tokens)
+        return report_of(len(array), self._store.peek(array, limit=len(array) - 1))
+
+    def stored(self) -> StoredTree:
+        """All that is stored, for people. Any thread; nobody waits for it. Raises TimeoutError."""
+        return self._store.show()
+
+    # --- the parts of a step --------------------------------------------------
+
+    def _reap(self) -> None:
+        now, limit = self._clock(), self._limits.deadline or math.inf
+        for job in self.requests:
+            if job.cancelled or job.seconds(now) >= limit:
+                with self.requests.failing(job):
+                    self.requests.abort(job, "cancelled" if job.cancelled else "deadline")
+
+    def _admit(self) -> None:
+        waiting = self.requests.waiting
+        while waiting and self.running < self._room and self._trials.may_start(waiting[0]):
+            job = waiting[0]
+            with self.requests.failing(job):
+                if not self._pressure.may_start(job):
+                    return
+                waiting.popleft()
+                self._pressure.start(job)
+                self._prompts.begin(job)
+
+    def _decode(self) -> None:
+        try:
+            rows = self._rows.step()
+        except Exception as error:
+            self._failed_steps += 1
+            jobs = self._rows.clear()
+            if len(jobs) == 1:
+                self.requests.fail(jobs[0], error)
+                return
+            log.warning("a step of %d rows failed; each is tried alone", len(jobs), exc_info=True)
+            self._trials.begin(jobs)
+            return
+        for job, row in rows:
+            if job.stage is not Stage.DECODE:
+                continue  # put back meanwhile: it will draw this token again
+            with self.requests.failing(job):
+                self._take(job, row)
+
+    def _take(self, job: Job, row: Row) -> None:
+        """A row's new token."""
+        self._tokens_decoded += 1
+        job.generated.append(row.token)
+        logprob = job.drawing.logprob(row.token)
+        if row.token not in self._eos:
+            job.send(Sampled(row.token, logprob))
+        if row.finish is None:
+            self._trials.decoded(job)
+            return
+        if row.finish == "stop":
+            self._pressure.answered(len(job.generated))
+        kv = None if row.cache is None or row.tokens is None else (row.cache, row.tokens)
+        self.requests.finish(job, row.finish, kv)
+
+    def _compute(self) -> None:
+        """Up to a step's worth of prompt tokens, so that several short prompts join the batch together."""
+        left: float = math.inf
+        while left > 0:
+            for job in self._prompts.released():
+                with self.requests.failing(job):
+                    self._prompts.take_over(job)
+            next_job = self._prompts.next(self._trials.may_decode)
+            if next_job is None:
+                return
+            done = 0
+            left = min(left, self._steps.next(next_job.position, shared=self.crowded or len(self.requests) > 1))
+            with self.requests.failing(next_job):
+                done = self._prompts.compute(next_job, int(left))
+                if next_job.position >= next_job.prefix and self._trials.may_decode(next_job):
+                    self._start_decoding(next_job)
+            left -= max(1, done)
+
+    def _start_decoding(self, job: Job) -> None:
+        assert job.cache is not None
+        self._prefill.keep(job, checkpoint=False)
+        self._prompts.discard(job)
+        if not job.generated:
+            job.report = replace(job.report, seconds_prefill=self._clock() - job.admitted)
+        job.room = self._pressure.room(job)
+        cache, job.cache = job.cache, None
+        self._rows.insert(job, cache)

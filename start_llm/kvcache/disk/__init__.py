@@ -1,0 +1,1 @@
+"""Stored KV in files."""

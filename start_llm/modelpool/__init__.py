@@ -1,0 +1,1 @@
+"""Which models there are, which are loaded, and who waits for one."""

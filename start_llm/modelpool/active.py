@@ -1,0 +1,181 @@
+"""From a model that is loaded to one that is served: its prompt pipeline, its parsers, its grammars."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from start_llm.chat.handle import Served
+from start_llm.core.errors import NotSupported
+from start_llm.core.prompt import Prompt
+from start_llm.core.request import ChatRequest
+from start_llm.core.service import ModelCard
+from start_llm.core.settings import Settings
+from start_llm.core.work import Constraint
+from start_llm.engine.decode.sampling import check_logit_bias, check_prompt_tokens
+from start_llm.engine.patience import Patience
+from start_llm.modelpool.builder import Built
+from start_llm.models.loader import LoadedModel
+from start_llm.parsing.registry import RAW_STRINGS, ExternalFormat, OutputStyle, output_style
+from start_llm.parsing.structured import is_free, make_constraint, model_text
+from start_llm.prompt.clients import Clients
+from start_llm.prompt.drafts import Views
+from start_llm.prompt.hf import HFTemplate, HFTokenizer
+from start_llm.prompt.pipeline import Pipeline
+from start_llm.prompt.ports import TemplateError
+from start_llm.prompt.recorder import Recorder
+from start_llm.prompt.turndb import TurnDB
+
+GRAMMAR_THREADS = 2
+GRAMMAR_SECONDS = 4.0
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A model in service, with what has to be closed when it goes."""
+
+    served: Served
+    built: Built
+    card: ModelCard
+
+    def close(self) -> None:
+        """Records what waits. No request may use it any more."""
+        self.served.recorder.close()
+        self.served.pipeline.close()
+
+
+def serve(
+    settings: Settings,
+    clients: Clients,
+    built: Built,
+    model: str,
+    created: int,
+    anchor: Callable[[Prompt, str], None],
+    base: str | None = None,
+) -> Serving:
+    """Raises NotSupported if the model's chat template cannot be used.
+
+    Args:
+        model: its name on the model thread.
+        anchor: takes a guess of a conversation's next request, and its session.
+        base: of a model with an adapter: what it is called without.
+    """
+    loaded = built.loaded
+    # The closures below keep tokenizers only: what holds a model beyond its end holds its memory.
+    tokenizer, wrapper, context = loaded.tokenizer, loaded.wrapper, context_of(settings, loaded)
+    encoder = HFTokenizer(tokenizer, eos_ids=loaded.eos)
+    try:
+        pipeline = Pipeline(
+            HFTemplate(tokenizer),
+            encoder,
+            settings=settings,
+            clients=clients,
+            store=_turns(settings, loaded),
+            context=context,
+            eyes=loaded.eyes,
+            traits=loaded.capabilities.traits,
+        )
+    except TemplateError as error:
+        raise NotSupported(f"The chat template of {loaded.source} cannot be used: {error}") from error
+    style, vocab = _style(loaded), len(tokenizer)
+    served = Served(
+        name=loaded.name,
+        source=loaded.source,
+        created=created,
+        context=context,
+        pipeline=pipeline,
+        recorder=Recorder(pipeline, anchor if settings.reanchor == "on" else None),
+        style=style,
+        detokenizer=lambda: wrapper.detokenizer,
+        token_text=lambda token: str(tokenizer.decode([token])),
+        check=lambda request: _check(request, vocab),
+        constraint=_constraints(settings, built, style),
+        eyes=loaded.eyes,
+        think_tokens=_think_tokens(loaded, style),
+        views=Views(encoder.encode, escaped=style.tools.id not in RAW_STRINGS),
+        model=model,
+        sampling={name: fact.value for name, fact in loaded.sampling.items()},
+    )
+    return Serving(served, built, _card(settings, served, loaded, base))
+
+
+def context_of(settings: Settings, loaded: LoadedModel) -> int:
+    """Most tokens of a request, answer included."""
+    return min(settings.max_kv_size, loaded.capabilities.context)
+
+
+def _card(settings: Settings, served: Served, loaded: LoadedModel, base: str | None) -> ModelCard:
+    """`base`: the name of the model whose weights it shares."""
+    traits = served.pipeline.traits
+    facts = {
+        name: {"value": fact.value, "source": fact.source}
+        for name, fact in loaded.capabilities.facts.items()
+        if not name.startswith("template.")
+    }
+    details: dict[str, Any] = {"source": served.source, "facts": facts}
+    if loaded.adapter is not None:
+        details |= {"adapter": loaded.adapter.name} | ({} if base is None else {"base": base})
+    return ModelCard(
+        served.name,
+        served.created,
+        served.context,
+        tools=traits.tools,
+        reasoning=bool(traits.reasoning_key or traits.reasoning_inline or traits.switches or served.think_tokens),
+        vision=served.eyes is not None,
+        images="shown" if served.eyes is not None else settings.images_on_text_model,
+        weight_bytes=loaded.weight_bytes if base is None else loaded.weights.own,
+        context_scale=settings.context_scale_for(served.context),
+        details=details,
+    )
+
+
+def _turns(settings: Settings, loaded: LoadedModel) -> TurnDB | None:
+    """The conversation tree lives and dies with the KV on disk."""
+    folder = settings.disk_dir
+    return TurnDB(folder / f"turns-{loaded.fingerprint[:16]}.sqlite3") if folder is not None else None
+
+
+def _check(request: ChatRequest, vocab: int) -> None:
+    """Token ids that come from the client itself."""
+    check_logit_bias(request.sampling, vocab)
+    check_prompt_tokens(request.prompt, vocab)
+
+
+def _style(loaded: LoadedModel) -> OutputStyle:
+    parser, capabilities = loaded.tool_parser, loaded.capabilities
+    return output_style(
+        tool_parser=capabilities.tool_parser,
+        reasoning_parser=capabilities.reasoning_parser,
+        external=None if parser is None else ExternalFormat(parser.start, parser.end, parser.parse),
+        reasoning_tags=capabilities.think_tags,
+    )
+
+
+def _think_tokens(loaded: LoadedModel, style: OutputStyle) -> tuple[int, int] | None:
+    vocab = loaded.tokenizer.get_vocab()
+    opens, closes = vocab.get(style.reasoning.start), vocab.get(style.reasoning.end)
+    return None if opens is None or closes is None else (opens, closes)
+
+
+def _constraints(
+    settings: Settings, built: Built, style: OutputStyle
+) -> Callable[[ChatRequest, bool], Constraint | None]:
+    grammars = built.vocabulary.grammars
+    patience = Patience("grammar", threads=GRAMMAR_THREADS, seconds=GRAMMAR_SECONDS)
+    model = model_text(style.tools.id, style.reasoning, built.loaded.tokenizer)
+
+    def constraint(request: ChatRequest, in_reasoning: bool) -> Constraint | None:
+        thinks = settings.default_thinking if request.thinking is None else request.thinking
+        made = make_constraint(request, model, in_reasoning=in_reasoning, may_reason=thinks)
+        if made is None:
+            return None
+        return grammars.prepare(made)
+
+    def bounded(request: ChatRequest, in_reasoning: bool) -> Constraint | None:
+        if is_free(request):
+            return None
+        grammars.make_vocabulary()  # however long it takes: that is not the request's fault
+        return patience.run(constraint, request, in_reasoning)
+
+    return bounded

@@ -1,0 +1,78 @@
+"""What clients and the command line are told of each model of the pool. Any thread."""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+from start_llm.core.service import ModelCard
+from start_llm.core.settings import Settings
+from start_llm.modelpool.known import Known
+from start_llm.modelpool.registry import Book, Entry
+from start_llm.modelpool.resolve import PoolNames
+
+
+class Cards:
+    """Of the models that there are, once the main one is loaded."""
+
+    def __init__(self, settings: Settings, names: PoolNames, book: Book) -> None:
+        self._settings, self._names, self._book = settings, names, book
+
+    def all(self) -> tuple[ModelCard, ...]:
+        """The main model's first."""
+        listed = self._names.all()
+        self._book.forget(listed)
+        entries = self._book.entries()
+        keys = {entry.key for entry in entries}
+        cards = [self.of(entry) for entry in entries]
+        return (*cards, *(self._stored(known) for known in listed if known.key not in keys))
+
+    def others(self) -> list[ModelCard]:
+        """Of the models that answer beside the main one."""
+        return [card for card in self.all()[1:] if "task" not in card.details]
+
+    def audio(self) -> list[ModelCard]:
+        """Of the audio models; `details` has the task of each."""
+        return [card for card in self.all() if "task" in card.details]
+
+    def of(self, entry: Entry) -> ModelCard:
+        """As it is now. Nothing is locked while the disk is looked at: it may hang."""
+        with self._book.lock:
+            now = copy(entry)
+        card = now.card if now.card is not None else self._stored(now.known) if now.known else None
+        assert card is not None, "the main model has one from its start on"
+        failed = now.failure is not None and now.state == "stored"
+        return replace(
+            card,
+            state="failed" if failed else now.state,
+            pinned=now.pinned,
+            weight_bytes=card.weight_bytes if now.task is None else now.weights.all,
+            kv_bytes=now.serving.built.kv_bytes() if now.serving is not None else 0,
+            problem=now.failure.message if failed and now.failure is not None else "",
+        )
+
+    def _stored(self, known: Known) -> ModelCard:
+        stored, most, adapter = known.stored, self._settings.max_kv_size, known.adapter
+        context = min(most, stored.context or most)
+        details: dict[str, Any] = {"source": known.source}
+        if stored.audio is not None:
+            context = 0
+            details |= {"kind": "audio", "task": stored.audio}
+        if adapter is not None:
+            details |= {"base": known.base, "adapter": adapter.name}
+        sees = "images" in stored.can and adapter is None
+        return ModelCard(
+            known.name,
+            int(stored.folder.stat().st_mtime) if stored.folder.exists() else 0,
+            context,
+            tools="tools" in stored.can,
+            reasoning="reasoning" in stored.can,
+            vision=sees and self._settings.vision == "auto",
+            images="reject" if stored.audio else "shown" if sees else self._settings.images_on_text_model,
+            state="stored",
+            pinned=self._names.is_pinned(*known.aliases),
+            weight_bytes=adapter.size if adapter is not None else stored.weight_bytes or stored.size,
+            context_scale=self._settings.context_scale_for(context),
+            details=details,
+        )

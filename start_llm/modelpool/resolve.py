@@ -1,0 +1,247 @@
+"""Which model a request's name means: the main one, one on this disk, or none. The only place that decides that."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from start_llm.core.audio import AudioTask
+from start_llm.core.errors import BadRequest, NotFound, NotSupported
+from start_llm.core.modelmap import ADAPTER_SIGN, MAIN_NAME
+from start_llm.core.settings import Settings
+from start_llm.modelpool.known import Known, Names, aliases_of
+from start_llm.models.adapter import CONFIG, shown, unusable
+from start_llm.models.adapters import Adapters, Chosen, check_name
+from start_llm.models.audio import SETTINGS
+from start_llm.models.catalog import describe, folder_of
+from start_llm.models.recommended import full_name
+from start_llm.models.room import Weights
+from start_llm.models.weights import group_of
+
+# Names that clients are hard-wired to; where MODEL_MAP says nothing of them they mean the main model.
+_FOREIGN_NAMES = re.compile(r"(claude|gpt|chatgpt|codex|o\d)([-.:].*)?$", re.IGNORECASE)
+MAIN_NAMES = frozenset({"", MAIN_NAME})
+_FOREIGN_AUDIO: dict[AudioTask, re.Pattern[str]] = {
+    "transcription": re.compile(r"whisper-\d|gpt-4o(-mini)?-transcribe([-.].*)?"),
+    "speech": re.compile(r"tts-\d(-hd)?|gpt-4o(-mini)?-tts([-.].*)?"),
+}
+"""OpenAI's names, which mean what the settings name."""
+PATHS: dict[AudioTask, str] = {"transcription": "transcriptions", "speech": "speech"}
+_SHOWN = 12
+
+
+class PoolNames:
+    """Any thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._names = Names(settings)
+        self._main = MAIN_NAMES
+        self._first = MAIN_NAME
+        self._table = settings.models_by_name
+        meant = {
+            means for name in settings.pinned for means in (name, self._table.resolve(name), self._base_meant(name))
+        }
+        self._pinned = {full_name(name) or name for name in meant} | meant
+        self._adapters = Adapters(settings.adapters_folder)
+        self._main_known: Known | None = None
+
+    def began(self, name: str, source: str, folder: Path) -> None:
+        """What the main model is called is known, and where it lies: only now, for it may just have been fetched.
+
+        Again whenever it has been loaded anew: its repository may have another commit by then.
+        """
+        key, own = group_of(folder), aliases_of(name, source)
+        self._names.leave_out(key, own)
+        self._first = name
+        self._main = MAIN_NAMES | own | {key}
+        self._main_known = Known(key, name, source, self._main, describe(source, folder))
+
+    def main_folder(self) -> Path:
+        """Where the main model lies now. Raises NotFound if it is not on this disk any more: nothing is fetched."""
+        source = self._settings.model_path
+        if source is None:
+            assert self._main_known is not None, "it is loaded once before anybody asks for it"
+            return self._main_known.stored.folder
+        found = folder_of(source)
+        if found is None:
+            raise NotFound(f"{self._first} cannot be loaded: {source} is not on this disk any more; fetch it again.")
+        return found
+
+    def is_main_pinned(self) -> bool:
+        """By PINNED_MODELS."""
+        return self.is_pinned(*self._main)
+
+    def meant(self, name: str) -> str:
+        """MODEL_MAP's word on it. What a model itself is called always means that model."""
+        if name == self._first or (self._main_known is not None and name == self._main_known.source):
+            return name
+        own = self._names.find(name, look=False)
+        if own is not None and name in (own.name, own.source):
+            return name
+        return self._table.resolve(name)
+
+    def _base_meant(self, name: str) -> str:
+        """MODEL_MAP's word on what stands before an adapter's name."""
+        base, sign, adapter = name.rpartition(ADAPTER_SIGN)
+        return f"{self._table.resolve(base)}{sign}{adapter}" if base else name
+
+    def find(self, name: str) -> Known | None:
+        """``None``: the main model. A model's name may be followed by ``+`` and an adapter's name.
+
+        Raises NotFound where the name means no model, or there is no such adapter; BadRequest where the adapter cannot
+        be used.
+        """
+        base, adapter = self._parts(name)
+        meant = self.meant(base)
+        if meant in self._main and not adapter:
+            return None
+        model_name, own = self._parts(meant)
+        if adapter and own:
+            raise BadRequest(f"adapter: {base[:100]!r} means {meant!r}, which has one already.", param="adapter")
+        model = self._model(model_name, name)
+        return self._adapted(model, adapter or own) if adapter or own else model
+
+    def _parts(self, name: str) -> tuple[str, str]:
+        """A model's name and its adapter's, which is empty for most. A model that is called so itself has none."""
+        if ADAPTER_SIGN not in name or name in self._main or self._names.find(name, look=False) is not None:
+            return name, ""
+        base, _, adapter = name.rpartition(ADAPTER_SIGN)
+        return base, check_name(adapter, "adapter")
+
+    def _model(self, meant: str, name: str) -> Known | None:
+        """Raises NotFound. `name`: as it was asked for."""
+        if meant in self._main:
+            return None
+        foreign = _FOREIGN_NAMES.match(meant.rsplit("/", 1)[-1]) is not None
+        known = self._names.find(meant, look=not foreign)
+        if known is None and not foreign:
+            raise NotFound(self._sentence(name), param="model", code="model_not_found")
+        return known
+
+    def find_chat(self, name: str) -> Known | None:
+        """As `find`, of models that can be asked to write. Raises BadRequest for others."""
+        known = self.find(name)
+        if known is not None and known.stored.audio is not None:
+            raise BadRequest(
+                f"model={name[:100]!r}: {known.name} is an audio model ({known.stored.audio}) and writes no answers; "
+                f"it is for /v1/audio/{PATHS[known.stored.audio]}.",
+                param="model",
+                code="wrong_kind",
+            )
+        return known
+
+    def find_audio(self, name: str, task: AudioTask) -> Known:
+        """The model that `name` means for this task. Raises BadRequest, NotFound, NotSupported."""
+        settings = self._settings
+        setting = settings.transcription_model if task == "transcription" else settings.speech_model
+        meant = self.meant(name)
+        if meant in MAIN_NAMES or _FOREIGN_AUDIO[task].fullmatch(meant.rsplit("/", 1)[-1]):
+            if setting is None:
+                raise NotSupported(
+                    f"This server has no model for {task}: set {SETTINGS[task]} to a repository or folder."
+                )
+            meant = full_name(setting) or setting
+        known = None if meant in self._main else self._names.find(meant)
+        if known is None and (meant in self._main or _FOREIGN_NAMES.match(meant.rsplit("/", 1)[-1])):
+            raise BadRequest(_not_audio(name, self._first, "a language model", task), param="model", code="wrong_kind")
+        if known is None:
+            raise NotFound(self._sentence(name), param="model", code="model_not_found")
+        if known.stored.audio != task:
+            kind = "a language model" if known.stored.audio is None else f"an audio model ({known.stored.audio})"
+            raise BadRequest(_not_audio(name, known.name, kind, task), param="model", code="wrong_kind")
+        return known
+
+    def _adapted(self, model: Known | None, name: str) -> Known | None:
+        """The model with the adapter of that name. ``None``: it is what the main model is served with anyway."""
+        model = model or self._main_known
+        if model is None:  # nothing is loaded yet, and whoever asks is told so
+            return None
+        adapter = self._adapters.find(name)
+        if adapter is None:
+            raise NotFound(self._no_adapter(name, model), param="adapter", code="adapter_not_found")
+        if model is self._main_known and self._is_main_s(adapter):
+            return None
+        if adapter.problem:
+            raise unusable(adapter.problem)
+        if not adapter.fits(*_names_of(model)):
+            raise unusable(
+                f"The adapter {name!r} was trained on {shown(adapter.base)}, not on {model.name}. If that is the same "
+                f'model, write its name as "model" into the adapter\'s {CONFIG}.'
+            )
+        return model.with_adapter(adapter)
+
+    def _is_main_s(self, adapter: Chosen) -> bool:
+        """Whether it is ADAPTER_PATH's, with which the main model is served anyway."""
+        path = self._settings.adapter_path
+        return path is not None and group_of(Path(path).expanduser()) == group_of(adapter.folder)
+
+    def all(self) -> tuple[Known, ...]:
+        """Those beside the main model. Every model is followed by itself with each adapter that was trained on it."""
+        adapters = [adapter for adapter in self._adapters.all() if not adapter.problem]
+        found = []
+        for model in (self._main_known, *self._names.all()):
+            if model is None:
+                continue
+            if model is not self._main_known:
+                found.append(model)
+            for adapter in adapters if model.stored.audio is None else ():
+                mine = model is self._main_known and self._is_main_s(adapter)
+                if not mine and adapter.fits(*_names_of(model)):
+                    found.append(model.with_adapter(adapter))
+        return tuple(found)
+
+    def is_pinned(self, *names: str) -> bool:
+        """By PINNED_MODELS."""
+        return bool(self._pinned & set(names))
+
+    def is_preloaded(self, name: str) -> bool:
+        return any(self._name_of(each) == name for each in self._settings.preloaded)
+
+    def _name_of(self, asked: str) -> str | None:
+        """Of a model beside the main one."""
+        try:
+            known = self.find(asked)
+        except (NotFound, BadRequest):
+            return None
+        return None if known is None else known.name
+
+    def settings_for(self, known: Known) -> Settings:
+        """The settings with this model as MODEL_PATH."""
+        changes: dict[str, Any] = {"served_model_name": known.name, "adapter_path": None}
+        if self._main_known is None or known.stored is not self._main_known.stored:
+            changes |= {"model_path": known.source, "model_family": None}
+        if known.adapter is not None:
+            changes["vision"] = "off"  # mlx-lm's adapters are for text models
+        return self._settings.model_copy(update=changes)
+
+    def weights(self, known: Known) -> Weights:
+        """About what it takes, before it is loaded."""
+        return known.weights(sees=self._settings.vision == "auto" and self._settings.kv_bits is None)
+
+    def _no_adapter(self, name: str, model: Known) -> str:
+        names = [each.name for each in self._adapters.all() if not each.problem and each.fits(*_names_of(model))]
+        return f"adapter={name!r}: there is no such adapter; for {model.name!r} there are {_list(names) or 'none'}."
+
+    def _sentence(self, name: str) -> str:
+        """That there is no model of that name, and which there are."""
+        models = sorted(self.all(), key=lambda known: known.adapter is not None)
+        names = [self._first, *(known.name for known in models)]
+        meant = self.meant(name)
+        mapped = f" (MODEL_MAP: {meant!r})" if meant != name else ""
+        return f"model={name[:100]!r}{mapped}: this server serves {_list(names)}."
+
+
+def _not_audio(asked: str, name: str, kind: str, task: AudioTask) -> str:
+    return f"model={asked[:100]!r}: {name} is {kind}; /v1/audio/{PATHS[task]} needs a model for {task}."
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + more
+
+
+def _names_of(model: Known) -> tuple[str, ...]:
+    return model.source, model.stored.folder.name

@@ -1,0 +1,68 @@
+"""Tokenizers and what grammars need of them: read once for all models that have the same files."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from weakref import WeakValueDictionary
+
+from start_llm.engine.decode.constraint import Grammars
+from start_llm.models.tokenizer import read_tokenizer, tokenizer_key
+
+KEPT = 2
+"""So many are kept without a model. One of 250,000 tokens takes about 300 MB with its grammars."""
+
+
+@dataclass(frozen=True, eq=False)
+class Vocabulary:
+    """Is not changed by who uses it.
+
+    Attributes:
+        wrapper: mlx-lm's tokenizer.
+    """
+
+    wrapper: Any
+    grammars: Grammars
+
+
+class Vocabularies:
+    """Those that models hold, and the last ones that were read. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: WeakValueDictionary[str, Vocabulary] = WeakValueDictionary()
+        self._last: OrderedDict[str, Vocabulary] = OrderedDict()
+
+    def read(self, folder: Path, eos: Any = None) -> Vocabulary:
+        """Raises what `read_tokenizer` raises.
+
+        Args:
+            eos: the config's ``eos_token_id``.
+        """
+        key = tokenizer_key(folder, eos)
+        with self._lock:
+            found = self._held.get(key)
+        if found is None:
+            found = _made(read_tokenizer(folder, eos))
+        self._keep(key, found)
+        return found
+
+    def of(self, wrapper: Any) -> Vocabulary:
+        """The one of this wrapper; a new one, if it is of nobody's."""
+        with self._lock:
+            found = next((each for each in self._held.values() if each.wrapper is wrapper), None)
+        return found or _made(wrapper)
+
+    def _keep(self, key: str, found: Vocabulary) -> None:
+        with self._lock:
+            self._held[key] = self._last[key] = found
+            self._last.move_to_end(key)
+            while len(self._last) > KEPT:
+                self._last.popitem(last=False)
+
+
+def _made(wrapper: Any) -> Vocabulary:
+    return Vocabulary(wrapper, Grammars(wrapper, wrapper.eos_token_ids))

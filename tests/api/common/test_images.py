@@ -1,0 +1,122 @@
+"""Images in every dialect's shapes become attachments in their place."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from start_llm.api.anthropic.messages import read_messages
+from start_llm.api.common.dialect import Inbound
+from start_llm.api.common.parts import Content, join_content
+from start_llm.api.openai.chat import read_chat
+from start_llm.api.openai.responses_items import messages_of
+from start_llm.core.errors import BadRequest
+from start_llm.core.images import Attachment
+from start_llm.core.messages import Message
+from start_llm.core.settings import Settings
+
+SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
+DATA = "data:image/png;base64,iVBOR"
+CHAT = {"type": "image_url", "image_url": {"url": DATA, "detail": "low"}}
+CLAUDE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBOR"}}
+SEEN = [(0, "data", "iVBOR")]
+
+
+def chat(*messages: dict[str, Any]) -> tuple[Message, ...]:
+    body = json.dumps({"messages": messages}).encode()
+    return read_chat(Inbound("POST", "/", {}, body), SETTINGS, str).request.messages
+
+
+def claude(*messages: dict[str, Any]) -> tuple[Message, ...]:
+    body = json.dumps({"max_tokens": 5, "messages": messages}).encode()
+    return read_messages(Inbound("POST", "/", {}, body), SETTINGS).request.messages
+
+
+def seen(message: Message) -> list[tuple[int, str, str]]:
+    return [(image.at, image.kind, image.source) for image in message.attachments]
+
+
+def test_chat() -> None:
+    parts = [{"type": "text", "text": "one"}, CHAT, {"type": "text", "text": "two"}, {"type": "text", "text": "three"}]
+    (message,) = chat({"role": "user", "content": parts})
+    assert (message.content, seen(message)) == ("onetwo\nthree", [(3, "data", "iVBOR")])
+    assert message.attachments[0].path == "messages[0].content[1].image_url.url"
+    (message,) = chat({"role": "user", "content": [{"type": "image_url", "image_url": DATA, "filename": "a.png"}]})
+    assert seen(message) == SEEN and message.attachments[0].name == "a.png"
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant"])
+def test_every_role(role: str) -> None:
+    (message,) = chat({"role": role, "content": [CHAT]})
+    assert seen(message) == SEEN
+
+
+def test_tool_results_of_every_dialect() -> None:
+    assert seen(chat({"role": "tool", "tool_call_id": "c", "content": [CHAT]})[0]) == SEEN
+    block = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": "ab"}, CLAUDE]}
+    result, beside = claude({"role": "user", "content": [block, CLAUDE, {"type": "text", "text": "Why?"}]})
+    assert (result.role, result.content, seen(result)) == ("tool", "ab", [(2, "data", "iVBOR")])
+    assert (beside.role, beside.content, seen(beside)) == ("user", "Why?", SEEN)
+    assert result.attachments[0].path == "messages[0].content[0].content[1].source.data"
+    image = {"type": "input_image", "image_url": DATA}
+    for kind in ("function_call_output", "custom_tool_call_output"):
+        (result,) = messages_of([{"type": kind, "call_id": "c", "output": [image]}])
+        assert (result.role, seen(result)) == ("tool", SEEN)
+
+
+def test_responses() -> None:
+    image = {"type": "input_image", "image_url": DATA}
+    said = {"role": "user", "content": [{"type": "input_text", "text": "a"}, image]}
+    (message,) = messages_of([said])
+    assert (message.content, seen(message)) == ("a", [(1, "data", "iVBOR")])
+    (message,) = messages_of([{"role": "user", "content": [{"type": "input_image", "file_id": "file-1"}]}])
+    assert seen(message) == [(0, "other", "file-1")]
+
+
+@pytest.mark.parametrize(
+    ("part", "kind", "source"),
+    [
+        ({"type": "image", "data": "iVBOR", "mimeType": "image/png"}, "data", "iVBOR"),
+        ({"type": "image", "source": {"type": "url", "url": "https://x.org/a.png"}}, "url", "https://x.org/a.png"),
+        ({"type": "image", "source": {"type": "url", "url": DATA}}, "data", "iVBOR"),
+        ({"type": "image", "source": {"type": "file", "file_id": "f"}}, "other", "f"),
+        ({"type": "image_url", "image_url": "HTTP://x.org/a.png"}, "url", "HTTP://x.org/a.png"),
+        ({"type": "image_url", "image_url": "/etc/passwd"}, "other", "/etc/passwd"),
+        ({"type": "image_url", "image_url": "file:///etc/passwd"}, "other", "file:///etc/passwd"),
+        ({"type": "image_url", "image_url": "DATA:image/png;charset=x;BASE64,iVBOR"}, "data", "iVBOR"),
+    ],
+)
+def test_shapes(part: dict[str, Any], kind: str, source: str) -> None:
+    for message in (chat({"role": "user", "content": [part]})[0], claude({"role": "user", "content": [part]})[0]):
+        assert seen(message) == [(0, kind, source)]
+
+
+@pytest.mark.parametrize(
+    ("part", "param"),
+    [
+        ({"type": "image_url"}, "image_url"),
+        ({"type": "image_url", "image_url": {}}, "image_url.url"),
+        ({"type": "image_url", "image_url": " "}, "image_url"),
+        ({"type": "image_url", "image_url": "data:image/svg+xml,<svg/>"}, "image_url"),
+        ({"type": "input_image"}, "image_url"),
+        ({"type": "image"}, "source"),
+        ({"type": "image", "source": {}}, "source.type"),
+        ({"type": "image", "source": {"type": "base64", "data": 7}}, "source.data"),
+        ({"type": "image", "source": {"type": "url"}}, "source.url"),
+    ],
+)
+def test_what_is_no_image_is_refused_with_its_place(part: dict[str, Any], param: str) -> None:
+    for read in (chat, claude):
+        with pytest.raises(BadRequest) as refused:
+            read({"role": "user", "content": [{"type": "text", "text": "x"}, part]})
+        assert refused.value.param == f"messages[0].content[1].{param}"
+
+
+def test_joined_offsets() -> None:
+    image = Content(attachments=(Attachment(0, "data", ""),))
+    inner = join_content([Content("ab"), image])
+    whole = join_content([Content("x"), Content(""), inner, Content("c"), image, image, Content("d")])
+    assert whole.text == "x\n\nab\ncd"
+    assert [image.at for image in whole.attachments] == [5, 7, 7]

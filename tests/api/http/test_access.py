@@ -1,0 +1,72 @@
+"""Who may ask: by name, by address, from which page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from start_llm.api.http.access import check_bind, check_host
+from start_llm.api.server import ApiServer
+from start_llm.core.errors import StartLLMError
+from start_llm.core.settings import Settings, SettingsError, load_settings
+from tests.api.conftest import Raw
+
+
+def bound(**values: Any) -> Settings:
+    return Settings(_env_file=None, **values)  # type: ignore[call-arg]
+
+
+def is_answered(settings: Settings, host: str) -> bool:
+    try:
+        check_host({"Host": host}, settings.host_names)
+    except StartLLMError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize("mlx_host", ["127.0.0.1", "0.0.0.0", "::", "192.168.1.5"])
+def test_a_rebound_name_is_refused_wherever_the_server_listens(mlx_host: str) -> None:
+    settings = bound(mlx_host=mlx_host)
+    for host in ("localhost:8080", "LOCALHOST.", "x.localhost", "127.0.0.1", "[::1]:80", "192.168.1.5:80", "[fe80::1]"):
+        assert is_answered(settings, host), host
+    for host in ("evil.example", "evil.example:8080", "localhost.evil.example", "2130706433", "", ":80", "[x]"):
+        assert not is_answered(settings, host), host
+    for host in ("a@localhost", "localhost/x", "localhost x", "localhost:80:80", "127.0.0.1#", "[::1"):
+        assert not is_answered(settings, host), host
+
+
+def test_names_that_are_allowed() -> None:
+    settings = bound(mlx_host="mac.local", allowed_hosts="llm.lan, Other.LAN.,")
+    for host in ("mac.local:8080", "MAC.local", "llm.lan", "other.lan", "OTHER.lan.:1"):
+        assert is_answered(settings, host), host
+    for host in ("lan", "x.llm.lan", "llm.lan.evil.example"):
+        assert not is_answered(settings, host), host
+    assert is_answered(bound(allowed_hosts="*"), "any.example")
+
+
+@pytest.mark.parametrize("value", ["http://llm.lan", "llm.lan:8080", "a b", "..", "*.lan"])
+def test_what_is_no_name_is_named(value: str) -> None:
+    with pytest.raises(SettingsError, match="ALLOWED_HOSTS"):
+        load_settings(None, allowed_hosts=value)
+
+
+def test_the_server_asks_by_name(serve: Callable[..., ApiServer], connect: Callable[[ApiServer], Raw]) -> None:
+    server = serve(mlx_host="0.0.0.0", api_key="k", allowed_hosts="llm.lan")
+    for host, status in (("llm.lan", 200), ("evil.example", 403), ("127.0.0.1", 200)):
+        head = f"GET /v1/models HTTP/1.1\r\nHost: {host}:80\r\nx-api-key: k\r\n\r\n"
+        assert connect(server).send(head).response()[0] == status
+
+
+@pytest.mark.parametrize("mlx_host", ["0.0.0.0", "::", "", "192.168.1.5", "mac.local"])
+def test_without_a_key_the_server_stays_on_this_machine(mlx_host: str, serve: Callable[..., ApiServer]) -> None:
+    with pytest.raises(SettingsError, match=r"API_KEY.*ALLOW_OPEN_BIND"):
+        serve(mlx_host=mlx_host)
+    check_bind(bound(mlx_host=mlx_host, api_key="k"))
+    check_bind(bound(mlx_host=mlx_host, allow_open_bind=True))
+
+
+@pytest.mark.parametrize("mlx_host", ["127.0.0.1", "127.0.0.2", "::1", "localhost"])
+def test_this_machine_needs_no_key(mlx_host: str) -> None:
+    check_bind(bound(mlx_host=mlx_host))

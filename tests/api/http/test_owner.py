@@ -1,0 +1,77 @@
+"""Who asks: the same person gets the same digest in every dialect, two people never do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from start_llm.api.anthropic.messages import read_messages
+from start_llm.api.common.dialect import Inbound
+from start_llm.api.http.wire import Headers
+from start_llm.api.openai.chat import read_chat
+from start_llm.api.openai.completions import read_completion
+from start_llm.api.openai.responses import read_responses
+from start_llm.api.openai.responses_store import ResponsesStore
+from start_llm.core.request import ChatRequest
+from start_llm.core.settings import Settings
+
+SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
+MESSAGES = [{"role": "user", "content": "Hi"}]
+STORE = ResponsesStore(Path("unused"), 0, 0)
+READERS: dict[str, tuple[dict[str, Any], Callable[[Inbound], Any]]] = {
+    "chat": ({"messages": MESSAGES}, lambda inbound: read_chat(inbound, SETTINGS, str)),
+    "completions": ({"prompt": "Hi"}, lambda inbound: read_completion(inbound, SETTINGS, str)),
+    "responses": ({"input": "Hi"}, lambda inbound: read_responses(inbound, SETTINGS, str, STORE)),
+    "messages": ({"messages": MESSAGES, "max_tokens": 5}, lambda inbound: read_messages(inbound, SETTINGS)),
+}
+
+
+@pytest.fixture(params=READERS)
+def read(request: pytest.FixtureRequest) -> Callable[..., ChatRequest]:
+    base, reader = READERS[request.param]
+
+    def call(headers: dict[str, str] | None = None, /, **fields: Any) -> ChatRequest:
+        body = json.dumps({"model": "m"} | base | fields).encode()
+        exchange: Any = reader(Inbound("POST", "/", Headers((headers or {}).items()), body))
+        return exchange.request  # type: ignore[no-any-return]
+
+    return call
+
+
+def test_nobody_in_particular(read: Callable[..., ChatRequest]) -> None:
+    assert read().owner is None
+    assert read({"Authorization": "Basic abc", "x-api-key": " "}, user="", metadata={"user_id": ""}).owner is None
+
+
+def test_a_key_is_the_same_in_both_headers(read: Callable[..., ChatRequest]) -> None:
+    owner = read({"Authorization": "Bearer k1"}).owner
+    assert owner is not None and len(owner) == 64 and "k1" not in owner
+    assert read({"X-Api-Key": "k1"}).owner == read({"authorization": "bearer  k1 "}).owner == owner
+    assert read({"X-Api-Key": "k2"}).owner not in {owner, None}
+
+
+def test_users_of_one_key_differ(read: Callable[..., ChatRequest]) -> None:
+    key = {"x-api-key": "k"}
+    by_key = read(key).owner
+    ann = read(key, user="ann").owner
+    assert len({by_key, ann, read(key, user="bob").owner, read(user="ann").owner, None}) == 5
+    assert read(key, metadata={"user_id": "ann"}).owner == ann
+    assert read(key, safety_identifier="ann").owner == ann
+    assert read({"x-api-key": 'k", "ann'}).owner not in {ann, by_key}
+
+
+def test_a_session_inside_of_a_user_id_is_not_the_user(read: Callable[..., ChatRequest]) -> None:
+    def owner(user_id: str) -> str | None:
+        return read(metadata={"user_id": user_id}).owner
+
+    first = owner("user_ab12_account_cd34_session_1111-2222")
+    assert first == owner("user_ab12_account_cd34_session_3333-4444") is not None
+    assert first != owner("user_ab99_account_cd34_session_1111-2222")
+    first = owner(json.dumps({"device_id": "d", "session_id": "s"}))
+    assert first == owner(json.dumps({"session_id": "t", "device_id": "d"})) is not None
+    assert first != owner(json.dumps({"device_id": "e", "session_id": "s"}))
+    assert owner("{" * 5000) != owner("{" * 5001)

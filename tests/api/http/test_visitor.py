@@ -1,0 +1,164 @@
+"""What is kept of a request is seen by the key that made it only; without keys, on this machine only."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from start_llm.api.common.dialect import Inbound
+from start_llm.api.http import visitor
+from start_llm.api.http.visitor import NOBODY, Made, Visitor, visitor_of
+from start_llm.api.ops.status import Status
+from start_llm.api.server import ApiServer
+from start_llm.core.errors import NotFound
+from start_llm.core.hosts import is_loopback
+from start_llm.dashboard.metrics import Metrics
+from start_llm.dashboard.request_log import RequestLog
+from tests.api.conftest import Raw
+from tests.api.fakes import REPORT, FakeService
+
+Connect = Callable[[ApiServer], Raw]
+Serve = Callable[..., ApiServer]
+CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+ANN, BOB = "Authorization: Bearer ann\r\n", "x-api-key: bob\r\n"
+
+
+def stored(raw: Raw, who: str, **more: Any) -> tuple[int, dict[str, Any]]:
+    status, _, body = raw.post("/v1/responses", {"model": "m", "input": "a secret"} | more, who).response()
+    return status, json.loads(body)
+
+
+def ask(raw: Raw, path: str, who: str, method: str = "GET") -> tuple[int, Any]:
+    status, _, body = raw.get(path, who, method).response()
+    return status, json.loads(body)
+
+
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """From now on, clients come from another machine."""
+    return lambda: monkeypatch.setattr(visitor, "is_loopback", lambda address: False)
+
+
+def test_a_stored_response_is_seen_by_its_key_only(server: ApiServer, connect: Connect) -> None:
+    raw = connect(server)
+    made = stored(raw, ANN)[1]["id"]
+    path = f"/v1/responses/{made}"
+    for who in (BOB, ""):
+        assert ask(raw, path, who)[0] == 404
+        assert ask(raw, f"{path}/input_items", who)[0] == 404
+        assert ask(raw, path, who, "DELETE")[0] == 404
+        status, told = stored(raw, who, previous_response_id=made)
+        assert (status, told["error"]["code"]) == (404, "previous_response_not_found")
+        for other in ("/v1/responses/input_tokens", "/v1/cache/explain"):
+            answer = raw.post(other, {"input": "x", "previous_response_id": made}, who).response()
+            assert answer[0] == 404 and b"secret" not in answer[2]
+    assert ask(raw, f"{path}/input_items", "X-Api-Key: ann\r\n")[1]["data"][0]["content"] == "a secret"
+    assert stored(raw, ANN, previous_response_id=made)[0] == 200
+    assert ask(raw, path, ANN, "DELETE")[0] == 200
+
+
+def test_requests_are_seen_by_their_key_only(server: ApiServer, connect: Connect) -> None:
+    raw = connect(server)
+    ids = {}
+    for who in (ANN, BOB, ""):
+        status, headers, _ = raw.post("/v1/chat/completions", CHAT, who).response()
+        assert status == 200
+        ids[who] = headers["x-request-id"]
+    for who in (ANN, BOB):
+        listed = ask(raw, "/v1/cache/requests", who)[1]["requests"]
+        assert [entry["id"] for entry in listed] == [ids[who]]
+    everybody = ask(raw, "/v1/cache/requests", "")[1]["requests"]
+    assert {entry["id"] for entry in everybody} == set(ids.values())
+
+
+def test_the_report_of_one_request(server: ApiServer, service: Any, connect: Connect) -> None:
+    raw = connect(server)
+    _, headers, _ = raw.post("/v1/completions", {"model": "m", "prompt": ["a", "b"]}, ANN).response()
+    service.cache_report = lambda request_id: REPORT
+    made = headers["x-request-id"]
+    for request_id in (made, f"{made}-1"):
+        path = f"/v1/cache/requests/{request_id}"
+        assert [ask(raw, path, who)[0] for who in (ANN, BOB, "")] == [200, 404, 200]
+
+
+def test_the_end_of_an_id_is_enough(server: ApiServer, service: Any, connect: Connect) -> None:
+    raw = connect(server)
+    made = raw.post("/v1/chat/completions", CHAT, ANN).response()[1]["x-request-id"]
+    service.cache_report = lambda request_id: REPORT if request_id == made else None
+    path = f"/v1/cache/requests/{made[-6:]}"
+    assert [ask(raw, path, who)[0] for who in (ANN, BOB, "")] == [200, 404, 200]
+    assert ask(raw, path, ANN)[1]["id"] == made
+    assert ask(raw, f"/v1/cache/requests/{made[-5:]}", ANN)[0] == 404  # shorter than the terminal shows
+
+
+def test_an_end_of_several_ids_is_told_with_them() -> None:
+    made = Made()
+    made.remember(["chat-1-abcdef", "chat-2-abcdef"], Visitor("ann"))
+    made.remember(["chat-3-abcdef"], Visitor("bob"))
+    assert made.ending(Visitor("ann"), "abcdef") == ["chat-1-abcdef", "chat-2-abcdef"]
+    status = Status(FakeService(), Metrics(), RequestLog(None), made)
+    inbound = Inbound("GET", "/", {}, params=("abcdef",), visitor=Visitor("ann"))
+    with pytest.raises(NotFound, match="of 2 requests: chat-1-abcdef, chat-2-abcdef"):
+        status.cache_request(inbound)
+
+
+def test_from_another_machine_nothing_is_seen_without_a_server_key(
+    server: ApiServer, connect: Connect, elsewhere: Callable[[], None]
+) -> None:
+    raw = connect(server)
+    made = stored(raw, ANN)[1]["id"]
+    elsewhere()
+    for who in (ANN, ""):
+        assert ask(raw, f"/v1/responses/{made}", who)[0] == 404
+        status, told = ask(raw, "/v1/cache/requests", who)
+        assert status == 403 and "API_KEY" in told["detail"]
+        assert raw.post("/v1/chat/completions", CHAT, who).response()[0] == 200
+        status, body = stored(raw, who)
+        assert (status, body["store"]) == (200, False)
+        status, body = stored(raw, who, store=True)
+        assert (status, body["error"]["param"]) == (400, "store")
+
+
+def test_with_a_server_key_the_machine_makes_no_difference(
+    serve: Serve, connect: Connect, elsewhere: Callable[[], None]
+) -> None:
+    server = serve(api_key="ann")
+    elsewhere()
+    raw = connect(server)
+    made = stored(raw, ANN)[1]["id"]
+    assert ask(raw, f"/v1/responses/{made}/input_items", ANN)[0] == 200
+    assert len(ask(raw, "/v1/cache/requests", ANN)[1]["requests"]) == 1
+
+
+def test_another_key_of_the_server_sees_nothing_of_the_last_one(serve: Serve, connect: Connect, tmp_path: Path) -> None:
+    first = serve(api_key="ann")
+    made = stored(connect(first), ANN)[1]["id"]
+    first.stop(0)
+    second = serve(api_key="bob")
+    assert ask(connect(second), f"/v1/responses/{made}", BOB)[0] == 404
+    second.stop(0)
+    assert ask(connect(serve(api_key="ann")), f"/v1/responses/{made}", ANN)[0] == 200
+
+
+def test_who_is_who() -> None:
+    here = "127.0.0.1"
+    assert visitor_of({}, here, None) == Visitor("", sees_all=True)
+    assert visitor_of({}, "10.0.0.5", None) == visitor_of({"x-api-key": "k"}, "10.0.0.5", None) == NOBODY
+    assert visitor_of({"X-Forwarded-For": here}, here, None) == NOBODY
+    assert visitor_of({}, "10.0.0.5", "k") == visitor_of({"Authorization": "Bearer k"}, here, "k")
+    assert not visitor_of({}, here, "k").sees_all
+    assert [is_loopback(name) for name in ("::1", "::ffff:127.0.0.1", "127.8.0.1")] == [True] * 3
+    assert [is_loopback(name) for name in ("::", "::ffff:10.0.0.1", "fe80::1%eth0", "x", "")] == [False] * 5
+
+
+def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(visitor, "MOST_KEPT", 3)
+    made, ann = Made(), Visitor("ann")
+    made.remember("abcd", ann)
+    assert [made.may_see(ann, name) for name in "abcd"] == [False, True, True, True]
+    made.remember("e", NOBODY)
+    assert not made.may_see(NOBODY, "e") and not made.may_see(ann, "e")

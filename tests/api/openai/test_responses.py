@@ -1,0 +1,431 @@
+"""Responses with the official client; every event checked against its typed models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from start_llm.api.common.dialect import Inbound
+from start_llm.api.openai.responses import read_responses
+from start_llm.api.openai.responses_items import seal, unseal
+from start_llm.api.openai.responses_store import ResponsesStore
+from start_llm.api.server import ApiServer
+from start_llm.core.errors import BadRequest, NotSupported, OutOfMemory, StartLLMError
+from start_llm.core.events import (
+    Failed,
+    Progress,
+    ReasoningDelta,
+    TextDelta,
+    TokenLogprob,
+    ToolCallDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
+from start_llm.core.limits import SEALED
+from start_llm.core.messages import Message, ToolCall
+from start_llm.core.request import ChatRequest
+from start_llm.core.settings import Settings
+from tests.api.fakes import FIRST, FakeService, answer
+from tests.vendors import openai, openai_event
+
+SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
+TOOL: Any = {"type": "function", "name": "read", "parameters": {"type": "object"}, "strict": False}
+TURN = [
+    ReasoningDelta("think "),
+    ReasoningDelta("hard"),
+    TextDelta("I "),
+    TextDelta("look."),
+    ToolCallStarted(0, "call_a", "read"),
+    ToolCallDelta(0, '{"path":'),
+    ToolCallDelta(0, ' "x"}'),
+    ToolCallFinished(0, "call_a", "read", '{"path": "x"}'),
+    ToolCallStarted(1, "call_b", "list"),
+    ToolCallFinished(1, "call_b", "list", "{}"),
+]
+
+
+@pytest.fixture
+def client(server: ApiServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+
+
+def test_whole_response(client: openai.OpenAI, service: FakeService) -> None:
+    service.script = lambda request: answer(*TURN, finish="tool_calls")
+    response = client.responses.create(
+        model="gpt-x", input="Hi", instructions="Be brief.", tools=[TOOL], include=["reasoning.encrypted_content"]
+    )
+    openai.types.responses.Response.model_validate(response.to_dict(), strict=False)
+    assert [item.type for item in response.output] == ["reasoning", "message", "function_call", "function_call"]
+    assert response.output[0].content[0].text == "think hard"
+    assert unseal(response.output[0].encrypted_content) == "think hard"
+    assert response.output_text == "I look."
+    assert (response.output[2].call_id, response.output[2].arguments) == ("call_a", '{"path": "x"}')
+    assert response.status == "completed"
+    assert response.usage.input_tokens_details.cached_tokens == 100
+    assert response.usage.start_llm["computed"] == 20
+    assert service.requests[0].messages == (Message("system", "Be brief."), Message("user", "Hi"))
+
+
+@pytest.mark.parametrize("summary", [None, "auto"])
+def test_event_sequence(client: openai.OpenAI, service: FakeService, summary: Any) -> None:
+    service.script = lambda request: answer(Progress(1, 2), *TURN, finish="tool_calls")
+    events = list(client.responses.create(model="m", input="Hi", stream=True, reasoning={"summary": summary}))
+    names = [event.type.removeprefix("response.") for event in events]
+    shown = "reasoning_summary" if summary else "reasoning"
+    part = "reasoning_summary_part" if summary else "content_part"
+    assert names == [
+        "created", "in_progress",
+        "output_item.added", f"{part}.added", f"{shown}_text.delta", f"{shown}_text.delta", f"{shown}_text.done",
+        f"{part}.done", "output_item.done",
+        "output_item.added", "content_part.added", "output_text.delta", "output_text.delta", "output_text.done",
+        "content_part.done", "output_item.done",
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.delta",
+        "function_call_arguments.done", "output_item.done",
+        "output_item.added", "function_call_arguments.done", "output_item.done",
+        "completed",
+    ]  # fmt: skip
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    for event in events:
+        openai_event().validate_python(event.to_dict())
+    added = [event for event in events if event.type == "response.output_item.added"]
+    done = [event for event in events if event.type == "response.output_item.done"]
+    assert [event.output_index for event in added] == [event.output_index for event in done] == [0, 1, 2, 3]
+    assert [event.item.id for event in added] == [event.item.id for event in done]
+    assert [item.to_dict() for item in events[-1].response.output] == [event.item.to_dict() for event in done]
+    reasoning = events[-1].response.output[0]
+    assert (reasoning.summary[0].text if summary else reasoning.content[0].text) == "think hard"
+
+
+def test_stream_helper(client: openai.OpenAI, service: FakeService) -> None:
+    service.script = lambda request: answer(*TURN, finish="tool_calls")
+    with client.responses.stream(model="m", input="Hi", tools=[TOOL]) as stream:
+        for _ in stream:
+            pass
+        final = stream.get_final_response()
+    assert final.output_text == "I look."
+
+
+def test_a_call_that_was_cut_is_incomplete(client: openai.OpenAI, service: FakeService) -> None:
+    cut = [
+        ToolCallStarted(0, "call_a", "read"),
+        ToolCallDelta(0, '{"path": "a'),
+        ToolCallFinished(0, "call_a", "read", '{"path": "a'),
+    ]
+    service.script = lambda request: answer(*cut, finish="length")
+    response = client.responses.create(model="m", input="Hi", tools=[TOOL])
+    events = list(client.responses.create(model="m", input="Hi", tools=[TOOL], stream=True))
+    streamed = next(event.item for event in events if event.type == "response.output_item.done")
+    for item in (response.output[0], streamed, events[-1].response.output[0]):
+        assert (item.type, item.status, item.arguments) == ("function_call", "incomplete", '{"path": "a')
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "allowed"),
+    [("truncation", "x", "auto"), ("max_tool_calls", 0, "1"), ("service_tier", 5, "string"), ("model", 5, "string")],
+)
+def test_fields_of_a_wrong_kind_are_named(client: openai.OpenAI, field: str, value: Any, allowed: str) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(**({"model": "m", "input": "Hi"} | {field: value}))
+    assert field in str(caught.value) and str(value) in str(caught.value) and allowed in str(caught.value)
+
+
+def test_no_model_is_the_served_one(server: ApiServer) -> None:
+    answered = httpx.post(f"{server.url}/v1/responses", json={"model": None, "input": "Hi"}, timeout=30)
+    assert answered.status_code == 200
+
+
+def test_incomplete_and_failed(client: openai.OpenAI, service: FakeService) -> None:
+    service.script = lambda request: answer(TextDelta("a"), finish="length")
+    response = client.responses.create(model="m", input="Hi")
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert list(client.responses.create(model="m", input="Hi", stream=True))[-1].type == "response.incomplete"
+    service.script = lambda request: [FIRST, TextDelta("a"), Failed(OutOfMemory("too big"))]
+    last = list(client.responses.create(model="m", input="Hi", stream=True))[-1]
+    openai_event().validate_python(last.to_dict())
+    assert (last.type, last.response.error.code, last.response.error.message) == (
+        "response.failed", "server_error", "too big",
+    )  # fmt: skip
+
+
+def test_logprobs(client: openai.OpenAI, service: FakeService) -> None:
+    service.script = lambda request: answer(TextDelta("a", 0, (TokenLogprob(7, -0.5, ((8, -1.0),)),)))
+    response = client.responses.create(model="m", input="Hi", top_logprobs=1)
+    assert response.output[0].content[0].logprobs[0].top_logprobs[0].token == "<8>"
+
+
+def test_stored_responses(client: openai.OpenAI, service: FakeService) -> None:
+    service.script = lambda request: answer(*TURN[:4])
+    first = client.responses.create(model="m", input="One", instructions="Old.")
+    events = list(client.responses.create(model="m", input="Two", previous_response_id=first.id, stream=True))
+    second = events[-1].response
+    client.responses.create(model="m", input="Three", previous_response_id=second.id, instructions="New.")
+    said = Message("assistant", "I look.", reasoning="think hard")
+    assert service.requests[-1].messages == (
+        Message("system", "New."), Message("user", "One"), said, Message("user", "Two"), said, Message("user", "Three"),
+    )  # fmt: skip
+    assert client.responses.retrieve(first.id).output_text == "I look."
+    assert len(client.responses.input_items.list(second.id).data) == 4
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError, match="previous_response_id"):
+        client.responses.create(model="m", input="x", previous_response_id=first.id)
+    assert client.responses.retrieve(second.id).id == second.id
+
+
+def test_not_stored_unless_wanted(client: openai.OpenAI) -> None:
+    response = client.responses.create(model="m", input="One", store=False)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(response.id)
+
+
+def test_tools_that_run_elsewhere_are_noted(client: openai.OpenAI, service: FakeService) -> None:
+    tools: Any = [TOOL, {"type": "web_search"}, {"type": "mcp", "server_label": "far"},
+                  {"type": "namespace", "name": "near", "description": "", "tools": [{"type": "shell"}]}]  # fmt: skip
+    response = client.responses.create(model="m", input="Hi", tools=tools, metadata={"k": "v"})
+    assert [tool.name for tool in service.requests[0].tools] == ["read"]
+    assert response.metadata["k"] == "v"
+    warnings = response.metadata["start_llm_warnings"]
+    assert "tools[2] (far, type mcp)" in warnings
+    assert "tools[3].tools[0] (shell, type shell)" in warnings
+
+
+CLIENTS_TOOLS: Any = [
+    TOOL,
+    {"type": "namespace", "name": "agents", "description": "", "tools": [TOOL, {"type": "custom", "name": "ask"}]},
+    {"type": "custom", "name": "patch", "format": {"type": "text"}},
+]  # fmt: skip
+NAMED_TURN = [
+    ToolCallStarted(0, "call_a", "agents__read"),
+    ToolCallDelta(0, '{"path": "x"}'),
+    ToolCallFinished(0, "call_a", "agents__read", '{"path": "x"}'),
+    ToolCallStarted(1, "call_b", "patch"),
+    ToolCallDelta(1, '{"input": "+a\\'),
+    ToolCallDelta(1, "n-b"),
+    ToolCallDelta(1, "\\ud83d"),
+    ToolCallDelta(1, '\\ude00"'),
+    ToolCallDelta(1, "}"),
+    ToolCallFinished(1, "call_b", "patch", '{"input": "+a\\n-b\\ud83d\\ude00"}'),
+    ToolCallStarted(2, "call_c", "ask"),
+    ToolCallFinished(2, "call_c", "ask", '{"input": ""}'),
+]
+NAMED_OUTPUT = [
+    ("function_call", "agents", "read", '{"path": "x"}'),
+    ("custom_tool_call", None, "patch", "+a\n-b\U0001f600"),
+    ("custom_tool_call", "agents", "ask", ""),
+]
+
+
+def _calls(output: list[Any]) -> list[tuple[str, str | None, str, str]]:
+    return [
+        (item.type, item.namespace, item.name, item.arguments if item.type == "function_call" else item.input)
+        for item in output
+    ]
+
+
+def test_calls_name_the_clients_own_tools(client: openai.OpenAI, service: FakeService) -> None:
+    service.script = lambda request: answer(*NAMED_TURN, finish="tool_calls")
+    response = client.responses.create(model="m", input="Hi", tools=CLIENTS_TOOLS)
+    openai.types.responses.Response.model_validate(response.to_dict(), strict=False)
+    assert [tool.name for tool in service.requests[0].tools] == ["read", "agents__read", "agents__ask", "patch"]
+    assert _calls(response.output) == NAMED_OUTPUT
+    assert "start_llm_warnings" not in response.metadata
+    assert [tool.type for tool in response.tools] == ["function", "namespace", "custom"]
+    for item in response.output[1:]:
+        openai.types.responses.ResponseCustomToolCallItem.model_validate(item.to_dict())
+
+
+def test_events_of_the_clients_own_tools(client: openai.OpenAI, service: FakeService) -> None:
+    service.script = lambda request: answer(*NAMED_TURN, finish="tool_calls")
+    events = list(client.responses.create(model="m", input="Hi", tools=CLIENTS_TOOLS, stream=True))
+    for event in events:
+        openai_event().validate_python(event.to_dict())
+    assert [event.type.removeprefix("response.") for event in events[2:-1]] == [
+        "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
+        "output_item.added", "custom_tool_call_input.delta", "custom_tool_call_input.delta",
+        "custom_tool_call_input.delta", "custom_tool_call_input.done", "output_item.done",
+        "output_item.added", "custom_tool_call_input.done", "output_item.done",
+    ]  # fmt: skip
+    pieces = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+    assert pieces == ["+a", "\n-b", "\U0001f600"]
+    added = [event.item for event in events if event.type == "response.output_item.added"]
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [(item.type, item.id, item.name, item.namespace) for item in added] == [
+        (item.type, item.id, item.name, item.namespace) for item in done
+    ]
+    assert _calls(done) == _calls(events[-1].response.output) == NAMED_OUTPUT
+    named = [event.name for event in events if event.type == "response.function_call_arguments.done"]
+    assert named == ["read"]
+
+
+def test_history_has_the_models_names(client: openai.OpenAI, service: FakeService) -> None:
+    """What comes back, by the client or out of the store, are the calls that the model made."""
+    service.script = lambda request: answer(*NAMED_TURN[:10], finish="tool_calls")
+    first = client.responses.create(model="m", input="Hi", tools=CLIENTS_TOOLS)
+    results: Any = [
+        {"type": "function_call_output", "call_id": "call_a", "output": "A"},
+        {"type": "custom_tool_call_output", "call_id": "call_b", "output": "B"},
+    ]
+    client.responses.create(model="m", input=results, tools=CLIENTS_TOOLS, previous_response_id=first.id)
+    sent: Any = [{"role": "user", "content": "Hi"}, *[item.to_dict() for item in first.output], *results]
+    client.responses.create(model="m", input=sent)
+    calls = (ToolCall("call_a", "agents__read", '{"path": "x"}'), ToolCall("call_b", "patch", '{"input": "+a\\n-b😀"}'))
+    assert service.requests[1].messages == service.requests[2].messages == (
+        Message("user", "Hi"),
+        Message("assistant", tool_calls=calls),
+        Message("tool", "A", tool_call_id="call_a"),
+        Message("tool", "B", tool_call_id="call_b"),
+    )  # fmt: skip
+
+
+# --- translation ---
+
+
+def read(headers: dict[str, str] | None = None, /, **body: Any) -> ChatRequest:
+    raw = json.dumps({"model": "m", "input": "Hi"} | body).encode()
+    store = ResponsesStore(Path("unused"), 0, 0)
+    return read_responses(Inbound("POST", "/v1/responses", headers or {}, raw), SETTINGS, str, store).request
+
+
+def test_items_of_one_turn_are_one_message() -> None:
+    request = read(
+        input=[
+            {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "D"}]},
+            {"role": "user", "content": "U"},
+            {"type": "reasoning", "summary": [], "encrypted_content": seal("lông")},
+            {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "A"}]},
+            {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a": 1}'},
+            {"type": "custom_tool_call", "call_id": "c2", "name": "g", "input": "raw"},
+            {"type": "function_call_output", "call_id": "c1", "output": "ok"},
+            {"type": "custom_tool_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "ok2"}]},
+            {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "more"}]},
+            {"type": "local_shell_call", "call_id": "c3", "action": {"command": ["ls"]}},
+            {"type": "local_shell_call_output", "id": "c3", "output": "files"},
+            {"type": "agent_message", "author": "/root", "recipient": "/root/helper", "content": [
+                {"type": "input_text", "text": "Payload:\n"},
+                {"type": "encrypted_content", "encrypted_content": "Look."},
+            ]},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "theirs"}], "encrypted_content": "gAAA"},
+        ]
+    )  # fmt: skip
+    assert request.messages == (
+        Message("system", "D"),
+        Message("user", "U"),
+        Message("assistant", "A", reasoning="lông",
+                tool_calls=(ToolCall("c1", "f", '{"a": 1}'), ToolCall("c2", "g", '{"input": "raw"}'))),
+        Message("tool", "ok", tool_call_id="c1"),
+        Message("tool", "ok2", tool_call_id="c2"),
+        Message("assistant", reasoning="more", tool_calls=(ToolCall("c3", "local_shell", '{"command": ["ls"]}'),)),
+        Message("tool", "files", tool_call_id="c3"),
+        Message("user", "Payload:\nLook."),
+        Message("assistant", reasoning="theirs"),
+    )  # fmt: skip
+
+
+def test_fields() -> None:
+    schema = {"type": "json_schema", "name": "s", "schema": {"type": "object"}, "strict": True}
+    request = read(
+        {"session_id": "abc"}, tools=[TOOL], tool_choice={"type": "function", "name": "read"}, max_output_tokens=7,
+        reasoning={"effort": "low", "summary": "auto"}, text={"format": schema, "verbosity": "low"},
+        parallel_tool_calls=False, temperature=0.5,
+    )  # fmt: skip
+    assert (request.tool_choice.name, request.max_tokens, request.reasoning_effort) == ("read", 7, "low")
+    assert (request.thinking, request.response_format.name, request.session) == (True, "s", "abc")
+    assert not request.parallel_tool_calls
+    added = {"type": "additional_tools", "role": "developer", "tools": [TOOL]}
+    assert [tool.name for tool in read(input=[added, {"role": "user", "content": "x"}]).tools] == ["read"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": ["x"]}, "input[0]"),
+        ({"input": [{"type": "hologram"}]}, "input[0].type"),
+        ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user", "content": [{"type": "x"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input[0].arguments"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+        (
+            {"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "", "namespace": 1}]},
+            "input[0].namespace",
+        ),
+        ({"input": [{"type": "agent_message", "content": "x"}]}, "input[0].content"),
+        (
+            {"input": [{"type": "agent_message", "content": [{"type": "encrypted_content"}]}]},
+            "input[0].content[0].encrypted_content",
+        ),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"tool_choice": "required"}, "tool_choice"),
+    ],
+)
+def test_bad_fields_are_named(body: dict[str, Any], param: str) -> None:
+    with pytest.raises(StartLLMError) as caught:
+        read(**body)
+    assert (caught.value.status, caught.value.param) == (400, param)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"background": True},
+        {"conversation": "c"},
+    ],
+)
+def test_not_supported(body: dict[str, Any]) -> None:
+    with pytest.raises(NotSupported):
+        read(**body)
+
+
+@pytest.mark.parametrize("text", ["", "start_llm.1.", "start_llm.1.!!", "start_llm.1.AAAA", "gAAA"])
+def test_foreign_seals_are_nothing(text: str) -> None:
+    assert unseal(text) is None
+
+
+def test_what_is_sealed_is_unpacked_within_a_limit() -> None:
+    """A thousandth of what it says is enough to make one: 60 MB of body would be 60 GB of text."""
+    sealed = seal("x" * (SEALED.most // 2))
+    assert len(sealed) < 20_000 and unseal(sealed) == "x" * (SEALED.most // 2)
+    items = [{"type": "reasoning", "summary": [], "encrypted_content": sealed} for _ in range(3)]
+    assert sum(len(message.reasoning or "") for message in read(input=items[:2]).messages) >= SEALED.most
+    with pytest.raises(BadRequest, match="at most 16,777,216 bytes of reasoning") as caught:
+        read(input=items)
+    assert caught.value.param == "input[2].encrypted_content"
+    with pytest.raises(ValueError, match="more than 100 bytes"):
+        unseal(sealed, 100)
+    assert unseal(sealed[:2_000]) is None, "half of one is nobody's"
+
+
+# --- other routes ---
+
+
+def test_explain_knows_every_dialect(server: ApiServer, service: FakeService) -> None:
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+    bodies: list[dict[str, Any]] = [
+        {"model": "m", "messages": [{"role": "user", "content": "x"}]},
+        {"model": "m", "messages": [{"role": "user", "content": "x"}], "system": "s"},
+        {"model": "m", "messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}]},
+        {"model": "m", "input": "x"},
+        {"model": "m", "prompt": "x"},
+    ]
+    for body in bodies:
+        report: Any = client.post("/cache/explain", cast_to=object, body=body)
+        assert report["reused"] == 100
+    dialects = [request.dialect for request in service.requests]
+    assert dialects == ["chat", "messages", "messages", "responses", "completions"]
+
+
+def test_input_tokens_are_counted(serve: Callable[..., ApiServer], service: FakeService) -> None:
+    with openai.OpenAI(base_url=f"{serve().url}/v1", api_key="none", max_retries=0) as client:
+        counted = client.responses.input_tokens.count(model="gpt-x", input="hello", instructions="be brief")
+    assert counted.object == "response.input_tokens"
+    assert counted.input_tokens > 0

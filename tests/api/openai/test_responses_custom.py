@@ -1,0 +1,54 @@
+"""The text of a custom tool's call, while its JSON arrives."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from start_llm.api.openai.responses_custom import InputText, input_of
+
+TEXTS = st.text(st.one_of(st.sampled_from('\\"/\n\t😀é{}'), st.characters()))
+
+
+@given(TEXTS, st.booleans(), st.lists(st.integers(0, 80), max_size=5))
+def test_pieces_are_the_text_however_it_is_cut(text: str, ascii_only: bool, cuts: list[int]) -> None:
+    arguments = json.dumps({"input": text}, ensure_ascii=ascii_only)
+    places = [0, *sorted(min(cut, len(arguments)) for cut in cuts), len(arguments)]
+    reader = InputText()
+    pieces = [reader.feed(arguments[begin:end]) for begin, end in pairwise(places)]
+    assert reader.text == text, "nothing waits for the end"
+    assert reader.finish(arguments) == ""
+    assert "".join(pieces) == input_of(arguments) == text
+
+
+def test_text_comes_as_soon_as_it_is_certain() -> None:
+    reader = InputText()
+    pieces = ['{"inp', 'ut" : "ab', "c\\", "n\\u00", 'e9"', ', "more": "x"}']
+    assert [reader.feed(piece) for piece in pieces] == ["", "ab", "c", "\n", "é", ""]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ('{"more": 1, "input": "x"}', "x"),
+        ('{"input": "first", "input": "second"}', "first"),
+        ('"bare"', "bare"),
+        ('{"patch": "x"}', '{"patch": "x"}'),
+        ('{"input": {"a": 1}}', '{"input": {"a": 1}}'),
+        ("", ""),
+        ("not JSON", "not JSON"),
+        ('{"input": "cut of', "cut of"),
+        ('{"input": "line\nbreak"}', "line\nbreak"),
+        ('{"input": "half \\ud83d pair"}', "half \ud83d pair"),
+        ('{"input": "other half \\ude00"}', "other half \ude00"),
+    ],
+)
+def test_other_shapes(arguments: str, text: str) -> None:
+    assert input_of(arguments) == text
+    reader = InputText()
+    pieces = "".join(reader.feed(char) for char in arguments)
+    assert pieces + reader.finish(arguments) == reader.text == text

@@ -1,0 +1,177 @@
+"""Namespaces and custom tools as functions of flat names, and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from start_llm.api.openai.responses_tools import FREE_TEXT, FREE_TEXT_NOTE, Named, Toolbox, flat_name, toolbox
+from start_llm.core.errors import BadRequest
+from start_llm.core.messages import Tool
+from start_llm.core.request import ToolChoice
+
+SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
+
+
+def function(name: str, description: str = "") -> dict[str, Any]:
+    return {"type": "function", "name": name, "description": description, "parameters": SCHEMA, "strict": False}
+
+
+def namespace(name: str, *tools: Any, about: str = "") -> dict[str, Any]:
+    return {"type": "namespace", "name": name, "description": about, "tools": list(tools)}
+
+
+GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
+AGENTS = namespace("agents", function("spawn", "Begins one."), function("wait"), about="Helpers.")
+
+
+def box(*tools: Any, choice: Any = None) -> Toolbox:
+    return toolbox([(f"tools[{index}]", tool) for index, tool in enumerate(tools)], choice)
+
+
+@pytest.mark.parametrize(
+    ("name", "inside", "flat"),
+    [
+        ("f", None, "f"),
+        ("f", "", "f"),
+        ("f", "n", "n__f"),
+        ("f", "mcp__n", "mcp__n__f"),
+        ("f", "mcp__n__", "mcp__n__f"),
+    ],
+)
+def test_flat_names(name: str, inside: str | None, flat: str) -> None:
+    assert flat_name(name, inside) == flat
+
+
+def test_a_namespace_is_told_once() -> None:
+    made = box(function("read"), AGENTS, namespace("mute", function("f")))
+    assert made.tools == (
+        Tool("read", "", SCHEMA),
+        Tool("agents__spawn", "About all tools named agents__*: Helpers.\n\nBegins one.", SCHEMA),
+        Tool("agents__wait", "", SCHEMA),
+        Tool("mute__f", "", SCHEMA),
+    )
+    assert made.notes == ()
+    assert [made.origin(tool.name) for tool in made.tools] == [
+        Named("read"), Named("spawn", "agents"), Named("wait", "agents"), Named("f", "mute"),
+    ]  # fmt: skip
+
+
+def test_a_namespace_in_two_parts() -> None:
+    """Tools that come later are introduced with all that is said of them."""
+    made = box(AGENTS, namespace("agents", function("stop"), about="More."), namespace("agents", function("go")))
+    assert [tool.name for tool in made.tools] == ["agents__spawn", "agents__wait", "agents__stop", "agents__go"]
+    assert made.tools[0].description == (
+        "About all tools named agents__*: Helpers.\n\nAbout all tools named agents__*: More.\n\nBegins one."
+    )
+
+
+def test_what_a_call_means() -> None:
+    made = box(
+        function("read"),
+        AGENTS,
+        namespace("files", function("read"), function("wait"), {"type": "custom", "name": "put"}),
+    )
+    assert made.origin("files__read") == Named("read", "files")
+    assert made.origin("read") == Named("read"), "a plain tool goes first"
+    assert made.origin("spawn") == Named("spawn", "agents"), "there is one tool called so"
+    assert made.origin("put") == Named("put", "files", custom=True)
+    assert made.origin("wait") == Named("wait"), "there are two"
+    assert made.origin("unheard") == Named("unheard")
+
+
+def test_custom_tools() -> None:
+    made = box(
+        {"type": "custom", "name": "free", "description": "Says it."},
+        {"type": "custom", "name": "text", "format": {"type": "text"}},
+        {"type": "custom", "name": "patch", "description": "Edits.", "format": GRAMMAR},
+        {"type": "custom", "name": "bare", "format": GRAMMAR},
+    )
+    told = "The input must match this lark grammar:\nstart: /.+/"
+    assert made.tools == (
+        Tool("free", f"Says it.\n\n{FREE_TEXT_NOTE}", FREE_TEXT),
+        Tool("text", FREE_TEXT_NOTE, FREE_TEXT),
+        Tool("patch", f"Edits.\n\n{FREE_TEXT_NOTE}\n\n{told}", FREE_TEXT),
+        Tool("bare", f"{FREE_TEXT_NOTE}\n\n{told}", FREE_TEXT),
+    )
+    assert all(made.origin(tool.name).custom for tool in made.tools)
+
+
+def test_tools_of_other_kinds_are_noted() -> None:
+    inner = [{"type": "mcp", "server_label": "far"}, function("f"), {"type": "hologram", "name": "h"}]
+    made = box({"type": "web_search"}, namespace("n", *inner, about="All."))
+    assert made.notes == (
+        "tools[0] (web_search, type web_search)",
+        "tools[1].tools[0] (far, type mcp)",
+        "tools[1].tools[2] (h, type hologram)",
+    )
+    assert made.tools == (Tool("n__f", "About all tools named n__*: All.", SCHEMA),)
+
+
+@pytest.mark.parametrize(
+    ("choice", "name"),
+    [
+        ({"type": "function", "name": "read"}, "read"),
+        ({"type": "function", "name": "spawn", "namespace": "agents"}, "agents__spawn"),
+        ({"type": "function", "name": "spawn"}, "agents__spawn"),
+        ({"type": "function", "name": "agents__spawn"}, "agents__spawn"),
+        ({"type": "custom", "name": "patch"}, "patch"),
+    ],
+)
+def test_named_choice(choice: Any, name: str) -> None:
+    made = box(function("read"), AGENTS, {"type": "custom", "name": "patch"}, choice=choice)
+    assert made.choice == ToolChoice("named", name)
+    assert len(made.tools) == 4
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_allowed_tools(nested: bool) -> None:
+    """The namespace is told though its first tool is not allowed."""
+    tools = [
+        {"type": "function", "name": "wait", "namespace": "agents"},
+        {"type": "web_search"},
+        {"type": "custom", "name": "patch"},
+    ]
+    allowed = {"mode": "required", "tools": tools}
+    choice = {"type": "allowed_tools"} | ({"allowed_tools": allowed} if nested else allowed)
+    made = box(function("read"), AGENTS, {"type": "custom", "name": "patch"}, choice=choice)
+    assert made.choice == ToolChoice("required")
+    assert [(tool.name, tool.description) for tool in made.tools] == [
+        ("agents__wait", "About all tools named agents__*: Helpers."), ("patch", FREE_TEXT_NOTE),
+    ]  # fmt: skip
+
+
+def test_a_whole_namespace_allowed() -> None:
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "namespace", "name": "agents"}]}
+    made = box(function("read"), AGENTS, choice=choice)
+    assert [tool.name for tool in made.tools] == ["agents__spawn", "agents__wait"]
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "param"),
+    [
+        (["x"], None, "tools[0]"),
+        ([{"type": "namespace", "tools": []}], None, "tools[0].name"),
+        ([{"type": "namespace", "name": "n", "tools": {}}], None, "tools[0].tools"),
+        ([{"type": "namespace", "name": "n", "tools": ["x"]}], None, "tools[0].tools[0]"),
+        ([{"type": "namespace", "name": "n", "tools": [], "description": 1}], None, "tools[0].description"),
+        ([namespace("n", {"type": "function"})], None, "tools[0].tools[0].name"),
+        ([namespace("a", function("f")), function("a__f")], None, "tools[1]"),
+        ([namespace("a", function("b__f")), namespace("a__b", function("f"))], None, "tools[1].tools[0]"),
+        ([{"type": "custom"}], None, "tools[0].name"),
+        ([{"type": "custom", "name": "c", "description": 1}], None, "tools[0].description"),
+        ([{"type": "custom", "name": "c", "format": {"type": ["text"]}}], None, "tools[0].format.type"),
+        ([{"type": "custom", "name": "c", "format": 1}], None, "tools[0].format.type"),
+        ([{"type": "custom", "name": "c", "format": GRAMMAR | {"definition": 1}}], None, "tools[0].format.definition"),
+        ([{"type": "custom", "name": "c", "format": GRAMMAR | {"syntax": None}}], None, "tools[0].format.syntax"),
+        ([AGENTS], {"type": "function", "name": "spawn", "namespace": "other"}, "tool_choice"),
+        ([AGENTS], {"type": "custom"}, "tool_choice"),
+        ([AGENTS], {"type": "allowed_tools", "tools": 1}, "tool_choice.tools"),
+        ([AGENTS], {"type": "allowed_tools", "tools": [1]}, "tool_choice.tools[0]"),
+    ],
+)  # fmt: skip
+def test_bad_tools_are_named(tools: list[Any], choice: Any, param: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        box(*tools, choice=choice)
+    assert caught.value.param == param

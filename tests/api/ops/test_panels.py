@@ -1,0 +1,210 @@
+"""What the page fetches beside its feed: who may see it, and what it may have the server do."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from start_llm.api.http import visitor
+from start_llm.api.ops.panels import Panels
+from start_llm.api.ops.pulling import Pulls
+from start_llm.api.server import ApiServer
+from start_llm.core.errors import BadRequest, Conflict
+from start_llm.core.request import ChatRequest
+from start_llm.core.stored import StoredSegment, StoredTree
+from start_llm.dashboard.audit import AUDIT_FILE, Audit
+from start_llm.dashboard.observer import Outcome
+from start_llm.dashboard.redact import HIDDEN
+from start_llm.models.pull import Pulled, PullError
+from tests.api.fakes import REPORT, FakeService
+from tests.api.ops.test_page import ask, feed
+
+Serve = Callable[..., ApiServer]
+SECRET = "open-sesame-17"
+READS = ("/page/stored", "/page/models", "/page/settings")
+ACTS = ("/page/models/pull", "/page/models/stop")
+
+
+def panels(server: ApiServer) -> Panels:
+    return server._panels
+
+
+def statuses(server: ApiServer, **headers: str) -> set[int]:
+    told = [httpx.get(server.url + path, headers=headers, timeout=20).status_code for path in READS]
+    return {*told, *(httpx.post(server.url + path, json={}, headers=headers, timeout=20).status_code for path in ACTS)}
+
+
+def test_without_a_key_only_a_client_of_this_machine_without_one_sees_the_machine(server: ApiServer) -> None:
+    assert httpx.get(server.url + "/page/stored").json()["conversations"] == []
+    assert statuses(server, authorization="Bearer mine") == {403}
+    assert statuses(server, **{"X-Forwarded-For": "192.0.2.1"}) == {403}
+    assert statuses(server, Host="evil.example") == {403}
+    assert statuses(server, Origin="http://evil.example") == {403}
+    assert statuses(server, Origin="http://localhost:1") == {403}  # the page of another program of this machine
+    with feed(server, Origin="http://localhost:1") as messages:
+        assert not {"log", "pull", "daily"} & next(messages).keys()
+    with feed(server, authorization="Bearer mine") as messages:
+        assert not {"log", "pull", "daily"} & next(messages).keys()
+    with feed(server) as messages:
+        assert {"log", "pull", "daily"} <= next(messages).keys()
+
+
+def test_from_another_machine_without_a_key_nothing_is_seen(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = ask(server)
+    monkeypatch.setattr(visitor, "is_loopback", lambda address: False)
+    assert statuses(server) == {403}
+    assert httpx.get(f"{server.url}/page/requests/{made}").status_code == 404
+    assert httpx.get(f"{server.url}/page/feed").status_code == 403
+    assert httpx.get(server.url).status_code == 200
+
+
+def test_one_http_thread_serves_the_page_beside_its_feed(serve: Serve) -> None:
+    server = serve(http_threads=1)
+    with feed(server) as messages:
+        assert next(messages)["all"]
+        assert {httpx.get(server.url + path, timeout=20).status_code for path in ("/", *READS)} == {200}
+
+
+def test_with_a_key_whoever_has_it_sees_the_machine(serve: Serve) -> None:
+    server = serve(api_key=SECRET)
+    assert statuses(server) == {401} == statuses(server, authorization="Bearer wrong")
+    rows = httpx.get(server.url + "/page/settings", headers={"x-api-key": SECRET}).json()["settings"]
+    values = {row["name"]: row["value"] for row in rows}
+    assert values["API_KEY"] == "set, not shown" and values["LITELLM_MASTER_KEY"] == "" and values["PROXY"] == "on"
+
+
+def test_a_note_is_shown_to_who_made_the_request(server: ApiServer) -> None:
+    mine = ask(server, authorization="Bearer mine")
+    path = f"{server.url}/page/requests/{mine}"
+    assert httpx.get(path, headers={"authorization": "Bearer mine"}).json()["note"][1] == "System text, now:"
+    assert httpx.get(path, headers={"authorization": "Bearer theirs"}).status_code == 404
+    assert httpx.get(path).status_code == 200  # the owner of the machine
+
+
+def test_what_is_stored_where_a_request_parts_is_shown_to_who_sees_everything(server: ApiServer) -> None:
+    """The words may be those of another client."""
+    mine = ask(server, authorization="Bearer mine")
+    path = f"{server.url}/page/requests/{mine}"
+    parted = httpx.get(path, headers={"authorization": "Bearer mine"}).json()["parted"]
+    assert (parted["expected"], parted["found"]) == ("", "words of the request")
+    parted = httpx.get(path).json()["parted"]
+    assert (parted["expected"], parted["found"]) == ("words of somebody", "words of the request")
+    assert "stored" not in parted
+
+
+def test_acts_are_posts_from_the_servers_own_page(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    monkeypatch.setattr(panels(server).pulls, "begin", begun.append)
+    url, body = f"{server.url}/page/models/pull", {"name": "owner/model"}
+    assert httpx.get(url).status_code == 405
+    assert httpx.post(url, json=body, headers={"Origin": "http://localhost:1"}).status_code == 403
+    assert httpx.post(url, data=body, headers={"Origin": server.url}).status_code == 415
+    assert httpx.post(url, json={"name": 7}).status_code == 400
+    assert begun == []
+    assert httpx.post(url, json=body, headers={"Origin": server.url}).status_code == 202
+    assert httpx.post(url, json=body).status_code == 202  # curl
+    assert begun == ["owner/model"] * 2
+
+
+def test_the_tree_comes_in_columns(server: ApiServer, service: FakeService) -> None:
+    segment = StoredSegment(-1, 7, 100, True, 2.0, 3, 0.5)
+    service.tree = StoredTree((segment,), (("talk", 0),), 5, 10.0)
+    told = httpx.get(server.url + "/page/stored").json()
+    assert told["tokens"] == [7] and told["disk"] == [1] and told["conversations"] == [["talk", 0]]
+    assert told["left_out"] == 5 and told["parent"] == [-1]
+
+    def changing() -> StoredTree:
+        raise TimeoutError("it is being changed")
+
+    service.stored = changing  # type: ignore[method-assign]
+    assert httpx.get(server.url + "/page/stored").status_code == 503
+
+
+def test_reuse_by_client_begins_with_what_an_earlier_server_wrote_down(serve: Serve, tmp_path: Path) -> None:
+    written = Audit(tmp_path / "cache" / AUDIT_FILE, 1)
+    written.ended(ChatRequest("a", "chat", "m", client="pi"), Outcome(200, 1.0, report=REPORT))
+    written.close()
+    with feed(serve()) as messages:
+        (client,) = next(messages)["daily"]["clients"]
+    assert client["name"] == "pi" and client["slots"][0][1:] == [1, 100, 16, 4]
+
+
+def test_the_log_is_told_without_secrets(serve: Serve) -> None:
+    server = serve(api_key=SECRET)
+    log = logging.getLogger("start_llm.test_panels")
+    with feed(server, authorization=f"Bearer {SECRET}") as messages:
+        next(messages)
+        log.warning("sent %s and Bearer abcd.efgh.1 and sk-12345678901234567890", SECRET)
+        lines: list[str] = []
+        while not any("test_panels" in line for line in lines):
+            lines = next(messages)["log"]
+    assert any(f"sent {HIDDEN} and Bearer {HIDDEN} and {HIDDEN}" in line for line in lines)
+    server.stop(0)
+    log.warning("after the end")
+    assert not any("after the end" in line for line in panels(server).log.after(0)[0])
+
+
+# --- fetching a model -----------------------------------------------------------------------
+
+
+class Fetching:
+    """Takes the place of `models.pull.pull`; goes on when it is told to."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error, self.go, self.ended = error, threading.Event(), threading.Event()
+
+    def __call__(self, name: str, progress: Callable[[str, float], None], **more: Any) -> Any:
+        try:
+            progress("download", 0.25)
+            assert self.go.wait(30)
+            progress("download", 0.5)
+            if self.error is not None:
+                raise self.error
+            return Pulled(None, 10**9, 10**9, "0123456789abcdef")  # type: ignore[arg-type]
+        finally:
+            self.ended.set()
+
+
+def ended(pulls: Pulls) -> dict[str, Any]:
+    for _ in range(3000):
+        state = pulls.state()
+        if state is not None and state["state"] != "running":
+            return state
+        threading.Event().wait(0.01)
+    raise AssertionError(pulls.state())
+
+
+def test_one_model_is_fetched_at_a_time() -> None:
+    fetching = Fetching()
+    pulls = Pulls(lambda: None, fetching)
+    pulls.begin("owner/model")
+    with pytest.raises(Conflict, match="owner/model is being fetched"):
+        pulls.begin("owner/other")
+    fetching.go.set()
+    assert ended(pulls) == {"name": "owner/model", "state": "done", "part": 1.0, "detail": "1.00 GB at 0123456789ab."}
+
+
+def test_a_fetch_that_fails_says_why_and_one_that_is_stopped_says_so() -> None:
+    fetching = Fetching(PullError("no hub is in reach"))
+    fetching.go.set()
+    pulls = Pulls(lambda: None, fetching)
+    pulls.begin("owner/model")
+    assert (ended(pulls)["state"], ended(pulls)["detail"]) == ("failed", "no hub is in reach")
+    fetching.go.clear()
+    fetching.ended.clear()
+    pulls.begin("owner/model")
+    pulls.stop()
+    fetching.go.set()
+    assert ended(pulls)["state"] == "stopped"
+
+
+@pytest.mark.parametrize("name", ["", " ", "/etc", "~/models", "../x", "a", "llama3:8b", "x.gguf", "a/" + "b" * 300])
+def test_what_is_no_models_name_is_refused(name: str) -> None:
+    with pytest.raises(BadRequest, match="name="):
+        Pulls(lambda: None, Fetching()).begin(name)

@@ -1,0 +1,203 @@
+"""The stream of one request, on a fake engine: signs of life, and the end of an answer with one call too many."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from queue import SimpleQueue
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from start_llm.chat.stream import ChatStream, Run, explained
+from start_llm.core.events import (
+    ChoiceDone,
+    Done,
+    EngineDone,
+    Event,
+    Failed,
+    Progress,
+    Sampled,
+    TextDelta,
+    ToolCallFinished,
+    ToolCallStarted,
+)
+from start_llm.core.messages import Message, Tool
+from start_llm.core.prompt import Prompt
+from start_llm.core.report import CacheReport, Miss
+from start_llm.core.request import ChatRequest
+from start_llm.parsing.choice import Choice, Ending
+from start_llm.parsing.registry import output_style
+from start_llm.parsing.stream import OutputParser
+from tests.prompt.client import Client, pipeline, say
+
+TOOLS = (Tool("get", "", {"type": "object"}), Tool("put", "", {"type": "object"}))
+CALL = '<tool_call>\n{"name": "%s", "arguments": {"x": "a"}}\n</tool_call>'
+
+
+class FakeEngine:
+    def __init__(self) -> None:
+        self.cancelled: list[str] = []
+
+    def cancel(self, work_id: str) -> None:
+        self.cancelled.append(work_id)
+
+    def status(self) -> Any:
+        return SimpleNamespace(state="busy", detail="")
+
+
+class Letters:
+    """A token is a letter's code point."""
+
+    def feed(self, token: int) -> str:
+        return chr(token)
+
+    def finish(self) -> str:
+        return ""
+
+
+class Service:
+    def __init__(self) -> None:
+        self.finished: list[Any] = []
+
+    def expect(self, prepared: Any, answer: Any) -> None:
+        pass
+
+    def finish(self, prepared: Any, answer: Any, tokens: Any) -> None:
+        self.finished.append(answer)
+
+    def remember(self, request_id: str, report: CacheReport) -> None:
+        self.remembered = report
+
+
+def stream_of(
+    text: str, *, parallel: bool, end: str = "stop", poll: float = 60.0, stop: tuple[str, ...] = ()
+) -> tuple[list[Event], Any, Any]:
+    """All events of an answer, the engine, and the choice."""
+    request = ChatRequest("r", "chat", "m", tools=TOOLS, parallel_tool_calls=parallel)
+    run: Any = Run.__new__(Run)
+    service = Service()
+    run.reports, run.request, run.served = service, request, SimpleNamespace(pipeline=service, recorder=service)
+    run.prepared = SimpleNamespace(prompt=Prompt((1, 2)), session=None, in_reasoning=False)
+    style = output_style(tool_parser="hermes_json", reasoning_parser="think_tag")
+    parser = OutputParser(style, tools=TOOLS, stop=stop)
+    choice = Choice(0, parser, Letters(), "r#0", single_call=not parallel)  # type: ignore[arg-type]
+    run.choices = [choice]
+    engine = FakeEngine()
+    run.queue = SimpleQueue()
+    for letter in text:
+        run.queue.put((0, Sampled(ord(letter))))
+    run.queue.put((0, EngineDone(end, tuple(map(ord, text)), CacheReport())))  # type: ignore[arg-type]
+    return list(ChatStream(run, engine, poll=poll)), engine, choice  # type: ignore[arg-type]
+
+
+def calls(events: list[Event]) -> list[str]:
+    return [event.name for event in events if isinstance(event, ToolCallFinished)]
+
+
+def test_several_calls_come_where_they_are_allowed() -> None:
+    events, engine, _ = stream_of(CALL % "get" + "\n" + CALL % "put", parallel=True)
+    assert calls(events) == ["get", "put"] and engine.cancelled == []
+
+
+def test_without_parallel_calls_a_second_one_ends_the_answer() -> None:
+    text = "Now. " + CALL % "get" + "\n" + CALL % "put" + "more"
+    events, engine, choice = stream_of(text, parallel=False, end="cancelled")
+    assert calls(events) == ["get"]
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "Now."
+    assert engine.cancelled == ["r#0"] and choice.tokens == ()
+    assert [call.name for call in choice.message().tool_calls] == ["get"], "remembered is what the client was told"
+    assert [event.finish_reason for event in events if isinstance(event, ChoiceDone)] == ["tool_calls"]
+    assert isinstance(events[-1], Done)
+
+
+def test_without_parallel_calls_one_call_is_an_answer_like_any_other() -> None:
+    text = CALL % "get"
+    events, engine, choice = stream_of(text, parallel=False)
+    assert calls(events) == ["get"] and engine.cancelled == [] and choice.tokens == tuple(map(ord, text))
+
+
+def test_a_second_call_that_shows_only_at_the_end_of_the_text_is_cut_as_well() -> None:
+    """It might have been the first one again until the text ended: its tokens must not stand in the next prompt."""
+    first = '<tool_call>{"name": "get", "arguments": {"n": 1}}</tool_call>'
+    events, _, choice = stream_of(first + "\n" + first[: first.index("1}") + 1] + "2", parallel=False)
+    assert calls(events) == ["get"] and [call.arguments for call in choice.message().tool_calls] == ['{"n": 1}']
+    assert choice.tokens == ()
+
+
+@pytest.mark.parametrize("behind", ["\nIt says hello.", "\n" + CALL % "get"])
+def test_tokens_of_what_the_client_was_not_told_are_not_kept(behind: str) -> None:
+    events, engine, choice = stream_of("Now." + CALL % "get" + behind, parallel=True)
+    assert calls(events) == ["get"] and choice.tokens == () and engine.cancelled == []
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "Now."
+    assert [event.finish_reason for event in events if isinstance(event, ChoiceDone)] == ["tool_calls"]
+
+
+def test_an_answer_ends_where_the_model_plays_the_user() -> None:
+    text = "Hello.<|im_end|>\n<|im_start|>user\nAnd you?"
+    events, engine, choice = stream_of(text, parallel=True, end="cancelled")
+    assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "Hello."
+    assert set(engine.cancelled) == {"r#0"} and choice.tokens == ()
+    assert [(e.finish_reason, e.stop_sequence) for e in events if isinstance(e, ChoiceDone)] == [("stop", None)]
+
+
+def test_tokens_that_show_nothing_yet_are_covered_by_signs_of_life() -> None:
+    events, _, _ = stream_of("<tool_ca", parallel=True, poll=0.0)
+    assert sum(isinstance(event, Progress) for event in events) >= len("<tool_ca")
+    events, _, _ = stream_of("<tool_ca", parallel=True)
+    assert not any(isinstance(event, Progress) for event in events)
+
+
+def test_an_answer_that_the_watchdog_cuts_says_so() -> None:
+    events, _, choice = stream_of("Some words", parallel=True, end="deadline")
+    assert [event.finish_reason for event in events if isinstance(event, ChoiceDone)] == ["length"]
+    assert choice.ending is Ending.WATCHDOG
+    done = events[-1]
+    assert isinstance(done, Done) and done.report.cut == "watchdog" and done.report.as_dict()["cut"] == "watchdog"
+
+
+@pytest.mark.parametrize("text", ["", "<think>\nLet me see", "<tool_call>\n"])
+def test_an_answer_that_is_cut_before_there_is_anything_is_an_error(text: str) -> None:
+    events, _, _ = stream_of(text, parallel=True, end="deadline")
+    failed = events[-1]
+    assert isinstance(failed, Failed) and failed.error.status == 504 and failed.error.code == "watchdog"
+    assert not any(isinstance(event, ChoiceDone | Done) for event in events)
+
+
+def test_a_call_that_is_cut_has_been_seen() -> None:
+    begun = CALL[: CALL.index("{") + len('{"name": "get", "arguments": {"x": "a')].replace("%s", "get")
+    events, _, _ = stream_of(begun, parallel=True, end="deadline")
+    assert any(isinstance(event, ToolCallStarted) for event in events)
+    assert isinstance(events[-1], Done) and events[-1].report.cut == "watchdog"
+
+
+def test_max_tokens_may_cut_an_answer_to_nothing() -> None:
+    events, _, _ = stream_of("<think>\nLet me see", parallel=True, end="length")
+    assert [event.finish_reason for event in events if isinstance(event, ChoiceDone)] == ["length"]
+    assert isinstance(events[-1], Done) and "cut" not in events[-1].report.as_dict()
+
+
+def test_a_stop_string_that_shows_at_the_end_of_the_text_keeps_no_tokens() -> None:
+    events, _, choice = stream_of("One. STOP", parallel=True, stop=("STOP",))
+    assert choice.ending is Ending.STOP_STRING and choice.tokens == ()
+    assert [(e.finish_reason, e.stop_sequence) for e in events if isinstance(e, ChoiceDone)] == [("stop", "STOP")]
+
+
+def test_a_miss_where_the_turn_was_served_before_is_a_lost_state() -> None:
+    """The record of a turn outlives its KV, over a restart for one; nothing has diverged there."""
+    client = Client("chatml", pipeline("chatml"))
+    client.ask(Message("user", "Go"))
+    spoken = len(client.answer(say("I look.", bash={"command": "ls"})))
+    prepared = client.ask(Message("user", "More " + "words " * 100))
+
+    def reason(token: int, given: str) -> str:
+        length = len(prepared.prompt.tokens)
+        report = CacheReport(prompt=length, computed=length, new=0, miss=Miss(given, token))
+        miss = explained(report, client.pipe, replace(prepared, fresh=0)).miss
+        assert miss is not None and miss.token == token
+        return miss.reason
+
+    assert prepared.served == spoken
+    assert reason(6, "diverged") == reason(0, "first_turn") == "evicted"
+    assert reason(spoken, "diverged") == "diverged"
+    assert reason(6, "no_checkpoint") == "no_checkpoint"

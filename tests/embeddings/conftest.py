@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from start_llm.core.settings import Settings
+from start_llm.embeddings.compute import is_installed
+from start_llm.embeddings.service import EncoderService
+from tests.embeddings.tiny import build_encoder
+
+
+class OneThread:
+    """Runs chores on a thread of their own, one at a time, and counts their steps."""
+
+    def __init__(self) -> None:
+        self.chores = 0
+        self.rows: list[int] = []
+
+    def chore(self, steps: Generator[float, None, Any]) -> Any:
+        self.chores += 1
+        found: list[Any] = []
+
+        def run() -> None:
+            try:
+                while True:
+                    next(steps)
+            except StopIteration as end:
+                found.append(end.value)
+            except Exception as error:  # noqa: BLE001 - raised on the caller's thread
+                found.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+        if isinstance(found[0], Exception):
+            raise found[0]
+        return found[0]
+
+
+@pytest.fixture
+def needs_library() -> None:
+    if not is_installed():
+        pytest.skip("mlx-embeddings is not installed: pip install '.[embeddings]' -c constraints.txt")
+
+
+@pytest.fixture(scope="session")
+def encoder_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_encoder(tmp_path_factory.mktemp("encoder") / "tiny-encoder")
+
+
+@pytest.fixture
+def thread() -> OneThread:
+    return OneThread()
+
+
+@pytest.fixture
+def service(thread: OneThread) -> Callable[..., EncoderService]:
+    """``service(path)``: an encoder service on that model; without one, as with EMBEDDING_MODEL unset."""
+
+    def made(path: Path | str | None = None) -> EncoderService:
+        settings = Settings(_env_file=None, embedding_model=None if path is None else str(path))  # type: ignore[call-arg]
+        encoders = EncoderService(settings, thread)
+        encoders.prepare(lambda step, part: None)
+        return encoders
+
+    return made

@@ -1,0 +1,84 @@
+"""Embeddings on a whole server, beside a model that decodes. By the SDK: `tests/integration/test_sdk.py`."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from start_llm.embeddings import compute as engine
+from start_llm.engine.schedule.scheduler import Scheduler
+from tests.embeddings.texts import texts
+from tests.integration.live import WAIT, Live, live
+from tests.oracle import build_oracle, script
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.usefixtures("needs_library"), pytest.mark.thorough]
+
+
+@pytest.fixture(scope="module")
+def served(encoder_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    folder = tmp_path_factory.mktemp("served")
+    with live(build_oracle(folder / "oracle", "plain"), folder / "cache", embedding_model=str(encoder_path)) as server:
+        yield server
+
+
+def test_a_row_that_decodes_waits_for_one_batch_at_most(served: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the model thread does, in order: between two batches of texts there is a step of the model that decodes."""
+    order: list[str] = []
+    step, encode = Scheduler.step, engine.Encoder.encode
+
+    def stepped(self: Scheduler) -> None:
+        if "batch" not in order:
+            time.sleep(0.05)  # the texts come while it decodes, however busy the machine is
+        order.append("step")
+        step(self)
+
+    def encoded(self: engine.Encoder, rows: Any) -> Any:
+        order.append("batch")
+        return encode(self, rows)
+
+    served.openai.embeddings.create(model="tiny-encoder", input="loads it")
+    monkeypatch.setattr(engine, "MOST", 64)
+    monkeypatch.setattr(engine, "FIRST", 64)
+    monkeypatch.setattr(Scheduler, "step", stepped)
+    monkeypatch.setattr(engine.Encoder, "encode", encoded)
+    answer = served.openai.chat.completions.create(
+        model="default", messages=[{"role": "user", "content": script("word " * 400)}], stream=True
+    )
+    next(answer)
+    body = {"input": texts(60), "truncate": True}
+    assert httpx.post(f"{served.url}/v1/embeddings", json=body, timeout=WAIT).status_code == 200
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in answer if chunk.choices).count("word") >= 399
+    assert order.count("batch") > 20
+    first, last = order.index("batch"), len(order) - order[::-1].index("step")
+    among = order[first:last]
+    assert "step" in among
+    assert all(pair != ("batch", "batch") for pair in pairwise(among))
+
+
+def test_what_is_embedded_is_logged_and_counted(served: Live) -> None:
+    before = served.app.encoders.figures()
+    body = {"input": ["a", "b"], "encoding_format": "base64"}
+    data = httpx.post(f"{served.url}/v1/embeddings", json=body, timeout=WAIT)
+    assert len(base64.b64decode(data.json()["data"][0]["embedding"])) == 4 * 32
+    after = served.app.encoders.figures()
+    assert after["embedded_texts"] - before["embedded_texts"] == 2
+    assert "start_llm_embedded_tokens" in httpx.get(f"{served.url}/metrics").text
+    recent = httpx.get(f"{served.url}/v1/cache/requests").json()["requests"]
+    mine = next(entry for entry in recent if entry["id"] == data.headers["x-request-id"])
+    assert (mine["dialect"], mine["model"], mine["status"]) == ("embeddings", "tiny-encoder", 200)
+    assert mine["prompt"] == 0  # of the shares that are reused
+
+
+def test_the_weights_are_counted_before_they_are_loaded(served: Live, encoder_path: Path) -> None:
+    weights = (encoder_path / "model.safetensors").stat().st_size
+    assert served.app.encoders.prepare(lambda step, part: None) == weights
+    listed = httpx.get(f"{served.url}/v1/models").json()["data"][-1]
+    assert listed["id"] == "tiny-encoder"
+    assert listed["details"]["weight_bytes"] == weights

@@ -1,0 +1,129 @@
+"""Rows that come and go: each says what it says alone, whichever loop decodes it."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+
+from start_llm.engine.decode.alone import AloneRunner
+from start_llm.engine.decode.draft import Counts, Drafter, RowDrafts
+from start_llm.engine.decode.runner import Row, Runner
+from start_llm.engine.decode.sampling import make_processors, make_sampler
+from start_llm.engine.decode.text import BatchRunner
+from tests.engine.decode.test_verify import (
+    PROMPT,
+    SAMPLINGS,
+    Eager,
+    Prophet,
+    Said,
+    assert_same_kv,
+    liar,
+    prefilled,
+    reference,
+)
+from tests.engine.zoo import make
+
+SAID = 14
+MOST_ROWS = 3
+
+
+def begun(model: Any, eos: list[int], rows: int) -> AloneRunner:
+    return AloneRunner(model, BatchRunner(model, eos=eos, max_rows=rows), eos=eos, gate=Eager())
+
+
+def insert(runner: Runner, model: Any, label: str, count: int, drafter: Drafter | None) -> tuple[int, Counts]:
+    counts = Counts()
+    uid = runner.insert(
+        PROMPT,
+        prefilled(model),
+        max_tokens=count,
+        sampler=make_sampler(SAMPLINGS[label]),
+        processors=make_processors(SAMPLINGS[label], PROMPT),
+        drafts=RowDrafts(lambda: drafter, counts),
+    )
+    return uid, counts
+
+
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [
+        ("llama", 120),
+        ("qwen3_5", 60),
+        ("gemma3_text", 60),
+        pytest.param("llama", 500, marks=pytest.mark.slow),  # a thousand joins and leaves
+    ],
+)
+@pytest.mark.thorough
+def test_no_token_is_lost_or_doubled_over_many_joins_and_leaves(name: str, rows: int) -> None:
+    model, chance = make(name), random.Random(3)
+    truths = {label: reference(model, SAMPLINGS[label], SAID).tokens for label in ("greedy", "penalties")}
+    end = truths["greedy"][11]
+    runner = begun(model, [end], MOST_ROWS)
+    running: dict[int, tuple[list[int], list[int]]] = {}
+    inserted = alone = together = 0
+    accepted: list[Counts] = []
+    while inserted < rows or running:
+        if inserted < rows and len(running) < MOST_ROWS and chance.random() < (0.9 if not running else 0.25):
+            label = chance.choice(list(truths))
+            prophet = Prophet([*PROMPT, *truths[label]], len(PROMPT), liar(inserted))
+            count = chance.randint(1, SAID)
+            uid, counts = insert(runner, model, label, count, chance.choice([prophet, None]))
+            accepted.append(counts)
+            running[uid] = truths[label][:count], []
+            inserted += 1
+        if running and chance.random() < 0.08:
+            uid = chance.choice(list(running))
+            expected, said = running.pop(uid)
+            removed = runner.remove(uid)
+            assert removed is not None and expected[: len(said)] == said
+            held = list(removed[1])
+            assert [*PROMPT, *said][: len(held)] == held and len(held) >= len(PROMPT) - 1 + len(said)
+        alone, together = alone + (len(running) == 1), together + (len(running) > 1)
+        for row in runner.decode():
+            expected, said = running[row.uid]
+            said.append(row.token)
+            if row.finish is not None:
+                whole = expected[: expected.index(end) + 1] if end in expected else expected
+                assert (said, row.finish) == (whole, "stop" if said[-1] == end else "length")
+                assert row.tokens is not None and list(row.tokens) == [*PROMPT, *said]
+                del running[row.uid]
+    assert alone > rows / 5 and together > rows / 5
+    assert sum(counts.accepted for counts in accepted) > rows / 5
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_5", "gemma3_text", "glm4_moe_lite", "lfm2"])
+def test_the_kv_of_a_row_that_changed_over_twice_is_that_of_a_row_that_did_not(name: str) -> None:
+    model = make(name)
+    expected = reference(model, SAMPLINGS["penalties"], SAID)
+    prophet = Prophet([*PROMPT, *expected.tokens], len(PROMPT), lambda most: (4, 2))
+    runner = begun(model, [], 2)
+    uid, counts = insert(runner, model, "penalties", SAID, prophet)
+    said: list[int] = []
+    other = None
+    while True:
+        if other is None and len(said) > 2:
+            other, _ = insert(runner, model, "greedy", 5, None)
+        for row in runner.decode():
+            if row.uid == uid:
+                said.append(row.token)
+                if row.finish is not None:
+                    assert row.cache is not None and row.tokens is not None
+                    assert said == expected.tokens and counts.accepted > 2
+                    assert_same_kv(Said(said, row.finish, row.cache, row.tokens), expected)
+                    return
+
+
+def test_rows_beside_each_other_are_never_drafted_for() -> None:
+    model = make("llama")
+    truth = reference(model, SAMPLINGS["greedy"], SAID).tokens
+    runner = begun(model, [], 2)
+    all_counts = [
+        insert(runner, model, "greedy", SAID, Prophet([*PROMPT, *truth], len(PROMPT), liar(1)))[1] for _ in range(2)
+    ]
+    rows: list[Row] = []
+    while len(rows) < 2 * SAID:
+        rows += runner.decode()
+    assert [(c.drafted, c.accepted) for c in all_counts] == [(0, 0)] * 2
+    assert all(row.token in truth for row in rows)

@@ -1,0 +1,147 @@
+"""Which tokens an index is made of, and when a row gets it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from mlx_lm.models.cache import KVCache
+
+from start_llm.core.messages import Message
+from start_llm.core.prompt import Prompt
+from start_llm.core.request import Sampling
+from start_llm.core.work import Submit
+from start_llm.engine.decode import drafting
+from start_llm.engine.decode.costs import Acceptance, CostTable, Gate
+from start_llm.engine.decode.draft import Drafter
+from start_llm.engine.decode.drafting import Drafts, KnownCosts, RowDrafter, make_drafts
+from start_llm.models.aside import at_once
+from start_llm.prompt.drafts import Views
+from tests.engine.fakes import Collected
+
+ASKED, SAID = list(range(100, 130)), list(range(500, 530))
+
+
+@pytest.fixture
+def drafts() -> Any:
+    made = Drafts(Gate(CostTable({0: {1: 1.0}}), Acceptance()))
+    yield made
+    made.close()
+
+
+def submit(tokens: Sequence[int], conversation: str | None, **more: Any) -> Submit:
+    return Submit(
+        "id",
+        Prompt(tuple(tokens), generation=len(tokens)),
+        Sampling(),
+        10,
+        Collected(),
+        conversation=conversation,
+        **more,
+    )
+
+
+def ready(row: RowDrafter | None) -> Drafter:
+    assert row is not None
+    for _ in range(1000):
+        drafter = row()
+        if drafter is not None:
+            return drafter
+        time.sleep(0.005)
+    raise AssertionError("it is never ready")
+
+
+def proposed(drafts: Drafts, work: Submit, start: Sequence[int]) -> list[int]:
+    drafter = ready(drafts.begin(work, []))
+    drafter.append(start)
+    found = drafter.propose(4)
+    return found.tokens if found is not None else []
+
+
+def answered(drafts: Drafts, conversation: str | None) -> None:
+    row = drafts.begin(submit(ASKED, conversation), [])
+    assert row is not None
+    row.said += SAID
+
+
+def test_a_client_that_asks_again_may_get_the_same_answer(drafts: Drafts) -> None:
+    answered(drafts, "a")
+    assert proposed(drafts, submit(ASKED, "a"), SAID[:3]) == SAID[3:7]
+
+
+@pytest.mark.parametrize(
+    ("conversation", "prompt"), [("b", ASKED), (None, ASKED), ("a", [*ASKED[:-1], 7]), ("a", ASKED[:-1])]
+)
+def test_nothing_of_another_conversation_is_proposed(
+    drafts: Drafts, conversation: str | None, prompt: list[int]
+) -> None:
+    answered(drafts, "a")
+    answered(drafts, None)
+    assert proposed(drafts, submit(prompt, conversation), SAID[:3]) == []
+
+
+def test_what_a_row_had_said_before_it_was_interrupted_belongs_to_it(drafts: Drafts) -> None:
+    drafter = ready(drafts.begin(submit(ASKED, None), SAID[:5]))
+    assert drafter.known == len(ASKED) + 5
+    drafter.append(SAID[:3])
+    found = drafter.propose(2)
+    assert found is not None and found.tokens == SAID[3:5]
+
+
+def test_views_are_proposed_from_and_encoded_once() -> None:
+    calls: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        calls.append(text)
+        return [ord(c) for c in text]
+
+    views = Views(encode, escaped=True, most_tokens=2000)
+    messages = (Message("user", 'not "this"'), Message("tool", 'a "quoted"\nline'), Message("tool", "plain"))
+    assert [bytes(view.tolist()).decode() for view in views(messages)] == ['a \\"quoted\\"\\nline']
+    views(messages)
+    assert len(calls) == 1
+    views(tuple(Message("tool", f"{i}\n" * 100) for i in range(40)))
+    assert views._room >= 0 and len(views._kept) < 10
+
+
+def test_views_that_fail_cost_the_drafts_and_nothing_else(drafts: Drafts, caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> Any:
+        raise ValueError("no tokenizer")
+
+    row = drafts.begin(submit(ASKED, "a", views=broken), [])
+    assert row is not None
+    drafts._builder.shutdown(wait=True)
+    assert row() is None and row() is None
+    assert caplog.text.count("no tokenizer") >= 1
+
+
+def test_a_request_that_wants_none_has_none(drafts: Drafts) -> None:
+    work = Submit("id", Prompt(tuple(ASKED), generation=30), Sampling(drafts=False), 10, Collected())
+    assert drafts.begin(work, []) is None
+
+
+def test_a_model_that_comes_back_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
+
+    def measuring(model: Any, make_cache: Any) -> Any:
+        measured.append(model)
+        yield 0.0
+        return {0: {1: 1.0, 32: 2.0}}
+
+    monkeypatch.setattr(drafting, "measuring", measuring)
+    known = KnownCosts()
+
+    def costs(model: str) -> CostTable:
+        made = at_once(make_drafts(model, lambda: [KVCache()], known, model))
+        assert made is not None
+        made.close()
+        return made.gate.costs
+
+    first = costs("one")
+    first.observe(1, 0, 3.0)
+    assert costs("one") is first, "with what it has learned"
+    for number in range(drafting.KNOWN_COSTS):
+        assert costs(f"model {number}") is not first
+    assert costs("one") is not first and measured.count("one") == 2, "only so many are known"

@@ -1,0 +1,140 @@
+"""Quantised KV: what mlx-lm's own loop generates with it, in batches too, and rows that change over in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
+
+from start_llm.core.errors import NotSupported
+from start_llm.engine.decode.quantised import Quantisation, QuantisingRunner
+from tests.engine.decode.test_text import NEVER, argmax, begin, run
+from tests.kvcache.tiny import model, random_tokens
+
+GROUP_SIZE = 32
+PROMPTS = [random_tokens(n, seed=n) for n in (60, 17, 95, 41)]
+
+
+def make(name: str, start: int, *, bits: int = 8, eos: Sequence[int] = (NEVER,), rows: int = 4) -> QuantisingRunner:
+    how = Quantisation(bits, GROUP_SIZE, start)
+    return QuantisingRunner(model(name), eos=eos, max_rows=rows, how=how)
+
+
+def alone(name: str, prompt: Sequence[int], most: int, start: int, bits: int = 8) -> list[int]:
+    """What mlx-lm generates one row at a time. Its own helper cannot be used: it fails on windowed layers."""
+    how, cache, out = Quantisation(bits, GROUP_SIZE, start), make_prompt_cache(model(name)), []
+    pieces = [*(prompt[at : min(at + 20, len(prompt) - 1)] for at in range(0, len(prompt) - 1, 20)), prompt[-1:]]
+    while len(out) < most:
+        for piece in pieces:
+            logits = model(name)(mx.array([list(piece)]), cache=cache)
+            how.apply(cache)
+        out.append(int(mx.argmax(logits[0, -1]).item()))
+        pieces = [out[-1:]]
+    return out
+
+
+@pytest.mark.parametrize("start", [0, 30, 66, 1000])
+def test_the_expectation_is_what_mlx_lms_own_loop_generates(start: int) -> None:
+    options = {"kv_bits": 8, "kv_group_size": GROUP_SIZE, "quantized_kv_start": start}
+    for prompt in PROMPTS:
+        steps = generate_step(
+            mx.array(prompt), model("llama"), max_tokens=12, prefill_step_size=20, sampler=argmax, **options
+        )
+        assert alone("llama", prompt, 12, start) == [int(token) for token, _ in steps]
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "bits"),
+    [
+        *(("llama", start, bits) for start in (0, 30, 66, 1000) for bits in (4, 8)),
+        ("qwen3_next", 66, 8),  # keeps its recurrent layers as they are; 66: reached while the first row decodes
+        ("gemma3_text", 66, 8),  # and this one its windows
+    ],
+)
+@pytest.mark.thorough
+def test_rows_together_generate_what_each_does_alone(name: str, start: int, bits: int) -> None:
+    runner = make(name, start, bits=bits)
+    uids = [begin(runner, name, prompt, 12) for prompt in PROMPTS]
+    rows = run(runner, uids)
+    for uid, prompt in zip(uids, PROMPTS, strict=True):
+        expected = alone(name, prompt, 12, start, bits)
+        assert [row.token for row in rows[uid]] == expected
+        last = rows[uid][-1]
+        assert list(last.tokens or ()) == [*prompt, *expected]
+        kept = (last.cache or [])[-1]
+        assert (type(kept) is QuantizedKVCache) == (len(prompt) + 12 > start)
+        assert kept.offset == len(prompt) + 12
+
+
+def test_a_suspended_row_goes_on_as_if_nothing_had_happened() -> None:
+    name, prompt, start, most = "llama", PROMPTS[0], 66, 16
+    expected = alone(name, prompt, most, start)
+    for after in (2, 6, 7, 12):
+        runner = make(name, start)
+        other = begin(runner, name, PROMPTS[2], 100)
+        uid = begin(runner, name, prompt, most)
+        found: list[int] = []
+        while len(found) < after:
+            found += [row.token for row in runner.decode() if row.uid == uid]
+        row = runner.suspend(uid)
+        if row is None:  # it had just changed over: its first token there is not out yet
+            found += [row.token for row in runner.decode() if row.uid == uid]
+            row = runner.suspend(uid)
+        assert row is not None
+        uid = runner.resume(row, max_tokens=most - len(found), sampler=argmax, processors=[])
+        while len(found) < most:
+            found += [row.token for row in runner.decode() if row.uid == uid]
+        assert found == expected
+        assert runner.remove(other) is not None
+
+
+def test_a_row_can_be_removed_before_and_after_it_changed_over() -> None:
+    for after in (3, 12):
+        runner = make("llama", 66)
+        uid = begin(runner, "llama", PROMPTS[0], 50)
+        found: list[int] = []
+        while len(found) < after:
+            found += [row.token for row in runner.decode()]
+        removed = runner.remove(uid)
+        assert removed is not None
+        cache, tokens = removed
+        assert list(tokens) == [*PROMPTS[0], *found]
+        assert cache[0].offset == len(tokens)
+        assert (runner.decode(), runner.remove(uid), runner.suspend(uid)) == ([], None, None)
+
+
+def test_nothing_is_left_after_a_clear() -> None:
+    runner = make("llama", 66)
+    uids = [begin(runner, "llama", prompt, 50) for prompt in PROMPTS]
+    runner.decode()
+    runner.clear()
+    assert (runner.decode(), [runner.remove(uid) for uid in uids]) == ([], [None] * 4)
+    uid = begin(runner, "llama", PROMPTS[0], 12)
+    assert [row.token for row in run(runner, [uid])[uid]] == alone("llama", PROMPTS[0], 12, 66)
+
+
+def test_an_end_token_ends_a_row_that_is_about_to_change_over() -> None:
+    expected = alone("llama", PROMPTS[0], 7, 66)
+    runner = make("llama", 66, eos=[expected[6]])
+    if expected[6] in expected[:6]:
+        pytest.skip("the random model repeats itself")
+    (rows,) = run(runner, [begin(runner, "llama", PROMPTS[0], 50)]).values()
+    assert [row.token for row in rows] == expected
+    assert rows[-1].finish == "stop"
+
+
+@pytest.mark.parametrize(
+    ("name", "group_size", "reason"),
+    [("gpt_oss", 32, "sinks"), ("llama", 64, "group size"), ("lfm2", 64, "group size")],
+)
+def test_a_model_that_cannot_is_refused_with_the_reason(name: str, group_size: int, reason: str) -> None:
+    with pytest.raises(NotSupported, match=f"KV_BITS=8.*{reason}"):
+        QuantisingRunner(
+            model(name),
+            eos=[NEVER],
+            max_rows=2,
+            how=Quantisation(8, group_size, 0),
+        )

@@ -1,0 +1,203 @@
+"""The runners on tiny random models: what mlx-lm's own loop generates, alone and beside other rows.
+
+These also fail when mlx-lm changes what we build on: a reported token lies in the KV already, a finished row hands over
+its KV and tokens, and `remove` of a running row returns both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import mlx.core as mx
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+from start_llm.core.request import Sampling
+from start_llm.engine.decode.runner import Row, Runner
+from start_llm.engine.decode.sampling import LogprobTap, make_processors, make_sampler
+from start_llm.engine.decode.text import BatchRunner
+from tests.kvcache.tiny import greedy, model, random_tokens
+
+NEVER = 10**6  # no such token
+NAMES = ["llama", "qwen3_next", "gemma3_text", "nemotron_h"]
+
+
+def argmax(logprobs: Any) -> Any:
+    return mx.argmax(logprobs, axis=-1)
+
+
+def begin(runner: Runner, name: str, prompt: Sequence[int], most: int, chunk: int = 20) -> int:
+    cache = make_prompt_cache(model(name))
+    for at in range(0, len(prompt) - 1, chunk):
+        runner.prefill(cache, prompt[at : min(at + chunk, len(prompt) - 1)])
+    return runner.insert(prompt, cache, max_tokens=most, sampler=argmax, processors=[])
+
+
+def run(runner: Runner, uids: Sequence[int], most: int = 200) -> dict[int, list[Row]]:
+    rows: dict[int, list[Row]] = {uid: [] for uid in uids}
+    for _ in range(most):
+        for row in runner.decode():
+            rows[row.uid].append(row)
+        if all(found and found[-1].finish for found in rows.values()):
+            return rows
+    raise AssertionError("it does not end")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_of_different_lengths_generate_what_they_do_alone(name: str) -> None:
+    prompts = [random_tokens(n, seed=n) for n in (50, 7, 93, 31)]
+    runner = BatchRunner(model(name), eos=[NEVER], max_rows=4)
+    uids = [begin(runner, name, prompt, 12) for prompt in prompts]
+    rows = run(runner, uids)
+    for uid, prompt in zip(uids, prompts, strict=True):
+        alone = greedy(name, prompt, make_prompt_cache(model(name)), 12)
+        assert [row.token for row in rows[uid]] == alone
+        last = rows[uid][-1]
+        assert last.finish == "length"
+        assert list(last.tokens or ()) == [*prompt, *alone]
+
+
+def test_a_finished_rows_kv_goes_on_where_it_ended() -> None:
+    name, prompt = "llama", random_tokens(40)
+    runner = BatchRunner(model(name), eos=[NEVER], max_rows=2)
+    (rows,) = run(runner, [begin(runner, name, prompt, 6)]).values()
+    more = [*(rows[-1].tokens or ()), *random_tokens(9, seed=3)]
+    assert rows[-1].cache is not None
+    cache = rows[-1].cache
+    runner.prefill(cache, more[len(rows[-1].tokens or ()) : -1])
+    uid = runner.insert(more, cache, max_tokens=8, sampler=argmax, processors=[])
+    found = [row.token for row in run(runner, [uid])[uid]]
+    assert found == greedy(name, more, make_prompt_cache(model(name)), 8)
+
+
+def test_a_removed_row_hands_over_what_is_in_its_kv() -> None:
+    name, prompt = "llama", random_tokens(40)
+    runner = BatchRunner(model(name), eos=[NEVER], max_rows=2)
+    uid = begin(runner, name, prompt, 100)
+    seen: list[int] = []
+    while len(seen) < 5:
+        seen += [row.token for row in runner.decode()]
+    removed = runner.remove(uid)
+    assert removed is not None
+    cache, tokens = removed
+    assert list(tokens) == [*prompt, *seen]
+    assert cache[0].offset == len(tokens)
+    assert runner.remove(uid) is None
+
+
+def test_an_end_token_ends_a_row_and_lies_in_its_kv() -> None:
+    name, prompt = "llama", random_tokens(40)
+    third = greedy(name, prompt, make_prompt_cache(model(name)), 3)[2]
+    runner = BatchRunner(model(name), eos=[third], max_rows=2)
+    (rows,) = run(runner, [begin(runner, name, prompt, 100)]).values()
+    assert rows[-1].finish == "stop"
+    assert rows[-1].token == third
+    assert rows[-1].cache is not None
+    assert rows[-1].cache[0].offset == len(rows[-1].tokens or ())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.thorough
+def test_a_suspended_row_goes_on_as_if_nothing_had_happened(name: str) -> None:
+    """Alone, with others beside it, at every token of the answer; what lies in its KV says so too."""
+    prompt, most = random_tokens(60, seed=5), 9
+    alone = greedy(name, prompt, make_prompt_cache(model(name)), most)
+    for after in range(1, most):
+        runner = BatchRunner(model(name), eos=[NEVER], max_rows=4)
+        other = begin(runner, name, random_tokens(35, seed=8), 100)
+        uid = begin(runner, name, prompt, most)
+        rows: list[Row] = []
+        while len(rows) < after:
+            rows += [row for row in runner.decode() if row.uid == uid]
+        row = runner.suspend(uid)
+        if after == most - 1:
+            assert row is None  # its next token is its last
+        else:
+            assert row is not None
+            assert [*row.tokens, row.token] == [*prompt, *alone[: after + 1]]
+            assert runner.remove(uid) is None
+            runner.decode()
+            uid = runner.resume(row, max_tokens=most - after, sampler=argmax, processors=[])
+        while rows[-1].finish is None:
+            rows += [row for row in runner.decode() if row.uid == uid]
+        assert [row.token for row in rows] == alone
+        assert rows[-1].finish == "length"
+        assert list(rows[-1].tokens or ()) == [*prompt, *alone]
+        assert runner.remove(other) is not None
+
+
+def test_a_row_that_ends_with_its_next_token_is_not_suspended() -> None:
+    name, prompt = "llama", random_tokens(40)
+    third = greedy(name, prompt, make_prompt_cache(model(name)), 3)[2]
+    runner = BatchRunner(model(name), eos=[third], max_rows=2)
+    uid = begin(runner, name, prompt, 100)
+    assert runner.suspend(uid) is None  # it has not begun
+    rows: list[Row] = []
+    while len(rows) < 2:
+        rows += runner.decode()
+    assert runner.suspend(uid) is None
+    (last,) = runner.decode()
+    assert (last.token, last.finish) == (third, "stop")
+    assert runner.suspend(uid) is None  # it is gone
+
+
+@pytest.mark.parametrize("when", ["at once", "later"])
+def test_a_resumed_row_can_be_removed_and_suspended_again(when: str) -> None:
+    name, prompt = "llama", random_tokens(40)
+    alone = greedy(name, prompt, make_prompt_cache(model(name)), 8)
+    runner = BatchRunner(model(name), eos=[NEVER], max_rows=2)
+    uid = begin(runner, name, prompt, 100)
+    seen: list[int] = []
+    while len(seen) < 3:
+        seen += [row.token for row in runner.decode()]
+    row = runner.suspend(uid)
+    assert row is not None
+    uid = runner.resume(row, max_tokens=97, sampler=argmax, processors=[])
+    if when == "at once":
+        assert runner.suspend(uid) is None
+    else:
+        seen += [row.token for row in runner.decode()]
+        row = runner.suspend(uid)
+        assert row is not None
+        uid = runner.resume(row, max_tokens=96, sampler=argmax, processors=[])
+        seen += [row.token for row in runner.decode()]
+    assert seen == alone[: len(seen)]
+    removed = runner.remove(uid)
+    assert removed is not None
+    cache, tokens = removed
+    assert list(tokens) == [*prompt, *seen]
+    assert cache[0].offset == len(tokens)
+
+
+def test_samplers_and_processors_do_not_notice_a_suspension() -> None:
+    name, prompt = "llama", random_tokens(40)
+    sampling = replace(
+        Sampling(), temperature=0.9, seed=11, repetition_penalty=1.3, repetition_context_size=20, presence_penalty=0.5
+    )
+
+    def answer(suspend_at: frozenset[int]) -> tuple[list[int], list[float]]:
+        runner = BatchRunner(model(name), eos=[NEVER], max_rows=2)
+        sampler, tap = make_sampler(sampling), LogprobTap()
+        processors = [tap, *make_processors(sampling, prompt)]
+        cache = make_prompt_cache(model(name))
+        runner.prefill(cache, prompt[:-1])
+        uid = runner.insert(prompt, cache, max_tokens=20, sampler=sampler, processors=processors)
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        while len(tokens) < 20:
+            for row in runner.decode():
+                tokens.append(row.token)
+                logprobs.append(float(tap.take()[row.token].item()))
+            if len(tokens) in suspend_at:
+                row_out = runner.suspend(uid)
+                assert row_out is not None
+                left = 20 - len(tokens)
+                uid = runner.resume(row_out, max_tokens=left, sampler=sampler, processors=processors)
+        return tokens, logprobs
+
+    tokens, logprobs = answer(frozenset())
+    again, again_logprobs = answer(frozenset({1, 2, 7, 15}))
+    assert again == tokens
+    assert again_logprobs == pytest.approx(logprobs, abs=1e-3)

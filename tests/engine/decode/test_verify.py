@@ -1,0 +1,369 @@
+"""A row that verifies drafts says what `BatchGenerator` says, and leaves the same KV."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mlx_lm.models.cache import (
+    ArraysCache,
+    KVCache,
+    QuantizedKVCache,
+    RotatingKVCache,
+    make_prompt_cache,
+)
+
+from start_llm.core.request import Sampling
+from start_llm.engine.decode.costs import Acceptance, CostTable, Gate
+from start_llm.engine.decode.draft import Proposal, SuffixIndex
+from start_llm.engine.decode.quantised import Quantisation, QuantisingRunner
+from start_llm.engine.decode.rewind import Rewinder, leaves
+from start_llm.engine.decode.sampling import LogprobTap, make_processors, make_sampler, top_logprobs
+from start_llm.engine.decode.text import BatchRunner
+from start_llm.engine.decode.verify import SingleRow, State
+from tests.engine.zoo import CONFIGS, VOCAB, WINDOW, make
+
+PROMPT = [3, 9, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4]
+SAMPLINGS = {
+    "greedy": Sampling(temperature=0),
+    "seeded": Sampling(temperature=0.9, seed=7, top_p=0.95, top_k=30),
+    "penalties": Sampling(
+        temperature=0.7,
+        seed=3,
+        repetition_penalty=1.2,
+        repetition_context_size=12,
+        presence_penalty=0.3,
+        frequency_penalty=0.2,
+        logit_bias=((5, 3.0), (7, -50.0)),
+    ),
+}
+
+
+class Eager(Gate):
+    """Drafts whatever is proposed."""
+
+    def __init__(self, carries: bool = False) -> None:
+        super().__init__(CostTable({0: {1: 1.0}}), Acceptance(), carries)
+
+    def length(self, match: int, most: int, *, carried: int, context: int) -> int:
+        return most
+
+    def hopeful(self, outlook: int, *, context: int) -> bool:
+        return True
+
+
+class Prophet:
+    """Knows what will be said, and lies at places that `lies` chooses: a draft's index, or ``None``."""
+
+    def __init__(self, truth: Sequence[int], known: int, lies: Callable[[int], tuple[int, int | None]]) -> None:
+        self._truth, self.known, self._lies = truth, known, lies
+
+    def append(self, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            assert self._truth[self.known] == token
+            self.known += 1
+
+    def propose(self, most: int) -> Proposal | None:
+        length, lie = self._lies(most)
+        tokens = list(self._truth[self.known : self.known + min(most, length)])
+        tokens += [11] * (min(most, length) - len(tokens))
+        if lie is not None and lie < len(tokens):
+            tokens[lie] = (tokens[lie] + 1) % VOCAB
+        return Proposal(tokens, 32) if tokens else None
+
+    def outlook(self) -> int:
+        return 33
+
+
+def liar(seed: int) -> Callable[[int], tuple[int, int | None]]:
+    chance = random.Random(seed)
+    return lambda most: (chance.choice([0, 1, 2, 5, 20]), chance.choice([None, 0, 1, 2, 4, 9]))
+
+
+def eight(lie: int, most: int) -> tuple[int, int | None]:
+    return 8, lie
+
+
+@dataclass
+class Said:
+    tokens: list[int]
+    finish: str | None
+    kv: list[Any]
+    held: Sequence[int]
+
+
+_PREFILLED: dict[int, list[Any]] = {}  # by the id of a model that lives as long as the tests
+
+
+def prefilled(model: Any) -> list[Any]:
+    if id(model) not in _PREFILLED:
+        _PREFILLED[id(model)] = caches = make_prompt_cache(model)
+        model(mx.array([PROMPT[:-1]]), cache=caches)
+        mx.eval([layer.state for layer in caches])
+    return copy.deepcopy(_PREFILLED[id(model)])
+
+
+def drawing(sampling: Sampling) -> tuple[Any, list[Any]]:
+    return make_sampler(sampling), make_processors(sampling, PROMPT)
+
+
+def reference(
+    model: Any, sampling: Sampling, count: int, eos: frozenset[int] = frozenset(), *, runner: Any = None
+) -> Said:
+    """What `BatchGenerator` says."""
+    runner = runner or BatchRunner(model, eos=eos, max_rows=2)
+    sampler, processors = drawing(sampling)
+    runner.insert(PROMPT, prefilled(model), max_tokens=count, sampler=sampler, processors=processors)
+    tokens: list[int] = []
+    while True:
+        for row in runner.decode():
+            tokens.append(row.token)
+            if row.finish is not None:
+                return Said(tokens, row.finish, row.cache, row.tokens)
+
+
+def single(
+    model: Any,
+    sampling: Sampling,
+    count: int,
+    *,
+    truth: Sequence[int] = (),
+    lies: Callable[[int], tuple[int, int | None]] | None = None,
+    eos: frozenset[int] = frozenset(),
+    **more: Any,
+) -> SingleRow:
+    sampler, processors = drawing(sampling)
+    state = State(prefilled(model), list(PROMPT[:-1]), PROMPT[-1], count, sampler, processors)
+    row = SingleRow(1, model, state, eos=eos, gate=Eager() if lies is not None else None, **more)
+    if lies is not None:
+        row.offer(Prophet([*PROMPT, *truth], len(PROMPT), lies))
+    return row
+
+
+def said(row: SingleRow, steps: int = 1000) -> Said:
+    tokens: list[int] = []
+    for _ in range(steps):
+        for one in row.step():
+            tokens.append(one.token)
+            if one.finish is not None:
+                assert one.cache is not None and one.tokens is not None
+                return Said(tokens, one.finish, one.cache, one.tokens)
+    state = row.leave()
+    return Said(tokens, None, state.cache, state.tokens)
+
+
+def rows_of(leaf: Any) -> list[mx.array]:
+    """What a layer remembers, in order."""
+    if isinstance(leaf, KVCache):
+        return [leaf.keys[..., : leaf.offset, :], leaf.values[..., : leaf.offset, :]]
+    if isinstance(leaf, QuantizedKVCache):
+        return [a[..., : leaf.offset, :] for a in (*leaf.keys, *leaf.values)]
+    if isinstance(leaf, RotatingKVCache):
+        held = min(leaf.max_size, leaf.offset)
+        return [leaf._temporal_order(a)[..., -held:, :] for a in (leaf.keys, leaf.values)]
+    return [a for a in leaf.cache if a is not None]
+
+
+def assert_same_kv(one: Said, other: Said, tolerance: float = 2e-4) -> None:
+    assert list(one.held) == list(other.held)
+    for a, b in zip(leaves(one.kv), leaves(other.kv), strict=True):
+        assert type(a) is type(b) and getattr(a, "offset", 0) == getattr(b, "offset", 0)
+        for x, y in zip(rows_of(a), rows_of(b), strict=True):
+            np.testing.assert_allclose(np.array(x), np.array(y), rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_architecture_says_the_same_with_drafts(name: str) -> None:
+    model = make(name)
+    for label in ("greedy", "penalties"):
+        expected = reference(model, SAMPLINGS[label], 24)
+        row = single(model, SAMPLINGS[label], 24, truth=expected.tokens, lies=liar(1))
+        got = said(row)
+        assert (got.tokens, got.finish) == (expected.tokens, "length"), label
+        assert_same_kv(got, expected)
+        assert 0 < row.state.counts.accepted < row.state.counts.drafted
+        assert row.state.counts.forwards < 24
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_5", "gemma3_text", "lfm2"])
+def test_a_row_without_drafts_says_the_same(name: str) -> None:
+    model = make(name)
+    expected = reference(model, SAMPLINGS["penalties"], 20)
+    got = said(single(model, SAMPLINGS["penalties"], 20))
+    assert (got.tokens, got.finish) == (expected.tokens, "length")
+    assert_same_kv(got, expected)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_5", "gemma3_text"])
+def test_a_rejection_at_every_place_of_a_block(name: str) -> None:
+    model = make(name)
+    expected = reference(model, SAMPLINGS["greedy"], 20)
+    for place in range(8):
+        got = said(single(model, SAMPLINGS["greedy"], 20, truth=expected.tokens, lies=partial(eight, place)))
+        assert got.tokens == expected.tokens
+        assert_same_kv(got, expected)
+
+
+@cache
+def truth_of(name: str, label: str) -> Said:
+    return reference(make(name), SAMPLINGS[label], 21)
+
+
+ANYWHERE = given(
+    name=st.sampled_from(["llama", "qwen3_5", "gemma3_text", "gpt_oss", "lfm2"]),
+    label=st.sampled_from(sorted(SAMPLINGS)),
+    seed=st.integers(0, 10**6),
+    steps=st.integers(1, 25),
+    count=st.integers(1, 20),
+    ends=st.none() | st.integers(0, 19),
+)
+
+
+def check_run(name: str, label: str, seed: int, steps: int, count: int, ends: int | None) -> None:
+    """A run with lies at places that `seed` chooses, left after so many steps, or ended by a token that is said."""
+    model, sampling = make(name), SAMPLINGS[label]
+    truth = truth_of(name, label)
+    eos = frozenset() if ends is None else frozenset([truth.tokens[ends]])
+    row = single(model, sampling, count, truth=truth.tokens, lies=liar(seed), eos=eos)
+    got = said(row, steps)
+    first_end = next((i for i, token in enumerate(truth.tokens) if token in eos), len(truth.tokens))
+    whole = truth.tokens[: min(count, first_end + 1)]
+    assert got.tokens == whole[: len(got.tokens)]
+    if got.finish is not None:
+        assert got.tokens == whole and (got.finish == "stop") == (whole[-1] in eos)
+    assert list(got.held) == [*PROMPT, *got.tokens]
+    fresh = make_prompt_cache(model)
+    model(mx.array([list(got.held)]), cache=fresh)
+    assert_same_kv(got, Said([], None, fresh, got.held))
+
+
+@ANYWHERE
+@settings(max_examples=120, deadline=None)
+@pytest.mark.thorough
+def test_runs_with_rejections_stops_and_cancels_anywhere(**run: Any) -> None:
+    check_run(**run)
+
+
+@pytest.mark.slow
+@ANYWHERE
+@settings(max_examples=300, deadline=None)
+def test_many_runs_with_rejections_stops_and_cancels_anywhere(**run: Any) -> None:
+    check_run(**run)
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("start", [0, len(PROMPT) + 9])
+def test_quantised_kv_becomes_so_at_the_same_token(bits: int, start: int) -> None:
+    model = make("qwen3_5")
+    how = Quantisation(bits, 32, start)
+    runner = QuantisingRunner(model, eos=(), max_rows=1, how=how)
+    expected = reference(model, SAMPLINGS["penalties"], 40, runner=runner)
+    row = single(
+        model,
+        SAMPLINGS["penalties"],
+        40,
+        truth=expected.tokens,
+        lies=liar(4),
+        quantise=how.apply,
+        quantised_from=start,
+    )
+    got = said(row)
+    assert got.tokens == expected.tokens and row.state.counts.accepted > 5
+    assert any(isinstance(leaf, QuantizedKVCache) for leaf in got.kv)
+    assert_same_kv(got, expected, tolerance=5e-3)
+
+
+def test_reported_logprobs_are_those_of_one_by_one() -> None:
+    model, sampling = make("llama"), SAMPLINGS["penalties"]
+
+    def tapped(run: Callable[[Sampling, LogprobTap], list[int]]) -> list[Any]:
+        tap = LogprobTap()
+        return [top_logprobs(tap.take(), token, 3) for token in run(sampling, tap)]
+
+    def batch(sampling: Sampling, tap: LogprobTap) -> list[int]:
+        runner = BatchRunner(model, eos=(), max_rows=2)
+        sampler, processors = drawing(sampling)
+        runner.insert(PROMPT, prefilled(model), max_tokens=25, sampler=sampler, processors=[tap, *processors])
+        tokens: list[int] = []
+        while len(tokens) < 25:
+            tokens += [row.token for row in runner.decode()]
+        return tokens
+
+    expected = tapped(batch)
+    truth = [one.token for one in expected]
+
+    def alone(sampling: Sampling, tap: LogprobTap) -> list[int]:
+        row = single(model, sampling, 25)
+        state = State(
+            prefilled(model), list(PROMPT[:-1]), PROMPT[-1], 25, row.state.sampler, [tap, *row.state.processors]
+        )
+        row = SingleRow(1, model, state, eos=frozenset(), gate=Eager())
+        row.offer(Prophet([*PROMPT, *truth], len(PROMPT), liar(5)))
+        return said(row).tokens
+
+    got = tapped(alone)
+    assert [one.token for one in got] == truth
+    for a, b in zip(got, expected, strict=True):
+        assert a.logprob == pytest.approx(b.logprob, abs=1e-3)
+        assert [token for token, _ in a.top] == [token for token, _ in b.top]
+
+
+def test_what_repeats_takes_fewer_passes_with_the_index_of_its_own_tokens() -> None:
+    model = make("llama")
+    bias = Sampling(temperature=0, logit_bias=tuple((token, 100.0) for token in (3,)))
+    row = single(model, bias, 60)
+    sampler, processors = drawing(bias)
+    state = State(prefilled(model), list(PROMPT[:-1]), PROMPT[-1], 60, sampler, processors)
+    row = SingleRow(1, model, state, eos=frozenset(), gate=Gate(CostTable({0: {1: 1.0, 32: 1.5}}), Acceptance()))
+    row.offer(SuffixIndex(PROMPT))
+    assert said(row).tokens == [3] * 60
+    assert row.state.counts.forwards < 20
+
+
+def test_a_drafter_may_come_late() -> None:
+    model = make("qwen3_5")
+    expected = reference(model, SAMPLINGS["greedy"], 30)
+    sampler, processors = drawing(SAMPLINGS["greedy"])
+    state = State(prefilled(model), list(PROMPT[:-1]), PROMPT[-1], 30, sampler, processors)
+    row = SingleRow(1, model, state, eos=frozenset(), gate=Eager())
+    tokens = [one.token for _ in range(6) for one in row.step()]
+    prophet = Prophet([*PROMPT, *expected.tokens], len(PROMPT), lambda most: (8, 5))
+    row.offer(prophet)
+    assert prophet.known == len(PROMPT) + len(tokens)
+    assert [*tokens, *said(row).tokens] == expected.tokens
+
+
+def test_the_window_and_the_state_of_one_model_are_put_back_together() -> None:
+    """No architecture here mixes the two; a model of the oracle's kind may."""
+    window, state = RotatingKVCache(WINDOW), ArraysCache(1)
+    rows = [mx.random.normal((1, 1, n, 4)) for n in (40, 5, 2)]
+    window.update_and_fetch(rows[0], rows[0])
+    window.update_and_fetch(rows[0][..., :1, :], rows[0][..., :1, :])
+    state[0] = mx.array([1.0])
+    before = [np.array(a) for a in rows_of(window)]
+    rewinder = Rewinder([window, state])
+    assert rewinder.possible and rewinder.carries
+    mark = rewinder.mark()
+    window.update_and_fetch(rows[1], rows[1])
+    state[0] = state[0] + 1
+    rewinder.restore(mark, 5)
+    assert window.offset == 41 and state[0].item() == 1.0
+    for a, b in zip(rows_of(window), before, strict=True):
+        np.testing.assert_array_equal(np.array(a), b)
+    window.update_and_fetch(rows[1][..., :1, :], rows[1][..., :1, :])  # and one token can follow
+
+
+def test_layers_that_are_unknown_are_never_asked_to_give_tokens_back() -> None:
+    class Strange:
+        offset = 0
+
+    assert not Rewinder([KVCache(), Strange()]).possible

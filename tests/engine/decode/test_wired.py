@@ -1,0 +1,53 @@
+"""Who sets MLX's wired limit, and to what: the setting alone decides."""
+
+from __future__ import annotations
+
+import mlx.core as mx
+import pytest
+from mlx_lm.generate import BatchGenerator
+
+from start_llm.engine.decode.text import BatchRunner
+from start_llm.engine.decode.wired import wire_weights
+from start_llm.models.device import GIB, Device
+from tests.kvcache.tiny import model
+
+MAC = Device("macOS", "Apple M4 Max", 128 * GIB, "metal", 96 * GIB)
+
+
+@pytest.fixture
+def limits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What MLX is asked for on a machine that recommends a size, as a Mac does."""
+    asked: list[int] = []
+
+    def set_wired_limit(limit: int) -> int:
+        asked.append(limit)
+        return 0
+
+    monkeypatch.setattr(mx, "set_wired_limit", set_wired_limit)
+    monkeypatch.setattr(mx, "device_info", lambda: {"max_recommended_working_set_size": 96 * GIB})
+    return asked
+
+
+def test_mlx_lms_own_generator_still_sets_it(limits: list[int]) -> None:
+    """If this fails, mlx-lm has changed and `no_wired_limit` may no longer be needed, or no longer work."""
+    BatchGenerator(model("llama")).close()
+    assert limits == [96 * GIB, 0]
+
+
+def test_our_runner_never_does(limits: list[int]) -> None:
+    runner = BatchRunner(model("llama"), eos=[1], max_rows=2)
+    runner.close()
+    del runner
+    assert limits == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "weights", "expected"),
+    [("auto", 15, []), ("auto", 60, [60]), ("off", 60, []), (70 * GIB, 60, [70])],
+)
+def test_loading_sets_it_once_or_not_at_all(
+    setting: str | int, weights: int, expected: list[int], limits: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mx, "get_active_memory", lambda: weights * GIB)
+    wire_weights(setting, MAC)  # type: ignore[arg-type]
+    assert limits == [limit * GIB for limit in expected]

@@ -1,0 +1,61 @@
+"""A store that raises, method by method: requests are answered all the same, from an empty cache if need be."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from start_llm.engine.schedule.guarded import STORE_ERROR
+from tests.engine.fakes import FakeStore, submit
+from tests.engine.schedule.test_scheduler import drain, make
+
+METHODS = ("lookup", "restore", "pauses", "put", "idle", "has_room", "estimate", "set_budget", "stats")
+
+
+class Broken(FakeStore):
+    """Raises in one method, always."""
+
+    def break_(self, method: str) -> Broken:
+        def fail(*_: Any, **__: Any) -> Any:
+            raise MemoryError("out of memory")
+
+        setattr(self, method, fail)
+        return self
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_broken_store_costs_reuse_and_no_answer(method: str, caplog: pytest.LogCaptureFixture) -> None:
+    scheduler, *_ = make(store=Broken().break_(method), memory=2**40)
+    anchor, _ = submit("anchor", range(300, 350))
+    scheduler.anchoring.begin(anchor)
+    while scheduler.anchoring.waiting:
+        scheduler.anchoring.step()
+    scheduler.rest()
+    sinks = []
+    with caplog.at_level(logging.WARNING):
+        for name in ("a", "b", "c"):
+            work, sink = submit(name, range(1, 200))
+            scheduler.add(work)
+            drain(scheduler)
+            sinks.append(sink)
+        figures = scheduler.figures()
+    assert [sink.done.reason for sink in sinks] == ["stop"] * 3
+    assert sinks[0].tokens == sinks[1].tokens == sinks[2].tokens
+    assert figures["kv_errors"] >= 1
+    if method == "lookup":
+        assert sinks[1].done.report.miss is not None and sinks[1].done.report.miss.reason == STORE_ERROR
+
+
+def test_the_first_error_of_a_method_is_told_with_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    scheduler, *_ = make(store=Broken().break_("put"))
+    with caplog.at_level(logging.WARNING):
+        work, _ = submit("a", range(1, 200))
+        scheduler.add(work)
+        drain(scheduler)
+    told = [record for record in caplog.records if "failed in put" in record.message]
+    assert len(told) >= 2
+    assert [record.exc_info is not None and record.exc_info is not False for record in told] == [True] + [False] * (
+        len(told) - 1
+    )

@@ -1,0 +1,405 @@
+"""Memory runs short while rows grow: the youngest waits, nothing is lost, and every answer is what it is alone."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from mlx_lm.models.cache import make_prompt_cache
+
+from start_llm.core.errors import OutOfMemory
+from start_llm.core.events import EngineFailed, Sampled
+from start_llm.core.request import Sampling
+from start_llm.core.work import Submit
+from start_llm.engine.decode.alone import AloneRunner
+from start_llm.engine.decode.drafting import Drafts
+from start_llm.engine.decode.quantised import Quantisation, QuantisingRunner
+from start_llm.engine.decode.runner import Runner
+from start_llm.engine.decode.text import BatchRunner
+from start_llm.engine.runtime import TextDrawing
+from start_llm.engine.schedule import preemption as pressure
+from start_llm.engine.schedule.guarded import GuardedStore
+from start_llm.engine.schedule.memory import MemoryGuard, Pooled
+from start_llm.engine.schedule.scheduler import Limits, Scheduler
+from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.store import KVStore, StoreConfig
+from start_llm.models.device import GIB
+from start_llm.models.room import Weights
+from tests.engine.decode.test_verify import Eager
+from tests.engine.fakes import Collected, FakeRunner, FakeStore, submit
+from tests.engine.schedule.test_scheduler import drain, make
+from tests.kvcache.tiny import model, random_tokens
+
+MIB = 2**20
+FAR = 100_000  # an answer may be as long as the context
+
+
+def short_of_memory(tokens: int, **more: Any) -> tuple[Scheduler, FakeRunner, FakeStore]:
+    """A scheduler on the fakes, with memory for so many tokens of KV."""
+    store = more.pop("store", None) or FakeStore(token_bytes=MIB)
+    scheduler, runner, store, _ = make(runner=more.pop("runner", None), store=store, memory=tokens * MIB, **more)
+    return scheduler, runner, store
+
+
+def add(scheduler: Scheduler, count: int, prompt: int = 100, max_tokens: int = FAR) -> list[Collected]:
+    sinks = []
+    for i in range(count):
+        work, sink = submit(f"r{i}", range(10_000 * i + 1, 10_000 * i + 1 + prompt), max_tokens=max_tokens)
+        scheduler.add(work)
+        sinks.append(sink)
+    return sinks
+
+
+def paused(scheduler: Scheduler) -> int:
+    return int(scheduler.figures()["requests_paused"])
+
+
+def test_what_may_never_be_used_is_not_reserved() -> None:
+    scheduler, runner, _ = short_of_memory(4 * (100 + pressure.TYPICAL_ANSWER), runner=FakeRunner(answer=20))
+    sinks = add(scheduler, 4)
+    drain(scheduler)
+    assert runner.widest == 4
+    assert [sink.done.reason for sink in sinks] == ["stop"] * 4
+    assert paused(scheduler) == 0
+
+
+def test_what_is_typical_is_learnt() -> None:
+    scheduler, runner, _ = short_of_memory(2 * (100 + pressure.TYPICAL_ANSWER), runner=FakeRunner(answer=20))
+    for _ in range(16):
+        add(scheduler, 1)
+        drain(scheduler)
+    assert runner.widest == 1
+    add(scheduler, 8)
+    drain(scheduler)
+    assert runner.widest == 6  # 2 * 1124 tokens have room for six times 100 + 256
+
+
+def test_the_youngest_row_waits_and_goes_on_where_it_was() -> None:
+    alone = []
+    for i in range(3):
+        scheduler, *_ = make(runner=FakeRunner(answer=1500))
+        work, sink = submit("a", range(10_000 * i + 1, 10_000 * i + 101), max_tokens=FAR)
+        scheduler.add(work)
+        drain(scheduler, 3000)
+        alone.append(sink.tokens)
+    scheduler, runner, _ = short_of_memory(3 * 1200, runner=FakeRunner(answer=1500))
+    sinks = add(scheduler, 3)
+    while not paused(scheduler):
+        scheduler.step()
+    assert (len(runner.rows), len(scheduler.requests.waiting)) == (2, 1)
+    assert [len(sink.tokens) > 1000 for sink in sinks] == [True] * 3
+    work = runner.work
+    drain(scheduler, 6000)
+    assert [sink.tokens for sink in sinks] == alone
+    assert [sink.done.reason for sink in sinks] == ["stop"] * 3
+    assert runner.work == work  # what was computed was stored, and nothing was computed again
+    assert paused(scheduler) <= 3  # a row does not come back before there is room for it
+
+
+def test_a_row_that_was_paused_goes_before_those_that_never_ran() -> None:
+    scheduler, _, _ = short_of_memory(2 * 1300, runner=FakeRunner(answer=1400))
+    first = add(scheduler, 2)
+    while not paused(scheduler):
+        scheduler.step()
+    late, late_sink = submit("late", range(90_001, 90_101), max_tokens=FAR)
+    scheduler.add(late)
+    drain(scheduler, 6000)
+    everything = [sink.done for sink in (*first, late_sink)]
+    assert [done.reason for done in everything] == ["stop"] * 3
+    assert late_sink.done.report.seconds_queued > first[1].done.report.seconds_queued
+
+
+def test_a_prompt_in_the_middle_of_its_prefill_can_wait_too() -> None:
+    scheduler, runner, store = short_of_memory(6000, runner=FakeRunner(answer=200))
+    old = add(scheduler, 1)[0]
+    work, young = submit("young", range(50_001, 51_701), max_tokens=FAR)
+    scheduler.add(work)
+    while len(old.tokens) < 5:
+        scheduler.step()
+    store.token_bytes = 2 * MIB  # a token takes more than was thought
+    scheduler.step()
+    assert (paused(scheduler), len(scheduler.requests.waiting), len(runner.rows)) == (1, 1, 1)
+    drain(scheduler)
+    assert (old.done.reason, young.done.reason) == ("stop", "stop")
+    assert runner.work == 99 + 1699
+
+
+def test_cancelling_a_paused_row() -> None:
+    scheduler, _, store = short_of_memory(2 * 1300, runner=FakeRunner(answer=1400))
+    sinks = add(scheduler, 2)
+    while not paused(scheduler):
+        scheduler.step()
+    said = len(sinks[1].tokens)
+    scheduler.cancel("r1")
+    scheduler.step()
+    assert sinks[1].done.reason == "cancelled"
+    assert len(sinks[1].done.tokens) == said
+    assert any(len(entry) == 100 + said for entry in store.entries)
+    drain(scheduler, 4000)
+    assert sinks[0].done.reason == "stop"
+
+
+def test_only_what_can_never_fit_is_refused() -> None:
+    scheduler, _, _ = short_of_memory(1000, runner=FakeRunner(answer=5))
+    fits, fits_sink = submit("fits", range(1, 901), max_tokens=FAR)
+    never, never_sink = submit("never", range(1, 1001), max_tokens=FAR)
+    scheduler.add(fits)
+    scheduler.add(never)
+    drain(scheduler)
+    assert fits_sink.done.reason == "stop"
+    assert isinstance(never_sink.final, EngineFailed)
+    assert never_sink.final.error.status == 507
+    assert "for 1064 tokens" in never_sink.final.error.message
+
+
+def test_an_answer_ends_where_memory_does() -> None:
+    scheduler, _, _ = short_of_memory(1000, runner=FakeRunner(answer=FAR))
+    (sink,) = add(scheduler, 1, prompt=900)
+    drain(scheduler)
+    assert (sink.done.reason, len(sink.tokens)) == ("length", 100)
+
+
+def test_a_prompt_that_turns_out_too_large_ends_in_its_prefill() -> None:
+    scheduler, runner, store = short_of_memory(1000, runner=FakeRunner(answer=5))
+    work, sink = submit("a", range(1, 901), max_tokens=FAR)
+    scheduler.add(work)
+    scheduler.step()
+    store.token_bytes = 2 * MIB
+    drain(scheduler)
+    assert isinstance(sink.final, EngineFailed) and sink.final.error.status == 507
+    assert runner.work <= 200
+
+
+def test_rows_are_counted_as_wide_as_the_batch_makes_them() -> None:
+    """A short row beside a long one takes as much as the long one."""
+    guard = MemoryGuard(FakeStore(token_bytes=MIB), total=2000 * MIB, most_stored=0)
+    guard.take("long", 900)
+    assert guard.admits(10) and guard.admits(1000) and not guard.admits(1001)
+    guard.take("short", 10)
+    assert not guard.over and not guard.admits(10)
+    guard.take("long", 1001)
+    assert guard.over
+    assert guard.most_tokens() == 2000
+
+
+# --- on real caches -----------------------------------------------------------------------
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "greedy": {"sampling": Sampling(temperature=0)},
+    "seeded": {
+        "sampling": Sampling(temperature=0.9, seed=7, repetition_penalty=1.3, repetition_context_size=30, top_p=0.95)
+    },
+    "logprobs": {"sampling": Sampling(temperature=0, presence_penalty=0.5), "logprobs": 1},
+}
+ANSWER = 24
+LONGEST = 50  # tokens of a prompt
+
+
+def real(
+    name: str,
+    total: int,
+    *,
+    most_stored: int | None = None,
+    kv_bits: int | None = None,
+    drafts: Drafts | None = None,
+) -> Scheduler:
+    def new() -> Any:
+        return make_prompt_cache(model(name))
+
+    most = total if most_stored is None else most_stored
+    store = KVStore(LayerKit(new), StoreConfig(most))
+    guarded = GuardedStore(store, new)
+    eos = [10**6]
+    batch: Runner = BatchRunner(model(name), eos=eos, max_rows=4)
+    quantise: dict[str, Any] = {}
+    if kv_bits is not None:
+        how = Quantisation(kv_bits, 32, LONGEST + 8)
+        batch = QuantisingRunner(model(name), eos=eos, max_rows=4, how=how)
+        quantise = {"quantise": how.apply, "quantised_from": how.start}
+    gate = drafts.gate if drafts is not None else None
+    runner = AloneRunner(model(name), batch, eos=eos, gate=gate, **quantise)
+    guarded.learn(*runner.sample())
+    return Scheduler(
+        runner,
+        guarded,
+        lambda work, generated: TextDrawing(work, None, generated, drafts),
+        eos=frozenset({10**6}),
+        limits=Limits(step=32),
+        max_concurrency=4,
+        memory=MemoryGuard(guarded, total=total, most_stored=most),
+        clock=time.monotonic,
+    )
+
+
+def requests(way: str) -> list[tuple[Submit, Collected]]:
+    out = []
+    for i in range(3):
+        work, sink = submit(f"r{i}", random_tokens(LONGEST - 9 * i, seed=i), max_tokens=ANSWER)
+        out.append((replace(work, **WAYS[way]), sink))
+    return out
+
+
+def answers(scheduler: Scheduler, way: str, together: bool) -> list[Collected]:
+    sinks = []
+    for work, sink in requests(way):
+        scheduler.add(work)
+        sinks.append(sink)
+        if not together:
+            drain(scheduler)
+    drain(scheduler, 5000)
+    return sinks
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("llama", "greedy"),
+        ("llama", "seeded"),
+        ("llama", "logprobs"),
+        ("qwen3_next", "seeded"),
+        ("gemma3_text", "seeded"),
+    ],
+)
+@pytest.mark.thorough
+def test_paused_rows_say_what_they_say_alone(name: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    check_answers(name, way, monkeypatch)
+
+
+def test_paused_rows_that_lost_their_kv_compute_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_answers("qwen3_next", "seeded", monkeypatch, most_stored=1)
+
+
+def test_paused_rows_with_quantised_kv(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_answers("llama", "seeded", monkeypatch, kv_bits=8)
+
+
+def check_answers(name: str, way: str, monkeypatch: pytest.MonkeyPatch, **more: Any) -> None:
+    monkeypatch.setattr(pressure, "TYPICAL_ANSWER", 8)
+    monkeypatch.setattr(pressure, "LEAST_ANSWER", 4)
+    monkeypatch.setattr(pressure, "GROWTH", 5)
+    plenty = real(name, 2**40, kv_bits=more.get("kv_bits"))
+    enough = 3 * plenty._store.estimate(LONGEST + 18)  # to begin together, not to go on together
+    alone = answers(plenty, way, together=False)
+    scheduler = real(name, enough, **more)
+    found = answers(scheduler, way, together=True)
+    assert paused(scheduler) >= 1
+    for sink, expected in zip(found, alone, strict=True):
+        assert sink.done.tokens == expected.done.tokens and len(sink.tokens) == ANSWER
+        assert sink.done.reason == "length"
+        if way == "logprobs":
+            said, meant = ([e.logprob for e in s.events if isinstance(e, Sampled)] for s in (sink, expected))
+            assert [p.logprob for p in said if p] == pytest.approx([p.logprob for p in meant if p], abs=1e-2)
+
+
+SMALL = (("TYPICAL_ANSWER", 4), ("LEAST_ANSWER", 4), ("GROWTH", 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "way", "drafted"), [("llama", "seeded", False), ("llama", "greedy", True), ("qwen3_next", "seeded", True)]
+)
+def test_a_row_that_decodes_alone_is_paused(
+    name: str, way: str, drafted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is younger than a long prompt that is still on its way, and has begun to decode before that."""
+    for setting, tokens in SMALL:
+        monkeypatch.setattr(pressure, setting, tokens)
+    drafts = Drafts(Eager()) if drafted else None
+    long, _ = submit("long", random_tokens(360, seed=1), max_tokens=4)
+    short, _ = submit("short", random_tokens(40, seed=2), max_tokens=100)
+    long, short = (replace(work, session=work.id, conversation=work.id, **WAYS[way]) for work in (long, short))
+    plenty = real(name, 2**40, drafts=drafts)
+    alone = [Collected(), Collected()]
+    for work, sink in zip((long, short), alone, strict=True):
+        plenty.add(replace(work, sink=sink))
+        drain(plenty, 2000)
+    scheduler = real(name, 2**40, drafts=drafts)
+    found = [Collected(), Collected()]
+    for work, sink in zip((long, short), found, strict=True):
+        scheduler.add(replace(work, sink=sink))
+    while len(found[1].tokens) < 3:
+        scheduler.step()
+    assert found[0].tokens == []
+    scheduler.requests._memory._shared._total = plenty._store.estimate(380)  # room for the longer one only
+    scheduler.step()
+    assert (paused(scheduler), scheduler.requests.waiting[0].work.id) == (1, "short")
+    drain(scheduler, 2000)
+    assert [sink.tokens for sink in found] == [sink.tokens for sink in alone]
+    assert paused(scheduler) == 1
+    if drafts is not None:
+        assert scheduler.requests.decoded.accepted > 0
+        drafts.close()
+
+
+def test_a_row_that_is_alone_grows_to_the_end_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    for setting, tokens in SMALL:
+        monkeypatch.setattr(pressure, setting, tokens)
+    scheduler = real("llama", real("llama", 2**40)._store.estimate(120))
+    work, sink = submit("a", random_tokens(60, seed=3), max_tokens=FAR)
+    scheduler.add(work)
+    drain(scheduler, 2000)
+    assert (sink.done.reason, len(sink.tokens)) == ("length", 60)
+    assert paused(scheduler) == 0
+
+
+class Held:
+    """A store of so many bytes that shrinks to its budget."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes, self.budget = nbytes, 0
+
+    def estimate(self, tokens: int) -> int:
+        return tokens * MIB
+
+    def set_budget(self, budget_bytes: int) -> None:
+        self.budget = budget_bytes
+        self.nbytes = min(self.nbytes, budget_bytes)
+
+
+def test_models_share_what_their_weights_leave() -> None:
+    asked: list[int] = []
+    shared = Pooled(8 * GIB, None, lambda need: bool(asked.append(need)) or need < GIB)
+    shared.place("one", Weights(GIB))
+    one = MemoryGuard(first := Held(10**12), shared=shared)
+    one.take("a", 1)
+    assert first.nbytes == first.budget == int(6 * GIB * 0.6), "alone it has all of it"
+    shared.place("two", Weights(2 * GIB))
+    two = MemoryGuard(second := Held(0), shared=shared)
+    assert first.nbytes == first.budget == int(4 * GIB * 0.6), "what the other does not need it keeps"
+    assert second.budget == first.budget // 2, "but an equal part is sure"
+    second.nbytes = second.budget
+    two.take("b", 1000)
+    assert first.nbytes + second.nbytes <= int(4 * GIB * 0.6) and first.nbytes == first.budget >= second.budget
+    two.take("b", 3000)
+    assert first.budget + second.budget <= 4 * GIB - 3001 * MIB
+    assert one.crowded and two.crowded and shared.running == 3001 * MIB
+    assert not one.admits(600) and one.admits(500), "what the other model's request holds is not there"
+    one.take("a", 1200)
+    assert one.over and two.over
+    one.give("a")
+    assert not two.over and not two.crowded
+    assert one.check(4000)
+    assert not one.check(4200), "idle models are asked to go, and the request waits for that"
+    with pytest.raises(OutOfMemory):
+        one.check(8000)
+    assert asked == [104 * MIB, 3904 * MIB]
+    assert one.most_tokens() == 4096, "beside the other model"
+    assert one.most_tokens("one") == 6144, "once the other one has gone for it"
+    two.close()
+    shared.leave("two")
+    assert one.check(4200) and first.budget == int(6 * GIB * 0.6)
+
+
+def test_weights_that_models_share_take_their_bytes_once() -> None:
+    shared = Pooled(8 * GIB, None, lambda need: False)
+    alone = Pooled(8 * GIB, None, lambda need: False)
+    alone.place("base", Weights(0, "folder", GIB))
+    shared.place("base", Weights(0, "folder", GIB))
+    shared.place("base+a", Weights(5 * MIB, "folder", GIB))
+    assert shared.total == alone.total - 5 * MIB
+    shared.leave("base")
+    assert shared.total == alone.total - 5 * MIB, "the adapter's model still has them"
+    shared.leave("base+a")
+    assert shared.total == alone.total + GIB

@@ -1,0 +1,404 @@
+"""The scheduler on a fake model: order of work, sharing, cancelling, storing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from start_llm.core.events import EngineFailed, Prefilled
+from start_llm.engine.schedule.guarded import GuardedStore
+from start_llm.engine.schedule.memory import MemoryGuard
+from start_llm.engine.schedule.scheduler import Limits, Scheduler
+from start_llm.kvcache.pieces import Plan
+from tests.engine.fakes import EOS, FakeDrawing, FakeRunner, FakeStore, Restored, submit
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+def make(runner: FakeRunner | None = None, store: FakeStore | None = None, memory: int = 0, **limits: Any) -> Any:
+    runner, store, clock = runner or FakeRunner(), store or FakeStore(), Clock()
+    guarded = GuardedStore(store, list)  # type: ignore[arg-type]
+    scheduler = Scheduler(
+        runner,
+        guarded,
+        FakeDrawing,
+        eos=frozenset({EOS}),
+        limits=Limits(**{"step": 100, "idle_step": 10, **limits}),
+        max_concurrency=8,
+        memory=MemoryGuard(guarded, total=memory, most_stored=memory),
+        clock=clock,
+    )
+    return scheduler, runner, store, clock
+
+
+def drain(scheduler: Scheduler, most: int = 1000) -> None:
+    for _ in range(most):
+        if not scheduler.busy:
+            return
+        scheduler.step()
+    raise AssertionError("the scheduler does not come to an end")
+
+
+def test_a_request_is_prefilled_decoded_and_stored() -> None:
+    scheduler, runner, store, _ = make()
+    work, sink = submit("a", range(1, 251))
+    scheduler.add(work)
+    drain(scheduler)
+    assert sink.done.reason == "stop"
+    assert len(sink.tokens) == 3
+    assert sink.done.tokens == (*sink.tokens, EOS)
+    assert [n for _, n in runner.prefilled] == [100, 100, 49]
+    assert [e.done for e in sink.events if isinstance(e, Prefilled)] == [101, 201, 250]
+    assert len(store.entries[-1]) == 254
+    assert sink.done.report.computed == 250
+    assert sink.done.report.generated == 4
+
+
+def test_the_next_turn_computes_what_is_new() -> None:
+    scheduler, runner, _, _ = make()
+    first, sink = submit("a", range(1, 251))
+    scheduler.add(first)
+    drain(scheduler)
+    history = [*range(1, 251), *sink.done.tokens, 7, 8, 9]
+    before = runner.work
+    work, again = submit("b", history)
+    scheduler.add(work)
+    drain(scheduler)
+    assert runner.work - before == 2  # 7 and 8; the 9 is fed by the first decode step
+    assert (again.done.report.reused, again.done.report.computed) == (254, 3)
+    assert again.done.report.new == 3
+
+
+def test_same_answer_alone_and_together() -> None:
+    prompts = [[*range(1, 40), i, i + 3, i * 7] for i in range(1, 9)]
+    alone = []
+    for prompt in prompts:
+        scheduler, *_ = make()
+        work, sink = submit("x", prompt)
+        scheduler.add(work)
+        drain(scheduler)
+        alone.append(sink.tokens)
+    scheduler, runner, _, _ = make()
+    sinks = []
+    for i, prompt in enumerate(prompts):
+        work, sink = submit(f"r{i}", prompt)
+        scheduler.add(work)
+        sinks.append(sink)
+    drain(scheduler)
+    assert [s.tokens for s in sinks] == alone
+    assert runner.widest > 1
+
+
+def test_two_identical_requests_compute_the_prompt_once() -> None:
+    scheduler, runner, _, _ = make()
+    sinks = []
+    for name in ("a", "b"):
+        work, sink = submit(name, range(1, 501))
+        scheduler.add(work)
+        sinks.append(sink)
+    drain(scheduler)
+    assert runner.work == 499
+    assert sinks[0].tokens == sinks[1].tokens
+    assert sinks[1].done.report.joined == 499
+
+
+@pytest.mark.parametrize("cuttable", [True, False])
+@pytest.mark.parametrize("shared", [400, 433])  # 433 is inside of a chunk: the leader must pause there
+def test_a_shared_uncomputed_prefix_is_computed_once(cuttable: bool, shared: int) -> None:
+    scheduler, runner, _, _ = make(store=FakeStore(cuttable))
+    for i in range(4):
+        work, _ = submit(f"r{i}", [*range(1, shared + 1), *range(1000 + i * 50, 1050 + i * 50)])
+        scheduler.add(work)
+    drain(scheduler)
+    assert runner.work == shared + 4 * 49
+
+
+class Forgetful(FakeStore):
+    """Restores less than it planned, and after `forget` takes nothing in."""
+
+    gives = 10**6
+    deaf = False
+
+    def restore(self, tokens: Any, plan: Plan) -> Restored:
+        return super().restore(tokens, replace(plan, length=min(plan.length, self.gives)))
+
+    def put(self, tokens: Any, cache: list[Any], **about: Any) -> None:
+        if not self.deaf:
+            super().put(tokens, cache, **about)
+
+    def forget(self) -> None:
+        self.entries, self.deaf = [], True
+
+
+def test_what_is_said_to_be_joined_was_really_reused() -> None:
+    store = Forgetful()
+    scheduler, *_ = make(store=store)
+    one, _ = submit("a", range(1, 501))
+    two, sink = submit("b", range(1, 501))
+    scheduler.add(one)
+    scheduler.add(two)
+    scheduler.step()
+    store.gives = 10
+    drain(scheduler)
+    assert (sink.done.report.reused, sink.done.report.joined) == (10, 10)
+
+
+def test_nothing_is_joined_if_the_store_lost_what_it_had() -> None:
+    store = Forgetful()
+    scheduler, *_ = make(store=store)
+    store.put(range(1, 101), list(range(1, 101)))
+    one, _ = submit("a", range(1, 501))
+    two, sink = submit("b", range(1, 501))
+    scheduler.add(one)
+    scheduler.add(two)
+    scheduler.step()
+    store.forget()
+    drain(scheduler)
+    assert (sink.done.report.reused, sink.done.report.joined) == (0, 0)
+
+
+def test_the_end_of_a_system_block_is_marked() -> None:
+    store = FakeStore(cuttable=False)
+    scheduler, *_ = make(store=store)
+    work, _ = submit("a", range(1, 301), boundaries=(50, 200), head=50)
+    scheduler.add(work)
+    drain(scheduler)
+    assert [len(entry) for entry, head in zip(store.entries, store.heads, strict=True) if head] == [50]
+
+
+def test_a_follower_goes_on_alone_when_its_leader_is_cancelled() -> None:
+    scheduler, runner, _, _ = make()
+    one, first = submit("a", range(1, 501))
+    two, second = submit("b", range(1, 501))
+    scheduler.add(one)
+    scheduler.add(two)
+    scheduler.step()
+    scheduler.step()
+    scheduler.cancel("a")
+    drain(scheduler)
+    assert first.done.reason == "cancelled"
+    assert second.done.reason == "stop"
+    assert runner.work == 499
+
+
+def test_a_cancelled_prefill_is_kept() -> None:
+    scheduler, runner, _, _ = make(store=FakeStore(cuttable=False))
+    work, sink = submit("a", range(1, 1001))
+    scheduler.add(work)
+    for _ in range(4):
+        scheduler.step()
+    scheduler.cancel("a")
+    drain(scheduler)
+    assert sink.done.reason == "cancelled"
+    done = runner.work
+    assert done == 400
+    again, _ = submit("b", range(1, 1001))
+    scheduler.add(again)
+    drain(scheduler)
+    assert runner.work == 999
+
+
+def test_cancel_while_decoding_keeps_the_kv_and_ends_once() -> None:
+    scheduler, runner, store, _ = make(runner=FakeRunner(answer=1000))
+    work, sink = submit("a", range(1, 60), max_tokens=5000)
+    scheduler.add(work)
+    for _ in range(20):
+        scheduler.step()
+    scheduler.cancel("a")
+    drain(scheduler)
+    assert sink.done.reason == "cancelled"
+    assert len(store.entries[-1]) == 59 + len(sink.tokens)
+    assert runner.rows == {}
+
+
+def test_the_watchdog_ends_a_request_at_its_deadline() -> None:
+    scheduler, _, _, clock = make(runner=FakeRunner(answer=10_000), deadline=5.0)
+    work, sink = submit("a", range(1, 60), max_tokens=100_000)
+    scheduler.add(work)
+    for _ in range(10):
+        scheduler.step()
+    clock.now += 10
+    drain(scheduler)
+    assert sink.done.reason == "deadline"
+
+
+def test_the_watchdog_does_not_count_the_queue_nor_a_prompt_that_makes_progress() -> None:
+    scheduler, _, _, clock = make(runner=FakeRunner(max_rows=1, answer=12), deadline=5.0)
+    first, sink = submit("first", range(1, 2001), max_tokens=50)
+    second, waiting = submit("second", range(5000, 7000), max_tokens=50)
+    scheduler.add(first)
+    scheduler.add(second)
+    while scheduler.busy:
+        scheduler.step()
+        decodes = waiting.tokens if sink.final else sink.tokens
+        clock.now += 0.2 if decodes else 1.5
+    assert (sink.done.reason, waiting.done.reason) == ("stop", "stop")
+    assert clock.now > 100 + 2 * 20 * 1.5
+
+
+def test_the_watchdog_counts_what_a_row_decoded_before_it_was_put_back() -> None:
+    scheduler, _, _, clock = make(runner=FakeRunner(answer=10_000), deadline=5.0)
+    work, sink = submit("a", range(1, 60), max_tokens=100_000)
+    scheduler.add(work)
+    for _ in range(5):
+        scheduler.step()
+    clock.now += 3
+    scheduler.recover(RuntimeError("an interruption"))
+    clock.now += 100  # it waits
+    for _ in range(5):
+        scheduler.step()
+    assert sink.final is None
+    clock.now += 3
+    drain(scheduler)
+    assert sink.done.reason == "deadline"
+
+
+def test_one_failing_request_leaves_the_others_alone() -> None:
+    scheduler, _, _, _ = make(runner=FakeRunner(fail_on=666))
+    bad, bad_sink = submit("bad", [*range(1, 300), 666, 5])
+    good, good_sink = submit("good", range(2, 300))
+    scheduler.add(bad)
+    scheduler.add(good)
+    drain(scheduler)
+    assert isinstance(bad_sink.final, EngineFailed)
+    assert bad_sink.final.error.status == 500
+    assert good_sink.done.reason == "stop"
+
+
+def test_no_more_run_than_there_is_room_for() -> None:
+    scheduler, runner, _, _ = make(runner=FakeRunner(max_rows=2, answer=20))
+    sinks = []
+    for i in range(6):
+        work, sink = submit(f"r{i}", range(i * 100 + 1, i * 100 + 30), max_tokens=50)
+        scheduler.add(work)
+        sinks.append(sink)
+    drain(scheduler)
+    assert runner.widest == 2
+    assert all(s.done.reason == "stop" for s in sinks)
+
+
+def test_a_short_request_does_not_wait_for_a_long_prefill() -> None:
+    scheduler, _, _, _ = make(runner=FakeRunner(answer=1))
+    long, long_sink = submit("long", range(1, 20_001))
+    short, short_sink = submit("short", range(50_000, 50_050))
+    scheduler.add(long)
+    scheduler.add(short)
+    steps = 0
+    while short_sink.final is None:
+        scheduler.step()
+        steps += 1
+    assert steps < 10
+    assert long_sink.final is None
+
+
+def test_max_tokens_ends_with_length() -> None:
+    scheduler, *_ = make(runner=FakeRunner(answer=1000))
+    work, sink = submit("a", range(1, 20), max_tokens=4)
+    scheduler.add(work)
+    drain(scheduler)
+    assert sink.done.reason == "length"
+    assert len(sink.tokens) == 4
+
+
+def test_reanchoring_runs_when_idle_and_is_reused() -> None:
+    scheduler, runner, _, _ = make()
+    anchor, _ = submit("anchor", range(1, 101))
+    scheduler.anchoring.begin(anchor)
+    while scheduler.anchoring.waiting:
+        scheduler.anchoring.step()
+    assert [n for _, n in runner.prefilled] == [10] * 10
+    work, sink = submit("a", [*range(1, 101), 500, 501])
+    scheduler.add(work)
+    drain(scheduler)
+    assert sink.done.report.reused == 100
+    assert sink.done.report.computed_idle == 100
+    assert scheduler.anchoring.tokens == 100
+
+
+def test_reanchoring_yields_to_a_request_and_keeps_its_part() -> None:
+    scheduler, _, _, _ = make()
+    anchor, _ = submit("anchor", range(1, 101))
+    scheduler.anchoring.begin(anchor)
+    for _ in range(3):
+        scheduler.anchoring.step()
+    work, sink = submit("a", [*range(1, 101), 500, 501])
+    scheduler.add(work)
+    drain(scheduler)
+    assert not scheduler.anchoring.waiting
+    assert sink.done.report.reused == 30
+
+
+def test_reanchoring_never_evicts() -> None:
+    scheduler, runner, _, _ = make(store=FakeStore(room=False))
+    anchor, _ = submit("anchor", range(1, 101))
+    scheduler.anchoring.begin(anchor)
+    while scheduler.anchoring.waiting:
+        scheduler.anchoring.step()
+    assert runner.work == 0
+
+
+GIB = 2**30
+
+
+def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
+    scheduler, _, _, _ = make(store=FakeStore(token_bytes=2**20), memory=1 * GIB)
+    work, sink = submit("a", range(1, 2000), max_tokens=10)
+    scheduler.add(work)
+    drain(scheduler)
+    assert isinstance(sink.final, EngineFailed)
+    assert sink.final.error.status == 507
+    assert "2.0 GiB" in sink.final.error.message
+    assert "1.0 GiB" in sink.final.error.message
+
+
+def test_requests_wait_for_memory_and_the_store_makes_room() -> None:
+    store = FakeStore(token_bytes=2**20)
+    scheduler, runner, _, _ = make(runner=FakeRunner(answer=5), store=store, memory=1 * GIB)
+    sinks = []
+    for i in range(4):
+        work, sink = submit(f"r{i}", range(1000 * i + 1, 1000 * i + 401), max_tokens=20)
+        scheduler.add(work)
+        sinks.append(sink)
+    drain(scheduler)
+    assert [sink.done.reason for sink in sinks] == ["stop"] * 4
+    assert runner.widest == 2
+    assert min(store.budgets) == GIB - 2 * 420 * 2**20
+    assert store.budgets[-1] == GIB
+
+
+def test_prefill_steps_follow_what_they_take_and_who_waits() -> None:
+    class Slow(FakeRunner):
+        """A token takes a millisecond."""
+
+        def prefill(self, cache: list[Any], tokens: Any, images: Any = ()) -> int:
+            clock.now += len(tokens) / 1000
+            return super().prefill(cache, tokens, images)
+
+    scheduler, runner, _, clock = make(runner=Slow(answer=1000), step=None)
+    alone, _ = submit("alone", range(1, 12_001))
+    scheduler.add(alone)
+    for _ in range(3):
+        scheduler.step()
+    other, _ = submit("other", range(50_001, 52_001))
+    scheduler.add(other)
+    for _ in range(3):
+        scheduler.step()
+    assert [size for _, size in runner.prefilled] == [512, 1024, 1984, 448, 448, 448]  # two seconds, then half of one
+
+
+def test_prefill_steps_keep_within_memory() -> None:
+    scheduler, runner, _, _ = make(runner=FakeRunner(token_bytes=2**20), step=None, step_bytes=300 * 2**20)
+    work, _ = submit("a", range(1, 3001))
+    scheduler.add(work)
+    drain(scheduler)
+    assert runner.prefilled[0][1] == 512  # nobody knew
+    assert max(size for _, size in runner.prefilled[1:]) <= 300

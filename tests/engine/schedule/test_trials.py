@@ -1,0 +1,180 @@
+"""A step that fails: who is to blame ends, everybody else goes on with the very same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from start_llm.core.events import EngineFailed, Sampled
+from start_llm.engine.decode.runner import Row
+from tests.engine.fakes import Collected, FakeRunner, FakeStore, submit
+from tests.engine.schedule.test_scheduler import drain, make
+
+POISON = 666
+
+
+class Failing(FakeRunner):
+    """`decode` raises while `when(rows)` is true, after half of the rows have been stepped."""
+
+    when: Callable[[FakeRunner], bool] = staticmethod(lambda runner: False)
+
+    def decode(self) -> list[Row]:
+        if self.when(self):
+            for row in list(self.rows.values())[: len(self.rows) // 2]:
+                row[0].append(13)
+            raise RuntimeError("the step failed")
+        return super().decode()
+
+
+def poisoned(runner: FakeRunner) -> bool:
+    return any(POISON in row[0] for row in runner.rows.values())
+
+
+def crowded(runner: FakeRunner) -> bool:
+    return len(runner.rows) > 1
+
+
+PROMPTS = [[*range(1, 40), i, i + 3, i * 7] for i in range(1, 7)]
+
+
+def answers(runner: FakeRunner, prompts: list[list[int]], **more: Any) -> list[Collected]:
+    scheduler, *_ = make(runner, **more)
+    sinks = []
+    for i, prompt in enumerate(prompts):
+        work, sink = submit(f"r{i}", prompt, max_tokens=30)
+        scheduler.add(work)
+        sinks.append(sink)
+    drain(scheduler)
+    assert not runner.rows
+    return sinks
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    return [sink.tokens for sink in answers(FakeRunner(answer=20), PROMPTS)]
+
+
+@pytest.mark.parametrize("cuttable", [True, False])
+@pytest.mark.parametrize("at", [1, 2, 7, 15])
+def test_a_step_that_fails_once_changes_no_answer(expected: list[list[int]], at: int, cuttable: bool) -> None:
+    runner = Failing(answer=20)
+    runner.when = lambda r: r.steps == at and not setattr(r, "steps", at + 1)  # once
+    sinks = answers(runner, PROMPTS, store=FakeStore(cuttable))
+    assert [sink.tokens for sink in sinks] == expected
+    assert [sink.done.reason for sink in sinks] == ["stop"] * len(PROMPTS)
+    assert [len(sink.done.tokens) for sink in sinks] == [21] * len(PROMPTS)
+    assert runner.widest == len(PROMPTS)
+
+
+def test_the_row_to_blame_is_found_and_the_others_go_on_together(expected: list[list[int]]) -> None:
+    runner = Failing(answer=20)
+    runner.when = poisoned
+    sinks = answers(runner, [*PROMPTS[:3], [5, POISON, 6, 7], *PROMPTS[3:]])
+    bad = sinks.pop(3)
+    assert isinstance(bad.final, EngineFailed)
+    assert "the step failed" in bad.final.error.message and bad.final.error.status == 500
+    assert [sink.tokens for sink in sinks] == expected
+    assert runner.widest == len(PROMPTS)  # after the trials
+
+
+def test_rows_that_cannot_run_together_run_one_after_the_other(expected: list[list[int]]) -> None:
+    runner = Failing(answer=20)
+    runner.when = crowded
+    sinks = answers(runner, PROMPTS)
+    assert [sink.tokens for sink in sinks] == expected
+    assert runner.widest == 1
+
+
+def test_a_request_that_comes_during_the_trials_waits_for_them(expected: list[list[int]]) -> None:
+    runner = Failing(answer=20)
+    runner.when = poisoned
+    scheduler, *_ = make(runner)
+    sinks = []
+    for i, prompt in enumerate([[POISON, 2, 3], *PROMPTS]):
+        work, sink = submit(f"r{i}", prompt, max_tokens=30)
+        scheduler.add(work)
+        sinks.append(sink)
+        scheduler.step()
+    drain(scheduler)
+    assert isinstance(sinks[0].final, EngineFailed)
+    assert [sink.tokens for sink in sinks[1:]] == expected
+
+
+def test_a_row_that_cannot_be_taken_out_costs_the_others_no_token(expected: list[list[int]]) -> None:
+    class Stuck(FakeRunner):
+        def remove(self, uid: int) -> Any:
+            if not self.steps < 4:
+                raise RuntimeError("no")
+            return super().remove(uid)
+
+    runner = Stuck(answer=20)
+    scheduler, *_ = make(runner)
+    sinks = []
+    for i, prompt in enumerate(PROMPTS):
+        work, sink = submit(f"r{i}", prompt, max_tokens=30)
+        scheduler.add(work)
+        sinks.append(sink)
+    while len([e for e in sinks[2].events if isinstance(e, Sampled)]) < 6:
+        scheduler.step()
+    scheduler.cancel("r2")
+    drain(scheduler)
+    gone = sinks.pop(2)
+    assert gone.done.reason == "cancelled"
+    assert [sink.tokens for sink in sinks] == expected[:2] + expected[3:]
+    assert not runner.rows
+
+
+def test_a_runner_that_cannot_be_cleared_at_once_costs_no_token(expected: list[list[int]]) -> None:
+    class Stuck(Failing):
+        stuck = True
+
+        def clear(self) -> None:
+            if self.stuck:
+                self.stuck = False
+                raise RuntimeError("not now")
+            super().clear()
+
+    runner = Stuck(answer=20)
+    runner.when = lambda r: r.steps == 5 and not setattr(r, "steps", 6)
+    scheduler, *_ = make(runner)
+    sinks = []
+    for i, prompt in enumerate(PROMPTS):
+        work, sink = submit(f"r{i}", prompt, max_tokens=30)
+        scheduler.add(work)
+        sinks.append(sink)
+    with pytest.raises(RuntimeError, match="not now"):
+        drain(scheduler)
+    scheduler.recover(RuntimeError("not now"))
+    drain(scheduler)
+    assert [sink.tokens for sink in sinks] == expected
+
+
+def test_a_step_that_always_fails_elsewhere_gives_up_and_serves_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    scheduler, *_ = make()
+    work, sink = submit("a", range(1, 300))
+    scheduler.add(work)
+    scheduler.step()
+    for _ in range(3):
+        assert scheduler.busy
+        scheduler.recover(RuntimeError("out of nowhere"))
+    assert not scheduler.busy and isinstance(sink.final, EngineFailed)
+    again, after = submit("b", range(1, 300))
+    scheduler.add(again)
+    drain(scheduler)
+    assert after.done.reason == "stop"
+
+
+def test_recovering_loses_no_token(expected: list[list[int]]) -> None:
+    scheduler, *_ = make(FakeRunner(answer=20))
+    sinks = []
+    for i, prompt in enumerate(PROMPTS):
+        work, sink = submit(f"r{i}", prompt, max_tokens=30)
+        scheduler.add(work)
+        sinks.append(sink)
+    for _ in range(5):
+        scheduler.step()
+    scheduler.recover(RuntimeError("out of nowhere"))
+    drain(scheduler)
+    assert [sink.tokens for sink in sinks] == expected

@@ -1,0 +1,283 @@
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from mlx_lm.models.cache import KVCache
+
+from start_llm.kvcache.disk import paging
+from start_llm.kvcache.disk.tier import DiskTier
+from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.store import KVStore, StoreConfig
+from tests.kvcache import tiny
+from tests.kvcache.test_store import STATE_BYTES, TOKEN_BYTES, Clock, held_bytes, put, restored, run, store_of
+from tests.memory_folder import memory_folder
+
+MAX = 100 << 20
+
+
+def store_on(folder: Path, hybrid: bool = False, budget_tokens: int = 1 << 20, **options: Any) -> KVStore:
+    tier = DiskTier(folder, "model", MAX, queue_bytes=options.pop("queue_bytes", 1 << 30))
+    assert tier.ready
+    return store_of(hybrid, budget_tokens, disk=tier, **options)
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_found_again_after_a_restart(tmp_path: Path, hybrid: bool) -> None:
+    store = store_on(tmp_path, hybrid)
+    put(store, run(0, 60), hybrid)
+    put(store, run(0, 100), hybrid)
+    put(store, run(0, 60) + run(500, 40), hybrid)
+    store.close()
+
+    again = store_on(tmp_path, hybrid)
+    assert again.stats().bytes == 0
+    plan = again.lookup(tuple(run(0, 120)))
+    assert (plan.length, plan.matched, plan.seen, plan.reason) == (100, 100, 100, "")
+    assert restored(again, run(0, 120)) == run(0, 100)
+    assert restored(again, run(0, 60) + run(500, 60)) == run(0, 60) + run(500, 40)
+    assert restored(again, run(0, 90), limit=80) == (run(0, 60) if hybrid else run(0, 80))
+    assert again.stats().bytes == 140 * TOKEN_BYTES + (3 * STATE_BYTES if hybrid else 0)
+    put(again, run(0, 150), hybrid)
+    again.close()
+
+    third = store_on(tmp_path, hybrid)
+    assert restored(third, run(0, 150)) == run(0, 150)
+    third.close()
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_what_leaves_memory_comes_back_from_disk(tmp_path: Path, hybrid: bool) -> None:
+    clock = Clock()
+    store = store_on(tmp_path, hybrid, budget_tokens=150, clock=clock)
+    sequences = [run(n * 1000, 90) for n in range(5)]
+    for tokens in sequences:
+        clock.now += 1
+        put(store, tokens, hybrid)
+    assert store.stats().bytes <= 150 * TOKEN_BYTES
+    for tokens in sequences:
+        assert store.lookup(tuple(tokens)).length == 90
+        assert restored(store, tokens) == tokens
+        assert store.stats().bytes <= 150 * TOKEN_BYTES
+    assert store.stats().counters["paged_tokens"] >= 4 * 90
+    store.close()
+
+
+def test_division_of_what_is_on_disk(tmp_path: Path) -> None:
+    store = store_on(tmp_path)
+    put(store, run(0, 100))
+    put(store, run(0, 30) + run(500, 10))  # divides in memory, file stays
+    put(store, run(0, 70) + run(600, 10))  # divides the lower part again
+    store.close()
+    again = store_on(tmp_path)
+    put(again, run(0, 50) + run(700, 10))  # divides what is on disk only
+    again.close()
+    third = store_on(tmp_path)
+    for tokens in (run(0, 100), run(0, 30) + run(500, 10), run(0, 70) + run(600, 10), run(0, 50) + run(700, 10)):
+        assert restored(third, tokens) == tokens
+    third.close()
+
+
+def test_damage_costs_the_rest_of_the_path_only(tmp_path: Path) -> None:
+    store = store_on(tmp_path)
+    put(store, run(0, 40))
+    put(store, run(0, 80))
+    put(store, run(0, 120))
+    store.close()
+    again = store_on(tmp_path)
+    files = sorted((p for p in next(tmp_path.iterdir()).glob("r*")), key=lambda p: int(p.name[1:].split("-")[0]))
+    files[1].write_bytes(files[1].read_bytes()[:-4] + b"\0\0\0\1")
+    plan = again.lookup(tuple(run(0, 120)))
+    assert plan.length == 120  # not known yet
+    got = again.restore(tuple(run(0, 120)), plan)
+    assert got.length == 40 and tiny.read_known(got.cache) == run(0, 40)
+    assert again.lookup(tuple(run(0, 120))).reason == "evicted"
+    put(again, run(0, 120))
+    assert restored(again, run(0, 120)) == run(0, 120)
+    again.close()
+    third = store_on(tmp_path)
+    assert restored(third, run(0, 120)) == run(0, 120)
+    third.close()
+
+
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> None:
+    store = store_on(tmp_path, hybrid=True)
+    put(store, run(0, 40), hybrid=True)
+    put(store, run(0, 80), hybrid=True)
+    store.close()
+    again = store_on(tmp_path, hybrid=True)
+    plan = again.lookup(tuple(run(0, 80)))
+    newest = max(next(tmp_path.iterdir()).glob("c*"), key=lambda p: p.stat().st_mtime_ns)
+    newest.write_bytes(b"")
+    got = again.restore(tuple(run(0, 80)), plan)
+    assert got.length == 40 and tiny.read_known(got.cache) == run(0, 40)
+    again.close()
+
+
+def test_side_requests_are_not_written(tmp_path: Path) -> None:
+    store = store_on(tmp_path)
+    put(store, run(0, 50), one_shot=True)
+    store.flush_disk()
+    assert store.stats().disk["files"] == 0
+    put(store, run(0, 80))  # something lasting stands on it now
+    store.close()
+    again = store_on(tmp_path)
+    assert restored(again, run(0, 80)) == run(0, 80)
+    again.close()
+
+
+def test_a_model_that_is_unloaded_takes_its_side_requests_along(tmp_path: Path) -> None:
+    """In memory they would have been found again."""
+    store = store_on(tmp_path)
+    put(store, run(0, 50), one_shot=True)
+    store.leave()
+    store.close()
+    again = store_on(tmp_path)
+    assert restored(again, run(0, 50)) == run(0, 50)
+    again.close()
+
+
+def test_outgrown_checkpoints_leave_the_disk(tmp_path: Path) -> None:
+    store = store_on(tmp_path, hybrid=True, checkpoints_recent=2, checkpoint_grid=100)
+    for end in range(10, 301, 10):
+        put(store, run(0, end), hybrid=True)
+    store.flush_disk()
+    assert len(list(next(tmp_path.iterdir()).glob("c*"))) == store.stats().checkpoints <= 12
+    store.close()
+
+
+def test_large_checkpoints_wait_until_the_conversation_rests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paging, "_LARGE", 0)
+    store = store_on(tmp_path, hybrid=True)
+    for end in range(10, 101, 10):
+        put(store, run(0, end), hybrid=True)
+    assert store.stats().disk["waiting_large"] == 10
+    store.idle()
+    store.close()
+    assert len(list(next(tmp_path.iterdir()).glob("c*"))) == 3  # of ten, those at the end
+    again = store_on(tmp_path, hybrid=True)
+    assert restored(again, run(0, 100)) == run(0, 100)
+    again.close()
+
+
+def test_a_small_queue_is_filled_again_and_again(tmp_path: Path) -> None:
+    store = store_on(tmp_path, queue_bytes=1000)
+    for n in range(20):
+        put(store, run(n * 1000, 90))
+    assert store.flush_disk()
+    store.idle()
+    assert store.stats().disk["waiting_segments"] == 0
+    store.close()
+    again = store_on(tmp_path)
+    assert all(again.lookup(tuple(run(n * 1000, 90))).length == 90 for n in range(20))
+    again.close()
+
+
+def test_clear_keeps_what_is_on_disk(tmp_path: Path) -> None:
+    store = store_on(tmp_path)
+    put(store, run(0, 50))
+    put(store, run(100, 50), one_shot=True)
+    store.clear()
+    assert store.stats().bytes == 0
+    assert restored(store, run(0, 50)) == run(0, 50)
+    assert store.lookup(tuple(run(100, 50))).seen == 0
+    store.close()
+
+
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_a_folder_that_another_server_has_is_taken_over(tmp_path: Path, hybrid: bool) -> None:
+    first = store_on(tmp_path, hybrid)
+    put(first, run(0, 100), hybrid)
+    put(first, run(0, 100) + run(200, 50), hybrid)
+    put(first, run(0, 60) + run(300, 50), hybrid)
+    put(first, run(900, 30), hybrid)
+    kit = LayerKit(lambda: tiny.known_cache([], hybrid))
+    tier = DiskTier(tmp_path, "model", MAX, retry_seconds=0.05)
+    second = KVStore(kit, StoreConfig(1 << 20), disk=tier)
+    put(second, run(0, 80), hybrid)  # a part of what the other has, divided elsewhere
+    put(second, run(0, 20) + run(400, 10), hybrid)
+    put(second, run(0, 60) + run(300, 70), hybrid)
+    assert not second.flush_disk(5)
+    first.close()
+    while tier.detail:
+        time.sleep(0.01)
+    second.idle()
+    for tokens in (run(0, 100) + run(200, 50), run(0, 60) + run(300, 70), run(0, 20) + run(400, 10), run(900, 30)):
+        assert restored(second, tokens) == tokens
+    put(second, run(0, 120), hybrid)
+    assert second.flush_disk(5)
+    assert second.stats().bytes == held_bytes(second)
+    second.close()
+    third = store_on(tmp_path, hybrid)
+    for tokens in (run(0, 100) + run(200, 50), run(0, 60) + run(300, 50), run(0, 120), run(900, 30)):
+        assert restored(third, tokens) == tokens
+    third.close()
+
+
+def test_a_file_of_another_model_is_refused(tmp_path: Path) -> None:
+    store = store_on(tmp_path)
+    put(store, run(0, 50))
+    store.close()
+    tier = DiskTier(tmp_path, "model", MAX)
+    other = KVStore(LayerKit(lambda: [KVCache(), KVCache()]), StoreConfig(1 << 20), disk=tier)
+    assert other.restore(tuple(run(0, 50)), other.lookup(tuple(run(0, 50)))).length == 0
+    other.close()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_next", "gemma3_text"])
+def test_a_model_continues_after_a_restart_as_if_nothing_was(tmp_path: Path, name: str) -> None:
+    kit = LayerKit(lambda: tiny.prompt_cache(name))
+    tokens, tail = tiny.random_tokens(70), tiny.random_tokens(20, seed=1)
+    store = KVStore(kit, StoreConfig(1 << 30), disk=DiskTier(tmp_path, name, MAX))
+    cache = kit.new()
+    tiny.prefill(name, tokens, cache)
+    store.put(tokens, cache)
+    store.close()
+    again = KVStore(kit, StoreConfig(1 << 30), disk=DiskTier(tmp_path, name, MAX))
+    got = again.restore(tokens + tail, again.lookup(tokens + tail))
+    assert got.length == 70
+    assert tiny.greedy(name, tail, got.cache, 8) == tiny.greedy(name, tokens + tail, kit.new(), 8)
+    again.close()
+
+
+small = st.lists(st.integers(0, 2), min_size=1, max_size=24)
+operations = st.lists(st.tuples(st.sampled_from(["put", "extend", "find", "restart"]), small), max_size=15)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(operations, st.booleans(), st.sampled_from([20, 10_000]))
+def test_nothing_is_lost_or_mixed_up(steps: list[tuple[str, list[int]]], hybrid: bool, budget_tokens: int) -> None:
+    with memory_folder() as folder:
+        nothing_is_lost_or_mixed_up(folder, steps, hybrid, budget_tokens)
+
+
+def nothing_is_lost_or_mixed_up(
+    folder: Path, steps: list[tuple[str, list[int]]], hybrid: bool, budget_tokens: int
+) -> None:
+    clock = Clock()
+    store = store_on(folder, hybrid, budget_tokens, clock=clock)
+    stored: list[list[int]] = []
+    for kind, tokens in steps:
+        clock.now += 1
+        if kind == "restart":
+            store.close()
+            store = store_on(folder, hybrid, budget_tokens, clock=clock)
+        elif kind == "find":
+            assert restored(store, tokens) == tokens[: store.lookup(tuple(tokens)).length]
+        else:
+            if kind == "extend" and stored:
+                tokens = stored[-1] + tokens
+            put(store, tokens, hybrid)
+            stored.append(tokens)
+        assert store.stats().bytes == held_bytes(store)
+    store.close()
+    store = store_on(folder, hybrid, clock=clock)
+    for tokens in stored:
+        got = restored(store, tokens)
+        assert got == tokens[: len(got)]
+        assert hybrid or got == tokens
+    store.close()

@@ -1,0 +1,139 @@
+"""A load that comes to nothing leaves nothing behind: no thread, no lock on the KV's folder, no place in memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from start_llm.core.settings import load_settings
+from start_llm.engine.runtime import TextRuntime, end_streams
+from start_llm.modelpool.builder import ModelBuilder
+from start_llm.models.aside import at_once
+from start_llm.models.room import Weights
+from tests.oracle import build_oracle
+
+pytestmark = pytest.mark.thorough
+
+WAIT = 120.0
+
+
+def on_a_thread(work: Callable[[], Any]) -> Any:
+    """What MLX makes and clears belongs to a thread: not to the one that runs the tests."""
+    found: list[Any] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except Exception as error:  # noqa: BLE001 - raised on the caller's thread
+            found.append(error)
+        finally:
+            end_streams()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(WAIT)
+    if isinstance(found[0], Exception):
+        raise found[0]
+    return found[0]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_oracle(tmp_path_factory.mktemp("building") / "oracle")
+
+
+@pytest.fixture
+def builder(model: Path, tmp_path: Path) -> ModelBuilder:
+    settings = load_settings(
+        None, model_path=str(model), trust_remote_code=True, start_llm_cache_dir=tmp_path, kv_disk_dir="auto"
+    )
+    return ModelBuilder(settings, lambda line: None, lambda step, part: None, lambda need: False, lambda model: [])
+
+
+def disk_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "kv-disk"}
+
+
+def loads_and_closes(builder: ModelBuilder) -> str:
+    """Where its KV is written to; empty: nowhere."""
+
+    def work() -> str:
+        runtime, built = builder.build()
+        runtime.close()
+        return built.disk
+
+    return str(on_a_thread(work))
+
+
+def leaves_nothing(builder: ModelBuilder, before: set[threading.Thread]) -> None:
+    until = time.monotonic() + WAIT
+    while not disk_threads() <= before:  # one that is closed may be at its last task
+        assert time.monotonic() < until, "the thread of its KV's folder is left"
+        time.sleep(0.01)
+    shared = builder._shared
+    assert shared is not None and len(shared) == 0 and shared._weights == {}
+    assert loads_and_closes(builder), "the folder of its KV is still taken"
+
+
+@pytest.mark.parametrize("where", ["make_store", "MemoryGuard", "TextRuntime", "with_room"])
+def test_what_fails_at_the_end_of_a_load(where: str, builder: ModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = disk_threads()
+    with monkeypatch.context() as patch:
+        patch.setattr(f"start_llm.modelpool.builder.{where}", Mock(side_effect=RuntimeError("a fault")))
+        with pytest.raises(RuntimeError, match="a fault"):
+            on_a_thread(builder.build)
+    leaves_nothing(builder, before)
+
+
+def test_a_load_that_is_given_up_when_its_disk_tier_is_open(builder: ModelBuilder) -> None:
+    before = disk_threads()
+
+    def steps() -> None:
+        made = builder.steps(builder._settings, "one", Weights(), lambda built: None)
+        while disk_threads() <= before:
+            next(made)
+        made.close()
+
+    on_a_thread(steps)
+    leaves_nothing(builder, before)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_guest_that_fails_or_leaves_gives_its_memory_back(fails: bool, builder: ModelBuilder) -> None:
+    def loading() -> Generator[float, None, Any]:
+        yield 0.0
+        if fails:
+            raise RuntimeError("no memory")
+        return SimpleNamespace(nbytes=1000)
+
+    def work() -> int:
+        try:
+            held = [at_once(builder.guest("guest", Weights(900), loading()))]
+            assert builder.weight_bytes == 1000
+            at_once(builder.guest_leaves("guest", held))
+            assert not held
+        except RuntimeError:
+            assert fails
+        return builder.weight_bytes
+
+    assert on_a_thread(work) == 0
+
+
+def test_an_unload_that_is_given_up_frees_all_the_same(builder: ModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def work() -> None:
+        runtime, _ = builder.build()
+        monkeypatch.setattr(runtime.store, "written", lambda: False)
+        unloading = TextRuntime.unloading(runtime)
+        next(unloading)
+        unloading.close()
+
+    before = disk_threads()
+    on_a_thread(work)
+    leaves_nothing(builder, before)

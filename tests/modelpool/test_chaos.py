@@ -1,0 +1,329 @@
+"""Whatever the pool of models calls raises once, at each place that calls it: who asked is told, nobody else notices.
+
+A short life of a pool is played with models of no weight: they are loaded when they are asked for, go for one another,
+for memory, by hand and by age. Meanwhile a request of the main model runs on. First without a fault, noting who calls
+what; then once for each such place, with a fault there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+
+from start_llm.core.events import EngineDone
+from start_llm.core.service import ModelCard
+from start_llm.core.settings import Settings, load_settings
+from start_llm.engine.decode.runner import Row
+from start_llm.engine.thread import EngineThread
+from start_llm.modelpool import loader as poolloader
+from start_llm.modelpool import registry as poolbook
+from start_llm.modelpool.active import Serving
+from start_llm.modelpool.loader import Loader
+from start_llm.modelpool.pool import Pool
+from start_llm.modelpool.registry import MAIN, Book, Lease
+from start_llm.modelpool.resolve import PoolNames
+from start_llm.models.room import Weights
+from start_llm.models.weights import BasesInMemory
+from start_llm.prompt.clients import Clients
+from tests.engine.fakes import FakeRunner, submit
+from tests.engine.test_chaos import Site, site_of
+from tests.engine.test_thread import FakeRuntime, final
+from tests.oracle import build_oracle
+
+pytestmark = pytest.mark.thorough
+
+WAIT = 60.0
+PROMPT = [5, 7, 11]
+ANSWER = 12
+
+
+class Runner(FakeRunner):
+    """Leaves the others some of the processor."""
+
+    def decode(self) -> list[Row]:
+        time.sleep(0.0005)
+        return super().decode()
+
+
+class Recorder:
+    def close(self) -> None:
+        """Nothing is recorded."""
+
+
+class Pipeline:
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def counters(self) -> dict[str, float]:
+        return {"turns": 1.0}
+
+
+class Builder:
+    """Makes models in three steps. Stands for `ModelBuilder`.
+
+    Attributes:
+        made: all models that it has made, by name.
+    """
+
+    usable = running = weight_bytes = 0
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, FakeRuntime]] = []
+        self.bases = BasesInMemory()
+
+    def read(self, settings: Settings, folder: Path, eos: Any, adapter: Any) -> None:
+        """There is nothing to read."""
+
+    def read_weights(self, folder: Path, moved: Callable[[], None]) -> None:
+        """There are none."""
+
+    def steps(
+        self, settings: Settings, model: str, weights: Weights, done: Callable[[Any], None], ahead: Any = None
+    ) -> Generator[float, None, FakeRuntime]:
+        yield 0.0
+        runtime = FakeRuntime(FakeRunner(answer=ANSWER))
+        self.made.append((model, runtime))
+        try:
+            yield 0.0
+            self.last_step()
+            done(_built(Path(settings.model_path or "")))
+        except BaseException:
+            runtime.close()
+            raise
+        return runtime
+
+    def last_step(self) -> None:
+        """On the model thread."""
+
+
+def _built(folder: Path) -> Any:
+    loaded = SimpleNamespace(folder=folder, weights=Weights(10), model=Mock())
+    return SimpleNamespace(loaded=loaded, kv_bytes=lambda: 0)
+
+
+def serve(settings: Settings, clients: Any, built: Any, model: str, created: int, anchor: Any, base: Any) -> Serving:
+    """Stands for `serving.serve`."""
+    name = settings.served_model_name or "main"
+    served = SimpleNamespace(
+        name=name,
+        source=name,
+        model=model,
+        recorder=Recorder(),
+        pipeline=Pipeline(),
+        token_text=lambda token: "x",
+    )
+    return Serving(served, built, ModelCard(name, 0, 100, tools=False, reasoning=False))  # type: ignore[arg-type]
+
+
+@dataclass
+class Life:
+    """One pool's life, with the request that runs all the time.
+
+    Attributes:
+        told: what each part of the script said, or its error.
+    """
+
+    cache: Path
+    told: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        settings = load_settings(
+            None, model_path=str(self.cache / "main"), start_llm_cache_dir=self.cache, trust_remote_code=True
+        )
+        settings = settings.model_copy(update={"max_loaded_models": 2})
+        self.builder = Builder()
+        self.pool = Pool(settings, Clients(), self.say)
+        self.engine = EngineThread(lambda: FakeRuntime(Runner(answer=10**9)), max_queue=9, max_concurrency=4)
+        self.pool.connect(self.engine, self.builder)  # type: ignore[arg-type]
+        self.engine.start()
+        assert self.engine.wait_loaded(WAIT)
+        main = _built(self.cache / "main")
+        self.pool.begin(main)
+        self.main = self.pool.open("default")
+        work, self.running = submit("main", PROMPT, max_tokens=10**9)
+        self.engine.submit(work)
+
+    def say(self, line: str) -> None:
+        self.hear(line)
+
+    def hear(self, line: str) -> None:
+        """Nobody listens."""
+
+    def attempt(self, name: str, part: Callable[[], Any]) -> None:
+        """As an HTTP thread does: what is raised is told to one client."""
+        try:
+            self.told[name] = part()
+        except Exception as error:  # noqa: BLE001 - as it does
+            self.told[name] = error
+
+    def ask(self, model: str) -> list[int]:
+        """The model's answer."""
+        lease = self.pool.open(model)
+        try:
+            assert lease.wait(WAIT), "nobody tells who waits"
+            work, sink = submit(f"asked-{threading.get_ident()}-{time.monotonic_ns()}", PROMPT, max_tokens=10**9)
+            self.engine.submit(replace(work, model=lease.served.model))
+            ended = final(sink)
+            assert isinstance(ended, EngineDone), ended
+            return sink.tokens
+        finally:
+            lease.close()
+
+    def gone(self, model: str) -> str:
+        """Once the model has gone, or could not be loaded before."""
+        until = time.monotonic() + WAIT
+        while (state := self.pool.card(model).state) not in {"stored", "failed"}:
+            assert time.monotonic() < until, f"it is {state} for ever"
+            time.sleep(0.002)
+        return "gone"
+
+    def reclaim(self) -> str:
+        """Memory is short, and the model thread asks for one byte more."""
+        self.engine.call(lambda _: self.pool.reclaim(1), WAIT)
+        return self.gone("three")
+
+    def unload(self, model: str) -> str:
+        self.pool.unload(model)
+        return self.gone(model)
+
+    def pinned(self, pinned: bool) -> bool:
+        return self.pool.pin("two", pinned).pinned
+
+    def names(self) -> str:
+        assert self.pool.token_text(1, "three") in ("", "x")
+        return self.pool.served_name("three")
+
+    def close(self) -> None:
+        self.main.close()
+        assert self.engine.stop(WAIT)
+        self.pool.stop()
+
+
+def play(life: Life) -> None:
+    life.attempt("two", lambda: life.ask("two"))
+    life.attempt("three, for which two has to go", lambda: life.ask("three"))
+    life.attempt("memory", life.reclaim)
+    life.attempt("two again", lambda: life.ask("openai/two"))
+    life.attempt("by hand", lambda: life.unload("two"))
+    for pinned in (True, False):
+        life.attempt(f"pinned: {pinned}", partial(life.pinned, pinned))
+    life.attempt("three again", lambda: life.ask("three"))
+    life.attempt("models", lambda: [card.id for card in life.pool.cards()][:1])
+    life.attempt("names", life.names)
+    life.attempt("figures", lambda: sorted(life.pool.figures()))
+    life.pool._loader._settings = life.pool._settings.model_copy(update={"model_ttl_seconds": 1e-9})
+    life.attempt("by age", lambda: life.gone("three"))
+    life.pool._loader._settings = life.pool._settings
+
+
+METHODS: dict[Any, tuple[str, ...]] = {
+    Book: (
+        *("entries", "entry", "lease", "wish_for", "send_away", "send_old_away", "reclaim", "take", "ready"),
+        *("residents", "look_again", "end_waits"),
+    ),
+    Lease: ("settle",),
+    PoolNames: ("find", "all", "is_pinned", "settings_for"),
+    Loader: ("serve",),
+    Builder: ("read", "steps", "last_step"),
+    EngineThread: ("load", "unload"),
+    Recorder: ("close",),
+    Pipeline: ("close", "counters"),
+    Life: ("hear",),
+    poolloader: ("room_for", "read_config"),
+    poolbook: ("to_free", "outlived"),
+}
+
+
+@contextmanager
+def watched(on_call: Callable[[Site], None]) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, names in METHODS.items():
+            for name in names:
+                patch.setattr(owner, name, _wrapped(getattr(owner, name), f"{owner.__name__}.{name}", on_call))
+        yield
+
+
+def _wrapped(method: Callable[..., Any], name: str, on_call: Callable[[Site], None]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        on_call((name, site_of(sys._getframe(1))))
+        return method(*args, **kwargs)
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pool")
+    build_oracle(folder / "main")
+    for name in ("two", "three"):
+        shutil.copytree(folder / "main", folder / "models" / name)
+    return folder
+
+
+def lived(cache: Path, on_call: Callable[[Site], None]) -> Life:
+    """A life, and afterwards: each model answers, as it did."""
+    life = Life(cache)
+    try:
+        with watched(on_call):
+            play(life)
+        for model in ("two", "three"):
+            life.told[f"afterwards, {model}"] = life.ask(model)
+        count = len(life.running.tokens)
+        until = time.monotonic() + WAIT
+        while len(life.running.tokens) == count:
+            assert time.monotonic() < until, "the main model's request does not go on"
+            time.sleep(0.001)
+        assert life.running.final is None
+        ready = {entry.key for entry in life.pool._book.entries() if entry.state == "ready"}
+        assert {unit.model for unit in life.engine._loop._units} == ready
+        closed = [runtime for key, runtime in life.builder.made if runtime.closed_on is not None]
+        assert len(closed) == len(life.builder.made) - len(ready - {MAIN}), "a model that has gone holds its memory"
+    finally:
+        life.close()
+    return life
+
+
+def test_a_fault_anywhere_in_the_pool_is_told_to_one_client(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
+) -> None:
+    caplog.set_level("CRITICAL")
+    monkeypatch.setattr(poolloader, "serve", serve)
+    monkeypatch.setattr(poolloader, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(poolbook, "RETRY_SECONDS", 0.0)
+    sites: dict[Site, None] = {}
+    plain = lived(cache, lambda site: sites.setdefault(site))
+    assert not [told for told in plain.told.values() if isinstance(told, Exception)], plain.told
+    seen = {name for name, _ in sites}
+    assert {f"{owner.__name__}.{name}" for owner, names in METHODS.items() for name in names} == seen
+    chosen = list(sites) if request.config.getoption("--slow") else list(sites)[::3]
+    for fault in chosen:
+        raised: list[Site] = []
+
+        def on_call(site: Site, fault: Site = fault, raised: list[Site] = raised) -> None:
+            if site == fault and not raised:
+                raised.append(site)
+                raise RuntimeError("a fault")
+
+        try:
+            life = lived(cache, on_call)
+        except BaseException as error:
+            raise AssertionError(f"{fault}: {error}") from error
+        assert raised, fault
+        failed = [name for name, told in life.told.items() if isinstance(told, Exception)]
+        assert len(failed) <= 1 and not any("afterwards" in name for name in failed), (fault, failed, life.told)
+        for name, told in life.told.items():
+            assert name in failed or told == plain.told[name], (fault, name)
+        both = min(len(life.running.tokens), len(plain.running.tokens))
+        assert life.running.tokens[:both] == plain.running.tokens[:both], fault
