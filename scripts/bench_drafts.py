@@ -49,10 +49,10 @@ from scripts.bench import drafted
 from scripts.bench.drafting import MACHINES, CallStyle, Fixed, Gated, Totals, replay, turns
 from start_llm.core.settings import load_settings
 from start_llm.engine.decode.alone import AloneRunner
-from start_llm.engine.decode.costs import MOST_DRAFTED, Acceptance, CostTable, Gate
+from start_llm.engine.decode.costs import MOST_DRAFTED, Acceptance, CostTable, DraftGate
 from start_llm.engine.decode.draft import RowDrafts, SuffixIndex
 from start_llm.engine.decode.measure import measure_passes
-from start_llm.engine.decode.runner import Runner
+from start_llm.engine.decode.runner import DecodeRunner
 from start_llm.engine.decode.sampling import Remembering
 from start_llm.engine.decode.text import BatchRunner
 from start_llm.models.embedded import ensure_embedded_model
@@ -221,7 +221,7 @@ class Saying:
         heard: tokens that each of its rows has said.
     """
 
-    def __init__(self, runner: Runner, cache: list[Any], prompt: list[int], said: list[int], rows: int) -> None:
+    def __init__(self, runner: DecodeRunner, cache: list[Any], prompt: list[int], said: list[int], rows: int) -> None:
         self.wall, self.cpu = list[float](), list[float]()
         self._runner, self._said, self._first = runner, said, 0
         self._heard: dict[int, int] = {}
@@ -260,13 +260,15 @@ class Saying:
         return sum(self.wall if clock == "wall" else self.cpu) / (self.heard - self._first)
 
 
-def side_by_side(model: Any, case: Case, gate: Gate, limit: float, tell: Callable[[str], None]) -> dict[str, Saying]:
+def side_by_side(
+    model: Any, case: Case, gate: DraftGate, limit: float, tell: Callable[[str], None]
+) -> dict[str, Saying]:
     """Three loops take turns, a slice each, until the time is over or all is said: a busy neighbour slows all alike."""
     prompt, said = case.prompt, case.said
     cache, loops = prefilled(model, prompt), dict[str, Saying]()
     for name in LOOPS:
         batch = BatchRunner(model, eos=[NEVER], max_rows=2)
-        runner: Runner = batch
+        runner: DecodeRunner = batch
         if name != TODAY:
             runner = AloneRunner(model, batch, eos=[NEVER], gate=gate if name == DRAFTING else None)
         loops[name] = Saying(runner, cache, prompt, said, case.rows)
@@ -346,7 +348,7 @@ def main() -> int:
     costs = CostTable(measure_passes(model, lambda: make_prompt_cache(model), MEASURING))
     console.print(f"\nmilliseconds of a pass by width, measured in {time.perf_counter() - began:.1f} s")
     console.print(costs_table(costs))
-    gate = Gate(costs, Acceptance())
+    gate = DraftGate(costs, Acceptance())
     headings = ("today / drafts", "median of slices", "alone / drafts", "tokens a pass", "accepted")
     table = Table("milliseconds a token (CPU)", *LOOPS, *headings)
     cases = {

@@ -40,7 +40,7 @@ from start_llm.core.settings import load_settings
 from start_llm.core.work import Constraint
 from start_llm.engine.decode.alone import AloneRunner
 from start_llm.engine.decode.constraint import Grammars
-from start_llm.engine.decode.costs import Acceptance, CostTable, Gate
+from start_llm.engine.decode.costs import Acceptance, CostTable, DraftGate
 from start_llm.engine.decode.draft import RowDrafts
 from start_llm.engine.decode.measure import measure_passes
 from start_llm.engine.decode.sampling import Processor
@@ -132,7 +132,7 @@ def forced_tokens(
     passes: dict[str, int] = {}
     for _ in range(options.rounds // 3 + 1):
         for name, found in ways.items():
-            gate = Gate(costs, Acceptance()) if "forced" in name else None
+            gate = DraftGate(costs, Acceptance()) if "forced" in name else None
             runner = AloneRunner(model, BatchRunner(model, eos=ends, max_rows=1), eos=ends, gate=gate)
             drafts = RowDrafts(lambda: None)
             runner.insert(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parent
 TEXT = (TESTS.parent / "docs" / "security.md").read_text(encoding="utf-8")
-_NAMED = re.compile(r"`((?:\w+/)?test_\w+\.py)(?:::(test_\w+))?`")
+_NAMED = re.compile(r"`((?:\w+/)*test_\w+\.py)(?:::(test_\w+))?`")
 
 
 def test_every_test_that_is_named_is_there() -> None:

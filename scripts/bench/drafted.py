@@ -27,7 +27,7 @@ from tokenizers import AddedToken, Tokenizer
 from scripts.bench.drafting import CallStyle, Totals, drafted_behind, said
 from start_llm.app import App
 from start_llm.core.settings import load_settings
-from start_llm.engine.decode.costs import Acceptance, CostTable, Gate
+from start_llm.engine.decode.costs import Acceptance, CostTable, DraftGate
 from start_llm.engine.decode.measure import Measured
 from tests.oracle.build import SPECIAL
 
@@ -165,7 +165,7 @@ def serving(checkpoint: Path, work: Path, costs: dict[int, float], *, fixed: boo
     with (
         patch("start_llm.engine.decode.drafting.measuring", partial(_told, {0: costs})),
         patch("start_llm.engine.decode.drafting.CostTable", _Published),
-        patch("start_llm.engine.decode.drafting.Gate", _Lengths if fixed else Gate),
+        patch("start_llm.engine.decode.drafting.DraftGate", _Lengths if fixed else DraftGate),
         patch.dict(os.environ, {"ORACLE_REPLIES": str(work / "reply.txt")}),
     ):
         app.start()

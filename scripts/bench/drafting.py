@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from start_llm.engine.decode.costs import MOST_DRAFTED, Acceptance, CostTable, Gate
+from start_llm.engine.decode.costs import MOST_DRAFTED, Acceptance, CostTable, DraftGate
 from start_llm.engine.decode.draft import Proposal, SuffixIndex
 from start_llm.prompt.drafts import tool_result_views
 
@@ -136,7 +136,7 @@ class Gated:
     """Drafts as long as the server's gate would let them be, on a machine with these costs."""
 
     def __init__(self, costs: dict[int, float], carries: bool) -> None:
-        self._gate = Gate(CostTable({0: costs}), Acceptance(), carries)
+        self._gate = DraftGate(CostTable({0: costs}), Acceptance(), carries)
 
     def length(self, proposal: Proposal, carried: int, context: int) -> int:
         return self._gate.length(proposal.match, len(proposal.tokens), carried=carried, context=context)

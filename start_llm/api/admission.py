@@ -16,7 +16,7 @@ OPEN_PATHS = frozenset({"/health"}) | page.OPEN_PATHS
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
+class AuthorisedRequest:
     """A request that may go on.
 
     Attributes:
@@ -50,7 +50,7 @@ class Admission:
         self._routes = routes
         self._names = settings.host_names
 
-    def admit(self, head: Head, peer: str) -> Admitted:
+    def admit(self, head: Head, peer: str) -> AuthorisedRequest:
         """Raises StartLLMError: refused, whatever its body is. `peer` is the client's address."""
         settings = self._settings
         check_host(head.headers, self._names)
@@ -63,7 +63,7 @@ class Admission:
         reads_body = head.method == "POST" and head.length != 0
         if reads_body:
             _check_content(head, form=route.form)
-        return Admitted(
+        return AuthorisedRequest(
             handler=handler,
             params=params,
             methods=tuple(route.methods),

@@ -10,9 +10,9 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 
-from start_llm.api.admission import Admission, Admitted
+from start_llm.api.admission import Admission, AuthorisedRequest
 from start_llm.api.common.answers import encode_reply, error_reply
-from start_llm.api.common.run import Runner
+from start_llm.api.common.run import ExchangeRunner
 from start_llm.api.handler import ApiHandler, Edge
 from start_llm.api.http.access import check_bind, origin_of
 from start_llm.api.http.body import Bodies
@@ -176,7 +176,7 @@ class ApiServer:
 
     # --- what the front asks (`front.Desk`) ---
 
-    def admit(self, head: Head, peer: str) -> Admitted:
+    def admit(self, head: Head, peer: str) -> AuthorisedRequest:
         return self._admission.admit(head, peer)
 
     def dispatch(self, request: Request) -> None:
@@ -261,7 +261,7 @@ def make_server(
     board, made = Board(), Made()
     panels = Panels(settings, service, made, board.nudge)
     everybody: list[Observer] = [metrics, request_log, board, panels.daily, *observers]
-    runner = Runner(service, watcher, everybody, settings.sse_ping_seconds)
+    runner = ExchangeRunner(service, watcher, everybody, settings.sse_ping_seconds)
     store = ResponsesStore(
         settings.cache_dir / "responses.sqlite3", settings.responses_store_max, settings.responses_store_ttl_seconds
     )

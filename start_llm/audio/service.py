@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from start_llm.audio.samples import RATE, check_installed, encode, look_at, samples_of
 from start_llm.chat.handle import WAIT_SECONDS, still_loading
 from start_llm.core.audio import AudioTask, Hints, Sound, SoundForm, Transcript
-from start_llm.core.encoding import Part
+from start_llm.core.encoding import EncodingProgress
 from start_llm.core.errors import BadRequest, NotFound, NotSupported, StartLLMError, Unavailable
 from start_llm.core.limits import RECORDED
 from start_llm.core.settings import Settings
@@ -36,14 +36,14 @@ _WRITTEN_SPACE = re.compile(r"\\[nt]")
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？]) ")
 
 
-class ModelThread(Protocol):
+class AudioThread(Protocol):
     def chore(self, steps: Generator[float, None, Any]) -> Any:
         """Runs `steps` on the model thread, between those of the models; returns what they return."""
         ...
 
 
 class AudioLease(Protocol):
-    """See `modelpool.registry.Lease`."""
+    """See `modelpool.registry.ModelLease`."""
 
     def wait(self, seconds: float) -> bool: ...
 
@@ -86,7 +86,7 @@ class Room:
 class AudioService:
     """Implements `core.audio.Audio`."""
 
-    def __init__(self, settings: Settings, models: AudioModels, thread: ModelThread) -> None:
+    def __init__(self, settings: Settings, models: AudioModels, thread: AudioThread) -> None:
         self._sources: dict[AudioTask, str | None] = {
             "transcription": settings.transcription_model,
             "speech": settings.speech_model,
@@ -137,7 +137,7 @@ class AudioService:
         """Totals, by the names that `/metrics` shows."""
         return {"transcribed_seconds": self._heard, "spoken_seconds": self._spoken}
 
-    def hear(self, model: str, file: bytes, hints: Hints) -> Generator[Part, None, Transcript]:
+    def hear(self, model: str, file: bytes, hints: Hints) -> Generator[EncodingProgress, None, Transcript]:
         """The work of a `Transcription`. Raises what `core.audio.Hearing` says."""
         recording = look_at(file, "file")
         if recording.seconds > RECORDED.most:
@@ -162,7 +162,7 @@ class AudioService:
             self._heard += found.seconds
         return found
 
-    def say(self, model: str, text: str, form: SoundForm) -> Generator[Part, None, bytes]:
+    def say(self, model: str, text: str, form: SoundForm) -> Generator[EncodingProgress, None, bytes]:
         """The work of a `Speech`. Raises what `core.audio.Speaking` says."""
         pieces = pieces_of(text)
         with contextlib.closing(self._models.open_audio(model, "speech")) as lease:
@@ -172,14 +172,14 @@ class AudioService:
             self._spoken += len(found.samples) / found.rate
         return encode(found, form)
 
-    def _steps(self, work: Generator[float, None, Any], seconds: float) -> Generator[Part, None, Any]:
+    def _steps(self, work: Generator[float, None, Any], seconds: float) -> Generator[EncodingProgress, None, Any]:
         """Has the model thread do `work`, a while at a time; given up, it is ended there, too."""
         try:
             while True:
                 done, result = self._thread.chore(_slice(work))
                 if done is None:
                     return result
-                yield Part(int(done), int(seconds))
+                yield EncodingProgress(int(done), int(seconds))
         except GeneratorExit:
             with contextlib.suppress(StartLLMError):  # the thread has ended, or hangs: nothing will be computed there
                 self._thread.chore(_ending(work))
@@ -194,7 +194,7 @@ class Transcription:
     def __init__(self, service: AudioService, model: str, file: bytes, hints: Hints) -> None:
         self._service, self._model, self._file, self._hints = service, model, file, hints
 
-    def __iter__(self) -> Generator[Part]:
+    def __iter__(self) -> Generator[EncodingProgress]:
         self.result = yield from self._service.hear(self._model, self._file, self._hints)
 
 
@@ -206,7 +206,7 @@ class Speech:
     def __init__(self, service: AudioService, model: str, text: str, form: SoundForm) -> None:
         self._service, self._given = service, (model, text, form)
 
-    def __iter__(self) -> Generator[Part]:
+    def __iter__(self) -> Generator[EncodingProgress]:
         self.result = yield from self._service.say(*self._given)
 
 
@@ -222,7 +222,7 @@ def pieces_of(text: str) -> list[str]:
     return pieces
 
 
-def _waiting(there: Callable[[float], bool], problem: str) -> Generator[Part]:
+def _waiting(there: Callable[[float], bool], problem: str) -> Generator[EncodingProgress]:
     """Signs of life until it is `there`, which is given the seconds that it may take to look.
 
     Raises Unavailable with `problem` after `WAIT_SECONDS`.
@@ -231,7 +231,7 @@ def _waiting(there: Callable[[float], bool], problem: str) -> Generator[Part]:
     while not there(LOOK_SECONDS):
         if time.monotonic() > until:
             raise Unavailable(problem)
-        yield Part(0, 0)
+        yield EncodingProgress(0, 0)
 
 
 def _slice(work: Generator[float, None, Any]) -> Generator[float, None, tuple[float | None, Any]]:

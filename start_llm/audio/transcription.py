@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from start_llm.audio.samples import LIBRARY, RATE
-from start_llm.core.audio import Hints, Segment, Transcript
+from start_llm.core.audio import Hints, Transcript, TranscriptSegment
 from start_llm.core.errors import BadRequest
 from start_llm.models.stepwise import bytes_of, reading, refusing
 
@@ -38,14 +38,14 @@ def import_library() -> None:
     importlib.import_module("transformers.models.whisper")
 
 
-def loading(folder: Any, name: str) -> Generator[float, None, Listener]:
+def loading(folder: Any, name: str) -> Generator[float, None, Transcriber]:
     """Reads the weights, some in each step. `import_library` comes first. Raises NotSupported."""
     library: Any = importlib.import_module(f"{LIBRARY}.stt.utils")
     with refusing("mlx-audio", name):
         model = library.load_model(folder, lazy=True)
         model.get_tokenizer()
     yield from reading(model)
-    return Listener(model, name)
+    return Transcriber(model, name)
 
 
 def free_memory() -> None:
@@ -85,10 +85,10 @@ class _Story:
 
     tokens: list[int]
     since: int = 0
-    segments: list[Segment] = field(default_factory=list)
+    segments: list[TranscriptSegment] = field(default_factory=list)
 
 
-class Listener:
+class Transcriber:
     """A loaded Whisper model. Model thread only, but for `check` and `nbytes` (what its weights take)."""
 
     def __init__(self, model: Any, name: str) -> None:
@@ -222,7 +222,7 @@ class Listener:
                 text, tokens = "", []
             first, last = (seek + start) * HOP / RATE, (seek + end) * HOP / RATE
             said = (decoded.temperature, decoded.logprob, decoded.compression, decoded.silence)
-            story.segments.append(Segment(seek, first, last, text, tuple(tokens), *said))
+            story.segments.append(TranscriptSegment(seek, first, last, text, tuple(tokens), *said))
             story.tokens += tokens
         if decoded.temperature > HOT:
             story.since = len(story.tokens)  # what was guessed is not told to the next window

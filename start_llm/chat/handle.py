@@ -24,7 +24,7 @@ def still_loading(name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Served:
+class ModelHandle:
     """The loaded model as the request path needs it; immutable.
 
     Attributes:
@@ -68,7 +68,7 @@ class Lease(Protocol):
         ...
 
     @property
-    def served(self) -> Served:
+    def served(self) -> ModelHandle:
         """The model. Raises StartLLMError: why it could not be loaded."""
         ...
 

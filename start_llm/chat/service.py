@@ -3,7 +3,7 @@
     ChatRequest --prepare--> Prompt --submit--> model thread
     model thread --tokens--> detokenise --> parse --> Events --> dialect   (chatstream)
 
-Runs on HTTP threads. What it knows of a model is a `Served`, held by a `Lease` until the request is over; while a
+Runs on HTTP threads. What it knows of a model is a `ModelHandle`, held by a `Lease` until the request is over; while a
 model is being loaded, its requests wait with signs of life.
 """
 
@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from start_llm.chat.handle import WAIT_SECONDS, Lease, Models, Served, still_loading
+from start_llm.chat.handle import WAIT_SECONDS, Lease, ModelHandle, Models, still_loading
 from start_llm.chat.reports import RecentReports
-from start_llm.chat.stream import ChatStream, Run, WaitingStream, explained
+from start_llm.chat.stream import ChatStream, Generation, WaitingStream, explained
 from start_llm.core.errors import ContextLengthExceeded, Unavailable
 from start_llm.core.report import Background, CacheReport
 from start_llm.core.request import ChatRequest
@@ -26,7 +26,7 @@ from start_llm.core.service import EventStream, Health, ModelCard
 from start_llm.core.settings import Settings
 from start_llm.core.stored import StoredTree
 from start_llm.core.work import Engine
-from start_llm.images.reader import Reader as ImageReader
+from start_llm.images.reader import ImageReader as ImageReader
 from start_llm.prompt.pipeline import Prepared
 
 log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class ChatService:
             stream.begin()
         return stream
 
-    def _begin(self, served: Served, request: ChatRequest, poll: float) -> ChatStream:
+    def _begin(self, served: ModelHandle, request: ChatRequest, poll: float) -> ChatStream:
         """Everything that is done for a request whose model is there."""
         served.check(request)
         request = replace(request, sampling=request.sampling.with_defaults(served.sampling))
@@ -70,13 +70,13 @@ class ChatService:
         if room < 1:
             raise ContextLengthExceeded(prompt=len(prompt.tokens), asked=1, limit=served.context)
         # 3. off to the model thread
-        run = Run(self._reports, request, served, prepared, max_tokens=min(asked, room))
+        run = Generation(self._reports, request, served, prepared, max_tokens=min(asked, room))
         run.submit(self._engine, served.constraint(request, prepared.in_reasoning))
         # 4. tokens come back as events
         return ChatStream(run, self._engine, poll)
 
     @contextmanager
-    def _held(self, name: str) -> Iterator[Served]:
+    def _held(self, name: str) -> Iterator[ModelHandle]:
         """The model, loaded. Raises what `Models.open` raises; Unavailable if loading takes too long."""
         lease = self._models.open(name)
         with self._loaded(lease, name):
@@ -95,7 +95,7 @@ class ChatService:
         finally:
             lease.close()
 
-    def _read(self, served: Served, request: ChatRequest) -> ChatRequest:
+    def _read(self, served: ModelHandle, request: ChatRequest) -> ChatRequest:
         """The request with its images read."""
         appended = self._images.appended(request.messages, fetched=served.eyes is not None)
         request = replace(request, appended=appended)
@@ -104,7 +104,7 @@ class ChatService:
         messages, pictures = self._images.shown(request.messages, served.eyes.problem)
         return replace(request, messages=messages, pictures=pictures)
 
-    def _prepare(self, served: Served, request: ChatRequest) -> Prepared:
+    def _prepare(self, served: ModelHandle, request: ChatRequest) -> Prepared:
         thinking = self._settings.default_thinking if request.thinking is None else request.thinking
         return served.pipeline.prepare(request, thinking=thinking)
 

@@ -16,7 +16,7 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Protocol
 
-from start_llm.chat.handle import Lease, Served
+from start_llm.chat.handle import Lease, ModelHandle
 from start_llm.core.errors import Internal, StartLLMError, TimedOut
 from start_llm.core.events import (
     Admitted,
@@ -37,7 +37,7 @@ from start_llm.core.messages import Message
 from start_llm.core.report import Background, CacheReport, Miss
 from start_llm.core.request import ChatRequest
 from start_llm.core.work import Constraint, Engine, Submit, ThinkingLimit
-from start_llm.parsing.choice import Choice, Ending
+from start_llm.parsing.choice import ChoiceParser, Ending
 from start_llm.parsing.detokenise import Detokenizer
 from start_llm.parsing.stream import OutputParser
 from start_llm.prompt.pipeline import Pipeline, Prepared
@@ -61,18 +61,18 @@ class Reports(Protocol):
     def remember_background(self, request_id: str, background: Background) -> None: ...
 
 
-class Run:
+class Generation:
     """A request on its way: its choices and the queue that all their events come through."""
 
     def __init__(
-        self, reports: Reports, request: ChatRequest, served: Served, prepared: Prepared, max_tokens: int
+        self, reports: Reports, request: ChatRequest, served: ModelHandle, prepared: Prepared, max_tokens: int
     ) -> None:
         self.reports, self.request, self.served, self.prepared = reports, request, served, prepared
         self.max_tokens = max_tokens
         self.queue: _Queue = SimpleQueue()
         self.choices = [self._choice(i) for i in range(request.n)]
 
-    def _choice(self, index: int) -> Choice:
+    def _choice(self, index: int) -> ChoiceParser:
         parser = OutputParser(
             self.served.style,
             tools=self.request.tools,
@@ -83,7 +83,7 @@ class Run:
             choice=index,
         )
         detokenizer, work_id = Detokenizer(self.served.detokenizer()), f"{self.request.id}#{index}"
-        return Choice(index, parser, detokenizer, work_id, single_call=not self.request.parallel_tool_calls)
+        return ChoiceParser(index, parser, detokenizer, work_id, single_call=not self.request.parallel_tool_calls)
 
     def submit(self, engine: Engine, constraint: Constraint | None) -> None:
         """All choices or none."""
@@ -133,7 +133,7 @@ class _Tagged:
 class ChatStream:
     """Implements `core.service.EventStream`. Iterated by one thread; `close` may come from another."""
 
-    def __init__(self, run: Run, engine: Engine, poll: float) -> None:
+    def __init__(self, run: Generation, engine: Engine, poll: float) -> None:
         self._run, self._engine, self._poll = run, engine, poll
         self._ready: deque[Event] = deque()
         self._shown = time.monotonic()
@@ -141,7 +141,7 @@ class ChatStream:
         self._over = False
         self._closed = threading.Event()
         # The choice that was admitted first, and the engine's report of it: the prompt's KV is that one's work.
-        self._first: Choice | None = None
+        self._first: ChoiceParser | None = None
         self._planned = CacheReport(prompt=len(run.prepared.prompt.tokens), session=run.prepared.session)
         self._seconds_prefill = 0.0
         self._answer: Message | None = None
@@ -193,7 +193,7 @@ class ChatStream:
             if not choice.over:
                 self._engine.cancel(choice.work_id)
 
-    def _handle(self, choice: Choice, event: EngineEvent) -> None:
+    def _handle(self, choice: ChoiceParser, event: EngineEvent) -> None:
         if isinstance(event, Admitted):
             self._admitted(choice, event.report)
         elif isinstance(event, Prefilled):
@@ -206,7 +206,7 @@ class ChatStream:
         elif isinstance(event, EngineFailed):
             self._fail(event.error)
 
-    def _admitted(self, choice: Choice, report: CacheReport) -> None:
+    def _admitted(self, choice: ChoiceParser, report: CacheReport) -> None:
         if self._first is None:
             self._first = choice
             report = replace(report, session=self._run.prepared.session)
@@ -219,13 +219,13 @@ class ChatStream:
             self._run.reports.remember_background(self._run.request.id, Background(prepared.notes, parted))
             self._ready.append(Started(self._report()))
 
-    def _sampled(self, choice: Choice, event: Sampled) -> None:
+    def _sampled(self, choice: ChoiceParser, event: Sampled) -> None:
         ended = choice.ending is not None
         self._ready.extend(choice.sampled(event.token, event.logprob))
         if choice.ending is not None and not ended:
             self._engine.cancel(choice.work_id)
 
-    def _choice_done(self, choice: Choice, event: EngineDone) -> None:
+    def _choice_done(self, choice: ChoiceParser, event: EngineDone) -> None:
         events = choice.finish(event.reason, event.tokens)
         for name in self._drafts:
             self._drafts[name] += getattr(event.report, name)
@@ -238,7 +238,7 @@ class ChatStream:
         if all(c.over for c in self._run.choices):
             self._all_done()
 
-    def _with_appended(self, choice: Choice, events: list[Event]) -> list[Event]:
+    def _with_appended(self, choice: ChoiceParser, events: list[Event]) -> list[Event]:
         """Adds what the client gets at the end of a text; not behind calls, nor where the text has a form."""
         request, ended = self._run.request, choice.ending in (Ending.MODEL, Ending.LIMIT)
         if not request.appended or not ended or choice.parser.parsed().tool_calls:

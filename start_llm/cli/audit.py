@@ -18,7 +18,7 @@ from rich.text import Text
 
 from start_llm.core.exitcodes import ExitCode
 from start_llm.core.settings import Settings
-from start_llm.dashboard.audit import AUDIT_FILE, Entry, Sum, Wanted, entries, sums
+from start_llm.dashboard.audit import AUDIT_FILE, AuditEntry, Sum, Wanted, entries, sums
 from start_llm.files.database import FileUnavailable
 from start_llm.host.home import home
 
@@ -83,7 +83,7 @@ SUM_HEADINGS = ("", "REQUESTS", "ANSWERED", "PROMPT", "REUSED", "NEW", "COMPUTED
 _WORDS = {"", "TIME", "ID", "CLIENT", "MODEL", "END"}
 
 
-def entry_row(entry: Entry) -> Row:
+def entry_row(entry: AuditEntry) -> Row:
     """The id is shortened as the terminal shows it; ``/v1/cache/requests/{id}`` takes that."""
     how = entry.outcome if entry.status < 400 else f"{entry.outcome} ({entry.status})"
     return (

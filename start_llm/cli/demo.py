@@ -48,7 +48,7 @@ TURNS = (
 
 
 @dataclass
-class Turn:
+class DemoTurn:
     """What one request cost, in tokens and seconds. `resent`: tokens the server had seen or made before."""
 
     prompt: int = 0
@@ -99,10 +99,10 @@ def main(settings: Settings, options: argparse.Namespace | None = None) -> int:
     return 1 if poor else 0
 
 
-def converse(client: openai.OpenAI, model: str) -> list[Turn]:
+def converse(client: openai.OpenAI, model: str) -> list[DemoTurn]:
     """Runs the conversation. Each turn resends the whole history, the way agents do."""
     messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}]
-    turns: list[Turn] = []
+    turns: list[DemoTurn] = []
     for text in TURNS:
         messages.append({"role": "user", "content": text})
         turn = ask(client, model, messages)
@@ -116,9 +116,9 @@ def converse(client: openai.OpenAI, model: str) -> list[Turn]:
     return turns
 
 
-def ask(client: openai.OpenAI, model: str, messages: list[dict[str, Any]]) -> Turn:
+def ask(client: openai.OpenAI, model: str, messages: list[dict[str, Any]]) -> DemoTurn:
     """One streamed request; the time to the first token is taken at this end."""
-    started, turn = time.perf_counter(), Turn()
+    started, turn = time.perf_counter(), DemoTurn()
     body: Any = {"messages": messages, "tools": TOOLS}
     stream = client.chat.completions.create(
         model=model,
@@ -155,7 +155,7 @@ def message_of(parts: dict[str, str], calls: dict[int, dict[str, Any]]) -> dict[
     return message
 
 
-def count(turn: Turn, usage: Any) -> None:
+def count(turn: DemoTurn, usage: Any) -> None:
     """Takes the server's own report where the proxy lets it through, else OpenAI's `cached_tokens`."""
     details = usage.prompt_tokens_details
     report = (usage.model_extra or {}).get("start_llm") or {}
@@ -174,7 +174,7 @@ def gather(calls: dict[int, dict[str, Any]], deltas: Iterable[Any]) -> None:
             call["function"]["arguments"] += delta.function.arguments or ""
 
 
-def table(turns: list[Turn]) -> Table:
+def table(turns: list[DemoTurn]) -> Table:
     shown = Table(title="What each turn cost, in tokens")
     for heading in ("turn", "prompt", "resent", "reused", "computed", "first token"):
         shown.add_column(heading, justify="right")

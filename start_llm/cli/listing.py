@@ -12,7 +12,7 @@ from rich.table import Table
 from start_llm.cli.loaded import Card, card_of, state_of
 from start_llm.core.modelmap import ADAPTER_SIGN
 from start_llm.models.adapters import Chosen
-from start_llm.models.catalog import Stored
+from start_llm.models.catalog import StoredModel
 from start_llm.models.recommended import SHORT_NAMES
 
 GB = 1e9
@@ -20,7 +20,7 @@ _OF_A_SERVER = ("state", "kv")
 _NUMBERS = ("size", "context", "kv")
 
 
-class Row(NamedTuple):
+class ListedModel(NamedTuple):
     """`state` and `kv`: as a running server tells."""
 
     name: str
@@ -31,9 +31,9 @@ class Row(NamedTuple):
     can: str = ""
 
 
-def print_models(found: Sequence[Stored], cards: Sequence[Card] | None, adapters: Sequence[Chosen]) -> None:
+def print_models(found: Sequence[StoredModel], cards: Sequence[Card] | None, adapters: Sequence[Chosen]) -> None:
     """`cards`: of the running server, which tell of adapters, too; ``None`` where none runs."""
-    columns = [name for name in Row._fields if cards is not None or name not in _OF_A_SERVER]
+    columns = [name for name in ListedModel._fields if cards is not None or name not in _OF_A_SERVER]
     table = Table(box=None, pad_edge=False)
     for name in columns:
         table.add_column(name.upper(), justify="right" if name in _NUMBERS else "left", overflow="fold")
@@ -42,14 +42,16 @@ def print_models(found: Sequence[Stored], cards: Sequence[Card] | None, adapters
     Console(highlight=False, markup=False, width=max(120, shutil.get_terminal_size().columns)).print(table)
 
 
-def fitting(model: Stored, adapters: Iterable[Chosen]) -> list[Chosen]:
+def fitting(model: StoredModel, adapters: Iterable[Chosen]) -> list[Chosen]:
     """Those that can be put on the model."""
     if model.problem:
         return []
     return [each for each in adapters if not each.problem and each.fits(model.name, model.folder.name)]
 
 
-def _rows(found: Sequence[Stored], cards: Sequence[Card] | None, adapters: Sequence[Chosen]) -> Iterator[Row]:
+def _rows(
+    found: Sequence[StoredModel], cards: Sequence[Card] | None, adapters: Sequence[Chosen]
+) -> Iterator[ListedModel]:
     left = list(cards or ())
     for model in found:
         card = card_of(left, model.name)
@@ -61,30 +63,30 @@ def _rows(found: Sequence[Stored], cards: Sequence[Card] | None, adapters: Seque
     for adapter in adapters:
         if not any(fitting(model, [adapter]) for model in found):
             why = adapter.problem or f"its model is not on this disk: {adapter.base}"
-            yield Row(f"{ADAPTER_SIGN}{adapter.name}", _added(adapter), can=why)
+            yield ListedModel(f"{ADAPTER_SIGN}{adapter.name}", _added(adapter), can=why)
     yield from map(_of_card, left)
 
 
-def _of_model(model: Stored, card: Card | None) -> Row:
+def _of_model(model: StoredModel, card: Card | None) -> ListedModel:
     short = next((short for short, repository in SHORT_NAMES.items() if repository == model.name), None)
     name = f"{model.name} ({short})" if short else model.name
     can = model.problem or ", ".join(model.can)
     size = f"{model.size / GB:.1f} GB"
     if card is None:
-        return Row(name, size, _tokens(model.context), can=can)
-    return Row(name, size, _tokens(card.get("context_length")), *state_of(card), can)
+        return ListedModel(name, size, _tokens(model.context), can=can)
+    return ListedModel(name, size, _tokens(card.get("context_length")), *state_of(card), can)
 
 
-def _of_adapter(model: Stored, adapter: Chosen) -> Row:
+def _of_adapter(model: StoredModel, adapter: Chosen) -> ListedModel:
     name = f"{model.name.rpartition('/')[2]}{ADAPTER_SIGN}{adapter.name}"
-    return Row(name, _added(adapter), _tokens(model.context))
+    return ListedModel(name, _added(adapter), _tokens(model.context))
 
 
-def _of_card(card: Card) -> Row:
+def _of_card(card: Card) -> ListedModel:
     """What only the server knows: another folder, an encoder."""
     can = ", ".join(name for name, able in card.get("capabilities", {}).items() if able is True)
     size = f"{card['details'].get('weight_bytes', 0) / GB:.1f} GB"
-    return Row(str(card.get("id")), size, _tokens(card.get("context_length")), *state_of(card), can)
+    return ListedModel(str(card.get("id")), size, _tokens(card.get("context_length")), *state_of(card), can)
 
 
 def _added(adapter: Chosen) -> str:

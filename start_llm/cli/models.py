@@ -24,7 +24,7 @@ from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.host.ports import served_model
 from start_llm.models.adapters import Adapters, Chosen
-from start_llm.models.catalog import Stored, hub_folder, stored_models
+from start_llm.models.catalog import StoredModel, hub_folder, stored_models
 from start_llm.models.checkpoint import is_path
 from start_llm.models.device import GIB, Accelerator, inspect_device
 from start_llm.models.pull import PullError, fetch_lock, pull
@@ -63,7 +63,7 @@ def main_models(settings: Settings, options: argparse.Namespace) -> int:
     return 0
 
 
-def _plain(model: Stored, cards: list[Card] | None, adapters: Iterable[Chosen]) -> dict[str, Any]:
+def _plain(model: StoredModel, cards: list[Card] | None, adapters: Iterable[Chosen]) -> dict[str, Any]:
     """``server``: what a running one tells of it; ``null`` where none runs, or that one does not know it."""
     card = card_of(cards or [], model.name)
     details = {} if card is None else card["details"]

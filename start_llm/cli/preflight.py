@@ -24,7 +24,7 @@ STARTS = frozenset({"serve", "start", "restart", "launch", "chat"})
 LOADS = STARTS | {"demo"}
 
 
-class Refused(Exception):
+class PreflightError(Exception):
     """The command cannot do its work as it stands; the message is one sentence that says what to do."""
 
 
@@ -48,9 +48,9 @@ def check_server(settings: Settings) -> None:
         if settings.model_family is not None:
             chosen_family(settings.model_family)
     except (SettingsError, RuleError, CheckpointError, NotSupported) as error:
-        raise Refused(str(error)) from None
+        raise PreflightError(str(error)) from None
     if settings.kv_quant_scheme == "turboquant":
-        raise Refused(
+        raise PreflightError(
             "KV_QUANT_SCHEME=turboquant: mlx-lm's text models cannot compute with it; set KV_QUANT_SCHEME=uniform."
         )
     _check_writable(settings)
@@ -61,9 +61,11 @@ def _check_writable(settings: Settings) -> None:
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir():
-        raise Refused(f"START_LLM_CACHE_DIR={settings.cache_dir}: {folder} is no folder; name another place.")
+        raise PreflightError(f"START_LLM_CACHE_DIR={settings.cache_dir}: {folder} is no folder; name another place.")
     if not os.access(folder, os.W_OK):
-        raise Refused(f"START_LLM_CACHE_DIR={settings.cache_dir}: {folder} cannot be written; name another place.")
+        raise PreflightError(
+            f"START_LLM_CACHE_DIR={settings.cache_dir}: {folder} cannot be written; name another place."
+        )
 
 
 def check_port(settings: Settings) -> None:
@@ -74,16 +76,16 @@ def check_port(settings: Settings) -> None:
     try:
         error = bind_error(host, port)
     except (OSError, UnicodeError) as wrong:
-        raise Refused(
+        raise PreflightError(
             f"MLX_HOST={host!r} is no address of this machine ({wrong}); 127.0.0.1 is the usual one."
         ) from None
     if error is None:
         return
     if error.errno == errno.EADDRINUSE:
-        raise Refused(taken(settings))
+        raise PreflightError(taken(settings))
     if error.errno == errno.EACCES:
-        raise Refused(f"MLX_PORT={port}: this user may not listen there; take a port from 1024 on: --port 8080.")
-    raise Refused(_no_address(host, error))
+        raise PreflightError(f"MLX_PORT={port}: this user may not listen there; take a port from 1024 on: --port 8080.")
+    raise PreflightError(_no_address(host, error))
 
 
 def _no_address(host: str, error: Exception) -> str:

@@ -10,7 +10,7 @@ from importlib import import_module
 
 from dotenv import dotenv_values
 
-from start_llm.cli.preflight import Refused, check
+from start_llm.cli.preflight import PreflightError, check
 from start_llm.cli.reading import Typed
 from start_llm.core.exitcodes import ExitCode
 from start_llm.core.settings import Settings, SettingsError, load_settings
@@ -44,7 +44,7 @@ def run(typed: Typed, *, own_process: bool = False) -> int:
         if (repository := full_name(settings.model_path)) != settings.model_path:
             settings = settings.model_copy(update={"model_path": repository})
         check(typed.command, settings, typed.options)
-    except (SettingsError, Refused) as error:
+    except (SettingsError, PreflightError) as error:
         return _refuse(str(error), typed)
     except OSError as error:
         return _refuse(f"START_LLM_HOME={home()} cannot be used: {error}; name another folder.", typed)

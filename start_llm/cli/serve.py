@@ -28,7 +28,7 @@ from start_llm.host.heap import bound_heaps
 from start_llm.host.home import home
 from start_llm.prompt.clients import RuleError
 from start_llm.service.idle import IdleWatch
-from start_llm.service.place import Place, State, created
+from start_llm.service.place import Place, ServerState, created
 from start_llm.service.wire import Owner
 
 log = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class _ToDisk:
     def __init__(self, app: App, place: Place, flags: dict[str, str]) -> None:
         self._app, self._place = app, place
         pid = os.getpid()
-        self._state = State(
+        self._state = ServerState(
             app.port, pid, created(pid), app.server_url, background=False, since=time.time(), engine=pid, flags=flags
         )
 

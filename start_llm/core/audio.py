@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from start_llm.core.encoding import Part
+from start_llm.core.encoding import EncodingProgress
 
 AudioTask = Literal["transcription", "speech"]
 SoundForm = Literal["mp3", "wav", "flac", "opus", "pcm"]
@@ -29,7 +29,7 @@ class Hints:
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class TranscriptSegment:
     """A stretch of a transcript.
 
     Attributes:
@@ -63,7 +63,7 @@ class Transcript:
     text: str
     language: str
     seconds: float
-    segments: tuple[Segment, ...]
+    segments: tuple[TranscriptSegment, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Hearing(Protocol):
 
     result: Transcript
 
-    def __iter__(self) -> Iterator[Part]: ...
+    def __iter__(self) -> Iterator[EncodingProgress]: ...
 
 
 class Speaking(Protocol):
@@ -97,7 +97,7 @@ class Speaking(Protocol):
 
     result: bytes
 
-    def __iter__(self) -> Iterator[Part]: ...
+    def __iter__(self) -> Iterator[EncodingProgress]: ...
 
 
 class Audio(Protocol):

@@ -27,7 +27,7 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class EncodingProgress:
     """So many of all tokens are computed."""
 
     done: int
@@ -39,7 +39,7 @@ class Encoding(Protocol):
 
     result: Encoded
 
-    def __iter__(self) -> Iterator[Part]: ...
+    def __iter__(self) -> Iterator[EncodingProgress]: ...
 
 
 class Encoders(Protocol):

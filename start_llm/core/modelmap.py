@@ -24,7 +24,7 @@ _TARGET = re.compile(r"[^\s,=*?]+")
 
 
 @dataclass(frozen=True)
-class Entry:
+class MapEntry:
     """A line of the table.
 
     Attributes:
@@ -47,7 +47,7 @@ class Entry:
 class ModelMap:
     """Immutable; any thread."""
 
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[MapEntry, ...] = ()
 
     @property
     def side(self) -> str | None:
@@ -59,7 +59,7 @@ class ModelMap:
         found = self.find(name)
         return name if found is None else found.model
 
-    def find(self, name: str) -> Entry | None:
+    def find(self, name: str) -> MapEntry | None:
         """The entry that decides on `name`."""
         if len(name) > MOST_NAME:
             return None
@@ -77,7 +77,7 @@ def parse_model_map(text: str) -> ModelMap:
     Raises:
         ValueError: one sentence that names the entry and what is wrong with it.
     """
-    entries: list[Entry] = []
+    entries: list[MapEntry] = []
     seen: set[str] = set()
     for part in re.split(r"[,\n]", text):
         written = part.strip()
@@ -95,7 +95,7 @@ def parse_model_map(text: str) -> ModelMap:
         if pattern.lower() in seen:
             raise ValueError(f"{written!r}: the pattern {pattern!r} stands in the table twice")
         seen.add(pattern.lower())
-        entries.append(Entry(SIDE if pattern.lower() == SIDE else pattern, model))
+        entries.append(MapEntry(SIDE if pattern.lower() == SIDE else pattern, model))
     return ModelMap(tuple(entries))
 
 

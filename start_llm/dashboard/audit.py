@@ -49,7 +49,7 @@ _TRIM_EVERY = 200  # rows
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class AuditEntry:
     """A request that has ended.
 
     Attributes:
@@ -78,8 +78,8 @@ class Entry:
     miss: str
 
 
-_COLUMNS = ", ".join(field.name for field in fields(Entry))
-_MARKS = ", ".join("?" for _ in fields(Entry))
+_COLUMNS = ", ".join(field.name for field in fields(AuditEntry))
+_MARKS = ", ".join("?" for _ in fields(AuditEntry))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class Audit:
 
     # --- the writer thread --------------------------------------------------
 
-    def _write(self, rows: list[Entry]) -> None:
+    def _write(self, rows: list[AuditEntry]) -> None:
         def write(connection: sqlite3.Connection) -> None:
             connection.executemany(
                 f"INSERT INTO requests ({_COLUMNS}) VALUES ({_MARKS})", [astuple(row) for row in rows]
@@ -169,10 +169,10 @@ class Audit:
         self._until_trim = _TRIM_EVERY if self._until_trim <= 0 else self._until_trim - len(rows)
 
 
-def entry(request: ChatRequest, outcome: Outcome, now: float) -> Entry:
+def entry(request: ChatRequest, outcome: Outcome, now: float) -> AuditEntry:
     """A request that has ended, as a row."""
     report = outcome.report or CacheReport()
-    return Entry(
+    return AuditEntry(
         time=now,
         id=request.id,
         client=request.client,
@@ -203,11 +203,11 @@ def _outcome(status: int, report: CacheReport) -> str:
 # --- asking -----------------------------------------------------------------
 
 
-def entries(path: Path, wanted: Wanted, most: int) -> list[Entry]:
+def entries(path: Path, wanted: Wanted, most: int) -> list[AuditEntry]:
     """The newest `most` of those that are wanted, oldest first; none where there is no file. Raises FileUnavailable."""
     where, values = wanted.where()
     query = f"SELECT {_COLUMNS} FROM requests WHERE {where} ORDER BY number DESC LIMIT ?"
-    return [Entry(*row) for row in _ask(path, query, [*values, most])][::-1]
+    return [AuditEntry(*row) for row in _ask(path, query, [*values, most])][::-1]
 
 
 def sums(path: Path, wanted: Wanted, by: str) -> list[Sum]:

@@ -14,13 +14,13 @@ from start_llm.core.events import Event
 from start_llm.core.request import ChatRequest
 from start_llm.dashboard.observer import Outcome
 from start_llm.dashboard.request_log import log_entry
-from start_llm.dashboard.terminal import Row, row_name
+from start_llm.dashboard.terminal import RequestLine, row_name
 
 KEPT = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class BoardView:
     """What is to be seen at one moment, as plain JSON types.
 
     Attributes:
@@ -45,13 +45,13 @@ class Board:
         self._clock, self._today = clock, today
         self._changed = threading.Condition()
         self._version = 0
-        self._rows: dict[str, tuple[ChatRequest, Row]] = {}
+        self._rows: dict[str, tuple[ChatRequest, RequestLine]] = {}
         self._ended: deque[tuple[int, dict[str, Any]]] = deque(maxlen=KEPT)
         self._last = 0
 
     def started(self, request: ChatRequest) -> None:
         with self._changed:
-            self._rows[request.id] = (request, Row(row_name(request), self._clock()))
+            self._rows[request.id] = (request, RequestLine(row_name(request), self._clock()))
             self._news()
 
     def event(self, request: ChatRequest, event: Event) -> None:
@@ -79,7 +79,7 @@ class Board:
         with self._changed:
             self._changed.wait_for(lambda: self._version != version, seconds)
 
-    def sight(self, after: int, may_see: Callable[[str], bool]) -> Sight:
+    def sight(self, after: int, may_see: Callable[[str], bool]) -> BoardView:
         """
         Args:
             after: the number of the newest ended request that is known already; 0: none is.
@@ -88,7 +88,7 @@ class Board:
         with self._changed:
             rows, ended = list(self._rows.values()), list(self._ended)
             version, last, now = self._version, self._last, self._clock()
-        return Sight(
+        return BoardView(
             version,
             [_running(request, row, now) for request, row in rows if may_see(request.id)],
             [entry for number, entry in ended if number > after and may_see(entry["id"])],
@@ -100,7 +100,7 @@ class Board:
         self._changed.notify_all()
 
 
-def _running(request: ChatRequest, row: Row, now: float) -> dict[str, Any]:
+def _running(request: ChatRequest, row: RequestLine, now: float) -> dict[str, Any]:
     """Seconds, tokens, and tokens per second; `pieces` are the parts of the answer so far, about a token each."""
     began = {"queued": row.began, "prefill": row.prefill_began}.get(row.state, row.answer_began)
     seconds = max(now - began, 1e-6)

@@ -9,7 +9,7 @@ from typing import Any
 
 from start_llm.core.events import Event
 from start_llm.core.request import ChatRequest
-from start_llm.dashboard.audit import Entry
+from start_llm.dashboard.audit import AuditEntry
 from start_llm.dashboard.observer import Outcome
 
 SLOT_SECONDS = 900
@@ -43,7 +43,7 @@ class Daily:
         with self._lock:
             self._add(self._clock(), request.client, report.reused, report.computed, report.new)
 
-    def begin_with(self, entries: Iterable[Entry]) -> None:
+    def begin_with(self, entries: Iterable[AuditEntry]) -> None:
         """Counts what was written down before this server was started."""
         with self._lock:
             for entry in entries:

@@ -35,7 +35,7 @@ PROGRESS_SECONDS = 10.0
 
 
 @dataclass(slots=True)
-class Row:
+class RequestLine:
     """One request as it goes. Times are ``time.monotonic()`` seconds, the rest are tokens or events."""
 
     name: str
@@ -121,12 +121,12 @@ class LiveLines:
         self._console = console
         self._clock = clock
         self._lock = threading.Lock()
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, RequestLine] = {}
         self._live: Live | None = None
 
     def started(self, request: ChatRequest) -> None:
         with self._lock:
-            self._rows[request.id] = Row(row_name(request), self._clock())
+            self._rows[request.id] = RequestLine(row_name(request), self._clock())
             if self._live is None:
                 self._live = Live(
                     console=self._console, get_renderable=self._render, refresh_per_second=4, transient=True
@@ -161,11 +161,11 @@ class PlainLines:
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._write = write
         self._clock = clock
-        self._rows: dict[str, Row] = {}
+        self._rows: dict[str, RequestLine] = {}
 
     def started(self, request: ChatRequest) -> None:
         now = self._clock()
-        self._rows[request.id] = Row(row_name(request), now, told=now)
+        self._rows[request.id] = RequestLine(row_name(request), now, told=now)
 
     def event(self, request: ChatRequest, event: Event) -> None:
         row = self._rows.get(request.id)

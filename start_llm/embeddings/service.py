@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from start_llm.core.encoding import Encoded, Part, Text
+from start_llm.core.encoding import Encoded, EncodingProgress, Text
 from start_llm.core.errors import BadRequest, ContextLengthExceeded, NotFound, NotSupported, StartLLMError, Unavailable
 from start_llm.core.limits import EMBEDDED_TOKENS
 from start_llm.core.service import ModelCard
@@ -34,7 +34,7 @@ CHARACTERS = 64
 _FOREIGN_NAMES = re.compile(r"(text-embedding-|rerank-)[\w.-]*$")
 
 
-class ModelThread(Protocol):
+class EncoderThread(Protocol):
     def chore(self, steps: Generator[float, None, Any]) -> Any:
         """Runs `steps` on the model thread, between those of the models; returns what they return.
 
@@ -46,7 +46,7 @@ class ModelThread(Protocol):
 class EncoderService:
     """Implements `core.encoding.Encoders`."""
 
-    def __init__(self, settings: Settings, thread: ModelThread, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, settings: Settings, thread: EncoderThread, clock: Callable[[], float] = time.monotonic) -> None:
         self._source, self._thread, self._clock = settings.embedding_model, thread, clock
         self._files: EncoderFiles | None = None
         self._created = int(time.time())
@@ -220,14 +220,14 @@ class Batches:
         rows: Sequence[tuple[int, ...]],
         cut: int,
         encoder: Encoder,
-        thread: ModelThread,
+        thread: EncoderThread,
         dimensions: int | None,
     ) -> None:
         self._rows, self._encoder, self._thread = rows, encoder, thread
         self._dimensions = dimensions or encoder.dimensions
         self.result = Encoded(np.zeros((len(rows), self._dimensions), np.float32), sum(map(len, rows)), cut)
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[EncodingProgress]:
         rows, done = self._rows, 0
         order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
         begin = 0
@@ -236,7 +236,7 @@ class Batches:
             chosen = [rows[index] for index in order[begin:end]]
             self.result.vectors[order[begin:end]] = self._cut(self._thread.chore(_step(self._encoder, chosen)))
             begin, done = end, done + sum(map(len, chosen))
-            yield Part(done, self.result.tokens)
+            yield EncodingProgress(done, self.result.tokens)
 
     def _end(self, order: Sequence[int], begin: int) -> int:
         """Where the batch ends that begins there: it holds one text at least."""

@@ -17,7 +17,7 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class Anchor:
+class PrefillIdle:
     work: Submit
 
 
@@ -27,7 +27,7 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallFunction:
     """Runs `function(scheduler)`. `answer` gets what it returns, or what it raises."""
 
     function: Callable[[Scheduler], Any]
@@ -43,4 +43,4 @@ class Chore:
     answer: SimpleQueue[Any]
 
 
-Command = Submit | Cancel | Anchor | Stop | Call | Chore
+Command = Submit | Cancel | PrefillIdle | Stop | CallFunction | Chore

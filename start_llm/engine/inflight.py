@@ -23,7 +23,7 @@ class _TrackedSink:
         self._sink.put(event)
 
 
-class OpenRequests:
+class InflightRequests:
     """What was submitted and has not had its final event yet. Thread-safe: any thread may give that event."""
 
     def __init__(self, most: int) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 from start_llm.core.errors import Internal, StartLLMError, Unavailable
 from start_llm.core.events import EngineFailed
 from start_llm.core.work import EngineStatus, Submit
-from start_llm.engine.commands import Anchor, Call, Cancel, Chore, Command, Stop
+from start_llm.engine.commands import CallFunction, Cancel, Chore, Command, PrefillIdle, Stop
 from start_llm.engine.schedule.scheduler import Scheduler
-from start_llm.engine.units import REST_SECONDS, Chores, Runtime, Unit, Units
+from start_llm.engine.units import REST_SECONDS, Chores, EngineModel, LoadedModels, Runtime
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class Loop:
 
     def __init__(self, commands: SimpleQueue[Command], idle_seconds: float) -> None:
         self._commands, self._idle_seconds = commands, idle_seconds
-        self._units, self._chores = Units(), Chores()
+        self._units, self._chores = LoadedModels(), Chores()
         self.status = EngineStatus("loading", beat=time.monotonic())
         self._figures: Mapping[str, float] = {}
         self._figures_at = 0.0
@@ -106,7 +106,7 @@ class Loop:
             self._figures, self._figures_at = self._units.figures(), now
         self.status = EngineStatus(state, beat=now, detail=detail, figures=self._figures)
 
-    def _step(self, unit: Unit) -> None:
+    def _step(self, unit: EngineModel) -> None:
         try:
             self._units.step(unit)
         except Exception as error:
@@ -153,11 +153,11 @@ class Loop:
         elif isinstance(command, Cancel):
             for unit in self._units:
                 unit.scheduler.cancel(command.work_id)
-        elif isinstance(command, Anchor):
+        elif isinstance(command, PrefillIdle):
             scheduler = self._units.get(command.work.model)
             if scheduler is not None:
                 _guard(lambda: scheduler.anchoring.begin(command.work))
-        elif isinstance(command, Call):
+        elif isinstance(command, CallFunction):
             command.answer.put(_guard(lambda: command.function(self.scheduler(command.model))))
         elif isinstance(command, Chore):
             self._chores.add(command.steps, command.answer.put)

@@ -14,7 +14,7 @@ from start_llm.core.settings import Settings
 from start_llm.core.work import Submit
 from start_llm.engine.decode.alone import AloneRunner
 from start_llm.engine.decode.constraint import GrammarProcessor, Grammars
-from start_llm.engine.decode.costs import Gate
+from start_llm.engine.decode.costs import DraftGate
 from start_llm.engine.decode.drafting import Drafts, KnownCosts, make_drafts
 from start_llm.engine.decode.sampling import LogprobTap, make_processors, make_sampler, top_logprobs
 from start_llm.engine.decode.text import BatchRunner
@@ -22,7 +22,7 @@ from start_llm.engine.decode.thinking import ThinkingBudget
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.rows import Processors
-from start_llm.engine.schedule.scheduler import Limits, Scheduler
+from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.models.aside import aside
@@ -135,7 +135,7 @@ class TextRuntime:
             store,
             lambda work, generated: TextDrawing(work, self.grammars, generated, self.drafts),
             eos=loaded.eos,
-            limits=Limits(
+            limits=SchedulerLimits(
                 step=step,
                 idle_step=IDLE_STEP if step is None else min(IDLE_STEP, step),
                 deadline=settings.generation_watchdog_seconds,
@@ -171,7 +171,7 @@ def end_streams() -> None:
     mx.clear_streams()
 
 
-def make_runner(settings: Settings, loaded: LoadedModel, gate: Gate | None = None) -> AloneRunner:
+def make_runner(settings: Settings, loaded: LoadedModel, gate: DraftGate | None = None) -> AloneRunner:
     """Raises NotSupported if KV is to be quantised and this model cannot."""
     model, eos, max_rows = loaded.model, loaded.eos, settings.max_concurrency
     if settings.kv_bits is None:

@@ -23,8 +23,8 @@ from start_llm.core.report import CacheReport
 from start_llm.core.request import Sampling
 from start_llm.core.stored import StoredTree
 from start_llm.core.work import EngineStatus, Submit
-from start_llm.engine.commands import Anchor, Call, Cancel, Chore, Command, Stop
-from start_llm.engine.inflight import OpenRequests
+from start_llm.engine.commands import CallFunction, Cancel, Chore, Command, PrefillIdle, Stop
+from start_llm.engine.inflight import InflightRequests
 from start_llm.engine.loop import SHUTTING_DOWN, Loop
 from start_llm.engine.schedule.scheduler import Scheduler
 from start_llm.engine.units import Runtime
@@ -83,7 +83,7 @@ class EngineThread:
         self._limit = watchdog
         self._on_lost = on_lost
         self._commands: SimpleQueue[Command] = SimpleQueue()
-        self._requests = OpenRequests(max_queue + max_concurrency)
+        self._requests = InflightRequests(max_queue + max_concurrency)
         unwatched = watchdog or UNWATCHED_SECONDS
         self._loop = Loop(self._commands, min(1.0, unwatched / 4))
         self._loaded = threading.Event()
@@ -135,7 +135,7 @@ class EngineThread:
     def call(self, function: Callable[[Scheduler], Any], timeout: float = 10.0, model: str = "") -> Any:
         """Runs `function` on the model thread and returns what it returns; for probes and benchmarks."""
         answer: SimpleQueue[Any] = SimpleQueue()
-        self._commands.put(Call(function, model, answer))
+        self._commands.put(CallFunction(function, model, answer))
         try:
             result = answer.get(timeout=timeout)
         except Empty:
@@ -198,7 +198,7 @@ class EngineThread:
             session=session,
             model=model,
         )
-        self._commands.put(Anchor(work))
+        self._commands.put(PrefillIdle(work))
 
     def status(self) -> EngineStatus:
         status, since = self._loop.status, self._watchdog.since

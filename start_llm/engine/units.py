@@ -36,7 +36,7 @@ class Runtime(Protocol):
         ...
 
 
-class Unit:
+class EngineModel:
     """
     Attributes:
         spent: seconds of the thread, as far as they count against others.
@@ -52,14 +52,14 @@ class Unit:
         self.blocked = False
 
 
-class Units:
+class LoadedModels:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._units: dict[str, Unit] = {}  # replaced as a whole: other threads read it
+        self._units: dict[str, EngineModel] = {}  # replaced as a whole: other threads read it
         self._level = 0.0
         self._gone: dict[str, float] = {}
 
-    def __iter__(self) -> Iterator[Unit]:
+    def __iter__(self) -> Iterator[EngineModel]:
         """Any thread."""
         return iter(self._units.values())
 
@@ -89,12 +89,12 @@ class Units:
             unit.blocked = False
 
     @property
-    def anchoring(self) -> Unit | None:
+    def anchoring(self) -> EngineModel | None:
         """One with work for an idle gap."""
         return next((unit for unit in self if unit.scheduler.anchoring.waiting), None)
 
     def add(self, model: str, runtime: Runtime) -> None:
-        self._units = {**self._units, model: Unit(model, runtime, self._clock())}
+        self._units = {**self._units, model: EngineModel(model, runtime, self._clock())}
 
     def remove(self, model: str) -> Runtime | None:
         """It gets no more steps; what it counted is kept."""
@@ -107,7 +107,7 @@ class Units:
                 self._gone[name] = self._gone.get(name, 0) + value
         return unit.runtime
 
-    def next(self, *, others: bool = False) -> Unit | None:
+    def next(self, *, others: bool = False) -> EngineModel | None:
         """The one that does the next step; `others`: something else waits for the thread, too."""
         busy = [unit for unit in self if unit.scheduler.busy]
         for unit in busy:
@@ -122,7 +122,7 @@ class Units:
         self._level = chosen.spent
         return chosen
 
-    def step(self, unit: Unit) -> None:
+    def step(self, unit: EngineModel) -> None:
         """Raises what the scheduler raises."""
         began, scheduler = self._clock(), unit.scheduler
         running, there = scheduler.running, len(scheduler.requests)

@@ -51,7 +51,7 @@ class TooManyPixels(Unreadable):
     """A picture is larger than the limit, as far as its head tells."""
 
 
-class Opened:
+class ImageFile:
     """An image file whose head was read. Not thread-safe.
 
     Attributes:

@@ -22,7 +22,7 @@ from start_llm.core.messages import Message
 from start_llm.core.settings import Settings
 from start_llm.images.fetch import Fetcher
 from start_llm.images.numbers import SHORT, numbered, short_name, table, without_table
-from start_llm.images.pixels import Opened, TooManyPixels, Unreadable, decoding
+from start_llm.images.pixels import ImageFile, TooManyPixels, Unreadable, decoding
 
 MOST_IMAGES = 1000
 """In one request, its history included."""
@@ -36,7 +36,7 @@ _URL_CHARS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownImage:
     """What is known of an image.
 
     Attributes:
@@ -58,14 +58,14 @@ class Known:
         return self.problem or f"{self.width}x{self.height} {self.format}"
 
 
-class Reader:
+class ImageReader:
     """Thread-safe."""
 
     def __init__(self, settings: Settings, fetcher: Fetcher | None = None) -> None:
         self._settings = settings
         hosts = frozenset(host for host in settings.image_url_hosts.split(",") if host)
         self._fetcher = fetcher or Fetcher(hosts, settings.image_url_seconds, settings.image_max_bytes)
-        self._known: OrderedDict[bytes, Known] = OrderedDict()
+        self._known: OrderedDict[bytes, KnownImage] = OrderedDict()
         self._lock = threading.Lock()
 
     def told(self, messages: Sequence[Message]) -> tuple[Message, ...]:
@@ -167,12 +167,12 @@ class Reader:
                     code="image_too_large",
                 )
 
-    def _load(self, image: Attachment, seen: Known) -> object:
+    def _load(self, image: Attachment, seen: KnownImage) -> object:
         """The pixels of an image that was read before."""
         try:
             data = self._bytes(image)
             with decoding():
-                opened = Opened(data, self._settings.image_max_pixels)
+                opened = ImageFile(data, self._settings.image_max_pixels)
                 if image.kind == "url" and opened.identity() != seen.identity:
                     self._forget(_key(image))  # the next request is told what is there now
                     raise Unreadable("another image is there by now; send the request again")
@@ -186,13 +186,13 @@ class Reader:
             return self._fetcher.fetch(image.source)
         return decoded(image.source, self._settings.image_max_bytes)
 
-    def _read(self, messages: Sequence[Message], *, fetched: bool = False) -> dict[int, Known]:
+    def _read(self, messages: Sequence[Message], *, fetched: bool = False) -> dict[int, KnownImage]:
         """What is known of every attachment, by the `id` of the object. `fetched`: addresses are fetched."""
         images = [image for message in messages for image in message.attachments]
         if len(images) > MOST_IMAGES:
             path = images[MOST_IMAGES].path
             raise TooLarge(f"{path}: a request may have {MOST_IMAGES} images, its history included.", param=path)
-        found: dict[int, Known] = {}
+        found: dict[int, KnownImage] = {}
         pixels = 0
         for image in images:
             if image.kind == "data" or (fetched and image.kind == "url"):
@@ -213,14 +213,14 @@ class Reader:
             found[id(image)] = known
         return found
 
-    def _find(self, key: bytes) -> Known | None:
+    def _find(self, key: bytes) -> KnownImage | None:
         with self._lock:
             known = self._known.get(key)
             if known is not None:
                 self._known.move_to_end(key)
             return known
 
-    def _keep(self, key: bytes, known: Known) -> None:
+    def _keep(self, key: bytes, known: KnownImage) -> None:
         with self._lock:
             self._known[key] = known
             while len(self._known) > _KEPT:
@@ -230,19 +230,19 @@ class Reader:
         with self._lock:
             self._known.pop(key, None)
 
-    def _look(self, image: Attachment) -> Known:
+    def _look(self, image: Attachment) -> KnownImage:
         """Decodes an image once, for its identity."""
         try:
             data = self._bytes(image)
         except Unreadable as problem:
             identity = _digest(image.source.encode("utf-8", "replace"))
-            return Known(identity, problem=str(problem), too_large=isinstance(problem, TooManyBytes))
+            return KnownImage(identity, problem=str(problem), too_large=isinstance(problem, TooManyBytes))
         try:
             with decoding():
-                opened = Opened(data, self._settings.image_max_pixels)
-                return Known(opened.identity(), opened.format, opened.width, opened.height)
+                opened = ImageFile(data, self._settings.image_max_pixels)
+                return KnownImage(opened.identity(), opened.format, opened.width, opened.height)
         except Unreadable as problem:
-            return Known(_digest(data), problem=str(problem), too_large=isinstance(problem, TooManyPixels))
+            return KnownImage(_digest(data), problem=str(problem), too_large=isinstance(problem, TooManyPixels))
 
 
 class TooManyBytes(Unreadable):
@@ -279,14 +279,14 @@ def _behind_last_answer(messages: Sequence[Message]) -> list[Attachment]:
     return [image for message in new for image in message.attachments]
 
 
-def _refusal(image: Attachment, index: int, known: Known) -> StartLLMError:
+def _refusal(image: Attachment, index: int, known: KnownImage) -> StartLLMError:
     message = f"{image.path}: image {index + 1} of the request: {known.problem}."
     if known.too_large:
         return TooLarge(message, param=image.path, code="image_too_large")
     return BadRequest(message, param=image.path, code="invalid_image")
 
 
-def _numbers(messages: Sequence[Message], known: dict[int, Known]) -> tuple[dict[str, int], set[str]]:
+def _numbers(messages: Sequence[Message], known: dict[int, KnownImage]) -> tuple[dict[str, int], set[str]]:
     """The number of each identity, and the first digits of all identities."""
     identities = [known[id(image)].identity for message in messages for image in message.attachments]
     answers = [message.content for message in messages if message.role == "assistant"]
@@ -294,7 +294,9 @@ def _numbers(messages: Sequence[Message], known: dict[int, Known]) -> tuple[dict
     return (numbered(identities, answers) if told else {}), {identity[:SHORT] for identity in identities}
 
 
-def _placed(message: Message, known: dict[int, Known], shorts: set[str], place: Callable[[Attachment], str]) -> Message:
+def _placed(
+    message: Message, known: dict[int, KnownImage], shorts: set[str], place: Callable[[Attachment], str]
+) -> Message:
     """The message with what stands for its images in their places."""
     content = message.content
     if message.role == "assistant" and not message.attachments and _may_tell(content):
@@ -311,7 +313,7 @@ def _placed(message: Message, known: dict[int, Known], shorts: set[str], place: 
     return replace(message, content=_joined(pieces), images=identities, attachments=())
 
 
-def _name(image: Attachment, known: Known) -> str:
+def _name(image: Attachment, known: KnownImage) -> str:
     return clean_name(image.name) or (
         short_name(known.identity, _EXTENSIONS.get(known.format, "")) if image.kind == "data" else _address(image)
     )
@@ -336,9 +338,9 @@ def _address(image: Attachment) -> str:
     return re.sub(r"[^!-~]|[\[\]]", "_", image.source.partition("?")[0])[:_URL_CHARS]
 
 
-def _unread(image: Attachment) -> Known:
+def _unread(image: Attachment) -> KnownImage:
     problem = "not fetched" if image.kind == "url" else "not an address that is read; send it as a data URL"
-    return Known(_digest(image.source.encode("utf-8", "replace")), problem=problem)
+    return KnownImage(_digest(image.source.encode("utf-8", "replace")), problem=problem)
 
 
 def _may_tell(text: str) -> bool:

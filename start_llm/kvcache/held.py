@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.pieces import Checkpoint, Form, Slices
-from start_llm.kvcache.stats import Counters
-from start_llm.kvcache.tree import Segment, Tree
+from start_llm.kvcache.stats import StoreCounters
+from start_llm.kvcache.tree import Segment, SegmentTree
 
 
 class Held:
@@ -22,10 +22,10 @@ class Held:
 
     def __init__(self, kit: LayerKit, divided: Callable[[Segment, Segment], None] | None = None) -> None:
         """`divided` is told the upper and the lower part whenever a segment is divided."""
-        self.tree = Tree(self._divide, divided=divided)
+        self.tree = SegmentTree(self._divide, divided=divided)
         self.nbytes = 0
         self.ghosts = 0
-        self.counters = Counters()
+        self.counters = StoreCounters()
         self._kit = kit
         self._token_bytes: dict[tuple[Form, ...], float] = {}  # of the last rows of each form
         self._state_bytes = 0  # of the largest checkpoint so far

@@ -106,7 +106,7 @@ class FilePart:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RestorePlan:
     """What `KVStore.lookup` found; changes nothing.
 
     Attributes:

@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Iterable
 
 from start_llm.core.prompt import Prompt
-from start_llm.kvcache.pieces import Plan
-from start_llm.kvcache.tree import Match, Segment
+from start_llm.kvcache.pieces import RestorePlan
+from start_llm.kvcache.tree import PrefixMatch, Segment
 
 _TELLING = 12  # tokens that show people what is stored at a place
 _WORTH = 16  # tokens that a restore point at a parting must save
@@ -22,7 +22,7 @@ def has_checkpoint(segment: Segment) -> bool:
     return segment.checkpoint is not None or segment.checkpoint_file is not None
 
 
-def plan(match: Match, limit: int, cuttable: bool) -> Plan:
+def plan(match: PrefixMatch, limit: int, cuttable: bool) -> RestorePlan:
     """The deepest place at most `limit` tokens deep that every layer can be restored at.
 
     Args:
@@ -47,10 +47,10 @@ def plan(match: Match, limit: int, cuttable: bool) -> Plan:
         reason = "no_checkpoint"
     else:
         reason = "evicted"
-    return Plan(length, matched, match.length, reason, _behind(match))
+    return RestorePlan(length, matched, match.length, reason, _behind(match))
 
 
-def _behind(match: Match) -> tuple[int, ...]:
+def _behind(match: PrefixMatch) -> tuple[int, ...]:
     """What stands behind the match: how the segment goes on that was left, or else its child that was used last."""
     if not match.path:
         return ()
@@ -61,7 +61,7 @@ def _behind(match: Match) -> tuple[int, ...]:
     return tuple(max(children, key=lambda child: child.used).tokens[:_TELLING].tolist()) if children else ()
 
 
-def pauses(prompt: Prompt, match: Match, start: int, recent: int, grid: int) -> tuple[int, ...]:
+def pauses(prompt: Prompt, match: PrefixMatch, start: int, recent: int, grid: int) -> tuple[int, ...]:
     """Offsets beyond `start` at which a checkpoint is wanted (for models whose state cannot be cut).
 
     The end of the tools+system block, the last `recent` message boundaries, before a transient message
@@ -78,7 +78,7 @@ def pauses(prompt: Prompt, match: Match, start: int, recent: int, grid: int) -> 
     return tuple(_fill(fixed, prompt.boundaries, start, last, grid))
 
 
-def _partings(match: Match) -> Iterable[int]:
+def _partings(match: PrefixMatch) -> Iterable[int]:
     """Where sequences were seen to part along this path, this one's own parting included."""
     for segment in match.path:
         if segment.end <= match.length and len(segment.children) > 1 and not has_checkpoint(segment):

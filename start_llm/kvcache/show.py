@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from start_llm.core.stored import MOST_SEGMENTS, StoredSegment, StoredTree
-from start_llm.kvcache.tree import Segment, Tree
+from start_llm.kvcache.tree import Segment, SegmentTree
 
 TRIES = 20
 
 
 def show(
-    tree: Tree, ends: Sequence[tuple[str, Sequence[Segment]]], now: float, token_bytes: float, most: int = MOST_SEGMENTS
+    tree: SegmentTree,
+    ends: Sequence[tuple[str, Sequence[Segment]]],
+    now: float,
+    token_bytes: float,
+    most: int = MOST_SEGMENTS,
 ) -> StoredTree:
     """
     Args:
@@ -30,7 +34,7 @@ def show(
 
 
 def _drawn(
-    tree: Tree, ends: Sequence[tuple[str, Sequence[Segment]]], now: float, token_bytes: float, most: int
+    tree: SegmentTree, ends: Sequence[tuple[str, Sequence[Segment]]], now: float, token_bytes: float, most: int
 ) -> StoredTree:
     segments: list[StoredSegment] = []
     places: dict[int, int] = {}

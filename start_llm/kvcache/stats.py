@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Counters:
+class StoreCounters:
     """Events since the start."""
 
     hits: int = 0
@@ -33,7 +33,7 @@ class StoreStats:
         checkpoints, checkpoint_bytes: restore points of layers that cannot be cut.
         ghost_tokens: tokens remembered without KV.
         sessions: conversations known.
-        counters: name to value, see `Counters`.
+        counters: name to value, see `StoreCounters`.
         disk: the same of the disk tier, empty if there is none.
     """
 

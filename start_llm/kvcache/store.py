@@ -21,13 +21,13 @@ from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.evict import Eviction
 from start_llm.kvcache.held import Held
 from start_llm.kvcache.layers import LayerKit
-from start_llm.kvcache.pieces import Checkpoint, Plan, Restored, Unstorable
+from start_llm.kvcache.pieces import Checkpoint, Restored, RestorePlan, Unstorable
 from start_llm.kvcache.sessions import Sessions
 from start_llm.kvcache.show import show
-from start_llm.kvcache.stats import Counters, StoreStats
-from start_llm.kvcache.tree import Match, Segment
+from start_llm.kvcache.stats import StoreCounters, StoreStats
+from start_llm.kvcache.tree import PrefixMatch, Segment
 
-__all__ = ["Counters", "KVStore", "Plan", "Restored", "StoreConfig", "StoreStats"]
+__all__ = ["KVStore", "RestorePlan", "Restored", "StoreConfig", "StoreCounters", "StoreStats"]
 
 log = logging.getLogger(__name__)
 
@@ -64,13 +64,13 @@ class KVStore:
 
     # --- reading ------------------------------------------------------------
 
-    def lookup(self, tokens: TokenSequence, limit: int | None = None) -> Plan:
+    def lookup(self, tokens: TokenSequence, limit: int | None = None) -> RestorePlan:
         """How much of `tokens` could be restored, at most `limit`. Changes nothing."""
         array = self._memo.get(tokens)
         bound = len(array) if limit is None else max(0, min(limit, len(array)))
         return planner.plan(self._held.tree.walk(array), bound, self._kit.cuttable)
 
-    def peek(self, tokens: Tokens, limit: int) -> Plan:
+    def peek(self, tokens: Tokens, limit: int) -> RestorePlan:
         """`lookup` for other threads: while the model thread is in a step, and without delaying it.
 
         Raises:
@@ -93,7 +93,7 @@ class KVStore:
         found = planner.pauses(prompt, match, start, config.checkpoints_recent, config.checkpoint_grid)
         return tuple(place for place in found if prompt.image_at(place) is None)
 
-    def restore(self, tokens: TokenSequence, plan: Plan) -> Restored:
+    def restore(self, tokens: TokenSequence, plan: RestorePlan) -> Restored:
         """Fresh caches of at most `plan.length` tokens: less, if that has gone since it was planned.
 
         They have room for all of `tokens`, so that computing the rest copies no rows again, and for little more.
@@ -290,7 +290,7 @@ class KVStore:
         held = self._held
         segments = [segment for segment in held.tree if segment.rows is not None]
         checkpoints = [segment.checkpoint_bytes for segment in segments if segment.checkpoint is not None]
-        counters = {name: getattr(held.counters, name) for name in Counters.__slots__}
+        counters = {name: getattr(held.counters, name) for name in StoreCounters.__slots__}
         return StoreStats(
             segments=len(segments),
             leaves=sum(segment.is_leaf for segment in segments),
@@ -331,7 +331,7 @@ class KVStore:
         self._sessions.clear()
 
 
-def _new_state(kit: LayerKit, tokens: Tokens, match: Match, cache: Sequence[Any]) -> Checkpoint | None:
+def _new_state(kit: LayerKit, tokens: Tokens, match: PrefixMatch, cache: Sequence[Any]) -> Checkpoint | None:
     """The state to attach at the end of `tokens`; ``None`` if it is there."""
     for segment in reversed(match.path):
         if segment.end <= match.length and segment.checkpoint is not None:
@@ -339,7 +339,7 @@ def _new_state(kit: LayerKit, tokens: Tokens, match: Match, cache: Sequence[Any]
     return kit.checkpoint(cache)
 
 
-def _check_joins(kit: LayerKit, tokens: Tokens, match: Match, cache: Sequence[Any]) -> None:
+def _check_joins(kit: LayerKit, tokens: Tokens, match: PrefixMatch, cache: Sequence[Any]) -> None:
     """Raises Unstorable if rows of `cache` are to follow stored ones of another form."""
     first_missing = next((s.start for s in match.path if s.rows is None), match.length)
     joint = next((s.rows for s in reversed(match.path) if s.rows is not None), None)

@@ -25,7 +25,7 @@ _PEEK_PAUSE = 0.0005  # seconds between two tries to look at a tree that is bein
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """A run of tokens behind its parent's. Changed by `Tree` and `KVStore` only.
+    """A run of tokens behind its parent's. Changed by `SegmentTree` and `KVStore` only.
 
     Attributes:
         raw: the tokens, int32 in native order, at least one (none in the root).
@@ -106,7 +106,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class PrefixMatch:
     """How far a sequence follows the tree.
 
     Attributes:
@@ -123,7 +123,7 @@ class Match:
         return bool(self.path) and self.length < self.path[-1].end
 
 
-class Tree:
+class SegmentTree:
     """Segments by token path. Not thread-safe: changed and read by one thread; others may only `peek`.
 
     Args:
@@ -185,7 +185,7 @@ class Tree:
             yield segment
             todo.extend(segment.children.values())
 
-    def walk(self, tokens: Tokens) -> Match:
+    def walk(self, tokens: Tokens) -> PrefixMatch:
         """The longest path that `tokens` follows. Changes nothing."""
         raw, total = tokens.tobytes(), len(tokens)
         path: list[Segment] = []
@@ -201,7 +201,7 @@ class Tree:
                 break
             at = below.end
             here = below
-        return Match(tuple(path), at)
+        return PrefixMatch(tuple(path), at)
 
     def below(self, tokens: Tokens, length: int) -> list[Segment]:
         """All that stands behind the first `length` of `tokens`, lowest first; a segment across it is divided."""

@@ -25,7 +25,7 @@ from start_llm.host.ports import address, free_port, get_json
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.folder import claimed, mark_of
 from start_llm.launch.mine import bring, own_folder, take_away
-from start_llm.launch.plan import Client, Endpoint, Plan
+from start_llm.launch.plan import AgentClient, Endpoint, LaunchPlan
 from start_llm.launch.server import LaunchError, from_root, running_server, wait_for
 from start_llm.models.catalog import expected_model
 from start_llm.models.recommended import full_name
@@ -84,19 +84,19 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         return 1
 
 
-def _brought(client: Client, my_config: bool) -> str:
+def _brought(client: AgentClient, my_config: bool) -> str:
     """The folder of the user's own that comes along; empty where none does."""
     return str(own_folder(client.own, os.environ)) if my_config and client.own.folder else ""
 
 
-def _set_up(client: Client, endpoint: Endpoint, folder: Path, my_config: bool) -> None:
+def _set_up(client: AgentClient, endpoint: Endpoint, folder: Path, my_config: bool) -> None:
     take_away(client.own, folder)
     write_files(client.plan(endpoint, folder))
     if my_config:
         _bring(client, folder)
 
 
-def own_words(client: Client) -> str:
+def own_words(client: AgentClient) -> str:
     """What ``--my-config`` means for an agent."""
     own = client.own
     names = [*own.copied, *(key for fields in own.fields for key in fields.keys)]
@@ -104,7 +104,7 @@ def own_words(client: Client) -> str:
     return " ".join([*brought, *([f"{client.title} reads {own.anyway} anyway."] if own.anyway else [])])
 
 
-def _bring(client: Client, folder: Path) -> None:
+def _bring(client: AgentClient, folder: Path) -> None:
     own = client.own
     names = bring(own, folder, os.environ, lambda line: _say(f"launch: {line}"))
     if names:
@@ -148,7 +148,7 @@ def _card(cards: list[dict[str, Any]], wanted: str | None) -> dict[str, Any] | N
     return next((card for card in cards if wanted in {card["id"], card.get("details", {}).get("source")}), None)
 
 
-def _folder(settings: Settings, client: Client) -> Path:
+def _folder(settings: Settings, client: AgentClient) -> Path:
     return from_root(settings.cache_dir) / "launch" / client.name
 
 
@@ -213,7 +213,7 @@ def _expected(settings: Settings, via_proxy: bool) -> Endpoint:
     return _endpoint(settings, url, key, settings.served_model_name or name, context)
 
 
-def warn_of_room(client: Client, endpoint: Endpoint) -> None:
+def warn_of_room(client: AgentClient, endpoint: Endpoint) -> None:
     """Says so where not even the client's first prompt has room: what the client says then helps nobody."""
     if endpoint.context <= client.first_prompt:
         print(
@@ -223,7 +223,7 @@ def warn_of_room(client: Client, endpoint: Endpoint) -> None:
         )
 
 
-def print_plan(client: Client, plan: Plan) -> None:
+def print_plan(client: AgentClient, plan: LaunchPlan) -> None:
     """Shell text that does by hand what `launch` does."""
     for path, text in plan.files.items():
         print(f"mkdir -p {shlex.quote(str(path.parent))}")
@@ -247,7 +247,7 @@ def print_plan(client: Client, plan: Plan) -> None:
     print(shlex.join([client.command, *plan.arguments]))
 
 
-def write_files(plan: Plan) -> None:
+def write_files(plan: LaunchPlan) -> None:
     """Writes the plan's files (0600, folders 0700), each by an atomic rename."""
     missing = {path: text for path, text in plan.initial.items() if not path.exists()}
     for path, text in (plan.files | missing).items():
@@ -258,7 +258,7 @@ def write_files(plan: Plan) -> None:
         os.replace(temporary, path)
 
 
-def with_secrets(plan: Plan) -> Plan:
+def with_secrets(plan: LaunchPlan) -> LaunchPlan:
     """The plan with its secrets as variables. A secret is made when it is first needed, and kept."""
     made = {}
     for name, path in plan.secrets.items():
@@ -273,7 +273,7 @@ def with_secrets(plan: Plan) -> Plan:
     return replace(plan, env=plan.env | made)
 
 
-def client_environment(inherited: Mapping[str, str], plan: Plan) -> dict[str, str]:
+def client_environment(inherited: Mapping[str, str], plan: LaunchPlan) -> dict[str, str]:
     """The client's variables: the user's, less what was set up for this Python, with the plan's."""
     environment = {name: value for name, value in inherited.items() if name not in plan.unset}
     own = [part for part in environment.pop("LD_PRELOAD", "").split(":") if part]
@@ -285,7 +285,7 @@ def client_environment(inherited: Mapping[str, str], plan: Plan) -> dict[str, st
     return plan.defaults | environment | plan.env
 
 
-def run(executable: str, plan: Plan, arguments: Sequence[str]) -> int:
+def run(executable: str, plan: LaunchPlan, arguments: Sequence[str]) -> int:
     """Runs the client in the foreground and returns its exit code (128 + n if signal n ended it)."""
     command = [executable, *plan.arguments, *arguments]
     client = subprocess.Popen(command, env=client_environment(os.environ, plan))

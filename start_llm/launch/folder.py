@@ -15,13 +15,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from start_llm.launch.plan import Plan
+from start_llm.launch.plan import LaunchPlan
 
 MARK = ".set-up"
 MOST = 100
 
 
-def mark_of(plan: Plan, folder: Path, brought: str) -> str:
+def mark_of(plan: LaunchPlan, folder: Path, brought: str) -> str:
     """What `folder` is set up with: files of `plan`, and what of the user's own comes along."""
     files = {str(path.relative_to(folder)): text for path, text in sorted(plan.files.items())}
     return hashlib.sha256(json.dumps([files, brought]).encode()).hexdigest()

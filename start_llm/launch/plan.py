@@ -44,7 +44,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LaunchPlan:
     """How to run a client once.
 
     Attributes:
@@ -103,7 +103,7 @@ class Own:
 
 
 @dataclass(frozen=True, slots=True)
-class Client:
+class AgentClient:
     """A coding agent.
 
     Attributes:
@@ -121,7 +121,7 @@ class Client:
     title: str
     command: str
     install: str
-    plan: Callable[[Endpoint, Path], Plan]
+    plan: Callable[[Endpoint, Path], LaunchPlan]
     node: str = ""
     first_prompt: int = 0
     own: Own = Own()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from start_llm.chat.handle import Served
+from start_llm.chat.handle import ModelHandle
 from start_llm.core.errors import NotSupported
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import ChatRequest
@@ -32,10 +32,10 @@ GRAMMAR_SECONDS = 4.0
 
 
 @dataclass(frozen=True)
-class Serving:
+class ActiveModel:
     """A model in service, with what has to be closed when it goes."""
 
-    served: Served
+    served: ModelHandle
     built: Built
     card: ModelCard
 
@@ -53,7 +53,7 @@ def serve(
     created: int,
     anchor: Callable[[Prompt, str], None],
     base: str | None = None,
-) -> Serving:
+) -> ActiveModel:
     """Raises NotSupported if the model's chat template cannot be used.
 
     Args:
@@ -79,7 +79,7 @@ def serve(
     except TemplateError as error:
         raise NotSupported(f"The chat template of {loaded.source} cannot be used: {error}") from error
     style, vocab = _style(loaded), len(tokenizer)
-    served = Served(
+    served = ModelHandle(
         name=loaded.name,
         source=loaded.source,
         created=created,
@@ -97,7 +97,7 @@ def serve(
         model=model,
         sampling={name: fact.value for name, fact in loaded.sampling.items()},
     )
-    return Serving(served, built, _card(settings, served, loaded, base))
+    return ActiveModel(served, built, _card(settings, served, loaded, base))
 
 
 def context_of(settings: Settings, loaded: LoadedModel) -> int:
@@ -105,7 +105,7 @@ def context_of(settings: Settings, loaded: LoadedModel) -> int:
     return min(settings.max_kv_size, loaded.capabilities.context)
 
 
-def _card(settings: Settings, served: Served, loaded: LoadedModel, base: str | None) -> ModelCard:
+def _card(settings: Settings, served: ModelHandle, loaded: LoadedModel, base: str | None) -> ModelCard:
     """`base`: the name of the model whose weights it shares."""
     traits = served.pipeline.traits
     facts = {

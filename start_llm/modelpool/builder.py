@@ -27,8 +27,8 @@ from start_llm.models.aside import aside, at_once
 from start_llm.models.device import GIB, Device, default_disk_bytes, inspect_device
 from start_llm.models.finding import find_out, with_room
 from start_llm.models.loader import (
-    Given,
     LoadedModel,
+    LoadInputs,
     accelerator,
     load_model,
     load_steps,
@@ -59,7 +59,7 @@ class Built:
 
 
 @dataclass(frozen=True)
-class Ahead:
+class PreloadedFiles:
     """What another thread has read of a model, so that the model thread need not."""
 
     folder: Path
@@ -131,10 +131,10 @@ class ModelBuilder:
             log.warning("%s", error.message)
         return runtime, built[0]
 
-    def read(self, settings: Settings, folder: Path, eos: Any, adapter: Chosen | None = None) -> Ahead:
+    def read(self, settings: Settings, folder: Path, eos: Any, adapter: Chosen | None = None) -> PreloadedFiles:
         """What needs no MLX, and little memory. Any thread but the model thread. Raises NotFound, BadRequest."""
         read = None if adapter is None else adapter.read()
-        return Ahead(folder, self._vocabularies.read(folder, eos), read)
+        return PreloadedFiles(folder, self._vocabularies.read(folder, eos), read)
 
     def read_weights(self, folder: Path, moved: Callable[[], None]) -> None:
         """Into the system's memory, if no model has them. Not the model thread. `moved` is called now and then."""
@@ -149,7 +149,7 @@ class ModelBuilder:
         model: str,
         weights: Weights,
         done: Callable[[Built], None],
-        ahead: Ahead | None = None,
+        ahead: PreloadedFiles | None = None,
     ) -> Generator[float, None, TextRuntime]:
         """Loads the model of `settings`, a layer at a step. Raises StartLLMError if it cannot be loaded.
 
@@ -217,10 +217,10 @@ class ModelBuilder:
         free_memory()
         self._left(model)
 
-    def _given(self, ahead: Ahead | None) -> Given:
+    def _given(self, ahead: PreloadedFiles | None) -> LoadInputs:
         if ahead is None:
-            return Given(lambda folder, eos: self._vocabularies.read(folder, eos).wrapper, bases=self.bases)
-        return Given(lambda folder, eos: ahead.vocabulary.wrapper, ahead.folder, ahead.adapter, self.bases)
+            return LoadInputs(lambda folder, eos: self._vocabularies.read(folder, eos).wrapper, bases=self.bases)
+        return LoadInputs(lambda folder, eos: ahead.vocabulary.wrapper, ahead.folder, ahead.adapter, self.bases)
 
     def _machine(self) -> tuple[Device, Pooled]:
         if self._device is None or self._shared is None:

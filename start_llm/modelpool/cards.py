@@ -8,15 +8,15 @@ from typing import Any
 
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
-from start_llm.modelpool.known import Known
-from start_llm.modelpool.registry import Book, Entry
-from start_llm.modelpool.resolve import PoolNames
+from start_llm.modelpool.known import KnownModel
+from start_llm.modelpool.registry import ModelRegistry, PoolEntry
+from start_llm.modelpool.resolve import NameResolver
 
 
-class Cards:
+class ModelCards:
     """Of the models that there are, once the main one is loaded."""
 
-    def __init__(self, settings: Settings, names: PoolNames, book: Book) -> None:
+    def __init__(self, settings: Settings, names: NameResolver, book: ModelRegistry) -> None:
         self._settings, self._names, self._book = settings, names, book
 
     def all(self) -> tuple[ModelCard, ...]:
@@ -36,7 +36,7 @@ class Cards:
         """Of the audio models; `details` has the task of each."""
         return [card for card in self.all() if "task" in card.details]
 
-    def of(self, entry: Entry) -> ModelCard:
+    def of(self, entry: PoolEntry) -> ModelCard:
         """As it is now. Nothing is locked while the disk is looked at: it may hang."""
         with self._book.lock:
             now = copy(entry)
@@ -52,7 +52,7 @@ class Cards:
             problem=now.failure.message if failed and now.failure is not None else "",
         )
 
-    def _stored(self, known: Known) -> ModelCard:
+    def _stored(self, known: KnownModel) -> ModelCard:
         stored, most, adapter = known.stored, self._settings.max_kv_size, known.adapter
         context = min(most, stored.context or most)
         details: dict[str, Any] = {"source": known.source}

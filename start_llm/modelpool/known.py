@@ -12,7 +12,7 @@ from pathlib import Path
 from start_llm.core.modelmap import ADAPTER_SIGN, MOST_NAME
 from start_llm.core.settings import Settings
 from start_llm.models.adapters import Chosen
-from start_llm.models.catalog import EMBEDDED_NAME, Stored, describe, folder_of, seen, stored_models
+from start_llm.models.catalog import EMBEDDED_NAME, StoredModel, describe, folder_of, seen, stored_models
 from start_llm.models.recommended import SHORT_NAMES, full_name
 from start_llm.models.room import Weights
 from start_llm.models.weights import group_of
@@ -32,7 +32,7 @@ _ADAPTED = "//"  # stands in no folder's key
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownModel:
     """A model on this disk.
 
     Attributes:
@@ -47,11 +47,11 @@ class Known:
     name: str
     source: str
     aliases: frozenset[str]
-    stored: Stored
+    stored: StoredModel
     adapter: Chosen | None = None
     base: str = ""
 
-    def with_adapter(self, adapter: Chosen) -> Known:
+    def with_adapter(self, adapter: Chosen) -> KnownModel:
         """The same model with an adapter."""
         key = f"{self.key}{_ADAPTED}{adapter.name}"
         name = f"{self.name}{ADAPTER_SIGN}{adapter.name}"
@@ -77,15 +77,15 @@ class Known:
         return Weights(0, self.group, self.stored.weight_bytes)
 
 
-class Names:
+class ModelListing:
     """The listing. Any thread. The model that the server was started with is not in it, see `leave_out`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._own, self._own_names = "", frozenset[str]()
         self._lock = threading.Lock()
-        self._known: tuple[Known, ...] = ()
-        self._by_alias: dict[str, Known] = {}
+        self._known: tuple[KnownModel, ...] = ()
+        self._by_alias: dict[str, KnownModel] = {}
         self._read = float("-inf")
         self._looking = threading.Lock()
         self._looked = float("-inf")
@@ -96,12 +96,12 @@ class Names:
         self._own, self._own_names = key, names
         self._refresh(0.0)
 
-    def all(self) -> tuple[Known, ...]:
+    def all(self) -> tuple[KnownModel, ...]:
         """At most `LISTING_SECONDS` old."""
         self._refresh(LISTING_SECONDS)
         return self._known
 
-    def find(self, name: str, *, look: bool = True) -> Known | None:
+    def find(self, name: str, *, look: bool = True) -> KnownModel | None:
         """The model of that name. A path is one only if the settings name it or the listing does.
 
         Args:
@@ -144,13 +144,13 @@ class Names:
             self._lock.release()
 
 
-def known_models(settings: Settings, own: str, own_names: frozenset[str]) -> list[Known]:
+def known_models(settings: Settings, own: str, own_names: frozenset[str]) -> list[KnownModel]:
     """What the settings name comes first, so that its short name is the model's.
 
     Args:
         own, own_names: key and names of a model that is left out.
     """
-    found: dict[str, Stored] = {}
+    found: dict[str, StoredModel] = {}
     for stored in [*_named(settings), *stored_models(settings.cache_dir)]:
         key = group_of(stored.folder)
         if key != own and not stored.problem:
@@ -166,7 +166,7 @@ def named_in(settings: Settings) -> list[str]:
     return list(dict.fromkeys([*settings.preloaded, *settings.pinned, *targets, *audio]))
 
 
-def _named(settings: Settings) -> Iterable[Stored]:
+def _named(settings: Settings) -> Iterable[StoredModel]:
     for name in named_in(settings):
         here = (Path(name).expanduser() / "config.json").is_file()
         model = name if here else name.rpartition(ADAPTER_SIGN)[0] or name  # its adapter lies elsewhere
@@ -182,11 +182,11 @@ def aliases_of(name: str, source: str) -> frozenset[str]:
     return frozenset({name, source, f"openai/{name}", f"openai/{source}", *short})
 
 
-def _known(key: str, stored: Stored, taken: set[str]) -> Known:
+def _known(key: str, stored: StoredModel, taken: set[str]) -> KnownModel:
     source = stored.name
     short = source.rstrip("/").rpartition("/")[2]
     if short.startswith(f"{EMBEDDED_NAME}-"):
         short = EMBEDDED_NAME
     name = source if short in taken else short
     taken.add(name)
-    return Known(key, name, source, aliases_of(name, source) | {key}, stored)
+    return KnownModel(key, name, source, aliases_of(name, source) | {key}, stored)

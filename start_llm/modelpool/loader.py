@@ -18,7 +18,7 @@ from typing import Any
 from start_llm.audio import speech as speaking
 from start_llm.audio import transcription as hearing
 from start_llm.audio.samples import check_installed
-from start_llm.chat.handle import Served
+from start_llm.chat.handle import ModelHandle
 from start_llm.core.errors import (
     NOT_LOADABLE,
     BadRequest,
@@ -31,13 +31,13 @@ from start_llm.core.errors import (
 )
 from start_llm.core.settings import Settings
 from start_llm.engine.thread import EngineThread
-from start_llm.modelpool.active import Serving, serve
-from start_llm.modelpool.builder import Ahead, Built, ModelBuilder
-from start_llm.modelpool.registry import Book, Entry
-from start_llm.modelpool.resolve import PoolNames
+from start_llm.modelpool.active import ActiveModel, serve
+from start_llm.modelpool.builder import Built, ModelBuilder, PreloadedFiles
+from start_llm.modelpool.registry import ModelRegistry, PoolEntry
+from start_llm.modelpool.resolve import NameResolver
 from start_llm.models.capabilities import read_config
 from start_llm.models.checkpoint import CheckpointError, check_source
-from start_llm.models.room import Limits, room_for, there_will_be_room
+from start_llm.models.room import PoolLimits, room_for, there_will_be_room
 from start_llm.prompt.clients import Clients
 
 log = logging.getLogger(__name__)
@@ -62,8 +62,8 @@ class Loader:
     def __init__(
         self,
         settings: Settings,
-        book: Book,
-        names: PoolNames,
+        book: ModelRegistry,
+        names: NameResolver,
         engine: EngineThread,
         builder: ModelBuilder,
         clients: Clients,
@@ -102,7 +102,7 @@ class Loader:
     def _move(self) -> None:
         self._moved = time.monotonic()
 
-    def serve(self, entry: Entry, built: Built) -> Serving:
+    def serve(self, entry: PoolEntry, built: Built) -> ActiveModel:
         """Any thread. Raises NotSupported if the model cannot be served."""
 
         def anchor(guess: Any, session: str) -> None:
@@ -140,7 +140,7 @@ class Loader:
         self._book.send_old_away(self._settings.model_ttl_seconds)
         self._book.look_again()
 
-    def _load(self, entry: Entry) -> None:
+    def _load(self, entry: PoolEntry) -> None:
         preloaded = self._names.is_preloaded(entry.name)  # may look at the disk, which may hang
         with self._book.lock:
             if not entry.waiting and entry.users == 0 and not preloaded:
@@ -170,9 +170,9 @@ class Loader:
             return
         self._tell(f"loaded    {entry.name}  ({time.monotonic() - began:.1f} s)")
 
-    def _room(self, entry: Entry) -> list[str] | None:
+    def _room(self, entry: PoolEntry) -> list[str] | None:
         """Keys of the models that have to go for it; ``None``: it waits for them to be idle. Raises OutOfMemory."""
-        limits = Limits(self._builder.usable, self._settings.max_loaded_models)
+        limits = PoolLimits(self._builder.usable, self._settings.max_loaded_models)
         with self._book.lock:
             residents, running, short = self._book.residents(), self._builder.running, self._book.short
             try:
@@ -190,7 +190,7 @@ class Loader:
                 return None
             return going
 
-    def _look_at(self, entry: Entry) -> Ahead | None:
+    def _look_at(self, entry: PoolEntry) -> PreloadedFiles | None:
         """What is read before others go for it. Raises NotFound and the like if it cannot be loaded anyway.
 
         Returns:
@@ -209,7 +209,7 @@ class Loader:
         eos = read_config(folder).get("eos_token_id")
         return self._builder.read(entry.settings, folder, eos, None if known is None else known.adapter)
 
-    def _make_room(self, entry: Entry) -> bool:
+    def _make_room(self, entry: PoolEntry) -> bool:
         """False: it has to wait after all. Raises OutOfMemory."""
         with self._book.lock:
             going = self._room(entry)
@@ -221,7 +221,7 @@ class Loader:
             self._unload(other)
         return True
 
-    def _bring_in(self, entry: Entry, ahead: Ahead | None) -> None:
+    def _bring_in(self, entry: PoolEntry, ahead: PreloadedFiles | None) -> None:
         if ahead is not None:
             self._builder.read_weights(ahead.folder, self._move)
         built: list[Built] = []
@@ -237,7 +237,7 @@ class Loader:
             self._take_out(entry, serving)
             raise
 
-    def _bring_audio_in(self, entry: Entry) -> None:
+    def _bring_audio_in(self, entry: PoolEntry) -> None:
         assert entry.known is not None
         library = hearing if entry.task == "transcription" else speaking
         library.import_library()
@@ -264,7 +264,7 @@ class Loader:
         finally:
             steps.close()
 
-    def _failed(self, entry: Entry, error: BaseException) -> None:
+    def _failed(self, entry: PoolEntry, error: BaseException) -> None:
         if not isinstance(error, StartLLMError):
             log.warning("%s could not be loaded", entry.name, exc_info=error)
             error = Internal(f"{entry.name} could not be loaded: {type(error).__name__}: {error}")
@@ -280,7 +280,7 @@ class Loader:
         if not self.stopping:
             self._tell(f"not loaded {error.message}")
 
-    def _unload(self, entry: Entry) -> None:
+    def _unload(self, entry: PoolEntry) -> None:
         """Its state says so already, and nobody holds it. Who asks for it meanwhile gets it back afterwards."""
         with self._book.lock:
             serving, entry.serving = entry.serving, None
@@ -300,7 +300,7 @@ class Loader:
             self._book.look_again()
         self._tell(f"unloaded  {entry.name}")
 
-    def _take_out(self, entry: Entry, serving: Serving | None) -> None:
+    def _take_out(self, entry: PoolEntry, serving: ActiveModel | None) -> None:
         """What fails here is logged: the model is gone all the same, and may be loaded anew.
 
         Args:
@@ -312,7 +312,7 @@ class Loader:
             steps = [served.recorder.close, *steps, served.pipeline.close, lambda: self._count(served)]
         self._try(f"unloading {entry.name}", *steps)
 
-    def _count(self, served: Served) -> None:
+    def _count(self, served: ModelHandle) -> None:
         with self._book.lock:
             self._book.gone.update(served.pipeline.counters())
 

@@ -16,13 +16,13 @@ from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.engine.loop import SHUTTING_DOWN
 from start_llm.engine.thread import EngineThread
-from start_llm.modelpool.active import Serving
+from start_llm.modelpool.active import ActiveModel
 from start_llm.modelpool.builder import Built, ModelBuilder
-from start_llm.modelpool.cards import Cards
-from start_llm.modelpool.known import Known
+from start_llm.modelpool.cards import ModelCards
+from start_llm.modelpool.known import KnownModel
 from start_llm.modelpool.loader import Loader
-from start_llm.modelpool.registry import Book, Lease
-from start_llm.modelpool.resolve import PoolNames
+from start_llm.modelpool.registry import ModelLease, ModelRegistry
+from start_llm.modelpool.resolve import NameResolver
 from start_llm.models.room import Weights
 from start_llm.prompt.clients import Clients
 
@@ -41,9 +41,9 @@ class Pool:
 
     def __init__(self, settings: Settings, clients: Clients, say: Callable[[str], None]) -> None:
         self._settings, self._clients, self._say = settings, clients, say
-        self._names = PoolNames(settings)
-        self._book = Book(settings, self._names)
-        self.listed = Cards(settings, self._names, self._book)
+        self._names = NameResolver(settings)
+        self._book = ModelRegistry(settings, self._names)
+        self.listed = ModelCards(settings, self._names, self._book)
         self._engine: EngineThread
         self._builder: ModelBuilder
         self._loader: Loader
@@ -82,17 +82,17 @@ class Pool:
                 serving.close()
 
     @property
-    def main_serving(self) -> Serving | None:
+    def main_serving(self) -> ActiveModel | None:
         """The main model, while it is loaded."""
         return self._book.main.serving
 
     # --- served.Models: any thread ----------------------------------------------------
 
-    def open(self, name: str) -> Lease:
+    def open(self, name: str) -> ModelLease:
         self._check_started()
         return self._book.lease(self._find(name, self._names.find_chat))
 
-    def open_audio(self, name: str, task: AudioTask) -> Lease:
+    def open_audio(self, name: str, task: AudioTask) -> ModelLease:
         """As `open`. Raises BadRequest for a model that does something else."""
         self._check_started()
         return self._book.lease(self._names.find_audio(name, task))
@@ -101,7 +101,7 @@ class Pool:
         """The name of the model that `asked` means. Raises BadRequest, NotFound, NotSupported."""
         return self._names.find_audio(asked, task).name
 
-    def open_any(self, name: str) -> Lease:
+    def open_any(self, name: str) -> ModelLease:
         """As `open`, of models of every kind."""
         self._check_started()
         return self._book.lease(self._find(name))
@@ -111,7 +111,7 @@ class Pool:
         if self.main is None:
             raise Unavailable(self._engine.status().detail or "The model is still loading.")
 
-    def _find(self, name: str, find: Callable[[str], Known | None] | None = None) -> Known | None:
+    def _find(self, name: str, find: Callable[[str], KnownModel | None] | None = None) -> KnownModel | None:
         """``None``: the main model. A model that is loaded may have been removed from the disk. Raises NotFound."""
         try:
             return (find or self._names.find)(name)

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Literal
 
-from start_llm.chat.handle import Served
+from start_llm.chat.handle import ModelHandle
 from start_llm.core.audio import AudioTask
 from start_llm.core.errors import QueueFull, StartLLMError, Unavailable
 from start_llm.core.modelmap import MAIN_NAME
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
-from start_llm.modelpool.active import Serving
-from start_llm.modelpool.known import Known
-from start_llm.modelpool.resolve import PoolNames
+from start_llm.modelpool.active import ActiveModel
+from start_llm.modelpool.known import KnownModel
+from start_llm.modelpool.resolve import NameResolver
 from start_llm.models.adapters import Chosen
 from start_llm.models.room import Resident, Weights, outlived, to_free, together
 
@@ -34,7 +34,7 @@ State = Literal["stored", "loading", "ready", "unloading"]
 
 
 @dataclass(eq=False)
-class Entry:
+class PoolEntry:
     """A model that was asked for at least once. Guarded by the book's lock.
 
     Attributes:
@@ -49,19 +49,19 @@ class Entry:
 
     key: str
     settings: Settings
-    known: Known | None = None
+    known: KnownModel | None = None
     state: State = "stored"
     pinned: bool = False
     users: int = 0
     used: float = 0.0
     weights: Weights = field(default_factory=Weights)
-    serving: Serving | None = None
+    serving: ActiveModel | None = None
     audio: Any = None
     card: ModelCard | None = None
     failure: StartLLMError | None = None
     failed: float = 0.0
     lack: StartLLMError | None = None
-    waiting: list[Lease] = field(default_factory=list)
+    waiting: list[ModelLease] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -77,18 +77,18 @@ class Entry:
         return Resident(self.key, self.name, self.weights, self.used, self.users > 0, self.pinned)
 
 
-class Lease:
-    """Implements `chat.handle.Lease`."""
+class ModelLease:
+    """Implements `chat.handle.ModelLease`."""
 
-    def __init__(self, book: Book, entry: Entry) -> None:
+    def __init__(self, book: ModelRegistry, entry: PoolEntry) -> None:
         self._book, self._entry = book, entry
         self.since = time.monotonic()
         self._settled = threading.Event()
         self._closed = False
-        self._served: Served | None = None
+        self._served: ModelHandle | None = None
         self._error: StartLLMError | None = None
 
-    def settle(self, served: Served | None, error: StartLLMError | None = None) -> None:
+    def settle(self, served: ModelHandle | None, error: StartLLMError | None = None) -> None:
         """`served`: ``None`` of an audio model, too."""
         self._served, self._error = served, error
         self._settled.set()
@@ -103,7 +103,7 @@ class Lease:
         return True
 
     @property
-    def served(self) -> Served:
+    def served(self) -> ModelHandle:
         self.check()
         if self._served is None:
             raise Unavailable("The request was given up before its model was loaded.")
@@ -135,7 +135,7 @@ class Lease:
         self._settled.set()
 
 
-class Book:
+class ModelRegistry:
     """
     Attributes:
         lock: guards all entries; every method takes it. Nothing waits inside of it.
@@ -147,39 +147,39 @@ class Book:
         gone: what the prompt pipelines of models that are unloaded had counted. Guarded by the lock.
     """
 
-    def __init__(self, settings: Settings, names: PoolNames) -> None:
+    def __init__(self, settings: Settings, names: NameResolver) -> None:
         self._names = names
         self._room_seconds = settings.pool_wait_seconds
         self._most_short = max(1, settings.http_threads // 2)  # each keeps a thread
         self._most_waiting = max(1, settings.http_threads * 3 // 4)
         self.lock = threading.RLock()
-        self.main = Entry(MAIN, settings, state="loading")
-        self._entries: dict[str, Entry] = {MAIN: self.main}
-        self.wishes: SimpleQueue[Entry | None] = SimpleQueue()
-        self.short: list[Entry] = []
+        self.main = PoolEntry(MAIN, settings, state="loading")
+        self._entries: dict[str, PoolEntry] = {MAIN: self.main}
+        self.wishes: SimpleQueue[PoolEntry | None] = SimpleQueue()
+        self.short: list[PoolEntry] = []
         self.stuck: Callable[[], StartLLMError | None] = lambda: None
         self.gone: Counter[str] = Counter()
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[PoolEntry]:
         """The main model's first."""
         with self.lock:
             return list(self._entries.values())
 
-    def entry(self, known: Known | None) -> Entry:
+    def entry(self, known: KnownModel | None) -> PoolEntry:
         """``None``: the main model's."""
         if known is None:
             return self.main
         with self.lock:
             found = self._entries.get(known.key)
             if found is None:
-                found = Entry(known.key, self._names.settings_for(known), known, weights=self._names.weights(known))
+                found = PoolEntry(known.key, self._names.settings_for(known), known, weights=self._names.weights(known))
                 found.pinned = self._names.is_pinned(*known.aliases)
                 self._entries[known.key] = found
             else:
                 self._compare(found, known)
             return found
 
-    def _compare(self, entry: Entry, known: Known) -> None:
+    def _compare(self, entry: PoolEntry, known: KnownModel) -> None:
         """Its files may be others now, or its name. A request that runs goes on with what it began with, and so does a
         loaded model of the same name.
         """
@@ -196,13 +196,13 @@ class Book:
             entry.card = None if renamed else entry.card
             entry.failure = entry.failure if known.adapter is None else None
 
-    def loaded_as(self, name: str) -> Known | None:
+    def loaded_as(self, name: str) -> KnownModel | None:
         """A language model of that name that is in memory, whether it is still on the disk or not; no adapter's."""
         with self.lock:
             known = (entry.known for entry in self._entries.values() if entry.serving is not None)
             return next((each for each in known if each and not each.adapter and name in each.aliases), None)
 
-    def forget(self, there: Collection[Known]) -> None:
+    def forget(self, there: Collection[KnownModel]) -> None:
         """Idle models that are not on the disk any more. One that is loaded goes only if its name is another's now, or
         its adapter is not there.
         """
@@ -218,7 +218,7 @@ class Book:
                 elif entry.state == "ready" and (entry.name in names or (entry.known and entry.known.adapter)):
                     self.send_away(entry)
 
-    def lease(self, known: Known | None) -> Lease:
+    def lease(self, known: KnownModel | None) -> ModelLease:
         """Raises why the model could not be loaded, if that was a short while ago.
 
         Who waits for a model keeps an HTTP thread. Some of those stay free for the models that are there: QueueFull.
@@ -226,7 +226,7 @@ class Book:
         with self.lock:
             entry = self.entry(known)
             _check(entry)
-            lease = Lease(self, entry)
+            lease = ModelLease(self, entry)
             if entry.state == "ready":
                 lease.settle(None if entry.serving is None else entry.serving.served)
             elif (stuck := self.stuck()) is not None:
@@ -245,7 +245,7 @@ class Book:
             entry.used = time.monotonic()
             return lease
 
-    def wish_for(self, entry: Entry) -> None:
+    def wish_for(self, entry: PoolEntry) -> None:
         with self.lock:
             entry.state = "loading"
             self.wishes.put(entry)
@@ -256,14 +256,14 @@ class Book:
             if self.short:
                 self.wishes.put(self.short[0])
 
-    def wait_for_room(self, entry: Entry, lack: StartLLMError) -> None:
+    def wait_for_room(self, entry: PoolEntry, lack: StartLLMError) -> None:
         with self.lock:
             entry.lack = lack
             if entry not in self.short:
                 self.short.append(entry)
             self.end_waits()
 
-    def no_longer_short(self, entry: Entry) -> None:
+    def no_longer_short(self, entry: PoolEntry) -> None:
         with self.lock:
             if entry in self.short:
                 self.short.remove(entry)
@@ -280,7 +280,7 @@ class Book:
                     self.short.remove(entry)
                     entry.state = "stored"
 
-    def send_away(self, entry: Entry) -> None:
+    def send_away(self, entry: PoolEntry) -> None:
         with self.lock:
             entry.state = "unloading"
             self.wishes.put(entry)
@@ -308,31 +308,31 @@ class Book:
         """Of loaded models that never go for the one of this key."""
         return [each.weights for each in self.residents() if each.pinned and each.key != key]
 
-    def take(self, keys: Iterable[str]) -> list[Entry]:
+    def take(self, keys: Iterable[str]) -> list[PoolEntry]:
         """These are about to be unloaded by who asks, and so are those that were sent away before."""
         with self.lock:
             for key in keys:
                 self._entries[key].state = "unloading"
             return [entry for entry in self._entries.values() if entry.state == "unloading"]
 
-    def ready(self, entry: Entry, serving: Serving) -> None:
+    def ready(self, entry: PoolEntry, serving: ActiveModel) -> None:
         with self.lock:
             entry.serving, entry.card, entry.weights = serving, serving.card, serving.built.loaded.weights
             self._settle(entry, serving.served)
 
-    def ready_to_hear(self, entry: Entry, audio: Any) -> None:
+    def ready_to_hear(self, entry: PoolEntry, audio: Any) -> None:
         """The same of an audio model."""
         with self.lock:
             entry.audio, entry.weights = audio, Weights(audio.nbytes)
             self._settle(entry, None)
 
-    def _settle(self, entry: Entry, served: Served | None) -> None:
+    def _settle(self, entry: PoolEntry, served: ModelHandle | None) -> None:
         entry.state, entry.failure, entry.used = "ready", None, time.monotonic()
         for lease in entry.waiting:
             lease.settle(served)
         entry.waiting.clear()
 
-    def give_up(self, entry: Entry, error: StartLLMError, before: float = math.inf, most: int = 0) -> None:
+    def give_up(self, entry: PoolEntry, error: StartLLMError, before: float = math.inf, most: int = 0) -> None:
         """Who has waited for it since `before` (``time.monotonic()``) waits no more; of the others `most` do."""
         with self.lock:
             younger = [lease for lease in entry.waiting if lease.since > before][: max(0, most)]
@@ -346,12 +346,12 @@ class Book:
             return [entry.resident for entry in self._entries.values() if entry.state == "ready"]
 
 
-def _files(known: Known) -> tuple[str, int, Chosen | None]:
+def _files(known: KnownModel) -> tuple[str, int, Chosen | None]:
     """Differs once the files of a model, or of its adapter, do, or its name."""
     return known.name, known.stored.size, known.adapter
 
 
-def _check(entry: Entry) -> None:
+def _check(entry: PoolEntry) -> None:
     """Raises why the model could not be loaded a short while ago."""
     past = time.monotonic() - entry.failed
     if entry.failure is None or entry.state != "stored":

@@ -11,7 +11,7 @@ from start_llm.core.audio import AudioTask
 from start_llm.core.errors import BadRequest, NotFound, NotSupported
 from start_llm.core.modelmap import ADAPTER_SIGN, MAIN_NAME
 from start_llm.core.settings import Settings
-from start_llm.modelpool.known import Known, Names, aliases_of
+from start_llm.modelpool.known import KnownModel, ModelListing, aliases_of
 from start_llm.models.adapter import CONFIG, shown, unusable
 from start_llm.models.adapters import Adapters, Chosen, check_name
 from start_llm.models.audio import SETTINGS
@@ -32,12 +32,12 @@ PATHS: dict[AudioTask, str] = {"transcription": "transcriptions", "speech": "spe
 _SHOWN = 12
 
 
-class PoolNames:
+class NameResolver:
     """Any thread."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._names = Names(settings)
+        self._names = ModelListing(settings)
         self._main = MAIN_NAMES
         self._first = MAIN_NAME
         self._table = settings.models_by_name
@@ -46,7 +46,7 @@ class PoolNames:
         }
         self._pinned = {full_name(name) or name for name in meant} | meant
         self._adapters = Adapters(settings.adapters_folder)
-        self._main_known: Known | None = None
+        self._main_known: KnownModel | None = None
 
     def began(self, name: str, source: str, folder: Path) -> None:
         """What the main model is called is known, and where it lies: only now, for it may just have been fetched.
@@ -57,7 +57,7 @@ class PoolNames:
         self._names.leave_out(key, own)
         self._first = name
         self._main = MAIN_NAMES | own | {key}
-        self._main_known = Known(key, name, source, self._main, describe(source, folder))
+        self._main_known = KnownModel(key, name, source, self._main, describe(source, folder))
 
     def main_folder(self) -> Path:
         """Where the main model lies now. Raises NotFound if it is not on this disk any more: nothing is fetched."""
@@ -88,7 +88,7 @@ class PoolNames:
         base, sign, adapter = name.rpartition(ADAPTER_SIGN)
         return f"{self._table.resolve(base)}{sign}{adapter}" if base else name
 
-    def find(self, name: str) -> Known | None:
+    def find(self, name: str) -> KnownModel | None:
         """``None``: the main model. A model's name may be followed by ``+`` and an adapter's name.
 
         Raises NotFound where the name means no model, or there is no such adapter; BadRequest where the adapter cannot
@@ -111,7 +111,7 @@ class PoolNames:
         base, _, adapter = name.rpartition(ADAPTER_SIGN)
         return base, check_name(adapter, "adapter")
 
-    def _model(self, meant: str, name: str) -> Known | None:
+    def _model(self, meant: str, name: str) -> KnownModel | None:
         """Raises NotFound. `name`: as it was asked for."""
         if meant in self._main:
             return None
@@ -121,7 +121,7 @@ class PoolNames:
             raise NotFound(self._sentence(name), param="model", code="model_not_found")
         return known
 
-    def find_chat(self, name: str) -> Known | None:
+    def find_chat(self, name: str) -> KnownModel | None:
         """As `find`, of models that can be asked to write. Raises BadRequest for others."""
         known = self.find(name)
         if known is not None and known.stored.audio is not None:
@@ -133,7 +133,7 @@ class PoolNames:
             )
         return known
 
-    def find_audio(self, name: str, task: AudioTask) -> Known:
+    def find_audio(self, name: str, task: AudioTask) -> KnownModel:
         """The model that `name` means for this task. Raises BadRequest, NotFound, NotSupported."""
         settings = self._settings
         setting = settings.transcription_model if task == "transcription" else settings.speech_model
@@ -154,7 +154,7 @@ class PoolNames:
             raise BadRequest(_not_audio(name, known.name, kind, task), param="model", code="wrong_kind")
         return known
 
-    def _adapted(self, model: Known | None, name: str) -> Known | None:
+    def _adapted(self, model: KnownModel | None, name: str) -> KnownModel | None:
         """The model with the adapter of that name. ``None``: it is what the main model is served with anyway."""
         model = model or self._main_known
         if model is None:  # nothing is loaded yet, and whoever asks is told so
@@ -178,7 +178,7 @@ class PoolNames:
         path = self._settings.adapter_path
         return path is not None and group_of(Path(path).expanduser()) == group_of(adapter.folder)
 
-    def all(self) -> tuple[Known, ...]:
+    def all(self) -> tuple[KnownModel, ...]:
         """Those beside the main model. Every model is followed by itself with each adapter that was trained on it."""
         adapters = [adapter for adapter in self._adapters.all() if not adapter.problem]
         found = []
@@ -208,7 +208,7 @@ class PoolNames:
             return None
         return None if known is None else known.name
 
-    def settings_for(self, known: Known) -> Settings:
+    def settings_for(self, known: KnownModel) -> Settings:
         """The settings with this model as MODEL_PATH."""
         changes: dict[str, Any] = {"served_model_name": known.name, "adapter_path": None}
         if self._main_known is None or known.stored is not self._main_known.stored:
@@ -217,11 +217,11 @@ class PoolNames:
             changes["vision"] = "off"  # mlx-lm's adapters are for text models
         return self._settings.model_copy(update=changes)
 
-    def weights(self, known: Known) -> Weights:
+    def weights(self, known: KnownModel) -> Weights:
         """About what it takes, before it is loaded."""
         return known.weights(sees=self._settings.vision == "auto" and self._settings.kv_bits is None)
 
-    def _no_adapter(self, name: str, model: Known) -> str:
+    def _no_adapter(self, name: str, model: KnownModel) -> str:
         names = [each.name for each in self._adapters.all() if not each.problem and each.fits(*_names_of(model))]
         return f"adapter={name!r}: there is no such adapter; for {model.name!r} there are {_list(names) or 'none'}."
 
@@ -243,5 +243,5 @@ def _list(names: Sequence[str]) -> str:
     return ", ".join(map(repr, names[:_SHOWN])) + more
 
 
-def _names_of(model: Known) -> tuple[str, ...]:
+def _names_of(model: KnownModel) -> tuple[str, ...]:
     return model.source, model.stored.folder.name

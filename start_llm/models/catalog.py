@@ -26,7 +26,7 @@ _TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredModel:
     """A model on this disk.
 
     Attributes:
@@ -99,7 +99,7 @@ def expected_model(source: str | None) -> tuple[str, int | None]:
         return name, None
 
 
-def stored_models(cache_dir: Path, model_path: str | None = None, cache: Path | None = None) -> Iterator[Stored]:
+def stored_models(cache_dir: Path, model_path: str | None = None, cache: Path | None = None) -> Iterator[StoredModel]:
     """Everything here that is a model, or was meant to be one.
 
     Args:
@@ -137,7 +137,7 @@ def seen(cache_dir: Path, cache: Path | None = None) -> frozenset[tuple[str, int
     return frozenset(found)
 
 
-def describe(name: str, folder: Path, *, removable: bool = False) -> Stored:
+def describe(name: str, folder: Path, *, removable: bool = False) -> StoredModel:
     """Reads the config and headers of one."""
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     audio: AudioTask | None = None
@@ -162,7 +162,7 @@ def describe(name: str, folder: Path, *, removable: bool = False) -> Stored:
         problem = str(error).partition(": ")[2] or str(error)
     except (OSError, ValueError) as error:
         context, can, problem = None, (), str(error)
-    return Stored(name, folder, size, context, can, problem, removable, audio, weight_bytes)
+    return StoredModel(name, folder, size, context, can, problem, removable, audio, weight_bytes)
 
 
 def abilities(config: dict[str, Any], folder: Path) -> tuple[str, ...]:

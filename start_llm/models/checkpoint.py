@@ -208,7 +208,7 @@ def _indexed(folder: Path) -> set[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class SafetensorsHeader:
     """Of a safetensors file.
 
     Attributes:
@@ -220,7 +220,7 @@ class Header:
     spans: tuple[tuple[int, int], ...]
 
 
-def safetensors_header(path: Path) -> Header | None:
+def safetensors_header(path: Path) -> SafetensorsHeader | None:
     """``None`` if the file has none."""
     try:
         with path.open("rb") as file:
@@ -232,7 +232,7 @@ def safetensors_header(path: Path) -> Header | None:
         spans = tuple((int(each[0]), int(each[1])) for each in offsets)
     except (OSError, ValueError, RecursionError, struct.error, KeyError, TypeError, AttributeError, IndexError):
         return None
-    return Header(8 + int(length), spans) if all(0 <= begin <= end for begin, end in spans) else None
+    return SafetensorsHeader(8 + int(length), spans) if all(0 <= begin <= end for begin, end in spans) else None
 
 
 def safetensors_bytes(path: Path) -> int | None:

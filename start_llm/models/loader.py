@@ -105,7 +105,7 @@ class LoadedModel:
 
 
 @dataclass(frozen=True)
-class Given:
+class LoadInputs:
     """What there is already when a model is loaded.
 
     Attributes:
@@ -146,7 +146,7 @@ def accelerator() -> Accelerator:
 
 
 def load_model(
-    settings: Settings, device: Device, progress: Progress, say: Callable[[str], None], given: Given | None = None
+    settings: Settings, device: Device, progress: Progress, say: Callable[[str], None], given: LoadInputs | None = None
 ) -> LoadedModel:
     """Loads `MODEL_PATH`, or the embedded model if it is unset: `load_steps` without a pause."""
     return at_once(load_steps(settings, device, progress, say, given))
@@ -157,7 +157,7 @@ def load_steps(
     device: Device,
     progress: Progress,
     say: Callable[[str], None],
-    given: Given | None = None,
+    given: LoadInputs | None = None,
 ) -> Generator[float, None, LoadedModel]:
     """Loads a model, a layer at a step. A model that sees is loaded by mlx-vlm, in one step.
 
@@ -174,7 +174,7 @@ def load_steps(
             KV_QUANT_SCHEME asks for what text models cannot do.
         Unavailable: its files were changed meanwhile.
     """
-    given = Given() if given is None else given
+    given = LoadInputs() if given is None else given
     _check_scheme(settings)
     adapter = given.adapter or _adapter(settings, settings.model_path or EMBEDDED_NAME, say)
     if given.folder is None:
@@ -247,7 +247,7 @@ def _find(
 
 
 def _text_model(
-    settings: Settings, found: _Checkpoint, given: Given
+    settings: Settings, found: _Checkpoint, given: LoadInputs
 ) -> Generator[float, None, tuple[Any, Any, BaseWeights]]:
     """The model, mlx-lm's tokenizer and the model's weights. Raises NotSupported.
 
@@ -356,7 +356,7 @@ def _check_room(settings: Settings, name: str, folder: Path, device: Device) -> 
     return check_fit(name, weights_on_disk(folder), device)
 
 
-def _with_eyes(settings: Settings, found: _Checkpoint, given: Given, say: Callable[[str], None]) -> Seeing | None:
+def _with_eyes(settings: Settings, found: _Checkpoint, given: LoadInputs, say: Callable[[str], None]) -> Seeing | None:
     """The model with its vision part; ``None`` if it has none, or is to be served as a text model."""
     if settings.vision == "off" or not has_eyes(found.config):
         return None

@@ -57,7 +57,7 @@ class Resident:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PoolLimits:
     """
     Attributes:
         budget: bytes that all weights, KV and what a step needs may take together; 0: nobody knows, so no limit.
@@ -81,7 +81,7 @@ def least_bytes(weights: Sequence[Weights], running: int = 0) -> int:
     return PREFILL_BYTES + together(weights) + kv
 
 
-def room_for(new: Resident, residents: Sequence[Resident], limits: Limits, running: int = 0) -> list[str]:
+def room_for(new: Resident, residents: Sequence[Resident], limits: PoolLimits, running: int = 0) -> list[str]:
     """Keys of the models that have to go, the one that was not used for longest first, so that `new` can be loaded.
 
     Args:
@@ -109,7 +109,7 @@ def room_for(new: Resident, residents: Sequence[Resident], limits: Limits, runni
     return going
 
 
-def there_will_be_room(new: Resident, residents: Sequence[Resident], limits: Limits) -> bool:
+def there_will_be_room(new: Resident, residents: Sequence[Resident], limits: PoolLimits) -> bool:
     """Whether `new` finds room once those at work have nothing to do: then it is worth waiting."""
     try:
         room_for(new, [replace(each, working=False) for each in residents], limits)
@@ -146,18 +146,18 @@ def _bytes(residents: Iterable[Resident]) -> int:
     return together(each.weights for each in residents)
 
 
-def _too_many(new: Resident, stay: Sequence[Resident], limits: Limits) -> bool:
+def _too_many(new: Resident, stay: Sequence[Resident], limits: PoolLimits) -> bool:
     models = {each.weights.group or each.key for each in (new, *stay)}
     return bool(limits.most) and len(models) > limits.most
 
 
-def _fits(new: Resident, stay: Sequence[Resident], limits: Limits, running: int) -> bool:
+def _fits(new: Resident, stay: Sequence[Resident], limits: PoolLimits, running: int) -> bool:
     if _too_many(new, stay, limits):
         return False
     return not limits.budget or least_bytes([each.weights for each in (new, *stay)], running) <= limits.budget
 
 
-def _no_room(new: Resident, stay: Sequence[Resident], limits: Limits, running: int) -> str:
+def _no_room(new: Resident, stay: Sequence[Resident], limits: PoolLimits, running: int) -> str:
     there = ", ".join(
         f"{each.name} ({_size(each.weights.all)}, {'pinned' if each.pinned else 'at work'})" for each in stay
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from start_llm.parsing.calls import CallLog, NotACall
 from start_llm.parsing.source import Source, Step
-from start_llm.parsing.tools.base import Parse, Reading
+from start_llm.parsing.tools.base import BlockReading, Parse
 
 
 class Blocks:
@@ -32,7 +32,7 @@ class Blocks:
         self._mark, self._settled, self.inside = source.mark(), False, True
         source.pos += skip
         try:
-            yield from parse(Reading(source, self._calls, self._settle))
+            yield from parse(BlockReading(source, self._calls, self._settle))
         except NotACall:
             if self._mark is not None:
                 source.rewind(self._mark)

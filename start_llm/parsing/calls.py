@@ -15,7 +15,7 @@ class NotACall(Exception):
     """What looked like a call is none: its text is given back. Raised before any event of that call."""
 
 
-class Call:
+class CallBuilder:
     """One call being written. Its events are held back while it may still turn out to be nothing.
 
     A call of an unknown tool is held until it is complete. A call that repeats an
@@ -108,7 +108,7 @@ class CallLog:
         self.finished: list[ToolCall] = []
         self.repeated = 0
         self.known_only = False
-        self.open: Call | None = None
+        self.open: CallBuilder | None = None
         self._begun = begun
         self._new_id = new_id
         self._schemas = {tool.name: Schema(tool.parameters) for tool in tools}
@@ -124,12 +124,12 @@ class CallLog:
     def schema(self, name: str) -> Schema:
         return self._schemas.get(name) or Schema(ANY)
 
-    def begin(self, name: str, ident: str | None = None) -> Call:
+    def begin(self, name: str, ident: str | None = None) -> CallBuilder:
         """Raises NotACall where only known tools count and this is none."""
         name = self._resolved(name)
         if not name or (self.known_only and not self.knows(name)):
             raise NotACall
-        self.open = Call(self, name, ident)
+        self.open = CallBuilder(self, name, ident)
         return self.open
 
     def _resolved(self, name: str) -> str:

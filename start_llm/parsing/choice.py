@@ -63,7 +63,7 @@ _TOLD: dict[Ending, FinishReason] = {
 
 
 @dataclass(slots=True)
-class Choice:
+class ChoiceParser:
     """Used by the thread of its request.
 
     Attributes:

@@ -43,7 +43,7 @@ from start_llm.parsing.structured_harmony import harmony_answer
 from start_llm.parsing.structured_schema import any_object, check_schema, embed, too_large
 from start_llm.parsing.structured_tools import (
     ANY_TEXT,
-    Call,
+    CallableTool,
     Lark,
     Markers,
     as_call,
@@ -207,7 +207,7 @@ def _chosen(request: ChatRequest) -> Sequence[int]:
     return chosen[:1]
 
 
-def _as_calls(request: ChatRequest, indices: Sequence[int], *, auto: bool) -> list[Call]:
+def _as_calls(request: ChatRequest, indices: Sequence[int], *, auto: bool) -> list[CallableTool]:
     """The tools with what their arguments are held to. Where that is too much, those that are not strict go without."""
     field_name = PARAMETERS.get(request.dialect, "function.parameters")
     tools = [(request.tools[i], f"tools[{i}].{field_name}") for i in indices]
@@ -220,14 +220,14 @@ def _as_calls(request: ChatRequest, indices: Sequence[int], *, auto: bool) -> li
     for tool, param in tools:
         count = 0 if tool.strict else size(tool.parameters)
         if not tool.strict and (auto or count > room):
-            calls.append(Call(tool.name, any_object(), True, param))
+            calls.append(CallableTool(tool.name, any_object(), True, param))
         else:
             room -= count
             calls.append(as_call(tool, param))
     return calls
 
 
-def _calls(request: ChatRequest, calls: Sequence[Call], model: ModelText, lark: Lark, markers: Markers) -> str:
+def _calls(request: ChatRequest, calls: Sequence[CallableTool], model: ModelText, lark: Lark, markers: Markers) -> str:
     """A rule for one call, or several where the request allows it."""
     call_format = pick_format(model.tool_format, markers)
     opening = f"{markers(call_format.open)} " if call_format.open else ""
@@ -238,7 +238,9 @@ def _calls(request: ChatRequest, calls: Sequence[Call], model: ModelText, lark: 
     return lark.rule("calls", f"call ({between}call){{0,{MOST_CALLS - 1}}}")
 
 
-def _text_and_calls(request: ChatRequest, calls: Sequence[Call], model: ModelText, lark: Lark, markers: Markers) -> str:
+def _text_and_calls(
+    request: ChatRequest, calls: Sequence[CallableTool], model: ModelText, lark: Lark, markers: Markers
+) -> str:
     """Free text in which an opening marker starts a call that is held to its grammar."""
     call_format = pick_format(model.tool_format, markers)
     lark.rule("TEXT", f"/{ANY_TEXT}/")

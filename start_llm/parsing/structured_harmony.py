@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from start_llm.parsing.structured_tools import ANY_TEXT, Call, Lark, Markers, json_arguments, literal
+from start_llm.parsing.structured_tools import ANY_TEXT, CallableTool, Lark, Markers, json_arguments, literal
 
 MOST_THOUGHTS = 8
 """Messages before the one that was asked for."""
 
 
-def harmony_answer(lark: Lark, markers: Markers, json_text: str | None, calls: Sequence[Call], *, free: bool) -> str:
+def harmony_answer(
+    lark: Lark, markers: Markers, json_text: str | None, calls: Sequence[CallableTool], *, free: bool
+) -> str:
     """The start rule's body.
 
     Args:

@@ -60,7 +60,7 @@ class Markers:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class CallableTool:
     """A tool that may be called, with the schema its arguments are held to."""
 
     name: str
@@ -69,7 +69,7 @@ class Call:
     param: str
 
 
-Body = Callable[[Lark, Markers, Call, str], str]
+Body = Callable[[Lark, Markers, CallableTool, str], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +86,12 @@ class CallFormat:
     open: str = "<tool_call>"
     close: str = "</tool_call>"
     between: str = "\n"
-    lead: Callable[[Call], str] = lambda call: ""
+    lead: Callable[[CallableTool], str] = lambda call: ""
 
 
-def call_rests(lark: Lark, call_format: CallFormat, calls: Sequence[Call], markers: Markers) -> list[tuple[Call, str]]:
+def call_rests(
+    lark: Lark, call_format: CallFormat, calls: Sequence[CallableTool], markers: Markers
+) -> list[tuple[CallableTool, str]]:
     """For each of `calls` a rule for what follows its lead."""
     close = f" {markers(call_format.close)}" if call_format.close else ""
     return [
@@ -98,7 +100,7 @@ def call_rests(lark: Lark, call_format: CallFormat, calls: Sequence[Call], marke
     ]
 
 
-def call_tail(lark: Lark, call_format: CallFormat, calls: Sequence[Call], markers: Markers) -> str:
+def call_tail(lark: Lark, call_format: CallFormat, calls: Sequence[CallableTool], markers: Markers) -> str:
     """Adds rule ``call_tail``: what follows the opening marker of a call, for any of `calls`."""
     parts = []
     for call, rest in call_rests(lark, call_format, calls, markers):
@@ -114,7 +116,7 @@ def pick_format(format_id: str, markers: Markers) -> CallFormat:
     return _FORMATS.get(format_id, _FORMATS["hermes_json"])
 
 
-def as_call(tool: Tool, param: str) -> Call:
+def as_call(tool: Tool, param: str) -> CallableTool:
     """The schema of a tool's arguments.
 
     A strict tool's schema is kept to the letter or refused. For others, keywords that cannot be enforced are passed
@@ -131,49 +133,49 @@ def as_call(tool: Tool, param: str) -> Call:
         check_schema(schema, param)
         if schema["type"] != "object":
             raise BadRequest(f"{param}: keyword 'type' at $ must be 'object'.", param=param)
-        return Call(tool.name, schema, lenient=False, param=param)
+        return CallableTool(tool.name, schema, lenient=False, param=param)
     if schema["type"] != "object" or not is_supported(schema, lenient=True):
         schema = any_object()
-    return Call(tool.name, schema, lenient=True, param=param)
+    return CallableTool(tool.name, schema, lenient=True, param=param)
 
 
 # --- JSON arguments ---------------------------------------------------------
 
 
-def json_arguments(call: Call) -> str:
+def json_arguments(call: CallableTool) -> str:
     return f"%json {embed(call.schema, lenient=call.lenient)}"
 
 
-def _hermes_body(lark: Lark, markers: Markers, call: Call, prefix: str) -> str:
+def _hermes_body(lark: Lark, markers: Markers, call: CallableTool, prefix: str) -> str:
     head = f'\n{{"name": {json.dumps(call.name)}, "arguments": '
     return f"{literal(head)} {json_arguments(call)} {literal('}' + chr(10))}"
 
 
-def _header_body(lark: Lark, markers: Markers, call: Call, prefix: str) -> str:
+def _header_body(lark: Lark, markers: Markers, call: CallableTool, prefix: str) -> str:
     return f"{literal(call.name)} {markers('[ARGS]')} {json_arguments(call)}"
 
 
-def _list_body(lark: Lark, markers: Markers, call: Call, prefix: str) -> str:
+def _list_body(lark: Lark, markers: Markers, call: CallableTool, prefix: str) -> str:
     head = f' [{{"name": {json.dumps(call.name)}, "arguments": '
     return f"{literal(head)} {json_arguments(call)} {literal('}]')}"
 
 
-def _llama_lead(call: Call) -> str:
+def _llama_lead(call: CallableTool) -> str:
     return f'{{"name": {json.dumps(call.name)}, "parameters": '
 
 
-def _llama_body(lark: Lark, markers: Markers, call: Call, prefix: str) -> str:
+def _llama_body(lark: Lark, markers: Markers, call: CallableTool, prefix: str) -> str:
     return f'{json_arguments(call)} "}}"'
 
 
-def _function_body(lark: Lark, markers: Markers, call: Call, prefix: str) -> str:
+def _function_body(lark: Lark, markers: Markers, call: CallableTool, prefix: str) -> str:
     return f"{literal(call.name + '>')} {json_arguments(call)}"
 
 
 # --- XML arguments ----------------------------------------------------------
 
 
-def _qwen_body(lark: Lark, markers: Markers, call: Call, prefix: str) -> str:
+def _qwen_body(lark: Lark, markers: Markers, call: CallableTool, prefix: str) -> str:
     parts = []
     for i, (key, schema, required) in enumerate(_parameters(call)):
         value = _value(lark, markers, call, schema, f"{prefix}_{i}", "\n</parameter>", f"$.properties.{key}")
@@ -182,7 +184,7 @@ def _qwen_body(lark: Lark, markers: Markers, call: Call, prefix: str) -> str:
     return " ".join([literal(f"\n<function={call.name}>\n"), *parts, literal("</function>\n")])
 
 
-def _glm_body(lark: Lark, markers: Markers, call: Call, prefix: str) -> str:
+def _glm_body(lark: Lark, markers: Markers, call: CallableTool, prefix: str) -> str:
     parts = []
     for i, (key, schema, required) in enumerate(_parameters(call)):
         value = _value(lark, markers, call, schema, f"{prefix}_{i}", "</arg_value>", f"$.properties.{key}")
@@ -192,7 +194,7 @@ def _glm_body(lark: Lark, markers: Markers, call: Call, prefix: str) -> str:
     return " ".join([literal(call.name), *parts, '"\\n"?'])
 
 
-def _parameters(call: Call) -> list[tuple[str, Any, bool]]:
+def _parameters(call: CallableTool) -> list[tuple[str, Any, bool]]:
     """(name, schema, required) in order; only an object with named properties can be written as XML.
 
     Raises:
@@ -219,7 +221,7 @@ def _parameters(call: Call) -> list[tuple[str, Any, bool]]:
     return [(key, schema, key in required) for key, schema in properties.items()]
 
 
-def _value(lark: Lark, markers: Markers, call: Call, schema: Any, prefix: str, end: str, path: str) -> str:
+def _value(lark: Lark, markers: Markers, call: CallableTool, schema: Any, prefix: str, end: str, path: str) -> str:
     """A parameter's value and the marker that ends it."""
     schema = _resolve(schema, call.schema)
     if "const" in schema or "enum" in schema:
@@ -299,7 +301,7 @@ class _Text:
         self.patterns.append(f"/{regex_to_lark(regex, use_ascii='dw')}/")
 
 
-def _text_terminals(call: Call, schema: Schema, path: str) -> str:
+def _text_terminals(call: CallableTool, schema: Schema, path: str) -> str:
     """A terminal for a string as it stands, by its length and pattern."""
     text = _Text()
     least, most = schema.get("minLength", 0), schema.get("maxLength")
@@ -319,7 +321,7 @@ def _text_terminals(call: Call, schema: Schema, path: str) -> str:
     return " & ".join([f"/{ANY_TEXT}/", *text.patterns])
 
 
-def _unanchored(pattern: str, call: Call, path: str) -> str:
+def _unanchored(pattern: str, call: CallableTool, path: str) -> str:
     """A JSON schema's pattern, which may match anywhere, as one for the whole text."""
     places = list(_operators(pattern))
     anchors = [place for place in places if pattern[place] in "^$"]

@@ -75,7 +75,7 @@ class Rule(BaseModel):
     moves: bool = False
 
 
-class Client(BaseModel):
+class ClientRules(BaseModel):
     """A client's rules, and the regular expression by which the beginning of its system text shows it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -84,7 +84,7 @@ class Client(BaseModel):
     rules: tuple[Rule, ...] = ()
 
 
-UNKNOWN = Client.model_construct(name="unknown", system="", rules=())
+UNKNOWN = ClientRules.model_construct(name="unknown", system="", rules=())
 
 _CLEARED = Rule(
     name="cleared_result",
@@ -105,7 +105,7 @@ def _aider(name: str, opens: str, reply: str) -> Rule:
 
 BUILT_IN = (
     # Claude Code 2.1.329
-    Client(
+    ClientRules(
         name="claude_code",
         system=r"^x-anthropic-billing-header:|^You are (?:Claude Code|a Claude agent)\b",
         rules=(
@@ -119,7 +119,7 @@ BUILT_IN = (
         ),
     ),
     # OpenClaw 2026.9.6; message ids and stats as in the versions before it
-    Client(
+    ClientRules(
         name="openclaw",
         system=r"^<!-- openclaw:|^You are a personal assistant running inside OpenClaw\b",
         rules=(
@@ -144,11 +144,11 @@ BUILT_IN = (
         ),
     ),
     # Qwen Code 0.24.4: date and folders when a process of it starts
-    Client(name="qwen", system=r"^You are Qwen Code\b", rules=(_reminder("reminder_before", "start"), _CLEARED)),
+    ClientRules(name="qwen", system=r"^You are Qwen Code\b", rules=(_reminder("reminder_before", "start"), _CLEARED)),
     # OpenCode 1.18.33
-    Client(name="opencode", system=r"^You are opencode\b", rules=(_CLEARED,)),
+    ClientRules(name="opencode", system=r"^You are opencode\b", rules=(_CLEARED,)),
     # aider 0.86.2
-    Client(
+    ClientRules(
         name="aider",
         system=r"^Act as an expert (?:software developer|code analyst|architect engineer)\b"
         r"|^You are an expert on the AI coding tool called Aider\b",
@@ -184,7 +184,7 @@ BUILT_IN = (
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class DeclaredPlace:
     """A declared place found in a message's text: characters `start` to `end`; `text` is what it says."""
 
     rule: Rule
@@ -197,7 +197,7 @@ class Part:
 class Clients:
     """All clients that are known, a user's own first."""
 
-    clients: tuple[Client, ...] = BUILT_IN
+    clients: tuple[ClientRules, ...] = BUILT_IN
 
     @staticmethod
     def load(path: Path | None) -> Clients:
@@ -226,7 +226,7 @@ class Clients:
                 raise RuleError(f"{path}: client {name!r}: the name is used twice")
         return Clients(own + tuple(client for client in BUILT_IN if client.name not in names))
 
-    def of(self, messages: Sequence[Message]) -> Client:
+    def of(self, messages: Sequence[Message]) -> ClientRules:
         """The client whose conversation this is, by the system message at its front."""
         if not messages or messages[0].role != "system":
             return UNKNOWN
@@ -236,14 +236,14 @@ class Clients:
 
 class _File(BaseModel):
     model_config = ConfigDict(extra="forbid")
-    client: tuple[Client, ...]
+    client: tuple[ClientRules, ...]
 
 
 def _search(pattern: str, text: str) -> re.Match[str] | None:
     return re.compile(pattern, re.MULTILINE).search(text)
 
 
-def find_parts(message: Message, client: Client, system: str) -> tuple[Part, ...]:
+def find_parts(message: Message, client: ClientRules, system: str) -> tuple[DeclaredPlace, ...]:
     """The declared places in a message of `client`'s, in order, never overlapping.
 
     Args:
@@ -255,13 +255,13 @@ def find_parts(message: Message, client: Client, system: str) -> tuple[Part, ...
         return ()
     for rule in rules:
         if rule.place == "whole" and (end := _whole(rule, text)) is not None:
-            return (Part(rule, 0, end, text.strip()),)
+            return (DeclaredPlace(rule, 0, end, text.strip()),)
     parts = _edges(rules, text)
     for rule in rules:
         taken = sorted((part.start, part.end) for part in parts)
         for start, end in _inside(rule, text, system):
             if _is_free(taken, start, end):
-                parts.append(Part(rule, start, end, text[start:end].strip()))
+                parts.append(DeclaredPlace(rule, start, end, text[start:end].strip()))
     return tuple(sorted(parts, key=lambda part: part.start))
 
 
@@ -284,16 +284,16 @@ def _whole(rule: Rule, text: str) -> int | None:
     return len(text) if rule.closes is None or _search(rule.closes, text[opened.end() :]) else None
 
 
-def _edges(rules: Sequence[Rule], text: str) -> list[Part]:
+def _edges(rules: Sequence[Rule], text: str) -> list[DeclaredPlace]:
     """Blocks one behind the other at the start of the text, and at its end.
 
     Each step looks at its block only, not at all of the text: there may be tens of thousands of them.
     """
-    parts: list[Part] = []
+    parts: list[DeclaredPlace] = []
     start = 0
     at_start = [rule for rule in rules if rule.place == "start"]
     while found := next(((rule, stop) for rule in at_start if (stop := _block(rule, text, start)) is not None), None):
-        parts.append(Part(found[0], start, found[1], text[start : found[1]].strip()))
+        parts.append(DeclaredPlace(found[0], start, found[1], text[start : found[1]].strip()))
         start = space_end(text, found[1])
     end = _trimmed(text, len(text))
     opens = [
@@ -302,7 +302,7 @@ def _edges(rules: Sequence[Rule], text: str) -> list[Part]:
         if rule.place == "end"
     ]
     while last := _last(opens, text, end):
-        parts.append(Part(last[0], last[1], end, text[last[1] : end].strip()))
+        parts.append(DeclaredPlace(last[0], last[1], end, text[last[1] : end].strip()))
         end = _trimmed(text, last[1])
     return parts
 

@@ -16,14 +16,14 @@ from start_llm.core.vision import ImageSpan
 from start_llm.prompt.clients import Clients
 from start_llm.prompt.clock import OWN_DATES, VARIABLE, Clock
 from start_llm.prompt.length import LengthCheck
-from start_llm.prompt.match import Asked, bases
+from start_llm.prompt.match import MatchQuery, bases
 from start_llm.prompt.ports import Template, Tokenizer
 from start_llm.prompt.probe import Traits
-from start_llm.prompt.reading import Reader, Reading
+from start_llm.prompt.reading import ChainReader, MessageChain
 from start_llm.prompt.render import Renderer
-from start_llm.prompt.sights import Sights
+from start_llm.prompt.sights import ImageMarks
 from start_llm.prompt.tokenise import Coder
-from start_llm.prompt.tree import Path, Tree
+from start_llm.prompt.tree import ConversationTree, Path
 from start_llm.prompt.turn import Turn
 from start_llm.prompt.view import View, as_sent, going_on, strictly
 
@@ -42,14 +42,14 @@ class Composer:
         template: Template,
         tokenizer: Tokenizer,
         traits: Traits,
-        tree: Tree,
+        tree: ConversationTree,
         *,
         strict: bool,
         preserve_thinking: bool,
         clients: Clients,
         now: Callable[[], datetime],
         context: int,
-        sights: Sights | None,
+        sights: ImageMarks | None,
     ) -> None:
         """
         Args:
@@ -65,14 +65,14 @@ class Composer:
         self._tokenizer = tokenizer
         self._traits = traits
         self._tree = tree
-        self._reader = Reader(Clients(()) if strict else clients)
+        self._reader = ChainReader(Clients(()) if strict else clients)
         self._now = now
         self._context = context
 
-    def read(self, request: ChatRequest) -> Reading:
+    def read(self, request: ChatRequest) -> MessageChain:
         return self._reader.read(request.messages)
 
-    def turn(self, request: ChatRequest, reading: Reading, variables: dict[str, Any]) -> Turn:
+    def turn(self, request: ChatRequest, reading: MessageChain, variables: dict[str, Any]) -> Turn:
         """The first of these that fits the context: with what the client cleared or stripped, then as it was sent.
 
         Raises:
@@ -90,13 +90,13 @@ class Composer:
         if turn is not None and (not turn.view.extra or self._fits(turn, self._room(request))):
             return turn
         clock = self._clock(request, None)
-        asked = Asked.of(request, reading, clock.value if clock is not None else None)
+        asked = MatchQuery.of(request, reading, clock.value if clock is not None else None)
         return self._rendered(request, reading, as_sent(asked, self._tree.arrange(request.tools)), variables, clock)
 
-    def _based(self, request: ChatRequest, reading: Reading, variables: dict[str, Any]) -> Turn | None:
+    def _based(self, request: ChatRequest, reading: MessageChain, variables: dict[str, Any]) -> Turn | None:
         """The request as its conversation goes on; None if it goes on from no answer of this server."""
         clock = self._clock(request, None)
-        asked = Asked.of(request, reading, clock.value if clock is not None else None)
+        asked = MatchQuery.of(request, reading, clock.value if clock is not None else None)
         for match in bases(self._tree, asked):
             view = going_on(match, asked, self.count_tokens)
             if view is not None and self._at_hand(view, request):
@@ -114,7 +114,7 @@ class Composer:
     def count_tokens(self, text: str) -> int:
         return len(self._tokenizer.encode(text))
 
-    def _strict_turn(self, request: ChatRequest, reading: Reading, variables: dict[str, Any]) -> Turn:
+    def _strict_turn(self, request: ChatRequest, reading: MessageChain, variables: dict[str, Any]) -> Turn:
         view = strictly(request.messages, request.tools)
         paths = (path for key in reversed(reading.keys) for path in self._tree.at(key))
         return self._rendered(request, reading, view, variables, None, stem=next(paths, None))
@@ -130,7 +130,7 @@ class Composer:
     def _rendered(
         self,
         request: ChatRequest,
-        reading: Reading,
+        reading: MessageChain,
         view: View,
         variables: dict[str, Any],
         clock: Clock | None,
@@ -153,7 +153,7 @@ class Composer:
         """Where the images of a rendered text stand among its tokens; None if they do not say the same."""
         return () if self._sights is None else self._sights.spans(text, tokens, request.pictures)
 
-    def _spoken(self, reading: Reading) -> int:
+    def _spoken(self, reading: MessageChain) -> int:
         """Tokens that this server said on the way, whether or not the request goes on from them."""
         for key in reversed(reading.keys):
             if self._tree.has(key):

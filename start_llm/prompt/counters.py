@@ -10,7 +10,7 @@ update note was added to. ``shown_as_sent``: requests with a history that went o
 ``guesses_*``: what re-anchoring expected of a client's next request."""
 
 
-class Counters:
+class PromptCounters:
     """Totals by name. Thread-safe."""
 
     def __init__(self) -> None:

@@ -9,7 +9,7 @@ from math import inf
 
 from start_llm.core.messages import Message
 from start_llm.prompt.note import NOTE_OPEN
-from start_llm.prompt.reading import Entry, Reading
+from start_llm.prompt.reading import ChainEntry, MessageChain
 from start_llm.prompt.render import Rendered
 from start_llm.prompt.tree import Shown
 
@@ -34,7 +34,7 @@ class Where:
 
 
 def locate(
-    rendered: Rendered, marks: Sequence[int], shown: Sequence[Shown], reading: Reading, char: int, around: str
+    rendered: Rendered, marks: Sequence[int], shown: Sequence[Shown], reading: MessageChain, char: int, around: str
 ) -> Where:
     """The message that character `char` of the rendered text belongs to.
 
@@ -89,7 +89,7 @@ def _starts(offsets: Sequence[int | None], marks: Sequence[int]) -> Iterator[flo
         previous = mark
 
 
-def _client_index(shown: Shown, reading: Reading) -> int | None:
+def _client_index(shown: Shown, reading: MessageChain) -> int | None:
     if shown.place is not None and shown.place < len(reading.indices):
         return reading.indices[shown.place]
     same = (index for index, entry in enumerate(reading.entries) if entry.facts.shown == shown.message)
@@ -115,6 +115,6 @@ def _part_of_answer(message: Message, text: str, offset: int, char: int) -> str:
     return "reasoning" if message.reasoning and (place >= 0 or not message.tool_calls) else behind
 
 
-def _rule(entry: Entry, place: int) -> str | None:
+def _rule(entry: ChainEntry, place: int) -> str | None:
     parts = (part for part in entry.facts.parts if part.start <= place <= part.end + 8)
     return next((part.rule.name for part in parts), None)

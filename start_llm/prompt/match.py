@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from start_llm.core.messages import Tool
 from start_llm.core.request import ChatRequest
 from start_llm.prompt.clients import Rule
-from start_llm.prompt.reading import Reading, Slot, call_id
-from start_llm.prompt.tree import Path, Tree
+from start_llm.prompt.reading import MessageChain, Slot, call_id
+from start_llm.prompt.tree import ConversationTree, Path
 
 PROOF_TOKENS = 64
 """Generated tokens that two conversations do not share by chance."""
@@ -43,7 +43,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class BaseMatch:
     """A base for a request.
 
     Attributes:
@@ -74,21 +74,21 @@ class Match:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class MatchQuery:
     """A request as it is compared: what it says, its tools, the template's own date (if it prints one), who asks."""
 
-    reading: Reading
+    reading: MessageChain
     tools: tuple[Tool, ...]
     date: str | None
     owner: str | None
     session: str | None
 
     @staticmethod
-    def of(request: ChatRequest, reading: Reading, date: str | None) -> Asked:
-        return Asked(reading, request.tools, date, request.owner, request.session)
+    def of(request: ChatRequest, reading: MessageChain, date: str | None) -> MatchQuery:
+        return MatchQuery(reading, request.tools, date, request.owner, request.session)
 
 
-def bases(tree: Tree, asked: Asked) -> Iterator[Match]:
+def bases(tree: ConversationTree, asked: MatchQuery) -> Iterator[BaseMatch]:
     """Bases that may be used, the best one first: deep before shallow, equal values before changed ones."""
     reading = asked.reading
     for key, index in zip(reversed(reading.keys), reversed(reading.indices), strict=True):
@@ -101,7 +101,7 @@ def bases(tree: Tree, asked: Asked) -> Iterator[Match]:
         yield from _proved([match for match in found if not match.exact], asked)
 
 
-def _proved(found: Sequence[Match], asked: Asked) -> Iterator[Match]:
+def _proved(found: Sequence[BaseMatch], asked: MatchQuery) -> Iterator[BaseMatch]:
     """The one match among `found` that is proved to be this conversation; none where two are."""
     allowed = [match for match in found if match.proved and _is_own(match, asked)]
     pool = [match for match in allowed if not match.changes] or allowed
@@ -109,20 +109,20 @@ def _proved(found: Sequence[Match], asked: Asked) -> Iterator[Match]:
         yield pool[0]
 
 
-def _is_own(match: Match, asked: Asked) -> bool:
+def _is_own(match: BaseMatch, asked: MatchQuery) -> bool:
     """Neither another name of the conversation nor another user or key stands against it."""
     node = match.path.node
     return (node.owner, node.session) == (asked.owner, asked.session)
 
 
-def _told_alike(one: Match, other: Match) -> bool:
+def _told_alike(one: BaseMatch, other: BaseMatch) -> bool:
     return one.changes == other.changes and [s.message for s in one.path.shown] == [s.message for s in other.path.shown]
 
 
 # --- one candidate ----------------------------------------------------------------------------------------------------
 
 
-def compare(path: Path, asked: Asked, behind: int) -> Match | None:
+def compare(path: Path, asked: MatchQuery, behind: int) -> BaseMatch | None:
     """How the request differs from a path of equal words; None if it cannot be the same conversation.
 
     `behind`: index of the first entry behind the path's answer.
@@ -139,14 +139,14 @@ def compare(path: Path, asked: Asked, behind: int) -> Match | None:
     changes = (*_date_change(path, asked.date), *values, *tools)
     enough = asked.session is not None or not _shows_foreign(path, changes, stale)
     proved = named or (enough and path.node.spoken >= PROOF_TOKENS)
-    return Match(path, behind, changes, restored, moved, stale, proved)
+    return BaseMatch(path, behind, changes, restored, moved, stale, proved)
 
 
 def _shows_foreign(path: Path, changes: Sequence[Change], stale: bool) -> bool:
     return not path.node.clean or bool(changes) or stale
 
 
-def _compare_answers(path: Path, reading: Reading) -> tuple[bool, bool] | None:
+def _compare_answers(path: Path, reading: MessageChain) -> tuple[bool, bool] | None:
     """Whether thoughts would be given back, and whether the request carries a call of ours; None if it says others."""
     restored = named = False
     for shown in path.shown:
@@ -171,7 +171,7 @@ def _date_change(path: Path, date: str | None) -> list[Change]:
     return [] if date is None or was == date else [Change(DATE, was, date)]
 
 
-def _value_changes(path: Path, asked: Asked, behind: int) -> list[Change]:
+def _value_changes(path: Path, asked: MatchQuery, behind: int) -> list[Change]:
     """What declared places say now in what is answered, and what has been withdrawn."""
     values = asked.reading.values
     answered: dict[Slot, Rule | None] = {slot: None for slot in values if slot.rule == "system"}
@@ -188,7 +188,7 @@ def _value_changes(path: Path, asked: Asked, behind: int) -> list[Change]:
     return sorted(changes, key=lambda change: (change.slot.place, change.slot.rule, change.slot.number))
 
 
-def _silent_differences(path: Path, asked: Asked) -> tuple[bool, bool]:
+def _silent_differences(path: Path, asked: MatchQuery) -> tuple[bool, bool]:
     """Whether a block stands elsewhere now, and whether something is shown that its client does not send any more.
 
     That is a stamp, or the old text of a block that moves: what it says now is told behind the base's answer.
@@ -199,7 +199,7 @@ def _silent_differences(path: Path, asked: Asked) -> tuple[bool, bool]:
     return bool(moved), stale or any(slot.rule in stamps and slot not in values for slot in _shown(path))
 
 
-def _stamps(asked: Asked) -> set[str]:
+def _stamps(asked: MatchQuery) -> set[str]:
     return {rule.name for rule in asked.reading.client.rules if rule.kind == "stamp"}
 
 

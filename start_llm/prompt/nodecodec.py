@@ -11,7 +11,7 @@ from typing import Any
 
 from start_llm.core.messages import Message, Tool, ToolCall
 from start_llm.prompt.reading import Slot
-from start_llm.prompt.tree import Anchor, Grown, Node, Shown
+from start_llm.prompt.tree import Node, RenderDelta, Shown, SpecialTokenPlace
 
 _SUM = 32
 
@@ -98,13 +98,13 @@ def _node(header: dict[str, Any], numbers: array[int]) -> Node:
         told=tuple((Slot(*slot), value) for slot, value in header["told"]),
         tools=None if tools is None else tuple(Tool(*tool) for tool in tools),
         clock=datetime.fromisoformat(clock) if clock else None,
-        grown=Grown(
+        grown=RenderDelta(
             chars,
             tokens,
             anchors,
             header["text"],
             numbers[:split],
-            tuple(Anchor(char, token, bool(start)) for char, token, start in header["anchors"]),
+            tuple(SpecialTokenPlace(char, token, bool(start)) for char, token, start in header["anchors"]),
             generation,
         ),
         answer=_read_message(header["answer"]),

@@ -19,15 +19,15 @@ from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 from start_llm.prompt.clients import Clients
 from start_llm.prompt.compose import Composer
-from start_llm.prompt.counters import Counters
+from start_llm.prompt.counters import PromptCounters
 from start_llm.prompt.locate import Where, locate
 from start_llm.prompt.ports import Eyes, Template, Tokenizer
 from start_llm.prompt.predict import Guesses, followers, known_until
 from start_llm.prompt.probe import Traits, probe
-from start_llm.prompt.reading import ROOT, Reading, answer_digest, call_id
-from start_llm.prompt.sights import Sights
+from start_llm.prompt.reading import ROOT, MessageChain, answer_digest, call_id
+from start_llm.prompt.sights import ImageMarks
 from start_llm.prompt.tokenise import boundaries
-from start_llm.prompt.tree import Node, Path, Tree, extended, grown
+from start_llm.prompt.tree import ConversationTree, Node, Path, extended, grown
 from start_llm.prompt.turn import Prepared, Turn, fresh_tokens, prompt_of
 from start_llm.prompt.turndb import TurnDB
 
@@ -61,7 +61,7 @@ class Pipeline:
         self._strict = settings.cache_drift_policy == "strict" or not settings.cache_canonicalize_tool_context
         self._tokenizer = tokenizer
         self.traits = probe(template, tokenizer) if traits is None else traits
-        self._tree = Tree()
+        self._tree = ConversationTree()
         self._composer = Composer(
             template,
             tokenizer,
@@ -72,11 +72,11 @@ class Pipeline:
             clients=clients or Clients(),
             now=now,
             context=context,
-            sights=Sights(eyes) if eyes is not None else None,
+            sights=ImageMarks(eyes) if eyes is not None else None,
         )
         self._awaited: dict[bytes, threading.Event] = {}
         self._guesses = Guesses()
-        self._counters = Counters()
+        self._counters = PromptCounters()
         self._store = store
         if store is not None:
             policy = "strict" if self._strict else "append"
@@ -125,7 +125,7 @@ class Pipeline:
 
     # --- afterwards ---------------------------------------------------------
 
-    def _await(self, reading: Reading) -> None:
+    def _await(self, reading: MessageChain) -> None:
         """The answer that this request goes on from may be out, but not yet recorded."""
         for key in reading.keys:
             if (event := self._awaited.get(key)) is not None:
@@ -258,7 +258,7 @@ class Pipeline:
             self._store.close()
 
 
-def _said(reading: Reading, behind: int) -> tuple[tuple[bytes, ...], tuple[tuple[str, bytes], ...]]:
+def _said(reading: MessageChain, behind: int) -> tuple[tuple[bytes, ...], tuple[tuple[str, bytes], ...]]:
     """What the links from `behind` on say, and the results of calls among them."""
     links = [reading.entries[index] for index in reading.indices[behind:]]
     results = [entry for entry in links if entry.message.tool_call_id and not entry.cleared]
@@ -268,7 +268,7 @@ def _said(reading: Reading, behind: int) -> tuple[tuple[bytes, ...], tuple[tuple
     )
 
 
-def _session(reading: Reading) -> str:
+def _session(reading: MessageChain) -> str:
     """Named after how the conversation begins: up to its first user message."""
     for key, index in zip(reading.keys, reading.indices, strict=True):
         if reading.entries[index].message.role == "user":

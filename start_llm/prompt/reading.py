@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from start_llm.core.messages import Message, ToolCall
-from start_llm.prompt.clients import UNKNOWN, Client, Clients, Part, find_parts, space_end
+from start_llm.prompt.clients import UNKNOWN, ClientRules, Clients, DeclaredPlace, find_parts, space_end
 
 ROOT = b"start_llm conversation"
 _EMBEDDED = re.compile(r"\s*<(think|thinking)>((?:(?!</?\1>)[\s\S])*)</\1>")
@@ -57,7 +57,7 @@ class Facts:
 
     digest: bytes
     counts: bool
-    parts: tuple[Part, ...]
+    parts: tuple[DeclaredPlace, ...]
     shown: Message
     reasoning: str = ""
 
@@ -67,7 +67,7 @@ class Facts:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ChainEntry:
     """A message of the request.
 
     Attributes:
@@ -79,7 +79,7 @@ class Entry:
     message: Message
     facts: Facts
     place: int | None
-    slots: tuple[tuple[Slot, Part], ...] = ()
+    slots: tuple[tuple[Slot, DeclaredPlace], ...] = ()
     reply: bool = False
 
     @property
@@ -92,7 +92,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Reading:
+class MessageChain:
     """A request's messages as entries, and its chain.
 
     Attributes:
@@ -101,8 +101,8 @@ class Reading:
         values: what the declared places say now, the system messages at the front included.
     """
 
-    client: Client
-    entries: tuple[Entry, ...]
+    client: ClientRules
+    entries: tuple[ChainEntry, ...]
     keys: tuple[bytes, ...]
     indices: tuple[int, ...]
     values: dict[Slot, str]
@@ -180,7 +180,7 @@ def _assistant_facts(message: Message) -> Facts:
     return Facts(answer_digest(message.content, message.tool_calls), True, (), shown, own)
 
 
-def _without(text: str, parts: Sequence[Part]) -> str:
+def _without(text: str, parts: Sequence[DeclaredPlace]) -> str:
     """`text` without `parts` and the white space between them and its edges."""
     kept: list[str] = []
     position, said = 0, False
@@ -192,7 +192,7 @@ def _without(text: str, parts: Sequence[Part]) -> str:
     return before + rest if rest.strip() else before.rstrip()
 
 
-def facts_of(message: Message, client: Client, system: str = "") -> Facts:
+def facts_of(message: Message, client: ClientRules, system: str = "") -> Facts:
     """Computes a message's facts; see `find_parts` for `system`."""
     if message.role == "assistant":
         return _assistant_facts(message)
@@ -205,7 +205,7 @@ def facts_of(message: Message, client: Client, system: str = "") -> Facts:
     return Facts(digest, message.role == "tool" or not found or bool(says.strip()), parts, shown)
 
 
-def _said(message: Message, client: Client, parts: Sequence[Part]) -> str:
+def _said(message: Message, client: ClientRules, parts: Sequence[DeclaredPlace]) -> str:
     """A message's own words: what stands in no declared part, or was cleared."""
     cut = [part for part in parts if part.rule.kind != "cleared"]
     says = _without(message.content, cut) if cut else message.content
@@ -214,7 +214,7 @@ def _said(message: Message, client: Client, parts: Sequence[Part]) -> str:
     return says.strip() if edged else says
 
 
-def _cut(text: str, parts: Sequence[Part]) -> str:
+def _cut(text: str, parts: Sequence[DeclaredPlace]) -> str:
     starts, ends = [part.start for part in parts], [part.end for part in parts]
     return "".join(text[end:start] for end, start in zip([0, *ends], [*starts, len(text)], strict=True))
 
@@ -228,7 +228,7 @@ class FactsMemory:
         self._facts: OrderedDict[tuple[str, Message], Facts] = OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, messages: Sequence[Message], client: Client, system: str) -> list[Facts]:
+    def get(self, messages: Sequence[Message], client: ClientRules, system: str) -> list[Facts]:
         """Facts of `messages`, in order."""
         name = client.name
         with self._lock:
@@ -255,7 +255,7 @@ class FactsMemory:
 # --- the request ------------------------------------------------------------------------------------------------------
 
 
-class Reader:
+class ChainReader:
     """Reads requests. Thread-safe."""
 
     def __init__(self, clients: Clients) -> None:
@@ -264,7 +264,7 @@ class Reader:
 
     def read(
         self, messages: Sequence[Message], result_of: Callable[[str], bytes | None] = lambda call: None
-    ) -> Reading:
+    ) -> MessageChain:
         """The request's entries and chain.
 
         Args:
@@ -281,7 +281,7 @@ class Reader:
                 chain.begin(message, fact)
             else:
                 chain.add(message, fact, last=index == len(messages) - 1)
-        return Reading(client, tuple(chain.entries), tuple(chain.keys), tuple(chain.indices), chain.values)
+        return MessageChain(client, tuple(chain.entries), tuple(chain.keys), tuple(chain.indices), chain.values)
 
 
 class _Chain:
@@ -289,7 +289,7 @@ class _Chain:
 
     def __init__(self, result_of: Callable[[str], bytes | None]) -> None:
         self._result_of = result_of
-        self.entries: list[Entry] = []
+        self.entries: list[ChainEntry] = []
         self.keys: list[bytes] = []
         self.indices: list[int] = []
         self.values: dict[Slot, str] = {}
@@ -299,25 +299,25 @@ class _Chain:
     def begin(self, message: Message, fact: Facts) -> None:
         """A system message at the front: a declared place, no link."""
         self.values[Slot("system", len(self.entries))] = fact.shown.content
-        self.entries.append(Entry(message, replace(fact, counts=False, parts=()), None))
+        self.entries.append(ChainEntry(message, replace(fact, counts=False, parts=()), None))
 
     def add(self, message: Message, fact: Facts, *, last: bool) -> None:
         if fact.parts and not last and fact.has("transient"):
             fact = facts_of(message, UNKNOWN)
         if _is_reply(message, self.entries):
-            self.entries.append(Entry(message, fact, None, reply=True))
+            self.entries.append(ChainEntry(message, fact, None, reply=True))
             return
         place = len(self.keys) if fact.counts else None
         slots = _slots(fact, len(self.keys), self._moved) if fact.parts else ()
         self.values.update((slot, part.text) for slot, part in slots)
-        entry = Entry(message, fact, place, slots)
+        entry = ChainEntry(message, fact, place, slots)
         self.entries.append(entry)
         if message.role == "assistant":
             self._calls = _numbers(message.tool_calls)
         if place is not None:
             self._link(entry)
 
-    def _link(self, entry: Entry) -> None:
+    def _link(self, entry: ChainEntry) -> None:
         message = entry.message
         before = self._result_of(call_id(message.tool_call_id)) if entry.cleared else None
         digest = (before or entry.facts.digest) + _answered(message, self._calls)
@@ -330,14 +330,14 @@ def leading_systems(messages: Sequence[Message]) -> int:
     return next((index for index, message in enumerate(messages) if message.role != "system"), len(messages))
 
 
-def _is_reply(message: Message, before: Sequence[Entry]) -> bool:
+def _is_reply(message: Message, before: Sequence[ChainEntry]) -> bool:
     if message.role != "assistant" or message.tool_calls or not before or before[-1].place is not None:
         return False
     replies = (part.rule.reply for part in before[-1].facts.parts)
     return any(reply is not None and re.fullmatch(reply, message.content.strip()) for reply in replies)
 
 
-def _slots(facts: Facts, place: int, moved: Counter[str]) -> tuple[tuple[Slot, Part], ...]:
+def _slots(facts: Facts, place: int, moved: Counter[str]) -> tuple[tuple[Slot, DeclaredPlace], ...]:
     """The slots of the message at `place`; `moved` counts those that belong to no message."""
     here: Counter[str] = Counter()
     found = []

@@ -10,7 +10,7 @@ from start_llm.core.vision import FIRST_IMAGE_ID, ImageSpan, image_ids
 from start_llm.prompt.ports import Eyes
 
 
-class Sights:
+class ImageMarks:
     """Thread-safe."""
 
     def __init__(self, eyes: Eyes) -> None:

@@ -16,8 +16,8 @@ from start_llm.prompt.length import LengthCheck
 from start_llm.prompt.ports import Tokenizer
 from start_llm.prompt.probe import Traits, special_pattern
 from start_llm.prompt.render import common_prefix
-from start_llm.prompt.sights import Sights
-from start_llm.prompt.tree import Anchor, Path
+from start_llm.prompt.sights import ImageMarks
+from start_llm.prompt.tree import Path, SpecialTokenPlace
 
 _CHAR = itemgetter(0)
 _PROBES = (("word", "word"), ("x \n", "\n y"), ("  ", "1"), ("ü", " ünï"), ("a.", ""), ("", "\n\nA"))
@@ -34,7 +34,7 @@ class Coded:
     """
 
     tokens: tuple[int, ...]
-    anchors: tuple[Anchor, ...]
+    anchors: tuple[SpecialTokenPlace, ...]
     common: int = 0
     taken: int = 0
 
@@ -48,16 +48,16 @@ class Coded:
         index = bisect_right(self.anchors, char, key=_CHAR)
         return self.anchors[index - 1].token if index and self.anchors[index - 1].char == char else None
 
-    def anchor_before(self, token: int) -> Anchor:
+    def anchor_before(self, token: int) -> SpecialTokenPlace:
         index = bisect_right(self.anchors, token, key=itemgetter(1))
-        return self.anchors[index - 1] if index else Anchor(0, 0, False)
+        return self.anchors[index - 1] if index else SpecialTokenPlace(0, 0, False)
 
 
 class Coder:
     """Encodes prompts. Stateless after construction, so thread-safe."""
 
     def __init__(
-        self, tokenizer: Tokenizer, traits: Traits, sights: Sights | None = None, length: LengthCheck | None = None
+        self, tokenizer: Tokenizer, traits: Traits, sights: ImageMarks | None = None, length: LengthCheck | None = None
     ) -> None:
         """
         Args:
@@ -81,13 +81,13 @@ class Coder:
             return False
         return all(encode(a + name + b) == encode(a) + encode(name + b) for a, b in _PROBES)
 
-    def encode(self, text: str, *, char: int = 0, token: int = 0) -> tuple[list[int], list[Anchor]]:
+    def encode(self, text: str, *, char: int = 0, token: int = 0) -> tuple[list[int], list[SpecialTokenPlace]]:
         """Tokens of `text`, and its anchors; offsets count from `char` and `token`. Raises ContextLengthExceeded."""
         self._length.check((text,), token)
         if self._sights is None or MARK.search(text) is None:
             return self._encode(text, char, token)
         tokens: list[int] = []
-        anchors: list[Anchor] = []
+        anchors: list[SpecialTokenPlace] = []
         at = 0
         for mark in MARK.finditer(text):
             before, places = self._encode(text[at : mark.start()], char + at, token + len(tokens))
@@ -98,7 +98,7 @@ class Coder:
         rest, behind = self._encode(text[at:], char + at, token + len(tokens))
         return tokens + rest, anchors + behind
 
-    def _encode(self, text: str, char: int, token: int) -> tuple[list[int], list[Anchor]]:
+    def _encode(self, text: str, char: int, token: int) -> tuple[list[int], list[SpecialTokenPlace]]:
         """`encode` for text without images."""
         tokens = self._tokenizer.encode(text)
         if self._pattern is None:
@@ -113,7 +113,7 @@ class Coder:
                 return tokens, []
         starts = self._start_ids
         return tokens, [
-            Anchor(char + place, token + index, tokens[index] in starts)
+            SpecialTokenPlace(char + place, token + index, tokens[index] in starts)
             for place, index in zip(places, indices, strict=True)
         ]
 
@@ -141,7 +141,7 @@ class Coder:
         tokens, anchors = self.encode(text[char:], char=char, token=token)
         return Coded(old.tokens[:token] + tuple(tokens), (*old.anchors[: index - 1], *anchors), common, token)
 
-    def _stands(self, text: str, anchor: Anchor) -> bool:
+    def _stands(self, text: str, anchor: SpecialTokenPlace) -> bool:
         """The special token of an anchor stands in `text` too (the common prefix may end right before it)."""
         return self._pattern is not None and self._pattern.match(text, anchor[0]) is not None
 
@@ -192,7 +192,7 @@ class Coder:
         return content.strip() in text and (calls or text.rstrip().endswith(content.rstrip()))
 
 
-def boundaries(anchors: tuple[Anchor, ...], length: int) -> tuple[int, ...]:
+def boundaries(anchors: tuple[SpecialTokenPlace, ...], length: int) -> tuple[int, ...]:
     """Token offsets of message starts, ascending, neither 0 nor the end."""
     places = [anchor.token for anchor in anchors if anchor.start and 0 < anchor.token < length]
     assert all(a < b for a, b in pairwise(places))

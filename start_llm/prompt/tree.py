@@ -25,7 +25,7 @@ _PATHS_KEPT = 16
 _ALIKE_KEPT = 32
 
 
-class Anchor(NamedTuple):
+class SpecialTokenPlace(NamedTuple):
     """A place where a special token stands: offsets in text and tokens, and whether a message begins there."""
 
     char: int
@@ -51,12 +51,12 @@ class Rendering:
 
     text: str
     tokens: tuple[int, ...]
-    anchors: tuple[Anchor, ...]
+    anchors: tuple[SpecialTokenPlace, ...]
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class RenderDelta:
     """How a prompt's rendering differs from its parent's (the parent's prompt and what was generated behind it).
 
     Attributes:
@@ -69,7 +69,7 @@ class Grown:
     anchors: int
     text: str
     new_tokens: array[int]
-    new_anchors: tuple[Anchor, ...]
+    new_anchors: tuple[SpecialTokenPlace, ...]
     generation: int
 
 
@@ -110,7 +110,7 @@ class Node:
     told: tuple[tuple[Slot, str | None], ...]
     tools: tuple[Tool, ...] | None
     clock: datetime | None
-    grown: Grown
+    grown: RenderDelta
     answer: Message
     answer_tokens: tuple[int, ...]
 
@@ -168,13 +168,13 @@ def extended(path: Path | None, node: Node, rendering: Rendering | None = None) 
     )
 
 
-def grown(path: Path | None, rendering: Rendering, *, common: int, taken: int) -> Grown:
+def grown(path: Path | None, rendering: Rendering, *, common: int, taken: int) -> RenderDelta:
     """What `rendering` adds to the path's. `common` characters and `taken` tokens at its front are the path's."""
     old = path.rendering.anchors if path is not None else ()
     anchors = 0
     while anchors < min(len(old), len(rendering.anchors)) and old[anchors] == rendering.anchors[anchors]:
         anchors += 1
-    return Grown(
+    return RenderDelta(
         common if path is not None else 0,
         taken if path is not None else 0,
         anchors,
@@ -185,7 +185,7 @@ def grown(path: Path | None, rendering: Rendering, *, common: int, taken: int) -
     )
 
 
-def _regrown(path: Path | None, new: Grown) -> Rendering:
+def _regrown(path: Path | None, new: RenderDelta) -> Rendering:
     text, tokens = (path.rendering.text, path.tokens) if path is not None else ("", ())
     anchors = path.rendering.anchors if path is not None else ()
     return Rendering(
@@ -196,7 +196,7 @@ def _regrown(path: Path | None, new: Grown) -> Rendering:
     )
 
 
-class Tree:
+class ConversationTree:
     """Nodes by key, least recently used first out, bounded by bytes. Thread-safe."""
 
     def __init__(self, limit_bytes: int = 256 * 2**20) -> None:

@@ -11,10 +11,10 @@ from start_llm.core.request import ChatRequest
 from start_llm.core.vision import ImageSpan
 from start_llm.prompt.clock import Clock
 from start_llm.prompt.ports import Tokenizer
-from start_llm.prompt.reading import ROOT, Reading, answer_digest, link
+from start_llm.prompt.reading import ROOT, MessageChain, answer_digest, link
 from start_llm.prompt.render import Rendered
 from start_llm.prompt.tokenise import Coded, boundaries
-from start_llm.prompt.tree import Path, Rendering, Tree
+from start_llm.prompt.tree import ConversationTree, Path, Rendering
 from start_llm.prompt.view import View
 
 
@@ -26,7 +26,7 @@ class Turn:
     """
 
     request: ChatRequest
-    reading: Reading
+    reading: MessageChain
     view: View
     variables: dict[str, Any]
     rendered: Rendered
@@ -108,7 +108,7 @@ def _transient_offset(turn: Turn) -> int | None:
     return None
 
 
-def fresh_tokens(turn: Turn, tree: Tree) -> int:
+def fresh_tokens(turn: Turn, tree: ConversationTree) -> int:
     """Tokens behind what the base had, less the share of messages that were said before (behind an insertion)."""
     coded, view = turn.coded, turn.view
     rest = len(coded.tokens) - coded.taken

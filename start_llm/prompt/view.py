@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from start_llm.core.messages import Message, Tool
-from start_llm.prompt.clients import Part
-from start_llm.prompt.match import DATE, Asked, Change, Match, definition
+from start_llm.prompt.clients import DeclaredPlace
+from start_llm.prompt.match import DATE, BaseMatch, Change, MatchQuery, definition
 from start_llm.prompt.note import note_of
-from start_llm.prompt.reading import Entry, Slot
+from start_llm.prompt.reading import ChainEntry, Slot
 from start_llm.prompt.tree import Path, Shown
 
 _SHARE = 10  # what the client did not send may be a tenth of what it sent
@@ -55,7 +55,7 @@ def strictly(messages: Sequence[Message], tools: Sequence[Tool]) -> View:
     return View(None, tuple(Shown(message, None) for message in messages), tuple(tools))
 
 
-def as_sent(asked: Asked, tools: Sequence[Tool]) -> View:
+def as_sent(asked: MatchQuery, tools: Sequence[Tool]) -> View:
     """The request without a base; `tools` are its tools in the order to show."""
     entries = asked.reading.entries
     told = dict(asked.reading.values)
@@ -70,7 +70,7 @@ def as_sent(asked: Asked, tools: Sequence[Tool]) -> View:
     )
 
 
-def going_on(match: Match, asked: Asked, tokens_in: Callable[[str], int]) -> View | None:
+def going_on(match: BaseMatch, asked: MatchQuery, tokens_in: Callable[[str], int]) -> View | None:
     """The request as the conversation of `match` goes on; None if that would show too much that it does not say."""
     path, entries = match.path, asked.reading.entries
     new, told, changes = _behind(path, entries[match.behind :])
@@ -105,7 +105,7 @@ def going_on(match: Match, asked: Asked, tokens_in: Callable[[str], int]) -> Vie
     )
 
 
-def _last_said(asked: Asked) -> dict[tuple[str, str], int]:
+def _last_said(asked: MatchQuery) -> dict[tuple[str, str], int]:
     """The last place of each text of a declared place, by its rule and what it says."""
     last: dict[tuple[str, str], int] = {}
     for slot, text in asked.reading.values.items():
@@ -128,12 +128,12 @@ def _with_repetition(change: Change, new: Sequence[Shown]) -> Change:
     return replace(change, repeated=any(change.old in one.message.content for one in new))
 
 
-def _says(entry: Entry) -> bool:
+def _says(entry: ChainEntry) -> bool:
     """A message of which only telemetry was left out is left out with it."""
     return entry.facts.shown == entry.message or bool(entry.facts.shown.content.strip())
 
 
-def _behind(path: Path, entries: Sequence[Entry]) -> tuple[list[Shown], dict[Slot, str | None], list[Change]]:
+def _behind(path: Path, entries: Sequence[ChainEntry]) -> tuple[list[Shown], dict[Slot, str | None], list[Change]]:
     """What is shown behind the answer, what that tells, and what is told in a note instead.
 
     A block that its client moves stays where it was shown: it is left out here, its changes are told.
@@ -161,7 +161,7 @@ def _behind(path: Path, entries: Sequence[Entry]) -> tuple[list[Shown], dict[Slo
     return new, told, changes
 
 
-def _left_of(content: str, part: Part) -> str:
+def _left_of(content: str, part: DeclaredPlace) -> str:
     """The message without the block, with which it ends."""
     return content[: part.start].rstrip()
 
@@ -178,7 +178,7 @@ def _with_note(shown: Shown, note: str) -> Shown:
     return replace(shown, message=replace(shown.message, content=f"{content}\n\n{note}" if content else note))
 
 
-def _embedded(entry: Entry) -> int:
+def _embedded(entry: ChainEntry) -> int:
     """Characters of reasoning that the client sends inside the text of an answer; templates leave them out."""
     return 0 if entry.facts.shown.reasoning else len(entry.facts.reasoning)
 
@@ -188,7 +188,7 @@ def _defined(tools: Sequence[Tool]) -> int:
     return sum(len(definition(tool)) for tool in tools)
 
 
-def _kept(path: Path, entries: Sequence[Entry]) -> int:
+def _kept(path: Path, entries: Sequence[ChainEntry]) -> int:
     """Characters that are still shown of results which the client has cleared."""
     cleared = [entry for entry in entries if entry.facts.parts and entry.cleared and entry.place is not None]
     if not cleared:
@@ -197,7 +197,7 @@ def _kept(path: Path, entries: Sequence[Entry]) -> int:
     return sum(max(0, len(contents.get(one.place, "")) - len(one.message.content)) for one in cleared)
 
 
-def _is_modest(path: Path, new: Sequence[Shown], asked: Asked, noted: tuple[int, int]) -> bool:
+def _is_modest(path: Path, new: Sequence[Shown], asked: MatchQuery, noted: tuple[int, int]) -> bool:
     """What is shown beyond the request's own words is at most a tenth of them; results that were cleared may stay.
 
     Notes are counted in tokens. Other text is counted by its characters, at the rate of the conversation without notes.

@@ -64,7 +64,7 @@ def main() -> None:
     proxy.app.add_middleware(runpy.run_path(str(CARRIED))["Carried"], behind=counts["names_behind"](config))
     _fall_back(proxy.app, Path(folder) / FALLBACK_CONFIG)
     allowed = json.loads((Path(folder) / GATE_CONFIG).read_text(encoding="utf-8"))
-    proxy.app.add_middleware(runpy.run_path(str(GATE))["Gate"], **allowed)  # the last one added is the outermost
+    proxy.app.add_middleware(runpy.run_path(str(GATE))["ProxyGate"], **allowed)  # the last one added is the outermost
     runpy.run_module("litellm.proxy.proxy_cli", run_name="__main__", alter_sys=True)
 
 

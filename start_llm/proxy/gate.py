@@ -47,7 +47,7 @@ _TYPES = {  # OpenAI's and Anthropic's word for a kind of error
 }
 
 
-class Refused(Exception):
+class GateRefusal(Exception):
     """A request that ends here. The message is one sentence for the client."""
 
     def __init__(self, status: int, message: str, headers: Iterable[Header] = ()) -> None:
@@ -57,7 +57,7 @@ class Refused(Exception):
         self.headers = list(headers)
 
 
-class Gate:
+class ProxyGate:
     """ASGI middleware, the outermost.
 
     Args:
@@ -95,7 +95,7 @@ class Gate:
             _check_route(scope["method"], scope["path"])
             self._check_key(scope)
             self._check_length(_values(scope, b"content-length"))
-        except Refused as refused:
+        except GateRefusal as refused:
             body = _error_body(scope["path"], refused)
             await _answer(send, refused.status, body, [*refused.headers, *_shared(origin)])
             return
@@ -105,21 +105,21 @@ class Gate:
 
     def _check_host(self, values: list[bytes]) -> None:
         if len(values) > 1:
-            raise Refused(400, "There is more than one Host header.")
+            raise GateRefusal(400, "There is more than one Host header.")
         host = values[0].decode("latin-1") if values else ""
         name = self._host_name(host) if host else None
         if name is None:
-            raise Refused(400, f"Host {host[:80]!r} is no host name.")
+            raise GateRefusal(400, f"Host {host[:80]!r} is no host name.")
         if not self._host_allowed(name, names=self._names):
             use = "Use localhost or an IP address, or add it to ALLOWED_HOSTS"
-            raise Refused(403, f"Host {host[:80]!r} is not this machine. {use}.")
+            raise GateRefusal(403, f"Host {host[:80]!r} is not this machine. {use}.")
 
     def _check_origin(self, values: list[bytes]) -> bytes | None:
         if not values:
             return None
         origin = values[0].decode("latin-1")
         if len(values) > 1 or not self._origin_allowed(origin):
-            raise Refused(403, f"Origin {origin[:80]!r} may not use this server; only pages of localhost may.")
+            raise GateRefusal(403, f"Origin {origin[:80]!r} may not use this server; only pages of localhost may.")
         return values[0]
 
     def _check_key(self, scope: Scope) -> None:
@@ -130,11 +130,11 @@ class Gate:
                 offered.append(token.strip())
         if not any(hmac.compare_digest(key, self._key) for key in offered):
             how = "A valid API key is needed, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
-            raise Refused(401, how, [(b"www-authenticate", b"Bearer")])
+            raise GateRefusal(401, how, [(b"www-authenticate", b"Bearer")])
 
     def _check_length(self, values: list[bytes]) -> None:
         if any(value.isdigit() and int(value[:20]) > self._most_bytes for value in values):
-            raise Refused(413, f"The body may have at most {self._most_bytes} bytes.")
+            raise GateRefusal(413, f"The body may have at most {self._most_bytes} bytes.")
 
 
 def _check_route(method: str, path: str) -> None:
@@ -144,8 +144,8 @@ def _check_route(method: str, path: str) -> None:
     known = [name for name, pattern in _ROUTES.items() if pattern.fullmatch(path)]
     if known:
         allowed = ", ".join(known)
-        raise Refused(405, f"{method} is not allowed here, but {allowed} is.", [(b"allow", allowed.encode())])
-    raise Refused(404, "There is nothing at this path.")
+        raise GateRefusal(405, f"{method} is not allowed here, but {allowed} is.", [(b"allow", allowed.encode())])
+    raise GateRefusal(404, "There is nothing at this path.")
 
 
 def _bounded(receive: Receive, most_bytes: int) -> Receive:
@@ -183,7 +183,7 @@ def _shared(origin: bytes | None) -> list[Header]:
 def _preflight(scope: Scope, origin: bytes | None) -> list[Header]:
     methods = ", ".join(name for name, pattern in _ROUTES.items() if pattern.fullmatch(scope["path"]))
     if not methods:
-        raise Refused(404, "There is nothing at this path.")
+        raise GateRefusal(404, "There is nothing at this path.")
     if origin is None:
         return [(b"allow", methods.encode())]
     asked = next(iter(_values(scope, b"access-control-request-headers")), b"authorization, content-type, x-api-key")
@@ -195,7 +195,7 @@ def _values(scope: Scope, name: bytes) -> list[bytes]:
     return [value for known, value in scope["headers"] if known == name]
 
 
-def _error_body(path: str, refused: Refused) -> bytes:
+def _error_body(path: str, refused: GateRefusal) -> bytes:
     error = {"type": _TYPES[refused.status], "message": refused.message}
     if path.startswith(("/v1/messages", "/messages")):
         return json.dumps({"type": "error", "error": error}).encode()

@@ -24,7 +24,7 @@ from start_llm.host.ports import free_port, get, get_json
 from start_llm.models.device import GIB
 from start_llm.service.control import ServiceError, bring_up, stop
 from start_llm.service.ondemand import is_waiting
-from start_llm.service.place import Place, State, holder, running_ports
+from start_llm.service.place import Place, ServerState, holder, running_ports
 from start_llm.service.supervisor import how, last_lines
 
 STARTUP_SECONDS = 3600.0  # a first start downloads the model
@@ -155,7 +155,7 @@ def _served(place: Place, key: str | None) -> dict[str, Any]:
     return {"models": models, "model": models[0]["id"] if models else ""}
 
 
-def _memory(state: State) -> int:
+def _memory(state: ServerState) -> int:
     """Bytes that the server's processes hold."""
     process = holder(state)
     total = 0
@@ -209,7 +209,7 @@ def _ended_lines(place: Place, known: dict[str, Any]) -> Iterator[str]:
         yield f"log          {known['log']}"
 
 
-def describe(place: Place, state: State | None) -> str:
+def describe(place: Place, state: ServerState | None) -> str:
     """A server in a few words."""
     if state is None:
         return place.url

@@ -40,7 +40,7 @@ class Exit:
 
 
 @dataclass(frozen=True)
-class State:
+class ServerState:
     """What the holder of the lock tells of itself.
 
     Attributes:
@@ -100,14 +100,14 @@ class Place:
     def _state_path(self) -> Path:
         return self.folder / f"server-{self.port}.json"
 
-    def read(self) -> State | None:
+    def read(self) -> ServerState | None:
         """What was written last, by whoever runs or ran; ``None`` if there is nothing that can be read."""
         try:
             return _state(json.loads(_read_own(self._state_path)))
         except (OSError, ValueError, TypeError):
             return None
 
-    def write(self, state: State) -> None:
+    def write(self, state: ServerState) -> None:
         """By an atomic rename, for this user only (0600). Raises OSError."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, temporary = tempfile.mkstemp(prefix=".server-", dir=self.folder)
@@ -200,7 +200,7 @@ def created(pid: int) -> float:
         return 0.0
 
 
-def holder(state: State) -> psutil.Process | None:
+def holder(state: ServerState) -> psutil.Process | None:
     """The process that wrote the state, if it still runs."""
     try:
         process = psutil.Process(state.pid)
@@ -209,11 +209,11 @@ def holder(state: State) -> psutil.Process | None:
         return None
 
 
-def _state(data: Any) -> State:
+def _state(data: Any) -> ServerState:
     """Raises TypeError where it is no state."""
     if not isinstance(data, dict):
         raise TypeError(data)
-    known = {entry.name for entry in fields(State)}
+    known = {entry.name for entry in fields(ServerState)}
     told = {name: value for name, value in data.items() if name in known}
     last = told.get("last_exit")
-    return State(**told | {"last_exit": Exit(**last) if last else None})
+    return ServerState(**told | {"last_exit": Exit(**last) if last else None})

@@ -25,7 +25,7 @@ from start_llm.core.exitcodes import ExitCode
 from start_llm.files.logs import begin_log, trim_log
 from start_llm.host.activation import LISTEN_FD, take_from_system
 from start_llm.host.home import module_command
-from start_llm.service.place import Exit, Place, State, created
+from start_llm.service.place import Exit, Place, ServerState, created
 from start_llm.service.wire import read_event
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Supervisor:
         self._kill_at: float | None = None
         self._trim_at = time.monotonic() + TRIM_SECONDS
         self._log_from = 0
-        self._state = State(
+        self._state = ServerState(
             place.port,
             os.getpid(),
             created(os.getpid()),

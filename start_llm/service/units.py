@@ -26,7 +26,7 @@ RESTART_SECONDS = 10
 
 
 @dataclass(frozen=True)
-class Unit:
+class ServiceUnit:
     """A service's description for the system.
 
     Attributes:
@@ -66,7 +66,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     return _tell(unit.load, "installed; `start-llm status` tells how it does")
 
 
-def _uninstall(unit: Unit) -> int:
+def _uninstall(unit: ServiceUnit) -> int:
     if not any(path.exists() for path in unit.files):
         print(f"There is no {next(iter(unit.files))}: no service is installed.")
         return 0
@@ -83,7 +83,7 @@ def unit_for(
     environment: Mapping[str, str],
     *,
     on_demand: bool = False,
-) -> Unit:
+) -> ServiceUnit:
     """The unit of this system; both run the supervisor.
 
     Args:
@@ -103,14 +103,14 @@ def unit_for(
     return _systemd(settings, variables, on_demand)
 
 
-def _systemd(settings: Settings, variables: Mapping[str, str], on_demand: bool) -> Unit:
+def _systemd(settings: Settings, variables: Mapping[str, str], on_demand: bool) -> ServiceUnit:
     control = ("systemctl", "--user")
     service, waiting = service_path(), socket_path()
     reload = (*control, "daemon-reload")
     if not on_demand:
         load = (reload, (*control, "enable", "--now", service.name))
         files = {service: _service(variables, ["[Install]", "WantedBy=default.target"])}
-        return Unit(files, load, ((*control, "disable", "--now", service.name),))
+        return ServiceUnit(files, load, ((*control, "disable", "--now", service.name),))
     host = f"[{settings.mlx_host}]" if ":" in settings.mlx_host else settings.mlx_host
     listens = [
         "[Unit]",
@@ -125,7 +125,7 @@ def _systemd(settings: Settings, variables: Mapping[str, str], on_demand: bool) 
     ]
     load = (reload, (*control, "enable", "--now", waiting.name))
     unload = ((*control, "disable", "--now", waiting.name), (*control, "stop", service.name))
-    return Unit({waiting: "\n".join(listens), service: _service(variables, [])}, load, unload)
+    return ServiceUnit({waiting: "\n".join(listens), service: _service(variables, [])}, load, unload)
 
 
 def _service(variables: Mapping[str, str], install: Sequence[str]) -> str:
@@ -166,7 +166,7 @@ def _percent(text: str) -> str:
     return text.replace("%", "%%")
 
 
-def _launchd(settings: Settings, variables: Mapping[str, str], on_demand: bool) -> Unit:
+def _launchd(settings: Settings, variables: Mapping[str, str], on_demand: bool) -> ServiceUnit:
     path = agent_path()
     log = home() / settings.log_root.expanduser() / "launchd.log"
     content: dict[str, Any] = {
@@ -192,7 +192,7 @@ def _launchd(settings: Settings, variables: Mapping[str, str], on_demand: bool) 
     text = plistlib.dumps(content).decode("utf-8")
     domain = f"gui/{os.getuid()}"
     load = (("launchctl", "bootstrap", domain, str(path)),)
-    return Unit({path: text}, load, (("launchctl", "bootout", f"{domain}/{LABEL}"),))
+    return ServiceUnit({path: text}, load, (("launchctl", "bootout", f"{domain}/{LABEL}"),))
 
 
 def _agreed() -> bool:

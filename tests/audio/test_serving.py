@@ -106,7 +106,7 @@ def test_models_of_another_kind_are_400_and_named(served: Live) -> None:
 def test_a_row_that_decodes_waits_for_one_step_at_most(served: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the model thread does, in order: between two steps of the recording the model that decodes has one."""
     order: list[str] = []
-    step, attempt = Scheduler.step, hearing.Listener._attempt
+    step, attempt = Scheduler.step, hearing.Transcriber._attempt
 
     def stepped(self: Scheduler) -> None:
         if "heard" not in order:
@@ -114,7 +114,7 @@ def test_a_row_that_decodes_waits_for_one_step_at_most(served: Live, monkeypatch
         order.append("step")
         step(self)
 
-    def attempted(self: hearing.Listener, *given: Any) -> Any:
+    def attempted(self: hearing.Transcriber, *given: Any) -> Any:
         steps = attempt(self, *given)
         while True:
             order.append("heard")
@@ -127,7 +127,7 @@ def test_a_row_that_decodes_waits_for_one_step_at_most(served: Live, monkeypatch
     assert post(served, "models/load", model=NAME).status_code == 200
     monkeypatch.setattr(service, "STEP_SECONDS", 0.0)
     monkeypatch.setattr(Scheduler, "step", stepped)
-    monkeypatch.setattr(hearing.Listener, "_attempt", attempted)
+    monkeypatch.setattr(hearing.Transcriber, "_attempt", attempted)
     answer = served.openai.chat.completions.create(
         model="default", messages=[{"role": "user", "content": script("word " * 300)}], stream=True
     )
@@ -140,17 +140,17 @@ def test_a_row_that_decodes_waits_for_one_step_at_most(served: Live, monkeypatch
 
 
 def test_a_client_that_goes_gives_the_model_free(served: Live, monkeypatch: pytest.MonkeyPatch) -> None:
-    attempt = hearing.Listener._attempt
+    attempt = hearing.Transcriber._attempt
     begun = []
 
-    def endless(self: hearing.Listener, *given: Any) -> Any:
+    def endless(self: hearing.Transcriber, *given: Any) -> Any:
         begun.append(True)
         while True:
             yield 0.0
             time.sleep(0.01)
 
     assert post(served, "models/load", model=NAME).status_code == 200
-    monkeypatch.setattr(hearing.Listener, "_attempt", endless)
+    monkeypatch.setattr(hearing.Transcriber, "_attempt", endless)
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(
             f"{served.url}/v1/audio/transcriptions",
@@ -158,7 +158,7 @@ def test_a_client_that_goes_gives_the_model_free(served: Live, monkeypatch: pyte
             data={"language": "de"},
             timeout=httpx.Timeout(WAIT, read=2.0),
         )
-    monkeypatch.setattr(hearing.Listener, "_attempt", attempt)
+    monkeypatch.setattr(hearing.Transcriber, "_attempt", attempt)
     until = time.monotonic() + WAIT
     while (answer := post(served, "models/unload", model=NAME)).status_code == 409 and time.monotonic() < until:
         time.sleep(0.05)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from start_llm.audio.transcription import FFT, HOP, WINDOW, Listener, import_library, loading
+from start_llm.audio.transcription import FFT, HOP, WINDOW, Transcriber, import_library, loading
 from start_llm.core.audio import Hints, Transcript
 from start_llm.core.errors import BadRequest, NotSupported
 from tests.audio.tiny import RATE, build_whisper, tone
@@ -48,12 +48,12 @@ def through(steps: Iterator[Any]) -> tuple[list[float], Any]:
 
 
 @pytest.fixture(scope="module")
-def listener(whisper_path: Path) -> Listener:
+def listener(whisper_path: Path) -> Transcriber:
     import_library()
     return on_a_thread(lambda: through(loading(whisper_path, "tiny-whisper"))[1])
 
 
-def both(listener: Listener, samples: np.ndarray, hints: Hints, **more: Any) -> tuple[list[float], Transcript, Any]:
+def both(listener: Transcriber, samples: np.ndarray, hints: Hints, **more: Any) -> tuple[list[float], Transcript, Any]:
     """(seconds done at each step, ours, mlx-audio's)"""
 
     def work() -> tuple[list[float], Transcript, Any]:
@@ -73,7 +73,7 @@ def told_by_mlx_audio(output: Any) -> list[Any]:
     ]
 
 
-def test_a_recording_of_several_windows_says_what_mlx_audio_says(listener: Listener) -> None:
+def test_a_recording_of_several_windows_says_what_mlx_audio_says(listener: Transcriber) -> None:
     samples = np.concatenate([tone(31, 220.0), tone(2, 900.0)])
     seen, ours, theirs = both(
         listener, samples, Hints(language="de", prompt="w7 w9"), language="de", initial_prompt="w7 w9"
@@ -90,7 +90,7 @@ def test_a_recording_of_several_windows_says_what_mlx_audio_says(listener: Liste
     assert seen == sorted(seen)
 
 
-def test_the_language_is_found_out_and_a_short_sound_is_enough(listener: Listener) -> None:
+def test_the_language_is_found_out_and_a_short_sound_is_enough(listener: Transcriber) -> None:
     _, ours, theirs = both(listener, tone(0.3), Hints())
     assert (ours.language, ours.text) == (theirs.language, theirs.text)
     assert told(ours) == told_by_mlx_audio(theirs)
@@ -112,7 +112,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("count", [1, 150, 201, 16000, 30 * RATE + 7, 70 * RATE])
-def test_a_step_reads_a_window_of_the_recording_and_no_more(listener: Listener, count: int) -> None:
+def test_a_step_reads_a_window_of_the_recording_and_no_more(listener: Transcriber, count: int) -> None:
     """Whoever decodes beside it waits for one step. What comes out is what mlx-audio makes of the whole."""
     samples = np.random.default_rng(count).normal(0, 0.2, count).astype(np.float32)
     whole = importlib.import_module("mlx_audio.stt.models.whisper.audio").log_mel_spectrogram
@@ -135,7 +135,7 @@ def test_a_step_reads_a_window_of_the_recording_and_no_more(listener: Listener, 
     assert np.abs(ours - theirs).max() < 1e-4
 
 
-def test_what_it_hears_changes_what_it_says(listener: Listener) -> None:
+def test_what_it_hears_changes_what_it_says(listener: Transcriber) -> None:
     low, high = (
         on_a_thread(lambda samples=samples: through(listener.transcribe(samples, Hints("de")))[1])  # type: ignore[misc]
         for samples in (tone(2, 150.0), np.random.default_rng(3).normal(0, 0.3, 2 * RATE).astype(np.float32))
@@ -143,7 +143,7 @@ def test_what_it_hears_changes_what_it_says(listener: Listener) -> None:
     assert low.text != high.text
 
 
-def test_languages_are_codes_or_names_that_it_knows(listener: Listener) -> None:
+def test_languages_are_codes_or_names_that_it_knows(listener: Transcriber) -> None:
     assert [listener.check(each) for each in (None, "de", "German", "castilian")] == [None, "de", "de", "es"]
     with pytest.raises(BadRequest, match="language='klingon': tiny-whisper knows en, zh"):
         listener.check("klingon")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.chat.stream import ChatStream, Run, explained
+from start_llm.chat.stream import ChatStream, Generation, explained
 from start_llm.core.events import (
     ChoiceDone,
     Done,
@@ -26,7 +26,7 @@ from start_llm.core.messages import Message, Tool
 from start_llm.core.prompt import Prompt
 from start_llm.core.report import CacheReport, Miss
 from start_llm.core.request import ChatRequest
-from start_llm.parsing.choice import Choice, Ending
+from start_llm.parsing.choice import ChoiceParser, Ending
 from start_llm.parsing.registry import output_style
 from start_llm.parsing.stream import OutputParser
 from tests.prompt.client import Client, pipeline, say
@@ -75,13 +75,13 @@ def stream_of(
 ) -> tuple[list[Event], Any, Any]:
     """All events of an answer, the engine, and the choice."""
     request = ChatRequest("r", "chat", "m", tools=TOOLS, parallel_tool_calls=parallel)
-    run: Any = Run.__new__(Run)
+    run: Any = Generation.__new__(Generation)
     service = Service()
     run.reports, run.request, run.served = service, request, SimpleNamespace(pipeline=service, recorder=service)
     run.prepared = SimpleNamespace(prompt=Prompt((1, 2)), session=None, in_reasoning=False)
     style = output_style(tool_parser="hermes_json", reasoning_parser="think_tag")
     parser = OutputParser(style, tools=TOOLS, stop=stop)
-    choice = Choice(0, parser, Letters(), "r#0", single_call=not parallel)  # type: ignore[arg-type]
+    choice = ChoiceParser(0, parser, Letters(), "r#0", single_call=not parallel)  # type: ignore[arg-type]
     run.choices = [choice]
     engine = FakeEngine()
     run.queue = SimpleQueue()

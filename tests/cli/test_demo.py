@@ -85,8 +85,8 @@ def test_a_conversation_resends_everything_and_answers_calls() -> None:
 
 def test_the_table_has_a_row_for_each_turn(capsys: pytest.CaptureFixture[str]) -> None:
     turns = [
-        demo.Turn(prompt=1000, computed=1000, first_token=1.5),
-        demo.Turn(prompt=1200, reused=990, resent=1000, computed=210),
+        demo.DemoTurn(prompt=1000, computed=1000, first_token=1.5),
+        demo.DemoTurn(prompt=1200, reused=990, resent=1000, computed=210),
     ]
     Console(width=100).print(demo.table(turns))
     said = capsys.readouterr().out

@@ -25,7 +25,7 @@ from start_llm.dashboard.terminal import (
     LastingStream,
     LiveLines,
     PlainLines,
-    Row,
+    RequestLine,
     log_as_lines,
     span,
     terminal,
@@ -123,7 +123,7 @@ def test_counters_stand_in_the_log_at_the_start_and_with_each_request(tmp_path: 
 
 
 def test_a_row_tells_time_so_far_progress_rate_and_time_left() -> None:
-    row = Row("chat", 0.0)
+    row = RequestLine("chat", 0.0)
     assert row.line(3.0) == "chat  3 s  waiting"
     row.see(Progress(0, 0), 3.0)
     assert row.state == "queued"

@@ -14,10 +14,10 @@ from start_llm.core.events import EngineDone, EngineEvent, EngineFailed, Sampled
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
-from start_llm.engine.decode.runner import Row, Suspended
+from start_llm.engine.decode.runner import DecodeRow, Suspended
 from start_llm.engine.schedule.guarded import KV_FIGURES
 from start_llm.kvcache.blocks import common_prefix
-from start_llm.kvcache.store import Plan
+from start_llm.kvcache.store import RestorePlan
 
 EOS = 0
 
@@ -60,7 +60,7 @@ class FakeRunner:
         self.rows[self.uid] = [[*cache, tokens[-1]], len(tokens) - drawn, max_tokens + drawn]
         return self.uid
 
-    def decode(self) -> list[Row]:
+    def decode(self) -> list[DecodeRow]:
         self.steps += 1
         self.widest = max(self.widest, len(self.rows))
         out = []
@@ -71,7 +71,11 @@ class FakeRunner:
             finish = "stop" if token == EOS else "length" if made + 1 >= most else None
             if finish:
                 del self.rows[uid]
-            out.append(Row(uid, token, None, finish, list(history), list(history)) if finish else Row(uid, token, None))  # type: ignore[arg-type]
+            out.append(
+                DecodeRow(uid, token, None, finish, list(history), list(history))
+                if finish
+                else DecodeRow(uid, token, None)
+            )  # type: ignore[arg-type]
         return out
 
     def next(self, history: list[int], prompt: int) -> int:
@@ -127,7 +131,7 @@ class FakeStore:
     token_bytes: int = 0
     budgets: list[int] = field(default_factory=list)
 
-    def lookup(self, tokens: Any, limit: int | None = None) -> Plan:
+    def lookup(self, tokens: Any, limit: int | None = None) -> RestorePlan:
         array = np.asarray(tokens)
         seen = max((common_prefix(array, e) for e in self.entries), default=0)
         if self.cuttable:
@@ -138,12 +142,12 @@ class FakeStore:
             length = min(length, limit)
             if not self.cuttable and not any(len(e) == length for e in self.entries):
                 length = max((len(e) for e in self.entries if len(e) <= length and len(e) <= seen), default=0)
-        return Plan(length, seen, seen, "" if length == seen else "no_checkpoint")
+        return RestorePlan(length, seen, seen, "" if length == seen else "no_checkpoint")
 
-    def peek(self, tokens: Any, limit: int) -> Plan:
+    def peek(self, tokens: Any, limit: int) -> RestorePlan:
         return self.lookup(tokens, limit)
 
-    def restore(self, tokens: Any, plan: Plan) -> Restored:
+    def restore(self, tokens: Any, plan: RestorePlan) -> Restored:
         return Restored([int(t) for t in tokens[: plan.length]], plan.length, plan.length * 4)
 
     def pauses(self, prompt: Prompt, start: int) -> tuple[int, ...]:

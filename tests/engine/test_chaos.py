@@ -30,11 +30,11 @@ from start_llm.engine.decode.text import BatchRunner
 from start_llm.engine.runtime import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
-from start_llm.engine.schedule.scheduler import Limits, Scheduler
+from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
-from start_llm.kvcache.tree import Tree
+from start_llm.kvcache.tree import SegmentTree
 from tests.oracle import Oracle, build_oracle
 
 ROOT = str(Path(__file__).resolve().parents[2] / "start_llm")
@@ -80,7 +80,7 @@ class Life:
             self.guarded,
             lambda work, generated: TextDrawing(work, None, generated),
             eos=frozenset({END}),
-            limits=Limits(step=64, idle_step=32, join=16),
+            limits=SchedulerLimits(step=64, idle_step=32, join=16),
             max_concurrency=4,
             memory=MemoryGuard(self.guarded, total=10 * BUDGET, most_stored=BUDGET),
             clock=time.monotonic,
@@ -166,7 +166,7 @@ def play(life: Life) -> None:
 
 METHODS = {
     KVStore: ("lookup", "peek", "pauses", "restore", "put", "idle", "has_room", "estimate", "set_budget", "stats"),
-    Tree: ("__iter__", "walk", "peek", "extend", "split", "absorb", "remove"),
+    SegmentTree: ("__iter__", "walk", "peek", "extend", "split", "absorb", "remove"),
     BatchRunner: ("prefill", "insert", "decode", "remove", "clear"),
     MemoryGuard: ("admits", "check", "most_tokens", "take", "give"),
 }

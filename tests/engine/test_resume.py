@@ -19,7 +19,7 @@ from start_llm.engine.decode.text import BatchRunner
 from start_llm.engine.runtime import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
-from start_llm.engine.schedule.scheduler import Limits, Scheduler
+from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from tests.engine.fakes import Collected, FakeStore, submit
 from tests.engine.schedule.test_scheduler import drain
 from tests.engine.tiny import make_model, make_tokenizer
@@ -76,7 +76,7 @@ def make() -> Scheduler:
         store,
         lambda work, generated: TextDrawing(work, grammars, generated),
         eos=frozenset({END}),
-        limits=Limits(step=64),
+        limits=SchedulerLimits(step=64),
         max_concurrency=4,
         memory=MemoryGuard(store, total=0, most_stored=0),
         clock=time.monotonic,

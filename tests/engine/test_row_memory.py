@@ -15,13 +15,13 @@ from mlx_lm.models.llama import Model, ModelArgs
 
 from start_llm.core.request import Sampling
 from start_llm.engine.decode.alone import AloneRunner
-from start_llm.engine.decode.costs import Acceptance, CostTable, Gate
+from start_llm.engine.decode.costs import Acceptance, CostTable, DraftGate
 from start_llm.engine.decode.drafting import Drafts
 from start_llm.engine.decode.text import BatchRunner
 from start_llm.engine.runtime import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
-from start_llm.engine.schedule.scheduler import Limits, Scheduler
+from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from tests.engine.fakes import submit
@@ -82,7 +82,7 @@ def continuing_turn(alone: bool, beside: int) -> Taken:
         beside: so many short requests decode at the same time.
     """
     history = [number % 250 for number in range(HISTORY)]
-    drafts = Drafts(Gate(CostTable({0: {1: 1.0}}), Acceptance()))
+    drafts = Drafts(DraftGate(CostTable({0: {1: 1.0}}), Acceptance()))
     gc.collect()  # what another run has left
     mx.clear_cache()
     before = mx.get_active_memory()
@@ -94,7 +94,7 @@ def continuing_turn(alone: bool, beside: int) -> Taken:
         store,
         lambda work, generated: TextDrawing(work, None, generated, drafts),
         eos=frozenset({NEVER}),
-        limits=Limits(step=128),
+        limits=SchedulerLimits(step=128),
         max_concurrency=2,
         memory=MemoryGuard(store, total=0, most_stored=BUDGET),
         clock=time.monotonic,

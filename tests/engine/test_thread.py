@@ -16,7 +16,7 @@ from start_llm.core.exitcodes import ExitCode
 from start_llm.core.prompt import Prompt
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard, Shared
-from start_llm.engine.schedule.scheduler import Limits, Scheduler
+from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.engine.thread import EngineThread
 from tests.engine.fakes import EOS, Collected, FakeDrawing, FakeRunner, FakeStore, submit
 
@@ -32,7 +32,7 @@ class FakeRuntime:
             guarded,
             FakeDrawing,
             eos=frozenset({EOS}),
-            limits=Limits(step=50),
+            limits=SchedulerLimits(step=50),
             max_concurrency=4,
             memory=MemoryGuard(guarded, shared=shared),
             clock=time.monotonic,

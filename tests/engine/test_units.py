@@ -16,7 +16,7 @@ from start_llm.core.events import EngineDone, EngineFailed
 from start_llm.engine.loop import STUCK_SECONDS
 from start_llm.engine.schedule.memory import Shared
 from start_llm.engine.thread import EngineThread
-from start_llm.engine.units import Chores, Units
+from start_llm.engine.units import Chores, LoadedModels
 from tests.engine.fakes import FakeRunner, FakeStore, submit
 from tests.engine.test_thread import WAIT, FakeRuntime, final, wait_until
 
@@ -46,14 +46,14 @@ class Worker:
         return {"tokens_decoded": self.steps, "kv_bytes": 10}
 
 
-def units_of(clock: Clock, **workers: Worker) -> Units:
-    units = Units(clock)
+def units_of(clock: Clock, **workers: Worker) -> LoadedModels:
+    units = LoadedModels(clock)
     for name, worker in workers.items():
         units.add(name, SimpleNamespace(scheduler=worker))  # type: ignore[arg-type]
     return units
 
 
-def work(units: Units, steps: int) -> None:
+def work(units: LoadedModels, steps: int) -> None:
     for _ in range(steps):
         unit = units.next()
         assert unit is not None

@@ -24,7 +24,7 @@ from start_llm.engine.features import FeatureStore
 from start_llm.engine.runtime import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
-from start_llm.engine.schedule.scheduler import Limits, Scheduler
+from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.engine.vision import VisionModel, positions_of
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.layers import LayerKit
@@ -105,7 +105,7 @@ class Engine:
             store,
             lambda work, generated: TextDrawing(work, None, generated),
             eos=frozenset({NEVER}),
-            limits=Limits(step=self.step),
+            limits=SchedulerLimits(step=self.step),
             max_concurrency=4,
             memory=MemoryGuard(store, total=0, most_stored=0),
             clock=time.monotonic,

@@ -21,7 +21,7 @@ from start_llm.engine.decode.text import BatchRunner
 from start_llm.engine.runtime import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
-from start_llm.engine.schedule.scheduler import Limits, Scheduler
+from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from tests.engine.fakes import submit
@@ -56,7 +56,7 @@ class World:
             store,
             lambda work, generated: TextDrawing(work, None, generated),
             eos=frozenset({END}),
-            limits=Limits(step=32),
+            limits=SchedulerLimits(step=32),
             max_concurrency=4,
             memory=MemoryGuard(store, total=0, most_stored=0),
             clock=time.monotonic,

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from start_llm.images.pixels import Opened, TooManyPixels, Unreadable
+from start_llm.images.pixels import ImageFile, TooManyPixels, Unreadable
 from start_llm.images.reader import decoded
 from tests.images.corpus import CASES, MOST_BYTES, MOST_PIXELS, Case, raw_png
 from tests.images.pictures import encoded, noise
 
 
-def opened(data: bytes) -> Opened:
-    return Opened(data, MOST_PIXELS)
+def opened(data: bytes) -> ImageFile:
+    return ImageFile(data, MOST_PIXELS)
 
 
 def test_the_corpus_is_large() -> None:

@@ -16,13 +16,13 @@ from start_llm.core.settings import Settings
 from start_llm.images import reader as reading
 from start_llm.images.fetch import FetchRefused
 from start_llm.images.numbers import HEAD, table
-from start_llm.images.reader import Reader
+from start_llm.images.reader import ImageReader
 from tests.images.corpus import CASES, MOST_BYTES, MOST_PIXELS, Case
 from tests.images.pictures import b64, encoded, noise, png
 
 
-def made(**changes: object) -> Reader:
-    return Reader(Settings(_env_file=None, **changes))  # type: ignore[call-arg]
+def made(**changes: object) -> ImageReader:
+    return ImageReader(Settings(_env_file=None, **changes))  # type: ignore[call-arg]
 
 
 def image(data: bytes, at: int = 0, name: str = "") -> Attachment:
@@ -132,8 +132,8 @@ def test_reject_names_the_place() -> None:
 
 def test_an_image_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[str] = []
-    look = Reader._look
-    monkeypatch.setattr(Reader, "_look", lambda self, source: looked.append(source) or look(self, source))
+    look = ImageReader._look
+    monkeypatch.setattr(ImageReader, "_look", lambda self, source: looked.append(source) or look(self, source))
     reader = made()
     for _ in range(3):
         reader.told([user("", image(png())), user("", image(png()))])
@@ -224,7 +224,7 @@ class Web:
 
 def test_an_address_is_fetched_once_for_what_it_is_and_once_for_its_pixels() -> None:
     web = Web(png(seed=1), png(seed=1), png(seed=2))
-    reader = Reader(Settings(_env_file=None), web)  # type: ignore[arg-type,call-arg]
+    reader = ImageReader(Settings(_env_file=None), web)  # type: ignore[arg-type,call-arg]
     sent = [user("", Attachment(0, "url", "https://x.test/a.png"))]
     _, pictures = reader.shown(sent)
     assert reader.shown(sent)[1].keys() == pictures.keys() and len(web.answers) == 2
@@ -237,7 +237,7 @@ def test_an_address_is_fetched_once_for_what_it_is_and_once_for_its_pixels() -> 
 
 
 def test_text_that_spells_an_address_says_nothing_of_what_is_there() -> None:
-    reader = Reader(Settings(_env_file=None), Web(png()))  # type: ignore[arg-type,call-arg]
+    reader = ImageReader(Settings(_env_file=None), Web(png()))  # type: ignore[arg-type,call-arg]
     address = "https://x.test/a.png"
     with pytest.raises(BadRequest, match="not base64"):
         reader.shown([user("", Attachment(0, "data", address))])
@@ -249,7 +249,7 @@ def test_text_that_spells_an_address_says_nothing_of_what_is_there() -> None:
 
 def test_an_image_that_was_replaced_is_read_anew_by_the_next_request() -> None:
     one, two = png(seed=1), png(seed=2)
-    reader = Reader(Settings(_env_file=None), Web(one, two, two, two))  # type: ignore[arg-type,call-arg]
+    reader = ImageReader(Settings(_env_file=None), Web(one, two, two, two))  # type: ignore[arg-type,call-arg]
     sent = [user("", Attachment(0, "url", "https://x.test/a.png"))]
     ((before, picture),) = reader.shown(sent)[1].items()
     with pytest.raises(BadRequest, match="another image is there by now"):
@@ -259,7 +259,7 @@ def test_an_image_that_was_replaced_is_read_anew_by_the_next_request() -> None:
 
 
 def test_a_fetch_that_failed_is_tried_again() -> None:
-    reader = Reader(Settings(_env_file=None), web := Web())  # type: ignore[arg-type,call-arg]
+    reader = ImageReader(Settings(_env_file=None), web := Web())  # type: ignore[arg-type,call-arg]
     sent = [user("", Attachment(0, "url", "https://x.test/a.png"))]
     with pytest.raises(BadRequest, match="404"):
         reader.shown(sent)

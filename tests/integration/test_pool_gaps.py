@@ -16,7 +16,7 @@ import pytest
 
 from start_llm.engine import runtime
 from start_llm.engine.decode import constraint
-from start_llm.engine.units import Chores, Units
+from start_llm.engine.units import Chores, LoadedModels
 from start_llm.modelpool import builder as building
 from start_llm.modelpool import loader as poolloader
 from start_llm.modelpool import vocabularies
@@ -70,7 +70,7 @@ class Watch:
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     watch = Watch()
-    chore, step = Chores.step, Units.step
+    chore, step = Chores.step, LoadedModels.step
 
     def chore_seen(chores: Any) -> None:
         loading = chores._waiting[0].steps if chores._waiting else None
@@ -100,7 +100,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
         return run
 
     monkeypatch.setattr(Chores, "step", chore_seen)
-    monkeypatch.setattr(Units, "step", step_seen)
+    monkeypatch.setattr(LoadedModels, "step", step_seen)
     monkeypatch.setattr(poolloader.Loader, "_moving", lambda loader, steps: steps)  # else it hides where they are
     for module in ASIDE:
         monkeypatch.setattr(module, "aside", aside_seen)

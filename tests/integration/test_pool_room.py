@@ -128,7 +128,7 @@ def test_a_model_that_is_deleted_is_served_until_it_goes(
 def test_a_model_that_is_deleted_while_it_is_asked_for_is_refused_in_a_sentence(
     serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(names.Names, "_notice", lambda _: None)  # it is found before it has gone
+    monkeypatch.setattr(names.ModelListing, "_notice", lambda _: None)  # it is found before it has gone
     passing = build_oracle(tmp_path / "models" / "passing")
     with serve(max_loaded_models=1) as server:
         assert states(server)["passing"] == "stored"

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from start_llm.kvcache.blocks import PrefixHash
-from start_llm.kvcache.disk.index import Run
+from start_llm.kvcache.disk.index import TokenRun
 from start_llm.kvcache.disk.tier import Buffers, DiskTier
 
 FINGERPRINT = "kill test"
@@ -37,7 +37,7 @@ def write_for_ever(folder: Path, seed: int, progress: int) -> None:
         parent, start = (PrefixHash().digest(), 0) if not ends or rng.random() < 0.2 else ends[rng.integers(len(ends))]
         tokens = rng.integers(0, 1000, int(rng.integers(2, 400))).astype(np.int32)
         digest = rng.bytes(32)
-        tier.write_run(Run(digest, parent, start, tokens.tobytes(), ""), content(tokens), "run")
+        tier.write_run(TokenRun(digest, parent, start, tokens.tobytes(), ""), content(tokens), "run")
         ends.append((digest, start + len(tokens)))
         if rng.random() < 0.5:
             tier.write_checkpoint(digest, content(tokens[:7]), "checkpoint")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from start_llm.kvcache.pieces import Checkpoint, Slices
-from start_llm.kvcache.tree import Segment, Tree
+from start_llm.kvcache.tree import Segment, SegmentTree
 
 A_TOKEN = 10  # bytes
 
@@ -14,11 +14,11 @@ def fake_rows(length: int) -> Slices:
     return Slices((), (), length, length * A_TOKEN)
 
 
-def fake_tree(longest: int = 2048) -> Tree:
-    return Tree(lambda rows, at: (fake_rows(at), fake_rows(rows.length - at)), longest)
+def fake_tree(longest: int = 2048) -> SegmentTree:
+    return SegmentTree(lambda rows, at: (fake_rows(at), fake_rows(rows.length - at)), longest)
 
 
-def grow(tree: Tree, tokens: list[int], checkpoint: bool = False, used: float = 0.0) -> Segment:
+def grow(tree: SegmentTree, tokens: list[int], checkpoint: bool = False, used: float = 0.0) -> Segment:
     """Stores `tokens` with rows, and a checkpoint at the end if asked; returns the end."""
     path = tree.extend(np.array(tokens, np.int32))
     for segment in path:

@@ -10,7 +10,7 @@ import pytest
 
 from start_llm.kvcache.blocks import as_tokens
 from start_llm.kvcache.pieces import Slices
-from start_llm.kvcache.tree import Segment, Tree
+from start_llm.kvcache.tree import Segment, SegmentTree
 from tests.kvcache.segments import fake_rows, fake_tree
 
 
@@ -66,7 +66,7 @@ def test_a_look_during_a_change_waits_for_its_end() -> None:
         release.wait(60)
         return fake_rows(at), fake_rows(rows.length - at)
 
-    tree = Tree(slow)
+    tree = SegmentTree(slow)
     tokens = as_tokens(range(1, 101))
     (segment,) = tree.extend(tokens)
     segment.rows = fake_rows(100)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.kvcache.pieces import FilePart
-from start_llm.kvcache.tree import Tree
+from start_llm.kvcache.tree import SegmentTree
 from tests.kvcache.segments import fake_tree, grow
 
 
@@ -105,7 +105,7 @@ def test_attach_refuses_what_begins_alike() -> None:
     assert tree.attach(tree.root, array(1, 3).tobytes()) is None
 
 
-def path_tokens(tree: Tree, tokens: list[int]) -> list[int]:
+def path_tokens(tree: SegmentTree, tokens: list[int]) -> list[int]:
     return [int(t) for segment in tree.walk(np.array(tokens, np.int32)).path for t in segment.tokens]
 
 

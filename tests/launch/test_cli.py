@@ -16,10 +16,10 @@ from start_llm.host.home import home
 from start_llm.launch import cli
 from start_llm.launch.cli import client_environment
 from start_llm.launch.clients import CLIENTS
-from start_llm.launch.plan import Plan
+from start_llm.launch.plan import LaunchPlan
 from start_llm.service import control
 from start_llm.service.control import changed_settings
-from start_llm.service.place import Place, State
+from start_llm.service.place import Place, ServerState
 from tests.launch.stub import make_client, serving
 
 
@@ -72,7 +72,7 @@ def test_a_server_that_was_killed_does_not_keep_the_next_one_alive(tmp_path: Pat
         assert not Place(given).is_kept
         lock = Place(given).lock
         assert lock.take()  # one that runs stays as it was asked for
-        Place(given).write(State(port, os.getpid(), 0.0, "", phase="ready"))
+        Place(given).write(ServerState(port, os.getpid(), 0.0, "", phase="ready"))
         Place(given).keep()
         assert main(["pi"], given) == 7 and Place(given).is_kept
         lock.drop()
@@ -248,7 +248,7 @@ def test_the_printed_text_makes_a_secret_too(tmp_path: Path, capsys: pytest.Capt
 
 def test_the_environment_loses_what_is_for_this_python_only() -> None:
     given = {"LD_PRELOAD": f"{sys.prefix}/lib/shim.so:/opt/theirs.so", "A": "1", "B": "2", "NO_PROXY": "x"}
-    made = client_environment(given, Plan(env={"C": "3"}, defaults={"B": "0", "D": "4"}, unset=("A",)))
+    made = client_environment(given, LaunchPlan(env={"C": "3"}, defaults={"B": "0", "D": "4"}, unset=("A",)))
     assert made == {
         "LD_PRELOAD": "/opt/theirs.so",
         "B": "2",
@@ -257,7 +257,7 @@ def test_the_environment_loses_what_is_for_this_python_only() -> None:
         "NO_PROXY": "x,127.0.0.1,localhost",
         "no_proxy": "127.0.0.1,localhost",
     }
-    assert "LD_PRELOAD" not in client_environment({"LD_PRELOAD": f"{sys.prefix}/lib/shim.so"}, Plan())
+    assert "LD_PRELOAD" not in client_environment({"LD_PRELOAD": f"{sys.prefix}/lib/shim.so"}, LaunchPlan())
 
 
 def test_settings_that_were_given_reach_a_started_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

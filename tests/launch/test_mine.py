@@ -14,7 +14,7 @@ import pytest
 from start_llm.launch import cli, mine
 from start_llm.launch.clients import CLIENTS
 from start_llm.launch.mine import NOTE, bring, take_away
-from start_llm.launch.plan import Own, Plan
+from start_llm.launch.plan import LaunchPlan, Own
 from tests.launch.stub import make_client, serving
 from tests.launch.test_cli import main, settings
 
@@ -133,7 +133,7 @@ def test_what_a_running_agent_has_does_not_go_under_it(
     make_home(home, HOMES["pi"])
     folders: dict[str, Path] = {}
 
-    def agent(_: str, plan: Plan, arguments: list[str]) -> int:
+    def agent(_: str, plan: LaunchPlan, arguments: list[str]) -> int:
         (name,) = arguments
         folder = folders[name] = Path(plan.env["PI_CODING_AGENT_DIR"])
         if name == "first":

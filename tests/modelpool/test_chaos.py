@@ -25,15 +25,15 @@ import pytest
 from start_llm.core.events import EngineDone
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings, load_settings
-from start_llm.engine.decode.runner import Row
+from start_llm.engine.decode.runner import DecodeRow
 from start_llm.engine.thread import EngineThread
 from start_llm.modelpool import loader as poolloader
 from start_llm.modelpool import registry as poolbook
-from start_llm.modelpool.active import Serving
+from start_llm.modelpool.active import ActiveModel
 from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.pool import Pool
-from start_llm.modelpool.registry import MAIN, Book, Lease
-from start_llm.modelpool.resolve import PoolNames
+from start_llm.modelpool.registry import MAIN, ModelLease, ModelRegistry
+from start_llm.modelpool.resolve import NameResolver
 from start_llm.models.room import Weights
 from start_llm.models.weights import BasesInMemory
 from start_llm.prompt.clients import Clients
@@ -52,7 +52,7 @@ ANSWER = 12
 class Runner(FakeRunner):
     """Leaves the others some of the processor."""
 
-    def decode(self) -> list[Row]:
+    def decode(self) -> list[DecodeRow]:
         time.sleep(0.0005)
         return super().decode()
 
@@ -113,7 +113,9 @@ def _built(folder: Path) -> Any:
     return SimpleNamespace(loaded=loaded, kv_bytes=lambda: 0)
 
 
-def serve(settings: Settings, clients: Any, built: Any, model: str, created: int, anchor: Any, base: Any) -> Serving:
+def serve(
+    settings: Settings, clients: Any, built: Any, model: str, created: int, anchor: Any, base: Any
+) -> ActiveModel:
     """Stands for `serving.serve`."""
     name = settings.served_model_name or "main"
     served = SimpleNamespace(
@@ -124,7 +126,7 @@ def serve(settings: Settings, clients: Any, built: Any, model: str, created: int
         pipeline=Pipeline(),
         token_text=lambda token: "x",
     )
-    return Serving(served, built, ModelCard(name, 0, 100, tools=False, reasoning=False))  # type: ignore[arg-type]
+    return ActiveModel(served, built, ModelCard(name, 0, 100, tools=False, reasoning=False))  # type: ignore[arg-type]
 
 
 @dataclass
@@ -229,12 +231,12 @@ def play(life: Life) -> None:
 
 
 METHODS: dict[Any, tuple[str, ...]] = {
-    Book: (
+    ModelRegistry: (
         *("entries", "entry", "lease", "wish_for", "send_away", "send_old_away", "reclaim", "take", "ready"),
         *("residents", "look_again", "end_waits"),
     ),
-    Lease: ("settle",),
-    PoolNames: ("find", "all", "is_pinned", "settings_for"),
+    ModelLease: ("settle",),
+    NameResolver: ("find", "all", "is_pinned", "settings_for"),
     Loader: ("serve",),
     Builder: ("read", "steps", "last_step"),
     EngineThread: ("load", "unload"),

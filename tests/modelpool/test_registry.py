@@ -20,27 +20,27 @@ from start_llm.core.errors import (
 )
 from start_llm.core.settings import load_settings
 from start_llm.engine.loop import SHUTTING_DOWN
-from start_llm.modelpool.known import Known
+from start_llm.modelpool.known import KnownModel
 from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.pool import Pool
-from start_llm.modelpool.registry import Book, Entry, Lease
-from start_llm.modelpool.resolve import PoolNames
+from start_llm.modelpool.registry import ModelLease, ModelRegistry, PoolEntry
+from start_llm.modelpool.resolve import NameResolver
 from start_llm.models.adapters import Chosen
-from start_llm.models.catalog import Stored
+from start_llm.models.catalog import StoredModel
 from start_llm.models.room import Weights
 
 
-def book(folder: Path, **settings: Any) -> Book:
+def book(folder: Path, **settings: Any) -> ModelRegistry:
     given = load_settings(None, start_llm_cache_dir=folder, **settings)
-    return Book(given, PoolNames(given))
+    return ModelRegistry(given, NameResolver(given))
 
 
-def known(name: str, size: int = 1000, key: str = "") -> Known:
-    stored = Stored(name, Path("/nowhere") / name, size, 4096, (), weight_bytes=size)
-    return Known(key or f"/nowhere/{name}", name, name, frozenset({name}), stored)
+def known(name: str, size: int = 1000, key: str = "") -> KnownModel:
+    stored = StoredModel(name, Path("/nowhere") / name, size, 4096, (), weight_bytes=size)
+    return KnownModel(key or f"/nowhere/{name}", name, name, frozenset({name}), stored)
 
 
-def told(lease: Lease) -> str:
+def told(lease: ModelLease) -> str:
     """Why it was given up; empty if it waits."""
     if not lease.wait(0):
         return ""
@@ -49,7 +49,7 @@ def told(lease: Lease) -> str:
     return str(error.value)
 
 
-def short(book: Book, name: str, leases: int) -> tuple[Entry, list[Lease]]:
+def short(book: ModelRegistry, name: str, leases: int) -> tuple[PoolEntry, list[ModelLease]]:
     waiting = [book.lease(known(name)) for _ in range(leases)]
     entry = book.entry(known(name))
     book.wait_for_room(entry, OutOfMemory(f"no room for {name}"))
@@ -222,8 +222,10 @@ def test_audio_models_are_loaded_at_the_start_and_counted(tmp_path: Path, monkey
     said: list[str] = []
     pool = Pool(load_settings(None, start_llm_cache_dir=tmp_path, preload_models="tiny"), Mock(), said.append)
     pool.connect(Mock(), Mock(weight_bytes=7))
-    stored = Stored("tiny", tmp_path / "tiny", 1000, None, ("transcription",), audio="transcription", weight_bytes=40)
-    tiny = Known("/nowhere/tiny", "tiny", "tiny", frozenset({"tiny"}), stored)
+    stored = StoredModel(
+        "tiny", tmp_path / "tiny", 1000, None, ("transcription",), audio="transcription", weight_bytes=40
+    )
+    tiny = KnownModel("/nowhere/tiny", "tiny", "tiny", frozenset({"tiny"}), stored)
     monkeypatch.setattr(pool._names, "find", {"tiny": tiny}.get)
     serving = Mock()
     serving.served.name, serving.served.source = "main", "owner/main"

@@ -20,18 +20,18 @@ from huggingface_hub import constants
 from start_llm.core.errors import BadRequest, NotFound
 from start_llm.core.settings import load_settings
 from start_llm.modelpool import known as names_module
-from start_llm.modelpool.resolve import PoolNames
+from start_llm.modelpool.resolve import NameResolver
 from start_llm.models.adapters import Adapters
 from start_llm.models.catalog import EMBEDDED_NAME, stored_models
 from start_llm.models.recommended import RECOMMENDED
 from tests.oracle import build_oracle
 
 
-def names(cache: Path, **settings: Any) -> PoolNames:
-    return PoolNames(load_settings(None, start_llm_cache_dir=cache, **settings))
+def names(cache: Path, **settings: Any) -> NameResolver:
+    return NameResolver(load_settings(None, start_llm_cache_dir=cache, **settings))
 
 
-def listed(found: PoolNames, cache: Path) -> list[str]:
+def listed(found: NameResolver, cache: Path) -> list[str]:
     """Those below `cache`: the machine's own store of models may have more."""
     return [known.name for known in found.all() if known.key.startswith(str(cache.resolve()))]
 
@@ -258,7 +258,7 @@ def test_a_name_means_the_folder_that_has_it_now(tmp_path: Path, monkeypatch: py
 def test_what_could_not_be_listed_once_is_noticed_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody moved a model while they were listed."""
     monkeypatch.setattr(names_module, "SEEN_SECONDS", 0.0)
-    found = names_module.Names(load_settings(None, start_llm_cache_dir=tmp_path))
+    found = names_module.ModelListing(load_settings(None, start_llm_cache_dir=tmp_path))
     assert found.find("quick") is None
     build_oracle(tmp_path / "models" / "quick")
     with monkeypatch.context() as moved:

@@ -17,7 +17,7 @@ from start_llm.core.settings import load_settings
 from start_llm.models.adapter import read_adapter
 from start_llm.models.aside import at_once
 from start_llm.models.device import GIB, Device
-from start_llm.models.loader import Given, LoadedModel, load_model, load_steps
+from start_llm.models.loader import LoadedModel, LoadInputs, load_model, load_steps
 from start_llm.models.room import Weights, together
 from start_llm.models.weights import BasesInMemory, group_of
 from tests.integration.live import Live, live
@@ -47,7 +47,7 @@ def loaded(
     base: Path, adapter: Path | None, said: list[str] | None = None, bases: BasesInMemory | None = None
 ) -> LoadedModel:
     settings = load_settings(None, model_path=str(base), adapter_path=None if adapter is None else str(adapter))
-    given = Given() if bases is None else Given(bases=bases)
+    given = LoadInputs() if bases is None else LoadInputs(bases=bases)
     return load_model(settings, MACHINE, lambda step, part: None, (said if said is not None else []).append, given)
 
 
@@ -67,7 +67,7 @@ def test_files_that_change_while_they_are_read_are_refused(
     shutil.copytree(base, tmp_path / "base")
     shutil.copytree(adapter, tmp_path / "one")
     settings = load_settings(None, model_path=str(tmp_path / "base"))
-    given = Given(adapter=read_adapter(tmp_path / "one", "The adapter"))
+    given = LoadInputs(adapter=read_adapter(tmp_path / "one", "The adapter"))
     steps = load_steps(settings, MACHINE, lambda step, part: None, lambda line: None, given)
     next(steps)
     os.utime(tmp_path / file, ns=(1, 1))

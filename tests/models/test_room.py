@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from start_llm.core.errors import OutOfMemory
 from start_llm.models.device import GIB, LEAST_CACHE_BYTES, PREFILL_BYTES, Device, check_fit
-from start_llm.models.room import Limits, Resident, Weights, least_bytes, outlived, room_for, to_free, together
+from start_llm.models.room import PoolLimits, Resident, Weights, least_bytes, outlived, room_for, to_free, together
 
 
 def model(key: str, weights: int = GIB, used: float = 0.0, working: bool = False, pinned: bool = False) -> Resident:
@@ -24,22 +24,22 @@ def new(weights: int) -> Resident:
     return Resident("new", "new", Weights(weights))
 
 
-def budget(*weights: int) -> Limits:
-    return Limits(PREFILL_BYTES + sum(weights) + len(weights) * LEAST_CACHE_BYTES)
+def budget(*weights: int) -> PoolLimits:
+    return PoolLimits(PREFILL_BYTES + sum(weights) + len(weights) * LEAST_CACHE_BYTES)
 
 
 def test_what_fits_pushes_nobody_out() -> None:
     assert room_for(new(GIB), [model("a")], budget(GIB, GIB)) == []
     assert room_for(new(GIB), [], budget(GIB)) == []
-    assert room_for(new(10**15), [model("a")], Limits(0)) == [], "0 is no limit"
+    assert room_for(new(10**15), [model("a")], PoolLimits(0)) == [], "0 is no limit"
 
 
 def test_the_one_that_was_not_used_for_longest_goes_first_and_no_more_than_needed() -> None:
     three = [model("late", used=3), model("early", used=1), model("middle", used=2)]
     assert room_for(new(GIB), three, budget(GIB, GIB, GIB)) == ["early"]
     assert room_for(new(2 * GIB), three, budget(GIB, GIB, GIB)) == ["early", "middle"]
-    assert room_for(new(GIB), three, Limits(0, most=3)) == ["early"]
-    assert room_for(new(GIB), three, Limits(0, most=1)) == ["early", "middle", "late"]
+    assert room_for(new(GIB), three, PoolLimits(0, most=3)) == ["early"]
+    assert room_for(new(GIB), three, PoolLimits(0, most=1)) == ["early", "middle", "late"]
 
 
 def test_pinned_ones_and_those_at_work_stay() -> None:
@@ -51,12 +51,12 @@ def test_pinned_ones_and_those_at_work_stay() -> None:
         assert part in full.value.message, full.value.message
     assert full.value.status == 507
     with pytest.raises(OutOfMemory, match=r"MAX_LOADED_MODELS=2.*name-p.*name-w"):
-        room_for(new(GIB), stay[:2], Limits(0, most=2))
+        room_for(new(GIB), stay[:2], PoolLimits(0, most=2))
 
 
 def test_a_model_that_is_alone_needs_what_the_start_asks_for() -> None:
     """Else the one that a server was started with could go for a small one, and never come back."""
-    tight = Limits(PREFILL_BYTES + 4 * GIB)
+    tight = PoolLimits(PREFILL_BYTES + 4 * GIB)
     assert check_fit("main", 4 * GIB, Device("", "", tight.budget, "cpu", tight.budget)) is not None
     assert room_for(new(1), [model("main", 4 * GIB)], tight) == ["main"]
     assert room_for(new(4 * GIB), [model("small", 1)], tight) == ["small"]
@@ -70,7 +70,7 @@ def test_a_model_that_fits_nowhere_pushes_nobody_out() -> None:
     with pytest.raises(OutOfMemory, match=r"9\.00 GiB.*POOL_MEMORY_BYTES"):
         room_for(new(9 * GIB), [model("a")], budget(GIB, GIB))
     with pytest.raises(OutOfMemory):
-        room_for(new(0), [], Limits(2**20))
+        room_for(new(0), [], PoolLimits(2**20))
 
 
 def test_kv_of_running_requests_counts() -> None:
@@ -92,11 +92,15 @@ def test_shared_weights_are_counted_once() -> None:
     three = [adapted("base"), adapted("base+a", 5), adapted("base+b", 7)]
     assert together(each.weights for each in three) == GIB + 12
     assert together(each.weights for each in (*three, model("other"))) == 2 * GIB + 12
-    room = Limits(PREFILL_BYTES + GIB + 12 + 3 * LEAST_CACHE_BYTES)
+    room = PoolLimits(PREFILL_BYTES + GIB + 12 + 3 * LEAST_CACHE_BYTES)
     assert room_for(three[2], three[:2], room) == []
     assert room_for(adapted("base+b", 8), three[:2], room) == ["base"], "its weights stay; its least KV is free"
-    assert room_for(three[1], [three[0], model("other")], Limits(0, most=2)) == []
-    assert room_for(model("third"), [*three, model("other", used=1)], Limits(0, most=2)) == ["base", "base+a", "base+b"]
+    assert room_for(three[1], [three[0], model("other")], PoolLimits(0, most=2)) == []
+    assert room_for(model("third"), [*three, model("other", used=1)], PoolLimits(0, most=2)) == [
+        "base",
+        "base+a",
+        "base+b",
+    ]
 
 
 def test_weights_are_free_when_the_last_who_has_them_goes() -> None:
@@ -123,7 +127,7 @@ def test_whatever_is_decided_fits_and_nobody_goes_who_has_to_stay(
     shapes: list[tuple[int, int, bool, bool]], weights: int, budget_gib: int, most: int
 ) -> None:
     residents = [model(str(i), w * GIB, used, works, pin) for i, (w, used, works, pin) in enumerate(shapes)]
-    limits = Limits(budget_gib * GIB, most)
+    limits = PoolLimits(budget_gib * GIB, most)
     try:
         going = room_for(new(weights * GIB), residents, limits)
     except OutOfMemory:

@@ -18,13 +18,13 @@ import pytest
 from start_llm.core.messages import Message
 from start_llm.prompt import pipeline
 from start_llm.prompt.pipeline import Pipeline
-from start_llm.prompt.tree import Tree
+from start_llm.prompt.tree import ConversationTree
 from start_llm.prompt.turndb import TurnDB
 from tests.prompt.client import BASH, CLAUDE, CLEARED, ECHOES, READ, Client, say, settings, system_text
 from tests.prompt.models import model
 
 METHODS: dict[type, tuple[str, ...]] = {
-    Tree: ("at", "has", "result_of", "said_below", "arrange", "add", "__len__"),
+    ConversationTree: ("at", "has", "result_of", "said_below", "arrange", "add", "__len__"),
     TurnDB: ("save", "forget", "flush"),
 }
 Site = tuple[str, str, int]
@@ -127,7 +127,13 @@ def test_a_fault_anywhere_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.Mo
     sites: dict[Site, None] = {}
     plain = lived(tmp_path / "plain", lambda site: sites.setdefault(site))
     assert plain.faults == []
-    assert {name for name, _, _ in sites} >= {"Tree.at", "Tree.has", "Tree.add", "Tree.arrange", "TurnDB.save"}
+    assert {name for name, _, _ in sites} >= {
+        "ConversationTree.at",
+        "ConversationTree.has",
+        "ConversationTree.add",
+        "ConversationTree.arrange",
+        "TurnDB.save",
+    }
     assert len(sites) >= 8
     for number, fault in enumerate(sites):
         raised: list[Site] = []

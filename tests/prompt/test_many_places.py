@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.core.messages import Message, ToolCall
-from start_llm.prompt.clients import BUILT_IN, Client, Clients, Part, Rule, find_parts
-from start_llm.prompt.reading import Reader, call_id, facts_of
+from start_llm.prompt.clients import BUILT_IN, ClientRules, Clients, DeclaredPlace, Rule, find_parts
+from start_llm.prompt.reading import ChainReader, call_id, facts_of
 from start_llm.prompt.textdiff import diff
 
 COUNT = 40_000
@@ -44,7 +44,7 @@ def test_declared_places(name: str) -> None:
 def test_calls_and_their_results() -> None:
     calls = tuple(ToolCall(f"call_{i}", "f", "{}") for i in range(COUNT // 4))
     results = [Message("tool", "r", tool_call_id=call.id) for call in reversed(calls)]
-    reading = Reader(Clients()).read([Message("user", "x"), Message("assistant", "", tool_calls=calls), *results])
+    reading = ChainReader(Clients()).read([Message("user", "x"), Message("assistant", "", tool_calls=calls), *results])
     assert len(reading.keys) == 2 + len(calls)
 
 
@@ -104,8 +104,8 @@ def test_blocks_at_the_end(text: str) -> None:
         for rule in BY_NAME[client].rules
         if rule.name in ("reminder_behind", "message_id")
     ]
-    client = Client.model_construct(name="both", system="x", rules=tuple(rules))
+    client = ClientRules.model_construct(name="both", system="x", rules=tuple(rules))
     found = [(part.rule.name, part.start, part.end) for part in find_parts(Message("user", text), client, "")]
     assert found == plainly(rules, text)
     for part in find_parts(Message("user", text), client, ""):
-        assert isinstance(part, Part) and part.text == text[part.start : part.end].strip()
+        assert isinstance(part, DeclaredPlace) and part.text == text[part.start : part.end].strip()

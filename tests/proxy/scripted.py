@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from start_llm.core.audio import Hints
-from start_llm.core.encoding import Part, Text
+from start_llm.core.encoding import EncodingProgress, Text
 from start_llm.core.errors import (
     NOT_LOADABLE,
     BadRequest,
@@ -98,12 +98,12 @@ class _Endless:
     def __init__(self, sounds: Sounds) -> None:
         self._sounds = sounds
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[EncodingProgress]:
         self._sounds.begun.set()
         try:
             while True:
                 threading.Event().wait(0.02)
-                yield Part(0, 1)
+                yield EncodingProgress(0, 1)
         finally:
             self._sounds.left.set()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.proxy.gate import READY_BODY, Gate
+from start_llm.proxy.gate import READY_BODY, ProxyGate
 
 KEY = "sk-right"
 GOOD = [(b"host", b"127.0.0.1:4000"), (b"authorization", b"Bearer sk-right")]
@@ -46,7 +46,7 @@ def ask(
     names: Iterable[str] = (),
     kind: str = "http",
 ) -> tuple[int, dict[bytes, bytes], bytes]:
-    gate = Gate(behind, key=KEY, names=list(names), most_bytes=1000)
+    gate = ProxyGate(behind, key=KEY, names=list(names), most_bytes=1000)
     waiting = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
     waiting.append({"type": "http.request", "body": b"", "more_body": False})
     sent: list[Any] = []

@@ -8,7 +8,7 @@ import pytest
 
 from start_llm.api.anthropic.messages import MessagesBody
 from start_llm.api.anthropic.stream import signature
-from start_llm.api.common.fields import SESSION_FIELDS, Body
+from start_llm.api.common.fields import SESSION_FIELDS, BodyModel
 from start_llm.api.common.thinking import FIELDS
 from start_llm.api.openai.chat import ChatBody
 from start_llm.api.openai.responses import ResponsesBody
@@ -73,7 +73,7 @@ def test_parameters_that_only_this_server_knows_stay_here() -> None:
     ],
 )
 def test_every_field_that_is_read_here_is_another_vendors_too_or_stays_here(
-    dialect: str, body: type[Body], others: set[str]
+    dialect: str, body: type[BodyModel], others: set[str]
 ) -> None:
     """A new field of our own belongs into OWN_PARAMETERS."""
     chat = openai.types.chat.completion_create_params.CompletionCreateParamsStreaming

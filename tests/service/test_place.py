@@ -13,7 +13,7 @@ import pytest
 
 from start_llm.core.settings import Settings, load_settings
 from start_llm.service.idle import IdleWatch
-from start_llm.service.place import Exit, Place, State, created, holder, running_ports
+from start_llm.service.place import Exit, Place, ServerState, created, holder, running_ports
 
 HOLD = """
 import sys; from pathlib import Path; from start_llm.core.settings import load_settings
@@ -30,7 +30,7 @@ def settings(folder: Path) -> Settings:
 def test_a_state_is_read_as_it_was_written_and_is_its_owners_only(tmp_path: Path) -> None:
     place = Place(settings(tmp_path))
     assert place.read() is None and not place.is_running
-    state = State(7, 1, 2.0, "http://x", flags={"mlx_port": "7"}, last_exit=Exit(70, 3.0, "words"))
+    state = ServerState(7, 1, 2.0, "http://x", flags={"mlx_port": "7"}, last_exit=Exit(70, 3.0, "words"))
     place.write(state)
     assert place.read() == state
     (path,) = (tmp_path / "run").iterdir()
@@ -44,7 +44,7 @@ def test_a_state_is_read_as_it_was_written_and_is_its_owners_only(tmp_path: Path
 
 def test_a_state_of_a_newer_version_is_read(tmp_path: Path) -> None:
     place = Place(settings(tmp_path))
-    place.write(State(7, 1, 2.0, "http://x"))
+    place.write(ServerState(7, 1, 2.0, "http://x"))
     path = tmp_path / "run" / "server-7.json"
     path.write_text(path.read_text().replace("{", '{"invented": 1,', 1))
     assert place.read() is not None
@@ -60,9 +60,9 @@ def test_only_locked_ports_run(tmp_path: Path) -> None:
 
 
 def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
-    mine = State(7, os.getpid(), created(os.getpid()), "")
+    mine = ServerState(7, os.getpid(), created(os.getpid()), "")
     assert holder(mine) == psutil.Process()
-    assert holder(State(7, os.getpid(), 1.0, "")) is None and holder(State(7, 2**22 - 1, 1.0, "")) is None
+    assert holder(ServerState(7, os.getpid(), 1.0, "")) is None and holder(ServerState(7, 2**22 - 1, 1.0, "")) is None
 
 
 def test_users_are_counted_until_they_end_however_they_end(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_state_that_is_not_a_file_of_ones_own_says_nothing(
 ) -> None:
     """It names the process that `stop` ends."""
     place = Place(settings(tmp_path))
-    place.write(State(place.port, os.getpid(), created(os.getpid()), place.url))
+    place.write(ServerState(place.port, os.getpid(), created(os.getpid()), place.url))
     assert place.read() is not None
     (path,) = place.folder.glob("*.json")
     if what == "other user":

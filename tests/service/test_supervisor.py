@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from start_llm.core.settings import load_settings
-from start_llm.service.place import Place, State
+from start_llm.service.place import Place, ServerState
 from start_llm.service.supervisor import how, last_lines
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,13 +62,13 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
-def state(folder: Path) -> State:
+def state(folder: Path) -> ServerState:
     found = place_of(folder).read()
     assert found is not None
     return found
 
 
-def reach(folder: Path, phase: str, restarts: int = 0) -> State:
+def reach(folder: Path, phase: str, restarts: int = 0) -> ServerState:
     def there() -> bool:
         found = place_of(folder).read()
         return found is not None and found.phase == phase and found.restarts >= restarts

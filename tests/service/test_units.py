@@ -16,7 +16,7 @@ import pytest
 from start_llm.core.settings import Settings, load_settings
 from start_llm.service import ondemand, units
 from start_llm.service.ondemand import LABEL
-from start_llm.service.units import Unit, unit_for
+from start_llm.service.units import ServiceUnit, unit_for
 
 
 @pytest.fixture
@@ -26,17 +26,17 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return load_settings(None, start_llm_cache_dir=tmp_path / "cache")
 
 
-def make(system: str, settings: Settings, *, on_demand: bool = False) -> Unit:
+def make(system: str, settings: Settings, *, on_demand: bool = False) -> ServiceUnit:
     environment = {"PATH": "/bin", "SECRET": "x", "HF_HOME": "/hf"}
     return unit_for(system, settings, {"model_path": 'a "b" 100%'}, environment, on_demand=on_demand)
 
 
-def only(unit: Unit) -> tuple[Path, str]:
+def only(unit: ServiceUnit) -> tuple[Path, str]:
     ((path, text),) = unit.files.items()
     return path, text
 
 
-def verify(folder: Path, unit: Unit) -> None:
+def verify(folder: Path, unit: ServiceUnit) -> None:
     if shutil.which("systemd-analyze"):
         for path, text in unit.files.items():
             (folder / path.name).write_text(text)

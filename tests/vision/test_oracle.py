@@ -12,7 +12,7 @@ from start_llm.core.images import Attachment
 from start_llm.core.messages import Message
 from start_llm.core.settings import load_settings
 from start_llm.core.vision import FIRST_IMAGE_ID
-from start_llm.images.reader import Reader
+from start_llm.images.reader import ImageReader
 from tests.images.pictures import b64, data_url, encoded, noise, png
 from tests.integration.live import TOOLS, WAIT, Live, live
 from tests.oracle import script
@@ -148,7 +148,7 @@ def test_the_places_of_pictures_cannot_be_named(seeing: tuple[Live, Names], path
 def test_nobody_can_write_the_mark_of_a_picture(seeing: tuple[Live, Names], known: bool) -> None:
     """Not even in the arguments of a call, which are JSON inside JSON: what they escape is text, and no picture."""
     server, names = seeing
-    _, pictures = Reader(load_settings(None)).shown(
+    _, pictures = ImageReader(load_settings(None)).shown(
         [Message("user", "", attachments=(Attachment(0, "data", PICTURE),))]
     )
     (identity,) = pictures

@@ -16,7 +16,7 @@ from start_llm.api.anthropic.stream import MessageWriter, message_body
 from start_llm.api.common.collect import Collected
 from start_llm.api.common.dialect import Inbound, StreamWriter
 from start_llm.api.common.fields import (
-    Body,
+    BodyModel,
     ModelName,
     SamplingBody,
     Tokens,
@@ -31,7 +31,7 @@ from start_llm.api.common.fields import (
     word,
 )
 from start_llm.api.common.images import IMAGE_TYPES, attachment_of
-from start_llm.api.common.parts import Content, join_content, join_text, only_text, string_in, unusable
+from start_llm.api.common.parts import PartContent, join_content, join_text, only_text, string_in, unusable
 from start_llm.api.common.thinking import template_kwargs_of, thinking_of
 from start_llm.api.common.tools import check_unique, response_format_of
 from start_llm.api.http.owner import owner_of
@@ -47,12 +47,12 @@ REDACTED = "[redacted thinking]"
 CHOICES = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
 
-class MessageIn(Body):
+class MessageIn(BodyModel):
     role: str
     content: Any
 
 
-class OutputConfig(Body):
+class OutputConfig(BodyModel):
     effort: str | None = None
     format: dict[str, Any] | None = None
 
@@ -164,7 +164,7 @@ def _user(content: Any, path: str) -> list[Message]:
     if isinstance(content, str):
         return [Message("user", content)]
     results: list[Message] = []
-    parts: list[Content] = []
+    parts: list[PartContent] = []
     for where, kind, block in _blocks(content, path):
         if kind == "tool_result":
             results.append(_tool_result(block, where))
@@ -181,7 +181,7 @@ def _tool_result(block: dict[str, Any], path: str) -> Message:
     if is_error is not None and not isinstance(is_error, bool):
         raise bad(f"{path}.is_error", "a boolean", is_error)
     content = block.get("content")
-    said = Content() if content is None else _blocks_content(content, f"{path}.content")
+    said = PartContent() if content is None else _blocks_content(content, f"{path}.content")
     call_id = string_in(block, "tool_use_id", path)
     return Message("tool", said.text, tool_call_id=call_id, is_error=bool(is_error), attachments=said.attachments)
 
@@ -189,7 +189,7 @@ def _tool_result(block: dict[str, Any], path: str) -> Message:
 def _assistant(content: Any, path: str) -> Message:
     if isinstance(content, str):
         return Message("assistant", content)
-    parts: list[Content] = []
+    parts: list[PartContent] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []
     for where, kind, block in _blocks(content, path):
@@ -230,41 +230,41 @@ def _blocks(content: Any, path: str) -> list[tuple[str, str, dict[str, Any]]]:
     return found
 
 
-def _blocks_content(content: Any, path: str) -> Content:
+def _blocks_content(content: Any, path: str) -> PartContent:
     if isinstance(content, str):
-        return Content(content)
+        return PartContent(content)
     return join_content([_block_content(kind, block, where) for where, kind, block in _blocks(content, path)])
 
 
-def _block_content(kind: str, block: dict[str, Any], path: str) -> Content:
+def _block_content(kind: str, block: dict[str, Any], path: str) -> PartContent:
     """What a block says; `cache_control` is never looked at."""
     if kind == "text":
-        return Content(string_in(block, "text", path))
+        return PartContent(string_in(block, "text", path))
     if kind in IMAGE_TYPES:
-        return Content(attachments=(attachment_of(block, path),))
+        return PartContent(attachments=(attachment_of(block, path),))
     if kind == "document":
         return _document(block, path)
     if kind == "search_result":
         head = [string_in(block, "title", path), string_in(block, "source", path)]
         found = only_text(_blocks_content(block.get("content"), f"{path}.content"))
-        return Content(join_text([*head, found]))
+        return PartContent(join_text([*head, found]))
     if kind == "tool_reference":
-        return Content(f"Tool now available: {string_in(block, 'tool_name', path)}")
+        return PartContent(f"Tool now available: {string_in(block, 'tool_name', path)}")
     raise unusable(kind, path)
 
 
-def _document(block: dict[str, Any], path: str) -> Content:
+def _document(block: dict[str, Any], path: str) -> PartContent:
     source = block.get("source")
     kind = source.get("type") if isinstance(source, dict) else None
     if not isinstance(source, dict) or kind not in ("text", "content"):
         raise NotSupported(f"{path}.source: documents of type {short(kind)} are not supported, only text.", param=path)
     said = (
-        Content(string_in(source, "data", f"{path}.source"))
+        PartContent(string_in(source, "data", f"{path}.source"))
         if kind == "text"
         else _blocks_content(source.get("content"), f"{path}.source.content")
     )
     about = [block[name] for name in ("title", "context") if isinstance(block.get(name), str) and block[name]]
-    return join_content([*(Content(text) for text in about), said])
+    return join_content([*(PartContent(text) for text in about), said])
 
 
 # --- tools ---

@@ -22,7 +22,7 @@ from start_llm.core.report import CacheReport
 
 
 @dataclass(slots=True)
-class Choice:
+class CollectedChoice:
     """One finished choice."""
 
     text: str = ""
@@ -37,7 +37,7 @@ class Choice:
 class Collected:
     """A whole answer; `choices` in the order of their index."""
 
-    choices: list[Choice]
+    choices: list[CollectedChoice]
     usage: Usage = field(default_factory=lambda: Usage(0, 0, 0))
     report: CacheReport = field(default_factory=CacheReport)
 
@@ -48,7 +48,7 @@ def collect(events: Iterable[Event], n: int = 1) -> Collected | None:
     Raises:
         StartLLMError: what a `Failed` carries.
     """
-    result = Collected([Choice() for _ in range(n)])
+    result = Collected([CollectedChoice() for _ in range(n)])
     text: list[list[str]] = [[] for _ in range(n)]
     reasoning: list[list[str]] = [[] for _ in range(n)]
     for event in events:

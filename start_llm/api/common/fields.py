@@ -67,13 +67,13 @@ _LENGTHS: tuple[tuple[str, type, Limit], ...] = (
 """What is counted before a body is validated, where it has the type that is meant."""
 
 
-class Body(BaseModel):
+class BodyModel(BaseModel):
     """Types are strict, unknown fields are ignored, ``null`` is the same as absent."""
 
     model_config = ConfigDict(strict=True, extra="ignore", frozen=True)
 
 
-class SamplingBody(Body):
+class SamplingBody(BodyModel):
     """The sampling fields of every dialect, with OpenAI's names."""
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
@@ -89,7 +89,7 @@ class SamplingBody(Body):
     drafts: bool | None = None
 
 
-def parse_body[B: Body](model: type[B], raw: bytes) -> tuple[B, dict[str, Any]]:
+def parse_body[B: BodyModel](model: type[B], raw: bytes) -> tuple[B, dict[str, Any]]:
     """The validated body and the plain dictionary it came from. Raises BadRequest."""
     data = parse_json(raw)
     if not isinstance(data, dict):
@@ -100,7 +100,7 @@ def parse_body[B: Body](model: type[B], raw: bytes) -> tuple[B, dict[str, Any]]:
     return validate(model, data), data
 
 
-def validate[B: Body](model: type[B], data: Any) -> B:
+def validate[B: BodyModel](model: type[B], data: Any) -> B:
     try:
         return model.model_validate(data)
     except ValidationError as error:

@@ -18,7 +18,7 @@ OTHER_MEDIA = frozenset({"input_audio", "audio", "file", "input_file", "video_ur
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class PartContent:
     """What one part, or one message, says: its text, and the images in it."""
 
     text: str = ""
@@ -34,7 +34,7 @@ def join_text(texts: Iterable[str]) -> str:
     return "\n".join(texts)
 
 
-def join_content(parts: Sequence[Content]) -> Content:
+def join_content(parts: Sequence[PartContent]) -> PartContent:
     """The parts of one message as one content. Texts stand on lines of their own, images where they were sent."""
     attachments: list[Attachment] = []
     texts: list[str] = []
@@ -46,15 +46,15 @@ def join_content(parts: Sequence[Content]) -> Content:
         attachments += [replace(image, at=image.at + length) for image in part.attachments]
         texts.append(part.text)
         length += len(part.text)
-    return Content("".join(texts), tuple(attachments))
+    return PartContent("".join(texts), tuple(attachments))
 
 
-def content_of(content: Any, path: str) -> Content:
+def content_of(content: Any, path: str) -> PartContent:
     """A content field: a string, a list of parts, or ``None``. Raises BadRequest, NotSupported."""
     if content is None:
-        return Content()
+        return PartContent()
     if isinstance(content, str):
-        return Content(content)
+        return PartContent(content)
     if not isinstance(content, list):
         raise bad(path, "a string or a list of parts", content)
     return join_content([part_content(part, f"{path}[{index}]") for index, part in enumerate(content)])
@@ -65,7 +65,7 @@ def text_of(content: Any, path: str) -> str:
     return only_text(content_of(content, path))
 
 
-def only_text(content: Content) -> str:
+def only_text(content: PartContent) -> str:
     """Raises NotSupported if there is an image in it."""
     if content.attachments:
         path = content.attachments[0].path
@@ -73,18 +73,18 @@ def only_text(content: Content) -> str:
     return content.text
 
 
-def part_content(part: Any, path: str) -> Content:
+def part_content(part: Any, path: str) -> PartContent:
     if isinstance(part, str):
-        return Content(part)
+        return PartContent(part)
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
         raise bad(path, "an object with a type", part)
     kind = part["type"]
     if kind in TEXT_TYPES:
-        return Content(string_in(part, "text", path))
+        return PartContent(string_in(part, "text", path))
     if kind == "refusal":
-        return Content(string_in(part, "refusal", path))
+        return PartContent(string_in(part, "refusal", path))
     if kind in IMAGE_TYPES:
-        return Content(attachments=(attachment_of(part, path),))
+        return PartContent(attachments=(attachment_of(part, path),))
     raise unusable(kind, path)
 
 

@@ -45,7 +45,7 @@ class Out(Protocol):
     def write(self, data: bytes) -> None: ...
 
 
-class Runner:
+class ExchangeRunner:
     """Shared by all HTTP threads; holds no state of a request."""
 
     def __init__(

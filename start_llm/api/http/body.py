@@ -48,7 +48,7 @@ class Bodies:
             self._disk += disk
 
 
-class Body:
+class ReceivedBody:
     """One body. Written by the front thread, then read once by another; `close` in any case, more than once if need be.
 
     A file has no name: it is gone with the process, however that ends.

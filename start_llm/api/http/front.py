@@ -1,8 +1,8 @@
 """Accepts connections, reads whole requests and finishes answers, all in one thread, none of it blocking.
 
-A connection leaves with its first complete request, to whoever `Desk.dispatch` finds for it, and may come back for its
-next one, or with the part of an answer that its client has not taken yet. So neither slow clients nor idle ones hold a
-worker, and what is wrong with a head is told before the body is read.
+A connection leaves with its first complete request, to the worker that `RequestDispatcher.dispatch` chooses. It may
+come back for its next request, or with the part of an answer that its client has not taken yet. So neither slow clients
+nor idle ones hold a worker, and an error in a head is reported before the body is read.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from start_llm.api.admission import Admitted
-from start_llm.api.http.body import Bodies, Body
-from start_llm.api.http.listener import Bell, Door, connections_allowed
-from start_llm.api.http.reader import HEAD_SECONDS, Arrival
-from start_llm.api.http.waiting import Crowd, Waiting
+from start_llm.api.admission import AuthorisedRequest
+from start_llm.api.http.body import Bodies, ReceivedBody
+from start_llm.api.http.listener import ListeningSocket, Waker, connections_allowed
+from start_llm.api.http.reader import HEAD_SECONDS, RequestReader
+from start_llm.api.http.waiting import Connections, Waiting
 from start_llm.api.http.wire import Head, send_now
 from start_llm.core.errors import RequestTimeout, StartLLMError, Unavailable
 
@@ -52,17 +52,17 @@ class Request:
     connection: socket.socket
     address: tuple[str, int]
     head: Head
-    admitted: Admitted
-    body: Body
+    admitted: AuthorisedRequest
+    body: ReceivedBody
     rest: bytes
     unread: bool
     received: float
 
 
-class Desk(Protocol):
+class RequestDispatcher(Protocol):
     """Whom the front asks, on its own thread: nothing here may block."""
 
-    def admit(self, head: Head, peer: str) -> Admitted:
+    def admit(self, head: Head, peer: str) -> AuthorisedRequest:
         """Raises StartLLMError: the request is refused, its body unread. `peer` is the client's address."""
         ...
 
@@ -78,14 +78,14 @@ class Desk(Protocol):
 class Front:
     """The accept loop. `start`, `finish`, `stop_accepting` and `stop` may be called from any thread."""
 
-    def __init__(self, listener: socket.socket, desk: Desk, bodies: Bodies) -> None:
+    def __init__(self, listener: socket.socket, desk: RequestDispatcher, bodies: Bodies) -> None:
         self._desk = desk
         self._bodies = bodies
         self._selector = selectors.DefaultSelector()
-        self._door = Door(listener, self._selector)
-        self._crowd = Crowd(self._selector, connections_allowed())
+        self._door = ListeningSocket(listener, self._selector)
+        self._crowd = Connections(self._selector, connections_allowed())
         self._returned: deque[Waiting] = deque()
-        self._bell = Bell(self._selector)
+        self._bell = Waker(self._selector)
         self._accepting = True
         self._running = True
         self._next_sweep = 0.0
@@ -131,8 +131,8 @@ class Front:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout=1)
 
-    def _arrival(self, peer: str, rest: bytes) -> Arrival:
-        return Arrival(self._bodies, partial(self._desk.admit, peer=peer), rest)
+    def _arrival(self, peer: str, rest: bytes) -> RequestReader:
+        return RequestReader(self._bodies, partial(self._desk.admit, peer=peer), rest)
 
     # --- the loop ---
 

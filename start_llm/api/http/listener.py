@@ -18,7 +18,7 @@ WARNING_SECONDS = 60.0
 NOTHING_THERE = frozenset({errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.EPROTO})
 
 
-class Door:
+class ListeningSocket:
     """Belongs to the front thread.
 
     Attributes:
@@ -106,7 +106,7 @@ def raise_descriptor_limit(wanted: int = 8192) -> None:
         log.info("the limit of open files stays at %d: %s", soft, error)
 
 
-class Bell:
+class Waker:
     """Wakes the front thread from its selector; `ring` may be called from any thread."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:

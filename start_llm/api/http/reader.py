@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from start_llm.api.admission import Admitted
+from start_llm.api.admission import AuthorisedRequest
 from start_llm.api.common.answers import CONTINUE
-from start_llm.api.http.body import Bodies, Body
+from start_llm.api.http.body import Bodies, ReceivedBody
 from start_llm.api.http.wire import BodyReader, Head, body_reader, find_head, read_head
 
 HEAD_SECONDS = 20.0
@@ -14,10 +14,10 @@ BODY_SECONDS = 120.0
 SILENCE_SECONDS = 20.0
 """A body may pause so long."""
 
-Admit = Callable[[Head], Admitted]
+Admit = Callable[[Head], AuthorisedRequest]
 
 
-class Arrival:
+class RequestReader:
     """
     Attributes:
         begun: something of it has arrived.
@@ -31,10 +31,10 @@ class Arrival:
         self.begun = False
         self.deadline = 0.0
         self.head: Head | None = None
-        self.admitted: Admitted | None = None
+        self.admitted: AuthorisedRequest | None = None
         self.complete = False
         self.rest = bytearray(rest)
-        self.body = Body(bodies)
+        self.body = ReceivedBody(bodies)
         self._admit = admit
         self._reader: BodyReader | None = None
         self._searched = 0
@@ -74,7 +74,7 @@ class Arrival:
         self.admitted = admitted
         return CONTINUE if self._reader is not None and self.head.expects and not self.rest else b""
 
-    def _take_body(self, admitted: Admitted, now: float) -> None:
+    def _take_body(self, admitted: AuthorisedRequest, now: float) -> None:
         if self._reader is not None:
             self.deadline = min(self._latest, now + SILENCE_SECONDS)
             part = self._reader.feed(self.rest)

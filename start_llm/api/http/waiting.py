@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from start_llm.api.http.reader import Arrival
+from start_llm.api.http.reader import RequestReader
 
 
 @dataclass(eq=False, slots=True)
@@ -25,7 +25,7 @@ class Waiting:
 
     connection: socket.socket
     address: tuple[str, int]
-    arrival: Arrival
+    arrival: RequestReader
     deadline: float
     latest: float = 0.0
     outgoing: bytes = b""
@@ -45,7 +45,7 @@ class Waiting:
         self.connection.close()
 
 
-class Crowd:
+class Connections:
     """All that wait, oldest first. Belongs to the front thread.
 
     Args:

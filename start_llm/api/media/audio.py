@@ -11,13 +11,13 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from start_llm.api.common.dialect import Inbound, Reply, Task
-from start_llm.api.common.fields import Body, ModelName, parse_body, validate, within
+from start_llm.api.common.fields import BodyModel, ModelName, parse_body, validate, within
 from start_llm.api.http import sse
 from start_llm.api.http.owner import owner_of
 from start_llm.api.http.visitor import Made
 from start_llm.api.media.multipart import Form, read_form
-from start_llm.core.audio import Audio, AudioTask, Hearing, Hints, Segment, SoundForm, Speaking, Transcript
-from start_llm.core.encoding import Part
+from start_llm.core.audio import Audio, AudioTask, Hearing, Hints, SoundForm, Speaking, Transcript, TranscriptSegment
+from start_llm.core.encoding import EncodingProgress
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.events import Done, Event, Progress, Usage
 from start_llm.core.limits import MODEL, SPOKEN_TEXT
@@ -36,7 +36,7 @@ GRANULARITY = "timestamp_granularities[]"
 Shape = Literal["json", "text", "verbose_json", "srt", "vtt"]
 
 
-class TranscriptionBody(Body):
+class TranscriptionBody(BodyModel):
     model: ModelName = ""
     language: str | None = None
     prompt: str = ""
@@ -45,7 +45,7 @@ class TranscriptionBody(Body):
     user: str | None = None
 
 
-class SpeechBody(Body):
+class SpeechBody(BodyModel):
     model: ModelName | None = None
     input: str
     voice: Any = None
@@ -58,7 +58,7 @@ class SpeechBody(Body):
 class SoundTask(Task):
     """The counts of its report are 0: they are of prompts, and shares of reuse must not be thinned."""
 
-    def __init__(self, request: ChatRequest, work: Iterable[Part]) -> None:
+    def __init__(self, request: ChatRequest, work: Iterable[EncodingProgress]) -> None:
         self.request, self._work = request, work
 
     def steps(self) -> Generator[Event]:
@@ -167,7 +167,7 @@ def _number(text: str) -> float | str:
         return text  # the validation says what is wrong with it
 
 
-def _shown(index: int, segment: Segment) -> dict[str, Any]:
+def _shown(index: int, segment: TranscriptSegment) -> dict[str, Any]:
     return {
         "id": index,
         "seek": segment.seek,
@@ -207,11 +207,11 @@ def _vtt(found: Transcript) -> str:
     return "\n".join(["WEBVTT\n", *cues])
 
 
-def _spoken(segments: Sequence[Segment]) -> list[Segment]:
+def _spoken(segments: Sequence[TranscriptSegment]) -> list[TranscriptSegment]:
     return [segment for segment in segments if segment.text.strip()]
 
 
-def _cue(segment: Segment) -> str:
+def _cue(segment: TranscriptSegment) -> str:
     """An arrow would begin another cue's times."""
     return " ".join(segment.text.split()).replace("-->", "->")
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from start_llm.api.common.dialect import Inbound, Reply, Task
-from start_llm.api.common.fields import Body, ModelName, bad, parse_body, within
+from start_llm.api.common.fields import BodyModel, ModelName, bad, parse_body, within
 from start_llm.api.http import sse
 from start_llm.api.http.owner import owner_of
 from start_llm.api.http.visitor import Made
@@ -31,7 +31,7 @@ SIMILARITY = "embedding-similarity"
 PREFIXES = {"embeddings": "embd", "rerank": "rerank"}
 
 
-class EmbeddingsBody(Body):
+class EmbeddingsBody(BodyModel):
     model: ModelName | None = None
     input: Any
     encoding_format: Literal["float", "base64"] | None = None
@@ -40,7 +40,7 @@ class EmbeddingsBody(Body):
     user: str | None = None
 
 
-class RerankBody(Body):
+class RerankBody(BodyModel):
     model: ModelName | None = None
     query: str
     documents: list[Any]

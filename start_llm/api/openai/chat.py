@@ -14,7 +14,7 @@ from pydantic import FailFast, Field
 from start_llm.api.common.collect import Collected
 from start_llm.api.common.dialect import Inbound, StreamWriter
 from start_llm.api.common.fields import (
-    Body,
+    BodyModel,
     ModelName,
     SamplingBody,
     Tokens,
@@ -27,7 +27,7 @@ from start_llm.api.common.fields import (
     word,
 )
 from start_llm.api.common.parts import (
-    Content,
+    PartContent,
     arguments_in,
     content_of,
     join_content,
@@ -49,11 +49,11 @@ from start_llm.core.settings import Settings
 ROLES = "system, developer, user, assistant, tool or function"
 
 
-class StreamOptions(Body):
+class StreamOptions(BodyModel):
     include_usage: bool | None = None
 
 
-class ChatMessage(Body):
+class ChatMessage(BodyModel):
     role: str
     content: Any = None
     name: str | None = None
@@ -183,7 +183,7 @@ def messages_of(messages: list[ChatMessage]) -> tuple[Message, ...]:
 def _assistant(message: ChatMessage, path: str, index: int) -> Message:
     content, inline = _assistant_content(message.content, f"{path}.content")
     if not content.text and message.refusal:
-        content = Content(message.refusal)
+        content = PartContent(message.refusal)
     calls = [
         _call(item, f"{path}.tool_calls[{j}]", f"call_{index}_{j}") for j, item in enumerate(message.tool_calls or [])
     ]
@@ -211,7 +211,7 @@ def _thoughts(message: ChatMessage, inline: str | None) -> str | None:
     return inline
 
 
-def _assistant_content(content: Any, path: str) -> tuple[Content, str | None]:
+def _assistant_content(content: Any, path: str) -> tuple[PartContent, str | None]:
     """What it says, and the thinking parts that some clients put beside it."""
     if not isinstance(content, list):
         return content_of(content, path), None

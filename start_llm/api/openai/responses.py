@@ -29,7 +29,7 @@ from start_llm.api.common.tools import response_format_of
 from start_llm.api.http import sse
 from start_llm.api.http.owner import owner_of
 from start_llm.api.openai.responses_items import messages_of
-from start_llm.api.openai.responses_store import OwnResponses, ResponsesStore, Stored
+from start_llm.api.openai.responses_store import OwnResponses, ResponsesStore, StoredResponse
 from start_llm.api.openai.responses_stream import ResponsesExchange, Style, telling
 from start_llm.api.openai.responses_tools import Toolbox, toolbox
 from start_llm.core.errors import NotFound, NotSupported
@@ -219,7 +219,7 @@ class StoredResponses:
         items = self._find(inbound).items
         return Reply(sse.dumps({"object": "list", "data": items, "has_more": False}))
 
-    def _find(self, inbound: Inbound) -> Stored:
+    def _find(self, inbound: Inbound) -> StoredResponse:
         """Whose it is makes no difference in words: that there is one is nobody else's business."""
         response_id = inbound.params[0]
         with telling("response_id"):

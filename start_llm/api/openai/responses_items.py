@@ -10,7 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from start_llm.api.common.fields import bad, short
-from start_llm.api.common.parts import Content, arguments_in, content_of, join_content, join_text, part_text, string_in
+from start_llm.api.common.parts import (
+    PartContent,
+    arguments_in,
+    content_of,
+    join_content,
+    join_text,
+    part_text,
+    string_in,
+)
 from start_llm.api.openai.responses_tools import flat_name
 from start_llm.core.errors import BadRequest
 from start_llm.core.limits import SEALED
@@ -72,7 +80,7 @@ class _Seals:
 class _Turn:
     """Assistant items that stand together are one message."""
 
-    parts: list[Content] = field(default_factory=list)
+    parts: list[PartContent] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
 

@@ -28,7 +28,7 @@ _LATEST = 1e11  # unix seconds; a time beyond it is damage
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredResponse:
     """A response and the whole list of input items that led to it, those of earlier responses included."""
 
     body: dict[str, Any]
@@ -103,11 +103,11 @@ class ResponsesStore:
 
         self._base.run(write)
 
-    def get(self, response_id: str, owner: str) -> Stored | None:
+    def get(self, response_id: str, owner: str) -> StoredResponse | None:
         if not self.enabled:
             return None
 
-        def read(database: sqlite3.Connection) -> Stored | None:
+        def read(database: sqlite3.Connection) -> StoredResponse | None:
             now = self._expire(database)
             wanted = (response_id, owner)
             row = database.execute("SELECT body, items FROM responses WHERE id = ? AND owner = ?", wanted).fetchone()
@@ -162,7 +162,7 @@ class OwnResponses:
         if self.owner is not None:
             self.store.put(body, items, self.owner)
 
-    def get(self, response_id: str) -> Stored | None:
+    def get(self, response_id: str) -> StoredResponse | None:
         return None if self.owner is None else self.store.get(response_id, self.owner)
 
     def delete(self, response_id: str) -> bool:
@@ -173,10 +173,10 @@ def _pack(value: Any) -> bytes:
     return zlib.compress(json.dumps(value).encode(), 1)
 
 
-def _unpack(body: Any, items: Any) -> Stored:
+def _unpack(body: Any, items: Any) -> StoredResponse:
     """Raises Damaged; zlib's checksum finds changed bytes."""
     try:
-        stored = Stored(json.loads(zlib.decompress(body)), json.loads(zlib.decompress(items)))
+        stored = StoredResponse(json.loads(zlib.decompress(body)), json.loads(zlib.decompress(items)))
     except (zlib.error, TypeError, ValueError) as error:
         raise Damaged(f"an entry: {error}") from error
     if not isinstance(stored.body, dict) or not isinstance(stored.items, list):

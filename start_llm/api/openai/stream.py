@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from start_llm.api.common.collect import Choice, Collected
+from start_llm.api.common.collect import Collected, CollectedChoice
 from start_llm.api.common.errors import openai_error
 from start_llm.api.http import sse
 from start_llm.core.errors import StartLLMError
@@ -73,7 +73,7 @@ def chat_body(request: ChatRequest, created: int, result: Collected, token_text:
     }
 
 
-def _choice(request: ChatRequest, index: int, choice: Choice, token_text: TokenText) -> dict[str, Any]:
+def _choice(request: ChatRequest, index: int, choice: CollectedChoice, token_text: TokenText) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
     if choice.reasoning:
         message["reasoning_content"] = choice.reasoning

@@ -26,7 +26,7 @@ from start_llm.dashboard.daily import SLOT_SECONDS, SLOTS, Daily
 from start_llm.dashboard.logtail import LogTail, tail_of
 from start_llm.dashboard.redact import Redactor
 from start_llm.files.database import FileUnavailable
-from start_llm.models.catalog import Stored, stored_models
+from start_llm.models.catalog import StoredModel, stored_models
 from start_llm.models.recommended import RECOMMENDED, SHORT_NAMES
 
 log = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ def _reply(body: Any, status: int = 200) -> Reply:
     return Reply(sse.dumps(body), status, headers=_NO_STORE)
 
 
-def _model(model: Stored) -> dict[str, Any]:
+def _model(model: StoredModel) -> dict[str, Any]:
     short = next((short for short, repository in SHORT_NAMES.items() if repository == model.name), "")
     return {
         "name": model.name,

@@ -10,11 +10,11 @@ import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
 from start_llm.core.vision import ImageSpan
-from start_llm.engine.decode.costs import Gate
+from start_llm.engine.decode.costs import DraftGate
 from start_llm.engine.decode.draft import RowDrafts
-from start_llm.engine.decode.runner import Cache, Processors, Row, Runner, Sampler, Suspended
+from start_llm.engine.decode.runner import Cache, DecodeRow, DecodeRunner, Processors, Sampler, Suspended
 from start_llm.engine.decode.text import eval_cache
-from start_llm.engine.decode.verify import SingleRow, State
+from start_llm.engine.decode.verify import RowState, SingleRow
 
 _CLEAR_EVERY = 512  # steps after which memory that MLX keeps for later use is given back, as `BatchGenerator` does it
 
@@ -31,14 +31,14 @@ class _Entry:
     sampler: Sampler
     processors: Processors
     drafts: RowDrafts
-    state: State | None = None
+    state: RowState | None = None
     single: SingleRow | None = None
     batched: int | None = None
     left: int = 0
 
 
 class AloneRunner:
-    """Implements `Runner` on another one, which gets the rows that are not alone.
+    """Implements `DecodeRunner` on another one, which gets the rows that are not alone.
 
     A row that is alone is decoded on the very cache that it came with. If another one comes, both go into the batch;
     if the last but one leaves, the row that stays comes back. A row changes over between two of its tokens.
@@ -54,10 +54,10 @@ class AloneRunner:
     def __init__(
         self,
         model: Any,
-        batch: Runner,
+        batch: DecodeRunner,
         *,
         eos: Iterable[int],
-        gate: Gate | None = None,
+        gate: DraftGate | None = None,
         quantise: Callable[[Cache], object] | None = None,
         quantised_from: int = 0,
     ) -> None:
@@ -85,7 +85,7 @@ class AloneRunner:
         drafts: RowDrafts | None = None,
     ) -> int:
         entry = self._enter(sampler, processors, drafts)
-        state = State(cache, list(tokens[:-1]), tokens[-1], max_tokens, sampler, processors)
+        state = RowState(cache, list(tokens[:-1]), tokens[-1], max_tokens, sampler, processors)
         entry.state = self._counted(state, entry)
         return entry.uid
 
@@ -102,7 +102,7 @@ class AloneRunner:
         entry.state = self._suspended(row, max_tokens, entry)
         return entry.uid
 
-    def decode(self) -> list[Row]:
+    def decode(self) -> list[DecodeRow]:
         if not self._entries:
             return []
         self._steps += 1
@@ -134,7 +134,7 @@ class AloneRunner:
         if entry.batched is not None:
             return self.batch.remove(entry.batched)
         with mx.stream(generation_stream):
-            state = entry.single.leave() if entry.single is not None else cast(State, entry.state)
+            state = entry.single.leave() if entry.single is not None else cast(RowState, entry.state)
             eval_cache(state.cache)
         return state.cache, state.tokens
 
@@ -153,7 +153,7 @@ class AloneRunner:
 
     # --- alone ------------------------------------------------------------------
 
-    def _alone(self, entry: _Entry) -> list[Row]:
+    def _alone(self, entry: _Entry) -> list[DecodeRow]:
         if entry.batched is not None:
             row = self.batch.suspend(entry.batched)
             if row is None:  # it has not begun there, or ends with its next token
@@ -161,13 +161,13 @@ class AloneRunner:
             entry.batched, entry.state = None, self._suspended(row, entry.left, entry)
         with mx.stream(generation_stream):
             if entry.single is None:
-                entry.single, entry.state = self._single(entry, cast(State, entry.state)), None
+                entry.single, entry.state = self._single(entry, cast(RowState, entry.state)), None
             drafter = entry.drafts.drafter() if entry.drafts.drafter is not None else None
             if drafter is not None:
                 entry.single.offer(drafter)
             return entry.single.step()
 
-    def _single(self, entry: _Entry, state: State) -> SingleRow:
+    def _single(self, entry: _Entry, state: RowState) -> SingleRow:
         return SingleRow(
             entry.uid,
             self._model,
@@ -178,20 +178,20 @@ class AloneRunner:
             quantised_from=self._quantised_from,
         )
 
-    def _suspended(self, row: Suspended, left: int, entry: _Entry) -> State:
+    def _suspended(self, row: Suspended, left: int, entry: _Entry) -> RowState:
         tokens = list(row.tokens)
-        state = State(row.cache, tokens, row.token, left, entry.sampler, entry.processors, fresh=False)
+        state = RowState(row.cache, tokens, row.token, left, entry.sampler, entry.processors, fresh=False)
         return self._counted(state, entry)
 
     @staticmethod
-    def _counted(state: State, entry: _Entry) -> State:
+    def _counted(state: RowState, entry: _Entry) -> RowState:
         state.counts = entry.drafts.counts
         return state
 
     def _out(self, entry: _Entry) -> Suspended | None:
         """The row as it leaves its own loop; ``None`` if it has not begun or ends with its next token."""
         if entry.single is None:
-            state = cast(State, entry.state)
+            state = cast(RowState, entry.state)
         else:
             with mx.stream(generation_stream):
                 state = entry.single.leave()
@@ -203,17 +203,17 @@ class AloneRunner:
 
     # --- several ----------------------------------------------------------------
 
-    def _several(self) -> list[Row]:
+    def _several(self) -> list[DecodeRow]:
         rows = []
         for entry in self._entries.values():
             if entry.batched is None:
                 rows += self._join(entry)
         return rows + self._batched()
 
-    def _join(self, entry: _Entry) -> list[Row]:
+    def _join(self, entry: _Entry) -> list[DecodeRow]:
         """Puts a row into the batch, unless it ends with its next token."""
         row = self._out(entry)
-        state = entry.single.state if entry.single is not None else cast(State, entry.state)
+        state = entry.single.state if entry.single is not None else cast(RowState, entry.state)
         entry.left = state.left
         if row is not None:
             entry.batched = self.batch.resume(
@@ -229,7 +229,7 @@ class AloneRunner:
         entry.state = entry.single = None
         return []
 
-    def _batched(self) -> list[Row]:
+    def _batched(self) -> list[DecodeRow]:
         entries = {entry.batched: entry for entry in self._entries.values() if entry.batched is not None}
         rows = self.batch.decode() if entries else []
         for row in rows:

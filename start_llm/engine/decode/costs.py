@@ -114,7 +114,7 @@ class Acceptance:
         return max(0, bisect_right(_MATCHES, match) - 1)
 
 
-class Gate:
+class DraftGate:
     """Decides how much of a proposal is worth computing.
 
     Args:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from start_llm.core.work import Submit
-from start_llm.engine.decode.costs import Acceptance, CostTable, Gate
+from start_llm.engine.decode.costs import Acceptance, CostTable, DraftGate
 from start_llm.engine.decode.draft import Drafter, SuffixIndex
 from start_llm.engine.decode.measure import measuring
 from start_llm.engine.decode.rewind import Rewinder
@@ -59,7 +59,7 @@ class RowDrafter:
 class Drafts:
     """For one model."""
 
-    def __init__(self, gate: Gate) -> None:
+    def __init__(self, gate: DraftGate) -> None:
         self.gate = gate
         self._builder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="drafts")
         self._recent: deque[_Generation] = deque(maxlen=_GENERATIONS)
@@ -116,7 +116,7 @@ def make_drafts(
     if costs is None:
         costs = CostTable((yield from measuring(model, make_cache)))
         known.add(fingerprint, costs)
-    return Drafts(Gate(costs, Acceptance(), rewinder.carries))
+    return Drafts(DraftGate(costs, Acceptance(), rewinder.carries))
 
 
 def _build(row: Sequence[int], views: Callable[[], Sequence[Any]] | None, said: Sequence[Sequence[int]]) -> SuffixIndex:

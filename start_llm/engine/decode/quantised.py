@@ -16,7 +16,7 @@ from mlx_vlm.models.cache import BatchQuantizedKVCache
 from start_llm.core.errors import NotSupported
 from start_llm.core.vision import ImageSpan
 from start_llm.engine.decode.draft import RowDrafts
-from start_llm.engine.decode.runner import Cache, Processors, Row, Sampler, Suspended
+from start_llm.engine.decode.runner import Cache, DecodeRow, Processors, Sampler, Suspended
 from start_llm.engine.decode.text import BatchRunner, eval_cache
 
 
@@ -85,7 +85,7 @@ class QuantisingRunner:
         theirs = runner.insert(tokens, _batchable(cache), max_tokens=max_tokens, sampler=sampler, processors=processors)
         return self._enter(_Place(runner, theirs, len(tokens), max_tokens, sampler, processors))
 
-    def decode(self) -> list[Row]:
+    def decode(self) -> list[DecodeRow]:
         names = {(id(place.runner), place.uid): uid for uid, place in self._rows.items()}
         rows = []
         for runner in (self._plain, self._quantised):
@@ -96,7 +96,7 @@ class QuantisingRunner:
                 place.left -= 1
                 if row.finish is not None:
                     del self._rows[uid]
-                rows.append(Row(uid, row.token, row.logprobs, row.finish, row.cache, row.tokens))
+                rows.append(DecodeRow(uid, row.token, row.logprobs, row.finish, row.cache, row.tokens))
         for place in self._rows.values():
             if place.runner is self._plain and place.length >= self._how.start:
                 self._change_over(place)

@@ -15,13 +15,13 @@ Processors = Sequence[Callable[[Any, Any], Any]]
 
 
 @dataclass(slots=True)
-class Row:
+class DecodeRow:
     """One decoding sequence's result of a step.
 
     Attributes:
         token: the token that was fed to the model in this step; the KV holds it.
         logprobs: natural-log probabilities over the vocabulary, a lazy array [vocab]; ``None`` in the first step
-            after `Runner.resume`.
+            after `DecodeRunner.resume`.
         finish: set on the last row of a sequence; then `cache` and `tokens` hold its whole KV and what lies in it.
     """
 
@@ -48,7 +48,7 @@ class Suspended:
     token: int
 
 
-class Runner(Protocol):
+class DecodeRunner(Protocol):
     """Owned by the model thread. Caches are lists of mlx-lm cache layers, one row each."""
 
     max_rows: int
@@ -84,7 +84,7 @@ class Runner(Protocol):
         """
         ...
 
-    def decode(self) -> list[Row]:
+    def decode(self) -> list[DecodeRow]:
         """One step of every row, which may yield several tokens of it, in order.
 
         A row that was just inserted may yield its first token a step later.

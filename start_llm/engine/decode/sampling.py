@@ -5,8 +5,8 @@ Runs on the model thread. A sampler maps logprobs ``[rows, vocab]`` to token ids
 is the newest token, not yet computed. Nothing here waits for it.
 
 What happens to a row's logits, in order: `LogprobTap` (if logprobs are reported), logit bias, repetition penalty,
-presence and frequency penalty, grammar mask (`engine.decode.constraint`, always last), then the sampler: top-k, top-p and
-min-p cut the candidates at temperature 1, then temperature spreads what is left.
+presence and frequency penalty, grammar mask (`engine.decode.constraint`, always last), then the sampler: top-k, top-p
+and min-p cut the candidates at temperature 1, then temperature spreads what is left.
 """
 
 from __future__ import annotations

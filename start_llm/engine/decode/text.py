@@ -11,7 +11,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from start_llm.core.vision import ImageSpan
 from start_llm.engine.decode.draft import RowDrafts
-from start_llm.engine.decode.runner import Cache, Processors, Row, Sampler, Suspended
+from start_llm.engine.decode.runner import Cache, DecodeRow, Processors, Sampler, Suspended
 from start_llm.engine.decode.wired import no_wired_limit
 
 _SAMPLE = (0, 0)
@@ -88,16 +88,16 @@ class BatchRunner:
         )
         return int(uid)
 
-    def decode(self) -> list[Row]:
+    def decode(self) -> list[DecodeRow]:
         _, responses = self._batch.next()
         rows = []
         for r in responses:
             if r.prompt_cache is not None:
                 with mx.stream(self._batch.stream):
                     eval_cache(r.prompt_cache)
-            rows.append(Row(r.uid, r.token, r.logprobs, r.finish_reason, r.prompt_cache, r.all_tokens))
+            rows.append(DecodeRow(r.uid, r.token, r.logprobs, r.finish_reason, r.prompt_cache, r.all_tokens))
         for uid in [uid for uid in self._batch._generation_batch.uids if uid in self._resumed]:
-            rows.append(Row(uid, self._resumed.pop(uid), None))
+            rows.append(DecodeRow(uid, self._resumed.pop(uid), None))
         return rows
 
     def suspend(self, uid: int) -> Suspended | None:

@@ -19,10 +19,10 @@ from typing import Any, Literal, Protocol, cast, runtime_checkable
 import mlx.core as mx
 import numpy as np
 
-from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE, Gate
+from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE, DraftGate
 from start_llm.engine.decode.draft import FORCED_MATCH, Counts, Drafter, Proposal
 from start_llm.engine.decode.rewind import Rewinder
-from start_llm.engine.decode.runner import Cache, Row
+from start_llm.engine.decode.runner import Cache, DecodeRow
 
 Sampler = Callable[[Any], Any]
 Processor = Callable[[Any, Any], Any]
@@ -55,7 +55,7 @@ class Guide(Protocol):
 
 
 @dataclass(slots=True)
-class State:
+class RowState:
     """A row between two steps, as another loop can go on with it.
 
     Attributes:
@@ -91,10 +91,10 @@ class SingleRow:
         self,
         uid: int,
         model: Any,
-        state: State,
+        state: RowState,
         *,
         eos: frozenset[int],
-        gate: Gate | None = None,
+        gate: DraftGate | None = None,
         quantise: Callable[[Cache], object] | None = None,
         quantised_from: int = 0,
     ) -> None:
@@ -121,14 +121,14 @@ class SingleRow:
             tokens = self.state.tokens
             drafter.append(tokens[drafter.known :] + self._carried[max(0, drafter.known - len(tokens)) :])
 
-    def step(self) -> list[Row]:
+    def step(self) -> list[DecodeRow]:
         """One pass. Returns the tokens that went through the model with it; none for the end of the prompt."""
         self._watch.enter()
         rows = self._start() if self.state.fresh else self._run_ahead() if self._ahead else self._run()
         self._watch.leave()
         return rows
 
-    def leave(self) -> State:
+    def leave(self) -> RowState:
         """Ends the loop: what was reported is in the KV."""
         if self._carried:
             self._forward(mx.array(self._carried))
@@ -137,14 +137,14 @@ class SingleRow:
 
     # --- the kinds of steps ---------------------------------------------------
 
-    def _start(self) -> list[Row]:
+    def _start(self) -> list[DecodeRow]:
         fed = self.state.newest
         self._plain(fed)
         self.state.fresh = False
         self._commit(cast(int, fed.item()))
         return []
 
-    def _run_ahead(self) -> list[Row]:
+    def _run_ahead(self) -> list[DecodeRow]:
         """Starts the next pass, then reads the token that it began with."""
         fed = self.state.newest
         self._plain(fed)
@@ -152,7 +152,7 @@ class SingleRow:
         self._commit(token)
         return self._report([token])
 
-    def _run(self) -> list[Row]:
+    def _run(self) -> list[DecodeRow]:
         token = self._read(self.state.newest)
         draft = self._draft(token)
         if draft:
@@ -210,13 +210,13 @@ class SingleRow:
             self._quantise(self.state.cache)
         self._look_ahead()
 
-    def _report(self, tokens: list[int]) -> list[Row]:
-        state, rows = self.state, list[Row]()
+    def _report(self, tokens: list[int]) -> list[DecodeRow]:
+        state, rows = self.state, list[DecodeRow]()
         finish: Literal["stop", "length"] | None = None
         for token in tokens:
             state.left -= 1
             finish = "stop" if token in self._eos else "length" if state.left == 0 else None
-            rows.append(Row(self.uid, token, finish=finish))
+            rows.append(DecodeRow(self.uid, token, finish=finish))
         if finish is not None:
             self.leave()
             mx.eval([layer.state for layer in state.cache])
@@ -314,7 +314,7 @@ class SingleRow:
 class _Watch:
     """Tells the gate how long passes take: from when a pass could start to when its result was there."""
 
-    def __init__(self, gate: Gate | None) -> None:
+    def __init__(self, gate: DraftGate | None) -> None:
         self._gate = gate
         self._flying: deque[tuple[float, int]] = deque()
         self._last = self._left = 0.0

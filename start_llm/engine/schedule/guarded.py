@@ -11,7 +11,7 @@ from start_llm.core.prompt import Prompt
 from start_llm.core.stored import StoredTree
 from start_llm.engine.decode.runner import Cache
 from start_llm.kvcache.blocks import Tokens, TokenSequence
-from start_llm.kvcache.pieces import Plan, Restored
+from start_llm.kvcache.pieces import Restored, RestorePlan
 from start_llm.kvcache.store import KVStore
 
 log = logging.getLogger(__name__)
@@ -40,12 +40,12 @@ class GuardedStore:
         self.errors = 0
         self.retreats = 0
 
-    def lookup(self, tokens: TokenSequence, limit: int) -> Plan:
+    def lookup(self, tokens: TokenSequence, limit: int) -> RestorePlan:
         with self._guarded("lookup"):
             return self._store.lookup(tokens, limit=limit)
-        return Plan(0, 0, 0, STORE_ERROR)
+        return RestorePlan(0, 0, 0, STORE_ERROR)
 
-    def find(self, prompt: Prompt, tokens: TokenSequence, limit: int) -> Plan:
+    def find(self, prompt: Prompt, tokens: TokenSequence, limit: int) -> RestorePlan:
         """`lookup` for `tokens` that begin with the prompt's; what is found never ends inside an image.
 
         Nothing is stored that ends there, so what does is wrong: it is given up and counted, and the image is computed.
@@ -60,17 +60,17 @@ class GuardedStore:
             self._store.forget(tokens, image.start)
         return self.lookup(tokens, image.start)
 
-    def peek(self, tokens: Tokens, limit: int) -> Plan:
+    def peek(self, tokens: Tokens, limit: int) -> RestorePlan:
         """`lookup` for other threads."""
         with self._guarded("peek"):
             return self._store.peek(tokens, limit)
-        return Plan(0, 0, 0, STORE_ERROR)
+        return RestorePlan(0, 0, 0, STORE_ERROR)
 
     def show(self) -> StoredTree:
         """The whole tree, for people; for other threads. Raises TimeoutError."""
         return self._store.show()
 
-    def restore(self, tokens: TokenSequence, plan: Plan) -> Restored:
+    def restore(self, tokens: TokenSequence, plan: RestorePlan) -> Restored:
         with self._guarded("restore"):
             return self._store.restore(tokens, plan)
         return Restored(self._fresh(), 0, 0)

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 _REMEMBERED = 32
 
 
-class Anchoring:
+class IdlePrefill:
     """At most one piece of idle work at a time. Whatever goes wrong with it ends it and nothing else.
 
     Args:

@@ -12,7 +12,7 @@ from start_llm.models.room import Weights, together
 LEAST_STORED = 64 * 2**20
 
 
-class Stored(Protocol):
+class StoredBytes(Protocol):
     """What the guard needs of the store."""
 
     @property
@@ -167,7 +167,9 @@ class MemoryGuard:
         shared: what this model and others may take together.
     """
 
-    def __init__(self, store: Stored, *, total: int = 0, most_stored: int = 0, shared: Shared | None = None) -> None:
+    def __init__(
+        self, store: StoredBytes, *, total: int = 0, most_stored: int = 0, shared: Shared | None = None
+    ) -> None:
         self._store = store
         self._shared = Shared(total, most_stored) if shared is None else shared
         self._held: dict[str, int] = {}

@@ -27,7 +27,7 @@ GROWTH = 256
 _SEEN = 64
 
 
-class Pressure:
+class Preemption:
     """
     Attributes:
         paused: times that a request was paused.

@@ -8,11 +8,11 @@ from dataclasses import replace
 from start_llm.core.events import Admitted, Prefilled
 from start_llm.core.report import CacheReport, Miss
 from start_llm.engine.schedule.guarded import GuardedStore
-from start_llm.engine.schedule.idle_prefill import Anchoring
+from start_llm.engine.schedule.idle_prefill import IdlePrefill
 from start_llm.engine.schedule.jobs import Job, Stage
 from start_llm.engine.schedule.prefill import Prefill
-from start_llm.engine.schedule.shared_prefill import Leaders
-from start_llm.kvcache.pieces import Plan
+from start_llm.engine.schedule.shared_prefill import SharedPrefills
+from start_llm.kvcache.pieces import RestorePlan
 
 
 class Prompts:
@@ -25,8 +25,8 @@ class Prompts:
         self,
         store: GuardedStore,
         prefill: Prefill,
-        leaders: Leaders,
-        anchoring: Anchoring,
+        leaders: SharedPrefills,
+        anchoring: IdlePrefill,
         clock: Callable[[], float],
     ) -> None:
         self._store, self._prefill, self._leaders = store, prefill, leaders
@@ -92,7 +92,7 @@ class Prompts:
             waiting.watched = now
         return done
 
-    def _restore(self, job: Job, plan: Plan, joined: int) -> None:
+    def _restore(self, job: Job, plan: RestorePlan, joined: int) -> None:
         restored = self._store.restore(job.tokens, plan)
         self.trim_misses += plan.reason == "no_checkpoint"
         job.cache, job.position, job.leader = restored.cache, restored.length, None
@@ -112,7 +112,7 @@ class Prompts:
         job.planned = True
 
 
-def report_of(prompt: int, plan: Plan) -> CacheReport:
+def report_of(prompt: int, plan: RestorePlan) -> CacheReport:
     """Counts, with the store's part of the explanation; `chat` keeps the miss only where more was computed than new."""
     return CacheReport(
         prompt=prompt,

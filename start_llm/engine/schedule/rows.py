@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from start_llm.core.events import TokenLogprob
 from start_llm.core.work import Submit
 from start_llm.engine.decode.draft import Drafter, RowDrafts
-from start_llm.engine.decode.runner import Cache, Row, Runner, Suspended
+from start_llm.engine.decode.runner import Cache, DecodeRow, DecodeRunner, Suspended
 from start_llm.engine.schedule.jobs import Job, Stage
 
 Processors = list[Callable[[Any, Any], Any]]
@@ -41,7 +41,7 @@ Draw = Callable[[Submit, Sequence[int]], Drawing]
 class Rows:
     """Which job is which row of the runner."""
 
-    def __init__(self, runner: Runner, draw: Draw) -> None:
+    def __init__(self, runner: DecodeRunner, draw: Draw) -> None:
         self._runner, self._draw = runner, draw
         self._jobs: dict[int, Job] = {}
 
@@ -67,7 +67,7 @@ class Rows:
         job.stage = Stage.DECODE
         self._jobs[job.uid] = job
 
-    def step(self) -> list[tuple[Job, Row]]:
+    def step(self) -> list[tuple[Job, DecodeRow]]:
         """One decode step of all rows. Rows that are finished leave the runner by themselves."""
         if not self._jobs:
             return []
@@ -82,7 +82,7 @@ class Rows:
         return found
 
     def suspend(self, job: Job) -> Suspended | None:
-        """Takes a job out in the middle of its answer; ``None``: not now, see `Runner.suspend`."""
+        """Takes a job out in the middle of its answer; ``None``: not now, see `DecodeRunner.suspend`."""
         row = self._runner.suspend(job.uid)
         if row is not None:
             del self._jobs[job.uid]

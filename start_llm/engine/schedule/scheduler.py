@@ -1,4 +1,4 @@
-"""Which work the model does next. Model thread only; knows no MLX: effects go in as `Runner` and `GuardedStore`.
+"""Which work the model does next. Model thread only; knows no MLX: effects go in as `DecodeRunner` and `GuardedStore`.
 
 A step is: end what is cancelled or late, admit what fits, one decode step of
 all rows, one prefill chunk of one request. The collaborators: `prompts` (the
@@ -20,17 +20,17 @@ from start_llm.core.events import Sampled
 from start_llm.core.report import CacheReport
 from start_llm.core.stored import StoredTree
 from start_llm.core.work import Submit
-from start_llm.engine.decode.runner import Row, Runner
+from start_llm.engine.decode.runner import DecodeRow, DecodeRunner
 from start_llm.engine.schedule.guarded import GuardedStore
-from start_llm.engine.schedule.idle_prefill import Anchoring
+from start_llm.engine.schedule.idle_prefill import IdlePrefill
 from start_llm.engine.schedule.jobs import Job, Stage
 from start_llm.engine.schedule.memory import MemoryGuard
-from start_llm.engine.schedule.preemption import Pressure
+from start_llm.engine.schedule.preemption import Preemption
 from start_llm.engine.schedule.prefill import Prefill
 from start_llm.engine.schedule.prompts import Prompts, report_of
 from start_llm.engine.schedule.requests import Requests
 from start_llm.engine.schedule.rows import Draw, Rows
-from start_llm.engine.schedule.shared_prefill import Leaders
+from start_llm.engine.schedule.shared_prefill import SharedPrefills
 from start_llm.engine.schedule.steps import StepSize
 from start_llm.engine.schedule.trials import Trials
 from start_llm.kvcache.blocks import as_tokens
@@ -43,7 +43,7 @@ MOST_FAILURES = 3
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SchedulerLimits:
     """`step`: prompt tokens a chunk, ``None`` if it follows what chunks take; `idle_step`: the same while re-anchoring.
 
     `step_bytes`: memory that a chunk may take, where its size is not fixed.
@@ -69,12 +69,12 @@ class Scheduler:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: DecodeRunner,
         store: GuardedStore,
         draw: Draw,
         *,
         eos: frozenset[int],
-        limits: Limits,
+        limits: SchedulerLimits,
         max_concurrency: int,
         memory: MemoryGuard,
         clock: Callable[[], float],
@@ -84,12 +84,12 @@ class Scheduler:
         self._room = min(max_concurrency, runner.max_rows)
         self._steps = StepSize(limits.step, limits.step_bytes)
         self._prefill = Prefill(runner, store, self._steps, clock)
-        self.anchoring = Anchoring(self._prefill, store, limits.idle_step, clock)
-        self._prompts = Prompts(store, self._prefill, Leaders(limits.join), self.anchoring, clock)
+        self.anchoring = IdlePrefill(self._prefill, store, limits.idle_step, clock)
+        self._prompts = Prompts(store, self._prefill, SharedPrefills(limits.join), self.anchoring, clock)
         self._rows = Rows(runner, draw)
         self.requests = Requests(self._prompts, self._rows, self._prefill, memory, clock)
         self._trials = Trials(self.requests, self._rows)
-        self._pressure = Pressure(self.requests, memory)
+        self._pressure = Preemption(self.requests, memory)
         self._tokens_decoded = 0
         self._failed_steps = 0
         self.crowded = False
@@ -196,7 +196,7 @@ class Scheduler:
             with self.requests.failing(job):
                 self._take(job, row)
 
-    def _take(self, job: Job, row: Row) -> None:
+    def _take(self, job: Job, row: DecodeRow) -> None:
         """A row's new token."""
         self._tokens_decoded += 1
         job.generated.append(row.token)

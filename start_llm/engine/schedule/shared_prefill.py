@@ -11,7 +11,7 @@ from start_llm.engine.schedule.jobs import Job, Stage
 from start_llm.kvcache.blocks import common_prefix
 
 
-class Leaders:
+class SharedPrefills:
     """
     Args:
         least: a shared beginning that is shorter than this is computed again rather than waited for.

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from start_llm.kvcache.blocks import PrefixHash
-from start_llm.kvcache.disk.index import SUFFIX, Content, DiskIndex, FileRecord, is_file_name
+from start_llm.kvcache.disk.index import SUFFIX, DiskIndex, FileRecord, IndexContent, is_file_name
 
 log = logging.getLogger(__name__)
 
@@ -155,7 +155,7 @@ class DiskFolder:
 
     # --- inside -------------------------------------------------------------------
 
-    def _reconcile(self) -> Content:
+    def _reconcile(self) -> IndexContent:
         """Makes index and folder agree: no row without its whole file and its parent, no file without a row."""
         sizes = {path.name: _size(path) for path in self._root.iterdir() if path.suffix in (SUFFIX, _TEMPORARY)}
         content = self._index.load()
@@ -288,7 +288,7 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _orphans(content: Content) -> list[bytes]:
+def _orphans(content: IndexContent) -> list[bytes]:
     """Digests of runs and checkpoints that nothing leads to, or whose file is not there."""
     known = {PrefixHash().digest()}
     orphans = []

@@ -42,7 +42,7 @@ _RUN_COLUMNS = "digest, parent, start, tokens, file, first, seconds, checksum"
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TokenRun:
     """A run of tokens whose rows are on disk.
 
     Attributes:
@@ -80,15 +80,15 @@ class FileRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
+class IndexContent:
     """Everything that the index holds: runs, parents first, and the checkpoint files by digest."""
 
     files: dict[str, FileRecord]
-    runs: list[Run]
+    runs: list[TokenRun]
     checkpoints: dict[bytes, str]
 
 
-def run_file(run: Run) -> str:
+def run_file(run: TokenRun) -> str:
     return f"r{run.start}-{run.digest.hex()}{SUFFIX}"
 
 
@@ -118,10 +118,10 @@ class DiskIndex:
     def close(self) -> None:
         self._base.close()
 
-    def load(self) -> Content:
+    def load(self) -> IndexContent:
         """Everything, checked."""
 
-        def read(db: sqlite3.Connection) -> tuple[Content, int]:
+        def read(db: sqlite3.Connection) -> tuple[IndexContent, int]:
             files = [_file(row) for row in db.execute("SELECT name, bytes, sha256, meta, checksum FROM files")]
             runs = [_run(row) for row in db.execute(f"SELECT {_RUN_COLUMNS} FROM runs ORDER BY start")]
             checkpoints = {}
@@ -130,13 +130,13 @@ class DiskIndex:
                     raise Damaged(f"a checkpoint in {name!r}")
                 checkpoints[digest] = name
             (last,) = db.execute("SELECT max(used) FROM runs").fetchone()
-            return Content({file.name: file for file in files}, runs, checkpoints), last
+            return IndexContent({file.name: file for file in files}, runs, checkpoints), last
 
         content, last = self._base.run(read)
         self._uses = last if isinstance(last, int) else 0
         return content
 
-    def add_run(self, run: Run, file: FileRecord) -> None:
+    def add_run(self, run: TokenRun, file: FileRecord) -> None:
         self._uses += 1
 
         def write(db: sqlite3.Connection) -> None:
@@ -229,9 +229,9 @@ def _file(row: tuple[Any, ...]) -> FileRecord:
     return file
 
 
-def _run(row: tuple[Any, ...]) -> Run:
+def _run(row: tuple[Any, ...]) -> TokenRun:
     *values, checksum = row
-    run = Run(*values)
+    run = TokenRun(*values)
     if not is_file_name(run.file) or checksum != run.checksum() or not run.tokens or len(run.tokens) % _TOKEN:
         raise Damaged(f"the entry of a run in {run.file!r}")
     return run
@@ -242,7 +242,7 @@ def _put_file(db: sqlite3.Connection, file: FileRecord) -> None:
     db.execute("INSERT OR REPLACE INTO files VALUES (?, ?, ?, ?, ?)", row)
 
 
-def _put_run(db: sqlite3.Connection, run: Run, used: int) -> None:
+def _put_run(db: sqlite3.Connection, run: TokenRun, used: int) -> None:
     row = (run.digest, run.parent, run.start, run.tokens, run.file, run.first, run.seconds, run.checksum(), used)
     db.execute("INSERT OR REPLACE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
 

@@ -12,11 +12,11 @@ import numpy as np
 
 from start_llm.kvcache.blocks import PrefixHash
 from start_llm.kvcache.budget import near_end
-from start_llm.kvcache.disk.index import Run
+from start_llm.kvcache.disk.index import TokenRun
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.pieces import Checkpoint, FilePart, Slices
-from start_llm.kvcache.tree import Segment, Tree
+from start_llm.kvcache.tree import Segment, SegmentTree
 
 _LARGE = 64 << 20  # bytes of a checkpoint that is written only once its conversation rests
 
@@ -36,7 +36,7 @@ class Paging:
         self._large: OrderedDict[int, Segment] = OrderedDict()
         self._last_read: tuple[str, Slices] | None = None
 
-    def fill(self, tree: Tree) -> int:
+    def fill(self, tree: SegmentTree) -> int:
         """Enters what the disk tier found when it was opened. Returns the tokens that the tree did not have."""
         runs, checkpoints = self._disk.contents()
         if not runs:
@@ -63,7 +63,7 @@ class Paging:
             ends[run.digest] = made
         return added
 
-    def _fill_between(self, tree: Tree, above: Segment, run: Run) -> tuple[Segment, int]:
+    def _fill_between(self, tree: SegmentTree, above: Segment, run: TokenRun) -> tuple[Segment, int]:
         """Enters a run whose text the tree has in part. Returns the segment at its end, and the tokens added."""
         path = reversed([above, *above.ancestors()])  # of the root, both are without tokens
         tokens = np.frombuffer(b"".join(segment.raw for segment in path) + run.tokens, np.int32)
@@ -88,7 +88,7 @@ class Paging:
         self._waiting.update((id(s), s) for s in path if not s.one_shot and _unwritten(s))
         self.write()
 
-    def take_all(self, tree: Tree) -> None:
+    def take_all(self, tree: SegmentTree) -> None:
         """What is in memory only is going to be lost: side requests are written, too."""
         if self._disk.ready:
             self._waiting.update((id(s), s) for s in tree if _unwritten(s))
@@ -117,7 +117,7 @@ class Paging:
     def _write_rows(self, segment: Segment) -> None:
         if segment.file is not None or segment.rows is None or segment.parent is None:
             return
-        run = Run(
+        run = TokenRun(
             digest=chain_of(segment).digest(),
             parent=chain_of(segment.parent).digest(),
             start=segment.start,
@@ -134,7 +134,7 @@ class Paging:
         segment.checkpoint_file = self._disk.write_checkpoint(chain_of(segment).digest(), *packed)
 
     def divided(self, upper: Segment, lower: Segment) -> None:
-        """`Tree.split` happened: the index follows."""
+        """`SegmentTree.split` happened: the index follows."""
         if lower.file is not None:
             self._disk.split(chain_of(lower).digest(), chain_of(upper).digest(), upper.length)
 
@@ -201,7 +201,7 @@ class Paging:
         if names:
             self._disk.touch(names)
 
-    def forget_lost(self, tree: Tree) -> None:
+    def forget_lost(self, tree: SegmentTree) -> None:
         """Takes back references to files that have gone."""
         lost = self._disk.take_lost()
         if not lost:

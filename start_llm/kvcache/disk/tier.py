@@ -21,7 +21,7 @@ from safetensors import SafetensorError
 
 from start_llm.files.database import FileUnavailable
 from start_llm.kvcache.disk.folder import DiskFolder, FolderTaken
-from start_llm.kvcache.disk.index import DiskIndex, FileRecord, Run, checkpoint_file, run_file
+from start_llm.kvcache.disk.index import DiskIndex, FileRecord, TokenRun, checkpoint_file, run_file
 
 log = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class DiskTier:
         self._waiting_bytes = 0
         self._lost: set[str] = set()
         self._hidden: set[str] = set()  # damaged, and not yet removed
-        self._found: tuple[list[Run], dict[bytes, str]] = ([], {})
+        self._found: tuple[list[TokenRun], dict[bytes, str]] = ([], {})
         self._counters = DiskCounters()
         self._paused = ""  # why
         self._next_try = 0.0
@@ -120,7 +120,7 @@ class DiskTier:
         with self._lock:
             return self._waiting_bytes == 0
 
-    def contents(self) -> tuple[list[Run], dict[bytes, str]]:
+    def contents(self) -> tuple[list[TokenRun], dict[bytes, str]]:
         """What was found when the folder was opened: runs, parents first, and the checkpoint files by digest. Once."""
         with self._lock:
             found, self._found = self._found, ([], {})
@@ -131,7 +131,7 @@ class DiskTier:
         with self._lock:
             return self._waiting_bytes == 0 or self._waiting_bytes + nbytes <= self._queue_bytes
 
-    def write_run(self, run: Run, buffers: Buffers, meta: str) -> str:
+    def write_run(self, run: TokenRun, buffers: Buffers, meta: str) -> str:
         """Queues rows. Returns the file's name, which can be read from now on."""
         run = replace(run, file=run_file(run))
         return self._queue(run.file, buffers, meta, lambda index, file: index.add_run(run, file))

@@ -8,8 +8,8 @@ from start_llm.launch.clients.openclaw import OPENCLAW
 from start_llm.launch.clients.opencode import OPENCODE
 from start_llm.launch.clients.pi import PI
 from start_llm.launch.clients.qwen import QWEN
-from start_llm.launch.plan import Client
+from start_llm.launch.plan import AgentClient
 
-CLIENTS: dict[str, Client] = {
+CLIENTS: dict[str, AgentClient] = {
     client.name: client for client in (CLAUDE, CODEX, OPENCODE, OPENCLAW, PI, QWEN, CLINE, AIDER)
 }

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from uuid import uuid4
 
-from start_llm.launch.plan import Client, Endpoint, Own, Plan, to_json
+from start_llm.launch.plan import AgentClient, Endpoint, LaunchPlan, Own, to_json
 
 
-def plan(endpoint: Endpoint, folder: Path) -> Plan:
+def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
     name = f"openai/{endpoint.model}"
     metadata = {
         name: {
@@ -25,7 +25,7 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
     path, parameters = folder / "model-metadata.json", folder / "model-settings.yml"
     # aider has no name for a conversation and no calls: the server knows one by the name of the process.
     named = [{"name": "aider/extra_params", "extra_params": {"extra_headers": {"X-Session-Id": str(uuid4())}}}]
-    return Plan(
+    return LaunchPlan(
         env={
             "OPENAI_API_BASE": endpoint.v1,
             "OPENAI_API_KEY": endpoint.key,
@@ -49,7 +49,7 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
     )
 
 
-AIDER = Client(
+AIDER = AgentClient(
     name="aider",
     title="aider",
     command="aider",

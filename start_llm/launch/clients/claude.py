@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.launch.plan import Client, Endpoint, Fields, Own, Plan, to_json
+from start_llm.launch.plan import AgentClient, Endpoint, Fields, LaunchPlan, Own, to_json
 
 LARGE = ("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL")
 SMALL = ("ANTHROPIC_SMALL_FAST_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL")
 
 
-def plan(endpoint: Endpoint, folder: Path) -> Plan:
+def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
     env = dict.fromkeys(LARGE, endpoint.model) | dict.fromkeys(SMALL, endpoint.small or endpoint.model)
     if not endpoint.small:  # else each sub-agent has the model that its definition says
         env["CLAUDE_CODE_SUBAGENT_MODEL"] = endpoint.model
@@ -35,10 +35,10 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
     unset = ("ANTHROPIC_API_KEY", "CLAUDE_CODE_USE_BEDROCK", "CLAUDE_CODE_USE_VERTEX")
     # Its first screens: a theme and an account. Whether a folder is trusted stays a question to the user.
     initial = {folder / ".claude.json": to_json({"hasCompletedOnboarding": True})}
-    return Plan(env=env, defaults=defaults, unset=unset, initial=initial)
+    return LaunchPlan(env=env, defaults=defaults, unset=unset, initial=initial)
 
 
-CLAUDE = Client(
+CLAUDE = AgentClient(
     name="claude",
     title="Claude Code",
     command="claude",

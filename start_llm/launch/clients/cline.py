@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.launch.plan import Client, Endpoint, Own, Plan, to_json
+from start_llm.launch.plan import AgentClient, Endpoint, LaunchPlan, Own, to_json
 
 
-def plan(endpoint: Endpoint, folder: Path) -> Plan:
+def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
     settings = {
         "provider": "openai-compatible",
         "apiKey": endpoint.key,
@@ -26,14 +26,14 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
             }
         },
     }
-    return Plan(
+    return LaunchPlan(
         env={"CLINE_DATA_DIR": str(folder), "CLINE_TELEMETRY_DISABLED": "1"},
         files={folder / "settings" / "providers.json": to_json(providers)},
         arguments=("--data-dir", str(folder), "-P", "openai-compatible", "-m", endpoint.model),
     )
 
 
-CLINE = Client(
+CLINE = AgentClient(
     name="cline",
     title="Cline",
     command="cline",

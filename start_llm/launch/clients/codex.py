@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from start_llm.launch.plan import Client, Endpoint, Fields, Own, Plan
+from start_llm.launch.plan import AgentClient, Endpoint, Fields, LaunchPlan, Own
 
 IDLE_MILLISECONDS = 3600 * 1000
 
 
-def plan(endpoint: Endpoint, folder: Path) -> Plan:
+def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
     provider = "model_providers.start_llm"
     options: dict[str, str | int | bool] = {
         "model": endpoint.model,
@@ -27,14 +27,14 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
     }
     # JSON strings, numbers and booleans are TOML values too.
     arguments = [part for name, value in options.items() for part in ("-c", f"{name}={json.dumps(value)}")]
-    return Plan(
+    return LaunchPlan(
         env={"CODEX_HOME": str(folder), "START_LLM_KEY": endpoint.key},
         unset=("OPENAI_BASE_URL",),
         arguments=tuple(arguments),
     )
 
 
-CODEX = Client(
+CODEX = AgentClient(
     name="codex",
     title="Codex",
     command="codex",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.launch.plan import Client, Endpoint, Fields, Own, Plan, to_json
+from start_llm.launch.plan import AgentClient, Endpoint, Fields, LaunchPlan, Own, to_json
 
 REQUEST_SECONDS = 3600
 # A gateway takes this port and the 110 above it; that of a user's own OpenClaw stands on 18789.
@@ -29,7 +29,7 @@ OWNERS_TOOLS = (
 )
 
 
-def plan(endpoint: Endpoint, folder: Path) -> Plan:
+def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
     model = {
         "id": endpoint.model,
         "name": endpoint.model,
@@ -66,7 +66,7 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
         "logging": {"file": str(folder / "openclaw.log")},
     }
     path = folder / "openclaw.json"
-    return Plan(
+    return LaunchPlan(
         env={
             "OPENCLAW_STATE_DIR": str(folder),
             "OPENCLAW_CONFIG_PATH": str(path),
@@ -81,7 +81,7 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
     )
 
 
-OPENCLAW = Client(
+OPENCLAW = AgentClient(
     name="openclaw",
     title="OpenClaw",
     command="openclaw",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.launch.plan import Client, Endpoint, Own, Plan, to_json
+from start_llm.launch.plan import AgentClient, Endpoint, LaunchPlan, Own, to_json
 
 
-def plan(endpoint: Endpoint, folder: Path) -> Plan:
+def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
     model = {
         "name": endpoint.model,
         "reasoning": True,
@@ -35,7 +35,7 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
         "share": "disabled",
     }
     path = folder / "opencode.json"
-    return Plan(
+    return LaunchPlan(
         env={
             "OPENCODE_CONFIG": str(path),
             "OPENCODE_DB": str(folder / "opencode.db"),
@@ -48,7 +48,7 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
     )
 
 
-OPENCODE = Client(
+OPENCODE = AgentClient(
     name="opencode",
     title="OpenCode",
     command="opencode",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.launch.plan import Client, Endpoint, Fields, Own, Plan, to_json
+from start_llm.launch.plan import AgentClient, Endpoint, Fields, LaunchPlan, Own, to_json
 
 # PI sums up its history when that leaves less of the context than this; in a small one that is at once.
 RESERVED_TOKENS = 16_384
 
 
-def plan(endpoint: Endpoint, folder: Path) -> Plan:
+def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
     model = {
         "id": endpoint.model,
         "reasoning": True,
@@ -28,7 +28,7 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
     if (share := endpoint.context // 4) < RESERVED_TOKENS:
         compaction = {"enabled": True, "reserveTokens": share, "keepRecentTokens": share}
         files[folder / "settings.json"] = to_json({"compaction": compaction})
-    return Plan(
+    return LaunchPlan(
         env={
             "PI_CODING_AGENT_DIR": str(folder),
             "PI_SKIP_VERSION_CHECK": "1",  # not PI_OFFLINE: that forbids it to fetch its helpers (fd, ripgrep), too
@@ -40,7 +40,7 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
     )
 
 
-PI = Client(
+PI = AgentClient(
     name="pi",
     title="PI",
     command="pi",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.launch.plan import Client, Endpoint, Fields, Own, Plan, to_json
+from start_llm.launch.plan import AgentClient, Endpoint, Fields, LaunchPlan, Own, to_json
 
 
-def plan(endpoint: Endpoint, folder: Path) -> Plan:
+def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
     settings = {
         "$version": 3,
         "general": {"enableAutoUpdate": False},
@@ -26,7 +26,7 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
             },
         },
     }
-    return Plan(
+    return LaunchPlan(
         env={
             "QWEN_HOME": str(folder),
             "OPENAI_API_KEY": endpoint.key,
@@ -38,7 +38,7 @@ def plan(endpoint: Endpoint, folder: Path) -> Plan:
     )
 
 
-QWEN = Client(
+QWEN = AgentClient(
     name="qwen",
     title="Qwen Code",
     command="qwen",

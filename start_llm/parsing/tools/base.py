@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from start_llm.core.messages import Tool
-from start_llm.parsing.calls import Call, CallLog, NotACall
+from start_llm.parsing.calls import CallBuilder, CallLog, NotACall
 from start_llm.parsing.jsonstream import Dialect, JsonStream, mended
 from start_llm.parsing.schema import Schema, dump, parse_literal
 from start_llm.parsing.source import Source, Step
@@ -18,7 +18,7 @@ MAX_NAME = 128
 ANYTHING = Schema({})
 
 
-class Reading:
+class BlockReading:
     """One block of calls being read.
 
     `settled` is called after each call: what was read so far is not given back any more.
@@ -37,11 +37,11 @@ class Reading:
             raise NotACall
         return name
 
-    def finish(self, call: Call, complete: bool) -> None:
+    def finish(self, call: CallBuilder, complete: bool) -> None:
         call.finish(complete)
         self.settled()
 
-    def json_arguments(self, call: Call, dialect: Dialect) -> Step[bool]:
+    def json_arguments(self, call: CallBuilder, dialect: Dialect) -> Step[bool]:
         """The arguments as a JSON object (or one inside a JSON string). Gives whether they ended as they should."""
         source = self.source
         yield from source.skip()
@@ -57,7 +57,7 @@ class Reading:
         return not stream.ended
 
 
-def as_object(text: str, call: Call) -> str:
+def as_object(text: str, call: CallBuilder) -> str:
     """Arguments that are not an object, as one: parsed if they hold one as a string, else under the only key."""
     found, value = parse_literal(text)
     if found and isinstance(value, str):
@@ -74,7 +74,7 @@ def as_object(text: str, call: Call) -> str:
     return dump(call.schema.coerce({keys[0] if len(keys) == 1 else "input": value}))
 
 
-Parse = Callable[[Reading], Step[None]]
+Parse = Callable[[BlockReading], Step[None]]
 
 
 def section(begin: str, end: str, call: str, parse: Parse) -> Parse:
@@ -84,7 +84,7 @@ def section(begin: str, end: str, call: str, parse: Parse) -> Parse:
         parse: reads one call, from behind `call`.
     """
 
-    def block(reading: Reading) -> Step[None]:
+    def block(reading: BlockReading) -> Step[None]:
         source = reading.source
         count = 0
         while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from start_llm.parsing.calls import NotACall
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import MAX_NAME, NAME, Opener, Reading, ToolFormat, section
+from start_llm.parsing.tools.base import MAX_NAME, NAME, BlockReading, Opener, ToolFormat, section
 from start_llm.parsing.turntokens import LEAKED
 
 _SECTION, _SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
@@ -15,7 +15,7 @@ _MAX_FENCE = 20
 _JSON = Dialect(enders=(_END, _SECTION_END, _CALL, *LEAKED))
 
 
-def _call(reading: Reading) -> Step[None]:
+def _call(reading: BlockReading) -> Step[None]:
     source = reading.source
     yield from source.skip()
     name = yield from source.span(NAME, MAX_NAME)

@@ -10,7 +10,7 @@ from start_llm.parsing.calls import NotACall
 from start_llm.parsing.scan import Scanner
 from start_llm.parsing.schema import dump
 from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import ExternalFormat, Opener, Parse, Reading, ToolFormat, as_object
+from start_llm.parsing.tools.base import BlockReading, ExternalFormat, Opener, Parse, ToolFormat, as_object
 
 
 def external_format(ident: str, external: ExternalFormat, tools: Sequence[Tool]) -> ToolFormat:
@@ -23,7 +23,7 @@ def _parse(external: ExternalFormat, tools: Sequence[Tool]) -> Parse:
     definitions = [tool.as_function() for tool in tools]
     scanner = Scanner((external.end,))
 
-    def parse(reading: Reading) -> Step[None]:
+    def parse(reading: BlockReading) -> Step[None]:
         held: list[str] = []
         while True:
             text, end = yield from scanner.step(reading.source)

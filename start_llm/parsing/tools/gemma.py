@@ -5,14 +5,14 @@ from __future__ import annotations
 from start_llm.parsing.calls import NotACall
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import MAX_NAME, NAME, Opener, Parse, Reading, ToolFormat
+from start_llm.parsing.tools.base import MAX_NAME, NAME, BlockReading, Opener, Parse, ToolFormat
 from start_llm.parsing.turntokens import LEAKED
 
 
 def _block(start: str, end: str, quote: str) -> Parse:
     dialect = Dialect(quotes=(quote, '"'), enders=(end, *LEAKED), restart=(f"{start}call:",))
 
-    def parse(reading: Reading) -> Step[None]:
+    def parse(reading: BlockReading) -> Step[None]:
         source = reading.source
         count = 0
         while True:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from start_llm.core.messages import Tool
-from start_llm.parsing.calls import Call, NotACall
+from start_llm.parsing.calls import CallBuilder, NotACall
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.schema import dump
 from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import MAX_NAME, NAME, Opener, Reading, ToolFormat
+from start_llm.parsing.tools.base import MAX_NAME, NAME, BlockReading, Opener, ToolFormat
 from start_llm.parsing.tools.hermes import json_block
-from start_llm.parsing.tools.values import Close, Trim, ValueReader, ValueSink
+from start_llm.parsing.tools.values import Trim, ValueEnd, ValueReader, ValueSink
 from start_llm.parsing.turntokens import LEAKED, turn_ends
 
 _MAX_KEY = 200
@@ -34,7 +34,7 @@ LONGCAT = Arguments(
 )
 
 
-def keyed_call(reading: Reading, tags: Arguments = GLM) -> Step[None]:
+def keyed_call(reading: BlockReading, tags: Arguments = GLM) -> Step[None]:
     """A call whose name is what comes next. The outer end is consumed."""
     source = reading.source
     name = yield from source.span(NAME, MAX_NAME)
@@ -56,7 +56,7 @@ def keyed_call(reading: Reading, tags: Arguments = GLM) -> Step[None]:
     reading.finish(call, complete and bool(closed))
 
 
-def _arguments(reading: Reading, call: Call, tags: Arguments) -> Step[bool]:
+def _arguments(reading: BlockReading, call: CallBuilder, tags: Arguments) -> Step[bool]:
     source = reading.source
     count = 0
     complete = True
@@ -77,11 +77,11 @@ def _arguments(reading: Reading, call: Call, tags: Arguments) -> Step[bool]:
     return complete
 
 
-def _value(reading: Reading, call: Call, tags: Arguments, key: str) -> Step[bool]:
+def _value(reading: BlockReading, call: CallBuilder, tags: Arguments, key: str) -> Step[bool]:
     def plausible(tag: str) -> Step[bool]:
         return _ends_value(reading, call, tags, tag)
 
-    close = Close(
+    close = ValueEnd(
         tags=(tags.value[1],),
         followers=(tags.key[0], *tags.outer),
         breaks=(tags.key[0], tags.outer[1]),
@@ -94,7 +94,7 @@ def _value(reading: Reading, call: Call, tags: Arguments, key: str) -> Step[bool
     return reader.complete
 
 
-def _ends_value(reading: Reading, call: Call, tags: Arguments, tag: str) -> Step[bool]:
+def _ends_value(reading: BlockReading, call: CallBuilder, tags: Arguments, tag: str) -> Step[bool]:
     """Whether markup inside a value shows that the value's closing tag is missing."""
     source = reading.source
     if tag == tags.key[0]:
@@ -112,7 +112,7 @@ def bare_openers(tool: Tool) -> tuple[Opener, ...]:
     )
 
 
-def _longcat(reading: Reading) -> Step[None]:
+def _longcat(reading: BlockReading) -> Step[None]:
     yield from reading.source.skip()
     if (yield from reading.source.ahead()) == "{":
         yield from json_block(reading, Dialect(enders=(LONGCAT.outer[1], *LEAKED)))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.source import Source, Step
-from start_llm.parsing.tools.base import Parse, Reading, ToolFormat
+from start_llm.parsing.tools.base import BlockReading, Parse, ToolFormat
 
 HEADS = ("<|start|>", "<|channel|>")
 ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|message|>")
@@ -26,7 +26,7 @@ HARMONY = ToolFormat("harmony")
 
 
 @dataclass(frozen=True)
-class Header:
+class HarmonyHeader:
     """`recipient` is the tool that is called, ``""`` if none is. `other`: the message is somebody else's."""
 
     channel: str
@@ -34,7 +34,7 @@ class Header:
     other: bool = False
 
 
-def header(source: Source, head: str) -> Step[Header | None]:
+def header(source: Source, head: str) -> Step[HarmonyHeader | None]:
     """What stands between `head`, just consumed, and the message; ``None`` if no message follows.
 
     A header that the end of the text cut is consumed.
@@ -46,7 +46,7 @@ def header(source: Source, head: str) -> Step[Header | None]:
         return None
     channel = _CHANNEL.search(head + text)
     recipient = _RECIPIENT.search(text)
-    return Header(
+    return HarmonyHeader(
         channel[1] if channel else "",
         recipient[1].removeprefix("functions.") if recipient else "",
         other=head == "<|start|>" and bool(_OTHERS.match(text)),
@@ -56,7 +56,7 @@ def header(source: Source, head: str) -> Step[Header | None]:
 def call_to(recipient: str) -> Parse:
     """Reads the arguments of a call whose header was read."""
 
-    def parse(reading: Reading) -> Step[None]:
+    def parse(reading: BlockReading) -> Step[None]:
         call = reading.calls.begin(recipient)
         complete = yield from reading.json_arguments(call, _JSON)
         yield from reading.source.skip()

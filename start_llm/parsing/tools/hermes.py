@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from start_llm.parsing.calls import Call, NotACall
+from start_llm.parsing.calls import CallBuilder, NotACall
 from start_llm.parsing.jsonstream import Dialect, JsonStream
 from start_llm.parsing.schema import dump, parse_literal
 from start_llm.parsing.source import WHITESPACE, Step
-from start_llm.parsing.tools.base import ANYTHING, Reading, as_object
+from start_llm.parsing.tools.base import ANYTHING, BlockReading, as_object
 from start_llm.parsing.turntokens import LEAKED
 
 _NAMES = ("name", "function", "tool", "tool_name", "function_name")
@@ -15,7 +15,7 @@ _MAX_KEY = 40
 JSON = Dialect(enders=("</tool_call>", *LEAKED), restart=("<tool_call>\n{", "<tool_call>{"))
 
 
-def json_block(reading: Reading, dialect: Dialect = JSON) -> Step[None]:
+def json_block(reading: BlockReading, dialect: Dialect = JSON) -> Step[None]:
     """One or more call objects, maybe in a list. The bracket is the next character."""
     source = reading.source
     listed = bool((yield from source.accept(("[",))))
@@ -37,14 +37,14 @@ class _Parts:
     """What is known of a call object so far."""
 
     def __init__(self) -> None:
-        self.call: Call | None = None
+        self.call: CallBuilder | None = None
         self.ident: str | None = None
         self.early: list[str] = []  # arguments that came before the name
         self.others: dict[str, object] = {}
         self.done = False
 
 
-def json_call(reading: Reading, dialect: Dialect = JSON) -> Step[None]:
+def json_call(reading: BlockReading, dialect: Dialect = JSON) -> Step[None]:
     """One call object. Its name may come after its arguments."""
     source = reading.source
     source.take(1)
@@ -77,7 +77,7 @@ def json_call(reading: Reading, dialect: Dialect = JSON) -> Step[None]:
     yield from _finish(reading, parts, complete)
 
 
-def _part(reading: Reading, parts: _Parts, key: str, dialect: Dialect) -> Step[bool]:
+def _part(reading: BlockReading, parts: _Parts, key: str, dialect: Dialect) -> Step[bool]:
     """One member of the call object; False if the text ended in it."""
     if key in _NAMES and parts.call is None:
         parts.call = reading.calls.begin((yield from reading.name()), parts.ident)
@@ -100,7 +100,7 @@ def _part(reading: Reading, parts: _Parts, key: str, dialect: Dialect) -> Step[b
     return True
 
 
-def _finish(reading: Reading, parts: _Parts, complete: bool) -> Step[None]:
+def _finish(reading: BlockReading, parts: _Parts, complete: bool) -> Step[None]:
     call = parts.call
     if call is None:
         raise NotACall
@@ -114,7 +114,7 @@ def _finish(reading: Reading, parts: _Parts, complete: bool) -> Step[None]:
     reading.finish(call, complete)
 
 
-def _key(reading: Reading) -> Step[str]:
+def _key(reading: BlockReading) -> Step[str]:
     quote = reading.source.take(1)
     key, end = yield from reading.source.until((quote,), _MAX_KEY)
     yield from reading.source.skip()
@@ -124,13 +124,13 @@ def _key(reading: Reading) -> Step[str]:
     return key
 
 
-def _value(reading: Reading, held: list[str], dialect: Dialect) -> Step[None]:
+def _value(reading: BlockReading, held: list[str], dialect: Dialect) -> Step[None]:
     stream = JsonStream(reading.source, held.append, dialect)
     if not (yield from stream.value(ANYTHING, "}")) or stream.ended:
         raise NotACall
 
 
-def _late(held: list[str], call: Call) -> str:
+def _late(held: list[str], call: CallBuilder) -> str:
     found, value = parse_literal("".join(held))
     if found and isinstance(value, dict):
         from_schema = call.schema.coerce(value)
@@ -139,7 +139,7 @@ def _late(held: list[str], call: Call) -> str:
     return as_object("".join(held), call)
 
 
-def bare_json(reading: Reading) -> Step[None]:
+def bare_json(reading: BlockReading) -> Step[None]:
     """A call object with no markup around it: only ``{"name": "<known>", "arguments|parameters": {``."""
     source = reading.source
     mark = source.mark()
@@ -166,7 +166,7 @@ def bare_json(reading: Reading) -> Step[None]:
     yield from json_call(reading)
 
 
-def bare_objects(reading: Reading) -> Step[None]:
+def bare_objects(reading: BlockReading) -> Step[None]:
     """One such call, or several with commas or semicolons between them."""
     yield from bare_json(reading)
     while True:
@@ -176,14 +176,14 @@ def bare_objects(reading: Reading) -> Step[None]:
         yield from bare_json(reading)
 
 
-def bare_list(reading: Reading) -> Step[None]:
+def bare_list(reading: BlockReading) -> Step[None]:
     """Such calls in a JSON list."""
     yield from reading.source.accept(("[",))
     yield from bare_objects(reading)
     yield from reading.source.accept(("]",))
 
 
-def _expect(reading: Reading, literal: str) -> Step[None]:
+def _expect(reading: BlockReading, literal: str) -> Step[None]:
     yield from reading.source.skip()
     if not (yield from reading.source.accept((literal,))):
         raise NotACall

@@ -7,7 +7,7 @@ import re
 from start_llm.parsing.calls import NotACall
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import MAX_NAME, NAME, Opener, Reading, ToolFormat, section
+from start_llm.parsing.tools.base import MAX_NAME, NAME, BlockReading, Opener, ToolFormat, section
 from start_llm.parsing.turntokens import LEAKED
 
 _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
@@ -16,7 +16,7 @@ _HEAD = re.compile(r"(?:functions\.)?(.+?)(?::(\d+))?")
 _JSON = Dialect(enders=(_END, _SECTION_END, _CALL, *LEAKED))
 
 
-def _call(reading: Reading) -> Step[None]:
+def _call(reading: BlockReading) -> Step[None]:
     source = reading.source
     yield from source.skip()
     head = yield from source.span(NAME, MAX_NAME)

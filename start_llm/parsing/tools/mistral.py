@@ -5,7 +5,7 @@ from __future__ import annotations
 from start_llm.parsing.calls import NotACall
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import MAX_NAME, NAME, Opener, Reading, ToolFormat
+from start_llm.parsing.tools.base import MAX_NAME, NAME, BlockReading, Opener, ToolFormat
 from start_llm.parsing.tools.hermes import json_block
 from start_llm.parsing.turntokens import LEAKED
 
@@ -13,7 +13,7 @@ _OPEN, _ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _JSON = Dialect(enders=(_OPEN, *LEAKED))
 
 
-def _block(reading: Reading) -> Step[None]:
+def _block(reading: BlockReading) -> Step[None]:
     source = reading.source
     while True:
         yield from source.skip()
@@ -27,7 +27,7 @@ def _block(reading: Reading) -> Step[None]:
         yield from _call(reading)
 
 
-def _call(reading: Reading) -> Step[None]:
+def _call(reading: BlockReading) -> Step[None]:
     source = reading.source
     name = yield from source.span(NAME, MAX_NAME)
     yield from source.skip()
@@ -42,7 +42,7 @@ def _call(reading: Reading) -> Step[None]:
     reading.finish(call, complete)
 
 
-def _another(reading: Reading) -> Step[bool]:
+def _another(reading: BlockReading) -> Step[bool]:
     """Whether a further call comes, with or without its own opening."""
     source = reading.source
     mark = source.mark()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from start_llm.core.messages import Tool
-from start_llm.parsing.calls import Call, NotACall
+from start_llm.parsing.calls import CallBuilder, NotACall
 from start_llm.parsing.jsonstream import Dialect, JsonStream
 from start_llm.parsing.schema import dump
 from start_llm.parsing.source import WHITESPACE, Step
-from start_llm.parsing.tools.base import ANYTHING, MAX_NAME, NAME, Opener, Parse, Reading, ToolFormat
+from start_llm.parsing.tools.base import ANYTHING, MAX_NAME, NAME, BlockReading, Opener, Parse, ToolFormat
 from start_llm.parsing.tools.hermes import bare_list, json_block
 from start_llm.parsing.turntokens import LEAKED, turn_ends
 
@@ -20,7 +20,7 @@ def _block(start: str, end: str) -> Parse:
     python = _dialect(enders, f"{start}[")
     objects = Dialect(enders=enders, restart=(f"{start}{{", f"{start}[{{"))
 
-    def parse(reading: Reading) -> Step[None]:
+    def parse(reading: BlockReading) -> Step[None]:
         source = reading.source
         yield from source.skip()
         if (yield from _is_json(reading)):
@@ -38,14 +38,14 @@ def _dialect(enders: tuple[str, ...], *restart: str) -> Dialect:
     return Dialect(separator="=", quotes=_QUOTES, enders=enders, restart=restart)
 
 
-def _is_json(reading: Reading) -> Step[bool]:
+def _is_json(reading: BlockReading) -> Step[bool]:
     char = yield from reading.source.ahead()
     if char == "[":
         char = yield from reading.source.ahead((yield from reading.source.blank(1)))
     return char == "{"
 
 
-def _list(reading: Reading, dialect: Dialect) -> Step[None]:
+def _list(reading: BlockReading, dialect: Dialect) -> Step[None]:
     """Calls with or without brackets around them."""
     source = reading.source
     yield from source.accept(("[",))
@@ -53,7 +53,7 @@ def _list(reading: Reading, dialect: Dialect) -> Step[None]:
     yield from source.accept(("]",))
 
 
-def _calls(reading: Reading, dialect: Dialect) -> Step[None]:
+def _calls(reading: BlockReading, dialect: Dialect) -> Step[None]:
     source = reading.source
     count = 0
     while True:
@@ -69,7 +69,7 @@ def _calls(reading: Reading, dialect: Dialect) -> Step[None]:
         count += 1
 
 
-def _arguments(reading: Reading, call: Call, dialect: Dialect) -> Step[bool]:
+def _arguments(reading: BlockReading, call: CallBuilder, dialect: Dialect) -> Step[bool]:
     """What stands in the parentheses, by keyword or in the order of the tool's parameters, and the closing one.
 
     False if something is missing, or had to be left out.
@@ -104,7 +104,7 @@ def _nowhere(text: str) -> None:
     """An argument that has no place."""
 
 
-def _keyword(reading: Reading) -> Step[str]:
+def _keyword(reading: BlockReading) -> Step[str]:
     """Consumes ``key=``; ``""`` if the next argument has none."""
     source = reading.source
     length = yield from _word(reading)
@@ -116,13 +116,13 @@ def _keyword(reading: Reading) -> Step[str]:
     return key
 
 
-def _cut_word(reading: Reading) -> Step[bool]:
+def _cut_word(reading: BlockReading) -> Step[bool]:
     """The turn ends in a bare word: nobody knows whether it was to be a key."""
     length = yield from _word(reading)
     return bool(length) and (yield from turn_ends(reading.source, length))
 
 
-def _word(reading: Reading, offset: int = 0) -> Step[int]:
+def _word(reading: BlockReading, offset: int = 0) -> Step[int]:
     """Characters of the identifier at `offset`."""
     length = 0
     while length < MAX_NAME:
@@ -133,7 +133,7 @@ def _word(reading: Reading, offset: int = 0) -> Step[int]:
     return length
 
 
-def bare_calls(reading: Reading) -> Step[None]:
+def bare_calls(reading: BlockReading) -> Step[None]:
     """A list of calls without any markup: it must begin with a known tool, and an argument that may be one of its."""
     source = reading.source
     if (yield from _is_json(reading)):

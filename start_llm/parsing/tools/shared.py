@@ -9,7 +9,7 @@ from __future__ import annotations
 from start_llm.parsing.calls import NotACall
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import Opener, Reading, ToolFormat
+from start_llm.parsing.tools.base import BlockReading, Opener, ToolFormat
 from start_llm.parsing.tools.glm import bare_openers, keyed_call
 from start_llm.parsing.tools.hermes import JSON, bare_json, bare_list, bare_objects, json_block
 from start_llm.parsing.tools.tagged import QWEN, tagged_block, tagged_call
@@ -19,7 +19,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _MAX_FENCE = 20
 
 
-def tool_call_block(reading: Reading) -> Step[None]:
+def tool_call_block(reading: BlockReading) -> Step[None]:
     """What follows ``<tool_call>``."""
     source = reading.source
     while True:
@@ -45,7 +45,7 @@ def tool_call_block(reading: Reading) -> Step[None]:
         reading.settled()
 
 
-def _named(reading: Reading) -> Step[None]:
+def _named(reading: BlockReading) -> Step[None]:
     """GLM-4: ``<name>fn</name><arguments>{...}</arguments>``."""
     source = reading.source
     yield from source.skip()
@@ -66,7 +66,7 @@ def _named(reading: Reading) -> Step[None]:
     reading.finish(call, complete)
 
 
-def fenced_json(reading: Reading) -> Step[None]:
+def fenced_json(reading: BlockReading) -> Step[None]:
     """A call object in a fence, which is all that some small models say."""
     yield from bare_json(reading)
     yield from reading.source.skip()
@@ -74,7 +74,7 @@ def fenced_json(reading: Reading) -> Step[None]:
     reading.settled()
 
 
-def bare_function(reading: Reading) -> Step[None]:
+def bare_function(reading: BlockReading) -> Step[None]:
     """``<function=name>`` without a wrapper."""
     yield from tagged_call(reading, QWEN)
 

@@ -9,12 +9,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from start_llm.parsing.calls import Call, NotACall
+from start_llm.parsing.calls import CallBuilder, NotACall
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.schema import Schema, dump
 from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import NAME, Opener, Parse, Reading, ToolFormat
-from start_llm.parsing.tools.values import Close, Trim, ValueReader, ValueSink
+from start_llm.parsing.tools.base import NAME, BlockReading, Opener, Parse, ToolFormat
+from start_llm.parsing.tools.values import Trim, ValueEnd, ValueReader, ValueSink
 from start_llm.parsing.turntokens import ENDS, LEAKED, STARTS, turn_ends
 
 _ATTRIBUTE = re.compile(r"""([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
@@ -52,7 +52,7 @@ QWEN = Tags(
 def tagged_block(tags: Tags) -> Parse:
     """Reads calls from after `outer`'s start to its end."""
 
-    def parse(reading: Reading) -> Step[None]:
+    def parse(reading: BlockReading) -> Step[None]:
         source = reading.source
         count = 0
         while True:
@@ -67,7 +67,7 @@ def tagged_block(tags: Tags) -> Parse:
     return parse
 
 
-def tagged_call(reading: Reading, tags: Tags) -> Step[None]:
+def tagged_call(reading: BlockReading, tags: Tags) -> Step[None]:
     """One call; its head is what comes next."""
     source = reading.source
     head = yield from _head(reading, tags, tags.call[0])
@@ -95,7 +95,7 @@ def tagged_call(reading: Reading, tags: Tags) -> Step[None]:
     reading.finish(call, complete and bool(closed))
 
 
-def _head(reading: Reading, tags: Tags, start: str) -> Step[dict[str, str]]:
+def _head(reading: BlockReading, tags: Tags, start: str) -> Step[dict[str, str]]:
     """A tag's attributes; ``""`` is the key of the value in ``<tag=value>``. Raises NotACall."""
     source = reading.source
     source.take(len(start))
@@ -109,7 +109,7 @@ def _head(reading: Reading, tags: Tags, start: str) -> Step[dict[str, str]]:
     return {key: value.replace("&quot;", '"').replace("&amp;", "&") for key, value in found.items()}
 
 
-def _parameters(reading: Reading, call: Call, tags: Tags) -> Step[bool]:
+def _parameters(reading: BlockReading, call: CallBuilder, tags: Tags) -> Step[bool]:
     """All parameters, as one JSON object. False if the text ended inside one."""
     source = reading.source
     seen: set[str] = set()
@@ -134,7 +134,9 @@ def _parameters(reading: Reading, call: Call, tags: Tags) -> Step[bool]:
     return complete
 
 
-def _value(reading: Reading, call: Call, tags: Tags, head: dict[str, str], key: str, seen: set[str]) -> Step[bool]:
+def _value(
+    reading: BlockReading, call: CallBuilder, tags: Tags, head: dict[str, str], key: str, seen: set[str]
+) -> Step[bool]:
     def plausible(tag: str) -> Step[bool]:
         return _ends_value(reading, call, tags, tag, seen, equals="" in head)
 
@@ -142,7 +144,7 @@ def _value(reading: Reading, call: Call, tags: Tags, head: dict[str, str], key: 
     schema = call.schema.member(key)
     if not schema.types and head.get("type"):
         schema = Schema({"type": head["type"]})
-    close = Close(
+    close = ValueEnd(
         tags=(tags.param[1],),
         followers=tuple(tag for tag in (tags.param[0], *tags.call, *tags.outer) if tag),
         breaks=tuple(tag for tag in (tags.param[0], tags.call[1], tags.outer[1]) if tag),
@@ -150,7 +152,7 @@ def _value(reading: Reading, call: Call, tags: Tags, head: dict[str, str], key: 
     )
     wrapped = tags.cdata and (yield from _opens_cdata(reading))
     if wrapped:
-        close = Close(tags=("]]>",), followers=(tags.param[1],))
+        close = ValueEnd(tags=("]]>",), followers=(tags.param[1],))
     trim = Trim.NONE if wrapped else Trim.BOTH if tags.trim_end else Trim.PAIR
     sink = ValueSink(call, schema, trim, as_string=head.get("string") == "true")
     reader = ValueReader(source, close, sink, plausible)
@@ -161,7 +163,7 @@ def _value(reading: Reading, call: Call, tags: Tags, head: dict[str, str], key: 
     return reader.complete
 
 
-def _opens_cdata(reading: Reading) -> Step[bool]:
+def _opens_cdata(reading: BlockReading) -> Step[bool]:
     source = reading.source
     offset = yield from source.blank()
     found = yield from source.starts(("<![CDATA[",), offset)
@@ -170,7 +172,9 @@ def _opens_cdata(reading: Reading) -> Step[bool]:
     return bool(found)
 
 
-def _ends_value(reading: Reading, call: Call, tags: Tags, tag: str, seen: set[str], *, equals: bool) -> Step[bool]:
+def _ends_value(
+    reading: BlockReading, call: CallBuilder, tags: Tags, tag: str, seen: set[str], *, equals: bool
+) -> Step[bool]:
     """Whether markup inside a value shows that the value's closing tag is missing.
 
     Args:
@@ -205,7 +209,7 @@ def _named_heads(start: str, names: Iterable[str]) -> tuple[str, ...]:
 def tagged_format(ident: str, tags: Tags) -> ToolFormat:
     """The format of a family, opened by its outer markup or by a bare call."""
 
-    def bare(reading: Reading) -> Step[None]:
+    def bare(reading: BlockReading) -> Step[None]:
         yield from tagged_call(reading, tags)
 
     opener = (

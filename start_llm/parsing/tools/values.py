@@ -7,14 +7,14 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from start_llm.parsing.calls import Call
+from start_llm.parsing.calls import CallBuilder
 from start_llm.parsing.schema import Schema, dump, escape, parse_literal
 from start_llm.parsing.source import Source, Step
 from start_llm.parsing.turntokens import LEAKED, turn_ends
 
 
 @dataclass(frozen=True)
-class Close:
+class ValueEnd:
     """Where a value ends.
 
     A value may hold the closing tag as content (code that is about such tags). So the tag counts only if
@@ -40,7 +40,7 @@ class ValueReader:
     """Reads one value. `complete` is False if the turn ended before the value did."""
 
     def __init__(
-        self, source: Source, close: Close, sink: ValueSink, plausible: Callable[[str], Step[bool]] | None = None
+        self, source: Source, close: ValueEnd, sink: ValueSink, plausible: Callable[[str], Step[bool]] | None = None
     ) -> None:
         self.complete = True
         self._source = source
@@ -132,7 +132,7 @@ class ValueSink:
     literal and coerced.
     """
 
-    def __init__(self, call: Call, schema: Schema, trim: Trim, *, as_string: bool = False) -> None:
+    def __init__(self, call: CallBuilder, schema: Schema, trim: Trim, *, as_string: bool = False) -> None:
         self._call = call
         self._schema = schema
         self._trim_start = trim is not Trim.NONE

@@ -9,7 +9,7 @@ import pytest
 
 from start_llm.api.anthropic.messages import read_messages
 from start_llm.api.common.dialect import Inbound
-from start_llm.api.common.parts import Content, join_content
+from start_llm.api.common.parts import PartContent, join_content
 from start_llm.api.openai.chat import read_chat
 from start_llm.api.openai.responses_items import messages_of
 from start_llm.core.errors import BadRequest
@@ -115,8 +115,8 @@ def test_what_is_no_image_is_refused_with_its_place(part: dict[str, Any], param:
 
 
 def test_joined_offsets() -> None:
-    image = Content(attachments=(Attachment(0, "data", ""),))
-    inner = join_content([Content("ab"), image])
-    whole = join_content([Content("x"), Content(""), inner, Content("c"), image, image, Content("d")])
+    image = PartContent(attachments=(Attachment(0, "data", ""),))
+    inner = join_content([PartContent("ab"), image])
+    whole = join_content([PartContent("x"), PartContent(""), inner, PartContent("c"), image, image, PartContent("d")])
     assert whole.text == "x\n\nab\ncd"
     assert [image.at for image in whole.attachments] == [5, 7, 7]

@@ -18,8 +18,8 @@ import pytest
 from start_llm.api.http import body, front
 from start_llm.api.http import listener as door
 from start_llm.api.http import reader as arrival
-from start_llm.api.http.body import Bodies, Body
-from start_llm.api.http.listener import Door
+from start_llm.api.http.body import Bodies, ReceivedBody
+from start_llm.api.http.listener import ListeningSocket
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import Unavailable
 from start_llm.core.events import TextDelta
@@ -131,10 +131,10 @@ def test_a_large_body_waits_on_disk(
 def test_memory_and_disk_are_given_back() -> None:
     bodies = Bodies(1000, memory=3 << 20, disk=4 << 20)
     mib = bytes(1 << 20)
-    small = [Body(bodies) for _ in range(3)]
+    small = [ReceivedBody(bodies) for _ in range(3)]
     for one in small:
         one.write(mib)
-    fourth = Body(bodies)  # no memory left: on disk at once
+    fourth = ReceivedBody(bodies)  # no memory left: on disk at once
     fourth.write(b"a")
     fourth.write(b"b")
     assert fourth._file is not None
@@ -209,7 +209,7 @@ def test_without_a_free_descriptor_accepting_rests() -> None:
     other.send(b"x")
     listener: Any = Listener()
     with selectors.DefaultSelector() as selector:
-        entrance = Door(listener, selector)
+        entrance = ListeningSocket(listener, selector)
         entrance.open()
         end = time.monotonic() + 0.3
         while time.monotonic() < end:

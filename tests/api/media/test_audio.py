@@ -12,8 +12,8 @@ import httpx
 import pytest
 
 from start_llm.api.server import ApiServer, make_server
-from start_llm.core.audio import AudioTask, Hints, Segment, Transcript
-from start_llm.core.encoding import Part
+from start_llm.core.audio import AudioTask, Hints, Transcript, TranscriptSegment
+from start_llm.core.encoding import EncodingProgress
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import FORM_HEADER, FORM_PARTS, FORM_VALUE
 from start_llm.core.settings import Settings
@@ -24,9 +24,9 @@ SAID = Transcript(
     "en",
     3.25,
     (
-        Segment(0, 0.0, 1.5, " Hello there.", (50364, 5, 50439), 0.0, -0.25, 1.1, 0.01),
-        Segment(0, 1.5, 1.5, "", (), 0.0, -0.25, 1.1, 0.01),
-        Segment(0, 1.5, 3661.004, " And --> more.", (50439, 6, 50500), 0.2, math.nan, 1.2, math.nan),
+        TranscriptSegment(0, 0.0, 1.5, " Hello there.", (50364, 5, 50439), 0.0, -0.25, 1.1, 0.01),
+        TranscriptSegment(0, 1.5, 1.5, "", (), 0.0, -0.25, 1.1, 0.01),
+        TranscriptSegment(0, 1.5, 3661.004, " And --> more.", (50439, 6, 50500), 0.2, math.nan, 1.2, math.nan),
     ),
 )
 SOUND = b"RIFF or whatever"
@@ -37,11 +37,11 @@ class FakeHearing:
     def __init__(self, bad: str) -> None:
         self.result, self._bad = SAID, bad
 
-    def __iter__(self) -> Iterator[Part]:
-        yield Part(0, 3)
+    def __iter__(self) -> Iterator[EncodingProgress]:
+        yield EncodingProgress(0, 3)
         if self._bad:
             raise BadRequest(self._bad, param="file")
-        yield Part(3, 3)
+        yield EncodingProgress(3, 3)
 
 
 class FakeAudio:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from start_llm.api.server import ApiServer, make_server
-from start_llm.core.encoding import Encoded, Part, Text
+from start_llm.core.encoding import Encoded, EncodingProgress, Text
 from start_llm.core.errors import NotSupported
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
@@ -31,10 +31,10 @@ class FakeEncoding:
         self.result = Encoded(vectors, 3 * len(texts), cut)
         self._held = held
 
-    def __iter__(self) -> Iterator[Part]:
+    def __iter__(self) -> Iterator[EncodingProgress]:
         while not self._held.wait(0.01):
-            yield Part(1, self.result.tokens)
-        yield Part(self.result.tokens, self.result.tokens)
+            yield EncodingProgress(1, self.result.tokens)
+        yield EncodingProgress(self.result.tokens, self.result.tokens)
 
 
 class FakeEncoders:

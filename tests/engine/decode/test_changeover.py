@@ -9,7 +9,7 @@ import pytest
 
 from start_llm.engine.decode.alone import AloneRunner
 from start_llm.engine.decode.draft import Counts, Drafter, RowDrafts
-from start_llm.engine.decode.runner import Row, Runner
+from start_llm.engine.decode.runner import DecodeRow, DecodeRunner
 from start_llm.engine.decode.sampling import make_processors, make_sampler
 from start_llm.engine.decode.text import BatchRunner
 from tests.engine.decode.test_verify import (
@@ -33,7 +33,7 @@ def begun(model: Any, eos: list[int], rows: int) -> AloneRunner:
     return AloneRunner(model, BatchRunner(model, eos=eos, max_rows=rows), eos=eos, gate=Eager())
 
 
-def insert(runner: Runner, model: Any, label: str, count: int, drafter: Drafter | None) -> tuple[int, Counts]:
+def insert(runner: DecodeRunner, model: Any, label: str, count: int, drafter: Drafter | None) -> tuple[int, Counts]:
     counts = Counts()
     uid = runner.insert(
         PROMPT,
@@ -122,7 +122,7 @@ def test_rows_beside_each_other_are_never_drafted_for() -> None:
     all_counts = [
         insert(runner, model, "greedy", SAID, Prophet([*PROMPT, *truth], len(PROMPT), liar(1)))[1] for _ in range(2)
     ]
-    rows: list[Row] = []
+    rows: list[DecodeRow] = []
     while len(rows) < 2 * SAID:
         rows += runner.decode()
     assert [(c.drafted, c.accepted) for c in all_counts] == [(0, 0)] * 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from start_llm.engine.decode.costs import WIDTHS, Acceptance, CostTable, Gate
+from start_llm.engine.decode.costs import WIDTHS, Acceptance, CostTable, DraftGate
 
 FLAT = {1: 1.0, 32: 1.0}
 STEEP = {1: 1.0, 32: 32.0}
@@ -12,11 +12,11 @@ M4_PRO = {1: 1.0, 2: 0.99, 3: 1.13, 4: 1.43, 5: 1.75, 8: 2.84, 10: 4.5, 32: 4.5}
 M1_LIKE = {1: 1.0, 2: 1.83, 4: 3.26, 8: 6.1, 32: 6.4}
 
 
-def gate(costs: dict[int, float], carries: bool = False) -> Gate:
-    return Gate(CostTable({0: costs}), Acceptance(), carries)
+def gate(costs: dict[int, float], carries: bool = False) -> DraftGate:
+    return DraftGate(CostTable({0: costs}), Acceptance(), carries)
 
 
-def ask(gate: Gate, match: int, most: int = 31, carried: int = 0) -> int:
+def ask(gate: DraftGate, match: int, most: int = 31, carried: int = 0) -> int:
     return gate.length(match, most, carried=carried, context=100)
 
 

@@ -16,7 +16,7 @@ from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.sampling import make_processors, make_sampler
 from start_llm.engine.decode.text import BatchRunner
 from start_llm.engine.decode.thinking import ThinkingBudget
-from start_llm.engine.decode.verify import SingleRow, State
+from start_llm.engine.decode.verify import RowState, SingleRow
 from tests.engine.decode.test_verify import Eager, Prophet, said
 from tests.engine.tiny import make_model, make_tokenizer
 
@@ -76,7 +76,7 @@ def prefilled() -> list[Any]:
 
 def alone(constraint: Constraint, sampling: Sampling, thinking: ThinkingLimit | None) -> SingleRow:
     sampler, processors = parts(constraint, sampling, thinking)
-    state = State(prefilled(), list(PROMPT[:-1]), PROMPT[-1], COUNT, sampler, processors)
+    state = RowState(prefilled(), list(PROMPT[:-1]), PROMPT[-1], COUNT, sampler, processors)
     return SingleRow(1, model(), state, eos=frozenset([EOS]), gate=Eager())
 
 

@@ -14,7 +14,7 @@ from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
 from start_llm.engine.decode import drafting
-from start_llm.engine.decode.costs import Acceptance, CostTable, Gate
+from start_llm.engine.decode.costs import Acceptance, CostTable, DraftGate
 from start_llm.engine.decode.draft import Drafter
 from start_llm.engine.decode.drafting import Drafts, KnownCosts, RowDrafter, make_drafts
 from start_llm.models.aside import at_once
@@ -26,7 +26,7 @@ ASKED, SAID = list(range(100, 130)), list(range(500, 530))
 
 @pytest.fixture
 def drafts() -> Any:
-    made = Drafts(Gate(CostTable({0: {1: 1.0}}), Acceptance()))
+    made = Drafts(DraftGate(CostTable({0: {1: 1.0}}), Acceptance()))
     yield made
     made.close()
 

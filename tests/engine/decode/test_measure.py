@@ -9,7 +9,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
-from start_llm.engine.decode.costs import WIDTHS, Acceptance, CostTable, Gate
+from start_llm.engine.decode.costs import WIDTHS, Acceptance, CostTable, DraftGate
 from start_llm.engine.decode.measure import LONG, SHORT, measure_passes
 from tests.engine.zoo import CONFIGS, make
 
@@ -47,7 +47,7 @@ def test_a_slow_machine_is_not_kept_busy_and_never_drafts() -> None:
     machine = Machine(lambda width, held: 0.4 * width)
     measured = measure_passes(machine, machine.make_cache, clock=machine.clock)
     assert machine.now < 0.4 * (2 * SHORT + 6)
-    gate = Gate(CostTable(measured), Acceptance())
+    gate = DraftGate(CostTable(measured), Acceptance())
     assert all(gate.length(match, 31, carried=0, context=100) == 0 for match in (3, 12, 32))
 
 
@@ -58,7 +58,7 @@ def test_a_machine_that_is_slow_and_wide_knows_what_wide_passes_cost() -> None:
     warming = 0.14 * (1 + SHORT // 16 * (1 + 0.1 * 15))
     assert machine.now - warming < 2
     assert {1, 8, 32} <= set(measured[SHORT]) and measured[SHORT][32] == pytest.approx(0.14 * 4.1)
-    assert Gate(CostTable(measured), Acceptance()).length(32, 31, carried=0, context=100) > 20
+    assert DraftGate(CostTable(measured), Acceptance()).length(32, 31, carried=0, context=100) > 20
 
 
 def test_a_window_alone_is_measured_once() -> None:

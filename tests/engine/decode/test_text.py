@@ -15,7 +15,7 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from start_llm.core.request import Sampling
-from start_llm.engine.decode.runner import Row, Runner
+from start_llm.engine.decode.runner import DecodeRow, DecodeRunner
 from start_llm.engine.decode.sampling import LogprobTap, make_processors, make_sampler
 from start_llm.engine.decode.text import BatchRunner
 from tests.kvcache.tiny import greedy, model, random_tokens
@@ -28,15 +28,15 @@ def argmax(logprobs: Any) -> Any:
     return mx.argmax(logprobs, axis=-1)
 
 
-def begin(runner: Runner, name: str, prompt: Sequence[int], most: int, chunk: int = 20) -> int:
+def begin(runner: DecodeRunner, name: str, prompt: Sequence[int], most: int, chunk: int = 20) -> int:
     cache = make_prompt_cache(model(name))
     for at in range(0, len(prompt) - 1, chunk):
         runner.prefill(cache, prompt[at : min(at + chunk, len(prompt) - 1)])
     return runner.insert(prompt, cache, max_tokens=most, sampler=argmax, processors=[])
 
 
-def run(runner: Runner, uids: Sequence[int], most: int = 200) -> dict[int, list[Row]]:
-    rows: dict[int, list[Row]] = {uid: [] for uid in uids}
+def run(runner: DecodeRunner, uids: Sequence[int], most: int = 200) -> dict[int, list[DecodeRow]]:
+    rows: dict[int, list[DecodeRow]] = {uid: [] for uid in uids}
     for _ in range(most):
         for row in runner.decode():
             rows[row.uid].append(row)
@@ -108,7 +108,7 @@ def test_a_suspended_row_goes_on_as_if_nothing_had_happened(name: str) -> None:
         runner = BatchRunner(model(name), eos=[NEVER], max_rows=4)
         other = begin(runner, name, random_tokens(35, seed=8), 100)
         uid = begin(runner, name, prompt, most)
-        rows: list[Row] = []
+        rows: list[DecodeRow] = []
         while len(rows) < after:
             rows += [row for row in runner.decode() if row.uid == uid]
         row = runner.suspend(uid)
@@ -134,7 +134,7 @@ def test_a_row_that_ends_with_its_next_token_is_not_suspended() -> None:
     runner = BatchRunner(model(name), eos=[third], max_rows=2)
     uid = begin(runner, name, prompt, 100)
     assert runner.suspend(uid) is None  # it has not begun
-    rows: list[Row] = []
+    rows: list[DecodeRow] = []
     while len(rows) < 2:
         rows += runner.decode()
     assert runner.suspend(uid) is None

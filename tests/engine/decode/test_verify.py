@@ -23,13 +23,13 @@ from mlx_lm.models.cache import (
 )
 
 from start_llm.core.request import Sampling
-from start_llm.engine.decode.costs import Acceptance, CostTable, Gate
+from start_llm.engine.decode.costs import Acceptance, CostTable, DraftGate
 from start_llm.engine.decode.draft import Proposal, SuffixIndex
 from start_llm.engine.decode.quantised import Quantisation, QuantisingRunner
 from start_llm.engine.decode.rewind import Rewinder, leaves
 from start_llm.engine.decode.sampling import LogprobTap, make_processors, make_sampler, top_logprobs
 from start_llm.engine.decode.text import BatchRunner
-from start_llm.engine.decode.verify import SingleRow, State
+from start_llm.engine.decode.verify import RowState, SingleRow
 from tests.engine.zoo import CONFIGS, VOCAB, WINDOW, make
 
 PROMPT = [3, 9, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4]
@@ -48,7 +48,7 @@ SAMPLINGS = {
 }
 
 
-class Eager(Gate):
+class Eager(DraftGate):
     """Drafts whatever is proposed."""
 
     def __init__(self, carries: bool = False) -> None:
@@ -142,7 +142,7 @@ def single(
     **more: Any,
 ) -> SingleRow:
     sampler, processors = drawing(sampling)
-    state = State(prefilled(model), list(PROMPT[:-1]), PROMPT[-1], count, sampler, processors)
+    state = RowState(prefilled(model), list(PROMPT[:-1]), PROMPT[-1], count, sampler, processors)
     row = SingleRow(1, model, state, eos=eos, gate=Eager() if lies is not None else None, **more)
     if lies is not None:
         row.offer(Prophet([*PROMPT, *truth], len(PROMPT), lies))
@@ -303,7 +303,7 @@ def test_reported_logprobs_are_those_of_one_by_one() -> None:
 
     def alone(sampling: Sampling, tap: LogprobTap) -> list[int]:
         row = single(model, sampling, 25)
-        state = State(
+        state = RowState(
             prefilled(model), list(PROMPT[:-1]), PROMPT[-1], 25, row.state.sampler, [tap, *row.state.processors]
         )
         row = SingleRow(1, model, state, eos=frozenset(), gate=Eager())
@@ -322,8 +322,8 @@ def test_what_repeats_takes_fewer_passes_with_the_index_of_its_own_tokens() -> N
     bias = Sampling(temperature=0, logit_bias=tuple((token, 100.0) for token in (3,)))
     row = single(model, bias, 60)
     sampler, processors = drawing(bias)
-    state = State(prefilled(model), list(PROMPT[:-1]), PROMPT[-1], 60, sampler, processors)
-    row = SingleRow(1, model, state, eos=frozenset(), gate=Gate(CostTable({0: {1: 1.0, 32: 1.5}}), Acceptance()))
+    state = RowState(prefilled(model), list(PROMPT[:-1]), PROMPT[-1], 60, sampler, processors)
+    row = SingleRow(1, model, state, eos=frozenset(), gate=DraftGate(CostTable({0: {1: 1.0, 32: 1.5}}), Acceptance()))
     row.offer(SuffixIndex(PROMPT))
     assert said(row).tokens == [3] * 60
     assert row.state.counts.forwards < 20
@@ -333,7 +333,7 @@ def test_a_drafter_may_come_late() -> None:
     model = make("qwen3_5")
     expected = reference(model, SAMPLINGS["greedy"], 30)
     sampler, processors = drawing(SAMPLINGS["greedy"])
-    state = State(prefilled(model), list(PROMPT[:-1]), PROMPT[-1], 30, sampler, processors)
+    state = RowState(prefilled(model), list(PROMPT[:-1]), PROMPT[-1], 30, sampler, processors)
     row = SingleRow(1, model, state, eos=frozenset(), gate=Eager())
     tokens = [one.token for _ in range(6) for one in row.step()]
     prophet = Prophet([*PROMPT, *expected.tokens], len(PROMPT), lambda most: (8, 5))

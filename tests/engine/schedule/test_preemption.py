@@ -16,13 +16,13 @@ from start_llm.core.work import Submit
 from start_llm.engine.decode.alone import AloneRunner
 from start_llm.engine.decode.drafting import Drafts
 from start_llm.engine.decode.quantised import Quantisation, QuantisingRunner
-from start_llm.engine.decode.runner import Runner
+from start_llm.engine.decode.runner import DecodeRunner
 from start_llm.engine.decode.text import BatchRunner
 from start_llm.engine.runtime import TextDrawing
 from start_llm.engine.schedule import preemption as pressure
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard, Pooled
-from start_llm.engine.schedule.scheduler import Limits, Scheduler
+from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.models.device import GIB
@@ -213,7 +213,7 @@ def real(
     store = KVStore(LayerKit(new), StoreConfig(most))
     guarded = GuardedStore(store, new)
     eos = [10**6]
-    batch: Runner = BatchRunner(model(name), eos=eos, max_rows=4)
+    batch: DecodeRunner = BatchRunner(model(name), eos=eos, max_rows=4)
     quantise: dict[str, Any] = {}
     if kv_bits is not None:
         how = Quantisation(kv_bits, 32, LONGEST + 8)
@@ -227,7 +227,7 @@ def real(
         guarded,
         lambda work, generated: TextDrawing(work, None, generated, drafts),
         eos=frozenset({10**6}),
-        limits=Limits(step=32),
+        limits=SchedulerLimits(step=32),
         max_concurrency=4,
         memory=MemoryGuard(guarded, total=total, most_stored=most),
         clock=time.monotonic,

@@ -10,8 +10,8 @@ import pytest
 from start_llm.core.events import EngineFailed, Prefilled
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
-from start_llm.engine.schedule.scheduler import Limits, Scheduler
-from start_llm.kvcache.pieces import Plan
+from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
+from start_llm.kvcache.pieces import RestorePlan
 from tests.engine.fakes import EOS, FakeDrawing, FakeRunner, FakeStore, Restored, submit
 
 
@@ -32,7 +32,7 @@ def make(runner: FakeRunner | None = None, store: FakeStore | None = None, memor
         guarded,
         FakeDrawing,
         eos=frozenset({EOS}),
-        limits=Limits(**{"step": 100, "idle_step": 10, **limits}),
+        limits=SchedulerLimits(**{"step": 100, "idle_step": 10, **limits}),
         max_concurrency=8,
         memory=MemoryGuard(guarded, total=memory, most_stored=memory),
         clock=clock,
@@ -128,7 +128,7 @@ class Forgetful(FakeStore):
     gives = 10**6
     deaf = False
 
-    def restore(self, tokens: Any, plan: Plan) -> Restored:
+    def restore(self, tokens: Any, plan: RestorePlan) -> Restored:
         return super().restore(tokens, replace(plan, length=min(plan.length, self.gives)))
 
     def put(self, tokens: Any, cache: list[Any], **about: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from start_llm.core.events import EngineFailed, Sampled
-from start_llm.engine.decode.runner import Row
+from start_llm.engine.decode.runner import DecodeRow
 from tests.engine.fakes import Collected, FakeRunner, FakeStore, submit
 from tests.engine.schedule.test_scheduler import drain, make
 
@@ -20,7 +20,7 @@ class Failing(FakeRunner):
 
     when: Callable[[FakeRunner], bool] = staticmethod(lambda runner: False)
 
-    def decode(self) -> list[Row]:
+    def decode(self) -> list[DecodeRow]:
         if self.when(self):
             for row in list(self.rows.values())[: len(self.rows) // 2]:
                 row[0].append(13)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from start_llm.kvcache.blocks import PrefixHash
-from start_llm.kvcache.disk.index import DiskIndex, FileRecord, Run, checkpoint_file
+from start_llm.kvcache.disk.index import DiskIndex, FileRecord, TokenRun, checkpoint_file
 from start_llm.kvcache.disk.tier import DiskTier
 
 ROOT = PrefixHash().digest()
@@ -29,7 +29,7 @@ def tokens_of(seed: int, count: int = 40) -> np.ndarray:
 
 def write(tier: DiskTier, seed: int, parent: bytes = ROOT, start: int = 0) -> str:
     tokens = tokens_of(seed)
-    run = Run(bytes([seed]) * 32, parent, start, tokens.tobytes(), "")
+    run = TokenRun(bytes([seed]) * 32, parent, start, tokens.tobytes(), "")
     return tier.write_run(run, {"rows": tokens.astype(np.float32)}, "meta")
 
 
@@ -434,7 +434,7 @@ def test_index_drops_what_stands_on_a_file(tmp_path: Path) -> None:
     index = DiskIndex(tmp_path / "index.sqlite")
     for number, parent in ((1, ROOT), (2, b"\1" * 32), (3, b"\2" * 32), (4, ROOT)):
         file = FileRecord(name(number), 10, b"", "")
-        index.add_run(Run(bytes([number]) * 32, parent, number, b"1234", file.name), file)
+        index.add_run(TokenRun(bytes([number]) * 32, parent, number, b"1234", file.name), file)
     state = checkpoint_file(b"\3" * 32)
     index.add_checkpoint(b"\3" * 32, FileRecord(state, 10, b"", ""))
     assert set(index.drop_files([name(2)])) == {name(2), name(3), state}
