@@ -253,7 +253,7 @@ def test_a_fault_anywhere_is_nobody_elses(
     wrapped = METHODS | (DISK if disk else {})
     methods = {f"{owner.__name__}.{name}" for owner, names in wrapped.items() for name in names}
     missing = methods - {name for name, _ in sites}
-    assert missing == {"BatchRunner.clear"} | ({"Tree.remove"} if disk else set()), missing
+    assert missing == {"BatchRunner.clear"} | ({"SegmentTree.remove"} if disk else set()), missing
     assert len(sites) > 40
 
     for number, fault in enumerate(sites):
