@@ -12,7 +12,8 @@ class Miss:
 
     Attributes:
         reason: ``first_turn``, ``diverged``, ``evicted``, ``no_checkpoint``, ``retokenised``, ``policy``,
-            ``store_error`` (the KV store failed), ...
+            ``store_error`` (the KV store failed), ``unproved`` (an earlier turn has the same words, but other values
+            in a declared place, and nothing proves that it is the same conversation), ...
         token: index of the first prompt token that differs from what was stored.
         expected, found: text around that token, as stored and as asked for now. What is stored may be another
             client's: `expected` is set only in a `Background`, for who may see everything.
@@ -20,6 +21,7 @@ class Miss:
         field: ``content``, ``reasoning``, ``tool_calls``, ``tools``, ``system``, ...
         rule: the volatile rule that matched there, if one did.
         detail: a sentence for people.
+        remedy: what the client can do so that the next such prompt is reused (``send session_id``); "" if nothing.
         stored: the tokens that are stored there; for the server itself, which makes `expected` of them.
     """
 
@@ -31,6 +33,7 @@ class Miss:
     field: str | None = None
     rule: str | None = None
     detail: str = ""
+    remedy: str = ""
     stored: tuple[int, ...] = ()
 
 
@@ -71,7 +74,8 @@ class CacheReport:
         prompt: tokens of the prompt.
         reused: prompt tokens taken from stored KV.
         computed: prompt tokens that went through the model between arrival and first token.
-        new: prompt tokens that no earlier request of this server had sent or generated.
+        new: prompt tokens that no earlier request of this owner had sent, and that were not generated for it. The prompt
+            room counts them.
         joined: reused tokens that another running request was computing meanwhile.
         computed_idle: tokens that re-anchoring had computed in the idle gap before.
         copied_bytes: KV bytes copied to restore.
