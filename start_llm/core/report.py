@@ -74,8 +74,8 @@ class CacheReport:
         prompt: tokens of the prompt.
         reused: prompt tokens taken from stored KV.
         computed: prompt tokens that went through the model between arrival and first token.
-        new: prompt tokens that no earlier request of this owner had sent, and that were not generated for it. The prompt
-            room counts them.
+        new: prompt tokens that no earlier request of this owner had sent, and that were not generated for it; the
+            prompt room counts them.
         joined: reused tokens that another running request was computing meanwhile.
         computed_idle: tokens that re-anchoring had computed in the idle gap before.
         copied_bytes: KV bytes copied to restore.
