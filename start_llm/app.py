@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from queue import SimpleQueue
 from typing import Any, Self
 
@@ -70,7 +70,6 @@ class App:
         self._builder = ModelBuilder(settings, self._say, self._progress, self.pool.reclaim, self.pool.staying)
         self._first: list[Built] = []
         self.engine = EngineThread(
-            self._load,
             max_queue=settings.max_queue,
             max_concurrency=settings.max_concurrency,
             watchdog=settings.generation_watchdog_seconds,
@@ -141,11 +140,11 @@ class App:
             self._server.start()
         self._say(f"server    {self.server_url}  (loading the model)")
         self.engine.start()
-        self.engine.wait_loaded()
-        status = self.engine.status()
-        if not self._first or status.state == "failed":
+        try:
+            self.engine.load("", self._load())
+        except (Exception, SystemExit) as error:  # a model's own code may do anything
             self.stop()
-            raise Unavailable(status.detail or "The model could not be loaded.")
+            raise Unavailable(str(error) or "The model could not be loaded.") from error
         built = self._first.pop()
         try:
             card = self.pool.begin(built)
@@ -221,10 +220,10 @@ class App:
         loaded = serving.built.loaded
         return self.engine.call(lambda _: function(loaded.model, loaded.wrapper), timeout)
 
-    def _load(self) -> TextRuntime:
+    def _load(self) -> Generator[float, None, TextRuntime]:
         """On the model thread."""
         self.audio.prepare(self._progress)
-        runtime, built = self._builder.build(reserved=self.encoders.prepare(self._progress))
+        runtime, built = yield from self._builder.first(reserved=self.encoders.prepare(self._progress))
         self._first.append(built)
         return runtime
 

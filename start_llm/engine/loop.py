@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator, Mapping
+from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -33,12 +34,14 @@ class Loop:
         idle_seconds: how often it shows a sign of life with nothing to do.
 
     Attributes:
-        status: swapped whole; any thread may read it. It knows nothing of requests, nor of being wedged.
+        status: swapped whole; any thread may read it. It knows nothing of requests, nor of being wedged. It is
+            ``loading`` until the first model is loaded, and ``failed`` if that one cannot be.
     """
 
     def __init__(self, commands: SimpleQueue[Command], idle_seconds: float) -> None:
         self._commands, self._idle_seconds = commands, idle_seconds
         self._units, self._chores = LoadedModels(), Chores()
+        self._began = False  # a model has been loaded
         self.status = EngineStatus("loading", beat=time.monotonic())
         self._figures: Mapping[str, float] = {}
         self._figures_at = 0.0
@@ -59,13 +62,19 @@ class Loop:
 
     # --- model thread ---------------------------------------------------------
 
-    def add(self, model: str, runtime: Runtime) -> None:
-        self._units.add(model, runtime)
-
-    def adding(self, model: str, steps: Generator[float, None, Runtime]) -> Generator[float]:
+    def adding[R: Runtime](self, model: str, steps: Generator[float, None, R]) -> Generator[float, None, R]:
         """A chore: adds what `steps` return. What an unload that failed has left of the model goes first."""
         yield from self.removing(model)
-        self._units.add(model, (yield from steps))
+        try:
+            runtime = yield from steps
+        except (Exception, SystemExit, KeyboardInterrupt) as error:  # a model's own code may do anything
+            if not self._began:
+                self.set("failed", detail=str(error) or type(error).__name__)
+            raise
+        self._units.add(model, runtime)
+        self._began = True
+        self.set("ready")
+        return runtime
 
     def removing(self, model: str) -> Generator[float]:
         """A chore: ends the model's requests, brings its KV to disk and frees it."""
@@ -101,6 +110,9 @@ class Loop:
         now = time.monotonic()
         if state not in {"ready", "busy"}:
             self.status = EngineStatus(state, beat=now, detail=detail)
+            return
+        if not self._began:
+            self.status = replace(self.status, beat=now)
             return
         if now - self._figures_at >= FIGURES_SECONDS:
             self._figures, self._figures_at = self._units.figures(), now

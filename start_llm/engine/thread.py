@@ -1,7 +1,7 @@
 """The model thread: the only one that touches MLX arrays. Commands go in by queue, events come out by sinks.
 
-It serves all models that are loaded, see `units`. The first is loaded when it starts; `load` and `unload` come and go
-in steps, between the steps of those that work. Here is what other threads may ask of it, and how it begins and ends;
+It serves all models that are loaded, see `units`. It begins without any; each comes by `load` and goes by `unload`, in
+steps, between the steps of those that work. Here is what other threads may ask of it, and how it begins and ends;
 `loop` is what it does meanwhile.
 """
 
@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from start_llm.core.errors import Internal, StartLLMError, TimedOut, Unavailable
+from start_llm.core.errors import Internal, TimedOut, Unavailable
 from start_llm.core.exitcodes import ExitCode
 from start_llm.core.prompt import Prompt
 from start_llm.core.report import CacheReport
@@ -57,12 +57,11 @@ def _nothing() -> None:
 class EngineThread:
     """Implements `core.work.Engine`.
 
-    `load` runs on the model thread; what it raises becomes the state ``failed``, and so does what ends the thread
-    later. Nothing that a request does may hang for ever: where the model does not move for `watchdog` seconds,
-    every request that is open fails, and new ones are refused, until it moves again.
+    It is ``loading`` until the first model is loaded. If that one cannot be loaded the state becomes ``failed``, and so
+    it does when the thread dies. Nothing that a request does may hang for ever: where the model does not move for
+    `watchdog` seconds, every request that is open fails, and new ones are refused, until it moves again.
 
     Args:
-        load: makes the first model, whose name here is ``""``.
         at_end: the last call on the model thread, when all models are closed.
         watchdog: seconds; 0: requests wait however long it takes, and only the status says that the model is wedged.
         on_lost: called once, from any thread, when the engine will not come back: the thread has died, or has not
@@ -71,7 +70,6 @@ class EngineThread:
 
     def __init__(
         self,
-        load: Callable[[], Runtime],
         *,
         max_queue: int,
         max_concurrency: int,
@@ -79,14 +77,13 @@ class EngineThread:
         on_lost: Callable[[ExitCode, str], None] = _ignore,
         at_end: Callable[[], None] = _nothing,
     ) -> None:
-        self._load, self._at_end = load, at_end
+        self._at_end = at_end
         self._limit = watchdog
         self._on_lost = on_lost
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._requests = InflightRequests(max_queue + max_concurrency)
         unwatched = watchdog or UNWATCHED_SECONDS
         self._loop = Loop(self._commands, min(1.0, unwatched / 4))
-        self._loaded = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="model", daemon=True)
         watched = Watched(
@@ -102,10 +99,6 @@ class EngineThread:
 
     def start(self) -> None:
         self._thread.start()
-
-    def wait_loaded(self, timeout: float | None = None) -> bool:
-        """True once loading ended, well or not; see `status`."""
-        return self._loaded.wait(timeout)
 
     def submit(self, work: Submit) -> None:
         status = self.status()
@@ -144,12 +137,15 @@ class EngineThread:
             raise result
         return result
 
-    def load(self, model: str, steps: Generator[float, None, Runtime]) -> None:
+    def load[R: Runtime](self, model: str, steps: Generator[float, None, R]) -> R:
         """Runs `steps` on the model thread, between the steps of the models that work, and adds what they return.
 
-        Returns when that is done. Raises what the steps raise, Unavailable if the thread ends before.
+        Returns it when that is done. Raises what the steps raise, Unavailable if the thread ends before. The first
+        model has all the time that it needs: the thread is watched from then on.
         """
-        self._chore(self._loop.adding(model, steps))
+        runtime: R = self._chore(self._loop.adding(model, steps))
+        self._watchdog.start()
+        return runtime
 
     def unload(self, model: str) -> None:
         """Ends the model's requests, brings its KV to disk and frees it, between the steps of others; as `load`."""
@@ -247,19 +243,6 @@ class EngineThread:
 
     def _main(self) -> None:
         try:
-            runtime = self._load()
-        except BaseException as error:  # a model's own code may do anything; somebody waits for the end of loading
-            if not isinstance(error, StartLLMError):  # whoever starts the server says what an expected error says
-                log.error("loading failed: %s", error, exc_info=True)
-            self._loop.set("failed", detail=str(error) or type(error).__name__)
-            self._loaded.set()
-            return
-        try:
-            self._loop.add("", runtime)
-            self._loop.set("ready")
-            self._loaded.set()
-            self._watchdog.start()
-            del runtime  # it may be unloaded
             self._loop.run()
         except BaseException as error:
             log.critical("the model thread died", exc_info=True)
@@ -268,7 +251,6 @@ class EngineThread:
             self._requests.fail(Internal(why))
             self._on_lost(ExitCode.ENGINE_DIED, why)
         finally:
-            self._loaded.set()
             self._loop.close()
             self._at_end()
 

@@ -55,7 +55,9 @@ class Watchdog:
         return self._since
 
     def start(self) -> None:
-        self._thread.start()
+        """May be called again, by the same thread."""
+        if self._thread.ident is None:
+            self._thread.start()
 
     def stop(self) -> None:
         self._over.set()

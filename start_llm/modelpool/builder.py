@@ -23,7 +23,7 @@ from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.modelpool.vocabularies import Vocabularies, Vocabulary
 from start_llm.models.adapter import Adapter
 from start_llm.models.adapters import Chosen
-from start_llm.models.aside import aside, at_once
+from start_llm.models.aside import aside
 from start_llm.models.device import GIB, Device, default_disk_bytes, inspect_device
 from start_llm.models.finding import find_out, with_room
 from start_llm.models.loader import (
@@ -116,15 +116,15 @@ class ModelBuilder:
         """What the weights of all models take. Any thread."""
         return 0 if self._shared is None else self._shared.weight_bytes
 
-    def build(self, reserved: int = 0) -> tuple[TextRuntime, Built]:
-        """The first model, in one go. Raises StartLLMError if it cannot be loaded.
+    def first(self, reserved: int = 0) -> Generator[float, None, tuple[TextRuntime, Built]]:
+        """The first model. Raises StartLLMError if it cannot be loaded.
 
         Args:
             reserved: bytes that others will take, who are not of the pool.
         """
         self._reserved = reserved
         built: list[Built] = []
-        runtime = at_once(self.steps(self._settings, "", Weights(), built.append))
+        runtime = yield from self.steps(self._settings, "", Weights(), built.append)
         try:
             built[0].vocabulary.grammars.make_vocabulary()  # nobody waits for the model thread yet
         except NotSupported as error:

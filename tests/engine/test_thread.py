@@ -46,16 +46,22 @@ class FakeRuntime:
         self.closed_on = threading.current_thread().name
 
 
+def ready_made(runtime: FakeRuntime) -> Generator[float, None, FakeRuntime]:
+    """A load of one step."""
+    yield 0.0
+    return runtime
+
+
 @pytest.fixture
 def start() -> Iterator[Callable[..., tuple[EngineThread, FakeRuntime]]]:
     threads: list[EngineThread] = []
 
     def begin(runner: FakeRunner | None = None, **options: Any) -> tuple[EngineThread, FakeRuntime]:
         runtime = FakeRuntime(runner or FakeRunner())
-        engine = EngineThread(lambda: runtime, **{"max_queue": 3, "max_concurrency": 4, **options})
+        engine = EngineThread(**{"max_queue": 3, "max_concurrency": 4, **options})
         threads.append(engine)
         engine.start()
-        assert engine.wait_loaded(WAIT)
+        engine.load("", ready_made(runtime))
         return engine, runtime
 
     yield begin
@@ -90,16 +96,21 @@ def test_runs_requests_from_many_threads(start: Any) -> None:
 
 @pytest.mark.parametrize("error", [Unavailable("no such model"), SystemExit("no such model")])
 def test_loading_that_fails_is_told(error: BaseException) -> None:
-    def load() -> Any:
+    def steps() -> Generator[float, None, Any]:
+        yield 0.0
+        assert engine.status().state == "loading"
         raise error
 
-    engine = EngineThread(load, max_queue=1, max_concurrency=1)
+    engine = EngineThread(max_queue=1, max_concurrency=1)
     engine.start()
-    assert engine.wait_loaded(WAIT)
-    assert engine.status().state == "failed"
+    with pytest.raises(type(error), match="no such model"):
+        engine.load("", steps())
     work, _ = submit("a", [1, 2])
-    with pytest.raises(Unavailable, match="no such model"):
-        engine.submit(work)
+    for _ in range(2):
+        assert engine.status().state == "failed"
+        with pytest.raises(Unavailable, match="no such model"):
+            engine.submit(work)
+    assert engine.stop(WAIT)
 
 
 def test_a_full_queue_refuses_with_retry_after(start: Any) -> None:
@@ -293,16 +304,28 @@ def test_a_wedged_thread_is_not_waited_for(start: Any) -> None:
 def test_loading_is_not_waited_for() -> None:
     release = threading.Event()
 
-    def load() -> Any:
+    def steps() -> Generator[float, None, Any]:
+        reached.set()
         release.wait(WAIT)
+        yield 0.0
         raise Unavailable("too late")
 
-    engine = EngineThread(load, max_queue=1, max_concurrency=1)
+    reached = threading.Event()
+    engine = EngineThread(max_queue=1, max_concurrency=1)
     engine.start()
+    loader = threading.Thread(target=refused_load, args=(engine, steps()))
+    loader.start()
+    assert reached.wait(WAIT)
     began = time.monotonic()
     assert engine.stop() is False
     assert time.monotonic() - began < 8  # who is waited for has 10 s
     release.set()
+    loader.join(WAIT)
+
+
+def refused_load(engine: EngineThread, steps: Generator[float, None, Any]) -> None:
+    with pytest.raises(Unavailable):
+        engine.load("", steps)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), BaseException("odd")])

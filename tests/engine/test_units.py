@@ -18,7 +18,7 @@ from start_llm.engine.schedule.memory import Shared
 from start_llm.engine.thread import EngineThread
 from start_llm.engine.units import Chores, LoadedModels
 from tests.engine.fakes import FakeRunner, FakeStore, submit
-from tests.engine.test_thread import WAIT, FakeRuntime, final, wait_until
+from tests.engine.test_thread import WAIT, FakeRuntime, final, ready_made, wait_until
 
 
 class Clock:
@@ -146,9 +146,9 @@ def test_chores_take_turns_and_wait_as_they_ask() -> None:
 @pytest.fixture
 def engine() -> Iterator[EngineThread]:
     runner = FakeRunner(answer=10**9)
-    made = EngineThread(lambda: FakeRuntime(runner), max_queue=8, max_concurrency=4)
+    made = EngineThread(max_queue=8, max_concurrency=4)
     made.start()
-    assert made.wait_loaded(WAIT)
+    made.load("", ready_made(FakeRuntime(runner)))
     yield made
     made.stop(WAIT)
 

@@ -41,9 +41,8 @@ class ScriptedEngine:
     thread of their own, and never run: answers are made by `submit`.
     """
 
-    def __init__(self, load: Callable[[], Any], **options: Any) -> None:
-        self._load, self._at_end = load, options["at_end"]
-        self._loaded = threading.Event()
+    def __init__(self, **options: Any) -> None:
+        self._at_end = options["at_end"]
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._main)
         self._runtimes: dict[str, Any] = {}
@@ -51,8 +50,6 @@ class ScriptedEngine:
 
     def _main(self) -> None:
         """What MLX makes and clears belongs to a thread: this one, not the one that runs the tests."""
-        self._runtimes[""] = self._load()
-        self._loaded.set()
         while (task := self._tasks.get()) is not None:
             task()
         for runtime in self._runtimes.values():
@@ -61,9 +58,6 @@ class ScriptedEngine:
 
     def start(self) -> None:
         self._thread.start()
-
-    def wait_loaded(self, timeout: float = 60.0) -> bool:
-        return self._loaded.wait(timeout)
 
     def stop(self, *args: Any, **options: Any) -> bool:
         self._tasks.put(None)
@@ -85,8 +79,9 @@ class ScriptedEngine:
         self._tasks.put(run)
         return answer.result(WAIT)
 
-    def load(self, model: str, steps: Generator[float, None, Any]) -> None:
-        self._runtimes[model] = self.chore(steps)
+    def load(self, model: str, steps: Generator[float, None, Any]) -> Any:
+        runtime = self._runtimes[model] = self.chore(steps)
+        return runtime
 
     def unload(self, model: str) -> None:
         self.chore(self._runtimes.pop(model).unloading())

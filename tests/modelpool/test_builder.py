@@ -65,7 +65,7 @@ def loads_and_closes(builder: ModelBuilder) -> str:
     """Where its KV is written to; empty: nowhere."""
 
     def work() -> str:
-        runtime, built = builder.build()
+        runtime, built = at_once(builder.first())
         runtime.close()
         return built.disk
 
@@ -88,7 +88,7 @@ def test_what_fails_at_the_end_of_a_load(where: str, builder: ModelBuilder, monk
     with monkeypatch.context() as patch:
         patch.setattr(f"start_llm.modelpool.builder.{where}", Mock(side_effect=RuntimeError("a fault")))
         with pytest.raises(RuntimeError, match="a fault"):
-            on_a_thread(builder.build)
+            on_a_thread(lambda: at_once(builder.first()))
     leaves_nothing(builder, before)
 
 
@@ -128,7 +128,7 @@ def test_a_guest_that_fails_or_leaves_gives_its_memory_back(fails: bool, builder
 
 def test_an_unload_that_is_given_up_frees_all_the_same(builder: ModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     def work() -> None:
-        runtime, _ = builder.build()
+        runtime, _ = at_once(builder.first())
         monkeypatch.setattr(runtime.store, "written", lambda: False)
         unloading = TextRuntime.unloading(runtime)
         next(unloading)

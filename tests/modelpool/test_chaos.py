@@ -39,7 +39,7 @@ from start_llm.models.weights import BasesInMemory
 from start_llm.prompt.clients import Clients
 from tests.engine.fakes import FakeRunner, submit
 from tests.engine.test_chaos import Site, site_of
-from tests.engine.test_thread import FakeRuntime, final
+from tests.engine.test_thread import FakeRuntime, final, ready_made
 from tests.oracle import build_oracle
 
 pytestmark = pytest.mark.thorough
@@ -147,10 +147,10 @@ class Life:
         settings = settings.model_copy(update={"max_loaded_models": 2})
         self.builder = Builder()
         self.pool = Pool(settings, Clients(), self.say)
-        self.engine = EngineThread(lambda: FakeRuntime(Runner(answer=10**9)), max_queue=9, max_concurrency=4)
+        self.engine = EngineThread(max_queue=9, max_concurrency=4)
         self.pool.connect(self.engine, self.builder)  # type: ignore[arg-type]
         self.engine.start()
-        assert self.engine.wait_loaded(WAIT)
+        self.engine.load("", ready_made(FakeRuntime(Runner(answer=10**9))))
         main = _built(self.cache / "main")
         self.pool.begin(main)
         self.main = self.pool.open("default")
