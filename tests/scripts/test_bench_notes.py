@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from scripts import bench_notes
+from scripts.bench.note_cases import STATE, Case, cases, system_text
+
+
+def test_there_are_sixty_cases_of_nine_kinds() -> None:
+    counted = Counter(case.kind for case in cases())
+    assert sum(counted.values()) == 60
+    assert len(counted) == 9 and min(counted.values()) >= 4
+    assert len({(case.kind, case.name) for case in cases()}) == 60
+
+
+@pytest.mark.parametrize("case", cases(), ids=lambda case: f"{case.kind}-{case.name}")
+def test_a_case_is_about_something_that_changed(case: Case) -> None:
+    first = (system_text(()), bench_notes.TOOLS, (case.reminder or (None, None))[0])
+    now = (system_text(case.edits), case.tools, (case.reminder or (None, None))[1])
+    between = system_text(case.before) if case.before is not None else first[0]
+    assert now != first or between != first[0]
+    re.compile(case.expect), re.compile(case.forbid)
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [("It is release/4.2.", True), ("It was main, now release/4.2", False), ("main", False), ("", False)],
+)
+def test_an_answer_is_right_if_it_says_the_new_value_only(text: str, right: bool) -> None:
+    assert bench_notes.is_right(cases()[0], text) is right
+
+
+def test_the_first_turn_is_asked_once_and_edits_hold_in_the_last() -> None:
+    asked: list[list[dict[str, Any]]] = []
+
+    def ask(session: str, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]], most: int) -> Any:
+        asked.append(list(messages))
+        usage = {"prompt_tokens": 10, "prompt_tokens_details": {"cached_tokens": 7}}
+        return {"choices": [{"message": {"content": "release/4.2"}}], "usage": usage}
+
+    conversation = bench_notes.Conversation(ask)
+    changed, back = cases()[0], next(case for case in cases() if case.kind == "changed back")
+    assert conversation.answer(changed).right
+    assert conversation.answer(back).computed == 3
+    assert [len(messages) for messages in asked] == [2, 4, 4, 6]
+    assert [STATE[0] in messages[0]["content"] for messages in asked] == [True, False, False, True]
