@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from start_llm.api.common.answers import STREAM_HEADERS, encode_head, encode_reply, error_reply
 from start_llm.api.common.dialect import Feed, Inbound, Reply, Task
 from start_llm.api.common.routes import Routes
-from start_llm.api.common.run import HEAD_HEADER, HEADER_WAIT, WHEN_PLANNED, ExchangeRunner, StreamFailed
+from start_llm.api.common.run import HEADER_WAIT, ExchangeRunner, StreamFailed
 from start_llm.api.http.front import Request
 from start_llm.api.http.wire import is_gone, send_now
 from start_llm.core.errors import ClientGone, Internal, StartLLMError
+from start_llm.core.protocol import HEAD_HEADER, WHEN_PLANNED
 from start_llm.core.settings import Settings
 from start_llm.dashboard.metrics import Metrics
 

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from start_llm.api.anthropic.messages import MessagesBody
-from start_llm.api.anthropic.stream import signature
 from start_llm.api.common.fields import SESSION_FIELDS, BodyModel
 from start_llm.api.common.thinking import FIELDS
 from start_llm.api.openai.chat import ChatBody
 from start_llm.api.openai.responses import ResponsesBody
 from start_llm.api.openai.responses_items import seal
+from start_llm.core.protocol import thinking_signature
 from start_llm.proxy.outbound import for_elsewhere
 from tests.vendors import openai
 
@@ -22,7 +22,7 @@ CALL = {"type": "tool_use", "id": "toolu_1", "name": "read", "input": {}}
 
 
 def thinking(text: str, signed: str | None = None) -> dict[str, Any]:
-    return {"type": "thinking", "thinking": text, "signature": signature(text) if signed is None else signed}
+    return {"type": "thinking", "thinking": text, "signature": thinking_signature(text) if signed is None else signed}
 
 
 def messages(*blocks: dict[str, Any], **more: Any) -> dict[str, Any]:

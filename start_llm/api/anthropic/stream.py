@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 from start_llm.api.common.collect import Collected
-from start_llm.api.common.errors import anthropic_error
 from start_llm.api.http import sse
 from start_llm.core.errors import StartLLMError
 from start_llm.core.events import (
@@ -26,15 +25,9 @@ from start_llm.core.events import (
 )
 from start_llm.core.jsontext import parse_inner
 from start_llm.core.messages import ToolCall
+from start_llm.core.protocol import SIGNED, anthropic_error, thinking_signature
 from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
-
-SIGNED = b"start_llm thinking "
-
-
-def signature(thinking: str) -> str:
-    """Opaque to clients, who must send it back with the block. It stands for the text and nothing else."""
-    return _signature(hashlib.sha256(SIGNED + thinking.encode("utf-8", "replace")))
 
 
 def _signature(digest: Any) -> str:
@@ -76,7 +69,7 @@ def message_body(request: ChatRequest, result: Collected, scale: float) -> dict[
     choice = result.choices[0]
     content: list[dict[str, Any]] = []
     if choice.reasoning:
-        block = {"type": "thinking", "thinking": choice.reasoning, "signature": signature(choice.reasoning)}
+        block = {"type": "thinking", "thinking": choice.reasoning, "signature": thinking_signature(choice.reasoning)}
         content.append(block)
     if choice.text:
         content.append({"type": "text", "text": choice.text})

@@ -7,11 +7,11 @@ from email.utils import formatdate
 from http import HTTPStatus
 
 from start_llm.api.common.dialect import Reply
-from start_llm.api.common.errors import error_body, error_headers, style_of
 from start_llm.api.common.routes import WrongMethod
 from start_llm.api.common.run import CACHE_HEADER, ID_HEADER
 from start_llm.api.http import sse
 from start_llm.core.errors import StartLLMError
+from start_llm.core.protocol import error_body, error_headers, style_of
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 STREAM_HEADERS = {

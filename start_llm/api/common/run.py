@@ -27,10 +27,6 @@ ID_HEADER = "x-request-id"
 ANTHROPIC_ID_HEADER = "request-id"
 HEADER_WAIT = 1.0
 """Seconds that the headers of a stream wait for the cache report."""
-HEAD_HEADER = "x-start-llm-head"
-WHEN_PLANNED = "when-planned"
-"""With this value of `HEAD_HEADER` a stream's headers wait for the cache report however long that takes: what refuses
-the request while it waits for its model or its turn is an error with a status then."""
 
 
 class Out(Protocol):

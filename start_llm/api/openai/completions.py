@@ -12,7 +12,6 @@ from pydantic import Field
 
 from start_llm.api.common.collect import Collected
 from start_llm.api.common.dialect import Inbound, StreamWriter
-from start_llm.api.common.errors import openai_error
 from start_llm.api.common.fields import (
     ModelName,
     SamplingBody,
@@ -32,6 +31,7 @@ from start_llm.api.openai.stream import finish_word, usage_body
 from start_llm.core.errors import NotSupported, StartLLMError
 from start_llm.core.events import ChoiceDone, Done, Event, Progress, ReasoningDelta, TextDelta, TokenLogprob
 from start_llm.core.limits import CHOICES, PROMPTS
+from start_llm.core.protocol import openai_error
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 

@@ -23,8 +23,8 @@ from start_llm.api.openai.responses_tools import flat_name
 from start_llm.core.errors import BadRequest
 from start_llm.core.limits import SEALED
 from start_llm.core.messages import Message, ToolCall
+from start_llm.core.protocol import SEAL
 
-SEAL = "start_llm.1."
 CALLS = frozenset({"function_call", "custom_tool_call"})
 OUTPUTS = frozenset({"function_call_output", "custom_tool_call_output", "local_shell_call_output"})
 KNOWN = (

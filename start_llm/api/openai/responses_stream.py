@@ -32,12 +32,12 @@ from start_llm.core.events import (
     Usage,
 )
 from start_llm.core.jsontext import parse_inner
+from start_llm.core.protocol import responses_code
 from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
 from start_llm.files.database import FileUnavailable
 
 Item = dict[str, Any]
-ERROR_CODES = {400: "invalid_prompt", 429: "rate_limit_exceeded"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +234,7 @@ class ResponsesWriter:
     def fail(self, error: StartLLMError) -> bytes:
         """Some clients know ``response.failed``, others ``error``: the first is the API's for a failed answer."""
         body = self._exchange.response("failed", self._output)
-        code = error.code if error.code == "context_length_exceeded" else ERROR_CODES.get(error.status, "server_error")
-        body["error"] = {"code": code, "message": error.message}
+        body["error"] = {"code": responses_code(error.type, error.code), "message": error.message}
         return self._event("response.failed", response=body)
 
     # --- events ---

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from start_llm.api.common.collect import Collected, CollectedChoice
-from start_llm.api.common.errors import openai_error
 from start_llm.api.http import sse
 from start_llm.core.errors import StartLLMError
 from start_llm.core.events import (
@@ -23,6 +22,7 @@ from start_llm.core.events import (
     Usage,
 )
 from start_llm.core.messages import ToolCall
+from start_llm.core.protocol import openai_error
 from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
 

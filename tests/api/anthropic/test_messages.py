@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from start_llm.api.anthropic.messages import read_messages
-from start_llm.api.anthropic.stream import signature
 from start_llm.api.common.dialect import Inbound
-from start_llm.api.common.errors import anthropic_error
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import ContextLengthExceeded, NotSupported, OutOfMemory, StartLLMError
 from start_llm.core.events import (
@@ -24,6 +22,7 @@ from start_llm.core.events import (
     ToolCallStarted,
 )
 from start_llm.core.messages import Message, ToolCall
+from start_llm.core.protocol import anthropic_error, thinking_signature
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 from tests.api.conftest import Raw
@@ -73,7 +72,7 @@ def test_whole_message(client: anthropic.Anthropic, service: FakeService) -> Non
     )
     assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use"]
     assert message.content[0].thinking == "think hard"
-    assert message.content[0].signature == signature("think hard")
+    assert message.content[0].signature == thinking_signature("think hard")
     assert message.content[2].input == {"path": "x"}
     assert message.content[3].input == {}
     assert message.stop_reason == "tool_use"
@@ -91,7 +90,7 @@ def test_stream_with_the_client(client: anthropic.Anthropic, service: FakeServic
         message = stream.get_final_message()
     assert "input_json" in kinds
     assert [block.type for block in message.content] == ["thinking", "text", "tool_use", "tool_use"]
-    assert message.content[0].signature == signature("think hard")
+    assert message.content[0].signature == thinking_signature("think hard")
     assert message.content[2].input == {"path": "x"}
     assert message.stop_reason == "tool_use"
     assert message.usage.cache_read_input_tokens == 100

@@ -1,7 +1,9 @@
-"""Errors as clients see them: one body per dialect. The only place that maps them."""
+"""What the server and the proxy in front of it write alike: errors in each dialect, headers, seals. No I/O."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import math
 from http import HTTPStatus
 from typing import Any, Literal
@@ -9,6 +11,15 @@ from typing import Any, Literal
 from start_llm.core.errors import ContextLengthExceeded, StartLLMError
 
 REFUSAL_HEADER = "x-start-llm-refusal"
+"""The server's word for why it cannot answer a sound request, see `StartLLMError.refusal`."""
+HEAD_HEADER = "x-start-llm-head"
+WHEN_PLANNED = "when-planned"
+"""With this value of `HEAD_HEADER` a stream's headers wait for the cache report however long that takes: what refuses
+the request while it waits for its model or its turn is an error with a status then."""
+SIGNED = b"start_llm thinking "
+"""What a signature of thinking is made from, in front of the text."""
+SEAL = "start_llm.1."
+"""How reasoning begins that this server sealed for its client to keep."""
 
 ErrorStyle = Literal["openai", "anthropic", "problem"]
 
@@ -26,6 +37,12 @@ ANTHROPIC_TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+
+
+def thinking_signature(thinking: str) -> str:
+    """Opaque to clients, who must send it back with the block. It stands for the text and nothing else."""
+    digest = hashlib.sha256(SIGNED + thinking.encode("utf-8", "replace")).digest()
+    return base64.b64encode(digest).decode("ascii")
 
 
 def style_of(path: str) -> ErrorStyle:
@@ -49,6 +66,14 @@ def anthropic_error(error: StartLLMError) -> dict[str, Any]:
     if error.param and error.param not in message:
         message = f"{error.param}: {message}"
     return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def responses_code(kind: str, code: str | None) -> str:
+    """The word of the Responses API for an error of this `StartLLMError.type` and code."""
+    if code == "context_length_exceeded":
+        return code
+    words = {"invalid_request_error": "invalid_prompt", "rate_limit_error": "rate_limit_exceeded"}
+    return words.get(kind, "server_error")
 
 
 def _too_long(error: ContextLengthExceeded) -> str:
