@@ -31,17 +31,23 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """Planning is done: `report` says how many prompt tokens are reused."""
+    """Planning is done. `report` says how many prompt tokens are reused; its `computed` is still a plan."""
 
     report: CacheReport
 
 
 @dataclass(frozen=True, slots=True)
 class Prefilled:
-    """Prompt tokens in the KV so far (`done`, reused ones included) of `total`."""
+    """A chunk of the prompt went through the model.
+
+    Attributes:
+        done: prompt tokens in the KV so far, reused ones included, of `total`.
+        computed: prompt tokens that went through the model for this request so far.
+    """
 
     done: int
     total: int
+    computed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +65,7 @@ class EngineDone:
     Attributes:
         reason: ``stop`` (an end-of-turn token), ``length``, ``cancelled``, or ``deadline`` (the watchdog ended it).
         tokens: all generated tokens, the end-of-turn token included if there was one.
-        report: final counts.
+        report: final counts, of work that was done. `computed` is not what was planned where the request ended early.
     """
 
     reason: Literal["stop", "length", "cancelled", "deadline"]
@@ -69,7 +75,14 @@ class EngineDone:
 
 @dataclass(frozen=True, slots=True)
 class EngineFailed:
+    """The generation failed.
+
+    Attributes:
+        report: counts of the work that was done for it; ``None``: the model thread cannot tell.
+    """
+
     error: StartLLMError
+    report: CacheReport | None = None
 
 
 EngineEvent = Admitted | Prefilled | Sampled | EngineDone | EngineFailed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, Literal
 
@@ -37,6 +37,7 @@ class Job:
         position: how many of `tokens` are in `cache` so far.
         pauses: offsets at which prefill stops to store KV, ascending.
         planned: `Admitted` has been sent; `report` is about the first admission.
+        computed: prompt tokens that went through the model before the first token of the answer.
         watched: clock reading from which the watchdog counts, ``None`` while it does not.
         counted: seconds that the watchdog has counted before that.
         leader: the prefilling job whose KV this one waits for, up to `leader_until`;
@@ -61,6 +62,7 @@ class Job:
     generated: list[int] = field(default_factory=list)
     report: CacheReport = field(default_factory=CacheReport)
     planned: bool = False
+    computed: int = 0
     admitted: float = 0.0
     watched: float | None = None
     counted: float = 0.0
@@ -117,6 +119,25 @@ class Job:
         if self.pending is None:
             self.drawing = None
 
+    def prefilled(self, tokens: int) -> None:
+        """So many tokens more went through the model. Behind a pause in an answer they are no work of the prompt's."""
+        self.position += tokens
+        if not self.generated and self.pending is None:
+            self.computed += tokens
+
+    def final_report(self) -> CacheReport:
+        """Counts of the work that was done, not of what was planned."""
+        return replace(
+            self.report,
+            prompt=len(self.work.prompt.tokens),
+            # The first decode step computes the prompt's last token.
+            computed=self.computed + bool(self.generated),
+            generated=len(self.generated),
+            forwards=self.counts.forwards,
+            drafted=self.counts.drafted,
+            accepted=self.counts.accepted,
+        )
+
     def send(self, event: EngineEvent) -> None:
         if self.stage is not Stage.ENDED:
             self.work.sink.put(event)
@@ -125,11 +146,11 @@ class Job:
         """Sends the final event; later calls do nothing."""
         if self.stage is Stage.ENDED:
             return
-        self.send(EngineDone(reason, tuple(self.generated), self.report))
+        self.send(EngineDone(reason, tuple(self.generated), self.final_report()))
         self.stage = Stage.ENDED
 
     def fail(self, error: StartLLMError) -> None:
         if self.stage is Stage.ENDED:
             return
-        self.send(EngineFailed(error))
+        self.send(EngineFailed(error, self.final_report()))
         self.stage = Stage.ENDED

@@ -47,7 +47,7 @@ class Prefill:
             seconds = self._clock() - began
             self._measure(end - before, seconds)
             self._steps.measure(end - before, end, seconds, nbytes)
-            job.position = end
+            job.prefilled(end - before)
         if job.pauses and job.position == job.pauses[0]:
             job.pauses.pop(0)
             self.keep(job)

@@ -86,7 +86,7 @@ class Prompts:
     def compute(self, job: Job, step: int) -> int:
         """A chunk of at most `step` tokens. Returns the tokens done."""
         done = self._prefill.chunk(job, step)
-        job.send(Prefilled(min(job.position + 1, len(job.tokens)), len(job.tokens)))
+        job.send(Prefilled(min(job.position + 1, len(job.tokens)), len(job.tokens), job.computed))
         now = self._clock()
         for waiting in self._jobs:  # where prefill makes progress, nobody's time runs out
             waiting.watched = now

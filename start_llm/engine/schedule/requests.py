@@ -6,7 +6,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 from start_llm.core.errors import Internal, OutOfMemory, StartLLMError
 from start_llm.core.work import Submit
@@ -141,20 +140,13 @@ class Requests:
             self._prefill.store(job, as_tokens(tokens), cache)
 
     def _end(self, job: Job, reason: EndReason) -> None:
-        for name in ("forwards", "drafted", "accepted"):
-            setattr(self.decoded, name, getattr(self.decoded, name) + getattr(job.counts, name))
-        job.report = replace(
-            job.report,
-            generated=len(job.generated),
-            forwards=job.counts.forwards,
-            drafted=job.counts.drafted,
-            accepted=job.counts.accepted,
-        )
         self._forget(job)
         job.end(reason)
 
     def _forget(self, job: Job) -> None:
         """Takes the job out of everything but the runner."""
+        for name in ("forwards", "drafted", "accepted"):
+            setattr(self.decoded, name, getattr(self.decoded, name) + getattr(job.counts, name))
         job.cache = None
         self._by_id.pop(job.work.id, None)
         self._prompts.discard(job)

@@ -78,6 +78,32 @@ def test_the_next_turn_computes_what_is_new() -> None:
     assert again.done.report.new == 3
 
 
+def test_a_request_that_ends_early_reports_what_was_computed_and_not_what_was_planned() -> None:
+    scheduler, _, _, _ = make()
+    work, sink = submit("a", range(1, 5001))
+    scheduler.add(work)
+    scheduler.step()
+    scheduler.cancel("a")
+    drain(scheduler)
+    done = sink.done
+    assert (done.reason, done.report.prompt, done.report.computed) == ("cancelled", 5000, 100)
+    assert [e.computed for e in sink.events if isinstance(e, Prefilled)] == [100]
+    waiting, never = submit("b", range(1, 50))
+    scheduler.add(waiting)
+    scheduler.cancel("b")
+    drain(scheduler)
+    assert (never.done.report.prompt, never.done.report.computed) == (49, 0)
+
+
+def test_a_request_that_fails_reports_what_was_computed() -> None:
+    scheduler, _, _, _ = make(FakeRunner(fail_on=250))
+    work, sink = submit("a", range(1, 301))
+    scheduler.add(work)
+    drain(scheduler)
+    assert isinstance(sink.final, EngineFailed)
+    assert sink.final.report is not None and sink.final.report.computed == 200
+
+
 def test_same_answer_alone_and_together() -> None:
     prompts = [[*range(1, 40), i, i + 3, i * 7] for i in range(1, 9)]
     alone = []
