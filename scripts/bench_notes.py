@@ -104,7 +104,7 @@ class Conversation:
 def run(model: str, policy: Policy, chosen: Sequence[Case], tell: Callable[[str], None]) -> list[Answer]:
     """Starts a server of its own for `policy`, and asks it all of `chosen`."""
     settings = load_settings(
-        None, model_path=model, mlx_port=0, proxy="off", cache_drift_policy=policy, kv_disk_dir="off", reanchor=False
+        None, model_path=model, mlx_port=0, proxy="off", cache_drift_policy=policy, kv_disk_dir="off", reanchor="off"
     )
     answers = []
     with App(settings, say=lambda _: None) as app, httpx.Client(base_url=app.url, timeout=REQUEST_SECONDS) as client:

@@ -1,4 +1,4 @@
-"""Writes the settings into `.env.example` and the README's table, from the settings object itself.
+"""Writes the settings into `.env.example` and the table of `docs/settings.md`, from the settings object itself.
 
 usage: python3.12 install_and_run.py run scripts/settings_docs.py [--check]
 """
@@ -14,6 +14,7 @@ sys.path.insert(0, str(ROOT))
 
 from start_llm.core.settings import Settings  # noqa: E402 - the script runs from any folder
 
+PAGE = ROOT / "docs" / "settings.md"
 COMMAND = "python3.12 install_and_run.py run scripts/settings_docs.py"
 BEGIN, END = "<!-- settings -->", "<!-- /settings -->"
 HEAD = """# Settings of start_llm. Copy to .env and change what you need; the environment wins over .env.
@@ -45,7 +46,7 @@ def table() -> str:
     return "\n".join(rows)
 
 
-def readme(text: str) -> str:
+def page(text: str) -> str:
     """`text` with its settings table replaced. Raises ValueError if the markers are missing."""
     before, rest = text.split(BEGIN, 1)
     _, after = rest.split(END, 1)
@@ -55,7 +56,7 @@ def readme(text: str) -> str:
 def main() -> int:
     wanted = {
         ROOT / ".env.example": env_example(),
-        ROOT / "README.md": readme((ROOT / "README.md").read_text("utf-8")),
+        PAGE: page(PAGE.read_text("utf-8")),
     }
     stale = [path for path, text in wanted.items() if not path.exists() or path.read_text("utf-8") != text]
     if "--check" in sys.argv[1:]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from scripts.settings_docs import ROOT, env_example, readme
+from scripts.settings_docs import ROOT, env_example, page
 from start_llm.core.settings import Settings, SettingsError, doubtful_names, load_settings
 from start_llm.service.control import changed_settings
 
@@ -162,8 +162,8 @@ def test_every_setting_has_a_comment() -> None:
 
 
 def test_documents_match_the_settings() -> None:
-    text = (ROOT / "README.md").read_text("utf-8")
+    text = (ROOT / "docs" / "settings.md").read_text("utf-8")
     assert (ROOT / ".env.example").read_text("utf-8") == env_example()
-    assert readme(text) == text
+    assert page(text) == text
     missing = [n for n in Settings.model_fields if f"`{n.upper()}`" not in text or n.upper() not in env_example()]
     assert missing == []
