@@ -17,16 +17,11 @@ from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
 from start_llm.host.home import command as program
 from start_llm.host.home import home
-from start_llm.models.capabilities import Fact, read_config
+from start_llm.models.capabilities import Fact, ProbeResult, read_capabilities
 from start_llm.models.catalog import EMBEDDED_NAME, folder_of, stored_models
-from start_llm.models.facts import facts_of
-from start_llm.models.family import families
 from start_llm.models.fingerprint import fingerprint
-from start_llm.models.makers import read_makers, sampling_facts
-from start_llm.models.override import Override, family_of, read_override
-from start_llm.models.probed import FILE, Probed, ProbeTable, probe_key
+from start_llm.models.probe import FILE, probe_key, read_probe
 from start_llm.models.recommended import full_name
-from start_llm.models.trial import told
 
 
 def show(settings: Settings, name: str | None, *, as_json: bool) -> int:
@@ -38,19 +33,19 @@ def show(settings: Settings, name: str | None, *, as_json: bool) -> int:
         near = _near(settings, asked)
         print(f"{asked} is not on this disk; {program()} models lists what is.{near}", file=sys.stderr)
         return 1
-    probed = _probed(settings, folder)
-    makers = read_makers(folder)
+    probe = _probe(settings, folder)
     try:
-        override = read_override(home() / settings.model_files.expanduser(), source)
-        sampling = sampling_facts(settings, override, makers)
-        facts = _facts(settings, source, folder, override, sampling, probed)
+        capabilities, makers = read_capabilities(settings, home() / settings.model_files.expanduser(), source, folder)
     except (NotSupported, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
+    if probe is not None:
+        capabilities = capabilities.with_probe(probe)
+    facts = capabilities.facts
     if as_json:
         shown = {key: {"value": fact.value, "source": fact.source} for key, fact in facts.items()}
-        trial = None if probed is None else asdict(probed.trial)
-        file = None if override.path is None else str(override.path)
+        trial = None if probe is None else asdict(probe.trial)
+        file = None if capabilities.overrides.path is None else str(capabilities.overrides.path)
         print(
             json.dumps({"name": source, "folder": str(folder), "file": file, "trial": trial, "facts": shown}, indent=1)
         )
@@ -58,30 +53,12 @@ def show(settings: Settings, name: str | None, *, as_json: bool) -> int:
     _print(source, folder, facts)
     for why in makers.odd.values():
         print(f"{why}.")
-    if probed is None:
+    if probe is None:
         print(f"How it writes is found out when it is served for the first time: {program()} serve {asked}")
     else:
-        said = told(probed.trial, str(facts["tool_parser"].value))
-        print(f"{said[:1].upper()}{said[1:]}.")
+        report = probe.trial.report(capabilities.tool_parser)
+        print(f"{report[:1].upper()}{report[1:]}.")
     return 0
-
-
-def _facts(
-    settings: Settings,
-    source: str,
-    folder: Path,
-    override: Override,
-    sampling: Mapping[str, Fact],
-    probed: Probed | None,
-) -> dict[str, Fact]:
-    """Raises NotSupported, OSError, ValueError: the configuration cannot be read, or names what there is not."""
-    config = read_config(folder)
-    family = family_of(settings.model_family, override, config, source.rstrip("/").rsplit("/", 1)[-1], {})
-    if probed is None:
-        return facts_of(config, family, override, sampling)
-    if family.source == "config" and probed.family in families():
-        family = Fact(families()[probed.family], "config")  # with what the vocabulary says
-    return facts_of(config, family, override, sampling, signs=probed.signs, traits=probed.traits, trial=probed.trial)
 
 
 def _folder(settings: Settings, source: str) -> Path | None:
@@ -106,18 +83,12 @@ def _plain(folder: Path) -> str:
     return EMBEDDED_NAME if folder.name.startswith(f"{EMBEDDED_NAME}-") else folder.name
 
 
-def _probed(settings: Settings, folder: Path) -> Probed | None:
+def _probe(settings: Settings, folder: Path) -> ProbeResult | None:
     path = home() / settings.cache_dir / FILE
-    if not path.exists():
-        return None
-    table = ProbeTable(path)
-    try:
-        return table.get(probe_key(fingerprint(folder)))
-    finally:
-        table.close()
+    return read_probe(path, probe_key(fingerprint(folder))) if path.exists() else None
 
 
-def _print(source: str, folder: Path, facts: dict[str, Fact]) -> None:
+def _print(source: str, folder: Path, facts: Mapping[str, Fact]) -> None:
     print(f"{source}  ({folder})")
     table = Table(box=None, pad_edge=False)
     for heading in ("", "VALUE", "FOUND BY"):

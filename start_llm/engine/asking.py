@@ -13,14 +13,14 @@ from mlx_lm.models.cache import make_prompt_cache
 from start_llm.core.settings import Settings
 from start_llm.engine.decode.text import eval_cache
 from start_llm.models.loader import LoadedModel
-from start_llm.models.trial import SECONDS, TOKENS, Answer, TooSlow
+from start_llm.models.tool_probe import SECONDS, TOKENS, Generate, TooSlow
 
 _LEAST_CHUNK, _MOST_CHUNK = 16, 256
 STEP_SECONDS = 0.05
 """About how long a chunk of the prompt takes: other models wait for it."""
 
 
-def asker(settings: Settings, loaded: LoadedModel) -> Answer | None:
+def asker(settings: Settings, loaded: LoadedModel) -> Generate | None:
     """How `loaded` answers while it is looked at; ``None`` if it is not to be asked (MODEL_PROBE)."""
     if settings.model_probe == "off":
         return None

@@ -25,7 +25,7 @@ from start_llm.engine.schedule.rows import Processors
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
-from start_llm.models.aside import aside
+from start_llm.models.background import in_background
 from start_llm.models.loader import LoadedModel
 
 log = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ def drafts_for(settings: Settings, loaded: LoadedModel, known: KnownCosts) -> Ge
 def make_store(
     settings: Settings, loaded: LoadedModel, budget_bytes: int, disk: Any = None
 ) -> Generator[float, None, GuardedStore]:
-    """The tree of what is on disk is built aside: it holds no arrays yet."""
+    """The tree of what is on disk is built in the background: it holds no arrays yet."""
     kit = LayerKit(loaded.make_cache)
     config = StoreConfig(
         budget_bytes=budget_bytes,
@@ -208,5 +208,5 @@ def make_store(
         sessions_keep=settings.prompt_cache_max_entries_per_session,
         max_leaves=settings.prompt_cache_max_entries_global,
     )
-    store = yield from aside(lambda: KVStore(kit, config, disk=disk), KVStore.close)
+    store = yield from in_background(lambda: KVStore(kit, config, disk=disk), KVStore.close)
     return GuardedStore(store, loaded.make_cache)

@@ -17,7 +17,7 @@ from start_llm.engine.decode.sampling import check_logit_bias, check_prompt_toke
 from start_llm.engine.patience import Patience
 from start_llm.modelpool.builder import Built
 from start_llm.models.loader import LoadedModel
-from start_llm.parsing.registry import RAW_STRINGS, ExternalFormat, OutputStyle, output_style
+from start_llm.parsing.registry import RAW_STRINGS, OutputStyle, output_style
 from start_llm.parsing.structured import is_free, make_constraint, model_text
 from start_llm.prompt.clients import Clients
 from start_llm.prompt.drafts import Views
@@ -73,7 +73,7 @@ def serve(
             clients=clients,
             store=_turns(settings, loaded),
             context=context,
-            eyes=loaded.eyes,
+            eyes=loaded.vision,
             traits=loaded.capabilities.traits,
         )
     except TemplateError as error:
@@ -91,11 +91,11 @@ def serve(
         token_text=lambda token: str(tokenizer.decode([token])),
         check=lambda request: _check(request, vocab),
         constraint=_constraints(settings, built, style),
-        eyes=loaded.eyes,
+        eyes=loaded.vision,
         think_tokens=_think_tokens(loaded, style),
         views=Views(encoder.encode, escaped=style.tools.id not in RAW_STRINGS),
         model=model,
-        sampling={name: fact.value for name, fact in loaded.sampling.items()},
+        sampling={name: fact.value for name, fact in loaded.capabilities.sampling.items()},
     )
     return ActiveModel(served, built, _card(settings, served, loaded, base))
 
@@ -143,11 +143,11 @@ def _check(request: ChatRequest, vocab: int) -> None:
 
 
 def _style(loaded: LoadedModel) -> OutputStyle:
-    parser, capabilities = loaded.tool_parser, loaded.capabilities
+    capabilities = loaded.capabilities
     return output_style(
         tool_parser=capabilities.tool_parser,
         reasoning_parser=capabilities.reasoning_parser,
-        external=None if parser is None else ExternalFormat(parser.start, parser.end, parser.parse),
+        external=loaded.tool_format,
         reasoning_tags=capabilities.think_tags,
     )
 

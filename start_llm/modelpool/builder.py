@@ -23,9 +23,8 @@ from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.modelpool.vocabularies import Vocabularies, Vocabulary
 from start_llm.models.adapter import Adapter
 from start_llm.models.adapters import Chosen
-from start_llm.models.aside import aside
+from start_llm.models.background import in_background
 from start_llm.models.device import GIB, Device, default_disk_bytes, inspect_device
-from start_llm.models.finding import find_out, with_room
 from start_llm.models.loader import (
     LoadedModel,
     LoadInputs,
@@ -34,6 +33,7 @@ from start_llm.models.loader import (
     load_steps,
     read_ahead,
 )
+from start_llm.models.probe import limit_context, probe_model
 from start_llm.models.room import Weights
 from start_llm.models.weights import BasesInMemory, group_of
 
@@ -166,7 +166,7 @@ class ModelBuilder:
             loaded = yield from load_steps(settings, device, self._progress, self._say, given)
             loaded = self._shaped(settings, loaded, device)
             shared.place(model, loaded.weights)
-            loaded = yield from find_out(settings, loaded, asker(settings, loaded), self._say)
+            loaded = yield from probe_model(settings, loaded, asker(settings, loaded), self._say)
             if len(shared) == 0:
                 self._wired = wire_weights(settings.wired_limit, device)
             yield 0.0
@@ -174,7 +174,7 @@ class ModelBuilder:
             drafts = yield from drafts_for(settings, loaded, self._costs)
             if drafts is not None:
                 made.callback(drafts.close)
-            disk = yield from aside(lambda: self._disk(settings, loaded), _close)
+            disk = yield from in_background(lambda: self._disk(settings, loaded), _close)
             made.callback(_close, disk)
             store = yield from make_store(settings, loaded, shared.most_stored, disk)
             made.callback(_close, store)
@@ -185,7 +185,7 @@ class ModelBuilder:
             )
             made.pop_all()
             made.callback(runtime.close)
-            loaded = with_room(loaded, guard.most_tokens(model), self._say)
+            loaded = limit_context(loaded, guard.most_tokens(model), self._say)
             where = f"{self._disk_bytes(settings) / GIB:.1f} GiB in {settings.disk_dir}" if disk and disk.ready else ""
             done(Built(loaded, vocabulary, shared.most_stored, where, lambda: store.nbytes))
             made.pop_all()
@@ -247,7 +247,7 @@ class ModelBuilder:
 
     def _shaped(self, settings: Settings, loaded: LoadedModel, device: Device) -> LoadedModel:
         """A vision model in the shape of a text model; as a text model, if that cannot be done."""
-        if loaded.eyes is None:
+        if loaded.vision is None:
             return loaded
         try:
             return replace(loaded, model=VisionModel(loaded.model, self._features(settings, loaded)))

@@ -1,15 +1,33 @@
-"""What a checkpoint can do, read from its config, tokenizer and template; no weights needed."""
+"""What a model can do: one record, and for each fact the source that says so. Knows no MLX, and asks no model.
+
+Sources, from the weakest to the strongest; a later one replaces what an earlier one says:
+
+1. ``config.json``, and the file of the model's family (`family`);
+2. the vocabulary and the chat template's text (`WritingHints`);
+3. the probe (`probe`): the template was rendered, and the model was asked to call a tool;
+4. the user's override file (`overrides`);
+5. memory, for the context only.
+
+A sampling default comes from the first of these that has one: override file, setting, ``generation_config.json``,
+built-in value.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
 from start_llm.core.reasoning_tags import REASONING_STYLES
-from start_llm.models.family import Family
+from start_llm.core.settings import Settings
+from start_llm.models.family import Family, chosen_family, detect_family, families
+from start_llm.models.generation_config import GenerationConfig, read_generation_config
+from start_llm.models.overrides import SAMPLING, TRAIT_NAMES, Overrides, read_overrides
+from start_llm.models.tool_probe import ToolCallProbe
 from start_llm.prompt.probe import Traits
 
 DEFAULT_CONTEXT = 32768
@@ -20,20 +38,20 @@ _ENCODERS = ("bert", "roberta", "xlm-roberta", "mpnet", "distilbert", "modernber
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """`source`: who says so: probe, template, vocabulary, config, family, setting or file."""
+    """`source`: probe, template, vocabulary, config, family, setting, file, makers, memory or built-in."""
 
     value: Any
     source: str
 
 
 @dataclass(frozen=True, slots=True)
-class Signs:
+class WritingHints:
     """What vocabulary and template show of how a model writes; ``None`` where they show nothing.
 
     Attributes:
         known: the tool format that mlx-lm reads in the template.
         marked: the tool format that tokens of the vocabulary belong to.
-        reasoning: id of the reasoning style, ``tags`` where only `think_tags` say it.
+        reasoning: id of the reasoning style; ``tags``: `think_tags` are of no known style.
         think_tags: the reasoning block's opening and closing text, where the tokenizer knows them.
         budget: each of the tags is one token, so that thinking can be ended.
     """
@@ -44,41 +62,179 @@ class Signs:
     think_tags: tuple[str, str] | None = None
     budget: bool = False
 
-    def tool_parser(self, family: Family) -> Fact:
-        """The id of the tool-call format, as far as nobody has asked the model."""
-        if self.known is not None:
-            return Fact(self.known, "template")
-        if self.marked is not None:
-            return Fact(self.marked, "vocabulary")
-        return Fact(family.tool_parsers[0], "family")
-
-    def reasoning_parser(self, family: Family) -> Fact:
-        """The id of the reasoning style. Models of which nothing is known may still write ``<think>`` as text."""
-        if self.reasoning is not None:
-            return Fact(self.reasoning, "vocabulary")
-        return Fact(family.reasoning_parser or "think_tag", "family")
+    def facts(self, family: Family) -> dict[str, Fact]:
+        """Models of which nothing is known may still write ``<think>`` as text."""
+        tools = Fact(self.marked, "vocabulary") if self.marked else Fact(family.tool_parsers[0], "family")
+        style = Fact(family.reasoning_parser or "think_tag", "family")
+        return {
+            "tool_parser": Fact(self.known, "template") if self.known else tools,
+            "reasoning_parser": Fact(self.reasoning, "vocabulary") if self.reasoning else style,
+            "thinking_budget": Fact(self.budget, "vocabulary"),
+        }
 
 
 @dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What a model can do: one record, made when it is loaded.
+class ProbeResult:
+    """What was found out about a checkpoint, once. It is kept on disk (`probe`).
 
     Attributes:
-        family: a name of `models.family`.
-        context: most tokens of a request: the model's own limit, or less where its KV finds no room.
-        tool_parser, reasoning_parser: ids of `parsing.registry`; ``tags`` is the style of `think_tags`.
-        think_tags: the reasoning block's opening and closing text, where the tokenizer knows them.
-        traits: what the template does; ``None`` where nobody has looked yet.
-        facts: all of it by name with its source, for people.
+        family: name of the family that was detected, with the vocabulary.
+        traits: what the chat template does.
+        trial: what the model did when it was asked to call a tool.
     """
 
     family: str
-    context: int
-    tool_parser: str
-    reasoning_parser: str
-    think_tags: tuple[str, str] | None
-    traits: Traits | None = None
-    facts: Mapping[str, Fact] = field(default_factory=dict)
+    hints: WritingHints
+    traits: Traits
+    trial: ToolCallProbe
+
+    def facts(self) -> dict[str, Fact]:
+        found = {f"template.{name}": Fact(getattr(self.traits, name), "probe") for name in TRAIT_NAMES}
+        if self.trial.format is not None:
+            found["tool_parser"] = Fact(self.trial.format, "probe")
+        if self.trial.reasoning is not None:
+            found["reasoning_parser"] = Fact(self.trial.reasoning, "probe")
+        return found
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What is known of a model. Its sources are filled in as they become known; `facts` combines them.
+
+    Attributes:
+        name: the last part of its repository's or folder's name.
+        config: ``config.json``.
+        family: its value is a `Family`.
+        overrides: the user's file for this model.
+        sampling: values for requests that do not say them.
+        hints: ``None`` until the tokenizer is read; `probe`: ``None`` until the model is probed.
+        memory_context: tokens of KV that memory has room for, if that limits the context.
+    """
+
+    name: str
+    config: Mapping[str, Any]
+    family: Fact
+    overrides: Overrides = field(default_factory=Overrides)
+    sampling: Mapping[str, Fact] = field(default_factory=dict)
+    hints: WritingHints | None = None
+    probe: ProbeResult | None = None
+    memory_context: int | None = None
+
+    @cached_property
+    def facts(self) -> Mapping[str, Fact]:
+        """By name, in the order in which they are shown. What no source has said yet is left out."""
+        family: Family = self.family.value
+        found = {
+            "kind": Fact(kind_of(self.config), "config"),
+            "family": Fact(family.name, self.family.source),
+            "context": Fact(context_length(self.config), "config"),
+        }
+        if self.hints is not None:
+            found |= self.hints.facts(family)
+        if family.efforts:
+            found["reasoning_effort"] = Fact(family.efforts, "family")
+        if self.probe is not None:
+            found |= self.probe.facts()
+        found |= {name: Fact(value, "file") for name, value in self.overrides.values.items() if name != "family"}
+        if self.memory_context is not None:
+            found["context"] = Fact(self.memory_context, "memory")
+        if found["kind"].value in ("text", "vision"):
+            found |= {f"sampling.{name}": fact for name, fact in self.sampling.items()}
+        return found
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a request: the model's own limit, or less where its KV finds no room."""
+        return int(self.facts["context"].value)
+
+    @property
+    def tool_parser(self) -> str:
+        """Id of `parsing.registry`. KeyError before the tokenizer is read."""
+        return str(self.facts["tool_parser"].value)
+
+    @property
+    def reasoning_parser(self) -> str:
+        """Id of `parsing.registry`; ``tags`` is the style of `think_tags`. KeyError before the tokenizer is read."""
+        return str(self.facts["reasoning_parser"].value)
+
+    @property
+    def think_tags(self) -> tuple[str, str] | None:
+        return None if self.hints is None else self.hints.think_tags
+
+    @cached_property
+    def traits(self) -> Traits | None:
+        """What the template does, as the override file corrects it; its fingerprint is then another one."""
+        if self.probe is None:
+            return None
+        traits, changed = self.probe.traits, self.overrides.traits()
+        if not changed:
+            return traits
+        text = f"{traits.fingerprint} {json.dumps(changed, sort_keys=True)}"
+        return replace(traits, **changed, fingerprint=hashlib.sha256(text.encode()).hexdigest())
+
+    def with_vocabulary(self, vocab: Mapping[str, int], hints: WritingHints) -> Capabilities:
+        """After the tokenizer was read."""
+        family = self.family
+        if family.source == "config":
+            family = Fact(detect_family(self.config, self.name, vocab), "config")
+        return replace(self, family=family, hints=hints)
+
+    def with_probe(self, probe: ProbeResult) -> Capabilities:
+        """After the model was probed. Where its tokenizer was not read, what was found with it then counts."""
+        family = self.family
+        if self.hints is None and family.source == "config" and probe.family in families():
+            family = Fact(families()[probe.family], "config")
+        return replace(self, family=family, hints=probe.hints, probe=probe)
+
+
+def read_capabilities(
+    settings: Settings, override_folder: Path, source: str, folder: Path
+) -> tuple[Capabilities, GenerationConfig]:
+    """What the files of a model say, without its tokenizer; and its makers' recommendations, to tell people of them.
+
+    Args:
+        override_folder: MODEL_FILES.
+        source: the repository or folder that the user named; `folder`: where that lies on this disk.
+
+    Raises:
+        NotSupported: the override file cannot be used, or MODEL_FAMILY is none.
+        OSError, ValueError: ``config.json`` cannot be read.
+    """
+    config = read_config(folder)
+    name = source.rstrip("/").rsplit("/", 1)[-1]
+    overrides = read_overrides(override_folder, source)
+    if "family" in overrides.values:
+        family = Fact(families()[overrides.values["family"]], "file")
+    elif settings.model_family is not None:
+        family = Fact(chosen_family(settings.model_family), "setting")
+    else:
+        family = Fact(detect_family(config, name), "config")
+    makers = read_generation_config(folder)
+    return Capabilities(name, config, family, overrides, sampling_facts(settings, overrides, makers)), makers
+
+
+def sampling_facts(settings: Settings, overrides: Overrides, makers: GenerationConfig) -> dict[str, Fact]:
+    """Each value that requests are drawn with which do not say it, by its name."""
+    recommended = makers.values if settings.makers_sampling else {}
+    facts = {}
+    for name in SAMPLING:
+        setting = f"default_{name}"
+        if name in overrides.sampling():
+            facts[name] = Fact(overrides.sampling()[name], "file")
+        elif setting in settings.model_fields_set:
+            facts[name] = Fact(getattr(settings, setting), "setting")
+        elif name in recommended:
+            facts[name] = Fact(recommended[name], "makers")
+        else:
+            facts[name] = Fact(getattr(settings, setting), "built-in")
+    return facts
+
+
+def sampling_report(facts: Mapping[str, Fact], makers: GenerationConfig) -> list[str]:
+    """Lines for people: which recommendations are used, and which cannot be used."""
+    used = ", ".join(f"{name} {fact.value:g}" for name, fact in facts.items() if fact.source == "makers")
+    lines = [f"{used}, as the model's makers recommend"] if used else []
+    return [*lines, *(why for name, why in makers.odd.items() if not name or facts[name].source == "built-in")]
 
 
 def kind_of(config: Mapping[str, Any]) -> Kind:
@@ -93,18 +249,18 @@ def kind_of(config: Mapping[str, Any]) -> Kind:
 
 def context_length(config: Mapping[str, Any]) -> int:
     """The model's own limit; multimodal configs keep it in ``text_config``."""
-    text = config.get("text_config") or {}
-    for source in (config, text):
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
         for key in ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length"):
-            value = source.get(key)
+            value = part.get(key)
             if isinstance(value, int) and value > 0:
                 return value
     return DEFAULT_CONTEXT
 
 
-def read_signs(
+def read_hints(
     known: str | None, vocab: Mapping[str, int], think_tags: tuple[str, str] | None, template: str = ""
-) -> Signs:
+) -> WritingHints:
     """
     Args:
         known: the tool format that mlx-lm found in the template, if any.
@@ -118,7 +274,7 @@ def read_signs(
         marked = "llama"
     style = REASONING_STYLES.get(reasoning or "")
     tags = think_tags or ((style.start, style.end) if style is not None and style.start else None)
-    return Signs(known, marked, reasoning, think_tags, tags is not None and all(tag in vocab for tag in tags))
+    return WritingHints(known, marked, reasoning, think_tags, tags is not None and all(tag in vocab for tag in tags))
 
 
 def _reasoning(vocab: Mapping[str, int], think_tags: tuple[str, str] | None, template: str) -> str | None:

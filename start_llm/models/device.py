@@ -23,7 +23,7 @@ LEAST_CACHE_BYTES = 256 * 2**20
 MOST_DISK_BYTES = 20 * 10**9
 DISK_SHARE = 0.1  # of the free disk
 MUCH_WEIGHT = 0.7  # of usable memory: from here on the weights leave little for KV
-MOST_WITH_EYES = 0.7  # of the machine's memory, for the weights of a model that sees
+MOST_WITH_VISION = 0.7  # of the machine's memory, for the weights of a model that sees
 WIRED_FROM = 32 * GIB  # of weights: below it no report shows a slow-down without wiring, but many show panics with it
 WIRED_SHARE = 0.9  # of usable memory that weights may take and still be wired: the rest must stay free to move
 
@@ -124,17 +124,17 @@ def check_fit(name: str, weights: int, device: Device) -> str | None:
     raise OutOfMemory(f"{numbers}. Choose a smaller model or one with fewer bits{more}.")
 
 
-def check_eyes_fit(name: str, weights: int, device: Device) -> None:
+def check_vision_fit(name: str, weights: int, device: Device) -> None:
     """A model that sees needs room that nobody can tell before the images are there.
 
     Raises:
-        OutOfMemory: its weights take more than `MOST_WITH_EYES` of the machine's memory.
+        OutOfMemory: its weights take more than `MOST_WITH_VISION` of the machine's memory.
     """
-    if device.memory and weights > MOST_WITH_EYES * device.memory:
+    if device.memory and weights > MOST_WITH_VISION * device.memory:
         raise OutOfMemory(
             f"{name}: its weights take {weights / GIB:.1f} GiB of this machine's {device.memory / GIB:.1f} GiB "
-            f"({weights / device.memory:.0%}). A model that sees may take {MOST_WITH_EYES:.0%}, since images need room "
-            "of their own. Choose a smaller one, or VISION=off to serve it as a text model."
+            f"({weights / device.memory:.0%}). A model that sees may take {MOST_WITH_VISION:.0%}, since images need "
+            "room of their own. Choose a smaller one, or VISION=off to serve it as a text model."
         )
 
 

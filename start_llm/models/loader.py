@@ -18,41 +18,22 @@ from mlx_lm.utils import load_model as mlx_load_model
 from start_llm.core.errors import NotFound, NotSupported, Unavailable
 from start_llm.core.settings import Settings
 from start_llm.models.adapter import Adapter, check_fits, other_base, read_adapter, stamp_of, unusable
-from start_llm.models.aside import aside, at_once
-from start_llm.models.capabilities import (
-    Capabilities,
-    Fact,
-    Signs,
-    read_config,
-    read_signs,
-)
+from start_llm.models.background import at_once, in_background
+from start_llm.models.capabilities import Capabilities, read_capabilities, read_config, read_hints, sampling_report
 from start_llm.models.catalog import EMBEDDED_NAME, whole_snapshot
 from start_llm.models.checkpoint import INDEX, is_path
-from start_llm.models.device import Accelerator, Device, check_eyes_fit, check_fit
+from start_llm.models.device import Accelerator, Device, check_fit, check_vision_fit
 from start_llm.models.embedded import ensure_embedded_model
-from start_llm.models.eyes import ProcessorEyes
-from start_llm.models.facts import facts_of
 from start_llm.models.fingerprint import fingerprint
-from start_llm.models.makers import read_makers, sampling_facts, told
-from start_llm.models.override import Override, family_of, read_override
 from start_llm.models.pull import PullError, pull
 from start_llm.models.room import Weights
 from start_llm.models.tokenizer import read_tokenizer
-from start_llm.models.vision import Seeing, has_eyes, load_seeing
+from start_llm.models.vision import LoadedVision, VisionProcessor, has_vision, load_vision
 from start_llm.models.weights import BasesInMemory, BaseWeights, group_of
+from start_llm.parsing.registry import ExternalFormat
 
 Progress = Callable[[str, float], None]
 READ_BYTES = 8 * 2**20
-
-
-@dataclass(frozen=True)
-class ToolParser:
-    """mlx-lm's parser for this model's tool calls: markers and ``parse(text, tools)``."""
-
-    name: str
-    start: str
-    end: str
-    parse: Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -63,12 +44,11 @@ class LoadedModel:
         name: what clients see.
         source: folder or repository it came from; `folder`: where that lies on this disk.
         tokenizer: the transformers tokenizer; `wrapper` is mlx-lm's, with its detokenizer.
+        tool_format: mlx-lm's parser for this model's tool calls, if it has one.
         eos: tokens that end a turn.
         weight_bytes: bytes of the parameters in memory.
         fingerprint: identifies the KV this model makes; `files`: the checkpoint itself.
-        family: a `Family`; `signs`: what shows of how it writes; `override`: what the model's own file says.
-        sampling: with what requests are drawn that do not say, and who says so, see `makers.sampling_facts`.
-        eyes: how it reads images; `model` is mlx-vlm's then. ``None``: a text model.
+        vision: how it reads images; `model` is mlx-vlm's then. ``None``: a text model.
         adapter: what was put on it. `base`: the weights that other adapters of the same model may share.
     """
 
@@ -78,18 +58,13 @@ class LoadedModel:
     model: Any
     tokenizer: Any
     wrapper: Any
-    config: dict[str, Any]
     capabilities: Capabilities
-    tool_parser: ToolParser | None
+    tool_format: ExternalFormat | None
     eos: frozenset[int]
     weight_bytes: int
     fingerprint: str
     files: str
-    family: Fact
-    signs: Signs
-    override: Override
-    sampling: Mapping[str, Fact]
-    eyes: ProcessorEyes | None = None
+    vision: VisionProcessor | None = None
     adapter: Adapter | None = None
     base: BaseWeights | None = None
 
@@ -123,13 +98,15 @@ class LoadInputs:
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    """A model's files. `source`: the folder or repository that they came from; `sampling`: as of `LoadedModel`."""
+    """A model's files. `source`: the folder or repository that they came from."""
 
-    name: str
     source: str
     folder: Path
-    config: dict[str, Any]
-    sampling: Mapping[str, Fact]
+    capabilities: Capabilities
+
+    @property
+    def name(self) -> str:
+        return self.capabilities.name
 
 
 def accelerator() -> Accelerator:
@@ -161,7 +138,7 @@ def load_steps(
 ) -> Generator[float, None, LoadedModel]:
     """Loads a model, a layer at a step. A model that sees is loaded by mlx-vlm, in one step.
 
-    What needs no MLX is done aside. Only the embedded model is made here, which computes.
+    What needs no MLX is done in the background. Only the embedded model is made here, which computes.
 
     Args:
         say: is told if the weights leave little memory.
@@ -180,15 +157,15 @@ def load_steps(
     if given.folder is None:
         found = _find(settings, device, progress, say, None)
     else:
-        found = yield from aside(lambda: _find(settings, device, progress, say, given.folder))
+        found = yield from in_background(lambda: _find(settings, device, progress, say, given.folder))
     progress(f"loading {found.name}", 0.0)
     stamp = _stamp(found.folder)
-    seeing = _with_eyes(settings, found, given, say) if adapter is None else None
+    seeing = _load_vision(settings, found, given, say) if adapter is None else None
     if seeing is not None:
         progress(f"loading {found.name}", 1.0)
         seen = yield from _described(settings, found, seeing.model, seeing.wrapper)
         _check_unchanged(found, stamp)
-        return _seeing(seen, seeing.eyes)
+        return _with_vision(seen, seeing.processor)
     model, wrapper, base = yield from _text_model(settings, found, given)
     if adapter is not None:
         yield 0.0
@@ -235,15 +212,11 @@ def _find(
         warning = _check_room(settings, name, folder, device)
         if warning is not None:
             say(f"memory    {warning}")
-    config = read_config(folder)
-    override = read_override(settings.model_files, source)
-    family_of(settings.model_family, override, config, name, {})
-    _check_code(config, source, settings)
-    makers = read_makers(folder)
-    sampling = sampling_facts(settings, override, makers)
-    for line in told(sampling, makers):
+    capabilities, makers = read_capabilities(settings, settings.model_files, source, folder)
+    _check_code(capabilities.config, source, settings)
+    for line in sampling_report(capabilities.sampling, makers):
         say(f"sampling  {line}")
-    return _Checkpoint(name, source, folder, config, sampling)
+    return _Checkpoint(source, folder, capabilities)
 
 
 def _text_model(
@@ -255,7 +228,7 @@ def _text_model(
     """
     try:
         model, read = mlx_load_model(found.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
-        group, files = group_of(found.folder), (yield from aside(lambda: fingerprint(found.folder)))
+        group, files = group_of(found.folder), (yield from in_background(lambda: fingerprint(found.folder)))
         base = given.bases.find(group)
         if base is not None and base.files == files:
             model.load_weights(list(base.arrays.items()))
@@ -268,16 +241,16 @@ def _text_model(
             base = BaseWeights(own, files, arrays, sum(array.nbytes for array in arrays.values()))
             given.bases.add(group, base)
         yield 0.0
-        wrapper = yield from aside(lambda: given.tokenizer(found.folder, read.get("eos_token_id")))
+        wrapper = yield from in_background(lambda: given.tokenizer(found.folder, read.get("eos_token_id")))
         return model, wrapper, base
     except ValueError as error:
         raise NotSupported(f"mlx-lm cannot load {found.source}: {error}") from error
 
 
-def _seeing(described: LoadedModel, eyes: ProcessorEyes) -> LoadedModel:
-    """Its KV is not that of the same model without its eyes."""
-    key = f"{described.fingerprint}-eyes-{eyes.key('')}"
-    return replace(described, eyes=eyes, fingerprint=hashlib.sha256(key.encode()).hexdigest())
+def _with_vision(described: LoadedModel, vision: VisionProcessor) -> LoadedModel:
+    """Its KV is not that of the same model without its vision part."""
+    key = f"{described.fingerprint}-eyes-{vision.key('')}"
+    return replace(described, vision=vision, fingerprint=hashlib.sha256(key.encode()).hexdigest())
 
 
 def _adapter(settings: Settings, source: str, say: Callable[[str], None]) -> Adapter | None:
@@ -351,20 +324,22 @@ def read_ahead(folder: Path, most: int, moved: Callable[[], None]) -> None:
 
 def _check_room(settings: Settings, name: str, folder: Path, device: Device) -> str | None:
     """A warning if the weights leave little memory. `folder` has the JSON files at least. Raises OutOfMemory."""
-    if settings.vision != "off" and settings.kv_bits is None and has_eyes(read_config(folder)):
-        check_eyes_fit(name, weights_on_disk(folder), device)
+    if settings.vision != "off" and settings.kv_bits is None and has_vision(read_config(folder)):
+        check_vision_fit(name, weights_on_disk(folder), device)
     return check_fit(name, weights_on_disk(folder), device)
 
 
-def _with_eyes(settings: Settings, found: _Checkpoint, given: LoadInputs, say: Callable[[str], None]) -> Seeing | None:
+def _load_vision(
+    settings: Settings, found: _Checkpoint, given: LoadInputs, say: Callable[[str], None]
+) -> LoadedVision | None:
     """The model with its vision part; ``None`` if it has none, or is to be served as a text model."""
-    if settings.vision == "off" or not has_eyes(found.config):
+    if settings.vision == "off" or not has_vision(found.capabilities.config):
         return None
     if settings.kv_bits is not None:
         say("vision    off: images cannot be served with KV_BITS; the model reads text only")
         return None
     try:
-        return load_seeing(found.folder, found.config, given.tokenizer)
+        return load_vision(found.folder, found.capabilities.config, given.tokenizer)
     except NotSupported as error:
         say(f"vision    off: {error.message}; the model reads text only")
         return None
@@ -399,7 +374,7 @@ def _resolve(source: str, check: Callable[[Path], object], progress: Progress) -
         raise NotFound(f"MODEL_PATH={source}: {error}") from error
 
 
-def _check_code(config: dict[str, Any], source: str, settings: Settings) -> None:
+def _check_code(config: Mapping[str, Any], source: str, settings: Settings) -> None:
     if config.get("model_file") and not settings.trust_remote_code:
         raise NotSupported(
             f"The checkpoint {source} brings its own Python code ({config['model_file']}). "
@@ -411,27 +386,20 @@ def _described(
     settings: Settings, found: _Checkpoint, model: Any, wrapper: Any, base: BaseWeights | None = None
 ) -> Generator[float, None, LoadedModel]:
     weight_bytes = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
-    return (yield from aside(lambda: _describe(settings, found, model, wrapper, base, weight_bytes)))
+    return (yield from in_background(lambda: _describe(settings, found, model, wrapper, base, weight_bytes)))
 
 
 def _describe(
     settings: Settings, found: _Checkpoint, model: Any, wrapper: Any, base: BaseWeights | None, weight_bytes: int
 ) -> LoadedModel:
     """Reads the vocabulary and samples the files. Any thread: it only hands `model` on."""
-    tokenizer, parser, vocab = wrapper._tokenizer, _tool_parser(wrapper), wrapper._tokenizer.get_vocab()
+    tokenizer, vocab = wrapper._tokenizer, wrapper._tokenizer.get_vocab()
+    known, tool_format = None, None
+    if wrapper.has_tool_calling and wrapper.tool_parser is not None:
+        known = wrapper.init_kwargs.get("tool_parser_type") or "json_tools"
+        tool_format = ExternalFormat(wrapper.tool_call_start, wrapper.tool_call_end, wrapper.tool_parser)
     tags = (wrapper.think_start, wrapper.think_end) if wrapper.has_thinking else None
-    override = read_override(settings.model_files, found.source)
-    family = family_of(settings.model_family, override, found.config, found.name, vocab)
-    signs = read_signs(parser.name if parser else None, vocab, tags, str(tokenizer.chat_template or ""))
-    facts = facts_of(found.config, family, override, found.sampling, signs=signs)
-    capabilities = Capabilities(
-        family=family.value.name,
-        context=facts["context"].value,
-        tool_parser=facts["tool_parser"].value,
-        reasoning_parser=facts["reasoning_parser"].value,
-        think_tags=tags,
-        facts=facts,
-    )
+    hints = read_hints(known, vocab, tags, str(tokenizer.chat_template or ""))
     files = fingerprint(found.folder) if base is None else base.files
     quantised = f"kv {settings.kv_bits} {settings.kv_group_size} {settings.quantized_kv_start}"
     return LoadedModel(
@@ -441,23 +409,11 @@ def _describe(
         model=model,
         tokenizer=tokenizer,
         wrapper=wrapper,
-        config=found.config,
-        capabilities=capabilities,
-        tool_parser=parser,
+        capabilities=found.capabilities.with_vocabulary(vocab, hints),
+        tool_format=tool_format,
         eos=frozenset(wrapper.eos_token_ids),
         weight_bytes=weight_bytes,
         base=base,
         fingerprint=fingerprint(found.folder, extra=quantised) if settings.kv_bits else files,
         files=files,
-        family=family,
-        signs=signs,
-        override=override,
-        sampling=found.sampling,
     )
-
-
-def _tool_parser(wrapper: Any) -> ToolParser | None:
-    if not wrapper.has_tool_calling or wrapper.tool_parser is None:
-        return None
-    name = wrapper.init_kwargs.get("tool_parser_type") or "json_tools"
-    return ToolParser(name, wrapper.tool_call_start, wrapper.tool_call_end, wrapper.tool_parser)

@@ -1,22 +1,120 @@
-"""Loads a checkpoint with its eyes, by mlx-vlm. Runs on the model thread."""
+"""Loads a checkpoint with its vision part, by mlx-vlm; its processor turns an image into places in a prompt.
+
+A checkpoint is loaded on the model thread. `VisionProcessor` is for any thread and computes nothing with MLX: mlx-vlm's
+processors hand out what NumPy has computed as MLX arrays. Sizes are read off them and they are dropped on the thread
+that asked; pixels are asked for on the model thread only (`ImageSpan.prepare`).
+"""
 
 from __future__ import annotations
 
-import logging
+import hashlib
+import json
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from start_llm.core.errors import NotSupported
-from start_llm.models.eyes import ProcessorEyes, image_text, processor_name
+from PIL import Image
 
-log = logging.getLogger(__name__)
+from start_llm.core.errors import NotSupported
+
+_PROBE = "start_llm was here"
+_SIZES_KEPT = 4096
+_TEXT_SIDE = frozenset({"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"})
+
+Places = tuple[tuple[int, ...], int, tuple[int, ...]]
+Render = Callable[[list[dict[str, Any]]], str]
+
+
+class VisionProcessor:
+    """Implements `prompt.ports.Eyes` on a processor of mlx-vlm (or transformers).
+
+    Args:
+        text: what the chat template writes for an image, e.g. ``<|vision_start|><|image_pad|><|vision_end|>``.
+        pad: the token that the processor repeats for an image.
+        name: names the processor and its settings.
+    """
+
+    def __init__(self, processor: Any, *, text: str, pad: int, name: str) -> None:
+        self._processor, self._text, self._pad, self._name = processor, text, pad, name
+        self._sizes: OrderedDict[tuple[int, int], Places] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def places(self, width: int, height: int) -> Places:
+        """Asks the processor once for every size, with a blank picture."""
+        with self._lock:
+            known = self._sizes.get((width, height))
+            if known is None:
+                known = self._sizes[width, height] = self._look(width, height)
+                if len(self._sizes) > _SIZES_KEPT:
+                    self._sizes.popitem(last=False)
+        return known
+
+    def problem(self, width: int, height: int) -> str:
+        """Why an image of this size cannot be shown, ``""`` if it can."""
+        try:
+            self.places(width, height)
+        except Exception as error:  # noqa: BLE001 - processors raise what they like, and the client is told
+            return f"this model cannot be shown an image of {width}x{height} pixels ({error})"
+        return ""
+
+    def key(self, identity: str) -> str:
+        return f"{self._name} {identity}"
+
+    def prepare(self, picture: Any) -> dict[str, Any]:
+        made = self._processor(text=[self._text], images=[picture])
+        arrays = {name: value for name, value in made.items() if name not in _TEXT_SIDE}
+        return {**arrays, "length": self._split(made)[1]}
+
+    def _look(self, width: int, height: int) -> Places:
+        return self._split(self._processor(text=[self._text], images=[Image.new("RGB", (width, height))]))
+
+    def _split(self, made: Any) -> Places:
+        (ids,) = made["input_ids"].tolist()
+        if ids and ids[0] == getattr(getattr(self._processor, "tokenizer", None), "bos_token_id", None):
+            ids = ids[1:]  # the beginning of a text, not of an image
+        count = ids.count(self._pad)
+        if not count:
+            raise NotSupported("The model's processor gives no places for an image.")
+        start = ids.index(self._pad)
+        if ids[start : start + count] != [self._pad] * count:
+            raise NotSupported("The model's processor divides an image in several parts; such models are not served.")
+        return tuple(ids[:start]), count, tuple(ids[start + count :])
+
+
+def image_text(render: Render) -> str:
+    """What the chat template writes for an image. Raises NotSupported if it writes nothing.
+
+    Args:
+        render: the template, given messages, without the generation prompt.
+    """
+    words = {"type": "text", "text": _PROBE}
+    plain = render([{"role": "user", "content": [words]}])
+    seen = render([{"role": "user", "content": [{"type": "image"}, words]}])
+    before = plain[: plain.find(_PROBE)]
+    if _PROBE not in plain or not seen.startswith(before) or _PROBE not in seen:
+        raise NotSupported("The model's chat template does not show images.")
+    text = seen[len(before) : seen.index(_PROBE)]
+    if not text.strip():
+        raise NotSupported("The model's chat template does not show images.")
+    return text
+
+
+def processor_name(folder: Path) -> str:
+    """Changes with the processor's settings and with the library that computes them."""
+    digest = hashlib.sha256(version("mlx-vlm").encode())
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        file = folder / name
+        digest.update(json.dumps([name, file.read_text("utf-8") if file.is_file() else ""]).encode())
+    return digest.hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)
-class Seeing:
+class LoadedVision:
     """
     Attributes:
         model: mlx-vlm's; `engine.vision` gives it the shape of a text model.
@@ -25,10 +123,10 @@ class Seeing:
 
     model: Any
     wrapper: Any
-    eyes: ProcessorEyes
+    processor: VisionProcessor
 
 
-def has_eyes(config: Mapping[str, Any]) -> bool:
+def has_vision(config: Mapping[str, Any]) -> bool:
     """Whether mlx-vlm knows the model as one with a vision part, by its ``config.json`` alone."""
     kind = config.get("model_type")
     if not isinstance(config.get("vision_config"), dict) or not isinstance(kind, str) or config.get("model_file"):
@@ -38,11 +136,11 @@ def has_eyes(config: Mapping[str, Any]) -> bool:
     return find_spec(f"mlx_vlm.models.{MODEL_REMAPPING.get(kind, kind)}") is not None
 
 
-def load_seeing(folder: Path, config: Mapping[str, Any], tokenizer: Callable[[Path, Any], Any]) -> Seeing:
-    """Raises NotSupported: it cannot be loaded with its eyes (it may still be loaded as a text model).
+def load_vision(folder: Path, config: Mapping[str, Any], tokenizer: Callable[[Path, Any], Any]) -> LoadedVision:
+    """Raises NotSupported: it cannot be loaded with its vision part (it may still be loaded as a text model).
 
     Args:
-        tokenizer: see `loader.Given`.
+        tokenizer: see `loader.LoadInputs`.
     """
     from mlx_vlm.utils import load  # noqa: PLC0415 - as above
 
@@ -62,6 +160,6 @@ def load_seeing(folder: Path, config: Mapping[str, Any], tokenizer: Callable[[Pa
         except Exception as error:  # a template can fail in every way that code can
             raise NotSupported(f"its chat template does not show images: {error}") from error
 
-    eyes = ProcessorEyes(processor, text=image_text(render), pad=pad, name=processor_name(folder))
-    eyes.places(64, 64)  # what the processor cannot do shows now, and not at the first image
-    return Seeing(model, wrapper, eyes)
+    vision = VisionProcessor(processor, text=image_text(render), pad=pad, name=processor_name(folder))
+    vision.places(64, 64)  # what the processor cannot do shows now, and not at the first image
+    return LoadedVision(model, wrapper, vision)

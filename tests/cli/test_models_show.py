@@ -10,11 +10,11 @@ import pytest
 from start_llm.__main__ import main
 from start_llm.core.settings import Settings, load_settings
 from start_llm.engine.asking import greedy
-from start_llm.models.aside import at_once
+from start_llm.models.background import at_once
 from start_llm.models.device import GIB, Device
-from start_llm.models.finding import find_out
 from start_llm.models.loader import load_model
-from start_llm.models.trial import TOKENS
+from start_llm.models.probe import probe_model
+from start_llm.models.tool_probe import TOKENS
 from tests.models.callers import CALLERS, build_caller
 from tests.models.lora import build_adapter, build_base, change
 
@@ -28,7 +28,7 @@ def serve_once(settings: Settings) -> None:
     def answer(tokens):
         return greedy(loaded.model, tokens, eos=loaded.eos, most=TOKENS, seconds=600.0)
 
-    at_once(find_out(settings, loaded, answer, lambda line: None))
+    at_once(probe_model(settings, loaded, answer, lambda line: None))
 
 
 def test_a_models_facts_and_who_says_so(

@@ -9,7 +9,7 @@ from unittest.mock import patch
 import httpx
 
 from start_llm.core.request import Sampling
-from start_llm.models.makers import FILE
+from start_llm.models.generation_config import FILE
 from tests.integration.live import WAIT, Live, live
 from tests.memory_folder import memory_folder
 from tests.models.lora import build_adapter, build_base

@@ -20,13 +20,13 @@ from start_llm.engine.units import Chores, LoadedModels
 from start_llm.modelpool import builder as building
 from start_llm.modelpool import loader as poolloader
 from start_llm.modelpool import vocabularies
-from start_llm.models import finding, loader, trial
-from start_llm.models.aside import aside
+from start_llm.models import loader, probe, tool_probe
+from start_llm.models.background import in_background
 from tests.integration.live import WAIT, Live
 from tests.integration.pooled import SMOL, admin, link_smol, wait_for
 from tests.models.large import make_large
 
-ASIDE = (building, runtime, finding, loader, trial)
+IN_BACKGROUND = (building, runtime, probe, loader, tool_probe)
 READS = ((building, "read_ahead"), (vocabularies, "read_tokenizer"), (constraint, "make_vocabulary"))
 
 
@@ -85,12 +85,12 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
         if unit.model == "":
             watch.steps.append(time.perf_counter())
 
-    def aside_seen(function: Callable[[], Any], *more: Any) -> Generator[float, None, Any]:
+    def background_seen(function: Callable[[], Any], *more: Any) -> Generator[float, None, Any]:
         def noted() -> Any:
-            with watch.note(f"aside {function.__qualname__.replace('.<locals>', '')}"):
+            with watch.note(f"background {function.__qualname__.replace('.<locals>', '')}"):
                 return function()
 
-        return (yield from aside(noted, *more))
+        return (yield from in_background(noted, *more))
 
     def noted(what: str, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*args: Any, **named: Any) -> Any:
@@ -102,8 +102,8 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
     monkeypatch.setattr(Chores, "step", chore_seen)
     monkeypatch.setattr(LoadedModels, "step", step_seen)
     monkeypatch.setattr(poolloader.Loader, "_moving", lambda loader, steps: steps)  # else it hides where they are
-    for module in ASIDE:
-        monkeypatch.setattr(module, "aside", aside_seen)
+    for module in IN_BACKGROUND:
+        monkeypatch.setattr(module, "in_background", background_seen)
     for module, name in READS:
         monkeypatch.setattr(module, name, noted(name, getattr(module, name)))
     monkeypatch.setattr(poolloader, "serve", noted("serve", poolloader.serve))

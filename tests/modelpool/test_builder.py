@@ -15,7 +15,7 @@ import pytest
 from start_llm.core.settings import load_settings
 from start_llm.engine.runtime import TextRuntime, end_streams
 from start_llm.modelpool.builder import ModelBuilder
-from start_llm.models.aside import at_once
+from start_llm.models.background import at_once
 from start_llm.models.room import Weights
 from tests.oracle import build_oracle
 

@@ -15,7 +15,7 @@ import pytest
 from start_llm.core.errors import BadRequest, NotFound, Unavailable
 from start_llm.core.settings import load_settings
 from start_llm.models.adapter import read_adapter
-from start_llm.models.aside import at_once
+from start_llm.models.background import at_once
 from start_llm.models.device import GIB, Device
 from start_llm.models.loader import LoadedModel, LoadInputs, load_model, load_steps
 from start_llm.models.room import Weights, together

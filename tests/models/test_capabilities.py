@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from start_llm.core.reasoning_tags import REASONING_STYLES
-from start_llm.models.capabilities import Fact, kind_of, read_signs
+from start_llm.models.capabilities import Fact, kind_of, read_hints
 from start_llm.models.family import detect_family, families, read_family
 from start_llm.parsing.registry import output_style
 
@@ -18,27 +18,29 @@ def words(*names: str) -> dict[str, int]:
 def test_tags_are_found_wherever_they_are_known(style) -> None:
     vocab, tags = words("a", style.start, style.end), (style.start, style.end)
     template = f"{{{{ '{style.start}\\n\\n{style.end}' }}}}"
-    assert read_signs(None, vocab, None).reasoning == style.id and read_signs(None, vocab, None).budget
-    assert read_signs(None, words("a"), tags).reasoning == style.id and not read_signs(None, words("a"), tags).budget
-    assert read_signs(None, words("a"), None, template).reasoning == style.id
+    assert read_hints(None, vocab, None).reasoning == style.id and read_hints(None, vocab, None).budget
+    assert read_hints(None, words("a"), tags).reasoning == style.id and not read_hints(None, words("a"), tags).budget
+    assert read_hints(None, words("a"), None, template).reasoning == style.id
     assert output_style(reasoning_parser=style.id).reasoning.end == style.end
 
 
 def test_what_the_tokenizer_says_comes_before_the_vocabulary_and_that_before_the_template() -> None:
     think, mistral = words("<think>", "</think>"), "[THINK][/THINK]"
-    assert read_signs(None, think, ("<mull>", "</mull>"), mistral).reasoning == "tags"
-    assert read_signs(None, think, None, mistral).reasoning == "think_tag"
+    assert read_hints(None, think, ("<mull>", "</mull>"), mistral).reasoning == "tags"
+    assert read_hints(None, think, None, mistral).reasoning == "think_tag"
     channels = words("<|channel|>", "<|message|>")
-    assert read_signs(None, channels, ("<think>", "</think>")).reasoning == "harmony"
+    assert read_hints(None, channels, ("<think>", "</think>")).reasoning == "harmony"
     generic = families()["generic"]
-    assert read_signs(None, words("a"), None, "no tags").reasoning_parser(generic) == Fact("think_tag", "family")
+    assert read_hints(None, words("a"), None, "no tags").facts(generic)["reasoning_parser"] == Fact(
+        "think_tag", "family"
+    )
     form = output_style(reasoning_parser="tags", reasoning_tags=("<mull>", "</mull>"))
     assert (form.reasoning.start, form.reasoning.end) == ("<mull>", "</mull>")
 
 
 def test_the_tool_format_is_that_of_the_template_or_of_the_vocabulary_or_of_the_family() -> None:
     def parser(known: str | None, vocab: dict[str, int], family: str = "generic") -> Fact:
-        return read_signs(known, vocab, None).tool_parser(families()[family])
+        return read_hints(known, vocab, None).facts(families()[family])["tool_parser"]
 
     llama = words("a", "<|python_tag|>")
     assert parser(None, llama) == Fact("llama", "vocabulary")

@@ -123,6 +123,6 @@ def test_nothing_is_wired_without_metal() -> None:
 
 def test_a_model_that_sees_may_take_seventy_percent_of_the_memory() -> None:
     machine = device.Device("macOS", "some chip", 64 * GIB, "metal", 48 * GIB)
-    device.check_eyes_fit("small", int(44.7 * GIB), machine)
+    device.check_vision_fit("small", int(44.7 * GIB), machine)
     with pytest.raises(OutOfMemory, match=r"46\.4 GiB of this machine's 64\.0 GiB \(72%\).*VISION=off"):
-        device.check_eyes_fit("large", int(46.4 * GIB), machine)
+        device.check_vision_fit("large", int(46.4 * GIB), machine)

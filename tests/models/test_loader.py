@@ -79,11 +79,11 @@ def test_a_model_that_sees_is_refused_over_seventy_percent(
     (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": int(share * 100 * GIB)}, "weight_map": {}}))
     tried: list[Path] = []
 
-    def load_seeing(folder: Path, config: dict[str, Any], tokenizer: Any) -> None:
+    def load_vision(folder: Path, config: dict[str, Any], tokenizer: Any) -> None:
         tried.append(folder)
         raise RuntimeError("it is loaded")
 
-    monkeypatch.setattr(loader, "load_seeing", load_seeing)
+    monkeypatch.setattr(loader, "load_vision", load_vision)
     expected: type[Exception] = OutOfMemory if share > 0.7 else RuntimeError
     words = r"71\.0 GiB of this machine's 100\.0 GiB \(71%\)" if share > 0.7 else "it is loaded"
     with pytest.raises(expected, match=words) as found:

@@ -12,7 +12,7 @@ from mlx_lm.models.cache import KVCache
 from start_llm.engine.decode.costs import WIDTHS
 from start_llm.engine.decode.rewind import leaves
 from start_llm.engine.decode.runner import Cache
-from start_llm.models.aside import at_once
+from start_llm.models.background import at_once
 
 SHORT, LONG = 64, 4096
 _WARMING = 16  # tokens a pass before anything is measured

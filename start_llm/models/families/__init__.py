@@ -10,5 +10,5 @@ A family is where finding out begins, and what counts where nothing else says. K
 - ``reasoning_parser``: id of the reasoning style, where neither vocabulary nor template shows one.
 - ``efforts``: values of ``reasoning_effort`` that the model was trained with.
 
-No file holds sampling defaults: those are in the checkpoint's ``generation_config.json`` (`models/makers`).
+No file holds sampling defaults: those are in the checkpoint's ``generation_config.json`` (`models/generation_config`).
 """

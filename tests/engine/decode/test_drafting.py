@@ -17,7 +17,7 @@ from start_llm.engine.decode import drafting
 from start_llm.engine.decode.costs import Acceptance, CostTable, DraftGate
 from start_llm.engine.decode.draft import Drafter
 from start_llm.engine.decode.drafting import Drafts, KnownCosts, RowDrafter, make_drafts
-from start_llm.models.aside import at_once
+from start_llm.models.background import at_once
 from start_llm.prompt.drafts import Views
 from tests.engine.fakes import Collected
 

@@ -1,4 +1,4 @@
-"""A model's own file, which sets what finding out got wrong: ``MODEL_FILES/NAME.toml``. Knows no MLX.
+"""Reads the user's file for a model, which corrects what was found out: ``MODEL_FILES/NAME.toml``. Knows no MLX.
 
 ``NAME`` is the repository with ``--`` for the ``/`` (``owner--model.toml``), or its last part alone.
 """
@@ -14,8 +14,7 @@ from typing import Any, get_args, get_type_hints
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.reasoning_tags import REASONING_STYLES
-from start_llm.models.capabilities import Fact
-from start_llm.models.family import chosen_family, detect_family, families, nearest
+from start_llm.models.family import families, nearest
 from start_llm.parsing.registry import TOOL_FORMATS
 from start_llm.prompt.probe import Traits
 
@@ -29,7 +28,7 @@ SAMPLING: Mapping[str, tuple[float, float]] = MappingProxyType(
         "repetition_penalty": (0.01, 2.0),
     }
 )
-"""What a request that does not say it is drawn with, and the least and the most of it."""
+"""Values that a request may leave out: the least and the most of each."""
 LEAST_CONTEXT = 256
 TRAIT_NAMES = tuple(field.name for field in fields(Traits) if field.name not in {"starts", "structure", "fingerprint"})
 """Facts of a template that people are shown, and that a model's own file may set."""
@@ -37,16 +36,15 @@ _TABLE, _SAMPLING = "template", "sampling"
 
 
 class OverrideError(NotSupported):
-    """A model's own file cannot be used. One sentence: the file, the key, the value and what is allowed."""
+    """The file cannot be used. One sentence: the file, the key, the value and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Override:
+class Overrides:
     """
     Attributes:
         path: the file, ``None`` where there is none.
-        values: of the keys that stand in it, those of ``[template]`` and ``[sampling]`` with that word and a point in
-            front.
+        values: of its keys; those of ``[template]`` and ``[sampling]`` begin with that word and a point.
     """
 
     path: Path | None = None
@@ -63,7 +61,7 @@ class Override:
         return {key.removeprefix(head): value for key, value in self.values.items() if key.startswith(head)}
 
 
-def read_override(folder: Path, source: str) -> Override:
+def read_overrides(folder: Path, source: str) -> Overrides:
     """The file of the model `source` (a repository, a folder, a name). Raises OverrideError."""
     for name in dict.fromkeys((source.strip("/").replace("/", "--"), source.rstrip("/").rsplit("/", 1)[-1])):
         path = folder / f"{name}.toml"
@@ -73,23 +71,8 @@ def read_override(folder: Path, source: str) -> Override:
             continue
         except (OSError, UnicodeDecodeError) as error:
             raise OverrideError(f"{path} cannot be read: {error}.") from error
-        return Override(path, _values(path, text))
-    return Override()
-
-
-def family_of(
-    setting: str | None, override: Override, config: Mapping[str, Any], name: str, vocab: Mapping[str, int]
-) -> Fact:
-    """The `Family`: of the model's file, of MODEL_FAMILY, or detected.
-
-    Raises:
-        NotSupported: MODEL_FAMILY is none.
-    """
-    if "family" in override.values:
-        return Fact(families()[override.values["family"]], "file")
-    if setting is not None:
-        return Fact(chosen_family(setting), "setting")
-    return Fact(detect_family(config, name, vocab), "config")
+        return Overrides(path, _values(path, text))
+    return Overrides()
 
 
 def _values(path: Path, text: str) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""With what the tokens of requests are drawn that do not say it: the model's file, settings, its makers. Knows no MLX.
+"""Reads which sampling values a model's makers recommend: ``generation_config.json``. Knows no MLX.
 
-Makers ship their advice as ``generation_config.json``. Reasoning models repeat themselves without end when they are
-drawn almost greedily, so their makers warn of it, and other servers (vLLM, LM Studio, Ollama) follow that file, too.
+Reasoning models repeat themselves without end when they are drawn almost greedily, so their makers warn of it, and
+other servers (vLLM, LM Studio, Ollama) follow that file, too.
 """
 
 from __future__ import annotations
@@ -12,20 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from start_llm.core.settings import Settings
-from start_llm.models.capabilities import Fact
-from start_llm.models.override import SAMPLING, Override
+from start_llm.models.overrides import SAMPLING
 
 FILE = "generation_config.json"
-_DRAWING = ("temperature", "top_p", "top_k", "min_p")
+_NOT_GREEDY = ("temperature", "top_p", "top_k", "min_p")
 """What means nothing where the likeliest token is taken."""
 
 
 @dataclass(frozen=True, slots=True)
-class Makers:
+class GenerationConfig:
     """
     Attributes:
-        values: what they recommend, by the names of `SAMPLING`.
+        values: what is recommended, by the names of `SAMPLING`.
         odd: for each name whose value cannot be used (empty: the file itself), a sentence that says why.
     """
 
@@ -33,7 +31,7 @@ class Makers:
     odd: Mapping[str, str] = field(default_factory=dict)
 
 
-def read_makers(folder: Path) -> Makers:
+def read_generation_config(folder: Path) -> GenerationConfig:
     """What stands in the checkpoint's ``generation_config.json``. A value that cannot be used is no recommendation.
 
     ``do_sample: false`` is no recommendation of a greedy choice: transformers writes its own default there, and passes
@@ -42,16 +40,16 @@ def read_makers(folder: Path) -> Makers:
     try:
         data = json.loads((folder / FILE).read_text("utf-8"))
     except FileNotFoundError:
-        return Makers()
+        return GenerationConfig()
     except (OSError, ValueError, RecursionError) as error:
-        return Makers(odd={"": f"{FILE} is passed over, it cannot be read: {error}"})
+        return GenerationConfig(odd={"": f"{FILE} is passed over, it cannot be read: {error}"})
     if not isinstance(data, dict):
-        return Makers(odd={"": f"{FILE} is passed over, it is no JSON object"})
+        return GenerationConfig(odd={"": f"{FILE} is passed over, it is no JSON object"})
     values: dict[str, float] = {}
     odd: dict[str, str] = {}
     for name in SAMPLING:
         given = data.get(name)
-        if given is None or (data.get("do_sample") is False and name in _DRAWING):
+        if given is None or (data.get("do_sample") is False and name in _NOT_GREEDY):
             continue
         usable = _usable(name, given)
         if usable is None:
@@ -59,32 +57,7 @@ def read_makers(folder: Path) -> Makers:
             odd[name] = f"{FILE}: {name}={shown} is passed over, it must be {_allowed(name)}"
         else:
             values[name] = usable
-    return Makers(values, odd)
-
-
-def sampling_facts(settings: Settings, override: Override, makers: Makers) -> dict[str, Fact]:
-    """Each value by its name, with who says so: file, setting, makers or built-in, in this order."""
-    own, heard = override.sampling(), makers.values if settings.makers_sampling else {}
-    facts = {}
-    for name in SAMPLING:
-        setting = f"default_{name}"
-        if name in own:
-            facts[name] = Fact(own[name], "file")
-        elif setting in settings.model_fields_set:
-            facts[name] = Fact(getattr(settings, setting), "setting")
-        elif name in heard:
-            facts[name] = Fact(heard[name], "makers")
-        else:
-            facts[name] = Fact(getattr(settings, setting), "built-in")
-    return facts
-
-
-def told(facts: Mapping[str, Fact], makers: Makers) -> list[str]:
-    """Lines for people: what the makers' word counts for, and what of it was passed over."""
-    used = ", ".join(f"{name} {fact.value:g}" for name, fact in facts.items() if fact.source == "makers")
-    lines = [f"{used}, as the model's makers recommend"] if used else []
-    passed = [why for name, why in makers.odd.items() if not name or facts[name].source == "built-in"]
-    return [*lines, *passed]
+    return GenerationConfig(values, odd)
 
 
 def _usable(name: str, given: Any) -> float | None:

@@ -12,14 +12,13 @@ import pytest
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings, load_settings
 from start_llm.engine.asking import greedy
-from start_llm.models.aside import at_once
+from start_llm.models.background import at_once
 from start_llm.models.capabilities import Fact
 from start_llm.models.device import GIB, Device
-from start_llm.models.finding import find_out, with_room
 from start_llm.models.loader import LoadedModel, load_model
-from start_llm.models.override import OverrideError
-from start_llm.models.probed import FILE, ProbeTable, decode, encode, probe_key
-from start_llm.models.trial import SECONDS, TOKENS, TooSlow
+from start_llm.models.overrides import OverrideError
+from start_llm.models.probe import FILE, decode, encode, limit_context, probe_key, probe_model, read_probe
+from start_llm.models.tool_probe import SECONDS, TOKENS, TooSlow
 from tests.models.callers import CALLERS, Caller, build_caller
 
 MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
@@ -49,7 +48,7 @@ class World:
             self.asked += 1
             return greedy(loaded.model, tokens, eos=loaded.eos, most=TOKENS, seconds=600.0)
 
-        return at_once(find_out(settings, loaded, answer, self.said.append))
+        return at_once(probe_model(settings, loaded, answer, self.said.append))
 
     def own_file(self, name: str, text: str) -> None:
         folder = self.folder / "models"
@@ -65,7 +64,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
 @pytest.mark.parametrize("caller", CALLERS, ids=lambda caller: f"{caller.name}-{caller.call}")
 def test_the_format_that_a_model_writes_is_the_one_that_is_used(caller: Caller, world: World) -> None:
     able = world.load(build_caller(world.folder, caller.name, caller.call), caller.reply()).capabilities
-    assert able.family == caller.family
+    assert able.facts["family"].value == caller.family
     assert world.asked == 1
     if caller.format is None:
         assert able.facts["tool_parser"] == Fact("json_tools", "template"), "what has no mark is read by every parser"
@@ -83,7 +82,7 @@ def test_the_callers_are_of_twelve_families_and_more() -> None:
 def test_a_model_that_writes_otherwise_than_its_family_is_believed(world: World) -> None:
     mistral = next(caller for caller in CALLERS if caller.name == "Devstral-Small")
     able = world.load(build_caller(world.folder, "Qwen3-8B", "hermes"), mistral.reply()).capabilities
-    assert able.family == "qwen3" and able.facts["tool_parser"] == Fact("mistral", "probe")
+    assert able.facts["family"].value == "qwen3" and able.facts["tool_parser"] == Fact("mistral", "probe")
 
 
 def test_harmony_brings_its_reasoning_style_along(world: World) -> None:
@@ -121,18 +120,18 @@ def test_another_template_or_version_is_another_model(world: World, monkeypatch:
     assert world.load(path, CALLERS[0].reply()).capabilities.tool_parser in {"json_tools", "hermes_json"}
     assert world.asked == 2
     before = probe_key(files)
-    monkeypatch.setattr("start_llm.models.probed.PROBE_VERSION", 1_000_000)
+    monkeypatch.setattr("start_llm.models.probe.PROBE_VERSION", 1_000_000)
     assert probe_key(files) != before
 
 
 def test_a_damaged_table_is_set_aside(world: World, caplog: pytest.LogCaptureFixture) -> None:
     path = build_caller(world.folder, "GLM-4.7", "keyed")
-    before = world.load(path, CALLERS[2].reply()).capabilities
+    before = world.load(path, CALLERS[2].reply()).capabilities.facts
     table = world.folder / "cache" / FILE
     table.write_bytes(b"this is no database" * 100)
-    assert world.load(path, CALLERS[2].reply()).capabilities == before
+    assert world.load(path, CALLERS[2].reply()).capabilities.facts == before
     assert world.asked == 2 and table.with_name(f"{FILE}.damaged").exists()
-    assert world.load(path).capabilities == before and world.asked == 2
+    assert world.load(path).capabilities.facts == before and world.asked == 2
 
 
 def test_a_row_that_was_changed_is_not_believed(world: World) -> None:
@@ -146,9 +145,7 @@ def test_a_row_that_was_changed_is_not_believed(world: World) -> None:
 
 def test_a_row_comes_back_as_it_was(world: World) -> None:
     loaded = world.load(build_caller(world.folder, "gpt-oss-20b", "harmony"), CALLERS[9].reply())
-    table = ProbeTable(world.folder / "cache" / FILE)
-    probed = table.get(probe_key(loaded.files))
-    table.close()
+    probed = read_probe(world.folder / "cache" / FILE, probe_key(loaded.files))
     assert probed is not None and decode(encode(probed)) == probed
     assert probed.traits.fingerprint == loaded.capabilities.traits.fingerprint  # type: ignore[union-attr]
 
@@ -157,7 +154,7 @@ def test_a_model_that_was_not_asked_is_asked_later(world: World) -> None:
     path = build_caller(world.folder, "GLM-4.7", "hermes")
     settings = world.settings(path)
     loaded = load_model(settings, MACHINE, lambda step, part: None, world.said.append)
-    able = at_once(find_out(settings, loaded, None, world.said.append)).capabilities
+    able = at_once(probe_model(settings, loaded, None, world.said.append)).capabilities
     assert able.facts["tool_parser"].source == "template" and able.traits is not None and world.said == []
     assert world.load(path, CALLERS[2].reply()).capabilities.tool_parser == "glm47"
 
@@ -170,7 +167,7 @@ def test_a_slow_machine_gives_up_early_and_tries_again(world: World) -> None:
     slow = partial(greedy, loaded.model, eos=loaded.eos, most=9, seconds=SECONDS, clock=lambda: float(next(times)))
     with pytest.raises(TooSlow):
         list(slow(range(5, 300)))
-    able = at_once(find_out(settings, loaded, slow, world.said.append)).capabilities
+    able = at_once(probe_model(settings, loaded, slow, world.said.append)).capabilities
     assert able.facts["tool_parser"].source == "template"
     assert "too long here" in world.said[0]
     assert world.load(path, CALLERS[2].reply()).capabilities.facts["tool_parser"] == Fact("glm47", "probe")
@@ -198,7 +195,7 @@ def test_a_models_own_file_has_the_last_word(world: World) -> None:
     )
     able = world.load(path).capabilities
     assert world.asked == 1, "what was found is still known"
-    assert (able.tool_parser, able.context, able.family) == ("mistral", 5000, "kimi")
+    assert (able.tool_parser, able.context, able.facts["family"].value) == ("mistral", 5000, "kimi")
     assert able.traits is not None and before.traits is not None
     assert (able.traits.many_calls, able.traits.switches, able.traits.reasoning_key) == (False, ("thinking",), None)
     assert able.traits.fingerprint != before.traits.fingerprint, "what was rendered otherwise is another conversation"
@@ -255,8 +252,8 @@ def test_a_setting_chooses_the_family(world: World) -> None:
 def test_the_context_is_what_memory_has_room_for(world: World) -> None:
     loaded = world.load(build_caller(world.folder, "GLM-4.7", "keyed"), CALLERS[2].reply())
     world.said.clear()
-    assert with_room(loaded, None, world.said.append) is loaded
-    assert with_room(loaded, 10**9, world.said.append) is loaded and world.said == []
-    tight = with_room(loaded, 40_000, world.said.append).capabilities
+    assert limit_context(loaded, None, world.said.append) is loaded
+    assert limit_context(loaded, 10**9, world.said.append) is loaded and world.said == []
+    tight = limit_context(loaded, 40_000, world.said.append).capabilities
     assert tight.context == 39 * 1024 and tight.facts["context"] == Fact(39 * 1024, "memory")
     assert world.said == ["context   39,936 tokens of KV fit into memory; GLM-4.7 could take 262,144"]

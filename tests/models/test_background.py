@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from start_llm.models import aside as module
-from start_llm.models.aside import aside, at_once
+from start_llm.models import background as module
+from start_llm.models.background import at_once, in_background
 
 
 class AtOnce:
@@ -19,7 +19,7 @@ class AtOnce:
 
 def test_others_have_a_turn_even_if_it_is_done_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.threading, "Thread", AtOnce)
-    steps = aside(lambda: "found")
+    steps = in_background(lambda: "found")
     assert next(steps) == 0.0
     with pytest.raises(StopIteration, match="found"):
         next(steps)
@@ -30,13 +30,13 @@ def test_what_it_raises_is_raised() -> None:
         raise ValueError("a fault")
 
     with pytest.raises(ValueError, match="a fault"):
-        at_once(aside(fails))
+        at_once(in_background(fails))
 
 
 def test_who_gives_up_hears_of_it_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.threading, "Thread", AtOnce)
     late: list[str] = []
-    steps = aside(lambda: "found", late.append)
+    steps = in_background(lambda: "found", late.append)
     next(steps)
     steps.close()
     assert late == ["found"]

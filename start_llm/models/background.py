@@ -1,6 +1,6 @@
-"""Work in steps, as the model thread does it between the steps of other models; and what it leaves to other threads.
+"""Work in steps, for the model thread between the steps of other models; and work for a background thread.
 
-A generator yields the seconds that it wants to wait, and returns its result.
+A generator yields the seconds that it wants to wait, and returns its result. Knows no MLX.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ from concurrent.futures import Future
 LOOK_SECONDS = 0.005
 
 
-def aside[T](function: Callable[[], T], unwanted: Callable[[T], object] | None = None) -> Generator[float, None, T]:
+def in_background[T](
+    function: Callable[[], T], unwanted: Callable[[T], object] | None = None
+) -> Generator[float, None, T]:
     """Runs `function`, which computes nothing with MLX, on a thread of its own; waits until it is done.
 
     Raises what it raises. If the steps are given up meanwhile, it goes on to its end, and nobody hears of it.
@@ -29,7 +31,7 @@ def aside[T](function: Callable[[], T], unwanted: Callable[[T], object] | None =
         except BaseException as error:  # noqa: BLE001 - the thread's edge: raised below, where it is waited for
             done.set_exception(error)
 
-    threading.Thread(target=run, name="aside", daemon=True).start()
+    threading.Thread(target=run, name="background", daemon=True).start()
     try:
         yield 0.0  # however quick it is: what comes before and after it makes no single step
         while not done.done():

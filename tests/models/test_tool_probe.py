@@ -7,20 +7,20 @@ from collections.abc import Iterator, Sequence
 import pytest
 from mlx_lm.tokenizer_utils import NaiveStreamingDetokenizer
 
-from start_llm.models.aside import at_once
-from start_llm.models.trial import Assumed, TooSlow, Trial, read_call, told, try_tools
+from start_llm.models.background import at_once
+from start_llm.models.tool_probe import ExpectedStyle, ToolCallProbe, TooSlow, probe_tool_calls, read_call
 from start_llm.parsing.registry import TOOL_FORMATS
 from start_llm.prompt.probe import probe
 from tests.models.callers import PARIS, bare_json, llama_json
 from tests.parsing.formats import RENDER
 from tests.prompt.models import fast_tokenizer, model
 
-ASSUMED = Assumed(("hermes_json",), "think_tag")
+EXPECTED = ExpectedStyle(("hermes_json",), "think_tag")
 
 
 def tried(
-    family: str, said: str, assumed: Assumed = ASSUMED, *, slow: bool = False, fault: Exception | None = None
-) -> tuple[Trial, str]:
+    family: str, said: str, expected: ExpectedStyle = EXPECTED, *, slow: bool = False, fault: Exception | None = None
+) -> tuple[ToolCallProbe, str]:
     """What comes of it, and the prompt."""
     template, tokenizer = model(family)
     prompts: list[str] = []
@@ -35,7 +35,7 @@ def tried(
             raise TooSlow
 
     streaming = lambda: NaiveStreamingDetokenizer(fast_tokenizer())  # noqa: E731
-    trial = at_once(try_tools(template, tokenizer, probe(template, tokenizer), assumed, streaming, answer))
+    trial = at_once(probe_tool_calls(template, tokenizer, probe(template, tokenizer), expected, streaming, answer))
     return trial, "".join(prompts)
 
 
@@ -55,7 +55,7 @@ def test_the_tool_is_told_in_the_templates_way_and_the_call_is_known(family: str
     trial, prompt = tried(family, RENDER[ident](PARIS))
     assert (trial.outcome, trial.format) == ("called", ident)
     assert "get_weather" in prompt and "Paris" in prompt
-    assert trial.tokens > 5 and ident in told(trial, "hermes_json")
+    assert trial.tokens > 5 and ident in trial.report("hermes_json")
 
 
 def test_a_template_that_opens_a_thought_is_read_from_inside_of_it() -> None:
@@ -65,7 +65,7 @@ def test_a_template_that_opens_a_thought_is_read_from_inside_of_it() -> None:
 
 def test_a_template_without_tools_is_not_asked() -> None:
     trial, prompt = tried("gemma", RENDER["gemma4"](PARIS))
-    assert (trial.outcome, prompt) == ("none", "") and "shows no tools" in told(trial, "hermes_json")
+    assert (trial.outcome, prompt) == ("none", "") and "shows no tools" in trial.report("hermes_json")
 
 
 def test_a_model_that_fails_when_it_is_asked_is_served_and_asked_again() -> None:
@@ -81,10 +81,10 @@ def test_a_call_that_came_in_time_counts_on_a_slow_machine() -> None:
 
 @pytest.mark.parametrize("ident", sorted(RENDER))
 def test_every_format_is_known_by_its_own_marks(ident: str) -> None:
-    found = read_call(RENDER[ident](PARIS), ASSUMED, in_reasoning=False)
+    found = read_call(RENDER[ident](PARIS), EXPECTED, in_reasoning=False)
     assert found is not None and found[0] is not None
     assert RENDER[found[0]](PARIS) == RENDER[ident](PARIS), "the same text, if not the same name"
-    first = Assumed((ident,), "think_tag")
+    first = ExpectedStyle((ident,), "think_tag")
     assert read_call(RENDER[ident](PARIS), first, in_reasoning=False) in {(ident, None), (ident, "harmony")}
 
 
@@ -93,8 +93,8 @@ def test_every_format_is_tried() -> None:
 
 
 def test_what_has_no_mark_and_what_is_no_call() -> None:
-    assert read_call(bare_json(PARIS), ASSUMED, in_reasoning=False) == (None, None)
-    assert read_call(llama_json(PARIS), ASSUMED, in_reasoning=False) == ("llama", None)
+    assert read_call(bare_json(PARIS), EXPECTED, in_reasoning=False) == (None, None)
+    assert read_call(llama_json(PARIS), EXPECTED, in_reasoning=False) == ("llama", None)
     for text in ("", "Sunny.", "get_weather", RENDER["hermes_json"]([("get_weather", {"place": "Paris"})])):
-        assert read_call(text, ASSUMED, in_reasoning=False) is None
-    assert read_call(RENDER["mistral"]([("other_tool", {"city": "Paris"})]), ASSUMED, in_reasoning=False) is None
+        assert read_call(text, EXPECTED, in_reasoning=False) is None
+    assert read_call(RENDER["mistral"]([("other_tool", {"city": "Paris"})]), EXPECTED, in_reasoning=False) is None

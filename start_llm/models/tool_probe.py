@@ -1,7 +1,7 @@
-"""In which format a model calls tools, by asking it to: one prompt, one greedy answer, read by every parser.
+"""Finds out in which format a model calls tools: one prompt asks for a call, and every parser reads the greedy answer.
 
-The prompt is made and the answer is read by the code that serves requests. Nothing here knows MLX: who calls brings the
-tokens that the model answers.
+The prompt is made and the answer is read by the code that serves requests. Knows no MLX: the
+caller generates the tokens.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, Tool
-from start_llm.models.aside import aside
+from start_llm.models.background import in_background
 from start_llm.parsing.detokenise import Detokenizer, StreamingDetokenizer
 from start_llm.parsing.registry import SHARED_SIGNS, TOOL_FORMATS, ExternalFormat, OutputStyle, output_style
 from start_llm.parsing.stream import OutputParser
@@ -43,21 +43,21 @@ ASKED = Message("user", "What is the weather in Paris now? Use the tool get_weat
 
 
 class TooSlow(Exception):
-    """Raised by an `Answer`: it would take too long here."""
+    """Raised by a `Generate`: it would take too long here."""
 
 
-Answer = Callable[[Sequence[int]], Iterator[int | None]]
-"""Tokens of a prompt to tokens of a greedy answer, the end token left out, ``None`` where others may have their turn.
+Generate = Callable[[Sequence[int]], Iterator[int | None]]
+"""Tokens of a prompt to tokens of a greedy answer without the end token; ``None`` where other models may have a turn.
 Bounded; raises TooSlow, and whatever a model's own code may raise."""
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """What came of it.
+class ToolCallProbe:
+    """The result.
 
     Attributes:
-        outcome: ``called``: a call was read; ``silent``: the answer holds none; ``none``: it could not be asked;
-            ``open``: it was not asked for now.
+        outcome: ``called``: a call was read; ``silent``: the answer holds none; ``none``: the template shows no tools;
+            ``open``: it is to be asked at a later load.
         format: id of the tool format that was written; ``None`` where it does not show (every parser reads bare JSON).
         reasoning: id of the reasoning style that goes with `format`, where that is another one.
         said: the beginning of the answer.
@@ -72,43 +72,52 @@ class Trial:
     tokens: int = 0
     seconds: float = 0.0
 
+    def report(self, assumed: str) -> str:
+        """For people. `assumed`: the tool format that is used where the probe found none."""
+        took = f"{self.tokens} tokens, {self.seconds:.1f} s"
+        if self.outcome == "called":
+            return f"asked to call a tool, the model wrote {self.format or 'a call without any mark'} ({took})"
+        if self.outcome == "silent":
+            return f"asked to call a tool, the model wrote no call ({took}); {assumed} is assumed"
+        return f"the model was not asked to call a tool: {self.why}; {assumed} is assumed"
+
 
 @dataclass(frozen=True, slots=True)
-class Assumed:
+class ExpectedStyle:
     """How the model is taken to write before it is asked: what `parsing.registry.output_style` takes.
 
     Attributes:
-        order: ids of tool formats to try first; all others follow.
+        formats: ids of tool formats to try first; all others follow.
     """
 
-    order: tuple[str, ...]
+    formats: tuple[str, ...]
     reasoning: str
     think_tags: tuple[str, str] | None = None
     external: ExternalFormat | None = None
 
 
-def try_tools(
+def probe_tool_calls(
     template: Template,
     tokenizer: Tokenizer,
     traits: Traits,
-    assumed: Assumed,
+    expected: ExpectedStyle,
     detokenizer: Callable[[], StreamingDetokenizer],
-    answer: Answer,
-) -> Generator[float, None, Trial]:
-    """Asks and reads; pauses after each token. The thread is `answer`'s, but prompt and answer are worked on aside."""
+    generate: Generate,
+) -> Generator[float, None, ToolCallProbe]:
+    """Asks and reads; pauses after each token. Prompt and answer are worked on in the background."""
     if not traits.tools:
-        return Trial("none", why="its template shows no tools")
+        return ToolCallProbe("none", why="its template shows no tools")
     try:
-        tokens, in_reasoning = yield from aside(lambda: _prompt(template, tokenizer, traits))
+        tokens, in_reasoning = yield from in_background(lambda: _prompt(template, tokenizer, traits))
     except BadRequest as error:
-        return Trial("none", why=error.message)
+        return ToolCallProbe("none", why=error.message)
     began = time.monotonic()
-    streaming = Detokenizer((yield from aside(detokenizer)))
+    streaming = Detokenizer((yield from in_background(detokenizer)))
     pieces: list[str] = []
     count = 0
     slow = False
     try:
-        for token in answer(tokens):
+        for token in generate(tokens):
             if token is not None:
                 pieces.append(streaming.feed(token))
                 count += 1
@@ -117,16 +126,14 @@ def try_tools(
         slow = True
     except Exception as error:  # a model's own code may do anything; it is served all the same
         log.warning("a model could not be asked for a tool call", exc_info=True)
-        return Trial("open", why=f"asking it failed ({type(error).__name__}: {error})")
+        return ToolCallProbe("open", why=f"asking it failed ({type(error).__name__}: {error})")
     text = "".join(pieces) + streaming.finish()
     seconds = round(time.monotonic() - began, 3)
-    found = yield from aside(lambda: read_call(text, assumed, in_reasoning=in_reasoning))
-    if found is None and slow:
-        return Trial("open", why="it takes too long here", said=text[:_SAID], tokens=count, seconds=seconds)
-    if found is None:
-        return Trial("silent", said=text[:_SAID], tokens=count, seconds=seconds)
-    ident, reasoning = found
-    return Trial("called", ident, reasoning, text[:_SAID], tokens=count, seconds=seconds)
+    found = yield from in_background(lambda: read_call(text, expected, in_reasoning=in_reasoning))
+    if found is not None:
+        return ToolCallProbe("called", *found, text[:_SAID], tokens=count, seconds=seconds)
+    outcome, why = ("open", "it takes too long here") if slow else ("silent", "")
+    return ToolCallProbe(outcome, said=text[:_SAID], why=why, tokens=count, seconds=seconds)
 
 
 def _prompt(template: Template, tokenizer: Tokenizer, traits: Traits) -> tuple[list[int], bool]:
@@ -136,26 +143,16 @@ def _prompt(template: Template, tokenizer: Tokenizer, traits: Traits) -> tuple[l
     return list(tokenizer.encode(rendered.text)), rendered.in_reasoning
 
 
-def told(trial: Trial, assumed: str) -> str:
-    """What came of the trial, for people."""
-    took = f"{trial.tokens} tokens, {trial.seconds:.1f} s"
-    if trial.outcome == "called":
-        return f"asked to call a tool, the model wrote {trial.format or 'a call without any mark'} ({took})"
-    if trial.outcome == "silent":
-        return f"asked to call a tool, the model wrote no call ({took}); {assumed} is assumed"
-    return f"the model was not asked to call a tool: {trial.why}; {assumed} is assumed"
-
-
-def read_call(text: str, assumed: Assumed, *, in_reasoning: bool) -> tuple[str | None, str | None] | None:
-    """(tool format, reasoning style if it is another than assumed) of the answer `text`; ``None`` if it holds no call.
+def read_call(text: str, expected: ExpectedStyle, *, in_reasoning: bool) -> tuple[str | None, str | None] | None:
+    """(tool format, reasoning style if it is another than expected) of the answer `text`; ``None`` if it holds no call.
 
     The format is ``None`` where the call has no mark of any.
     """
     called = False
-    for ident in dict.fromkeys((*assumed.order, *TOOL_FORMATS)):
+    for ident in dict.fromkeys((*expected.formats, *TOOL_FORMATS)):
         if ident == "null":
             continue
-        for style, reasoning in _styles(ident, assumed):
+        for style, reasoning in _styles(ident, expected):
             if not _calls(text, style, in_reasoning):
                 continue
             called = True
@@ -164,15 +161,15 @@ def read_call(text: str, assumed: Assumed, *, in_reasoning: bool) -> tuple[str |
     return (None, None) if called else None
 
 
-def _styles(ident: str, assumed: Assumed) -> Iterator[tuple[OutputStyle, str | None]]:
-    """The format with the reasoning style that is assumed; harmony is a style of its own."""
-    other = ident == "harmony" and assumed.reasoning != "harmony"
+def _styles(ident: str, expected: ExpectedStyle) -> Iterator[tuple[OutputStyle, str | None]]:
+    """The format with the reasoning style that is expected; harmony is a style of its own."""
+    other = ident == "harmony" and expected.reasoning != "harmony"
     yield (
         output_style(
             tool_parser=ident,
-            reasoning_parser="harmony" if other else assumed.reasoning,
-            external=assumed.external,
-            reasoning_tags=None if other else assumed.think_tags,
+            reasoning_parser="harmony" if other else expected.reasoning,
+            external=expected.external,
+            reasoning_tags=None if other else expected.think_tags,
         ),
         "harmony" if other else None,
     )
