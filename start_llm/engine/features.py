@@ -9,7 +9,6 @@ import hashlib
 import json
 import logging
 import os
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,6 +19,9 @@ import mlx.core as mx
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
+
+from start_llm.files.atomic import write_atomic
+from start_llm.files.lru import Lru
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +62,8 @@ class FeatureStore:
     def __init__(
         self, memory_bytes: int = MEMORY_BYTES, folder: Path | None = None, disk_bytes: int = 0, *, model: str = ""
     ) -> None:
-        self._most, self._model = memory_bytes, model
-        self._held: OrderedDict[str, Features] = OrderedDict()
+        self._model = model
+        self._held: Lru[str, Features] = Lru(memory_bytes, lambda _, features: features.nbytes)
         self._files = _Files(folder, disk_bytes) if folder is not None and disk_bytes > 0 else None
 
     def get(self, key: str, make: Callable[[], Features]) -> Features:
@@ -74,10 +76,7 @@ class FeatureStore:
                 found = make()
                 if self._files is not None:
                     self._files.write(name, found)
-            self._held[key] = found
-            while len(self._held) > 1 and sum(kept.nbytes for kept in self._held.values()) > self._most:
-                self._held.popitem(last=False)
-        self._held.move_to_end(key)
+            self._held.put(key, found)
         return found
 
 
@@ -104,21 +103,16 @@ class _Files:
 
     def write(self, name: str, features: Features) -> None:
         data = _packed(features)
-        temporary = self._folder / f"{name}.{os.getpid()}.writing"
         try:
             if len(data) > self._most:
                 return
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._make_room(len(data))
-            with open(temporary, "wb", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-                file.write(data)
-            os.replace(temporary, self._folder / (name + _SUFFIX))
+            write_atomic(self._folder / (name + _SUFFIX), data)
         except OSError as error:
             if not self._told:
                 log.warning("image features are kept in memory only: %s", error)
             self._told = True
-            with suppress(OSError):
-                temporary.unlink()
 
     def _make_room(self, new: int) -> None:
         """For so many bytes more; what a killed process left half written goes too, when it is the oldest."""

@@ -14,8 +14,8 @@ from start_llm.core.settings import Settings
 from start_llm.core.work import Submit
 from start_llm.engine.decode.alone import AloneRunner
 from start_llm.engine.decode.constraint import GrammarProcessor, Grammars
-from start_llm.engine.decode.costs import DraftGate
-from start_llm.engine.decode.drafting import Drafts, KnownCosts, make_drafts
+from start_llm.engine.decode.costs import CostTable, DraftGate
+from start_llm.engine.decode.drafting import Drafts, make_drafts
 from start_llm.engine.decode.sampling import LogprobTap, make_processors, make_sampler, top_logprobs
 from start_llm.engine.decode.text import BatchRunner
 from start_llm.engine.decode.thinking import ThinkingBudget
@@ -23,6 +23,7 @@ from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.rows import Processors
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
+from start_llm.files.lru import Lru
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.models.background import in_background
@@ -183,7 +184,9 @@ def make_runner(settings: Settings, loaded: LoadedModel, gate: DraftGate | None 
     return AloneRunner(model, batch, eos=eos, gate=gate, quantise=how.apply, quantised_from=how.start)
 
 
-def drafts_for(settings: Settings, loaded: LoadedModel, known: KnownCosts) -> Generator[float, None, Drafts | None]:
+def drafts_for(
+    settings: Settings, loaded: LoadedModel, known: Lru[str, CostTable]
+) -> Generator[float, None, Drafts | None]:
     """``None`` if they are off, or this model cannot have them: then it decodes without. A pass over it a step."""
     if settings.drafts == "off":
         return None

@@ -32,18 +32,18 @@ How to use it::
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import shutil
 import sqlite3
 import stat
 import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
+
+from start_llm.files.locks import locked
 
 log = logging.getLogger(__name__)
 
@@ -171,7 +171,9 @@ class CacheDatabase:
             log.warning("%s: %s was taken away and is begun afresh", self._what, self.path)
             self._disconnect()
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _folder_held(self.path.parent, self._busy_seconds):
+        # Nobody else opens or sets aside a file of this folder meanwhile: a process could write a journal for the
+        # damaged database, and another take it for that of the new one.
+        with locked(self.path.parent, self._busy_seconds):
             new = _create(self.path)
             if (identity := _identity(self.path)) != self._identity:
                 self._identity = identity
@@ -246,7 +248,7 @@ class CacheDatabase:
             OSError: it cannot be set aside.
         """
         self._disconnect()
-        with _folder_held(self.path.parent, self._busy_seconds):
+        with locked(self.path.parent, self._busy_seconds):
             if _identity(self.path) != self._identity:
                 return
             aside = _beside(self.path, ".damaged")
@@ -276,33 +278,6 @@ def _code(error: Exception) -> int:
     """SQLite's extended code; 0 if it has none."""
     code: int = getattr(error, "sqlite_errorcode", 0)
     return code
-
-
-@contextmanager
-def _folder_held(folder: Path, seconds: float) -> Iterator[None]:
-    """Nobody else opens or sets aside a file of this folder meanwhile.
-
-    Without it a process could write a journal for the damaged database, and another take it for that of the new one.
-
-    Raises:
-        BlockingIOError: somebody held it for longer than `seconds`.
-    """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        until = time.monotonic() + seconds
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.01)
-            except OSError:  # a file system without such locks
-                break
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _beside(path: Path, ending: str) -> Path:

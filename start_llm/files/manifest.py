@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from start_llm.files.atomic import write_atomic
 
 NAME = "MANIFEST"  # without an ending: it is none of the folder's data files
 
@@ -19,9 +20,7 @@ def seal(folder: Path, *, leave_out: frozenset[str] = frozenset()) -> None:
         for path in sorted(folder.iterdir())
         if path.is_file() and path.name != NAME and path.name not in leave_out
     }
-    fresh = folder / f".{NAME}.new"
-    fresh.write_text(json.dumps(entries, indent=1), encoding="utf-8")
-    os.replace(fresh, folder / NAME)
+    write_atomic(folder / NAME, json.dumps(entries, indent=1), mode=0o666)
 
 
 def is_sealed(folder: Path) -> bool:
@@ -52,7 +51,7 @@ def damage(folder: Path) -> str | None:
         return f"its list of files cannot be read: {error}"
     if moved:  # it was copied: the next start need not read it again
         with suppress(OSError):
-            (folder / NAME).write_text(json.dumps(entries, indent=1), encoding="utf-8")
+            write_atomic(folder / NAME, json.dumps(entries, indent=1), mode=0o666)
     return None
 
 

@@ -10,8 +10,6 @@ import base64
 import binascii
 import hashlib
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,6 +18,7 @@ from start_llm.core.errors import BadRequest, NotSupported, StartLLMError, TooLa
 from start_llm.core.images import Attachment, Picture
 from start_llm.core.messages import Message
 from start_llm.core.settings import Settings
+from start_llm.files.lru import Lru
 from start_llm.images.fetch import Fetcher
 from start_llm.images.numbers import SHORT, numbered, short_name, table, without_table
 from start_llm.images.pixels import ImageFile, TooManyPixels, Unreadable, decoding
@@ -65,8 +64,7 @@ class ImageReader:
         self._settings = settings
         hosts = frozenset(host for host in settings.image_url_hosts.split(",") if host)
         self._fetcher = fetcher or Fetcher(hosts, settings.image_url_seconds, settings.image_max_bytes)
-        self._known: OrderedDict[bytes, KnownImage] = OrderedDict()
-        self._lock = threading.Lock()
+        self._known: Lru[bytes, KnownImage] = Lru(_KEPT)
 
     def told(self, messages: Sequence[Message]) -> tuple[Message, ...]:
         """The conversation for a model that reads text only: a line in the place of every image.
@@ -174,7 +172,7 @@ class ImageReader:
             with decoding():
                 opened = ImageFile(data, self._settings.image_max_pixels)
                 if image.kind == "url" and opened.identity() != seen.identity:
-                    self._forget(_key(image))  # the next request is told what is there now
+                    self._known.pop(_key(image))  # the next request is told what is there now
                     raise Unreadable("another image is there by now; send the request again")
                 return opened.upright()
         except Unreadable as problem:
@@ -197,11 +195,11 @@ class ImageReader:
         for image in images:
             if image.kind == "data" or (fetched and image.kind == "url"):
                 key = _key(image)
-                known = self._find(key)
+                known = self._known.get(key)
                 if known is None:
                     known = self._look(image)
                     if image.kind == "data" or not known.problem:  # what could not be fetched may be there next time
-                        self._keep(key, known)
+                        self._known.put(key, known)
                     pixels += known.width * known.height
                     if pixels > MOST_NEW_PIXELS:
                         raise TooLarge(
@@ -212,23 +210,6 @@ class ImageReader:
                 known = _unread(image)
             found[id(image)] = known
         return found
-
-    def _find(self, key: bytes) -> KnownImage | None:
-        with self._lock:
-            known = self._known.get(key)
-            if known is not None:
-                self._known.move_to_end(key)
-            return known
-
-    def _keep(self, key: bytes, known: KnownImage) -> None:
-        with self._lock:
-            self._known[key] = known
-            while len(self._known) > _KEPT:
-                self._known.popitem(last=False)
-
-    def _forget(self, key: bytes) -> None:
-        with self._lock:
-            self._known.pop(key, None)
 
     def _look(self, image: Attachment) -> KnownImage:
         """Decodes an image once, for its identity."""

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from collections import OrderedDict
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
+
+from start_llm.files.lru import Lru
 
 Tokens = npt.NDArray[np.int32]
 TokenSequence = Sequence[int] | Tokens
@@ -51,8 +52,7 @@ class TokenMemo:
     """Remembers the arrays of the last few token tuples: one request asks with the same tuple several times."""
 
     def __init__(self, keep: int = 4) -> None:
-        self._keep = keep
-        self._arrays: OrderedDict[int, tuple[tuple[int, ...], Tokens]] = OrderedDict()
+        self._arrays: Lru[int, tuple[tuple[int, ...], Tokens]] = Lru(keep)
 
     def get(self, tokens: TokenSequence) -> Tokens:
         """`as_tokens`, once per tuple object."""
@@ -62,9 +62,7 @@ class TokenMemo:
         if known is not None and known[0] is tokens:
             return known[1]
         made = as_tokens(tokens)
-        self._arrays[id(tokens)] = (tokens, made)
-        if len(self._arrays) > self._keep:
-            self._arrays.popitem(last=False)
+        self._arrays.put(id(tokens), (tokens, made))
         return made
 
 

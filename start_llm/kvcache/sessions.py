@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
+from start_llm.files.lru import Lru
 from start_llm.kvcache.tree import Segment
 
 
@@ -29,25 +29,21 @@ class Sessions:
     def __init__(self, idle: float, keep: int, most: int = 4096) -> None:
         self._idle = idle
         self._keep = keep
-        self._most = most
-        self._known: OrderedDict[str, Session] = OrderedDict()
+        self._known: Lru[str, Session] = Lru(most)
 
     def add_end(self, name: str, end: Segment, now: float) -> None:
         """A turn of `name` was stored up to `end`; ends that it grew out of are no ends any more."""
-        session = self._known.setdefault(name, Session(now, now))
+        session = self._known.get(name) or Session(now, now)
         session.used = now
         above = set(map(id, end.ancestors()))
         kept = [e for e in session.ends if e is not end and e.rows is not None and id(e) not in above]
         session.ends = [*kept, end][-self._keep :] if self._keep else []
-        self._known.move_to_end(name)
-        if len(self._known) > self._most:
-            self._known.popitem(last=False)
+        self._known.put(name, session)
 
     def touch(self, name: str, now: float) -> None:
         """The conversation is alive; unknown names are ignored."""
-        if name in self._known:
-            self._known[name].used = now
-            self._known.move_to_end(name)
+        if (session := self._known.get(name)) is not None:
+            session.used = now
 
     def protection(self, now: float, budget_bytes: int) -> dict[int, tuple[int, float]]:
         """For each protected end (by `id`): how strongly, greater is stronger.
@@ -76,7 +72,7 @@ class Sessions:
         return sum(_path_bytes(end, seen) for session in self._live(now) for end in session.ends)
 
     def _live(self, now: float) -> list[Session]:
-        return [s for s in self._known.values() if not self._idle or now - s.used <= self._idle]
+        return [s for _, s in self._known.items() if not self._idle or now - s.used <= self._idle]
 
     def ends(self) -> list[tuple[str, list[Segment]]]:
         """The conversations, the last used one first, with their ends. May be called from any thread."""

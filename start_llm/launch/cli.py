@@ -19,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from start_llm.core.settings import Settings
+from start_llm.files.atomic import write_atomic
 from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.host.ports import address, free_port, get_json
@@ -252,10 +253,7 @@ def write_files(plan: LaunchPlan) -> None:
     missing = {path: text for path, text in plan.initial.items() if not path.exists()}
     for path, text in (plan.files | missing).items():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle, temporary = tempfile.mkstemp(dir=path.parent)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(temporary, path)
+        write_atomic(path, text)
 
 
 def with_secrets(plan: LaunchPlan) -> LaunchPlan:

@@ -2,23 +2,23 @@
 
 An agent's folder keeps its sessions, so all its launches have the same one. A launch that needs another set-up while
 the folder is in use (another server, the user's own set-up brought along or not) gets the next folder: ``pi-2``. Both
-locks are on folders, by `flock`: whoever uses a folder shares its lock, and one launch at a time looks and sets up.
+locks are on folders: whoever uses a folder shares its lock, and one launch at a time looks and sets up.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
+from start_llm.files.locks import FileLock, locked
 from start_llm.launch.plan import LaunchPlan
 
 MARK = ".set-up"
 MOST = 100
+WAIT_SECONDS = 60.0  # for another launch that sets up a folder
 
 
 def mark_of(plan: LaunchPlan, folder: Path, brought: str) -> str:
@@ -39,43 +39,31 @@ def claimed(first: Path, mark: Callable[[Path], str], set_up: Callable[[Path], N
         OSError: no folder can be made, or so many are in use.
     """
     first.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with _opened(first.parent) as all_of_them:
-        fcntl.flock(all_of_them, fcntl.LOCK_EX)
-        folder, use = _choose(first, mark, set_up)
+    with locked(first.parent, WAIT_SECONDS):
+        folder, lock = _choose(first, mark, set_up)
     try:
         yield folder
     finally:
-        os.close(use)
+        lock.drop()
 
 
-def _choose(first: Path, mark: Callable[[Path], str], set_up: Callable[[Path], None]) -> tuple[Path, int]:
-    """The folder, and the open file that holds its lock."""
+def _choose(first: Path, mark: Callable[[Path], str], set_up: Callable[[Path], None]) -> tuple[Path, FileLock]:
+    """The folder, and its lock."""
     for number in range(1, MOST + 1):
         folder = first if number == 1 else first.with_name(f"{first.name}-{number}")
         folder.mkdir(exist_ok=True, mode=0o700)
-        use, wanted = os.open(folder, os.O_RDONLY), mark(folder)
+        lock, wanted = FileLock(folder), mark(folder)
         try:
-            if _is_free(use):
+            if lock.take():
                 _set_up(folder, wanted, set_up)
-            elif _marked(folder) != wanted:
-                os.close(use)
+                lock.share()
+            elif _marked(folder) != wanted or not lock.take(shared=True):
                 continue
-            fcntl.flock(use, fcntl.LOCK_SH)
         except BaseException:
-            with suppress(OSError):
-                os.close(use)
+            lock.drop()
             raise
-        return folder, use
+        return folder, lock
     raise OSError(f"{MOST} agents run side by side, each with a folder of its own beside {first}")
-
-
-def _is_free(use: int) -> bool:
-    """Nobody uses it; then it is ours alone."""
-    try:
-        fcntl.flock(use, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _set_up(folder: Path, wanted: str, set_up: Callable[[Path], None]) -> None:
@@ -90,12 +78,3 @@ def _marked(folder: Path) -> str:
         return (folder / MARK).read_text("utf-8")
     except OSError:
         return ""
-
-
-@contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        yield handle
-    finally:
-        os.close(handle)

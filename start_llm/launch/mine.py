@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
+from start_llm.files.atomic import write_atomic
 from start_llm.launch.plan import Fields, Own
 
 NOTE = ".brought.json"
@@ -50,7 +50,7 @@ def bring(own: Own, folder: Path, environment: Mapping[str, str], say: Say) -> l
         for fields in own.fields:
             bringer.set(fields)
     finally:
-        _write(folder / NOTE, json.dumps({"copied": bringer.copied, "fields": bringer.changed}))
+        write_atomic(folder / NOTE, json.dumps({"copied": bringer.copied, "fields": bringer.changed}))
     return bringer.names
 
 
@@ -154,7 +154,7 @@ class _Bringer:
         for key, value in values.items():
             _set(ours, key, value)
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write(target, _text(target, ours))
+        write_atomic(target, _text(target, ours))
         self.changed[fields.target] = {key: _plain(value) for key, value in values.items()}
         self.names += list(values)
 
@@ -178,7 +178,7 @@ def _unset(path: Path, values: Mapping[str, Any]) -> None:
     for key, value in values.items():
         if _plain(_get(data, key)) == value:
             _delete(data, key)
-    _write(path, _text(path, data))
+    write_atomic(path, _text(path, data))
 
 
 # --- settings files: JSON, or TOML by their name ------------------------------------------------
@@ -228,11 +228,3 @@ def _delete(data: Any, key: str) -> None:
     for part in parents:
         data = data[part]
     del data[last]
-
-
-def _write(path: Path, text: str) -> None:
-    """By an atomic rename, for this user only (0600)."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent)
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        file.write(text)
-    os.replace(temporary, path)

@@ -13,12 +13,14 @@ from start_llm.audio.transcription import free_memory
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
 from start_llm.engine.asking import asker
-from start_llm.engine.decode.drafting import KnownCosts
+from start_llm.engine.decode.costs import CostTable
+from start_llm.engine.decode.drafting import KNOWN_COSTS
 from start_llm.engine.decode.wired import unwire, wire_weights
 from start_llm.engine.features import MEMORY_BYTES, MOST_DISK_BYTES, FeatureStore
 from start_llm.engine.runtime import TextRuntime, drafts_for, make_store
 from start_llm.engine.schedule.memory import MemoryGuard, Pooled
 from start_llm.engine.vision import VisionModel
+from start_llm.files.lru import Lru
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.modelpool.vocabularies import Vocabularies, Vocabulary
 from start_llm.models.adapter import Adapter
@@ -99,7 +101,8 @@ class ModelBuilder:
         self._wired = False
         self._reserved = 0
         self.bases = BasesInMemory()
-        self._vocabularies, self._costs = Vocabularies(), KnownCosts()
+        self._vocabularies = Vocabularies()
+        self._costs: Lru[str, CostTable] = Lru(KNOWN_COSTS)
 
     @property
     def usable(self) -> int:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
 from start_llm.engine.decode.constraint import Grammars
+from start_llm.files.lru import Lru
 from start_llm.models.tokenizer import read_tokenizer, tokenizer_key
 
 KEPT = 2
@@ -34,7 +34,7 @@ class Vocabularies:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._held: WeakValueDictionary[str, Vocabulary] = WeakValueDictionary()
-        self._last: OrderedDict[str, Vocabulary] = OrderedDict()
+        self._last: Lru[str, Vocabulary] = Lru(KEPT)
 
     def read(self, folder: Path, eos: Any = None) -> Vocabulary:
         """Raises what `read_tokenizer` raises.
@@ -58,10 +58,8 @@ class Vocabularies:
 
     def _keep(self, key: str, found: Vocabulary) -> None:
         with self._lock:
-            self._held[key] = self._last[key] = found
-            self._last.move_to_end(key)
-            while len(self._last) > KEPT:
-                self._last.popitem(last=False)
+            self._held[key] = found
+        self._last.put(key, found)
 
 
 def _made(wrapper: Any) -> Vocabulary:

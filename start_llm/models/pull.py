@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-import os
 import re
 import shutil
 import time
@@ -31,7 +30,8 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-from start_llm.host.locks import ProcessLock
+from start_llm.files.atomic import write_atomic
+from start_llm.files.locks import FileLock
 from start_llm.models.catalog import DEFAULT_REVISION, hub_folder
 
 PATTERNS = ("*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja")
@@ -118,9 +118,9 @@ def pull(
     return Pulled(place, sum(file.size for file in files), fetched, commit)
 
 
-def fetch_lock(folder: Path) -> ProcessLock:
+def fetch_lock(folder: Path) -> FileLock:
     """Held by whoever fetches into a repository's folder, or removes it."""
-    return ProcessLock(folder.with_name(f".{folder.name}.start_llm.lock"))
+    return FileLock(folder.with_name(f".{folder.name}.start_llm.lock"))
 
 
 def _listing(repository: str, revision: str, endpoint: str | None) -> tuple[str, list[_File]]:
@@ -197,9 +197,7 @@ def _broken_off(file: _File, have: int, error: Exception) -> str:
 
 def _point(path: Path, commit: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(commit)
-    temporary.replace(path)
+    write_atomic(path, commit, mode=0o666)
 
 
 # --- large files ----------------------------------------------------------------------------

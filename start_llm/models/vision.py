@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -21,6 +20,7 @@ from typing import Any
 from PIL import Image
 
 from start_llm.core.errors import NotSupported
+from start_llm.files.lru import Lru
 
 _PROBE = "start_llm was here"
 _SIZES_KEPT = 4096
@@ -41,7 +41,7 @@ class VisionProcessor:
 
     def __init__(self, processor: Any, *, text: str, pad: int, name: str) -> None:
         self._processor, self._text, self._pad, self._name = processor, text, pad, name
-        self._sizes: OrderedDict[tuple[int, int], Places] = OrderedDict()
+        self._sizes: Lru[tuple[int, int], Places] = Lru(_SIZES_KEPT)
         self._lock = threading.Lock()
 
     def places(self, width: int, height: int) -> Places:
@@ -49,9 +49,8 @@ class VisionProcessor:
         with self._lock:
             known = self._sizes.get((width, height))
             if known is None:
-                known = self._sizes[width, height] = self._look(width, height)
-                if len(self._sizes) > _SIZES_KEPT:
-                    self._sizes.popitem(last=False)
+                known = self._look(width, height)
+                self._sizes.put((width, height), known)
         return known
 
     def problem(self, width: int, height: int) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from start_llm.core.messages import Message
+from start_llm.files.lru import Lru
 
 # "   12\tcode" (cat -n), "12→code" (Claude Code), "12: code", "12 | code"
 _BEHIND_NUMBERS = ("\t", "→", ": ", ":", " | ", "|")
@@ -29,9 +28,8 @@ class Views:
     """
 
     def __init__(self, encode: Callable[[str], Sequence[int]], *, escaped: bool, most_tokens: int = 1 << 20) -> None:
-        self._encode, self._escaped, self._room = encode, escaped, most_tokens
-        self._kept: OrderedDict[bytes, list[NDArray[np.int32]]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._encode, self._escaped = encode, escaped
+        self._kept: Lru[bytes, list[NDArray[np.int32]]] = Lru(most_tokens, lambda _, views: _size(views))
 
     def __call__(self, messages: Sequence[Message]) -> list[NDArray[np.int32]]:
         """Oldest first."""
@@ -39,19 +37,12 @@ class Views:
 
     def _of(self, text: str) -> list[NDArray[np.int32]]:
         key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-        with self._lock:
-            found = self._kept.get(key)
-            if found is not None:
-                self._kept.move_to_end(key)
-                return found
+        found = self._kept.get(key)
+        if found is not None:
+            return found
         forms = tool_result_views(text, escaped=self._escaped)
         made = [np.array(self._encode(form), dtype=np.int32) for form in forms]
-        with self._lock:
-            if key not in self._kept:
-                self._kept[key] = made
-                self._room -= _size(made)
-            while self._room < 0 and self._kept:
-                self._room += _size(self._kept.popitem(last=False)[1])
+        self._kept.put(key, made)
         return made
 
 

@@ -8,10 +8,10 @@ none until one is right again.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass
 
 from start_llm.core.messages import Message
+from start_llm.files.lru import Lru
 
 PATIENCE = 2
 _NEXT = "\N{SECTION SIGN}next\N{SECTION SIGN}"
@@ -28,19 +28,15 @@ class Guesses:
     """Open guesses and how well they went, by session. Thread-safe."""
 
     def __init__(self, capacity: int = 512) -> None:
-        self._capacity = capacity
-        self._open: OrderedDict[str, _Guess] = OrderedDict()
-        self._misses: OrderedDict[str, int] = OrderedDict()
+        self._open: Lru[str, _Guess] = Lru(capacity)
+        self._misses: Lru[str, int] = Lru(capacity)
         self._lock = threading.Lock()
 
     def made(self, session: str, keys: tuple[bytes, ...], tokens: tuple[int, ...]) -> bool:
         """Notes the guess for what follows `keys`; True if this client's guesses are worth computing."""
         with self._lock:
-            self._open[session] = _Guess(keys[-1] if keys else b"", len(keys), tokens)
-            self._open.move_to_end(session)
-            while len(self._open) > self._capacity:
-                self._open.popitem(last=False)
-            return self._misses.get(session, 0) < PATIENCE
+            self._open.put(session, _Guess(keys[-1] if keys else b"", len(keys), tokens))
+            return (self._misses.get(session) or 0) < PATIENCE
 
     def seen(self, session: str, keys: tuple[bytes, ...], tokens: tuple[int, ...]) -> bool | None:
         """Checks the open guess against a request that goes on from it; another branch leaves it open.
@@ -51,12 +47,9 @@ class Guesses:
             guess = self._open.get(session)
             if guess is None or len(keys) <= guess.depth or (guess.depth and keys[guess.depth - 1] != guess.link):
                 return None
-            del self._open[session]
+            self._open.pop(session)
             right = tokens[: len(guess.tokens)] == guess.tokens
-            self._misses[session] = 0 if right else self._misses.get(session, 0) + 1
-            self._misses.move_to_end(session)
-            while len(self._misses) > self._capacity:
-                self._misses.popitem(last=False)
+            self._misses.put(session, 0 if right else (self._misses.get(session) or 0) + 1)
             return right
 
 

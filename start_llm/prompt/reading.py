@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from start_llm.core.messages import Message, ToolCall
+from start_llm.files.lru import Lru
 from start_llm.prompt.clients import UNKNOWN, ClientRules, Clients, DeclaredPlace, find_parts, space_end
 
 ROOT = b"start_llm conversation"
@@ -223,32 +223,18 @@ class FactsMemory:
     """Facts of recent messages, bounded by their characters. Thread-safe."""
 
     def __init__(self, limit_chars: int = 32_000_000) -> None:
-        self._limit = limit_chars
-        self._chars = 0
-        self._facts: OrderedDict[tuple[str, Message], Facts] = OrderedDict()
-        self._lock = threading.Lock()
+        self._facts: Lru[tuple[str, Message], Facts] = Lru(limit_chars, lambda key, _: len(key[1].content) + 500)
 
     def get(self, messages: Sequence[Message], client: ClientRules, system: str) -> list[Facts]:
         """Facts of `messages`, in order."""
-        name = client.name
-        with self._lock:
-            found = [self._facts.get((name, message)) for message in messages]
-        fresh: list[tuple[Message, Facts]] = []
         result = []
-        for message, known in zip(messages, found, strict=True):
-            facts = known or facts_of(message, client, system)
+        for message in messages:
+            facts = self._facts.get((client.name, message))
+            if facts is None:
+                facts = facts_of(message, client, system)
+                if all(part.rule.place != "rest" for part in facts.parts):  # that depends on the system text
+                    self._facts.put((client.name, message), facts)
             result.append(facts)
-            # What the place `rest` says depends on the system text.
-            if known is None and all(part.rule.place != "rest" for part in facts.parts):
-                fresh.append((message, facts))
-        with self._lock:
-            for message, facts in fresh:
-                if (name, message) not in self._facts:
-                    self._chars += len(message.content) + 500
-                self._facts[name, message] = facts
-            while self._chars > self._limit and len(self._facts) > 1:
-                (_, oldest), _ = self._facts.popitem(last=False)
-                self._chars -= len(oldest.content) + 500
         return result
 
 

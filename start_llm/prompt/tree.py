@@ -19,6 +19,7 @@ from datetime import datetime
 from typing import NamedTuple
 
 from start_llm.core.messages import Message, Tool
+from start_llm.files.lru import Lru
 from start_llm.prompt.reading import Slot, call_id
 
 _PATHS_KEPT = 16
@@ -206,8 +207,8 @@ class ConversationTree:
         self._by_key: dict[bytes, tuple[int, ...]] = {}
         self._children: dict[int, tuple[int, ...]] = {}
         self._results: dict[str, bytes] = {}
-        self._orders: OrderedDict[frozenset[str], tuple[str, ...]] = OrderedDict()
-        self._paths: OrderedDict[int, Path] = OrderedDict()
+        self._orders: Lru[frozenset[str], tuple[str, ...]] = Lru(_ALIKE_KEPT * 2)
+        self._paths: Lru[int, Path] = Lru(_PATHS_KEPT)
         self._lock = threading.RLock()
 
     def __len__(self) -> int:
@@ -261,7 +262,7 @@ class ConversationTree:
                 return node, []  # its beginning was evicted meanwhile
             self._insert(node)
             if path is not None:
-                self._keep(replace(path, node=node))
+                self._paths.put(node.id, replace(path, node=node))
             self._touch(node)
             return node, self._evict()
 
@@ -292,15 +293,9 @@ class ConversationTree:
         for node in reversed(missing):
             path = extended(path, node)
         if path is not None:
-            self._keep(path)
+            self._paths.put(path.node.id, path)
             self._touch(path.node)
         return path
-
-    def _keep(self, path: Path) -> None:
-        self._paths[path.node.id] = path
-        self._paths.move_to_end(path.node.id)
-        while len(self._paths) > _PATHS_KEPT:
-            self._paths.popitem(last=False)
 
     def _touch(self, node: Node) -> None:
         """The node and all before it are used now; what comes before is always the more recent."""
@@ -320,9 +315,9 @@ class ConversationTree:
             # Of two results of one call, none is taken for the one that was cleared.
             self._results[call] = digest if self._results.get(call, digest) == digest else b""
         if node.tools:
-            self._orders.setdefault(frozenset(tool.name for tool in node.tools), tuple(t.name for t in node.tools))
-            while len(self._orders) > _ALIKE_KEPT * 2:
-                self._orders.popitem(last=False)
+            names = tuple(tool.name for tool in node.tools)
+            if frozenset(names) not in self._orders:
+                self._orders.put(frozenset(names), names)
 
     def _evict(self) -> list[int]:
         gone = []
@@ -335,7 +330,7 @@ class ConversationTree:
     def _drop(self, index: int) -> None:
         node = self._nodes.pop(index)
         self._used -= node.size
-        self._paths.pop(index, None)
+        self._paths.pop(index)
         for call, _ in node.results:
             self._results.pop(call, None)
         _take_out(self._by_key, node.key, index)

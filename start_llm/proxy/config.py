@@ -24,6 +24,7 @@ from typing import Any
 from start_llm.core.modelmap import MAIN_NAME, PROXIED
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
+from start_llm.files.atomic import write_atomic
 from start_llm.proxy.abilities import abilities
 from start_llm.proxy.child import FALLBACK_CONFIG, GATE_CONFIG
 from start_llm.proxy.elsewhere import RECORD, entry_name, fallback_entry, retry_policy
@@ -248,16 +249,7 @@ def set_line(env_file: Path, name: str, value: str) -> None:
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"
     lines.append(f"{name}={value}\n")
-    handle, temporary = tempfile.mkstemp(prefix=".env-", dir=env_file.parent)  # mkstemp makes it 0600
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.writelines(lines)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, env_file)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    write_atomic(env_file, "".join(lines), sync=True)
 
 
 def _names(line: str, name: str) -> bool:

@@ -23,6 +23,7 @@ import psutil
 
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
+from start_llm.files.atomic import write_atomic
 from start_llm.files.logs import begin_log, trim_log
 from start_llm.host.ports import address, free_port, is_free, who_listens
 from start_llm.proxy import config as proxy_config
@@ -253,11 +254,9 @@ class LiteLLMProxy:
             return
         owner = psutil.Process()
         path = self._record_path(self._port)
-        temporary = path.with_suffix(f".{owner.pid}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            temporary.write_text(json.dumps(asdict(_Record(pid, created, owner.pid, owner.create_time()))))
-            os.replace(temporary, path)
+            write_atomic(path, json.dumps(asdict(_Record(pid, created, owner.pid, owner.create_time()))))
         except OSError as error:
             log.warning("the proxy runs, but is not remembered: %s", error)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -18,8 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
+from start_llm.files.atomic import write_atomic
+from start_llm.files.locks import FileLock, is_locked
 from start_llm.host.home import home
-from start_llm.host.locks import ProcessLock, is_locked
 from start_llm.host.ports import address
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Place:
         self.host = settings.mlx_host
         self.folder = folder_of(settings)
         self.log = home() / settings.log_root.expanduser() / f"server-{self.port}.log"
-        self.lock = ProcessLock(self.folder / f"server-{self.port}.lock")
+        self.lock = FileLock(self.folder / f"server-{self.port}.lock")
 
     @property
     def url(self) -> str:
@@ -110,10 +110,7 @@ class Place:
     def write(self, state: ServerState) -> None:
         """By an atomic rename, for this user only (0600). Raises OSError."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".server-", dir=self.folder)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(asdict(state), file, indent=1)
-        os.replace(temporary, self._state_path)
+        write_atomic(self._state_path, json.dumps(asdict(state), indent=1))
 
     def forget(self) -> None:
         """Removes the state, and what kept the server alive."""
@@ -149,7 +146,7 @@ class Place:
     @contextmanager
     def used(self) -> Iterator[None]:
         """This process is a user of the server for as long as the block runs, or until it ends, however it ends."""
-        mark = ProcessLock(self._users / str(os.getpid()))
+        mark = FileLock(self._users / str(os.getpid()))
         mark.take()
         try:
             yield

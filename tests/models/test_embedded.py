@@ -145,14 +145,14 @@ def test_a_template_that_is_no_text_is_replaced(tmp_path: Path, fake_making: lis
 
 def test_a_cache_that_may_only_be_read(tmp_path: Path, fake_making: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     path = ensure_embedded_model(tmp_path, quantised=False, progress=silent)
-    plain = Path.open
+    plain = os.open
 
-    def open_(self: Path, mode: str = "r", *rest: Any, **more: Any) -> Any:
-        if set(mode) & set("wa+"):
-            raise OSError(errno.EROFS, "Read-only file system", str(self))
-        return plain(self, mode, *rest, **more)
+    def open_(path: Any, flags: int, *rest: Any, **more: Any) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR):
+            raise OSError(errno.EROFS, "Read-only file system", str(path))
+        return plain(path, flags, *rest, **more)
 
-    monkeypatch.setattr(Path, "open", open_)
+    monkeypatch.setattr(os, "open", open_)
     assert ensure_embedded_model(tmp_path, quantised=False, progress=silent) == path
     with pytest.raises(EmbeddedModelError, match="START_LLM_CACHE_DIR"):
         ensure_embedded_model(tmp_path, quantised=True, progress=silent)

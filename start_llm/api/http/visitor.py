@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from start_llm.api.http.owner import digest, presented_key
 from start_llm.core.hosts import is_loopback
+from start_llm.files.lru import Lru
 
 FORWARDED = ("Forwarded", "X-Forwarded-For", "X-Real-IP")
 MOST_KEPT = 8192
@@ -51,24 +50,15 @@ class Made:
     """Who made which request; the last `MOST_KEPT` of them. Thread-safe."""
 
     def __init__(self) -> None:
-        self._scopes: OrderedDict[str, str | None] = OrderedDict()
-        self._lock = threading.Lock()
+        self._scopes: Lru[str, str | None] = Lru(MOST_KEPT)
 
     def remember(self, request_ids: Iterable[str], visitor: Visitor) -> None:
-        with self._lock:
-            for request_id in request_ids:
-                self._scopes[request_id] = visitor.scope
-            while len(self._scopes) > MOST_KEPT:
-                self._scopes.popitem(last=False)
+        for request_id in request_ids:
+            self._scopes.put(request_id, visitor.scope)
 
     def ending(self, visitor: Visitor, end: str) -> list[str]:
         """The requests of `visitor` whose ids end so: the terminal and the page show the end only."""
-        with self._lock:
-            ids = [request_id for request_id in self._scopes if request_id.endswith(end)]
-        return [request_id for request_id in ids if self.may_see(visitor, request_id)]
+        return [each for each in self._scopes if each.endswith(end) and self.may_see(visitor, each)]
 
     def may_see(self, visitor: Visitor, request_id: str) -> bool:
-        if visitor.sees_all:
-            return True
-        with self._lock:
-            return visitor.scope is not None and self._scopes.get(request_id) == visitor.scope
+        return visitor.sees_all or (visitor.scope is not None and self._scopes.get(request_id) == visitor.scope)

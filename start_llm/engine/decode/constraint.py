@@ -15,7 +15,7 @@ itself takes 0.1 to 0.2 ms. `scripts/bench_grammar.py` measures it.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from start_llm.core.errors import BadRequest, Internal, NotSupported, StartLLMError
 from start_llm.core.work import Constraint
 from start_llm.engine.decode.vocabulary import make_vocabulary
+from start_llm.files.lru import Lru
 
 KEPT_GRAMMARS = 64
 
@@ -53,8 +54,7 @@ class Grammars:
         self._eos = tuple(sorted(set(eos_tokens)))
         self._making = threading.Lock()
         self._made: LLTokenizer | NotSupported | None = None
-        self._lock = threading.Lock()
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: Lru[str, LLMatcher] = Lru(KEPT_GRAMMARS)
 
     def make_vocabulary(self) -> None:
         """Now, unless that was done already. Raises NotSupported: llguidance cannot read this tokenizer."""
@@ -86,11 +86,9 @@ class Grammars:
         return GrammarProcessor(matcher, constraint, self._eos, self._vocabulary(), generated)
 
     def _matcher(self, grammar: str) -> LLMatcher:
-        with self._lock:
-            found = self._compiled.get(grammar)
-            if found is not None:
-                self._compiled.move_to_end(grammar)
-                return found.deep_copy()
+        found = self._compiled.get(grammar)
+        if found is not None:
+            return found.deep_copy()
         vocabulary = self._vocabulary()
         matcher = LLMatcher(vocabulary, grammar, log_level=0)
         if not matcher.is_error():
@@ -98,10 +96,7 @@ class Grammars:
             fill_next_token_bitmask(matcher, allocate_token_bitmask(1, vocabulary.vocab_size))
         if matcher.is_error():
             raise BadRequest(f"The output format cannot be enforced: {_first_line(matcher)}", param="response_format")
-        with self._lock:
-            self._compiled[grammar] = matcher
-            while len(self._compiled) > KEPT_GRAMMARS:
-                self._compiled.popitem(last=False)
+        self._compiled.put(grammar, matcher)
         return matcher.deep_copy()
 
 

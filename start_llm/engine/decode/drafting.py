@@ -7,7 +7,7 @@ is called on the model thread.
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from start_llm.engine.decode.draft import Drafter, SuffixIndex
 from start_llm.engine.decode.measure import measuring
 from start_llm.engine.decode.rewind import Rewinder
 from start_llm.engine.decode.runner import Cache
+from start_llm.files.lru import Lru
 from start_llm.kvcache.blocks import as_tokens
 
 log = logging.getLogger(__name__)
@@ -86,23 +87,8 @@ class Drafts:
         self._builder.shutdown(wait=False, cancel_futures=True)
 
 
-class KnownCosts:
-    """What passes cost, by the model's fingerprint: one that comes back is not measured again. Model thread only."""
-
-    def __init__(self) -> None:
-        self._tables: OrderedDict[str, CostTable] = OrderedDict()
-
-    def find(self, model: str) -> CostTable | None:
-        return self._tables.get(model)
-
-    def add(self, model: str, costs: CostTable) -> None:
-        self._tables[model] = costs
-        while len(self._tables) > KNOWN_COSTS:
-            self._tables.popitem(last=False)
-
-
 def make_drafts(
-    model: Any, make_cache: Callable[[], Cache], known: KnownCosts, fingerprint: str
+    model: Any, make_cache: Callable[[], Cache], known: Lru[str, CostTable], fingerprint: str
 ) -> Generator[float, None, Drafts | None]:
     """Measures the model, a pass a step; ``None`` if it has a cache that cannot give tokens back.
 
@@ -112,10 +98,10 @@ def make_drafts(
     rewinder = Rewinder(make_cache())
     if not rewinder.possible:
         return None
-    costs = known.find(fingerprint)
+    costs = known.get(fingerprint)
     if costs is None:
         costs = CostTable((yield from measuring(model, make_cache)))
-        known.add(fingerprint, costs)
+        known.put(fingerprint, costs)
     return Drafts(DraftGate(costs, Acceptance(), rewinder.carries))
 
 

@@ -7,7 +7,6 @@ whatever is killed when, the index names whole files only, and what does not mat
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import logging
 import os
@@ -18,12 +17,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from start_llm.files.atomic import UNFINISHED, write_atomic
+from start_llm.files.locks import FileLock
 from start_llm.kvcache.blocks import PrefixHash
 from start_llm.kvcache.disk.index import SUFFIX, DiskIndex, FileRecord, IndexContent, is_file_name
 
 log = logging.getLogger(__name__)
 
-_TEMPORARY = ".writing"
 _FOLDER_NAME = re.compile(r"[0-9a-f]{32}")
 _RESERVE = 1 << 30  # most bytes of disk that are left to others
 
@@ -111,7 +111,7 @@ class DiskFolder:
             shutil.rmtree(path)
         file = FileRecord(name, len(data), hashlib.sha256(data).digest(), meta)
         try:
-            _write_whole(path, data)
+            write_atomic(path, data, sync=True)
             enter(self._index, file)
         except BaseException:
             self._forget([name])
@@ -144,20 +144,17 @@ class DiskFolder:
 
     def stands(self) -> bool:
         """Whether the folder is still the one that was opened, and not deleted or replaced."""
-        try:
-            return os.path.samestat((self._root / "lock").lstat(), os.fstat(self._guard))
-        except OSError:
-            return False
+        return self._guard.stands()
 
     def close(self) -> None:
         self._index.close()
-        os.close(self._guard)
+        self._guard.drop()
 
     # --- inside -------------------------------------------------------------------
 
     def _reconcile(self) -> IndexContent:
         """Makes index and folder agree: no row without its whole file and its parent, no file without a row."""
-        sizes = {path.name: _size(path) for path in self._root.iterdir() if path.suffix in (SUFFIX, _TEMPORARY)}
+        sizes = {path.name: _size(path) for path in self._root.iterdir() if path.suffix in (SUFFIX, UNFINISHED)}
         content = self._index.load()
         missing = [file.name for file in content.files.values() if sizes.get(file.name) != file.nbytes]
         if missing:
@@ -168,7 +165,7 @@ class DiskFolder:
             self._index.drop_runs(orphans)
             content = self._index.load()
         for name in sizes.keys() - content.files.keys():
-            if is_file_name(name.removesuffix(_TEMPORARY).removesuffix(SUFFIX) + SUFFIX):
+            if is_file_name(name) or name.endswith(UNFINISHED):
                 _remove(self._root / name)
         return content
 
@@ -232,47 +229,18 @@ class _Others:
                 guard = _lock_folder(path)
                 if guard is not None:
                     shutil.rmtree(path, ignore_errors=True)
-                    os.close(guard)
+                    guard.drop()
                     return True
         return False
 
 
-def _lock_folder(folder: Path) -> int | None:
-    """A descriptor that holds the folder until it is closed or the process ends; ``None`` if somebody else has it."""
+def _lock_folder(folder: Path) -> FileLock | None:
+    """A lock that is held; ``None`` if somebody else has it."""
     path = folder / "lock"
     if path.is_symlink() or (path.exists() and not path.is_file()):
         _remove(path)
-    guard = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
-        fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(guard)
-        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            return None
-        raise
-    return guard
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    """All or nothing, mode 0600, on the platter before the name appears."""
-    temporary = path.with_suffix(_TEMPORARY)
-    with suppress(OSError):
-        _remove(temporary)
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    lock = FileLock(path)
+    return lock if lock.take() else None
 
 
 def _size(path: Path) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
@@ -32,8 +31,8 @@ class Paging:
     def __init__(self, kit: LayerKit, disk: DiskTier) -> None:
         self._kit = kit
         self._disk = disk
-        self._waiting: OrderedDict[int, Segment] = OrderedDict()  # by id, so that none waits twice
-        self._large: OrderedDict[int, Segment] = OrderedDict()
+        self._waiting: dict[int, Segment] = {}  # by id, so that none waits twice
+        self._large: dict[int, Segment] = {}
         self._last_read: tuple[str, Slices] | None = None
 
     def fill(self, tree: SegmentTree) -> int:
@@ -95,8 +94,8 @@ class Paging:
 
     def write(self) -> None:
         """Queues what still waits, as far as there is room."""
-        while self._waiting and self._disk.has_room(next(iter(self._waiting.values())).nbytes):
-            _, segment = self._waiting.popitem(last=False)
+        while self._waiting and self._disk.has_room((segment := next(iter(self._waiting.values()))).nbytes):
+            del self._waiting[id(segment)]
             if not _unwritten(segment):
                 continue
             chain = [segment, *(above for above in segment.ancestors() if above.file is None)]
@@ -109,8 +108,8 @@ class Paging:
 
     def write_large(self) -> None:
         """Queues large checkpoints of conversation ends. Those that a turn leaves behind are not worth their bytes."""
-        while self._large and self._disk.has_room(next(iter(self._large.values())).checkpoint_bytes):
-            _, segment = self._large.popitem(last=False)
+        while self._large and self._disk.has_room((segment := next(iter(self._large.values()))).checkpoint_bytes):
+            del self._large[id(segment)]
             if segment.rows is not None and near_end(segment):
                 self._write_checkpoint(segment)
 

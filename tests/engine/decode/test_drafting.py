@@ -16,7 +16,8 @@ from start_llm.core.work import Submit
 from start_llm.engine.decode import drafting
 from start_llm.engine.decode.costs import Acceptance, CostTable, DraftGate
 from start_llm.engine.decode.draft import Drafter
-from start_llm.engine.decode.drafting import Drafts, KnownCosts, RowDrafter, make_drafts
+from start_llm.engine.decode.drafting import KNOWN_COSTS, Drafts, RowDrafter, make_drafts
+from start_llm.files.lru import Lru
 from start_llm.models.background import at_once
 from start_llm.prompt.drafts import Views
 from tests.engine.fakes import Collected
@@ -103,7 +104,7 @@ def test_views_are_proposed_from_and_encoded_once() -> None:
     views(messages)
     assert len(calls) == 1
     views(tuple(Message("tool", f"{i}\n" * 100) for i in range(40)))
-    assert views._room >= 0 and len(views._kept) < 10
+    assert len(views._kept) < 10
 
 
 def test_views_that_fail_cost_the_drafts_and_nothing_else(drafts: Drafts, caplog: pytest.LogCaptureFixture) -> None:
@@ -131,7 +132,7 @@ def test_a_model_that_comes_back_is_not_measured_again(monkeypatch: pytest.Monke
         return {0: {1: 1.0, 32: 2.0}}
 
     monkeypatch.setattr(drafting, "measuring", measuring)
-    known = KnownCosts()
+    known: Lru[str, CostTable] = Lru(KNOWN_COSTS)
 
     def costs(model: str) -> CostTable:
         made = at_once(make_drafts(model, lambda: [KVCache()], known, model))

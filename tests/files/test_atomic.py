@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from start_llm.files.atomic import UNFINISHED, write_atomic
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path, sync: bool) -> None:
+    path = tmp_path / "state.json"
+    write_atomic(path, "Grüße", sync=sync)
+    assert path.read_text("utf-8") == "Grüße" and path.stat().st_mode & 0o777 == 0o600
+    with path.open("rb") as reader:
+        write_atomic(path, b"\x00new", sync=sync, mode=0o644)
+        assert reader.read().decode() == "Grüße"  # who reads has one or the other
+    assert path.read_bytes() == b"\x00new" and path.stat().st_mode & 0o777 == 0o644
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "state").symlink_to(tmp_path / "mine")
+    write_atomic(tmp_path / "state", "new")
+    assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "state").is_symlink()
+
+
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_what_fails_leaves_everything_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    path = tmp_path / "state"
+    path.write_text("old")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, call, full)
+    with pytest.raises(OSError, match="no space left"):
+        write_atomic(path, "new", sync=True)
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_kill_leaves_is_known_by_its_ending(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "unlink", lambda *_, **__: None)
+    with pytest.raises(TypeError):
+        write_atomic(tmp_path / "state", object())  # type: ignore[arg-type]
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".state.") and left.name.endswith(UNFINISHED)

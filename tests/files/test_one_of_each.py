@@ -1,0 +1,57 @@
+"""One `Lru`, one `write_atomic`, one `FileLock`: all in `files/`. Nobody writes another one by hand."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import start_llm
+
+PACKAGE = Path(start_llm.__file__).parent
+MAY = {
+    ("models/pull.py", "write_atomic"),  # a download of gigabytes goes on in its file, and is renamed when it is whole
+}
+
+
+def _by_hand(source: str) -> set[str]:
+    """What of `files/` this source does by itself."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+            continue
+        name, owner = node.func.attr, ast.unparse(node.func.value)
+        if name == "flock" or (owner == "fcntl" and name == "lockf"):
+            found.add("FileLock")
+        if (name == "popitem" and (node.args or node.keywords)) or name == "move_to_end":
+            found.add("Lru")
+        if (owner == "os" and name in {"replace", "rename"}) or (name == "replace" and len(node.args) == 1):
+            found.add("write_atomic")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "what"),
+    [
+        ("fcntl.flock(file, fcntl.LOCK_EX)", "FileLock"),
+        ("known.popitem(last=False)", "Lru"),
+        ("known.move_to_end(key)", "Lru"),
+        ("os.replace(fresh, path)", "write_atomic"),
+        ("fresh.replace(path)", "write_atomic"),
+    ],
+)
+def test_the_check_finds_one(source: str, what: str) -> None:
+    assert _by_hand(source) == {what}
+    assert _by_hand("text.replace('a', 'b'); replace(record, name='x'); known.popitem(); day.replace(hour=0)") == set()
+
+
+def test_nobody_writes_one_by_hand() -> None:
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        name = path.relative_to(PACKAGE).as_posix()
+        if not name.startswith("files/"):
+            found |= {(name, what) for what in _by_hand(path.read_text("utf-8"))}
+    tree = ("prompt/tree.py", "Lru")  # who goes on from a node uses all before it: an order of its own
+    proxy = ("proxy/fallback.py", "write_atomic")  # runs by its path alone
+    assert found - MAY - {tree, proxy} == set()
