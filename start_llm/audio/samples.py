@@ -1,6 +1,7 @@
-"""Recordings to samples, by miniaudio and mlx-audio's resampling. Any thread: no MLX array is touched.
+"""Recordings to samples and back. Any thread: no MLX array is touched.
 
-Only formats that miniaudio decodes by itself: other decoders (ffmpeg) read playlists, and with them other files.
+miniaudio decodes, in a child process (`decoder`); mlx-audio resamples. Only formats that miniaudio decodes by itself:
+other decoders (ffmpeg) read playlists, and with them other files.
 """
 
 from __future__ import annotations
@@ -8,12 +9,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from start_llm.audio.decoder import Decoder, NotDecoded
 from start_llm.core.audio import Sound, SoundForm
 from start_llm.core.errors import BadRequest, NotSupported
 
@@ -37,6 +39,8 @@ WRITTEN = {
 FORMATS = "WAV, FLAC, MP3 or Ogg Vorbis"
 RATES = (8000, 11025, 12000, 16000, 22050, 24000, 32000, 44100, 48000, 64000, 88200, 96000, 176400, 192000)
 """Others would need a filter of millions of taps."""
+DECODER = Decoder()
+"""One for the process, since its child is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,50 +75,45 @@ def look_at(data: bytes, param: str) -> Recording:
     """Reads the header, and of an MP3 that of each frame. Raises BadRequest: this is no recording."""
     if not data:
         raise BadRequest(f"{param}: the file is empty.", param=param, code="invalid_value")
-    miniaudio: Any = importlib.import_module("miniaudio")
-    reader = _reader(miniaudio, data)
-    if reader is None:
+    if not _is_recording(data):
         raise BadRequest(
             f"{param}: this is no {FORMATS} file (it begins with {data[:8]!r}).", param=param, code="invalid_value"
         )
     try:
-        found = reader(data)
-    except (miniaudio.MiniaudioError, ValueError) as error:
+        rate, frames = DECODER.look(data)
+    except NotDecoded as error:
         raise _broken(param, error) from None
-    if found.sample_rate not in RATES:
+    if rate not in RATES:
         raise BadRequest(
-            f"{param}: {found.sample_rate} samples a second; allowed are {', '.join(map(str, RATES))}.",
+            f"{param}: {rate} samples a second; allowed are {', '.join(map(str, RATES))}.",
             param=param,
             code="invalid_value",
         )
-    if found.num_frames < 1:
+    if frames < 1:
         raise BadRequest(f"{param}: the recording has no samples.", param=param, code="invalid_value")
-    return Recording(data, found.sample_rate, found.num_frames)
+    return Recording(data, rate, frames)
 
 
 def samples_of(recording: Recording, param: str) -> np.ndarray:
     """All channels mixed, `RATE` a second: float32 in -1 to 1. Raises BadRequest: it cannot be decoded."""
-    miniaudio: Any = importlib.import_module("miniaudio")
     resample: Any = importlib.import_module(f"{LIBRARY}.resample")
-    heard = 0
+    count = 0
 
     def pieces() -> Iterator[np.ndarray]:
-        nonlocal heard
-        stream = miniaudio.stream_memory(
-            recording.data, miniaudio.SampleFormat.SIGNED16, 1, recording.rate, frames_to_read=recording.rate
-        )
-        try:
-            for piece in stream:
-                heard += len(piece)
-                yield np.asarray(piece, np.int16).astype(np.float32) / 32768.0
-        finally:
-            stream.close()
+        nonlocal count
+        for piece in DECODER.decode(recording.data):
+            samples = np.frombuffer(piece, np.int16).astype(np.float32) / 32768.0
+            count += len(samples)
+            yield samples
 
+    decoded = pieces()
     try:
-        samples = resample.resample_audio_chunks(pieces(), recording.rate, RATE, recording.frames)
-    except (miniaudio.MiniaudioError, ValueError) as error:
+        samples = resample.resample_audio_chunks(decoded, recording.rate, RATE, recording.frames)
+        for _ in decoded:  # the end, if it was not asked for: left unread, it would cost the child
+            pass
+    except (NotDecoded, ValueError) as error:
         raise _broken(param, error) from None
-    kept = samples[: -(-heard * RATE // recording.rate)]  # a file may be shorter than its header says
+    kept = samples[: -(-count * RATE // recording.rate)]  # a file may be shorter than its header says
     if not len(kept):
         raise _broken(param, "nothing could be decoded")
     return np.ascontiguousarray(kept, np.float32)
@@ -136,16 +135,9 @@ def encode(sound: Sound, form: SoundForm) -> bytes:
     return file.getvalue()
 
 
-def _reader(miniaudio: Any, data: bytes) -> Callable[[bytes], Any] | None:
-    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
-        return miniaudio.wav_get_info  # type: ignore[no-any-return]
-    if data[:4] == b"fLaC":
-        return miniaudio.flac_get_info  # type: ignore[no-any-return]
-    if data[:4] == b"OggS":
-        return miniaudio.vorbis_get_info  # type: ignore[no-any-return]
-    if data[:3] == b"ID3" or (data[:1] == b"\xff" and data[1:2] and data[1] & 0xE0 == 0xE0 and data[1] & 0x06):
-        return miniaudio.mp3_get_info  # type: ignore[no-any-return]
-    return None
+def _is_recording(data: bytes) -> bool:
+    mp3 = data[:3] == b"ID3" or (data[:1] == b"\xff" and data[1:2] and data[1] & 0xE0 == 0xE0 and data[1] & 0x06)
+    return data[:4] in (b"fLaC", b"OggS") or (data[:4] == b"RIFF" and data[8:12] == b"WAVE") or bool(mp3)
 
 
 def _broken(param: str, why: object) -> BadRequest:
