@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 from importlib import import_module
 from pathlib import Path
@@ -51,12 +52,18 @@ def test_the_wheel_runs_from_anywhere(tmp_path: Path) -> None:
     uv = shutil.which("uv", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
     if uv is None:
         pytest.skip("no uv")
-    subprocess.run([uv, "build", "--wheel", "--out-dir", tmp_path, ROOT], check=True, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
+    # The wheel is built from the source archive, so both are whole.
+    subprocess.run([uv, "build", "--out-dir", tmp_path, ROOT], check=True, capture_output=True)
+    (wheel,), (archive,) = tmp_path.glob("*.whl"), tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        names = {name.partition("/")[2] for name in files.getnames()}
+    assert {"constraints.txt", "requirements.txt", "start_llm/py.typed"} <= names
+    assert not any(name.startswith("tests/") for name in names)
     into = tmp_path / "site"
     install = [uv, "pip", "install", "--no-deps", "--python", sys.executable, "--target", into, wheel]
     subprocess.run(install, check=True, capture_output=True)
     assert (into / "start_llm" / "models" / "templates" / "smollm2.jinja").is_file()
+    assert (into / "start_llm" / "py.typed").is_file()
     environment = {**os.environ, "PYTHONPATH": str(into), "HOME": str(tmp_path)}
     environment.pop("START_LLM_HOME", None)
     for words, said in ((["--version"], "start-llm 0."), (["serve", "/nothing"], "no such folder")):
