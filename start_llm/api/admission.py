@@ -2,44 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from start_llm.api.common.routes import Handler, Routes
-from start_llm.api.http.access import allowed_origin, check_host, check_key
-from start_llm.api.http.visitor import Visitor, visitor_of
+from start_llm.api.http.access import allowed_origin, check_host, check_key, visitor_of
+from start_llm.api.http.routes import Request, Routes
 from start_llm.api.http.wire import Head
 from start_llm.api.ops import page
 from start_llm.core.errors import UnsupportedMediaType
 from start_llm.core.settings import Settings
 
 OPEN_PATHS = frozenset({"/health"}) | page.OPEN_PATHS
-
-
-@dataclass(frozen=True, slots=True)
-class AuthorisedRequest:
-    """A request that may go on.
-
-    Attributes:
-        handler: ``None`` for OPTIONS: what the path takes is told, `methods`.
-        params: what the route's path holds.
-        methods: that the path takes.
-        origin: the web page's, if one asks and may.
-        visitor: who may see again what is kept of it.
-        quick: answered at once from memory, in the reserved lane.
-        feed: goes on until its client goes, in a lane of its own.
-        reads_body: of other requests a body is not read; their connection closes.
-        most_bytes: of the body.
-    """
-
-    handler: Handler | None
-    params: tuple[str, ...]
-    methods: tuple[str, ...]
-    origin: str | None
-    visitor: Visitor
-    quick: bool
-    feed: bool
-    reads_body: bool
-    most_bytes: int
 
 
 class Admission:
@@ -50,8 +20,12 @@ class Admission:
         self._routes = routes
         self._names = settings.host_names
 
-    def admit(self, head: Head, peer: str) -> AuthorisedRequest:
-        """Raises StartLLMError: refused, whatever its body is. `peer` is the client's address."""
+    def admit(self, head: Head, peer: str) -> Request:
+        """The request without its body. Raises StartLLMError: refused, whatever its body is.
+
+        Args:
+            peer: the client's address.
+        """
         settings = self._settings
         check_host(head.headers, self._names)
         origin = allowed_origin(head.headers)
@@ -63,16 +37,17 @@ class Admission:
         reads_body = head.method == "POST" and head.length != 0
         if reads_body:
             _check_content(head, form=route.form)
-        return AuthorisedRequest(
-            handler=handler,
+        return Request(
+            head.method,
+            head.path,
+            head.headers,
             params=params,
-            methods=tuple(route.methods),
-            origin=origin,
             visitor=visitor_of(head.headers, peer, settings.api_key),
-            quick=route.quick or options,
-            feed=route.feed and not options,
-            reads_body=reads_body,
-            most_bytes=settings.max_body_bytes,
+            handler=handler,
+            methods=route.methods,
+            origin=origin,
+            lane="quick" if options else route.lane,
+            most_bytes=settings.max_body_bytes if reads_body else None,
         )
 
 

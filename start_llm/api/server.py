@@ -9,17 +9,20 @@ import queue
 import socket
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from start_llm.api.admission import Admission, AuthorisedRequest
-from start_llm.api.common.answers import encode_reply, error_reply
+from start_llm.api.admission import Admission
+from start_llm.api.common.dialect import error_reply
 from start_llm.api.common.run import ExchangeRunner
-from start_llm.api.handler import ApiHandler, Edge
-from start_llm.api.http.access import check_bind, origin_of
+from start_llm.api.handler import Edge, RequestHandler
+from start_llm.api.http.access import RequestOwners, check_bind, origin_of
+from start_llm.api.http.answers import encode_reply
 from start_llm.api.http.body import Bodies
-from start_llm.api.http.front import Front, Request
-from start_llm.api.http.visitor import Made
+from start_llm.api.http.connection import Connection, send_now
+from start_llm.api.http.front import Front
+from start_llm.api.http.routes import Request
 from start_llm.api.http.watcher import DisconnectWatcher
-from start_llm.api.http.wire import Head, send_now
+from start_llm.api.http.wire import Head
 from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.api.ops.panels import Panels
 from start_llm.api.table import build_routes
@@ -42,8 +45,11 @@ FEED_THREADS = 8
 """Pages that may be open at a time; each has a thread, which mostly sleeps."""
 
 
-class Lane:
-    """A pool of `threads` with at most `most_waiting` tasks that wait. With no threads, tasks run on the caller's.
+Task = Callable[[], None]
+
+
+class WorkerPool:
+    """`threads` with at most `most_waiting` tasks that wait. With no threads, tasks run on the caller's.
 
     The threads are daemons: one that never returns does not hold up the end of the process.
     """
@@ -52,29 +58,25 @@ class Lane:
         self._threads = [
             threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True) for number in range(threads)
         ]
-        self._queue: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
-        self._task: Callable[[Request], None] = lambda request: None
-        self._room = threads + most_waiting
-        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._most = threads + most_waiting
         self._tasks = 0
-        self._idle = threading.Condition(self._lock)
+        self._idle = threading.Condition()
 
-    def start(self, task: Callable[[Request], None]) -> None:
-        """`task` is what each request is given to."""
-        self._task = task
+    def start(self) -> None:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, request: Request) -> bool:
+    def submit(self, task: Task) -> bool:
         """False if there is no room."""
-        with self._lock:
-            if self._threads and self._tasks >= self._room:
+        with self._idle:
+            if self._threads and self._tasks >= self._most:
                 return False
             self._tasks += 1
         if self._threads:
-            self._queue.put(request)
+            self._queue.put(task)
         else:
-            self._run(request)
+            self._run(task)
         return True
 
     def wait_idle(self, seconds: float) -> bool:
@@ -87,12 +89,12 @@ class Lane:
             self._queue.put(None)
 
     def _work(self) -> None:
-        while (request := self._queue.get()) is not None:
-            self._run(request)
+        while (task := self._queue.get()) is not None:
+            self._run(task)
 
-    def _run(self, request: Request) -> None:
+    def _run(self, task: Task) -> None:
         try:
-            self._task(request)
+            task()
         except Exception:  # the thread's edge
             log.warning("an HTTP thread met an unexpected error", exc_info=True)
         finally:
@@ -102,7 +104,7 @@ class Lane:
 
 
 class ApiServer:
-    """`start` and `stop` belong to one thread, the app's. Its other methods are the front's `Desk`."""
+    """`start` and `stop` belong to one thread, the app's. Its other methods are the front's `RequestDispatcher`."""
 
     def __init__(
         self,
@@ -119,14 +121,16 @@ class ApiServer:
         self._store = store
         self._panels = panels
         self._admission = Admission(settings, edge.routes)
-        self._connections: set[socket.socket] = set()
+        self._at_work: set[Connection] = set()
         self._lock = threading.Lock()
         self._stopping = False
         self.port: int = listener.getsockname()[1]
         single = settings.http_threads == 1
-        self._work = Lane("api-work", 0 if single else settings.http_threads, max(settings.max_queue, 8))
-        self._quick = Lane("api-quick", 0 if single else QUICK_THREADS, 1000)
-        self._feeds = Lane("api-feed", FEED_THREADS, 0)
+        self._pools = {
+            "work": WorkerPool("api-work", 0 if single else settings.http_threads, max(settings.max_queue, 8)),
+            "quick": WorkerPool("api-quick", 0 if single else QUICK_THREADS, 1000),
+            "feed": WorkerPool("api-feed", FEED_THREADS, 0),
+        }
         self._front = Front(listener, self, Bodies(settings.max_body_bytes))
         edge.metrics.watch_figures(self._front.figures)
 
@@ -143,9 +147,8 @@ class ApiServer:
     def start(self) -> None:
         self._panels.begin()
         self._watcher.start()
-        self._work.start(self._handle)
-        self._quick.start(self._handle)
-        self._feeds.start(self._handle)
+        for pool in self._pools.values():
+            pool.start()
         self._front.start()
 
     def stop(self, graceful_seconds: float = 5.0) -> bool:
@@ -155,39 +158,40 @@ class ApiServer:
         """
         self._front.stop_accepting()
         self._panels.close()
-        idle = self._work.wait_idle(graceful_seconds)
+        work = self._pools["work"]
+        idle = work.wait_idle(graceful_seconds)
         self._stopping = True
         if not idle:
             self._watcher.close_all()
-            idle = self._work.wait_idle(1.0)
-        self._work.stop()
-        self._quick.stop()
-        self._feeds.stop()
+            idle = work.wait_idle(1.0)
+        for pool in self._pools.values():
+            pool.stop()
         with self._lock:
-            left = list(self._connections)
-        for connection in left:
-            _shut(connection)
+            at_work = list(self._at_work)
+        for connection in at_work:
+            _shut(connection.socket)
         self._front.stop()
         self._watcher.stop()
-        idle = idle or self._work.wait_idle(0.5)
+        idle = idle or work.wait_idle(0.5)
         if idle:  # else somebody may be writing
             self._store.close()
         return idle
 
-    # --- what the front asks (`front.Desk`) ---
+    # --- what the front asks (`front.RequestDispatcher`) ---
 
-    def admit(self, head: Head, peer: str) -> AuthorisedRequest:
+    def admit(self, head: Head, peer: str) -> Request:
         return self._admission.admit(head, peer)
 
-    def dispatch(self, request: Request) -> None:
+    def dispatch(self, connection: Connection) -> None:
+        request = connection.reader.request
+        assert request is not None
         with self._lock:
-            self._connections.add(request.connection)
-        lane = self._quick if request.admitted.quick else self._feeds if request.admitted.feed else self._work
-        if not lane.submit(request):
+            self._at_work.add(connection)
+        if not self._pools[request.lane].submit(partial(self._answer, connection, request)):
             error: StartLLMError = Unavailable(f"{FEED_THREADS} pages are open already; close one.")
-            if lane is not self._feeds:
+            if request.lane != "feed":
                 error = QueueFull("Every HTTP thread is busy and the queue is full. Try again later.", retry_after=2)
-            self._turn_away(request, error)
+            self._turn_away(connection, error)
 
     def refusal(self, error: StartLLMError, head: Head | None, *, close: bool) -> bytes:
         log.info("%d %s: %s", error.status, "request" if head is None else f"{head.method} {head.path}", error.message)
@@ -197,36 +201,36 @@ class ApiServer:
 
     # --- on HTTP threads ---
 
-    def _handle(self, request: Request) -> None:
+    def _answer(self, connection: Connection, request: Request) -> None:
         if self._stopping:
-            self._turn_away(request, Unavailable("The server is shutting down."))
+            self._turn_away(connection, Unavailable("The server is shutting down."))
             return
-        handler = ApiHandler(request, self._edge)
+        handler = RequestHandler(connection, request, self._edge)
         try:
-            handler.run()
+            handler.answer()
         except OSError as error:
             handler.keep = False
-            log.info("connection of %s failed: %s", request.address[0], error)
+            log.info("connection of %s failed: %s", connection.address[0], error)
         finally:
-            self._give_back(request, handler.outgoing, keep=handler.keep)
+            self._give_back(connection, handler.outgoing, keep=handler.keep)
 
-    def _turn_away(self, request: Request, error: StartLLMError) -> None:
-        keep = request.head.keep_alive and not request.unread
-        answer = self.refusal(error, request.head, close=not keep)
+    def _turn_away(self, connection: Connection, error: StartLLMError) -> None:
+        keep = connection.reader.keeps_alive
+        answer = self.refusal(error, connection.reader.head, close=not keep)
         try:
-            answer = send_now(request.connection, answer)
+            answer = send_now(connection.socket, answer)
         except OSError:
             answer, keep = b"", False
-        self._give_back(request, answer, keep=keep)
+        self._give_back(connection, answer, keep=keep)
 
-    def _give_back(self, request: Request, outgoing: bytes, *, keep: bool) -> None:
-        request.body.close()
+    def _give_back(self, connection: Connection, outgoing: bytes, *, keep: bool) -> None:
+        connection.reader.body.close()
         with self._lock:
-            self._connections.discard(request.connection)
-        if not outgoing and not keep and not _shut(request.connection, socket.SHUT_WR):
-            request.connection.close()
+            self._at_work.discard(connection)
+        if not outgoing and not keep and not _shut(connection.socket, socket.SHUT_WR):
+            connection.close()
         else:
-            self._front.finish(request, outgoing, keep=keep)
+            self._front.take_back(connection, outgoing, keep=keep)
 
 
 def make_server(
@@ -258,14 +262,14 @@ def make_server(
     log_root = settings.log_root if settings.enable_request_logging else None
     request_log = request_log or RequestLog(log_root, settings.log_max_bytes)
     watcher = DisconnectWatcher()
-    board, made = Board(), Made()
-    panels = Panels(settings, service, made, board.nudge)
+    board, owners = Board(), RequestOwners()
+    panels = Panels(settings, service, owners, board.nudge)
     everybody: list[Observer] = [metrics, request_log, board, panels.daily, *observers]
     runner = ExchangeRunner(service, watcher, everybody, settings.sse_ping_seconds)
     store = ResponsesStore(
         settings.cache_dir / "responses.sqlite3", settings.responses_store_max, settings.responses_store_ttl_seconds
     )
-    routes = build_routes(settings, service, metrics, request_log, store, board, made, panels, encoders, audio)
+    routes = build_routes(settings, service, metrics, request_log, store, board, owners, panels, encoders, audio)
     listener = take_from_supervisor(os.environ) or _listen(settings.mlx_host, settings.mlx_port)
     return ApiServer(settings, listener, Edge(settings, routes, runner, metrics), watcher, store, panels)
 

@@ -9,12 +9,12 @@ from typing import Any
 
 from start_llm.api.anthropic.messages import read_messages
 from start_llm.api.anthropic.stream import scaled
-from start_llm.api.common.dialect import Exchange, Inbound, Reply
+from start_llm.api.common.dialect import Exchange
 from start_llm.api.common.fields import model_of, word
-from start_llm.api.common.routes import Route, Routes
-from start_llm.api.common.run import CACHE_HEADER
 from start_llm.api.http import sse
-from start_llm.api.http.visitor import Made
+from start_llm.api.http.access import RequestOwners
+from start_llm.api.http.answers import CACHE_HEADER
+from start_llm.api.http.routes import Reply, Request, Route, Routes
 from start_llm.api.media.audio import AudioRoutes
 from start_llm.api.media.embeddings import Encodings
 from start_llm.api.openai.chat import read_chat
@@ -56,21 +56,21 @@ class Dialects:
     settings: Settings
     service: Service
     store: ResponsesStore
-    made: Made
+    owners: RequestOwners
 
-    def responses(self, inbound: Inbound) -> Exchange:
+    def responses(self, inbound: Request) -> Exchange:
         exchange = read_responses(inbound, self.settings, self.service.token_text, self._stored(inbound))
         return replace(exchange, request=self._begun(exchange, inbound), token_text=self._texts(exchange))
 
-    def chat(self, inbound: Inbound) -> Exchange:
+    def chat(self, inbound: Request) -> Exchange:
         exchange = read_chat(inbound, self.settings, self.service.token_text)
         return replace(exchange, request=self._begun(exchange, inbound), token_text=self._texts(exchange))
 
-    def completions(self, inbound: Inbound) -> Exchange:
+    def completions(self, inbound: Request) -> Exchange:
         exchange = self._completion(inbound)
         return replace(exchange, request=self._begun(exchange, inbound), token_text=self._texts(exchange))
 
-    def _completion(self, inbound: Inbound) -> CompletionExchange:
+    def _completion(self, inbound: Request) -> CompletionExchange:
         """Echoed token ids are read as text while the body is read, in the vocabulary of the model that it names."""
         asked = _model_of(inbound)
         return read_completion(inbound, self.settings, lambda token: self.service.token_text(token, asked))
@@ -80,23 +80,23 @@ class Dialects:
         model = exchange.request.model
         return lambda token: self.service.token_text(token, model)
 
-    def messages(self, inbound: Inbound) -> Exchange:
+    def messages(self, inbound: Request) -> Exchange:
         exchange = read_messages(inbound, self.settings)
         request = self._begun(exchange, inbound)
         return replace(exchange, request=request, scale=lambda: self.service.context_scale(request.model))
 
-    def count_tokens(self, inbound: Inbound) -> Reply:
+    def count_tokens(self, inbound: Request) -> Reply:
         exchange = read_messages(inbound, self.settings)
         request = self._named(exchange.request, inbound)
         count = self.service.count_tokens(request)
         return Reply(sse.dumps({"input_tokens": scaled(count, self.service.context_scale(request.model))}))
 
-    def count_response_tokens(self, inbound: Inbound) -> Reply:
+    def count_response_tokens(self, inbound: Request) -> Reply:
         exchange = read_responses(inbound, self.settings, self.service.token_text, self._stored(inbound))
         count = self.service.count_tokens(self._named(exchange.request, inbound))
         return Reply(sse.dumps({"object": "response.input_tokens", "input_tokens": count}))
 
-    def explain(self, inbound: Inbound) -> Reply:
+    def explain(self, inbound: Request) -> Reply:
         """What a request of any dialect would reuse and compute; nothing is run."""
         exchange = self._any(inbound)
         report = self.service.explain(self._named(exchange.request, inbound))
@@ -104,7 +104,7 @@ class Dialects:
         body = report.as_dict() | {"running": now.running, "queued": now.queued}
         return Reply(sse.dumps(body), headers={CACHE_HEADER: report.header()})
 
-    def _any(self, inbound: Inbound) -> Exchange:
+    def _any(self, inbound: Request) -> Exchange:
         """Reads a body of whichever dialect it is in."""
         usual: Dialect = "messages" if "anthropic-version" in inbound.headers else "chat"
         dialect = dialect_of(parse_json(inbound.body), usual)
@@ -116,16 +116,16 @@ class Dialects:
             return self._completion(inbound)
         return read_chat(inbound, self.settings, self.service.token_text)
 
-    def _stored(self, inbound: Inbound) -> OwnResponses:
+    def _stored(self, inbound: Request) -> OwnResponses:
         return self.store.of(inbound.visitor.scope)
 
-    def _begun(self, exchange: Exchange, inbound: Inbound) -> ChatRequest:
+    def _begun(self, exchange: Exchange, inbound: Request) -> ChatRequest:
         """The request, now that it is going to run: whose it is stays known."""
-        self.made.remember((request.id for request in exchange.requests), inbound.visitor)
+        self.owners.remember((request.id for request in exchange.requests), inbound.visitor)
         client = agent_of(exchange.request.messages, inbound.headers)
         return replace(self._named(exchange.request, inbound), client=client)
 
-    def _named(self, request: ChatRequest, inbound: Inbound) -> ChatRequest:
+    def _named(self, request: ChatRequest, inbound: Request) -> ChatRequest:
         """The answer's ``model`` is the name of what answers, whatever the client called it."""
         name = self.service.served_name(request.model)
         side = self.settings.models_by_name.side
@@ -134,7 +134,7 @@ class Dialects:
         return replace(request, model=name)
 
 
-def _model_of(inbound: Inbound) -> str:
+def _model_of(inbound: Request) -> str:
     """The name that a body asks for, as far as it names one."""
     data = parse_json(inbound.body)
     return model_of(data) if isinstance(data, dict) else ""
@@ -187,34 +187,34 @@ def build_routes(
     request_log: RequestLog,
     store: ResponsesStore,
     board: Board,
-    made: Made,
+    owners: RequestOwners,
     panels: Panels,
     encoders: Encoders | None = None,
     audio: Audio | None = None,
 ) -> Routes:
-    page = Page(settings, service, metrics, board, made, panels)
-    status = Status(service, metrics, request_log, made, encoders)
-    encodings, sounds = Encodings(encoders, made), AudioRoutes(audio, made)
-    dialects = Dialects(settings, service, store, made)
+    page = Page(settings, service, metrics, board, owners, panels)
+    status = Status(service, metrics, request_log, owners, encoders)
+    encodings, sounds = Encodings(encoders, owners), AudioRoutes(audio, owners)
+    dialects = Dialects(settings, service, store, owners)
     stored, admin = StoredResponses(store), Admin(service, panels.check_sees_all)
     return Routes(
         [
-            Route("/", {"GET": page.file}, quick=True),
-            Route("/page/feed", {"GET": page.feed}, feed=True),
+            Route("/", {"GET": page.file}, lane="quick"),
+            Route("/page/feed", {"GET": page.feed}, lane="feed"),
             Route("/page/stored", {"GET": panels.stored}),
             Route("/page/models", {"GET": panels.models}),
             Route("/page/models/pull", {"POST": panels.pull}),
             Route("/page/models/stop", {"POST": panels.stop_pull}),
             Route("/page/settings", {"GET": panels.settings}),
-            Route("/page/requests/{}", {"GET": panels.background}, quick=True),
-            Route("/page/{}", {"GET": page.file}, quick=True),
-            Route("/health", {"GET": status.health}, quick=True),
-            Route("/metrics", {"GET": status.metrics}, quick=True),
-            Route("/v1/models", {"GET": status.models}, quick=True),
+            Route("/page/requests/{}", {"GET": panels.background}, lane="quick"),
+            Route("/page/{}", {"GET": page.file}, lane="quick"),
+            Route("/health", {"GET": status.health}, lane="quick"),
+            Route("/metrics", {"GET": status.metrics}, lane="quick"),
+            Route("/v1/models", {"GET": status.models}, lane="quick"),
             Route("/v1/models/load", {"POST": admin.load}),
             Route("/v1/models/unload", {"POST": admin.unload}),
             Route("/v1/models/pin", {"POST": admin.pin}),
-            Route("/v1/models/{*}", {"GET": status.model}, quick=True),
+            Route("/v1/models/{*}", {"GET": status.model}, lane="quick"),
             Route("/v1/chat/completions", {"POST": dialects.chat}),
             Route("/v1/completions", {"POST": dialects.completions}),
             Route("/v1/messages", {"POST": dialects.messages}),

@@ -217,7 +217,7 @@ class ChatStream:
                 expected = pipeline.text_at(prepared, parted.token, parted.stored)
                 parted = replace(located(parted, pipeline, prepared), expected=expected)
             self._run.reports.remember_background(self._run.request.id, Background(prepared.notes, parted))
-            self._ready.append(Started(self._report()))
+            self._ready.append(Started(self.report()))
 
     def _sampled(self, choice: ChoiceParser, event: Sampled) -> None:
         ended = choice.ending is not None
@@ -249,7 +249,7 @@ class ChatStream:
 
     def _all_done(self) -> None:
         self._over = True
-        report = self._report()
+        report = self.report()
         usage = Usage(
             prompt=len(self._run.prepared.prompt.tokens),
             completion=report.generated,
@@ -266,10 +266,10 @@ class ChatStream:
     def _fail(self, error: StartLLMError) -> None:
         self._over = True
         self._cancel()
-        self._run.reports.remember(self._run.request.id, self._report())
+        self._run.reports.remember(self._run.request.id, self.report())
         self._ready.append(Failed(error))
 
-    def _report(self) -> CacheReport:
+    def report(self) -> CacheReport:
         """The request's report, as far as it is known: the only place that makes it."""
         choices = self._run.choices
         return replace(
@@ -345,6 +345,9 @@ class WaitingStream:
         if stream is not None:
             stream.close()
         self._lease.close()
+
+    def report(self) -> CacheReport | None:
+        return None if self._stream is None else self._stream.report()
 
 
 def explained(report: CacheReport, pipeline: Pipeline, prepared: Prepared) -> CacheReport:

@@ -88,7 +88,7 @@ def _too_long(error: ContextLengthExceeded) -> str:
 
 def problem(error: StartLLMError) -> dict[str, Any]:
     """RFC 7807."""
-    body: dict[str, Any] = {"type": "about:blank", "title": _phrase(error.status), "status": error.status}
+    body: dict[str, Any] = {"type": "about:blank", "title": status_phrase(error.status), "status": error.status}
     body["detail"] = error.message
     if error.param:
         body["param"] = error.param
@@ -116,7 +116,8 @@ def error_headers(error: StartLLMError) -> dict[str, str]:
     return headers
 
 
-def _phrase(status: int) -> str:
+def status_phrase(status: int) -> str:
+    """The words behind a status."""
     try:
         return HTTPStatus(status).phrase
     except ValueError:

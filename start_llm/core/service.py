@@ -82,6 +82,10 @@ class EventStream(Protocol):
 
     def close(self) -> None: ...
 
+    def report(self) -> CacheReport | None:
+        """What the request has cost so far; ``None`` if nothing is known. To be asked when no more events come."""
+        ...
+
 
 class Service(Protocol):
     """Thread-safe; called on HTTP threads."""

@@ -30,6 +30,7 @@ class FakeStream:
     def __init__(self, events: Iterable[Any]) -> None:
         self._events = iter(events)
         self.closed = threading.Event()
+        self.so_far: CacheReport | None = None
 
     def __iter__(self) -> Iterator[Event]:
         return self
@@ -38,6 +39,8 @@ class FakeStream:
         if self.closed.is_set():
             raise StopIteration
         event = next(self._events)
+        if isinstance(event, Started):
+            self.so_far = event.report
         if callable(event):
             event(self)
             return self.__next__()
@@ -45,6 +48,9 @@ class FakeStream:
 
     def close(self) -> None:
         self.closed.set()
+
+    def report(self) -> CacheReport | None:
+        return self.so_far
 
 
 def hold(stream: FakeStream) -> None:

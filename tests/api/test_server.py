@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 import pytest
 
+from start_llm.api.http import connection as connections
 from start_llm.api.http import front
-from start_llm.api.http import reader as arrival
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import (
     BadRequest,
@@ -297,7 +297,7 @@ def test_api_key(serve: Serve, connect: Connect) -> None:
 
 def test_slow_heads_are_dropped(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front, "HEAD_SECONDS", 0.05)
-    monkeypatch.setattr(arrival, "HEAD_SECONDS", 0.05)
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.05)
     monkeypatch.setattr(front, "SWEEP_SECONDS", 0.02)
     server = serve(http_threads=1)
     slow = connect(server).send("GET /hea")
@@ -307,7 +307,7 @@ def test_slow_heads_are_dropped(serve: Serve, connect: Connect, monkeypatch: pyt
 
 
 def test_slow_bodies_are_dropped(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrival, "SILENCE_SECONDS", 0.05)
+    monkeypatch.setattr(connections, "SILENCE_SECONDS", 0.05)
     monkeypatch.setattr(front, "SWEEP_SECONDS", 0.02)
     server = serve()
     slow = connect(server).send(f"POST {PATH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n{{")

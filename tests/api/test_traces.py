@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from start_llm.api.anthropic.messages import read_messages
-from start_llm.api.common.dialect import Inbound
+from start_llm.api.http.routes import Request
 from start_llm.api.http.wire import Headers
 from start_llm.api.openai.chat import read_chat
 from start_llm.core.request import ChatRequest
@@ -47,7 +47,7 @@ def test_every_request_translates(client: str) -> None:
     if not (FOLDER / client).is_dir():
         pytest.skip("no recorded traces here")
     for record in recorded(client):
-        inbound = Inbound(
+        inbound = Request(
             "POST", record["path"], Headers(record["headers"].items()), json.dumps(record["body"]).encode()
         )
         request = translate(client, inbound)
@@ -61,7 +61,7 @@ def test_side_requests_among_them_are_titles_and_nothing_else(client: str, title
         pytest.skip("no recorded traces here")
     found = []
     for record in recorded(client):
-        inbound = Inbound(
+        inbound = Request(
             "POST", record["path"], Headers(record["headers"].items()), json.dumps(record["body"]).encode()
         )
         request = translate(client, inbound)
@@ -71,7 +71,7 @@ def test_side_requests_among_them_are_titles_and_nothing_else(client: str, title
     assert all(request.messages[0].content.startswith("You are a title generator.") for request in found)
 
 
-def translate(client: str, inbound: Inbound) -> ChatRequest:
+def translate(client: str, inbound: Request) -> ChatRequest:
     if client == "claude":
         return read_messages(inbound, SETTINGS).request
     return read_chat(inbound, SETTINGS, str).request

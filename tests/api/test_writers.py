@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from start_llm.api.anthropic.messages import MessagesExchange
 from start_llm.api.common.collect import collect
-from start_llm.api.common.dialect import Inbound
+from start_llm.api.http.routes import Request
 from start_llm.api.openai.chat import ChatExchange
 from start_llm.api.openai.responses import read_responses
 from start_llm.api.openai.responses_store import ResponsesStore
@@ -127,7 +127,7 @@ def test_messages(events: list[Event]) -> None:
 @given(turns(), st.sampled_from([None, "auto"]))
 def test_responses(events: list[Event], summary: str | None) -> None:
     asked = {"input": "x", "reasoning": {"summary": summary}, "include": ["reasoning.encrypted_content"]}
-    inbound = Inbound("POST", "/v1/responses", {}, json.dumps(asked).encode())
+    inbound = Request("POST", "/v1/responses", {}, json.dumps(asked).encode())
     exchange = read_responses(inbound, SETTINGS, str, ResponsesStore(Path("unused"), 0, 0))
     body = whole(exchange, events)
     openai.types.responses.Response.model_validate(body)

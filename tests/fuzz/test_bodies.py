@@ -11,7 +11,7 @@ from start_llm.api.common.fields import SESSION_FIELDS
 from start_llm.api.common.images import IMAGE_TYPES
 from start_llm.api.common.parts import TEXT_TYPES
 from start_llm.api.common.thinking import FIELDS as THINKING
-from start_llm.api.http.owner import USER_FIELDS
+from start_llm.api.http.access import USER_FIELDS
 from start_llm.api.media.audio import SpeechBody, TranscriptionBody
 from start_llm.api.media.embeddings import EmbeddingsBody, RerankBody
 from start_llm.api.openai.chat import ChatBody, ChatMessage, StreamOptions

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from start_llm.api import table
-from start_llm.api.common.dialect import Inbound
+from start_llm.api.http import routes
 from start_llm.api.openai.chat import read_chat
 from start_llm.core.errors import Internal
 from start_llm.embeddings.compute import is_installed
@@ -48,7 +48,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def test_every_route_is_asked(served: World) -> None:
-    routes = [route for route in served.app._server._edge.routes._routes if not route.feed]
+    routes = [route for route in served.app._server._edge.routes._routes if route.lane != "feed"]
     posted = {route.pattern for route in routes if "POST" in route.handlers}
     assert posted == set(BODIES) == {*OFTEN, *SOMETIMES, *SELDOM}
     read = {route.pattern.replace("{*}", "{}") for route in routes} - posted
@@ -134,7 +134,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, served: World) -> Iterator[Callable[[
     """Has something done where a chat's body with a `seed` is read."""
 
     def planted(fault: Callable[[], object]) -> None:
-        def read(inbound: Inbound, *args: Any) -> object:
+        def read(inbound: routes.Request, *args: Any) -> object:
             if b'"seed"' in inbound.body:
                 fault()
             return read_chat(inbound, *args)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from start_llm import app as wiring
-from start_llm.api.common.dialect import Feed, Inbound, Reply, Task
+from start_llm.api.common.dialect import Task
+from start_llm.api.http.routes import Feed, Reply
 from start_llm.api.http.wire import Head, Headers
 from start_llm.app import App
 from start_llm.core.errors import StartLLMError, Unavailable
@@ -188,11 +189,8 @@ class World:
         wire = Wire(self.connection)
         try:
             admitted = self.app._server.admit(head, request.peer)
-            inbound = Inbound(
-                head.method, head.path, headers, body, admitted.params, time.monotonic(), admitted.visitor
-            )
             assert admitted.handler is not None
-            self._run(admitted.handler(inbound), wire)
+            self._run(admitted.handler(replace(admitted, body=body, received=time.monotonic())), wire)
         except StartLLMError as error:
             wire.status, wire.sent = error.status, wire.sent or error.message.encode("utf-8", "replace")
         found = _RESPONSE.search(wire.sent)
@@ -207,7 +205,7 @@ class World:
         elif isinstance(answer, Task):
             runner.run_task(answer, wire)
         else:
-            runner.run(answer, wire)
+            runner.run_exchange(answer, wire)
 
 
 def _fetch(name: str, *args: Any, **options: Any) -> None:

@@ -14,7 +14,7 @@ from pydantic import FailFast, Field
 
 from start_llm.api.anthropic.stream import MessageWriter, message_body
 from start_llm.api.common.collect import Collected
-from start_llm.api.common.dialect import Inbound, StreamWriter
+from start_llm.api.common.dialect import StreamWriter
 from start_llm.api.common.fields import (
     BodyModel,
     ModelName,
@@ -34,7 +34,8 @@ from start_llm.api.common.images import IMAGE_TYPES, attachment_of
 from start_llm.api.common.parts import PartContent, join_content, join_text, only_text, string_in, unusable
 from start_llm.api.common.thinking import template_kwargs_of, thinking_of
 from start_llm.api.common.tools import check_unique, response_format_of
-from start_llm.api.http.owner import owner_of
+from start_llm.api.http.access import owner_of
+from start_llm.api.http.routes import Request
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import NAME
 from start_llm.core.messages import Message, Tool, ToolCall
@@ -95,7 +96,7 @@ class MessagesExchange:
         return MessageWriter(self.request, self.scale)
 
 
-def read_messages(inbound: Inbound, settings: Settings) -> MessagesExchange:
+def read_messages(inbound: Request, settings: Settings) -> MessagesExchange:
     """Raises BadRequest, NotSupported."""
     body, data = parse_body(MessagesBody, inbound.body)
     tools = _tools(body.tools or [])

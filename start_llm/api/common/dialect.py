@@ -3,45 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Generator
+from http import HTTPStatus
 from typing import Any, Protocol
 
 from start_llm.api.common.collect import Collected
-from start_llm.api.http.visitor import NOBODY, Visitor
+from start_llm.api.http import sse
+from start_llm.api.http.routes import Reply, WrongMethod
 from start_llm.core.errors import StartLLMError
 from start_llm.core.events import Event
+from start_llm.core.protocol import error_body, error_headers, style_of
 from start_llm.core.request import ChatRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Inbound:
-    """A request as it came in.
-
-    Attributes:
-        headers: case-insensitive.
-        params: what the route's path holds, e.g. a response's id.
-        received: ``time.monotonic()`` at arrival, in seconds.
-        visitor: who may see again what is kept of it.
-    """
-
-    method: str
-    path: str
-    headers: Mapping[str, str]
-    body: bytes = b""
-    params: tuple[str, ...] = ()
-    received: float = 0.0
-    visitor: Visitor = NOBODY
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    """A whole answer."""
-
-    body: bytes
-    status: int = 200
-    content_type: str = "application/json"
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class Task(ABC):
@@ -60,13 +32,6 @@ class Task(ABC):
     @abstractmethod
     def reply(self) -> Reply:
         """The answer, when the steps are over."""
-
-
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """An answer without an end: server-sent events, until the client goes."""
-
-    messages: Iterator[bytes]
 
 
 class StreamWriter(Protocol):
@@ -101,3 +66,14 @@ class Exchange(Protocol):
         ...
 
     def writer(self) -> StreamWriter: ...
+
+
+def error_reply(error: StartLLMError, path: str) -> Reply:
+    """The error in the dialect of `path`."""
+    body, kind = error_body(error, style_of(path))
+    headers = error_headers(error)
+    if isinstance(error, WrongMethod):
+        headers["Allow"] = ", ".join(error.allowed)
+    if error.status == HTTPStatus.UNAUTHORIZED:
+        headers["WWW-Authenticate"] = "Bearer"
+    return Reply(sse.dumps(body), error.status, kind, headers)

@@ -1,17 +1,34 @@
-"""Who may ask: API key, Host and Origin. Says nothing about what is asked."""
+"""Who asks, whether they may, and who may see again what is kept of a request. Says nothing about what is asked."""
 
 from __future__ import annotations
 
+import hashlib
 import hmac
-from collections.abc import Collection, Mapping
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from start_llm.core.errors import BadRequest, Forbidden, Unauthorized
 from start_llm.core.hosts import host_allowed, host_name, is_loopback, origin_allowed
+from start_llm.core.jsontext import parse_inner
 from start_llm.core.settings import Settings, SettingsError
+from start_llm.files.lru import Lru
+
+USER_FIELDS = ("user", "safety_identifier")
+MOST_KEPT = 8192
+FORWARDED = frozenset({"via", "forwarded", "x-real-ip", "true-client-ip", "x-client-ip", "x-cluster-client-ip"})
+FORWARDED_BEGINNINGS = ("x-forwarded-", "cf-")
+"""Header fields, and beginnings of their names, that a proxy adds: the client behind it may be on any machine."""
+_SESSION_END = re.compile(r"_session_[0-9a-fA-F-]+$")
+
+
+# --- what a head must have ----------------------------------------------------
 
 
 def presented_keys(headers: Mapping[str, str]) -> tuple[str, ...]:
-    """The bearer token and the ``x-api-key``, as far as they are there."""
+    """The bearer token and the ``x-api-key``, as far as they are there, checked or not."""
     scheme, _, token = headers.get("Authorization", "").partition(" ")
     bearer = token.strip() if scheme.lower() == "bearer" else ""
     return tuple(key for key in (bearer, headers.get("x-api-key", "").strip()) if key)
@@ -67,3 +84,103 @@ def origin_of(headers: Mapping[str, str]) -> str | None:
         return allowed_origin(headers)
     except Forbidden:
         return None
+
+
+# --- who asks, as a digest of the key and of the user that the client names -----
+
+
+def owner_of(data: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
+    """`ChatRequest.owner`: SHA-256 in hex, 64 digits; ``None`` where the request has neither key nor user.
+
+    Args:
+        data: the body, of any dialect.
+    """
+    key, user = next(iter(presented_keys(headers)), None), user_of(data)
+    return None if key is None and user is None else digest(key, user)
+
+
+def digest(*parts: str | None) -> str:
+    """SHA-256 in hex. A missing part and an empty one differ."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def user_of(data: Mapping[str, Any]) -> str | None:
+    """OpenAI's ``user`` (or its newer name), else Anthropic's ``metadata.user_id``."""
+    for name in USER_FIELDS:
+        if isinstance(data.get(name), str) and data[name]:
+            return str(data[name])
+    metadata = data.get("metadata")
+    user = metadata.get("user_id") if isinstance(metadata, dict) else None
+    return _without_session(user) if isinstance(user, str) and user else None
+
+
+def _without_session(user: str) -> str:
+    """Claude Code puts its session into the user's id. A session that is resumed is still the same user's."""
+    if not user.startswith("{"):
+        return _SESSION_END.sub("", user)
+    try:
+        value = parse_inner(user)
+    except ValueError:
+        return user
+    if not isinstance(value, dict):
+        return user
+    return json.dumps({name: value[name] for name in sorted(value) if name != "session_id"})
+
+
+# --- who may see it again -------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Visitor:
+    """
+    Attributes:
+        scope: whose is what this request makes: a digest of its API key, or ``""`` for a client of this machine that
+            has none; ``None``: nobody's, it cannot be seen again.
+        sees_all: may see the counts of everybody's requests.
+    """
+
+    scope: str | None
+    sees_all: bool = False
+
+
+NOBODY = Visitor(None)
+
+
+def visitor_of(headers: Mapping[str, str], peer: str, api_key: str | None) -> Visitor:
+    """Of a request that was let in.
+
+    Without `api_key` the keys that clients send are checked by nobody: they tell clients of this machine apart, and a
+    client from elsewhere, or one behind a proxy, sees nothing again.
+
+    Args:
+        peer: the client's address.
+    """
+    if api_key is not None:
+        return Visitor(digest(api_key))
+    if not is_loopback(peer) or _is_forwarded(headers):
+        return NOBODY
+    key = next(iter(presented_keys(headers)), None)
+    return Visitor("", sees_all=True) if key is None else Visitor(digest(key))
+
+
+def _is_forwarded(headers: Mapping[str, str]) -> bool:
+    names = {name.lower() for name in headers}
+    return not FORWARDED.isdisjoint(names) or any(name.startswith(FORWARDED_BEGINNINGS) for name in names)
+
+
+class RequestOwners:
+    """Who made which request; the last `MOST_KEPT` of them. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._scopes: Lru[str, str | None] = Lru(MOST_KEPT)
+
+    def remember(self, request_ids: Iterable[str], visitor: Visitor) -> None:
+        for request_id in request_ids:
+            self._scopes.put(request_id, visitor.scope)
+
+    def ending(self, visitor: Visitor, end: str) -> list[str]:
+        """The requests of `visitor` whose ids end so: the terminal and the page show the end only."""
+        return [each for each in self._scopes if each.endswith(end) and self.may_see(visitor, each)]
+
+    def may_see(self, visitor: Visitor, request_id: str) -> bool:
+        return visitor.sees_all or (visitor.scope is not None and self._scopes.get(request_id) == visitor.scope)

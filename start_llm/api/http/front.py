@@ -14,16 +14,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
-from start_llm.api.admission import AuthorisedRequest
-from start_llm.api.http.body import Bodies, ReceivedBody
+from start_llm.api.http.body import Bodies
+from start_llm.api.http.connection import HEAD_SECONDS, Connection, Connections, RequestReader, send_now
 from start_llm.api.http.listener import ListeningSocket, Waker, connections_allowed
-from start_llm.api.http.reader import HEAD_SECONDS, RequestReader
-from start_llm.api.http.waiting import Connections, Waiting
-from start_llm.api.http.wire import Head, send_now
+from start_llm.api.http.routes import Request
+from start_llm.api.http.wire import Head
 from start_llm.core.errors import RequestTimeout, StartLLMError, Unavailable
 
 log = logging.getLogger(__name__)
@@ -37,37 +35,15 @@ SWEEP_SECONDS = 0.5
 RECEIVE_BYTES = 65536
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A complete request, with the connection that waits for its answer.
-
-    Attributes:
-        connection: non-blocking.
-        address: the client's, host and port.
-        rest: what came behind the request: the begin of the next one.
-        unread: a body may still be on its way; nobody reads it.
-        received: ``time.monotonic()`` when it was complete, in seconds.
-    """
-
-    connection: socket.socket
-    address: tuple[str, int]
-    head: Head
-    admitted: AuthorisedRequest
-    body: ReceivedBody
-    rest: bytes
-    unread: bool
-    received: float
-
-
 class RequestDispatcher(Protocol):
     """Whom the front asks, on its own thread: nothing here may block."""
 
-    def admit(self, head: Head, peer: str) -> AuthorisedRequest:
+    def admit(self, head: Head, peer: str) -> Request:
         """Raises StartLLMError: the request is refused, its body unread. `peer` is the client's address."""
         ...
 
-    def dispatch(self, request: Request) -> None:
-        """Takes the request; it comes back by `Front.finish`, or is closed."""
+    def dispatch(self, connection: Connection) -> None:
+        """Takes the connection with its complete request; it comes back by `Front.take_back`, or is closed."""
         ...
 
     def refusal(self, error: StartLLMError, head: Head | None, *, close: bool) -> bytes:
@@ -76,16 +52,16 @@ class RequestDispatcher(Protocol):
 
 
 class Front:
-    """The accept loop. `start`, `finish`, `stop_accepting` and `stop` may be called from any thread."""
+    """The accept loop. `start`, `take_back`, `stop_accepting` and `stop` may be called from any thread."""
 
-    def __init__(self, listener: socket.socket, desk: RequestDispatcher, bodies: Bodies) -> None:
-        self._desk = desk
+    def __init__(self, listener: socket.socket, dispatcher: RequestDispatcher, bodies: Bodies) -> None:
+        self._dispatcher = dispatcher
         self._bodies = bodies
         self._selector = selectors.DefaultSelector()
-        self._door = ListeningSocket(listener, self._selector)
-        self._crowd = Connections(self._selector, connections_allowed())
-        self._returned: deque[Waiting] = deque()
-        self._bell = Waker(self._selector)
+        self._listener = ListeningSocket(listener, self._selector)
+        self._connections = Connections(self._selector, connections_allowed())
+        self._returned: deque[Connection] = deque()
+        self._waker = Waker(self._selector)
         self._accepting = True
         self._running = True
         self._next_sweep = 0.0
@@ -95,201 +71,193 @@ class Front:
     def figures(self) -> dict[str, float]:
         """For /metrics."""
         return {
-            "http_waiting": len(self._crowd),
-            "http_dropped": self._crowd.dropped,
-            "http_accept_pauses": self._door.rests,
+            "http_waiting": len(self._connections),
+            "http_dropped": self._connections.dropped,
+            "http_accept_pauses": self._listener.pauses,
             "http_front_errors": self._errors,
         }
 
     def start(self) -> None:
-        self._door.open()
-        self._bell.hang()
+        self._listener.listen()
+        self._waker.register()
         self._thread.start()
 
-    def finish(self, request: Request, outgoing: bytes, *, keep: bool) -> None:
+    def take_back(self, connection: Connection, outgoing: bytes, *, keep: bool) -> None:
         """A connection whose request has been answered, up to what is `outgoing`.
 
         Args:
             keep: it stays open for a next request.
         """
         if not self._thread.is_alive():
-            request.connection.close()
+            connection.close()
             return
-        arrival = self._arrival(request.address[0], request.rest if keep else b"")
-        self._returned.append(Waiting(request.connection, request.address, arrival, 0.0, outgoing=outgoing, keep=keep))
-        self._bell.ring()
+        self._expect_next(connection, outgoing, keep=keep)
+        self._returned.append(connection)
+        self._waker.wake()
 
     def stop_accepting(self) -> None:
         """No new connections and no new requests: those that are not complete get 503."""
         self._accepting = False
-        self._bell.ring()
+        self._waker.wake()
 
     def stop(self) -> None:
         """Ends the thread and closes every connection that waits here."""
         self._running = False
-        self._bell.ring()
+        self._waker.wake()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout=1)
 
-    def _arrival(self, peer: str, rest: bytes) -> RequestReader:
-        return RequestReader(self._bodies, partial(self._desk.admit, peer=peer), rest)
+    def _reader(self, peer: str, following: bytes = b"") -> RequestReader:
+        return RequestReader(self._bodies, partial(self._dispatcher.admit, peer=peer), following)
+
+    def _expect_next(self, connection: Connection, outgoing: bytes, *, keep: bool) -> None:
+        following = bytes(connection.reader.following) if keep else b""
+        connection.reader = self._reader(connection.address[0], following)
+        connection.outgoing, connection.keep = outgoing, keep
 
     # --- the loop ---
 
     def _run(self) -> None:
         try:
             while self._running:
-                in_time = SWEEP_SECONDS if self._crowd or self._door.is_resting else None
+                in_time = SWEEP_SECONDS if self._connections or self._listener.is_resting else None
                 for key, _ in self._selector.select(0 if self._returned else in_time):
-                    if key.data is self._door:
-                        self._let_in()
-                    elif key.data is self._bell:
-                        self._bell.quiet()
-                    elif key.data in self._crowd:
+                    if key.data is self._listener:
+                        self._accept_new()
+                    elif key.data is self._waker:
+                        self._waker.drain()
+                    elif key.data in self._connections:
                         self._guarded(self._send if key.data.outgoing else self._receive, key.data)
                 for _ in range(len(self._returned)):  # one that comes back at once has its turn after the others
-                    self._guarded(self._take_back, self._returned.popleft())
+                    self._guarded(self._add_returned, self._returned.popleft())
                 self._on_time(time.monotonic())
-                if not self._accepting and self._door.close():
+                if not self._accepting and self._listener.close():
                     self._end_waiting()
         finally:
             self._close_all()
 
-    def _guarded(self, action: Callable[..., None], waiting: Waiting, *more: Any) -> None:
+    def _guarded(self, action: Callable[..., None], connection: Connection, *more: Any) -> None:
         """What goes wrong with one connection ends that connection."""
         try:
-            action(waiting, *more)
+            action(connection, *more)
         except Exception:  # the thread's edge
             self._errors += 1
             log.warning("the front thread met an unexpected error; a connection is closed", exc_info=True)
-            self._crowd.drop(waiting)
+            self._connections.drop(connection)
 
     def _on_time(self, now: float) -> None:
         if self._accepting:
-            self._door.go_on(now)
+            self._listener.resume(now)
         if now < self._next_sweep:
             return
         self._next_sweep = now + SWEEP_SECONDS
-        for waiting in (item for item in self._crowd if item.deadline < now):
-            if waiting.is_arriving:
-                self._guarded(self._refuse, waiting, RequestTimeout("The request took too long to arrive."))
+        for connection in (item for item in self._connections if item.deadline < now):
+            if connection.is_arriving:
+                self._guarded(self._refuse, connection, RequestTimeout("The request took too long to arrive."))
             else:
-                self._crowd.drop(waiting)
+                self._connections.drop(connection)
 
     # --- connections come and go ---
 
-    def _let_in(self) -> None:
-        for connection, address in self._door.accept():
-            arrival = self._arrival(address[0], b"")
-            self._crowd.add(Waiting(connection, address, arrival, time.monotonic() + HEAD_SECONDS))
-        if self._door.is_resting:  # mostly there is no free file descriptor
-            self._crowd.drop_oldest()
+    def _accept_new(self) -> None:
+        for connected, address in self._listener.accept():
+            reader = self._reader(address[0])
+            self._connections.add(Connection(connected, address, reader, time.monotonic() + HEAD_SECONDS))
+        if self._listener.is_resting:  # mostly there is no free file descriptor
+            self._connections.drop_oldest()
 
-    def _take_back(self, waiting: Waiting) -> None:
+    def _add_returned(self, connection: Connection) -> None:
         """One whose request has been answered, but for `outgoing`. Its next request may have come with the last one."""
         now = time.monotonic()
-        waiting.latest, waiting.deadline = now + SEND_SECONDS, now + IDLE_SECONDS
-        waiting.connection.setblocking(False)
-        self._crowd.add(waiting)
-        if waiting.outgoing or not waiting.keep or not self._accepting:
-            self._send(waiting)
-        elif waiting.arrival.rest:
-            self._advance(waiting, b"")
+        connection.latest, connection.deadline = now + SEND_SECONDS, now + IDLE_SECONDS
+        connection.socket.setblocking(False)
+        self._connections.add(connection)
+        if connection.outgoing or not connection.keep or not self._accepting:
+            self._send(connection)
+        elif connection.reader.following:
+            self._advance(connection, b"")
 
     # --- requests ---
 
-    def _receive(self, waiting: Waiting) -> None:
+    def _receive(self, connection: Connection) -> None:
         try:
-            data = waiting.connection.recv(RECEIVE_BYTES)
+            data = connection.socket.recv(RECEIVE_BYTES)
         except (BlockingIOError, InterruptedError):
             return
         except OSError:
             data = b""
         if not data:
-            self._crowd.drop(waiting)
-        elif not waiting.draining:
-            self._advance(waiting, data)
+            self._connections.drop(connection)
+        elif not connection.draining:
+            self._advance(connection, data)
 
-    def _advance(self, waiting: Waiting, data: bytes) -> None:
-        arrival, now = waiting.arrival, time.monotonic()
+    def _advance(self, connection: Connection, data: bytes) -> None:
+        reader = connection.reader
         try:
-            answer = arrival.take(data, now)
+            answer = reader.take(data, time.monotonic())
             if answer:
-                waiting.connection.send(answer)
+                connection.socket.send(answer)
         except StartLLMError as error:
-            self._refuse(waiting, error)
+            self._refuse(connection, error)
             return
         except OSError:
-            self._crowd.drop(waiting)
+            self._connections.drop(connection)
             return
-        waiting.deadline = arrival.deadline
-        if arrival.complete:
-            assert arrival.head is not None and arrival.admitted is not None
-            self._crowd.remove(waiting)
-            self._desk.dispatch(
-                Request(
-                    waiting.connection,
-                    waiting.address,
-                    arrival.head,
-                    arrival.admitted,
-                    arrival.body,
-                    rest=bytes(arrival.rest),
-                    unread=arrival.unread,
-                    received=now,
-                )
-            )
+        connection.deadline = reader.deadline
+        if reader.complete:
+            self._connections.remove(connection)
+            self._dispatcher.dispatch(connection)
 
     # --- answers ---
 
-    def _refuse(self, waiting: Waiting, error: StartLLMError) -> None:
+    def _refuse(self, connection: Connection, error: StartLLMError) -> None:
         """A request that has no body leaves the connection as good as it was."""
-        arrival, head = waiting.arrival, waiting.arrival.head
-        arrival.body.close()
-        waiting.keep = self._accepting and head is not None and head.keep_alive and not arrival.unread
-        waiting.outgoing = self._desk.refusal(error, head, close=not waiting.keep)
-        waiting.arrival = self._arrival(waiting.address[0], bytes(arrival.rest) if waiting.keep else b"")
-        waiting.latest = time.monotonic() + SEND_SECONDS
-        self._send(waiting)
+        connection.reader.body.close()
+        keep = self._accepting and connection.reader.keeps_alive
+        outgoing = self._dispatcher.refusal(error, connection.reader.head, close=not keep)
+        self._expect_next(connection, outgoing, keep=keep)
+        connection.latest = time.monotonic() + SEND_SECONDS
+        self._send(connection)
 
-    def _send(self, waiting: Waiting) -> None:
+    def _send(self, connection: Connection) -> None:
         now = time.monotonic()
-        if waiting.outgoing:
+        if connection.outgoing:
             try:
-                waiting.outgoing = send_now(waiting.connection, waiting.outgoing)
+                connection.outgoing = send_now(connection.socket, connection.outgoing)
             except OSError:
-                self._crowd.drop(waiting)
+                self._connections.drop(connection)
                 return
-        if waiting.outgoing:
-            waiting.deadline = min(waiting.latest, now + STALL_SECONDS)
-            self._crowd.look_for(waiting, selectors.EVENT_WRITE)
-        elif waiting.keep and self._accepting:
-            self._crowd.remove(waiting)  # not read from before its turn: what it sends meanwhile stays with it
-            self._returned.append(waiting)
+        if connection.outgoing:
+            connection.deadline = min(connection.latest, now + STALL_SECONDS)
+            self._connections.look_for(connection, selectors.EVENT_WRITE)
+        elif connection.keep and self._accepting:
+            self._connections.remove(connection)  # not read from before its turn: what it sends meanwhile stays with it
+            self._returned.append(connection)
         else:
-            self._drain(waiting, now)
+            self._drain(connection, now)
 
-    def _drain(self, waiting: Waiting, now: float) -> None:
-        waiting.draining = True
-        waiting.deadline = now + DRAIN_SECONDS
-        self._crowd.look_for(waiting, selectors.EVENT_READ)
+    def _drain(self, connection: Connection, now: float) -> None:
+        connection.draining = True
+        connection.deadline = now + DRAIN_SECONDS
+        self._connections.look_for(connection, selectors.EVENT_READ)
         try:
-            waiting.connection.shutdown(socket.SHUT_WR)
+            connection.socket.shutdown(socket.SHUT_WR)
         except OSError:
-            self._crowd.drop(waiting)
+            self._connections.drop(connection)
 
     # --- the end ---
 
     def _end_waiting(self) -> None:
         """What is idle closes, what is not complete gets 503."""
-        for waiting in self._crowd:
-            if waiting.is_arriving:
-                self._guarded(self._refuse, waiting, Unavailable("The server is shutting down."))
-            elif waiting.is_idle:
-                self._crowd.drop(waiting)
+        for connection in self._connections:
+            if connection.is_arriving:
+                self._guarded(self._refuse, connection, Unavailable("The server is shutting down."))
+            elif connection.is_idle:
+                self._connections.drop(connection)
 
     def _close_all(self) -> None:
-        for waiting in [*self._crowd, *self._returned]:
-            self._crowd.drop(waiting)
-        self._door.close()
+        for connection in [*self._connections, *self._returned]:
+            self._connections.drop(connection)
+        self._listener.close()
         self._selector.close()
-        self._bell.close()
+        self._waker.close()

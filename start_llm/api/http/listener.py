@@ -22,21 +22,21 @@ class ListeningSocket:
     """Belongs to the front thread.
 
     Attributes:
-        rests: how often accepting has failed; mostly because there was no free file descriptor.
+        pauses: how often accepting has failed; mostly because there was no free file descriptor.
     """
 
     def __init__(self, listener: socket.socket, selector: selectors.BaseSelector) -> None:
-        self.rests = 0
+        self.pauses = 0
         self._listener = listener
         self._selector = selector
-        self._again = 0.0
+        self._resume_at = 0.0
         self._next_warning = 0.0
 
     @property
     def is_resting(self) -> bool:
-        return self._again > 0
+        return self._resume_at > 0
 
-    def open(self) -> None:
+    def listen(self) -> None:
         self._listener.setblocking(False)
         self._selector.register(self._listener, selectors.EVENT_READ, self)
 
@@ -62,10 +62,10 @@ class ListeningSocket:
             found.append((connection, address[:2]))
         return found
 
-    def go_on(self, now: float) -> None:
+    def resume(self, now: float) -> None:
         """Ends a rest that has been long enough."""
-        if self.is_resting and now >= self._again:
-            self._again = 0.0
+        if self.is_resting and now >= self._resume_at:
+            self._resume_at = 0.0
             self._selector.register(self._listener, selectors.EVENT_READ, self)
 
     def close(self) -> bool:
@@ -74,18 +74,18 @@ class ListeningSocket:
             return False
         if not self.is_resting:
             self._selector.unregister(self._listener)
-        self._again = 0.0
+        self._resume_at = 0.0
         self._listener.close()
         return True
 
     def _rest(self, error: OSError) -> None:
         now = time.monotonic()
-        self.rests += 1
+        self.pauses += 1
         if now >= self._next_warning:
             self._next_warning = now + WARNING_SECONDS
             log.warning("no connection can be accepted for now: %s", error)
         self._selector.unregister(self._listener)
-        self._again = now + REST_SECONDS
+        self._resume_at = now + REST_SECONDS
 
 
 def connections_allowed() -> int:
@@ -107,7 +107,7 @@ def raise_descriptor_limit(wanted: int = 8192) -> None:
 
 
 class Waker:
-    """Wakes the front thread from its selector; `ring` may be called from any thread."""
+    """Wakes the front thread from its selector; `wake` may be called from any thread."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
         self._selector = selector
@@ -115,16 +115,16 @@ class Waker:
         self._inside.setblocking(False)
         self._outside.setblocking(False)
 
-    def hang(self) -> None:
+    def register(self) -> None:
         self._selector.register(self._inside, selectors.EVENT_READ, self)
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         try:
             self._outside.send(b"!")
         except OSError:
             log.debug("the front thread has ended, or is awake")
 
-    def quiet(self) -> None:
+    def drain(self) -> None:
         self._inside.recv(4096)
 
     def close(self) -> None:

@@ -2,6 +2,9 @@
 
 One thread looks at every watched socket, `TICK` seconds apart; it owns nothing but its
 table. An HTTP thread blocked on events cannot look for itself.
+
+The system is asked whether the other side has ended, since reading cannot tell: behind bytes that came too late (an
+empty line, the next request) the end of the connection is not to be read.
 """
 
 from __future__ import annotations
@@ -10,11 +13,11 @@ import logging
 import select
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
-from start_llm.api.http.wire import is_gone
 from start_llm.core.service import EventStream
 
 log = logging.getLogger(__name__)
@@ -90,15 +93,40 @@ class DisconnectWatcher:
 
     def _look(self) -> list[Watch]:
         """Called with the lock held, so that no socket is closed meanwhile."""
-        poller = select.poll()
         by_fd = {watch.connection.fileno(): watch for watch in self._watches if not watch.gone}
-        for fd in by_fd:
-            if fd >= 0:
-                poller.register(fd, select.POLLIN)
-        return [by_fd[fd] for fd, _ in poller.poll(0) if is_gone(by_fd[fd].connection)]
+        return [by_fd[fd] for fd in ended([fd for fd in by_fd if fd >= 0])]
 
     def _close(self, watch: Watch) -> None:
         try:
             watch.stream.close()
         except Exception:  # this thread serves every client
             log.warning("closing the event stream of a gone client failed", exc_info=True)
+
+
+_select: Any = select  # what it holds depends on the system
+
+
+def _ended_by_poll(fds: Collection[int]) -> list[int]:
+    """Linux: the other side has ended, or the connection has failed."""
+    poller = _select.poll()
+    for fd in fds:
+        poller.register(fd, _select.POLLRDHUP)
+    return [fd for fd, _ in poller.poll(0)]
+
+
+def _ended_by_kqueue(fds: Collection[int]) -> list[int]:
+    """macOS and the BSDs, whose `poll` does not tell an end behind unread bytes."""
+    wanted = [_select.kevent(fd, _select.KQ_FILTER_READ, _select.KQ_EV_ADD) for fd in fds]
+    if not wanted:
+        return []
+    with closing(_select.kqueue()) as queue:
+        return [event.ident for event in queue.control(wanted, len(wanted), 0) if event.flags & _select.KQ_EV_EOF]
+
+
+ended = _ended_by_kqueue if hasattr(select, "kqueue") else _ended_by_poll
+"""Those of these sockets (file descriptors) whose other side has ended. Never blocks, reads nothing."""
+
+
+def is_gone(connection: socket.socket) -> bool:
+    """Has the other side closed? Never blocks."""
+    return connection.fileno() < 0 or bool(ended([connection.fileno()]))

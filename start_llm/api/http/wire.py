@@ -7,7 +7,6 @@ has checked. Lines end with CR LF, nothing else; what RFC 9112 lets a server be 
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -281,24 +280,6 @@ def too_large(size: int, limit: int) -> TooLarge:
     return TooLarge(
         f"The request body has {size} bytes or more; the limit is {limit} (MAX_BODY_BYTES).", code="body_too_large"
     )
-
-
-def is_gone(connection: socket.socket) -> bool:
-    """Has the other side closed? Never blocks; the socket must be readable or non-blocking for an answer."""
-    try:
-        return connection.recv(1, socket.MSG_PEEK) == b""
-    except (BlockingIOError, InterruptedError, TimeoutError):
-        return False
-    except OSError:
-        return True
-
-
-def send_now(connection: socket.socket, data: bytes) -> bytes:
-    """Sends what a non-blocking socket takes at once; what is left is returned. Raises OSError."""
-    try:
-        return data[connection.send(data) :]
-    except (BlockingIOError, InterruptedError):
-        return data
 
 
 def _take(received: bytearray, most: int) -> bytes:

@@ -10,11 +10,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from start_llm.api.common.dialect import Inbound, Reply, Task
+from start_llm.api.common.dialect import Task
 from start_llm.api.common.fields import BodyModel, ModelName, parse_body, validate, within
 from start_llm.api.http import sse
-from start_llm.api.http.owner import owner_of
-from start_llm.api.http.visitor import Made
+from start_llm.api.http.access import RequestOwners, owner_of
+from start_llm.api.http.routes import Reply, Request
 from start_llm.api.media.multipart import Form, read_form
 from start_llm.core.audio import Audio, AudioTask, Hearing, Hints, SoundForm, Speaking, Transcript, TranscriptSegment
 from start_llm.core.encoding import EncodingProgress
@@ -99,9 +99,9 @@ class AudioRoutes:
     """Handlers."""
 
     audio: Audio | None
-    made: Made
+    owners: RequestOwners
 
-    def transcriptions(self, inbound: Inbound) -> TranscriptionTask:
+    def transcriptions(self, inbound: Request) -> TranscriptionTask:
         audio = self._audio()
         form = read_form(inbound.body, inbound.headers.get("Content-Type", ""))
         body = _read(form)
@@ -110,7 +110,7 @@ class AudioRoutes:
         hints = Hints(body.language or None, body.prompt, body.temperature)
         return TranscriptionTask(request, audio.transcribe(request.model, file, hints), body.response_format)
 
-    def speech(self, inbound: Inbound) -> SpeechTask:
+    def speech(self, inbound: Request) -> SpeechTask:
         audio = self._audio()
         body, _ = parse_body(SpeechBody, inbound.body)
         within(SPOKEN_TEXT, len(body.input), "input")
@@ -126,7 +126,7 @@ class AudioRoutes:
         form = body.response_format or "mp3"
         return SpeechTask(request, audio.speak(request.model, body.input, form), form)
 
-    def _request(self, task: AudioTask, model: str, user: str | None, inbound: Inbound) -> ChatRequest:
+    def _request(self, task: AudioTask, model: str, user: str | None, inbound: Request) -> ChatRequest:
         request = ChatRequest(
             id=f"{task}-{uuid.uuid4().hex}",
             dialect=task,
@@ -134,7 +134,7 @@ class AudioRoutes:
             owner=owner_of({"user": user} if user else {}, inbound.headers),
             received=inbound.received,
         )
-        self.made.remember([request.id], inbound.visitor)
+        self.owners.remember([request.id], inbound.visitor)
         return request
 
     def _audio(self) -> Audio:

@@ -12,11 +12,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from start_llm.api.common.dialect import Inbound, Reply, Task
+from start_llm.api.common.dialect import Task
 from start_llm.api.common.fields import BodyModel, ModelName, bad, parse_body, within
 from start_llm.api.http import sse
-from start_llm.api.http.owner import owner_of
-from start_llm.api.http.visitor import Made
+from start_llm.api.http.access import RequestOwners, owner_of
+from start_llm.api.http.routes import Reply, Request
 from start_llm.core.encoding import Encoders, Encoding, Text
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.events import Done, Event, Progress, Usage
@@ -127,9 +127,9 @@ class Encodings:
     """Handlers of the two routes."""
 
     encoders: Encoders | None
-    made: Made
+    owners: RequestOwners
 
-    def embeddings(self, inbound: Inbound) -> EmbeddingsTask:
+    def embeddings(self, inbound: Request) -> EmbeddingsTask:
         body, data = parse_body(EmbeddingsBody, inbound.body)
         texts = texts_of(body.input)
         encoders = self._encoders()
@@ -137,7 +137,7 @@ class Encodings:
         encoding = encoders.encode(texts, "input", truncate=bool(body.truncate), dimensions=body.dimensions)
         return EmbeddingsTask(request, encoding, body.encoding_format or "float")
 
-    def rerank(self, inbound: Inbound) -> RerankTask:
+    def rerank(self, inbound: Request) -> RerankTask:
         body, data = parse_body(RerankBody, inbound.body)
         documents = documents_of(body.documents)
         if not body.query:
@@ -161,7 +161,7 @@ class Encodings:
         kind: Literal["embeddings", "rerank"],
         model: str | None,
         data: dict[str, Any],
-        inbound: Inbound,
+        inbound: Request,
     ) -> ChatRequest:
         request = ChatRequest(
             id=f"{PREFIXES[kind]}-{uuid.uuid4().hex}",
@@ -170,7 +170,7 @@ class Encodings:
             owner=owner_of(data, inbound.headers),
             received=inbound.received,
         )
-        self.made.remember([request.id], inbound.visitor)
+        self.owners.remember([request.id], inbound.visitor)
         return request
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import FailFast, Field
 
 from start_llm.api.common.collect import Collected
-from start_llm.api.common.dialect import Inbound, StreamWriter
+from start_llm.api.common.dialect import StreamWriter
 from start_llm.api.common.fields import (
     BodyModel,
     ModelName,
@@ -38,7 +38,8 @@ from start_llm.api.common.parts import (
 )
 from start_llm.api.common.thinking import template_kwargs_of, thinking_of
 from start_llm.api.common.tools import check_unique, choose, function_of, response_format_of, tool_of
-from start_llm.api.http.owner import owner_of
+from start_llm.api.http.access import owner_of
+from start_llm.api.http.routes import Request
 from start_llm.api.openai.stream import ChatWriter, chat_body
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import CHOICES
@@ -109,7 +110,7 @@ class ChatExchange:
         return ChatWriter(self.request, self.created, self.include_usage, self.token_text)
 
 
-def read_chat(inbound: Inbound, settings: Settings, token_text: Callable[[int], str]) -> ChatExchange:
+def read_chat(inbound: Request, settings: Settings, token_text: Callable[[int], str]) -> ChatExchange:
     """Raises BadRequest, NotSupported."""
     body, data = parse_body(ChatBody, inbound.body)
     if body.modalities and set(body.modalities) != {"text"}:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from start_llm.api.common.collect import Collected
-from start_llm.api.common.dialect import Inbound, StreamWriter
+from start_llm.api.common.dialect import StreamWriter
 from start_llm.api.common.fields import (
     ModelName,
     SamplingBody,
@@ -25,7 +25,8 @@ from start_llm.api.common.fields import (
     within,
 )
 from start_llm.api.http import sse
-from start_llm.api.http.owner import owner_of
+from start_llm.api.http.access import owner_of
+from start_llm.api.http.routes import Request
 from start_llm.api.openai.chat import StreamOptions
 from start_llm.api.openai.stream import finish_word, usage_body
 from start_llm.core.errors import NotSupported, StartLLMError
@@ -92,7 +93,7 @@ class CompletionExchange:
         return CompletionWriter(self)
 
 
-def read_completion(inbound: Inbound, settings: Settings, token_text: TokenText) -> CompletionExchange:
+def read_completion(inbound: Request, settings: Settings, token_text: TokenText) -> CompletionExchange:
     """Raises BadRequest, NotSupported."""
     body, data = parse_body(CompletionBody, inbound.body)
     if body.suffix:

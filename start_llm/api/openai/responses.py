@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from start_llm.api.common.dialect import Inbound, Reply
 from start_llm.api.common.fields import (
     ModelName,
     SamplingBody,
@@ -27,7 +26,8 @@ from start_llm.api.common.fields import (
 from start_llm.api.common.thinking import template_kwargs_of, thinking_of
 from start_llm.api.common.tools import response_format_of
 from start_llm.api.http import sse
-from start_llm.api.http.owner import owner_of
+from start_llm.api.http.access import owner_of
+from start_llm.api.http.routes import Reply, Request
 from start_llm.api.openai.responses_items import messages_of
 from start_llm.api.openai.responses_store import OwnResponses, ResponsesStore, StoredResponse
 from start_llm.api.openai.responses_stream import ResponsesExchange, Style, telling
@@ -71,7 +71,7 @@ class ResponsesBody(SamplingBody):
 
 
 def read_responses(
-    inbound: Inbound, settings: Settings, token_text: Callable[[int], str], store: OwnResponses
+    inbound: Request, settings: Settings, token_text: Callable[[int], str], store: OwnResponses
 ) -> ResponsesExchange:
     """Raises BadRequest, NotFound (the previous response), NotSupported."""
     body, data = parse_body(ResponsesBody, inbound.body)
@@ -204,10 +204,10 @@ class StoredResponses:
     def __init__(self, store: ResponsesStore) -> None:
         self._store = store
 
-    def get(self, inbound: Inbound) -> Reply:
+    def get(self, inbound: Request) -> Reply:
         return Reply(sse.dumps(self._find(inbound).body))
 
-    def delete(self, inbound: Inbound) -> Reply:
+    def delete(self, inbound: Request) -> Reply:
         wanted = inbound.params[0]
         with telling("response_id"):
             deleted = self._store.of(inbound.visitor.scope).delete(wanted)
@@ -215,11 +215,11 @@ class StoredResponses:
             raise _missing(wanted)
         return Reply(sse.dumps({"id": wanted, "object": "response", "deleted": True}))
 
-    def input_items(self, inbound: Inbound) -> Reply:
+    def input_items(self, inbound: Request) -> Reply:
         items = self._find(inbound).items
         return Reply(sse.dumps({"object": "list", "data": items, "has_more": False}))
 
-    def _find(self, inbound: Inbound) -> StoredResponse:
+    def _find(self, inbound: Request) -> StoredResponse:
         """Whose it is makes no difference in words: that there is one is nobody else's business."""
         response_id = inbound.params[0]
         with telling("response_id"):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from start_llm.api.common.dialect import Inbound, Reply
 from start_llm.api.common.fields import model_of
 from start_llm.api.http import sse
+from start_llm.api.http.routes import Reply, Request
 from start_llm.api.ops.status import model_body
 from start_llm.core.errors import BadRequest
 from start_llm.core.jsontext import parse_json
@@ -21,18 +21,18 @@ class Admin:
         check: raises Forbidden for who may not.
     """
 
-    def __init__(self, service: Service, check: Callable[[Inbound], None]) -> None:
+    def __init__(self, service: Service, check: Callable[[Request], None]) -> None:
         self._service, self._check = service, check
 
-    def load(self, inbound: Inbound) -> Reply:
+    def load(self, inbound: Request) -> Reply:
         """``{"model": name}``; answers when it is loaded."""
         return _reply(self._service.load_model(self._name(self._body(inbound))))
 
-    def unload(self, inbound: Inbound) -> Reply:
+    def unload(self, inbound: Request) -> Reply:
         """``{"model": name}``; answers when its KV is on disk and its memory is free."""
         return _reply(self._service.unload_model(self._name(self._body(inbound))))
 
-    def pin(self, inbound: Inbound) -> Reply:
+    def pin(self, inbound: Request) -> Reply:
         """``{"model": name, "pinned": true}``; without ``pinned`` it is pinned."""
         body = self._body(inbound)
         pinned = body.get("pinned", True)
@@ -40,7 +40,7 @@ class Admin:
             raise BadRequest(f"pinned={pinned!r:.40}; give true or false.", param="pinned")
         return _reply(self._service.pin_model(self._name(body), pinned))
 
-    def _body(self, inbound: Inbound) -> dict[str, Any]:
+    def _body(self, inbound: Request) -> dict[str, Any]:
         self._check(inbound)
         body = parse_json(inbound.body)
         return body if isinstance(body, dict) else {}

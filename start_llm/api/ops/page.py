@@ -20,9 +20,9 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from start_llm import __version__
-from start_llm.api.common.dialect import Feed, Inbound, Reply
 from start_llm.api.http import sse
-from start_llm.api.http.visitor import Made, Visitor
+from start_llm.api.http.access import RequestOwners, Visitor
+from start_llm.api.http.routes import Feed, Reply, Request
 from start_llm.api.ops.panels import Panels
 from start_llm.core.errors import Forbidden, NotFound
 from start_llm.core.service import Service
@@ -57,9 +57,15 @@ class Page:
     """Handlers of the shell and the feed. Thread-safe as far as `service` and `board` are."""
 
     def __init__(
-        self, settings: Settings, service: Service, metrics: Metrics, board: Board, made: Made, panels: Panels
+        self,
+        settings: Settings,
+        service: Service,
+        metrics: Metrics,
+        board: Board,
+        owners: RequestOwners,
+        panels: Panels,
     ) -> None:
-        self._service, self._metrics, self._board, self._made = service, metrics, board, made
+        self._service, self._metrics, self._board, self._owners = service, metrics, board, owners
         self._panels = panels
         templates = Environment(
             loader=PackageLoader("start_llm.dashboard", "page"),
@@ -75,7 +81,7 @@ class Page:
         for name in _NAMES:
             self._files[f"/page/{name}"] = ((_FOLDER / name).read_bytes(), "text/javascript; charset=utf-8")
 
-    def file(self, inbound: Inbound) -> Reply:
+    def file(self, inbound: Request) -> Reply:
         """The shell or a script. Raises NotFound."""
         found = self._files.get(inbound.path)
         if found is None:
@@ -83,7 +89,7 @@ class Page:
         body, kind = found
         return Reply(body, content_type=kind, headers=_SAFE)
 
-    def feed(self, inbound: Inbound) -> Feed:
+    def feed(self, inbound: Request) -> Feed:
         """Raises Forbidden where this visitor may see nothing."""
         visitor = inbound.visitor
         if visitor.scope is None:
@@ -96,7 +102,7 @@ class Page:
         """Ends when its reader goes, which the edge notices by a message that cannot be sent."""
         after, lines_after = -1, 0
         while True:
-            sight = self._board.sight(max(after, 0), lambda request_id: self._made.may_see(visitor, request_id))
+            sight = self._board.sight(max(after, 0), lambda request_id: self._owners.may_see(visitor, request_id))
             message: dict[str, Any] = {"now": sight.now, "ended": sight.ended, "server": self._server()}
             message["all"] = sees_all
             if sees_all:

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import urlsplit
 
-from start_llm.api.common.dialect import Inbound, Reply
 from start_llm.api.http import sse
-from start_llm.api.http.visitor import Made
+from start_llm.api.http.access import RequestOwners
+from start_llm.api.http.routes import Reply, Request
 from start_llm.api.ops.pulling import Pulls
 from start_llm.core.errors import BadRequest, Forbidden, NotFound, Unavailable
 from start_llm.core.jsontext import parse_json
@@ -46,14 +46,16 @@ def redactor(settings: Settings) -> Redactor:
 class Panels:
     """Handlers of the page's own routes. Thread-safe."""
 
-    def __init__(self, settings: Settings, service: Service, made: Made, changed: Callable[[], None]) -> None:
-        self._settings, self._service, self._made = settings, service, made
+    def __init__(
+        self, settings: Settings, service: Service, owners: RequestOwners, changed: Callable[[], None]
+    ) -> None:
+        self._settings, self._service, self._owners = settings, service, owners
         self._redact = redactor(settings).text
         self.pulls = Pulls(changed)
         self.daily = Daily()
         self.log = LogTail(self._redact)
 
-    def sees_all(self, inbound: Inbound) -> bool:
+    def sees_all(self, inbound: Request) -> bool:
         """With API_KEY everybody who was let in has it, so there is nothing to hide from one another.
 
         Of the web pages of this machine it is the server's own alone: another one may ask the model, but the log, the
@@ -78,7 +80,7 @@ class Panels:
 
     # --- reading ------------------------------------------------------------------
 
-    def stored(self, inbound: Inbound) -> Reply:
+    def stored(self, inbound: Request) -> Reply:
         self.check_sees_all(inbound)
         try:
             tree = self._service.stored()
@@ -86,7 +88,7 @@ class Panels:
             raise Unavailable(f"Stored KV cannot be shown now: {error}.") from None
         return _reply(tree.as_dict())
 
-    def models(self, inbound: Inbound) -> Reply:
+    def models(self, inbound: Request) -> Reply:
         """What is on this disk, and what could be fetched."""
         self.check_sees_all(inbound)
         found = [_model(model) for model in stored_models(self._settings.cache_dir, self._settings.model_path)]
@@ -99,7 +101,7 @@ class Panels:
         sources = [card.details.get("source") for card in self._service.models() if card.state == "ready"]
         return _reply({"models": found, "known": known, "served": [str(source) for source in sources if source]})
 
-    def settings(self, inbound: Inbound) -> Reply:
+    def settings(self, inbound: Request) -> Reply:
         self.check_sees_all(inbound)
         rows = [
             {
@@ -118,19 +120,19 @@ class Panels:
             return ""
         return "set, not shown" if name in SECRETS else self._redact(str(value))
 
-    def background(self, inbound: Inbound) -> Reply:
+    def background(self, inbound: Request) -> Reply:
         """The update note that a request's model has read and where it left what is stored, for who made it.
 
         The words that are stored there may be another client's: they are for who may see everything.
         """
         wanted, everything = inbound.params[0], self.sees_all(inbound)
-        if not (everything or self._made.may_see(inbound.visitor, wanted)):
+        if not (everything or self._owners.may_see(inbound.visitor, wanted)):
             raise NotFound(f"There is no request {wanted[:80]!r} of this key.")
         return _reply(self._service.background(wanted).as_dict(everything=everything))
 
     # --- acting -------------------------------------------------------------------
 
-    def pull(self, inbound: Inbound) -> Reply:
+    def pull(self, inbound: Request) -> Reply:
         """Begins to fetch a model: ``{"name": "owner/name"}``; the feed tells how it goes."""
         self.check_sees_all(inbound)
         body = parse_json(inbound.body)
@@ -140,14 +142,14 @@ class Panels:
         self.pulls.begin(name)
         return _reply({"pull": self.pulls.state()}, 202)
 
-    def stop_pull(self, inbound: Inbound) -> Reply:
+    def stop_pull(self, inbound: Request) -> Reply:
         self.check_sees_all(inbound)
         self.pulls.stop()
         return _reply({"pull": self.pulls.state()})
 
     # --- who may ------------------------------------------------------------------
 
-    def check_sees_all(self, inbound: Inbound) -> None:
+    def check_sees_all(self, inbound: Request) -> None:
         """Raises Forbidden for who may not see everything, and for other web pages."""
         if not self._is_own_page(inbound):
             origin = inbound.headers["Origin"]
@@ -158,7 +160,7 @@ class Panels:
                 "machine that sends no key."
             )
 
-    def _is_own_page(self, inbound: Inbound) -> bool:
+    def _is_own_page(self, inbound: Request) -> bool:
         """No web page asks, or the server's own."""
         origin = inbound.headers.get("Origin")
         return origin is None or urlsplit(origin).netloc == inbound.headers.get("Host")

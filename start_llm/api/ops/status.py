@@ -6,9 +6,9 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
-from start_llm.api.common.dialect import Inbound, Reply
 from start_llm.api.http import sse
-from start_llm.api.http.visitor import Made
+from start_llm.api.http.access import RequestOwners
+from start_llm.api.http.routes import Reply, Request
 from start_llm.core.encoding import Encoders
 from start_llm.core.errors import Forbidden, NotFound
 from start_llm.core.service import ModelCard, Service
@@ -28,24 +28,24 @@ class Status:
         service: Service,
         metrics: Metrics,
         request_log: RequestLog,
-        made: Made,
+        owners: RequestOwners,
         encoders: Encoders | None = None,
     ) -> None:
         self._encoders = encoders
         self._service = service
         self._metrics = metrics
         self._request_log = request_log
-        self._made = made
+        self._owners = owners
 
-    def health(self, inbound: Inbound) -> Reply:
+    def health(self, inbound: Request) -> Reply:
         health = self._service.health()
         body = {"status": "ok" if health.ok else "unavailable"} | asdict(health)
         return Reply(sse.dumps(body), 200 if health.ok else 503, headers={"Cache-Control": "no-store"})
 
-    def metrics(self, inbound: Inbound) -> Reply:
+    def metrics(self, inbound: Request) -> Reply:
         return Reply(self._metrics.text(), content_type=self._metrics.content_type)
 
-    def models(self, inbound: Inbound) -> Reply:
+    def models(self, inbound: Request) -> Reply:
         """One body that is a list both to OpenAI's clients and to Anthropic's."""
         cards = self._cards()
         body = {
@@ -57,7 +57,7 @@ class Status:
         }
         return Reply(sse.dumps(body))
 
-    def model(self, inbound: Inbound) -> Reply:
+    def model(self, inbound: Request) -> Reply:
         wanted = inbound.params[0]
         cards = self._cards()
         for card in cards:
@@ -74,31 +74,31 @@ class Status:
         """Those that answer come first."""
         return (*self._service.models(), *(() if self._encoders is None else self._encoders.cards()))
 
-    def cache_request(self, inbound: Inbound) -> Reply:
+    def cache_request(self, inbound: Request) -> Reply:
         wanted = self._whole_id(inbound)
-        report = self._service.cache_report(wanted) if self._made.may_see(inbound.visitor, wanted) else None
+        report = self._service.cache_report(wanted) if self._owners.may_see(inbound.visitor, wanted) else None
         if report is None:
             raise NotFound(
                 f"There is no report of a request {wanted[:80]!r}. Recent ones are kept, for the key that made them."
             )
         return Reply(sse.dumps({"id": wanted} | report.as_dict()))
 
-    def _whole_id(self, inbound: Inbound) -> str:
+    def _whole_id(self, inbound: Request) -> str:
         """The id that is meant by the end of one, as the terminal shows it. Raises NotFound where it is of several."""
         wanted = inbound.params[0]
         if len(wanted) < SHORT_ID or len(wanted) > LONGEST_SHORT_ID:
             return wanted
-        found = self._made.ending(inbound.visitor, wanted)
+        found = self._owners.ending(inbound.visitor, wanted)
         if len(found) > 1:
             raise NotFound(f"{wanted!r} ends the ids of {len(found)} requests: {', '.join(found[:5])}.")
         return found[0] if found else wanted
 
-    def cache_requests(self, inbound: Inbound) -> Reply:
+    def cache_requests(self, inbound: Request) -> Reply:
         """Those of the asking key. Without API_KEY, a client of this machine that sends no key sees everybody's."""
         visitor = inbound.visitor
         if visitor.scope is None:
             raise Forbidden("A server without API_KEY tells only clients of its own machine what was requested.")
-        recent = [entry for entry in self._request_log.recent() if self._made.may_see(visitor, entry["id"])]
+        recent = [entry for entry in self._request_log.recent() if self._owners.may_see(visitor, entry["id"])]
         return Reply(sse.dumps({"requests": recent}))
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from start_llm.api.anthropic.messages import read_messages
-from start_llm.api.common.dialect import Inbound
 from start_llm.api.common.parts import PartContent, join_content
+from start_llm.api.http.routes import Request
 from start_llm.api.openai.chat import read_chat
 from start_llm.api.openai.responses_items import messages_of
 from start_llm.core.errors import BadRequest
@@ -26,12 +26,12 @@ SEEN = [(0, "data", "iVBOR")]
 
 def chat(*messages: dict[str, Any]) -> tuple[Message, ...]:
     body = json.dumps({"messages": messages}).encode()
-    return read_chat(Inbound("POST", "/", {}, body), SETTINGS, str).request.messages
+    return read_chat(Request("POST", "/", {}, body), SETTINGS, str).request.messages
 
 
 def claude(*messages: dict[str, Any]) -> tuple[Message, ...]:
     body = json.dumps({"max_tokens": 5, "messages": messages}).encode()
-    return read_messages(Inbound("POST", "/", {}, body), SETTINGS).request.messages
+    return read_messages(Request("POST", "/", {}, body), SETTINGS).request.messages
 
 
 def seen(message: Message) -> list[tuple[int, str, str]]:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from start_llm.api.http import body, front
+from start_llm.api.http import connection as connections
 from start_llm.api.http import listener as door
-from start_llm.api.http import reader as arrival
 from start_llm.api.http.body import Bodies, ReceivedBody
 from start_llm.api.http.listener import ListeningSocket
 from start_llm.api.server import ApiServer
@@ -76,7 +76,7 @@ def test_a_trickled_body_is_served_in_the_end(serve: Serve, service: FakeService
 
 
 def test_a_body_that_never_ends_is_given_up(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrival, "BODY_SECONDS", 0.3)
+    monkeypatch.setattr(connections, "BODY_SECONDS", 0.3)
     monkeypatch.setattr(front, "SWEEP_SECONDS", 0.02)
     raw = held_back(connect(serve()))
     began = time.monotonic()
@@ -210,14 +210,14 @@ def test_without_a_free_descriptor_accepting_rests() -> None:
     listener: Any = Listener()
     with selectors.DefaultSelector() as selector:
         entrance = ListeningSocket(listener, selector)
-        entrance.open()
+        entrance.listen()
         end = time.monotonic() + 0.3
         while time.monotonic() < end:
             for _ in selector.select(0.05):
                 assert entrance.accept() == []
-            entrance.go_on(time.monotonic())
-        assert (listener.calls, entrance.rests, entrance.is_resting) == (1, 1, True)
-        entrance.go_on(time.monotonic() + door.REST_SECONDS)
+            entrance.resume(time.monotonic())
+        assert (listener.calls, entrance.pauses, entrance.is_resting) == (1, 1, True)
+        entrance.resume(time.monotonic() + door.REST_SECONDS)
         assert selector.select(1)
     readable_end.close()
     other.close()

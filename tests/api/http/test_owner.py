@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from start_llm.api.anthropic.messages import read_messages
-from start_llm.api.common.dialect import Inbound
+from start_llm.api.http.routes import Request
 from start_llm.api.http.wire import Headers
 from start_llm.api.openai.chat import read_chat
 from start_llm.api.openai.completions import read_completion
@@ -22,7 +22,7 @@ from start_llm.core.settings import Settings
 SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
 MESSAGES = [{"role": "user", "content": "Hi"}]
 STORE = ResponsesStore(Path("unused"), 0, 0)
-READERS: dict[str, tuple[dict[str, Any], Callable[[Inbound], Any]]] = {
+READERS: dict[str, tuple[dict[str, Any], Callable[[Request], Any]]] = {
     "chat": ({"messages": MESSAGES}, lambda inbound: read_chat(inbound, SETTINGS, str)),
     "completions": ({"prompt": "Hi"}, lambda inbound: read_completion(inbound, SETTINGS, str)),
     "responses": ({"input": "Hi"}, lambda inbound: read_responses(inbound, SETTINGS, str, STORE)),
@@ -36,7 +36,7 @@ def read(request: pytest.FixtureRequest) -> Callable[..., ChatRequest]:
 
     def call(headers: dict[str, str] | None = None, /, **fields: Any) -> ChatRequest:
         body = json.dumps({"model": "m"} | base | fields).encode()
-        exchange: Any = reader(Inbound("POST", "/", Headers((headers or {}).items()), body))
+        exchange: Any = reader(Request("POST", "/", Headers((headers or {}).items()), body))
         return exchange.request  # type: ignore[no-any-return]
 
     return call

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from start_llm.api.common.dialect import Inbound
-from start_llm.api.http import visitor
-from start_llm.api.http.visitor import NOBODY, Made, Visitor, visitor_of
+from start_llm.api.http import access
+from start_llm.api.http.access import NOBODY, RequestOwners, Visitor, visitor_of
+from start_llm.api.http.routes import Request
+from start_llm.api.http.wire import Headers
 from start_llm.api.ops.status import Status
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import NotFound
@@ -40,7 +41,7 @@ def ask(raw: Raw, path: str, who: str, method: str = "GET") -> tuple[int, Any]:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From now on, clients come from another machine."""
-    return lambda: monkeypatch.setattr(visitor, "is_loopback", lambda address: False)
+    return lambda: monkeypatch.setattr(access, "is_loopback", lambda address: False)
 
 
 def test_a_stored_response_is_seen_by_its_key_only(server: ApiServer, connect: Connect) -> None:
@@ -96,12 +97,12 @@ def test_the_end_of_an_id_is_enough(server: ApiServer, service: Any, connect: Co
 
 
 def test_an_end_of_several_ids_is_told_with_them() -> None:
-    made = Made()
+    made = RequestOwners()
     made.remember(["chat-1-abcdef", "chat-2-abcdef"], Visitor("ann"))
     made.remember(["chat-3-abcdef"], Visitor("bob"))
     assert made.ending(Visitor("ann"), "abcdef") == ["chat-1-abcdef", "chat-2-abcdef"]
     status = Status(FakeService(), Metrics(), RequestLog(None), made)
-    inbound = Inbound("GET", "/", {}, params=("abcdef",), visitor=Visitor("ann"))
+    inbound = Request("GET", "/", {}, params=("abcdef",), visitor=Visitor("ann"))
     with pytest.raises(NotFound, match="of 2 requests: chat-1-abcdef, chat-2-abcdef"):
         status.cache_request(inbound)
 
@@ -148,16 +149,37 @@ def test_who_is_who() -> None:
     here = "127.0.0.1"
     assert visitor_of({}, here, None) == Visitor("", sees_all=True)
     assert visitor_of({}, "10.0.0.5", None) == visitor_of({"x-api-key": "k"}, "10.0.0.5", None) == NOBODY
-    assert visitor_of({"X-Forwarded-For": here}, here, None) == NOBODY
     assert visitor_of({}, "10.0.0.5", "k") == visitor_of({"Authorization": "Bearer k"}, here, "k")
     assert not visitor_of({}, here, "k").sees_all
     assert [is_loopback(name) for name in ("::1", "::ffff:127.0.0.1", "127.8.0.1")] == [True] * 3
     assert [is_loopback(name) for name in ("::", "::ffff:10.0.0.1", "fe80::1%eth0", "x", "")] == [False] * 5
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "X-Forwarded-For",
+            "x-forwarded-host",
+            "X-Forwarded-Proto",
+            "Forwarded",
+            "Via",
+            "X-Real-IP",
+            "CF-Connecting-IP",
+        ),
+        *("CF-RAY", "True-Client-IP", "X-Client-IP", "X-Cluster-Client-IP"),
+    ],
+)
+def test_a_client_behind_a_proxy_is_not_one_of_this_machine(name: str) -> None:
+    for value in ("127.0.0.1", ""):
+        assert visitor_of(Headers([(name, value)]), "127.0.0.1", None) == NOBODY
+        assert visitor_of({name: value, "x-api-key": "k"}, "127.0.0.1", None) == NOBODY
+        assert visitor_of({name: value}, "127.0.0.1", "k") == visitor_of({}, "10.0.0.5", "k")
+
+
 def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(visitor, "MOST_KEPT", 3)
-    made, ann = Made(), Visitor("ann")
+    monkeypatch.setattr(access, "MOST_KEPT", 3)
+    made, ann = RequestOwners(), Visitor("ann")
     made.remember("abcd", ann)
     assert [made.may_see(ann, name) for name in "abcd"] == [False, True, True, True]
     made.remember("e", NOBODY)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from start_llm.api.common.dialect import Inbound
+from start_llm.api.http.routes import Request
 from start_llm.api.openai.responses import read_responses
 from start_llm.api.openai.responses_items import seal, unseal
 from start_llm.api.openai.responses_store import ResponsesStore
@@ -291,7 +291,7 @@ def test_history_has_the_models_names(client: openai.OpenAI, service: FakeServic
 def read(headers: dict[str, str] | None = None, /, **body: Any) -> ChatRequest:
     raw = json.dumps({"model": "m", "input": "Hi"} | body).encode()
     store = ResponsesStore(Path("unused"), 0, 0)
-    return read_responses(Inbound("POST", "/v1/responses", headers or {}, raw), SETTINGS, str, store).request
+    return read_responses(Request("POST", "/v1/responses", headers or {}, raw), SETTINGS, str, store).request
 
 
 def test_items_of_one_turn_are_one_message() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.api.common.dialect import Inbound
+from start_llm.api.http.routes import Request
 from start_llm.api.openai.chat import read_chat
 from start_llm.core.errors import NotSupported, StartLLMError
 from start_llm.core.messages import Message, ToolCall
@@ -21,7 +21,7 @@ TOOL = {"type": "function", "function": {"name": "f", "description": "d", "param
 def read(headers: dict[str, str] | None = None, /, **body: Any) -> ChatRequest:
     full = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]} | body
     raw = json.dumps(full).encode()
-    return read_chat(Inbound("POST", "/v1/chat/completions", headers or {}, raw), SETTINGS, str).request
+    return read_chat(Request("POST", "/v1/chat/completions", headers or {}, raw), SETTINGS, str).request
 
 
 def messages(*items: dict[str, Any]) -> tuple[Message, ...]:
@@ -234,7 +234,7 @@ def test_what_is_not_supported_says_so(body: dict[str, Any]) -> None:
 
 def test_half_an_emoji_is_mended() -> None:
     raw = b'{"messages": [{"role": "user", "content": "a\\ud83d b\\ud83d\\ude00"}]}'
-    request = read_chat(Inbound("POST", "/", {}, raw), SETTINGS, str).request
+    request = read_chat(Request("POST", "/", {}, raw), SETTINGS, str).request
     assert request.messages[0].content == "a\ufffd b\U0001f600"
 
 

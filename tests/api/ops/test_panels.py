@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from start_llm.api.http import visitor
+from start_llm.api.http import access
 from start_llm.api.ops.panels import Panels
 from start_llm.api.ops.pulling import Pulls
 from start_llm.api.server import ApiServer
@@ -57,7 +57,7 @@ def test_without_a_key_only_a_client_of_this_machine_without_one_sees_the_machin
 
 def test_from_another_machine_without_a_key_nothing_is_seen(server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
     made = ask(server)
-    monkeypatch.setattr(visitor, "is_loopback", lambda address: False)
+    monkeypatch.setattr(access, "is_loopback", lambda address: False)
     assert statuses(server) == {403}
     assert httpx.get(f"{server.url}/page/requests/{made}").status_code == 404
     assert httpx.get(f"{server.url}/page/feed").status_code == 403

@@ -1,0 +1,189 @@
+"""Connections at the front: the request that arrives on one, the answer that its client has not taken yet."""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Callable, Iterator
+
+from start_llm.api.http.answers import CONTINUE
+from start_llm.api.http.body import Bodies, ReceivedBody
+from start_llm.api.http.routes import Request
+from start_llm.api.http.wire import BodyReader, Head, body_reader, find_head, read_head
+
+HEAD_SECONDS = 20.0
+BODY_SECONDS = 120.0
+SILENCE_SECONDS = 20.0
+"""A body may pause so long."""
+
+Admit = Callable[[Head], Request]
+"""Raises StartLLMError: the request is refused, whatever its body is."""
+
+
+class RequestReader:
+    """One request while it arrives: its head, the decision about it, its body. Knows no sockets; front thread only.
+
+    Attributes:
+        begun: something of it has arrived.
+        deadline: when it is given up, on the monotonic clock; set once it has begun.
+        head, request: ``None`` until they are known; the request has no body yet.
+        complete: everything that will be read of it is here; then `received` is when it was, monotonic.
+        following: bytes that have arrived behind it.
+    """
+
+    def __init__(self, bodies: Bodies, admit: Admit, following: bytes = b"") -> None:
+        self.begun = False
+        self.deadline = 0.0
+        self.head: Head | None = None
+        self.request: Request | None = None
+        self.complete = False
+        self.received = 0.0
+        self.following = bytearray(following)
+        self.body = ReceivedBody(bodies)
+        self._admit = admit
+        self._body_reader: BodyReader | None = None
+        self._searched = 0
+        self._latest = 0.0
+
+    @property
+    def unread(self) -> bool:
+        """A body may be on its way that nobody reads."""
+        reader = self._body_reader
+        return self.head is None or (self.head.length != 0 and (reader is None or not reader.complete))
+
+    @property
+    def keeps_alive(self) -> bool:
+        """The connection can take another request behind this one."""
+        return self.head is not None and self.head.keep_alive and not self.unread
+
+    def take(self, data: bytes, now: float) -> bytes:
+        """More bytes. What it returns goes to the client at once. Raises StartLLMError: the request is refused."""
+        if not self.begun:
+            self.begun = True
+            self.deadline = now + HEAD_SECONDS
+        self.following += data
+        answer = self._take_head(now) if self.request is None else b""
+        if self.request is not None:
+            self._take_body(now)
+        return answer
+
+    def _take_head(self, now: float) -> bytes:
+        while not self._searched and self.following.startswith(b"\r\n"):  # some clients send one behind a body
+            del self.following[:2]
+        end = find_head(self.following, self._searched)
+        if end < 0:
+            self._searched = len(self.following)
+            return b""
+        self.head = read_head(bytes(memoryview(self.following)[:end]))
+        del self.following[: end + 4]
+        request = self._admit(self.head)
+        if request.most_bytes is not None:
+            self._body_reader = body_reader(self.head, request.most_bytes)
+            self._latest = now + BODY_SECONDS
+        self.request = request
+        return CONTINUE if self._body_reader is not None and self.head.expects and not self.following else b""
+
+    def _take_body(self, now: float) -> None:
+        if self._body_reader is not None:
+            self.deadline = min(self._latest, now + SILENCE_SECONDS)
+            if part := self._body_reader.feed(self.following):
+                self.body.write(part)
+        self.complete = self._body_reader is None or self._body_reader.complete
+        self.received = now
+
+
+class Connection:
+    """It waits at the front for a request or for its client to take an answer, or a worker has it.
+
+    Belongs to the front thread, and to a worker from the complete request until `Front.take_back`.
+
+    Attributes:
+        reader: of the request that arrives, or of the one that is being answered.
+        deadline: when it is given up, on the monotonic clock.
+        latest: the deadline of an answer does not move beyond this.
+        outgoing: of an answer, not yet taken by the client.
+        keep: after that it may send its next request; else it is drained.
+        draining: answered, but its client may still be sending: closed when it has ended. Closing at once would send a
+            reset, which can overtake the answer.
+    """
+
+    __slots__ = ("address", "deadline", "draining", "keep", "latest", "outgoing", "reader", "socket")
+
+    def __init__(self, connected: socket.socket, address: tuple[str, int], reader: RequestReader, deadline: float):
+        self.socket, self.address, self.reader, self.deadline = connected, address, reader, deadline
+        self.latest = 0.0
+        self.outgoing = b""
+        self.keep = True
+        self.draining = False
+
+    @property
+    def is_arriving(self) -> bool:
+        return self.reader.begun and not self.outgoing and not self.draining
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.reader.begun and not self.outgoing and not self.draining
+
+    def close(self) -> None:
+        self.reader.body.close()
+        self.socket.close()
+
+
+class Connections:
+    """All that wait, oldest first. Belongs to the front thread.
+
+    Args:
+        most: that wait at the same time; one more closes the oldest.
+
+    Attributes:
+        dropped: how many were closed to make room.
+    """
+
+    def __init__(self, selector: selectors.BaseSelector, most: int) -> None:
+        self.dropped = 0
+        self._selector = selector
+        self._most = most
+        self._waiting: dict[Connection, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def __contains__(self, connection: object) -> bool:
+        return connection in self._waiting
+
+    def __iter__(self) -> Iterator[Connection]:
+        """Over those that wait now, whatever becomes of them meanwhile."""
+        return iter(list(self._waiting))
+
+    def add(self, connection: Connection) -> None:
+        while len(self._waiting) >= self._most:
+            self.drop_oldest()
+        self._waiting[connection] = None
+        self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+
+    def look_for(self, connection: Connection, events: int) -> None:
+        """What its socket is to be ready for: ``selectors.EVENT_READ`` or ``EVENT_WRITE``."""
+        self._selector.modify(connection.socket, events, connection)
+
+    def remove(self, connection: Connection) -> None:
+        """It stays open, for somebody else."""
+        if connection in self._waiting:
+            del self._waiting[connection]
+            self._selector.unregister(connection.socket)
+
+    def drop(self, connection: Connection) -> None:
+        self.remove(connection)
+        connection.close()
+
+    def drop_oldest(self) -> None:
+        if self._waiting:
+            self.dropped += 1
+            self.drop(next(iter(self._waiting)))
+
+
+def send_now(connected: socket.socket, data: bytes) -> bytes:
+    """Sends what a non-blocking socket takes at once; what is left is returned. Raises OSError."""
+    try:
+        return data[connected.send(data) :]
+    except (BlockingIOError, InterruptedError):
+        return data

@@ -1,0 +1,131 @@
+"""A request, the route that answers it, and the answers that are known here. What a handler computes is not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal
+from urllib.parse import unquote
+
+from start_llm.api.http.access import NOBODY, Visitor
+from start_llm.core.errors import MethodNotAllowed, NotFound
+
+Lane = Literal["work", "quick", "feed"]
+"""Which threads answer: ``quick`` from memory at once, ``feed`` until the client goes, ``work`` all the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A request whose head was read and let in.
+
+    Attributes:
+        path: without query and without slashes at its end.
+        headers: case-insensitive.
+        body: empty until all of it has arrived.
+        params: what the route's path holds, e.g. a response's id.
+        received: ``time.monotonic()`` when it was complete, in seconds.
+        visitor: who may see again what is kept of it.
+        handler: ``None`` for OPTIONS, which is answered with `methods`.
+        methods: that the path takes.
+        origin: of the web page that asks, if one asks and may.
+        most_bytes: of the body; ``None``: no body is read, the connection closes behind the answer if one comes.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str]
+    body: bytes = b""
+    params: tuple[str, ...] = ()
+    received: float = 0.0
+    visitor: Visitor = NOBODY
+    handler: Handler | None = None
+    methods: tuple[str, ...] = ()
+    origin: str | None = None
+    lane: Lane = "work"
+    most_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer."""
+
+    body: bytes
+    status: int = 200
+    content_type: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """An answer without an end: server-sent events, until the client goes."""
+
+    messages: Iterator[bytes]
+
+
+Handler = Callable[[Request], Any]
+"""Returns a `Reply`, a `Feed`, or something that `api.handler` runs."""
+
+
+@cache
+def _regex(pattern: str) -> re.Pattern[str]:
+    return re.compile(re.escape(pattern).replace(r"\{\*\}", "(.+)").replace(r"\{\}", "([^/]+)"))
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One path.
+
+    Attributes:
+        pattern: holds ``{}`` where a path segment is a parameter, ``{*}`` where one may have slashes.
+        form: its body is a form with files (`multipart/form-data`), not JSON.
+    """
+
+    pattern: str
+    handlers: Mapping[str, Handler]
+    lane: Lane = "work"
+    form: bool = False
+
+    def match(self, path: str) -> tuple[str, ...] | None:
+        """The parameters, unquoted; ``None`` if `path`, as it came, is another."""
+        found = _regex(self.pattern).fullmatch(path)
+        return None if found is None else tuple(unquote(value) for value in found.groups())
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return (*self.handlers, *(["HEAD"] if "GET" in self.handlers else []), "OPTIONS")
+
+
+class WrongMethod(MethodNotAllowed):
+    """405 with the methods that the path takes."""
+
+    def __init__(self, method: str, path: str, allowed: tuple[str, ...]) -> None:
+        super().__init__(f"{method} is not allowed for {path}, only {', '.join(allowed)}.")
+        self.allowed = allowed
+
+
+class Routes:
+    """The table. Read-only after it is built."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._routes = tuple(routes)
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        return tuple(re.sub(r"{.*?}", "{id}", route.pattern) for route in self._routes)
+
+    def find(self, path: str) -> tuple[Route, tuple[str, ...]]:
+        """Raises NotFound."""
+        for route in self._routes:
+            params = route.match(path)
+            if params is not None:
+                return route, params
+        raise NotFound(f"There is nothing at {path[:200]}. Paths: {', '.join(self.patterns)}.")
+
+    def handler(self, route: Route, method: str, path: str) -> Handler:
+        """Raises WrongMethod."""
+        handler = route.handlers.get("GET" if method == "HEAD" else method)
+        if handler is None:
+            raise WrongMethod(method, path, route.methods)
+        return handler
