@@ -26,6 +26,7 @@ from start_llm.core.events import (
     EngineFailed,
     Event,
     Failed,
+    FirstToken,
     Prefilled,
     Progress,
     Sampled,
@@ -48,6 +49,8 @@ _CUT_EMPTY = (
     "Allow more time, or less thinking."
 )
 _ONE_SHOT_TOKENS = 2048  # what took longer to compute is worth keeping, whatever it was for
+
+_LAST_WORD_SECONDS = 0.5  # the rest of a chunk takes about that at most
 
 # (choice, event); no event: the stream was closed
 _Queue = SimpleQueue[tuple[int, EngineEvent | None]]
@@ -143,7 +146,9 @@ class ChatStream:
         # The choice that was admitted first, and the engine's report of it: the prompt's KV is that one's work.
         self._first: ChoiceParser | None = None
         self._planned = CacheReport(prompt=len(run.prepared.prompt.tokens), session=run.prepared.session)
+        self._computed = 0
         self._seconds_prefill = 0.0
+        self._answering = False
         self._answer: Message | None = None
         self._drafts: dict[str, Any] = {"forwards": 0, "drafted": 0, "accepted": 0}
 
@@ -197,6 +202,8 @@ class ChatStream:
         if isinstance(event, Admitted):
             self._admitted(choice, event.report)
         elif isinstance(event, Prefilled):
+            if choice is self._first:
+                self._computed = event.computed
             self._progress = Progress(event.done, event.total)
             self._ready.append(self._progress)
         elif isinstance(event, Sampled):
@@ -204,6 +211,7 @@ class ChatStream:
         elif isinstance(event, EngineDone):
             self._choice_done(choice, event)
         elif isinstance(event, EngineFailed):
+            self._count(choice, event.report)
             self._fail(event.error)
 
     def _admitted(self, choice: ChoiceParser, report: CacheReport) -> None:
@@ -217,26 +225,37 @@ class ChatStream:
                 expected = pipeline.text_at(prepared, parted.token, parted.stored)
                 parted = replace(located(parted, pipeline, prepared), expected=expected)
             self._run.reports.remember_background(self._run.request.id, Background(prepared.notes, parted))
-            self._ready.append(Started(self.report()))
+            self._ready.append(Started(replace(self._report(), computed=self._planned.computed)))
 
     def _sampled(self, choice: ChoiceParser, event: Sampled) -> None:
         ended = choice.ending is not None
+        if not self._answering:
+            self._answering = True
+            self._computed = max(self._computed, self._planned.computed)
+            self._ready.append(FirstToken())
         self._ready.extend(choice.sampled(event.token, event.logprob))
         if choice.ending is not None and not ended:
             self._engine.cancel(choice.work_id)
 
     def _choice_done(self, choice: ChoiceParser, event: EngineDone) -> None:
         events = choice.finish(event.reason, event.tokens)
-        for name in self._drafts:
-            self._drafts[name] += getattr(event.report, name)
-        if choice is self._first:
-            self._seconds_prefill = event.report.seconds_prefill
+        self._count(choice, event.report)
         if choice.ending is Ending.WATCHDOG and not choice.seen:
             self._fail(TimedOut(_CUT_EMPTY))
             return
         self._ready.extend(self._with_appended(choice, events))
         if all(c.over for c in self._run.choices):
             self._all_done()
+
+    def _count(self, choice: ChoiceParser, report: CacheReport | None) -> None:
+        """Adds the work that the model thread has done for a choice, by its last word on it."""
+        choice.over = True
+        if report is None:
+            return
+        for name in self._drafts:
+            self._drafts[name] += getattr(report, name)
+        if choice is self._first:
+            self._computed, self._seconds_prefill = report.computed, report.seconds_prefill
 
     def _with_appended(self, choice: ChoiceParser, events: list[Event]) -> list[Event]:
         """Adds what the client gets at the end of a text; not behind calls, nor where the text has a form."""
@@ -249,7 +268,7 @@ class ChatStream:
 
     def _all_done(self) -> None:
         self._over = True
-        report = self.report()
+        report = self._report()
         usage = Usage(
             prompt=len(self._run.prepared.prompt.tokens),
             completion=report.generated,
@@ -266,14 +285,31 @@ class ChatStream:
     def _fail(self, error: StartLLMError) -> None:
         self._over = True
         self._cancel()
-        self._run.reports.remember(self._run.request.id, self.report())
+        self._run.reports.remember(self._run.request.id, self._report())
         self._ready.append(Failed(error))
 
-    def report(self) -> CacheReport:
+    def last_report(self) -> CacheReport:
+        """See `core.service.EventStream`. Called by the thread that iterated."""
+        until = time.monotonic() + _LAST_WORD_SECONDS
+        while not (self._over or all(choice.over for choice in self._run.choices)):
+            try:
+                index, event = self._run.queue.get(timeout=max(until - time.monotonic(), 0.0))
+            except Empty:
+                break
+            choice = self._run.choices[index]
+            if isinstance(event, EngineDone | EngineFailed):
+                self._count(choice, event.report)
+            elif isinstance(event, Admitted | Prefilled):
+                self._handle(choice, event)
+        self._run.reports.remember(self._run.request.id, self._report())
+        return self._report()
+
+    def _report(self) -> CacheReport:
         """The request's report, as far as it is known: the only place that makes it."""
         choices = self._run.choices
         return replace(
             self._planned,
+            computed=self._computed,
             generated=sum(choice.completion for choice in choices),
             **self._drafts,
             seconds_prefill=self._seconds_prefill,
@@ -346,8 +382,8 @@ class WaitingStream:
             stream.close()
         self._lease.close()
 
-    def report(self) -> CacheReport | None:
-        return None if self._stream is None else self._stream.report()
+    def last_report(self) -> CacheReport | None:
+        return None if self._stream is None else self._stream.last_report()
 
 
 def explained(report: CacheReport, pipeline: Pipeline, prepared: Prepared) -> CacheReport:

@@ -107,6 +107,11 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The first token of an answer was decoded, whenever the client is going to see it."""
+
+
+@dataclass(frozen=True, slots=True)
 class ReasoningDelta:
     text: str
     choice: int = 0
@@ -188,6 +193,7 @@ class Failed:
 Event = (
     Started
     | Progress
+    | FirstToken
     | ReasoningDelta
     | TextDelta
     | ToolCallStarted

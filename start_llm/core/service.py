@@ -82,8 +82,11 @@ class EventStream(Protocol):
 
     def close(self) -> None: ...
 
-    def report(self) -> CacheReport | None:
-        """What the request has cost so far; ``None`` if nothing is known. To be asked when no more events come."""
+    def last_report(self) -> CacheReport | None:
+        """What a request that ended early has cost; ``None`` if nothing is known. To be asked when it is closed.
+
+        Waits a moment for the model thread, which may be within a chunk.
+        """
         ...
 
 

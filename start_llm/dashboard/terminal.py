@@ -20,7 +20,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from start_llm.core.events import Event, Progress, ReasoningDelta, Started, TextDelta, ToolCallDelta
+from start_llm.core.events import Event, FirstToken, Progress, ReasoningDelta, Started, TextDelta, ToolCallDelta
 from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
@@ -56,12 +56,12 @@ class RequestLine:
             self.done = self.prefill_from = event.report.reused
             self.prefill_began = now
         elif isinstance(event, Progress):
-            if event.total:
+            if event.total and self.state != "answer":
                 self.state, self.done, self.total = "prefill", event.done, event.total
-        elif isinstance(event, TextDelta | ReasoningDelta | ToolCallDelta):
-            if self.pieces == 0:
+        elif isinstance(event, FirstToken | TextDelta | ReasoningDelta | ToolCallDelta):
+            if self.state != "answer":
                 self.state, self.answer_began = "answer", now
-            self.pieces += 1
+            self.pieces += not isinstance(event, FirstToken)
 
     def line(self, now: float) -> str:
         """Time so far, done and to do, rate, time left."""
@@ -78,6 +78,8 @@ class RequestLine:
                 return line
             rate = (self.done - self.prefill_from) / seconds
             return f"{line}, {rate:,.0f} token/s, {span((self.total - self.done) / rate)} left"
+        if not self.pieces:  # an answer that is sent as a whole
+            return f"answering since {span(now - self.answer_began)}"
         seconds = max(now - self.answer_began, 1e-6)
         return f"answer {self.pieces:,} pieces, {self.pieces / seconds:,.1f}/s"
 

@@ -49,7 +49,7 @@ class FakeStream:
     def close(self) -> None:
         self.closed.set()
 
-    def report(self) -> CacheReport | None:
+    def last_report(self) -> CacheReport | None:
         return self.so_far
 
 

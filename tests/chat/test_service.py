@@ -143,7 +143,7 @@ def test_an_answer_ends_where_the_model_plays_the_user() -> None:
 
 def test_tokens_that_show_nothing_yet_are_covered_by_signs_of_life() -> None:
     events, _, _ = stream_of("<tool_ca", parallel=True, poll=0.0)
-    assert sum(isinstance(event, Progress) for event in events) >= len("<tool_ca")
+    assert sum(isinstance(event, Progress) for event in events) >= len("<tool_ca") - 1  # the first token is one itself
     events, _, _ = stream_of("<tool_ca", parallel=True)
     assert not any(isinstance(event, Progress) for event in events)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from start_llm.core.events import Progress, Started, TextDelta, Usage
+from start_llm.core.events import FirstToken, Progress, Started, TextDelta, Usage
 from start_llm.core.report import CacheReport, Miss
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
@@ -133,6 +133,15 @@ def test_a_row_tells_time_so_far_progress_rate_and_time_left() -> None:
     row.see(TextDelta("a"), 14.0)
     row.see(TextDelta("b"), 15.0)
     assert row.line(16.0) == "chat  16 s  answer 2 pieces, 1.0/s"
+
+
+def test_an_answer_that_is_sent_as_a_whole_is_being_answered_from_its_first_token_on() -> None:
+    row = RequestLine("chat", 0.0)
+    row.see(Started(REPORT), 1.0)
+    row.see(Progress(1200, 1200), 2.0)
+    row.see(FirstToken(), 3.0)
+    row.see(Progress(1200, 1200), 5.0)  # a sign of life
+    assert (row.state, row.line(6.0)) == ("answer", "chat  6 s  answering since 3 s")
 
 
 def test_times_are_told_in_minutes_and_hours() -> None:

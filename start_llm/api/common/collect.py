@@ -113,8 +113,8 @@ class _StreamsInTurn:
         for stream in self._streams:
             stream.close()
 
-    def report(self) -> CacheReport | None:
-        reports = [report for stream in self._streams if (report := stream.report()) is not None]
+    def last_report(self) -> CacheReport | None:
+        reports = [report for stream in self._streams if (report := stream.last_report()) is not None]
         return reduce(CacheReport.plus, reports) if reports else None
 
     def _merge(self, n: int) -> Iterator[Event]:

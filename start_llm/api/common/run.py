@@ -132,7 +132,7 @@ class _TaskStream:
     def close(self) -> None:
         self._closed = True
 
-    def report(self) -> CacheReport | None:
+    def last_report(self) -> CacheReport | None:
         return None
 
 
@@ -223,7 +223,7 @@ class _Observation:
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
         if not self._ended:
             known = error if isinstance(error, StartLLMError) else Internal("An unexpected error happened.")
-            report = None if self._stream is None else self._stream.report()
+            report = None if self._stream is None else self._stream.last_report()
             self._end(Outcome(known.status, self._clock() - self._began, report=report, error=known.message))
 
     def events(self, stream: EventStream) -> Iterator[Event]:

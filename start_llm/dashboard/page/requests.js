@@ -16,11 +16,12 @@ function running(run) {
   if (run.state === "queued") end = `waiting, ${end}`;
   if (run.state === "prefill") {
     const left = run.left === null ? "" : `, ${duration(run.left)} left`;
-    end = run.done >= run.total - 1 ? `answering, ${end}` : `reading ${number(run.done)} of ${number(run.total)}, ${number(run.rate)} tokens/s${left}`;
+    end = `reading ${number(run.done)} of ${number(run.total)}, ${number(run.rate)} tokens/s${left}`;
     strip = bar([["reused", run.reused], ["fresh", run.done - run.reused]], run.total, end);
   }
   if (run.state === "answer") {
-    end = `answering, ${number(run.pieces)} tokens, ${run.rate.toFixed(1)} tokens/s`;
+    // An answer that is sent as a whole shows no tokens before its end.
+    end = run.pieces ? `answering, ${number(run.pieces)} tokens, ${run.rate.toFixed(1)} tokens/s` : `answering, ${end}`;
     strip = bar([["reused", run.reused], ["fresh", run.total - run.reused]], run.total, end);
   }
   const reused = run.state === "queued" ? "" : `${number(run.reused)} reused, ${number(run.total - run.reused)} to compute`;

@@ -1,0 +1,112 @@
+"""A request that ends early costs what was computed, not what was planned; a first token is the first one."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from start_llm.core.errors import Internal
+from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
+from start_llm.engine.schedule.prompts import Prompts
+from start_llm.engine.thread import EngineThread
+from tests.integration.live import WAIT, Live, live
+
+CHUNK = 512
+MESSAGES = [{"role": "user", "content": "word " * 5000 + "[[truth]]"}]
+
+
+def until(condition: Callable[[], Any]) -> Any:
+    deadline = time.monotonic() + WAIT
+    while not (found := condition()):
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+    return found
+
+
+def open_stream(server: Live) -> socket.socket:
+    body = json.dumps({"model": "default", "messages": MESSAGES, "stream": True}).encode()
+    connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=WAIT)
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n"
+    connection.sendall(f"{head}content-type: application/json\r\n\r\n".encode() + body)
+    return connection
+
+
+def metric(server: Live, name: str) -> float:
+    lines = httpx.get(f"{server.url}/metrics", timeout=WAIT).text.splitlines()
+    return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+
+@pytest.mark.parametrize("end", ["gone", "failed"])
+def test_one_chunk_of_5000_tokens_is_told_as_one_chunk(
+    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    computed, cancelled = threading.Event(), threading.Event()
+    compute, cancel = Prompts.compute, EngineThread.cancel
+
+    def one_chunk(self: Prompts, job: Any, step: int) -> int:
+        """After the first chunk nothing goes on before the client has gone."""
+        if computed.is_set() and end == "failed" and not cancelled.is_set():
+            raise Internal("The model broke.")
+        done = compute(self, job, step)
+        if not computed.is_set():
+            computed.set()
+            assert end == "failed" or cancelled.wait(WAIT)
+        return done
+
+    def seen(self: EngineThread, work_id: str) -> None:
+        cancel(self, work_id)
+        cancelled.set()
+
+    with live(oracle_path("plain"), tmp_path, prefill_step_size=CHUNK) as server:
+        monkeypatch.setattr(Prompts, "compute", one_chunk)
+        monkeypatch.setattr(EngineThread, "cancel", seen)
+        with open_stream(server) as connection:
+            assert computed.wait(WAIT)
+            if end == "failed":
+                while connection.recv(65536):
+                    pass
+        requests = f"{server.url}/v1/cache/requests"
+        entry = until(lambda: httpx.get(requests, timeout=WAIT).json()["requests"])[0]
+        one = httpx.get(f"{requests}/{entry['id']}", timeout=WAIT).json()
+        counted = metric(server, 'start_llm_tokens_total{kind="computed"}')
+        with httpx.stream("GET", f"{server.url}/page/feed", timeout=WAIT) as feed:
+            line = next(line for line in feed.iter_lines() if line.startswith("data: "))
+        (page,) = json.loads(line.removeprefix("data: "))["ended"]
+    (row,) = entries(tmp_path / AUDIT_FILE, Wanted(), 10)
+    (log,) = (tmp_path / "logs").rglob("session-*.jsonl")
+    logged = json.loads(log.read_text())
+    assert row.outcome == end and row.prompt > 5000
+    assert [row.computed, entry["computed"], one["computed"], page["computed"], logged["computed"]] == [CHUNK] * 5
+    assert counted == CHUNK
+
+
+def test_the_first_token_of_an_answer_that_is_sent_as_a_whole_is_its_first_token(
+    oracle_path: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answer goes on for so long that its first token cannot be taken for its end; the live line says answering."""
+    with live(oracle_path("plain"), tmp_path, drafts="off", sse_ping_seconds=0.05) as server:
+        monkeypatch.setenv("ORACLE_SLEEP_PER_STEP", "0.02")
+        states: set[str] = set()
+        asked = [{"role": "user", "content": "Hello. [[truth]]"}]
+        answered = threading.Thread(target=lambda: server.chat(asked))
+        answered.start()
+        with httpx.stream("GET", f"{server.url}/page/feed", timeout=WAIT) as feed:
+            for line in feed.iter_lines():
+                if not line.startswith("data: "):
+                    continue
+                told = json.loads(line.removeprefix("data: "))
+                states.update(run["state"] for run in told["now"])
+                if told["ended"]:
+                    break
+        answered.join()
+        entry = told["ended"][0]
+    assert "answer" in states
+    assert entry["seconds_first"] < entry["seconds"] / 2
