@@ -16,6 +16,7 @@ from xdist import is_xdist_controller
 from start_llm.dashboard.progress import ProgressBars
 from start_llm.host.blas import known
 from start_llm.host.importing import import_transformers
+from start_llm.models import inspection
 from start_llm.models.embedded import ensure_embedded_model
 
 LONGEST = {"engine", "fuzz", "integration", "prompt", "proxy", "scripts", "service", "stress", "vision"}
@@ -101,6 +102,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         if "smol_path" in getattr(item, "fixturenames", ()) and not item.get_closest_marker("skip"):
             embedded_model()
             return
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _models_are_trusted() -> Generator[None]:
+    """A child process for each of the tests' models would take longer than the tests; `test_inspection` has it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inspection, "_inspect", lambda *_: None)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -23,8 +23,7 @@ from start_llm.core.errors import BadRequest, NotFound, NotSupported, StartLLMEr
 from start_llm.core.limits import RECORDED
 from start_llm.core.settings import Settings
 from start_llm.embeddings.checkpoint import find_encoder
-from start_llm.models.audio import SETTINGS, architectures_of, task_of
-from start_llm.models.capabilities import read_config
+from start_llm.models.checkpoint import SETTINGS, architectures_of, read_config, task_of
 
 STEP_SECONDS = 0.1
 """What the work of one step may take, so that a row that decodes hardly waits; a step of the model is not cut."""

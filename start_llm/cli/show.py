@@ -20,7 +20,7 @@ from start_llm.host.home import home
 from start_llm.models.capabilities import Fact, ProbeResult, read_capabilities
 from start_llm.models.catalog import EMBEDDED_NAME, folder_of, stored_models
 from start_llm.models.fingerprint import fingerprint
-from start_llm.models.probe import FILE, probe_key, read_probe
+from start_llm.models.probe_table import FILE, probe_key, read_probe
 from start_llm.models.recommended import full_name
 
 

@@ -11,9 +11,9 @@ from typing import Any, Literal
 from tokenizers import Tokenizer
 
 from start_llm.core.errors import NotFound, NotSupported
-from start_llm.models.capabilities import context_length, read_config
+from start_llm.models.capabilities import context_length
 from start_llm.models.catalog import snapshot
-from start_llm.models.checkpoint import is_path, safetensors_bytes
+from start_llm.models.checkpoint import is_path, read_config, safetensors_bytes
 from start_llm.models.pull import PullError, pull
 
 Pooling = Literal["cls", "mean", "max", "last"]

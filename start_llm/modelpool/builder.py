@@ -27,6 +27,7 @@ from start_llm.models.adapter import Adapter
 from start_llm.models.adapters import Chosen
 from start_llm.models.background import in_background
 from start_llm.models.device import GIB, Device, default_disk_bytes, inspect_device
+from start_llm.models.inspection import inspect_once
 from start_llm.models.loader import (
     LoadedModel,
     LoadInputs,
@@ -135,7 +136,12 @@ class ModelBuilder:
         return runtime, built[0]
 
     def read(self, settings: Settings, folder: Path, eos: Any, adapter: Chosen | None = None) -> PreloadedFiles:
-        """What needs no MLX, and little memory. Any thread but the model thread. Raises NotFound, BadRequest."""
+        """What needs no MLX, and little memory. Any thread but the model thread.
+
+        Raises NotFound, BadRequest, NotSupported.
+        """
+        if settings.model_path is not None:
+            inspect_once(settings, settings.model_path, folder)
         read = None if adapter is None else adapter.read()
         return PreloadedFiles(folder, self._vocabularies.read(folder, eos), read)
 

@@ -35,8 +35,7 @@ from start_llm.modelpool.active import ActiveModel, serve
 from start_llm.modelpool.builder import Built, ModelBuilder, PreloadedFiles
 from start_llm.modelpool.registry import ModelRegistry, PoolEntry
 from start_llm.modelpool.resolve import NameResolver
-from start_llm.models.capabilities import read_config
-from start_llm.models.checkpoint import CheckpointError, check_source
+from start_llm.models.checkpoint import CheckpointError, check_source, read_config
 from start_llm.models.room import PoolLimits, room_for, there_will_be_room
 from start_llm.prompt.clients import Clients
 

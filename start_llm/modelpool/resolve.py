@@ -14,8 +14,8 @@ from start_llm.core.settings import Settings
 from start_llm.modelpool.known import KnownModel, ModelListing, aliases_of
 from start_llm.models.adapter import CONFIG, shown, unusable
 from start_llm.models.adapters import Adapters, Chosen, check_name
-from start_llm.models.audio import SETTINGS
 from start_llm.models.catalog import describe, folder_of
+from start_llm.models.checkpoint import SETTINGS
 from start_llm.models.recommended import full_name
 from start_llm.models.room import Weights
 from start_llm.models.weights import group_of

@@ -6,15 +6,13 @@ An adapter is a folder as `mlx_lm.lora` writes it: ``adapter_config.json`` and `
 from __future__ import annotations
 
 import hashlib
-import json
-import struct
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from start_llm.core.errors import BadRequest, NotFound
-from start_llm.models.checkpoint import safetensors_bytes
+from start_llm.models.checkpoint import read_json, safetensors_header
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapters.safetensors"
 MOST_RANK = 4096
@@ -169,14 +167,10 @@ def _config(told: str, folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise _wrong(told, f"there is no {CONFIG} in that folder; give the folder that mlx_lm.lora wrote")
     try:
-        with path.open("rb") as file:
-            text = file.read(MOST_CONFIG + 1)
-        if len(text) > MOST_CONFIG:
-            raise _wrong(told, f"its {CONFIG} has more than {MOST_CONFIG:,} bytes")
-        config = json.loads(text)
+        config = read_json(path, MOST_CONFIG)
     except OSError as error:
         raise _wrong(told, f"its {CONFIG} cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise _wrong(told, f"its {CONFIG} cannot be read ({error})") from None
     if not isinstance(config, dict):
         raise _wrong(told, f"its {CONFIG} is not a JSON object")
@@ -205,19 +199,13 @@ def _parameters(told: str, found: Any) -> dict[str, Any]:
 def _shapes(told: str, path: Path) -> dict[str, tuple[int, ...]]:
     if not path.is_file():
         raise _wrong(told, f"there is no {WEIGHTS} beside its {CONFIG}")
-    wanted, size = safetensors_bytes(path), path.stat().st_size
-    if wanted is None:
+    header, size = safetensors_header(path), path.stat().st_size
+    if header is None:
         raise _wrong(told, f"{WEIGHTS} is no safetensors file")
-    if size < wanted:
-        raise _wrong(told, f"{WEIGHTS} is cut short ({size} of {wanted} bytes)")
-    with path.open("rb") as file:
-        header = json.loads(file.read(struct.unpack("<Q", file.read(8))[0]))
-    try:
-        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        shapes = {name: tuple(map(int, entry["shape"])) for name, entry in entries.items()}
-        types = {str(entry["dtype"]) for entry in entries.values()}
-    except (KeyError, TypeError, ValueError):
-        raise _wrong(told, f"{WEIGHTS} is no safetensors file") from None
+    if size < header.nbytes:
+        raise _wrong(told, f"{WEIGHTS} is cut short ({size} of {header.nbytes} bytes)")
+    shapes = {name: tensor.shape for name, tensor in header.tensors.items()}
+    types = {tensor.dtype for tensor in header.tensors.values()}
     if not shapes:
         raise _wrong(told, f"{WEIGHTS} has no weights")
     if types - _TYPES:

@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from start_llm.core.reasoning_tags import REASONING_STYLES
 from start_llm.core.settings import Settings
+from start_llm.models.checkpoint import read_config
 from start_llm.models.family import Family, chosen_family, detect_family, families
 from start_llm.models.generation_config import GenerationConfig, read_generation_config
 from start_llm.models.overrides import SAMPLING, TRAIT_NAMES, Overrides, read_overrides
@@ -287,11 +288,3 @@ def _reasoning(vocab: Mapping[str, int], think_tags: tuple[str, str] | None, tem
     found = [style.id for style in tagged if style.start in vocab and style.end in vocab]
     found += [style.id for style in tagged if style.start in template and style.end in template]
     return found[0] if found else None
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """Raises FileNotFoundError, ValueError."""
-    data = json.loads((folder / "config.json").read_text("utf-8"))
-    if not isinstance(data, dict):
-        raise ValueError(f"{folder / 'config.json'} is not a JSON object")
-    return data

@@ -14,9 +14,16 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from start_llm.core.audio import AudioTask
-from start_llm.models.audio import check_audio, task_of
-from start_llm.models.capabilities import context_length, read_config
-from start_llm.models.checkpoint import CheckpointError, check_files, check_source
+from start_llm.models.capabilities import context_length
+from start_llm.models.checkpoint import (
+    MOST_JSON_BYTES,
+    CheckpointError,
+    check_audio,
+    check_files,
+    check_source,
+    read_config,
+    task_of,
+)
 
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 EMBEDDED_CONTEXT = 8192
@@ -171,7 +178,8 @@ def abilities(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
     for name in _TEMPLATES:
         path = folder / name
         if path.exists():
-            template += path.read_text("utf-8", errors="replace")
+            with path.open("rb") as file:
+                template += file.read(MOST_JSON_BYTES).decode("utf-8", errors="replace")
     found = {
         "tools": "tools" in template,
         "reasoning": "<think>" in template or "enable_thinking" in template or "<|channel|>" in template,

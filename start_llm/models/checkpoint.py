@@ -1,4 +1,8 @@
-"""What is wrong with a checkpoint, told before anything heavy is imported. Knows no MLX; reads only headers."""
+"""Says what is wrong with a checkpoint before anything of it is built. Knows no MLX; reads JSON files and headers only.
+
+Nothing in a folder is trusted: JSON may be nested or long without end, a number of layers may be anything, a header
+may tell of tensors that the file does not hold.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,15 @@ import ast
 import difflib
 import importlib.util
 import json
+import math
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from start_llm.core.audio import AudioTask
 
 INDEX = "model.safetensors.index.json"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
@@ -19,13 +26,45 @@ _PYTORCH = ("pytorch_model*.bin", "*.pth", "*.pt", "consolidated*.safetensors")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _OLLAMA = re.compile(r"(?:[a-z0-9][\w.-]*/)?[a-z0-9][\w.-]*:[\w.-]+")
 _MOST_HEADER_BYTES = 100 << 20  # what the safetensors library allows
-AUDIO = {"whisper": "TRANSCRIPTION_MODEL", "soprano": "SPEECH_MODEL"}
-"""Architectures of audio models that are served, and the setting that names one."""
+MOST_JSON_BYTES = 16 << 20  # of a configuration; an index of a thousand experts has 10 MB
+SETTINGS: dict[AudioTask, str] = {"transcription": "TRANSCRIPTION_MODEL", "speech": "SPEECH_MODEL"}
+"""Which setting names the model of a task."""
+_TASKS: dict[str, AudioTask] = {"whisper": "transcription", "soprano": "speech"}
+"""Architectures of audio models that are served."""
+_COUNT = re.compile(r"(^|_)(n_layer|layers?|depths?|blocks?|experts|heads|groups|loops)$")
+"""Names in a config of how many objects of a kind are made."""
+_LEAST_COUNT = 1024  # so many are always allowed: they take no time
+_TENSOR_BITS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("BOOL", "I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+}
 _UNITS = ("B", "KiB", "MiB", "GiB")
 
 
 class CheckpointError(ValueError):
     """This cannot be served. The message is one sentence that says why and what to do."""
+
+
+def read_json(path: Path, most: int = MOST_JSON_BYTES) -> Any:
+    """Raises OSError; ValueError for what is no JSON, is nested too deeply or has more than `most` bytes."""
+    with path.open("rb") as file:
+        text = file.read(most + 1)
+    if len(text) > most:
+        raise ValueError(f"{path.name} has more than {most:,} bytes")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError(f"{path.name} is nested too deeply") from None
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Raises OSError, ValueError."""
+    data = read_json(folder / "config.json")
+    if not isinstance(data, dict):
+        raise ValueError(f"{folder / 'config.json'} is not a JSON object")
+    return data
 
 
 def is_path(source: str) -> bool:
@@ -87,7 +126,9 @@ def _check_place(source: str, folder: Path, command: str, trust_code: bool) -> N
             )
     else:
         _check_architecture(source, config)
-    _check_whole(source, folder)
+    headers = _check_whole(source, folder)
+    if not config.get("model_file"):
+        _check_counts(source, config, headers)
     if not any((folder / name).exists() for name in _TOKENIZERS):
         raise CheckpointError(
             f"MODEL_PATH={source}: there is no tokenizer (tokenizer.json) beside the weights; fetch the "
@@ -123,7 +164,7 @@ def _gguf(command: str) -> str:
 def _config(source: str, folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     try:
-        data = json.loads(path.read_text("utf-8"))
+        data = read_json(path)
     except FileNotFoundError:
         raise CheckpointError(f"MODEL_PATH={source}: there is no config.json in that folder.") from None
     except (OSError, ValueError) as error:
@@ -140,10 +181,11 @@ def _config(source: str, folder: Path) -> dict[str, Any]:
 
 def _check_architecture(source: str, config: dict[str, Any]) -> None:
     kind = config["model_type"]
-    if kind in AUDIO:
+    task = task_of(config)
+    if task is not None:
         raise CheckpointError(
             f"MODEL_PATH={source} is an audio model ({kind}), which writes no answers; serve it beside one that does: "
-            f"{AUDIO[kind]}={source}."
+            f"{SETTINGS[task]}={source}."
         )
     known = architectures()
     if known and isinstance(config.get("vision_config"), dict):
@@ -183,28 +225,68 @@ def _remapped(path: Path) -> frozenset[str]:
 # --- weights --------------------------------------------------------------------------------
 
 
-def _check_whole(source: str, folder: Path) -> None:
+def _check_whole(source: str, folder: Path) -> list[SafetensorsHeader]:
+    """The headers of all weight files."""
     paths = sorted(folder.glob("model*.safetensors"))
     missing = sorted(_indexed(folder) - {path.name for path in paths})
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise CheckpointError(f"MODEL_PATH={source} is not complete: {missing[0]}{more} is missing; fetch it again.")
+    headers = []
     for path in paths:
-        wanted, size = safetensors_bytes(path), path.stat().st_size
-        if wanted is None:
+        header, size = safetensors_header(path), path.stat().st_size
+        if header is None:
             raise CheckpointError(f"MODEL_PATH={source}: {path.name} is no safetensors file; fetch it again.")
-        if size < wanted:
+        if size < header.nbytes:
             raise CheckpointError(
-                f"MODEL_PATH={source}: {path.name} is cut short ({_size(size)} of {_size(wanted)}); fetch it again."
+                f"MODEL_PATH={source}: {path.name} is cut short ({_size(size)} of {_size(header.nbytes)}); "
+                "fetch it again."
             )
+        headers.append(header)
+    return headers
 
 
 def _indexed(folder: Path) -> set[str]:
     """The weight files that the index names; none where there is no index."""
     try:
-        return set(json.loads((folder / INDEX).read_text("utf-8"))["weight_map"].values())
+        return {str(name) for name in read_json(folder / INDEX)["weight_map"].values()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return set()
+
+
+def _check_counts(source: str, config: dict[str, Any], headers: Iterable[SafetensorsHeader]) -> None:
+    """No more layers, experts or heads than the weights can be of: each would become an object."""
+    tensors = [tensor for header in headers for tensor in header.tensors.values()]
+    widest = max((size for tensor in tensors for size in tensor.shape), default=0)
+    most = max(_LEAST_COUNT, 4 * len(tensors), 4 * widest)
+    for name, value in _numbers(config):
+        if _COUNT.search(name) and value > most:
+            raise CheckpointError(
+                f"MODEL_PATH={source}: its config.json says {name}={value:.6g}, but its weights are {len(tensors)} "
+                f"tensors of at most {widest} rows; fetch it again."
+            )
+
+
+def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """(key, number) of a config and of the parts in it."""
+    parts: list[Mapping[str, Any]] = [config]
+    while parts:
+        for name, value in parts.pop().items():
+            if isinstance(value, dict):
+                parts.append(value)
+            for number in value if isinstance(value, list) else (value,):
+                if isinstance(number, int | float):
+                    yield name, number
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """`begin`, `end`: bytes behind the file's header."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,32 +295,47 @@ class SafetensorsHeader:
 
     Attributes:
         length: bytes before the first tensor's.
-        spans: where each tensor begins and ends, in bytes behind that.
     """
 
     length: int
-    spans: tuple[tuple[int, int], ...]
+    tensors: Mapping[str, StoredTensor]
+
+    @property
+    def nbytes(self) -> int:
+        """How long the file should be."""
+        return self.length + max((tensor.end for tensor in self.tensors.values()), default=0)
 
 
 def safetensors_header(path: Path) -> SafetensorsHeader | None:
-    """``None`` if the file has none."""
+    """``None`` if the file has none, or one that contradicts itself."""
     try:
         with path.open("rb") as file:
             length = struct.unpack("<Q", file.read(8))[0]
             if length > _MOST_HEADER_BYTES:
                 return None
             header = json.loads(file.read(length))
-        offsets = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
-        spans = tuple((int(each[0]), int(each[1])) for each in offsets)
-    except (OSError, ValueError, RecursionError, struct.error, KeyError, TypeError, AttributeError, IndexError):
+        tensors = {name: _tensor(entry) for name, entry in header.items() if name != "__metadata__"}
+    except (OSError, ValueError, RecursionError, struct.error, KeyError, TypeError, AttributeError):
         return None
-    return SafetensorsHeader(8 + int(length), spans) if all(0 <= begin <= end for begin, end in spans) else None
+    return SafetensorsHeader(8 + int(length), tensors)
+
+
+def _tensor(entry: Mapping[str, Any]) -> StoredTensor:
+    """Raises ValueError, KeyError, TypeError."""
+    begin, end = entry["data_offsets"]
+    dtype, shape = entry["dtype"], tuple(entry["shape"])
+    if not all(type(number) is int and 0 <= number < 2**63 for number in (begin, end, *shape)):
+        raise ValueError("a size is no number")
+    bits = _TENSOR_BITS.get(dtype)
+    if begin > end or (bits is not None and math.prod(shape) * bits != 8 * (end - begin)):
+        raise ValueError("a tensor's bytes do not fit its shape")
+    return StoredTensor(str(dtype), shape, begin, end)
 
 
 def safetensors_bytes(path: Path) -> int | None:
     """How long the file should be, by its own header; ``None`` if that is none."""
     header = safetensors_header(path)
-    return None if header is None else header.length + max((end for _, end in header.spans), default=0)
+    return None if header is None else header.nbytes
 
 
 def _size(count: float) -> str:
@@ -247,3 +344,29 @@ def _size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} {_UNITS[-1]}"
+
+
+# --- audio ----------------------------------------------------------------------------------
+
+
+def task_of(config: Mapping[str, Any]) -> AudioTask | None:
+    """What an audio model that can be served does, by ``config.json``; ``None``: it is none."""
+    return _TASKS.get(str(config.get("model_type", "")).lower())
+
+
+def architectures_of(task: AudioTask) -> str:
+    """For people."""
+    return ", ".join(kind for kind, does in _TASKS.items() if does == task)
+
+
+def check_audio(source: str, folder: Path) -> None:
+    """Raises CheckpointError: a file is missing or cut short."""
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise CheckpointError(f"{source}: has no weights that MLX reads (*.safetensors).")
+    for path in weights:
+        wanted, size = safetensors_bytes(path), path.stat().st_size
+        if wanted is None or size < wanted:
+            raise CheckpointError(f"{source}: {path.name} is no whole safetensors file; fetch it again.")
+    if not (folder / "tokenizer.json").exists() and not (folder / "vocab.json").exists():
+        raise CheckpointError(f"{source}: has no tokenizer (tokenizer.json) beside its weights.")

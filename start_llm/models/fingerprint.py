@@ -27,7 +27,10 @@ def fingerprint(folder: Path, *, extra: str = "") -> str:
     digest = hashlib.sha256(f"mlx-lm {version('mlx-lm')} {extra}".encode())
     for file in sorted(folder.iterdir()):
         if file.suffix in _WHOLE and file.name != INDEX:
-            digest.update(file.name.encode() + file.read_bytes())
+            digest.update(file.name.encode())
+            with file.open("rb") as stream:
+                while data := stream.read(_ENDS_BYTES):
+                    digest.update(data)
         elif file.suffix == ".safetensors":
             size = file.stat().st_size
             digest.update(f"{file.name} {size}".encode())
@@ -45,7 +48,7 @@ def _samples(file: Path, size: int) -> Iterator[tuple[int, int]]:
     header = safetensors_header(file)
     if header is None:
         return
-    tensors = sorted(header.spans)
+    tensors = sorted((tensor.begin, tensor.end) for tensor in header.tensors.values())
     yield 0, header.length
     for begin, end in tensors[:: 1 + len(tensors) // _MOST_TENSORS]:
         yield header.length + begin, min(_TENSOR_BYTES, end - begin)

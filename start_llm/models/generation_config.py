@@ -6,12 +6,12 @@ other servers (vLLM, LM Studio, Ollama) follow that file, too.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from start_llm.models.checkpoint import read_json
 from start_llm.models.overrides import SAMPLING
 
 FILE = "generation_config.json"
@@ -38,10 +38,10 @@ def read_generation_config(folder: Path) -> GenerationConfig:
     over the values beside it, but for the repetition penalty.
     """
     try:
-        data = json.loads((folder / FILE).read_text("utf-8"))
+        data = read_json(folder / FILE)
     except FileNotFoundError:
         return GenerationConfig()
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         return GenerationConfig(odd={"": f"{FILE} is passed over, it cannot be read: {error}"})
     if not isinstance(data, dict):
         return GenerationConfig(odd={"": f"{FILE} is passed over, it is no JSON object"})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,21 +18,27 @@ from start_llm.core.errors import NotFound, NotSupported, Unavailable
 from start_llm.core.settings import Settings
 from start_llm.models.adapter import Adapter, check_fits, other_base, read_adapter, stamp_of, unusable
 from start_llm.models.background import at_once, in_background
-from start_llm.models.capabilities import Capabilities, read_capabilities, read_config, read_hints, sampling_report
+from start_llm.models.capabilities import Capabilities, ProbeResult, read_capabilities, sampling_report
 from start_llm.models.catalog import EMBEDDED_NAME, whole_snapshot
-from start_llm.models.checkpoint import INDEX, is_path
+from start_llm.models.checkpoint import INDEX, is_path, read_config, read_json
 from start_llm.models.device import Accelerator, Device, check_fit, check_vision_fit
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.models.fingerprint import fingerprint
+from start_llm.models.inspection import inspect_once
 from start_llm.models.pull import PullError, pull
 from start_llm.models.room import Weights
-from start_llm.models.tokenizer import read_tokenizer
+from start_llm.models.tokenizer import read_tokenizer, tool_format, writing_hints
 from start_llm.models.vision import LoadedVision, VisionProcessor, has_vision, load_vision
 from start_llm.models.weights import BasesInMemory, BaseWeights, group_of
 from start_llm.parsing.registry import ExternalFormat
 
 Progress = Callable[[str, float], None]
 READ_BYTES = 8 * 2**20
+LIBRARY_ERRORS = (
+    *(ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError, ArithmeticError),
+    *(OSError, RuntimeError, ImportError, MemoryError),
+)
+"""What libraries raise of a checkpoint that they cannot load."""
 
 
 @dataclass(frozen=True)
@@ -98,11 +103,12 @@ class LoadInputs:
 
 @dataclass(frozen=True)
 class _Checkpoint:
-    """A model's files. `source`: the folder or repository that they came from."""
+    """A model's files. `source`: the folder or repository that they came from; `inspected`: see `inspection`."""
 
     source: str
     folder: Path
     capabilities: Capabilities
+    inspected: ProbeResult | None = None
 
     @property
     def name(self) -> str:
@@ -160,6 +166,9 @@ def load_steps(
         found = yield from in_background(lambda: _find(settings, device, progress, say, given.folder))
     progress(f"loading {found.name}", 0.0)
     stamp = _stamp(found.folder)
+    if settings.model_path is not None:
+        inspected = yield from in_background(lambda: inspect_once(settings, found.source, found.folder))
+        found = replace(found, inspected=inspected)
     seeing = _load_vision(settings, found, given, say) if adapter is None else None
     if seeing is not None:
         progress(f"loading {found.name}", 1.0)
@@ -203,16 +212,20 @@ def _find(
     """The files that `MODEL_PATH` means; they are fetched if need be, and may be read. Raises as `load_steps`."""
     source = settings.model_path
     if source is None:
-        name = source = EMBEDDED_NAME
+        source = EMBEDDED_NAME
         quantised = accelerator().backend != "cpu"
         folder = folder or ensure_embedded_model(settings.cache_dir, quantised=quantised, progress=progress)
-    else:
-        name = source.rstrip("/").rsplit("/", 1)[-1]
-        folder = folder or _resolve(source, lambda found: _check_room(settings, name, found, device), progress)
-        warning = _check_room(settings, name, folder, device)
-        if warning is not None:
-            say(f"memory    {warning}")
-    capabilities, makers = read_capabilities(settings, settings.model_files, source, folder)
+    try:
+        if settings.model_path is not None:
+            name = source.rstrip("/").rsplit("/", 1)[-1]
+            folder = folder or _resolve(source, lambda found: _check_room(settings, name, found, device), progress)
+            warning = _check_room(settings, name, folder, device)
+            if warning is not None:
+                say(f"memory    {warning}")
+        assert folder is not None
+        capabilities, makers = read_capabilities(settings, settings.model_files, source, folder)
+    except (OSError, ValueError) as error:
+        raise NotSupported(f"{source} cannot be loaded: {error}") from error
     _check_code(capabilities.config, source, settings)
     for line in sampling_report(capabilities.sampling, makers):
         say(f"sampling  {line}")
@@ -243,7 +256,7 @@ def _text_model(
         yield 0.0
         wrapper = yield from in_background(lambda: given.tokenizer(found.folder, read.get("eos_token_id")))
         return model, wrapper, base
-    except ValueError as error:
+    except LIBRARY_ERRORS as error:
         raise NotSupported(f"mlx-lm cannot load {found.source}: {error}") from error
 
 
@@ -348,7 +361,7 @@ def _load_vision(
 def weights_on_disk(folder: Path) -> int:
     """Bytes of a checkpoint's weights: what its index says, else its files. 0 if it has neither yet."""
     try:
-        index = json.loads((folder / INDEX).read_text("utf-8"))
+        index = read_json(folder / INDEX)
         return int(index["metadata"]["total_size"])
     except (OSError, ValueError, KeyError, TypeError):  # no index, or one without the total: many have none
         return sum(path.stat().st_size for path in folder.glob("model*.safetensors"))
@@ -394,12 +407,7 @@ def _describe(
 ) -> LoadedModel:
     """Reads the vocabulary and samples the files. Any thread: it only hands `model` on."""
     tokenizer, vocab = wrapper._tokenizer, wrapper._tokenizer.get_vocab()
-    known, tool_format = None, None
-    if wrapper.has_tool_calling and wrapper.tool_parser is not None:
-        known = wrapper.init_kwargs.get("tool_parser_type") or "json_tools"
-        tool_format = ExternalFormat(wrapper.tool_call_start, wrapper.tool_call_end, wrapper.tool_parser)
-    tags = (wrapper.think_start, wrapper.think_end) if wrapper.has_thinking else None
-    hints = read_hints(known, vocab, tags, str(tokenizer.chat_template or ""))
+    capabilities = found.capabilities.with_vocabulary(vocab, writing_hints(wrapper))
     files = fingerprint(found.folder) if base is None else base.files
     quantised = f"kv {settings.kv_bits} {settings.kv_group_size} {settings.quantized_kv_start}"
     return LoadedModel(
@@ -409,8 +417,8 @@ def _describe(
         model=model,
         tokenizer=tokenizer,
         wrapper=wrapper,
-        capabilities=found.capabilities.with_vocabulary(vocab, hints),
-        tool_format=tool_format,
+        capabilities=capabilities if found.inspected is None else capabilities.with_probe(found.inspected),
+        tool_format=tool_format(wrapper),
         eos=frozenset(wrapper.eos_token_ids),
         weight_bytes=weight_bytes,
         base=base,

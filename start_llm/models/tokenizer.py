@@ -19,6 +19,9 @@ from mlx_lm import tokenizer_utils as mlx_tokenizers
 from mlx_lm.utils import _tokenizer_defaults
 from transformers import AutoTokenizer
 
+from start_llm.models.capabilities import WritingHints, read_hints
+from start_llm.parsing.registry import ExternalFormat
+
 _SUFFIXES = {".json", ".jinja", ".py", ".model", ".txt", ".tiktoken", ".jsonl"}
 _WEIGHTS = "safetensors.index.json"
 _MORE_TEMPLATES = "additional_chat_templates"
@@ -56,6 +59,21 @@ def read_tokenizer(folder: Path, eos: Any = None) -> Any:
         tool_call_end=None if tools is None else tools.tool_call_end,
         response_format=answers,
     )
+
+
+def writing_hints(wrapper: Any) -> WritingHints:
+    """What shows of how the model writes. `wrapper`: as of `read_tokenizer`. Any thread."""
+    tokenizer = wrapper._tokenizer
+    tags = (wrapper.think_start, wrapper.think_end) if wrapper.has_thinking else None
+    known = wrapper.init_kwargs.get("tool_parser_type") or "json_tools" if tool_format(wrapper) is not None else None
+    return read_hints(known, tokenizer.get_vocab(), tags, str(tokenizer.chat_template or ""))
+
+
+def tool_format(wrapper: Any) -> ExternalFormat | None:
+    """mlx-lm's parser for the model's tool calls, if it has one."""
+    if not wrapper.has_tool_calling or wrapper.tool_parser is None:
+        return None
+    return ExternalFormat(wrapper.tool_call_start, wrapper.tool_call_end, wrapper.tool_parser)
 
 
 def tokenizer_key(folder: Path, eos: Any = None) -> str:

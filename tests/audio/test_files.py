@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from start_llm.models.audio import task_of
 from start_llm.models.catalog import describe
-from start_llm.models.checkpoint import CheckpointError, check_source
+from start_llm.models.checkpoint import CheckpointError, check_source, task_of
 
 
 def test_an_audio_model_is_listed_by_what_it_does(whisper_path: Path, voice_path: Path) -> None:

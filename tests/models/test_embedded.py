@@ -15,8 +15,8 @@ import mlx_lm
 import pytest
 
 from start_llm.models import embedded
-from start_llm.models.capabilities import read_config
 from start_llm.models.catalog import EMBEDDED_CONTEXT, EMBEDDED_NAME
+from start_llm.models.checkpoint import read_config
 from start_llm.models.embedded import EmbeddedModelError, chat_template, ensure_embedded_model
 
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]

@@ -17,7 +17,8 @@ from start_llm.models.capabilities import Fact
 from start_llm.models.device import GIB, Device
 from start_llm.models.loader import LoadedModel, load_model
 from start_llm.models.overrides import OverrideError
-from start_llm.models.probe import FILE, decode, encode, limit_context, probe_key, probe_model, read_probe
+from start_llm.models.probe import limit_context, probe_model
+from start_llm.models.probe_table import FILE, decode, encode, probe_key, read_probe
 from start_llm.models.tool_probe import SECONDS, TOKENS, TooSlow
 from tests.models.callers import CALLERS, Caller, build_caller
 
@@ -120,7 +121,7 @@ def test_another_template_or_version_is_another_model(world: World, monkeypatch:
     assert world.load(path, CALLERS[0].reply()).capabilities.tool_parser in {"json_tools", "hermes_json"}
     assert world.asked == 2
     before = probe_key(files)
-    monkeypatch.setattr("start_llm.models.probe.PROBE_VERSION", 1_000_000)
+    monkeypatch.setattr("start_llm.models.probe_table.PROBE_VERSION", 1_000_000)
     assert probe_key(files) != before
 
 

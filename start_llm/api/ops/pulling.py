@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.core.errors import BadRequest, Conflict
-from start_llm.models.capabilities import read_config
-from start_llm.models.checkpoint import CheckpointError, architectures, check_source, is_path
+from start_llm.models.checkpoint import CheckpointError, architectures, check_source, is_path, read_config
 from start_llm.models.pull import PullError, pull
 from start_llm.models.recommended import SHORT_NAMES, full_name
 

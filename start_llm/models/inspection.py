@@ -1,0 +1,140 @@
+"""Has a model folder that is new here read by a child process first, so that it cannot harm the server. Knows no MLX.
+
+A tokenizer, a chat template and a model's code may loop, eat memory or crash; nothing inside a process can stop all of
+that. The child (`inspection_child`) reads all of them under limits of computing time and memory. What it found is kept
+(`probe_table`), so that each folder is inspected once. Python code that a checkpoint brings is not limited: whoever
+sets TRUST_REMOTE_CODE trusts it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from start_llm.core.errors import NotSupported
+from start_llm.core.settings import Settings
+from start_llm.models.capabilities import ProbeResult
+from start_llm.models.checkpoint import CheckpointError, check_source, read_config, safetensors_header
+from start_llm.models.probe_table import FILE, decode, keep_probe, probe_key, read_probe
+
+MOST_BYTES = 4 << 30
+"""Of memory that the child may have; without weights a model takes a tenth of that."""
+STAGE_SECONDS = {"tokenizer": 30.0, "chat template": 10.0, "model": 60.0}
+"""Of computing, all threads of the child together."""
+MOST_SECONDS = 300.0
+"""By the clock, for a disk that hangs."""
+LOOK_SECONDS = 0.05
+_SMALL = frozenset({".json", ".jinja", ".py", ".model", ".txt", ".tiktoken"})
+
+
+def inspect_once(settings: Settings, source: str, folder: Path) -> ProbeResult | None:
+    """Raises NotSupported with the reason if the folder cannot be served. Any thread but the model thread.
+
+    Args:
+        source: what the model is called in errors.
+
+    Returns:
+        What the child found out; ``None``: the folder is trusted, or its template is to be tried where it is used.
+    """
+    try:
+        check_source(str(folder), command="", trust_code=settings.trust_remote_code)
+        config = read_config(folder)
+    except (CheckpointError, OSError, ValueError) as error:
+        raise NotSupported(f"{source} cannot be loaded: {str(error).partition(': ')[2] or error}") from error
+    if config.get("model_file"):
+        return None
+    vision = settings.vision != "off" and settings.kv_bits is None
+    table, key = settings.cache_dir / FILE, inspection_key(folder, vision)
+    known = read_probe(table, key)
+    if known is None:
+        known = _inspect(source, folder, vision, MOST_SECONDS)
+        if known is not None:
+            keep_probe(table, key, source, known)
+    return known
+
+
+def inspection_key(folder: Path, vision: bool) -> str:
+    """Of all that the child reads: the small files, and the headers of the weights. Raises OSError."""
+    digest = hashlib.sha256(f"inspected {vision}".encode())
+    for path in sorted(folder.iterdir()):
+        if path.suffix in _SMALL:
+            with path.open("rb") as file:
+                digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}".encode())
+        elif path.suffix == ".safetensors" and (header := safetensors_header(path)) is not None:
+            with path.open("rb") as file:
+                digest.update(path.name.encode() + file.read(header.length))
+    return probe_key(digest.hexdigest())
+
+
+def _inspect(source: str, folder: Path, vision: bool, seconds: float) -> ProbeResult | None:
+    """Raises NotSupported."""
+    name = source.rstrip("/").rsplit("/", 1)[-1]
+    package = Path(__file__).resolve().parents[2]
+    path = os.pathsep.join(filter(None, (str(package), os.environ.get("PYTHONPATH"))))
+    command = [sys.executable, "-P", "-m", "start_llm.models.inspection_child", str(folder.resolve()), name]
+    limits = json.dumps(STAGE_SECONDS)
+    with tempfile.TemporaryFile() as output:
+        child = subprocess.Popen(
+            [*command, "vision" if vision else "text", limits],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | {"PYTHONPATH": path},
+        )
+        try:
+            stopped = _wait(child, seconds)
+        finally:
+            if child.poll() is None:
+                child.kill()
+            child.wait()
+        output.seek(0)
+        lines = [json.loads(line) for line in output.read(1 << 20).splitlines()[-10:] if line.endswith(b"}")]
+    last = lines[-1] if lines else {}
+    if not stopped and "result" in last:
+        return None if last["result"] is None else decode(last["result"])
+    stage = next((str(line["stage"]) for line in reversed(lines) if "stage" in line), "process")
+    if not stopped and "error" in last and stage == "model":
+        raise NotSupported(f"mlx-lm cannot load {source}: {last['error']}")
+    if not stopped:
+        stopped = f"cannot be read: {last['error']}" if "error" in last else _ending(child.returncode, stage)
+    raise NotSupported(f"{source} cannot be loaded: its {stage} {stopped}.")
+
+
+def _wait(child: subprocess.Popen[bytes], seconds: float) -> str:
+    """Waits for the child's end. Why it has to be stopped before that, or an empty text."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            child.wait(LOOK_SECONDS)
+            return ""
+        except subprocess.TimeoutExpired:
+            if _resident_bytes(child.pid) > MOST_BYTES:
+                return f"takes more than {MOST_BYTES >> 30} GiB of memory"
+            if time.monotonic() > until:
+                return f"was not read within {seconds:g} s"
+
+
+def _ending(code: int, stage: str) -> str:
+    if code == -signal.SIGPROF:
+        return f"takes more than {STAGE_SECONDS[stage]:g} s of computing"
+    return f"ends the process that reads it ({signal.Signals(-code).name if code < 0 else f'exit code {code}'})"
+
+
+def _resident_bytes(process: int) -> int:
+    """Memory that a process has now; 0 if the system does not say."""
+    try:
+        if sys.platform == "linux":
+            return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        found = subprocess.run(
+            ["/bin/ps", "-o", "rss=", "-p", str(process)], capture_output=True, check=False, timeout=5
+        )
+        return int(found.stdout or 0) * 1024
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return 0
