@@ -28,6 +28,7 @@ class Constraint:
         after: token ids, in this order, after which the constraint starts, e.g. the end of reasoning; empty: at once.
         wait: generated text starts inside reasoning, so `after` must be seen first.
         opens: tokens (any of them) with which the model may open reasoning as its first token; then `after` ends it.
+        param: the field of the request that asks for it.
         compiled: what the engine made of `grammar`, so that it need not do it again; ``None`` before that.
     """
 
@@ -35,6 +36,7 @@ class Constraint:
     after: tuple[int, ...] = ()
     wait: bool = False
     opens: tuple[int, ...] = ()
+    param: str = "response_format"
     compiled: Any = field(default=None, compare=False, repr=False)
 
 

@@ -15,6 +15,7 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 
 from start_llm.core.jsontext import too_much_to_read
+from start_llm.parsing.schema_form import pointed
 
 ANY: Mapping[str, Any] = {}
 STEPS = 20_000
@@ -91,10 +92,7 @@ class Schema:
             ref = schema.get("$ref")
             if not isinstance(ref, str) or not ref.startswith("#"):
                 return schema
-            target: Any = self._root.schema
-            for part in ref.removeprefix("#").split("/")[1:]:
-                key = part.replace("~1", "/").replace("~0", "~")
-                target = target.get(key) if isinstance(target, Mapping) else None
+            target = pointed(self._root.schema, ref)
             if not isinstance(target, Mapping):
                 return ANY
             schema = target

@@ -1,4 +1,4 @@
-"""Whether a JSON schema is one: every keyword has a value of the right kind. And how large it is.
+"""Whether a JSON schema is one: every keyword has a value of the right kind. How large it is, and whether it ends.
 
 jsonschema's own check applies the meta-schema. That takes a third of a millisecond for every schema inside of the
 schema, so seconds for a large one. This one takes microseconds, and knows the keywords that a grammar can be made of.
@@ -6,12 +6,13 @@ schema, so seconds for a large one. This one takes microseconds, and knows the k
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
-from start_llm.core.limits import ENUM, MULTIPLE
+from start_llm.core.limits import ENUM, LITERAL, MULTIPLE
 
 Schema = dict[str, Any]
 Kind = tuple[Callable[[Any], bool], str]
@@ -44,6 +45,15 @@ def subschemas(schema: Schema) -> Iterator[tuple[str, Schema]]:
         for keyword in _SUBSCHEMAS["map"]:
             if isinstance(sub.get(keyword), dict):
                 waiting += [(f"{path}.{keyword}.{key}", item) for key, item in sub[keyword].items()]
+
+
+def pointed(root: Mapping[str, Any], reference: str) -> Any:
+    """What a ``#/...`` points to; ``None``: nothing, or no place in this schema."""
+    found: Any = root if reference == "#" or reference.startswith("#/") else None
+    for part in reference.split("/")[1:]:
+        key = part.replace("~1", "/").replace("~0", "~")
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return found
 
 
 def size(schema: Any) -> int:
@@ -100,12 +110,87 @@ def malformed(schema: Schema) -> str | None:
         values += len(sub.get("enum", ()))
         if values > ENUM.most:
             return f"'enum' at {path}.enum: at most {ENUM.most:,} {ENUM.what} are allowed"
+        for keyword in ("const", "enum", "pattern", "properties"):
+            if any(len(text) > LITERAL.most for text in _texts(sub.get(keyword))):
+                return f"{keyword!r} at {path}.{keyword}: at most {LITERAL.most:,} {LITERAL.what} are allowed"
     return None
 
 
 def _shown(value: Any) -> str:
     text = repr(value) if isinstance(value, str | bool | None) else f"a {type(value).__name__}"
     return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All strings in a JSON value, keys too."""
+    waiting = [value]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, dict):
+            yield from value
+            waiting += value.values()
+        elif isinstance(value, list):
+            waiting += value
+
+
+# --- whether a value can be complete ---
+
+
+def endless(schema: Schema) -> str | None:
+    """The JSON path of a ``$ref`` that leads back to itself before any value is complete; ``None``: there is none.
+
+    `schema` is not `malformed`. What *ends* is found from the leaves on: whenever a part turns out to end, those that
+    wait for it are looked at again.
+    """
+    parts = list(_reachable(schema))
+    groups = {id(part): _groups(schema, part) for _, part in parts}
+    waiters: dict[int, list[int]] = {}
+    for waiter, needed in groups.items():
+        for part in itertools.chain(*needed):
+            waiters.setdefault(id(part), []).append(waiter)
+    ends: set[int] = set()
+    waiting = list(groups)
+    while waiting:
+        part = waiting.pop()
+        if part not in ends and all(
+            any(not isinstance(one, dict) or id(one) in ends for one in group) for group in groups[part]
+        ):
+            ends.add(part)
+            waiting += waiters.get(part, ())
+    return next((path for path, part in parts if id(part) not in ends and "$ref" in part), None)
+
+
+def _reachable(schema: Schema) -> Iterator[tuple[str, Schema]]:
+    """Every schema that a value may have to satisfy, with its JSON path; definitions where something refers to them."""
+    waiting: list[tuple[str, Any]] = [("$", schema)]
+    seen: set[int] = set()
+    while waiting:
+        path, sub = waiting.pop()
+        if not isinstance(sub, dict) or id(sub) in seen:
+            continue
+        seen.add(id(sub))
+        yield path, sub
+        waiting.append((f"{path}.$ref", pointed(schema, sub.get("$ref", ""))))
+        for keyword in ("items", "additionalProperties", "anyOf", "oneOf", "allOf", "prefixItems"):
+            inner = sub.get(keyword)
+            many = enumerate(inner) if isinstance(inner, list) else ()
+            waiting += [(f"{path}.{keyword}", inner), *((f"{path}.{keyword}[{i}]", item) for i, item in many)]
+        for keyword in ("properties", "patternProperties"):
+            waiting += [(f"{path}.{keyword}.{key}", item) for key, item in sub.get(keyword, {}).items()]
+
+
+def _groups(root: Schema, sub: Schema) -> list[list[Any]]:
+    """Groups of schemas: `sub` ends if at least one of each group does."""
+    members, required = sub.get("properties", {}), sub.get("required", ())
+    found = [pointed(root, sub.get("$ref", "")), *sub.get("allOf", ())]
+    if sub.get("type") == "object":
+        found += [members[key] for key in required if key in members]
+    elif sub.get("type") == "array":
+        least, first = int(sub.get("minItems", 0)), sub.get("prefixItems", [])
+        found += [*first[:least], *([sub.get("items", {})] if least > len(first) else [])]
+    return [*([one] for one in found), *(sub[keyword] for keyword in ("anyOf", "oneOf") if keyword in sub)]
 
 
 # --- kinds of values ---

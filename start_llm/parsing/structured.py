@@ -133,9 +133,11 @@ def make_constraint(
     lark.rule("start", answer)
     grammar = LLMatcher.grammar_from_lark(lark.text())
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+    param = "tools" if request.response_format.kind == "text" else request.response_format.param
     if failed:
-        raise BadRequest(f"The tools and schemas of this request are too much together: {messages[0].splitlines()[0]}")
-    return Constraint(grammar, after=after, wait=bool(after) and not opens, opens=opens)
+        reason = messages[0].splitlines()[0]
+        raise BadRequest(f"{param}: the tools and schemas of this request are too much together: {reason}", param=param)
+    return Constraint(grammar, after=after, wait=bool(after) and not opens, opens=opens, param=param)
 
 
 def is_free(request: ChatRequest) -> bool:

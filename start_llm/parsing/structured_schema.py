@@ -10,7 +10,7 @@ from llguidance import LLMatcher
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.limits import SUBSCHEMAS
-from start_llm.parsing.schema_form import Schema, malformed, size, subschemas
+from start_llm.parsing.schema_form import Schema, endless, malformed, size, subschemas
 
 WHITESPACE = r"\x20|\x0D?\x0A[\x20\x09]{0,20}"
 """Between JSON tokens: one space, or a line break and an indent. A weak model cannot lose itself in it."""
@@ -46,7 +46,6 @@ def check_schema(schema: Any, param: str) -> None:
         raise too_large(param)
     try:
         _check_form(schema, param)
-        _check_references(schema, param)
         problem = _grammar_problem(schema)
     except RecursionError:
         raise BadRequest(f"{param} is nested too deeply.", param=param) from None
@@ -64,7 +63,6 @@ def is_supported(schema: Schema, *, lenient: bool) -> bool:
     """Whether a grammar can be made of it; `lenient` passes over keywords that cannot be enforced."""
     try:
         _check_form(schema, "")
-        _check_references(schema, "")
         return not _grammar_problem(schema, lenient=lenient)
     except (BadRequest, RecursionError):
         return False
@@ -74,9 +72,6 @@ def _check_form(schema: Schema, param: str) -> None:
     wrong = malformed(schema)
     if wrong is not None:
         raise BadRequest(f"{param} is not a valid JSON schema: {wrong}.", param=param)
-
-
-def _check_references(schema: Schema, param: str) -> None:
     for path, sub in subschemas(schema):
         for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
             target = sub.get(keyword)
@@ -86,6 +81,11 @@ def _check_references(schema: Schema, param: str) -> None:
                     "('#/...') are allowed.",
                     param=param,
                 )
+    ring = endless(schema)
+    if ring is not None:
+        raise BadRequest(
+            f"{param}: keyword '$ref' at {ring} leads back to itself before any value is complete.", param=param
+        )
 
 
 def _grammar_problem(schema: Schema, *, lenient: bool = False) -> str:

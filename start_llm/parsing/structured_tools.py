@@ -19,7 +19,7 @@ from llguidance import regex_to_lark
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Tool
-from start_llm.parsing.schema_form import Schema, subschemas
+from start_llm.parsing.schema_form import Schema, pointed, subschemas
 from start_llm.parsing.structured_schema import any_object, check_schema, embed, is_supported
 
 MOST_BRANCHES = 1_000
@@ -263,9 +263,7 @@ def _resolve(schema: Any, root: Schema) -> Schema:
         target = schema.get("$ref")
         if not isinstance(target, str):
             return schema
-        found: Any = root
-        for part in target.removeprefix("#").split("/")[1:]:
-            found = found.get(part.replace("~1", "/").replace("~0", "~"), {}) if isinstance(found, dict) else {}
+        found = pointed(root, target)
         schema = {**found, **{k: v for k, v in schema.items() if k != "$ref"}} if isinstance(found, dict) else {}
     return {}
 

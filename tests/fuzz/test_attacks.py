@@ -44,6 +44,9 @@ STRINGS = {f"p{i}": {"type": "string"} for i in range(5_000)}
 STRICT = {"name": "f", "strict": True, "parameters": {"type": "object", "properties": STRINGS}}
 PRODUCT = schema(allOf=[{"type": "integer", "multipleOf": prime} for prime in (97, 89, 83)])
 REQUIRED = schema(type="object", required=[f"r{i}" for i in range(15_000)])
+RINGS = {"x": {"$ref": "#/$defs/y"}, "y": {"anyOf": [{"$ref": "#/$defs/x"}]}}
+RING = {"name": "f", "strict": True, "parameters": {"properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": RINGS}}
+ALTERNATIVES = [{"anyOf": [{"required": [f"p{i}_{j}"]} for j in range(20)], "type": "object"} for i in range(40)]
 MANY = "within the limit of a context, each word. "
 ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
     "5,000 properties": (lambda: chat(response_format=schema(type="object", properties=STRINGS)), "3,000 schemas"),
@@ -56,6 +59,13 @@ ATTACKS: dict[str, tuple[Callable[[], bytes], str]] = {
     "a prompt of 8 MB": (lambda: chat(messages=[{"role": "user", "content": MANY * 190_000}]), "at least"),
     "a multiple of several primes": (lambda: chat(response_format=PRODUCT), "3,000 schemas"),
     "15,000 names that are required": (lambda: chat(response_format=REQUIRED), "3,000 schemas"),
+    "a schema that refers to itself": (lambda: chat(response_format=schema(**{"$ref": "#"})), "leads back to itself"),
+    "a ring of a strict tool": (lambda: chat(tools=[{"function": RING}], stream=True), "leads back to itself"),
+    "a constant of 200 kB": (
+        lambda: chat(response_format=schema(const="x" * 200_000), stream=True),
+        "20,000 characters",
+    ),
+    "40 times 20 alternatives": (lambda: chat(response_format=schema(allOf=ALTERNATIVES)), "schema too large"),
 }
 
 

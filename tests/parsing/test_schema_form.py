@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
+from llguidance import LLMatcher
 
 from start_llm.core.errors import BadRequest
-from start_llm.core.limits import ENUM, MULTIPLE, SUBSCHEMAS
+from start_llm.core.limits import ENUM, LITERAL, MULTIPLE, SUBSCHEMAS
 from start_llm.core.messages import Tool
 from start_llm.core.request import ResponseFormat, ToolChoice
-from start_llm.parsing.schema_form import KINDS, malformed, size, subschemas
+from start_llm.engine.decode.constraint import LIMITS
+from start_llm.parsing.schema_form import KINDS, endless, malformed, size, subschemas
 from tests.fuzz.bodies import schema
 from tests.fuzz.tape import Tape
 from tests.parsing.vocabulary import BOTH, BYTES, Vocabulary, constraint
@@ -166,3 +169,61 @@ def test_random_schemas_are_kept_or_refused() -> None:
                 assert constraint(BYTES, tool_format, **fields) is not None
             except BadRequest as error:
                 assert error.param is not None
+
+
+X = {"$ref": "#/$defs/x"}
+NODE = {"type": "object", "properties": {"next": {"$ref": "#"}}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "place"),
+    [
+        ({"$ref": "#"}, "$"),
+        ({**X, "$defs": {"x": {"$ref": "#/$defs/y"}, "y": {"$ref": "#/$defs/x"}}}, "$"),
+        ({"properties": {"a": X}, "$defs": {"x": {"anyOf": [X, {"allOf": [X, {}]}]}}}, "$.properties.a"),
+        ({**NODE, "required": ["next"]}, "$.properties.next"),
+        ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "$.items"),
+        ({"type": "array", "prefixItems": [{"type": "null"}, {"$ref": "#"}], "minItems": 2}, "$.prefixItems[1]"),
+        ({"additionalProperties": {"oneOf": [X]}, "$defs": {"x": X}}, "$.additionalProperties.oneOf[0]"),
+        (NODE, None),
+        ({"type": "array", "items": {"$ref": "#"}}, None),
+        ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, None),
+        ({**NODE, "type": ["object", "null"], "required": ["next"]}, None),
+        ({"type": "array", "prefixItems": [{}], "items": {"$ref": "#"}, "minItems": 1}, None),
+        ({**X, "$defs": {"x": {"type": "string"}, "unused": {"$ref": "#/$defs/unused"}}}, None),
+        ({"$ref": "#/$defs/nothing"}, None),
+    ],
+)
+def test_a_reference_that_never_ends_is_found(asked: dict[str, Any], place: str | None) -> None:
+    assert malformed(asked) is None
+    assert endless(asked) == place
+
+
+def test_a_ring_of_thousands_of_references_is_found_at_once() -> None:
+    ring: dict[str, Any] = {f"r{i}": {"$ref": f"#/$defs/r{(i + 1) % 2_900}"} for i in range(2_900)}
+    members = {f"p{i}": {"$ref": f"#/$defs/r{i}"} for i in range(2_900)}
+    chain = {**ring, "r2899": {"type": "object", "properties": members, "required": list(members)}}
+    begun = time.process_time()
+    assert endless({"$ref": "#/$defs/r0", "$defs": ring})
+    assert endless({"$ref": "#/$defs/r0", "$defs": chain})
+    assert not endless({"$ref": "#/$defs/r0", "$defs": {**ring, "r2899": {}}})
+    assert time.process_time() - begun < 20.0
+
+
+@pytest.mark.parametrize("keyword", ["const", "enum", "pattern", "properties"])
+def test_a_text_that_is_too_long_for_a_grammar_is_refused(keyword: str) -> None:
+    def with_text(length: int) -> dict[str, Any]:
+        text = "x" * length
+        return {keyword: {"const": {"a": [text]}, "enum": [text], "pattern": text, "properties": {text: {}}}[keyword]}
+
+    assert malformed(with_text(LITERAL.most)) is None
+    assert f"'{keyword}' at $.{keyword}: at most 20,000 characters" in str(malformed(with_text(LITERAL.most + 1)))
+
+
+def test_hundreds_of_optional_properties_can_be_followed() -> None:
+    asked = {"type": "object", "properties": {f"m{i}": {"type": "string"} for i in range(1_000)}}
+    made = constraint(BYTES, response_format=ResponseFormat("json_schema", asked))
+    assert made is not None
+    matcher = LLMatcher(BYTES.tokenizer, made.grammar, log_level=0, limits=LIMITS)
+    text = json.dumps({"m5": "a", "m999": "b"})
+    assert matcher.try_consume_tokens(BYTES.backend.encode(text).ids) == len(text), matcher.get_error()

@@ -22,7 +22,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from llguidance.numpy import allocate_token_bitmask, fill_next_token_bitmask
 from mlx_lm.tokenizer_utils import TokenizerWrapper
 from numpy.typing import NDArray
@@ -33,6 +33,9 @@ from start_llm.engine.decode.vocabulary import make_vocabulary
 from start_llm.files.lru import Lru
 
 KEPT_GRAMMARS = 64
+LIMITS = LLParserLimits(max_items_in_row=20_000, verbose_errors=False)
+"""An optional property takes four items of a row, and `core.limits.SUBSCHEMAS` allows 3,000 of them. With the default
+of 2,000 items an answer would fail in the middle of its object."""
 
 
 class Grammars:
@@ -75,27 +78,30 @@ class Grammars:
             BadRequest: it cannot be compiled, or allows nothing at all.
             NotSupported: see `make_vocabulary`.
         """
-        return replace(constraint, compiled=self._matcher(constraint.grammar))
+        return replace(constraint, compiled=self._matcher(constraint))
 
     def processor(self, constraint: Constraint, generated: Sequence[int] = ()) -> GrammarProcessor:
         """A processor for one row that has generated these tokens already. Raises what `prepare` raises."""
         if constraint.compiled is not None:
             matcher = constraint.compiled.deep_copy()
         else:
-            matcher = self._matcher(constraint.grammar)
+            matcher = self._matcher(constraint)
         return GrammarProcessor(matcher, constraint, self._eos, self._vocabulary(), generated)
 
-    def _matcher(self, grammar: str) -> LLMatcher:
+    def _matcher(self, constraint: Constraint) -> LLMatcher:
+        grammar = constraint.grammar
         found = self._compiled.get(grammar)
         if found is not None:
             return found.deep_copy()
         vocabulary = self._vocabulary()
-        matcher = LLMatcher(vocabulary, grammar, log_level=0)
+        matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=LIMITS)
         if not matcher.is_error():
             # The first mask is the dearest and can show what compiling did not.
             fill_next_token_bitmask(matcher, allocate_token_bitmask(1, vocabulary.vocab_size))
         if matcher.is_error():
-            raise BadRequest(f"The output format cannot be enforced: {_first_line(matcher)}", param="response_format")
+            raise BadRequest(
+                f"{constraint.param}: no answer can be held to this: {_first_line(matcher)}", param=constraint.param
+            )
         self._compiled.put(grammar, matcher)
         return matcher.deep_copy()
 
