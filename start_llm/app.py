@@ -42,7 +42,7 @@ from start_llm.models.loader import accelerator
 from start_llm.models.recommended import recommended_model
 from start_llm.prompt.clients import Clients
 from start_llm.proxy.config import KEY_NAME
-from start_llm.proxy.elsewhere import usable
+from start_llm.proxy.fallback_entry import usable
 from start_llm.proxy.keeper import ProxyKeeper
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
 

@@ -17,7 +17,7 @@ from start_llm.app import App
 from start_llm.core.errors import Unavailable
 from start_llm.core.settings import SettingsError, load_settings
 from start_llm.models.device import Device
-from start_llm.proxy.elsewhere import Sent
+from start_llm.proxy.sent import Sent
 from tests.oracle import build_oracle
 
 

@@ -54,6 +54,15 @@ def parse_json(raw: bytes) -> Any:
     return whole_characters(value) if b"\\ud" in raw or b"\\uD" in raw else value
 
 
+def parse_object(raw: bytes) -> dict[str, Any]:
+    """The object that a body must be. Raises BadRequest, TooLarge."""
+    value = parse_json(raw)
+    if isinstance(value, dict):
+        return value
+    kind = {list: "a list", str: "a string", type(None): "null"}.get(type(value), type(value).__name__)
+    raise BadRequest(f"The body must be a JSON object, not {kind}.")
+
+
 def parse_inner(text: str) -> Any:
     """The value of JSON text that stands in a string. Raises ValueError, also where it is too much to read."""
     if too_much_to_read(text):

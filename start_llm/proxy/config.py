@@ -14,23 +14,23 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import secrets
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from start_llm.core.modelmap import MAIN_NAME, PROXIED
+from start_llm.core.protocol import HEAD_HEADER, WHEN_PLANNED
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.files.atomic import write_atomic
-from start_llm.proxy.abilities import abilities
-from start_llm.proxy.child import FALLBACK_CONFIG, GATE_CONFIG
-from start_llm.proxy.elsewhere import RECORD, entry_name, fallback_entry, retry_policy
+from start_llm.proxy.fallback_entry import entry_name, fallback_entry, retry_policy
+from start_llm.proxy.sent import RECORD
 
 log = logging.getLogger(__name__)
 
+CONFIG = "config.yaml"
+ADDITIONS = "additions.json"
 KEY_NAME = "LITELLM_MASTER_KEY"
 ANY_NAME = "*"
 ENCODER_WILDCARD = "text-embedding-*"
@@ -39,8 +39,6 @@ SPEECH_NAMES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
 TRANSCRIPTION_NAMES = ("whisper-1", "gpt-4o-transcribe", "gpt-4o-mini-transcribe")
 # LiteLLM gives up on a request after this long; a long cold prefill must fit.
 REQUEST_SECONDS = 6 * 3600
-REFUSES_BY_STATUS = {"x-start-llm-head": "when-planned"}
-"""A header for the server, see `api/common/run.HEAD_HEADER`."""
 PING_SHARE = 0.8  # of what was promised: its timers are late rather than early
 # A database, a cache or an account that the user's shell happens to name is none of this proxy's business.
 _NOT_INHERITED = ("DATABASE_URL", "REDIS_URL", "REDIS_HOST", "LITELLM_SALT_KEY", "CONFIG_FILE_PATH", "NUM_WORKERS")
@@ -59,8 +57,47 @@ def proxy_model_names(settings: Settings, model_id: str) -> list[str]:
     return list(dict.fromkeys([*shown, model_id, named, MAIN_NAME]))
 
 
-def abilities_of(card: ModelCard) -> dict[str, Any]:
-    return abilities(context=card.context, reasoning=card.reasoning, tools=card.tools, vision=card.vision)
+def abilities(*, context: int, reasoning: bool, tools: bool, vision: bool) -> dict[str, Any]:
+    """What LiteLLM is told of a model. Without that it leaves `thinking` and `output_config` out of messages.
+
+    Args:
+        context: most tokens of a request, answer included.
+    """
+    return {
+        "mode": "chat",
+        "max_tokens": context,
+        "max_input_tokens": context,
+        "max_output_tokens": context,
+        "supports_reasoning": reasoning,
+        "supports_adaptive_thinking": reasoning,
+        "supports_legacy_thinking": reasoning,
+        "supports_output_config": True,
+        "supports_response_schema": True,
+        "supports_system_messages": True,
+        "supports_function_calling": tools,
+        "supports_tool_choice": tools,
+        "supports_parallel_function_calling": tools,
+        "supports_vision": vision,
+        "supports_pdf_input": False,
+        "supports_audio_input": False,
+    }
+
+
+def name_behind(entry: Mapping[str, Any]) -> str:
+    """The name that the server is asked for by an entry of LiteLLM's configuration."""
+    return str(entry["litellm_params"]["model"].partition("/")[2])
+
+
+def names_behind(config: Mapping[str, Any]) -> dict[str, str]:
+    """The server's names of models, by LiteLLM's."""
+    names = {entry["model_name"]: name_behind(entry) for entry in config["model_list"]}
+    return {name: behind for name, behind in names.items() if ANY_NAME not in name}
+
+
+def wildcard_prefix(config: Mapping[str, Any]) -> str:
+    """What stands before names that have no entry of their own."""
+    entry = next(entry for entry in config["model_list"] if entry["model_name"] == ANY_NAME)
+    return name_behind(entry).removesuffix(ANY_NAME)
 
 
 def proxy_config(
@@ -127,13 +164,14 @@ def proxy_config(
 def _add_fallback(entries: list[dict[str, Any]], fallback: dict[str, Any]) -> None:
     """Those before it are this server's: never left alone, and asked to refuse by a status what they cannot answer."""
     for entry in entries:
-        entry["litellm_params"] = entry["litellm_params"] | {"extra_headers": REFUSES_BY_STATUS}
+        entry["litellm_params"] = entry["litellm_params"] | {"extra_headers": {HEAD_HEADER: WHEN_PLANNED}}
         entry["model_info"] = entry["model_info"] | {"cooldown_time": 0}
     entries.append(fallback)
 
 
 def _entry(name: str, behind: str, identity: str, card: ModelCard, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    info = {"id": identity, "supported_endpoints": ["/v1/messages"], **abilities_of(card)}
+    card_abilities = abilities(context=card.context, reasoning=card.reasoning, tools=card.tools, vision=card.vision)
+    info = {"id": identity, "supported_endpoints": ["/v1/messages"], **card_abilities}
     return {"model_name": name, "litellm_params": {**parameters, "model": f"hosted_vllm/{behind}"}, "model_info": info}
 
 
@@ -192,26 +230,20 @@ def proxy_environment(inherited: Mapping[str, str]) -> dict[str, str]:
     return environment
 
 
-def gate_config(settings: Settings, master_key: str) -> dict[str, Any]:
-    """The arguments of `gate.Gate`."""
-    return {"key": master_key, "names": sorted(settings.host_names), "most_bytes": settings.max_body_bytes}
+def additions(settings: Settings, master_key: str, folder: Path) -> dict[str, Any]:
+    """The arguments of the layers around LiteLLM, by layer; that of `fallback` is ``None`` without FALLBACK_MODEL."""
+    fallback = None
+    if settings.fallback_model:
+        name, record = entry_name(settings), str(folder / RECORD)
+        fallback = {"model": settings.fallback_model, "name": name, "record": record}
+    gate = {"key": master_key, "names": sorted(settings.host_names)}
+    return {"gate": gate, "bodies": {"most_bytes": settings.max_body_bytes}, "fallback": fallback}
 
 
-def fallback_config(settings: Settings) -> dict[str, Any] | None:
-    """The arguments of `fallback.Fallback`, without its file. ``None``: there is no FALLBACK_MODEL."""
-    return {"model": settings.fallback_model, "name": entry_name(settings)} if settings.fallback_model else None
-
-
-def write_config(config: dict[str, Any], gate: dict[str, Any], fallback: dict[str, Any] | None = None) -> Path:
-    """Writes them to new files (0600) in a new temporary folder (0700). Returns the path of LiteLLM's."""
-    folder = Path(tempfile.mkdtemp(prefix="start_llm-proxy-"))
-    contents = {"config.yaml": config, GATE_CONFIG: gate}
-    if fallback is not None:
-        contents[FALLBACK_CONFIG] = fallback | {"record": str(folder / RECORD)}
-    for name, content in contents.items():
-        with os.fdopen(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            json.dump(content, file, indent=1)
-    return folder / "config.yaml"
+def write_config(folder: Path, config: Mapping[str, Any], additions: Mapping[str, Any]) -> None:
+    """Writes both, readable by this user only."""
+    write_atomic(folder / CONFIG, json.dumps(config, indent=1))
+    write_atomic(folder / ADDITIONS, json.dumps(additions, indent=1))
 
 
 def master_key(settings: Settings, env_file: Path) -> tuple[str, bool]:

@@ -1,28 +1,30 @@
-"""What stands in front of LiteLLM: who may ask, and for what. Runs in LiteLLM's process; `child.py` loads it by path.
+"""Stands in front of LiteLLM: who may ask, and for which routes. It does not read bodies.
 
 LiteLLM is made for another place: without its database it answers a missing key with a traceback and a wrong one with a
 word on its database, it lets every web page read its answers, and it shows some 500 routes, a control panel among them.
-So everything that an agent needs is named here, and all else ends here.
+So every route that an agent needs is named here, and all others end here.
 """
 
 from __future__ import annotations
 
 import hmac
-import json
 import re
-import runpy
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection
 
-Scope = MutableMapping[str, Any]
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-App = Callable[[Scope, Receive, Send], Awaitable[None]]
-Header = tuple[bytes, bytes]
-
-HOSTS = Path(__file__).parents[1] / "core" / "hosts.py"
+from start_llm.core.errors import BadRequest, Forbidden, MethodNotAllowed, NotFound, StartLLMError, Unauthorized
+from start_llm.core.hosts import host_allowed, host_name, origin_allowed
+from start_llm.proxy.asgi import (
+    START,
+    App,
+    Header,
+    Message,
+    Receive,
+    Scope,
+    Send,
+    header_values,
+    send_answer,
+    send_error,
+)
 
 READY_BODY = b'{"status":"healthy","proxy_of":"start_llm"}'
 _READY = re.compile(r"/health/(readiness|liveliness|liveness)")
@@ -37,24 +39,6 @@ _ROUTES = {
     "DELETE": re.compile(r"(/v1)?/responses/[^/]+"),
 }
 _KEY_HEADERS = (b"authorization", b"x-api-key", b"api-key", b"x-litellm-api-key", b"x-goog-api-key")
-_TYPES = {  # OpenAI's and Anthropic's word for a kind of error
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    405: "invalid_request_error",
-    413: "request_too_large",
-}
-
-
-class GateRefusal(Exception):
-    """A request that ends here. The message is one sentence for the client."""
-
-    def __init__(self, status: int, message: str, headers: Iterable[Header] = ()) -> None:
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.headers = list(headers)
 
 
 class ProxyGate:
@@ -63,17 +47,12 @@ class ProxyGate:
     Args:
         key: what every client must send, as a bearer token or ``x-api-key``.
         names: by which it may be called, beside this machine's own and IP addresses, see `hosts.host_allowed`.
-        most_bytes: of a request's body.
     """
 
-    def __init__(self, app: App, *, key: str, names: list[str], most_bytes: int) -> None:
+    def __init__(self, app: App, *, key: str, names: Collection[str]) -> None:
         self._app = app
         self._key = key.encode()
         self._names = names
-        self._most_bytes = most_bytes
-        rules = runpy.run_path(str(HOSTS))
-        self._host_name, self._host_allowed = rules["host_name"], rules["host_allowed"]
-        self._origin_allowed = rules["origin_allowed"]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":  # nothing that an agent needs
@@ -83,97 +62,86 @@ class ProxyGate:
             await self._app(scope, receive, send)
             return
         origin: bytes | None = None
+        method, path = scope["method"], scope["path"]
         try:
-            self._check_host(_values(scope, b"host"))
-            origin = self._check_origin(_values(scope, b"origin"))
-            if scope["method"] == "OPTIONS":
-                await _answer(send, 204, b"", _preflight(scope, origin))
+            self._check_host(header_values(scope, b"host"))
+            origin = _checked_origin(header_values(scope, b"origin"))
+            if method == "OPTIONS":
+                await send_answer(send, 204, headers=_preflight(scope, origin))
                 return
-            if scope["method"] in {"GET", "HEAD"} and _READY.fullmatch(scope["path"]):
-                await _answer(send, 200, READY_BODY, _shared(origin))
+            if method in {"GET", "HEAD"} and _READY.fullmatch(path):
+                await send_answer(send, 200, READY_BODY, _cors(origin))
                 return
-            _check_route(scope["method"], scope["path"])
+            _check_route(method, path)
             self._check_key(scope)
-            self._check_length(_values(scope, b"content-length"))
-        except GateRefusal as refused:
-            body = _error_body(scope["path"], refused)
-            await _answer(send, refused.status, body, [*refused.headers, *_shared(origin)])
+        except StartLLMError as error:
+            await send_error(send, path, error, [*_headers_of(error, path), *_cors(origin)])
             return
         known = [header for header in scope["headers"] if header[0] not in _KEY_HEADERS]
         scope = dict(scope) | {"headers": [*known, (b"authorization", b"Bearer " + self._key)]}
-        await self._app(scope, _bounded(receive, self._most_bytes), _with_origin(send, origin))
+        await self._app(scope, receive, _with_cors(send, origin))
 
     def _check_host(self, values: list[bytes]) -> None:
         if len(values) > 1:
-            raise GateRefusal(400, "There is more than one Host header.")
+            raise BadRequest("There is more than one Host header.")
         host = values[0].decode("latin-1") if values else ""
-        name = self._host_name(host) if host else None
+        name = host_name(host) if host else None
         if name is None:
-            raise GateRefusal(400, f"Host {host[:80]!r} is no host name.")
-        if not self._host_allowed(name, names=self._names):
+            raise BadRequest(f"Host {host[:80]!r} is no host name.")
+        if not host_allowed(name, names=self._names):
             use = "Use localhost or an IP address, or add it to ALLOWED_HOSTS"
-            raise GateRefusal(403, f"Host {host[:80]!r} is not this machine. {use}.")
-
-    def _check_origin(self, values: list[bytes]) -> bytes | None:
-        if not values:
-            return None
-        origin = values[0].decode("latin-1")
-        if len(values) > 1 or not self._origin_allowed(origin):
-            raise GateRefusal(403, f"Origin {origin[:80]!r} may not use this server; only pages of localhost may.")
-        return values[0]
+            raise Forbidden(f"Host {host[:80]!r} is not this machine. {use}.")
 
     def _check_key(self, scope: Scope) -> None:
-        offered = [value.strip() for name in _KEY_HEADERS[1:3] for value in _values(scope, name)]
-        for value in _values(scope, b"authorization"):
+        offered = [value.strip() for name in _KEY_HEADERS[1:3] for value in header_values(scope, name)]
+        for value in header_values(scope, b"authorization"):
             scheme, _, token = value.partition(b" ")
             if scheme.lower() == b"bearer":
                 offered.append(token.strip())
         if not any(hmac.compare_digest(key, self._key) for key in offered):
-            how = "A valid API key is needed, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'."
-            raise GateRefusal(401, how, [(b"www-authenticate", b"Bearer")])
+            raise Unauthorized("A valid API key is needed, as 'Authorization: Bearer KEY' or 'x-api-key: KEY'.")
 
-    def _check_length(self, values: list[bytes]) -> None:
-        if any(value.isdigit() and int(value[:20]) > self._most_bytes for value in values):
-            raise GateRefusal(413, f"The body may have at most {self._most_bytes} bytes.")
+
+def _checked_origin(values: list[bytes]) -> bytes | None:
+    if not values:
+        return None
+    origin = values[0].decode("latin-1")
+    if len(values) > 1 or not origin_allowed(origin):
+        raise Forbidden(f"Origin {origin[:80]!r} may not use this server; only pages of localhost may.")
+    return values[0]
+
+
+def _methods(path: str) -> list[str]:
+    return [name for name, pattern in _ROUTES.items() if pattern.fullmatch(path)]
 
 
 def _check_route(method: str, path: str) -> None:
-    wanted = _ROUTES.get("GET" if method == "HEAD" else method)
-    if wanted is not None and wanted.fullmatch(path):
-        return
-    known = [name for name, pattern in _ROUTES.items() if pattern.fullmatch(path)]
-    if known:
-        allowed = ", ".join(known)
-        raise GateRefusal(405, f"{method} is not allowed here, but {allowed} is.", [(b"allow", allowed.encode())])
-    raise GateRefusal(404, "There is nothing at this path.")
+    known = _methods(path)
+    if not known:
+        raise NotFound("There is nothing at this path.")
+    if ("GET" if method == "HEAD" else method) not in known:
+        raise MethodNotAllowed(f"{method} is not allowed here, but {', '.join(known)} is.")
 
 
-def _bounded(receive: Receive, most_bytes: int) -> Receive:
-    """A body without Content-Length that gets too long ends as if the client had gone."""
-    seen = 0
-
-    async def counted() -> Message:
-        nonlocal seen
-        message = await receive()
-        seen += len(message.get("body", b""))
-        return message if seen <= most_bytes else {"type": "http.disconnect"}
-
-    return counted
+def _headers_of(error: StartLLMError, path: str) -> list[Header]:
+    if error.status == 401:
+        return [(b"www-authenticate", b"Bearer")]
+    return [(b"allow", ", ".join(_methods(path)).encode())] if error.status == 405 else []
 
 
-def _with_origin(send: Send, origin: bytes | None) -> Send:
+def _with_cors(send: Send, origin: bytes | None) -> Send:
     """LiteLLM lets every page read its answers; here only the page that asked may, and only if it is a local one."""
 
-    async def shared(message: Message) -> None:
-        if message["type"] == "http.response.start":
+    async def restricted(message: Message) -> None:
+        if message["type"] == START:
             kept = [header for header in message.get("headers", []) if not header[0].startswith(b"access-control-")]
-            message = dict(message) | {"headers": [*kept, *_shared(origin)]}
+            message = dict(message) | {"headers": [*kept, *_cors(origin)]}
         await send(message)
 
-    return shared
+    return restricted
 
 
-def _shared(origin: bytes | None) -> list[Header]:
+def _cors(origin: bytes | None) -> list[Header]:
     if origin is None:
         return []
     names = [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", b"*")]
@@ -181,30 +149,11 @@ def _shared(origin: bytes | None) -> list[Header]:
 
 
 def _preflight(scope: Scope, origin: bytes | None) -> list[Header]:
-    methods = ", ".join(name for name, pattern in _ROUTES.items() if pattern.fullmatch(scope["path"]))
+    methods = ", ".join(_methods(scope["path"])).encode()
     if not methods:
-        raise GateRefusal(404, "There is nothing at this path.")
+        raise NotFound("There is nothing at this path.")
     if origin is None:
-        return [(b"allow", methods.encode())]
-    asked = next(iter(_values(scope, b"access-control-request-headers")), b"authorization, content-type, x-api-key")
-    allowed = [(b"access-control-allow-methods", methods.encode()), (b"access-control-allow-headers", asked)]
-    return [(b"allow", methods.encode()), *allowed, (b"access-control-max-age", b"600"), *_shared(origin)]
-
-
-def _values(scope: Scope, name: bytes) -> list[bytes]:
-    return [value for known, value in scope["headers"] if known == name]
-
-
-def _error_body(path: str, refused: GateRefusal) -> bytes:
-    error = {"type": _TYPES[refused.status], "message": refused.message}
-    if path.startswith(("/v1/messages", "/messages")):
-        return json.dumps({"type": "error", "error": error}).encode()
-    code = "invalid_api_key" if refused.status == 401 else None
-    return json.dumps({"error": error | {"param": None, "code": code}}).encode()
-
-
-async def _answer(send: Send, status: int, body: bytes, headers: list[Header]) -> None:
-    kind = [(b"content-type", b"application/json")] if body else []
-    length = [(b"content-length", str(len(body)).encode())] if status != 204 else []
-    await send({"type": "http.response.start", "status": status, "headers": [*kind, *length, *headers]})
-    await send({"type": "http.response.body", "body": body})
+        return [(b"allow", methods)]
+    asked = header_values(scope, b"access-control-request-headers") or [b"authorization, content-type, x-api-key"]
+    allowed = [(b"access-control-allow-methods", methods), (b"access-control-allow-headers", asked[0])]
+    return [(b"allow", methods), *allowed, (b"access-control-max-age", b"600"), *_cors(origin)]

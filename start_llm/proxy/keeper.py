@@ -10,10 +10,8 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
-from start_llm.proxy.elsewhere import Sent
-from start_llm.proxy.launcher import ProxyError
+from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
 
 log = logging.getLogger(__name__)
 
@@ -27,27 +25,6 @@ LOOK_SECONDS = 0.25
 TRIM_SECONDS = 60.0
 
 
-class Proxy(Protocol):
-    """What is kept: `LiteLLMProxy`."""
-
-    @property
-    def url(self) -> str: ...
-
-    def alive(self) -> bool: ...
-
-    def healthy(self) -> bool: ...
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def log_tail(self, lines: int = 20) -> str: ...
-
-    def trim_log(self) -> None: ...
-
-    def sent(self) -> Sent: ...
-
-
 class ProxyKeeper:
     """Watches a proxy that has been started, in a thread of its own; `start` and `stop` belong to the app's thread.
 
@@ -56,7 +33,7 @@ class ProxyKeeper:
 
     def __init__(
         self,
-        proxy: Proxy,
+        proxy: LiteLLMProxy,
         say: Callable[[str], None],
         *,
         pauses: Sequence[float] = PAUSES,
@@ -67,7 +44,7 @@ class ProxyKeeper:
     ) -> None:
         """`fallback`: FALLBACK_MODEL, whose use is logged."""
         self._proxy, self._say, self._fallback = proxy, say, fallback
-        self._told = 0
+        self._logged = 0
         self._pauses, self._ready_seconds, self._stable_seconds = tuple(pauses), ready_seconds, stable_seconds
         self._clock = clock
         self._restarts = 0
@@ -114,7 +91,7 @@ class ProxyKeeper:
         late = self._clock() + self._ready_seconds
         trim = self._clock() + TRIM_SECONDS
         while self._proxy.alive() and not self._over.wait(LOOK_SECONDS):
-            self._tell_what_was_sent()
+            self._log_sent()
             now = self._clock()
             if now >= trim:
                 self._proxy.trim_log()
@@ -129,13 +106,13 @@ class ProxyKeeper:
                 late = math.inf
         self._announced = False
 
-    def _tell_what_was_sent(self) -> None:
+    def _log_sent(self) -> None:
         if self._fallback is None:
             return
         sent = self._proxy.sent()
-        if sent.total > self._told:
-            self._told = sent.total
-            log.warning("%s", sent.told(self._fallback))
+        if sent.total > self._logged:
+            self._logged = sent.total
+            log.warning("%s", sent.sentence(self._fallback))
 
     def _again(self, failures: int) -> None:
         pause = self._pauses[failures - 1]

@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -25,14 +26,14 @@ from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.files.atomic import write_atomic
 from start_llm.files.logs import begin_log, trim_log
+from start_llm.host.home import python_path
 from start_llm.host.ports import address, free_port, is_free, who_listens
 from start_llm.proxy import config as proxy_config
-from start_llm.proxy.child import MARKER
-from start_llm.proxy.elsewhere import Sent, read_sent
+from start_llm.proxy.child import MODULE
+from start_llm.proxy.sent import Sent, read_sent
 
 log = logging.getLogger(__name__)
 
-CHILD = Path(__file__).with_name("child.py")
 _POLL_SECONDS = 0.05
 _STOP_SECONDS = 5.0
 _LOG_BYTES = 16 << 20
@@ -145,23 +146,32 @@ class LiteLLMProxy:
             audio=self._audio,
             others=self._others,
         )
-        gate = proxy_config.gate_config(self._settings, self.master_key)
-        path = proxy_config.write_config(config, gate, proxy_config.fallback_config(self._settings))
-        self._folder = path.parent
-        self._process = self._spawn(host, path)
+        self._folder = Path(tempfile.mkdtemp(prefix="start_llm-proxy-"))  # 0700
+        additions = proxy_config.additions(self._settings, self.master_key, self._folder)
+        proxy_config.write_config(self._folder, config, additions)
+        self._process = self._spawn(host, self._folder)
         self._remember(self._process.pid)
 
-    def _spawn(self, host: str, config: Path) -> subprocess.Popen[bytes]:
+    def _spawn(self, host: str, folder: Path) -> subprocess.Popen[bytes]:
         log = begin_log(self._log_path, go_on=self._log_begun)
         self._log_begun = True
         read, self._pipe = os.pipe()
-        command = [sys.executable, "-P", str(CHILD), MARKER, str(read), str(config.parent), "--"]
-        command += ["--config", str(config), "--host", host, "--port", str(self._port), "--num_workers", "1"]
+        command = [sys.executable, "-P", "-m", MODULE, str(read), str(folder), "--"]
+        command += [
+            "--config",
+            str(folder / proxy_config.CONFIG),
+            "--host",
+            host,
+            "--port",
+            str(self._port),
+            "--num_workers",
+            "1",
+        ]
         try:
             return subprocess.Popen(
                 command,
-                env=proxy_config.proxy_environment(os.environ),
-                cwd=config.parent,
+                env=proxy_config.proxy_environment(os.environ) | {"PYTHONPATH": python_path()},
+                cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -285,7 +295,7 @@ class LiteLLMProxy:
             record = _Record(**json.loads(self._record_path(port).read_text()))
             process = psutil.Process(record.pid)
             command = process.cmdline()
-            ours = process.create_time() == record.created and MARKER in command and _port_of(command) == port
+            ours = process.create_time() == record.created and MODULE in command and _port_of(command) == port
         except (OSError, ValueError, TypeError, psutil.Error):
             return None
         owned = psutil.pid_exists(record.owner) and _created(record.owner) == record.owner_created

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import stat
 from pathlib import Path
 
@@ -11,6 +10,8 @@ from start_llm.core.modelmap import PROXIED
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings, load_settings
 from start_llm.proxy.config import (
+    ADDITIONS,
+    CONFIG,
     master_key,
     proxy_config,
     proxy_environment,
@@ -96,15 +97,11 @@ def test_the_environment_is_offline_and_not_the_users() -> None:
     assert given["LITELLM_MODE"] == "DEV"
 
 
-def test_the_configuration_file_is_private() -> None:
-    path = write_config({"a": 1}, {"b": 2})
-    gate = path.with_name("gate.json")
-    try:
-        assert json.loads(path.read_text()) == {"a": 1} and json.loads(gate.read_text()) == {"b": 2}
-        assert {stat.S_IMODE(file.stat().st_mode) for file in (path, gate)} == {0o600}
-        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    finally:
-        shutil.rmtree(path.parent)
+def test_files_are_the_users_own(tmp_path: Path) -> None:
+    write_config(tmp_path, {"a": 1}, {"b": 2})
+    files = [tmp_path / CONFIG, tmp_path / ADDITIONS]
+    assert [json.loads(file.read_text()) for file in files] == [{"a": 1}, {"b": 2}]
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
 
 
 def test_a_key_is_made_once_and_kept(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import runpy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,9 @@ import pytest
 from start_llm.core.modelmap import PROXIED
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import load_settings
-from start_llm.proxy.child import COUNTS
 from start_llm.proxy.config import proxy_config
 from start_llm.proxy.launcher import LiteLLMProxy
+from start_llm.proxy.passthrough import ServerRoutes
 from tests.proxy.stub import ARGUMENTS, CARD, HEADER, PATCH, REASONING, REPORT, TEXT, UNKNOWN, StubServer
 from tests.vendors import anthropic, openai
 
@@ -315,8 +314,7 @@ def test_a_name_that_means_nothing_gets_the_servers_sentence(web: httpx.Client, 
 def test_a_name_that_the_server_does_not_know_is_made_its_main_models(back: StubServer, tmp_path: Path) -> None:
     config = proxy_config(load_settings(None, proxy_model_id="mine"), server_url=back.url, model_id="mine",
                           master_key="k", card=CARD)  # fmt: skip
-    counts = runpy.run_path(str(COUNTS))
-    listed = json.loads(asyncio.run(counts["Behind"](config).models(None)).body)
+    listed = json.loads(asyncio.run(ServerRoutes(config).models(None)).body)  # type: ignore[arg-type]
     assert [card["id"] for card in listed["data"]] == ["mine", "served"]
 
 

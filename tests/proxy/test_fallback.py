@@ -18,7 +18,7 @@ from start_llm.api.server import ApiServer, make_server
 from start_llm.core.errors import NOT_LOADABLE
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings, load_settings
-from start_llm.proxy import elsewhere
+from start_llm.proxy import fallback_entry
 from start_llm.proxy.keeper import ProxyKeeper
 from start_llm.proxy.launcher import LiteLLMProxy
 from tests.proxy.scripted import REASONS, Scripted, Sounds, Vectors, error_of
@@ -45,8 +45,8 @@ def cloud() -> Iterator[StubServer]:
 def quick() -> Iterator[None]:
     """A provider that failed in one test is asked again in the next one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(elsewhere, "COOLDOWN_SECONDS", 0.0)
-        patch.setattr(elsewhere, "RETRIES", 1)
+        patch.setattr(fallback_entry, "COOLDOWN_SECONDS", 0.0)
+        patch.setattr(fallback_entry, "RETRIES", 1)
         yield
 
 
@@ -291,10 +291,12 @@ def test_it_cannot_be_asked_for_by_name(web: httpx.Client, cloud: StubServer) ->
     """What goes there is told in a header and counted; and it costs money."""
     name = f"fallback:{MODEL}"
     assert name not in web.get("models").text and name not in web.get("model/info").text
-    for changed in ({"model": name}, {"fallbacks": [name]}, {"context_window_fallbacks": [{"tiny": [name]}]}):
-        for dialect in DIALECTS:
+    for dialect in DIALECTS:
+        given = web.post(dialect, json=body_of(dialect, "say queue_full") | {"model": name})
+        assert given.status_code == 404 and "cannot be asked for" in sentence(given), given.text
+        for changed in ({"fallbacks": [name]}, {"context_window_fallbacks": [{"tiny": [name]}]}):
             given = web.post(dialect, json=body_of(dialect, "say queue_full") | changed)
-            assert given.status_code == 404 and "cannot be asked for" in sentence(given), given.text
+            assert given.status_code == 400 and next(iter(changed)) in sentence(given), given.text
     assert cloud.seen == []
 
 

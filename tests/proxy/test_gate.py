@@ -46,7 +46,7 @@ def ask(
     names: Iterable[str] = (),
     kind: str = "http",
 ) -> tuple[int, dict[bytes, bytes], bytes]:
-    gate = ProxyGate(behind, key=KEY, names=list(names), most_bytes=1000)
+    gate = ProxyGate(behind, key=KEY, names=list(names))
     waiting = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks]
     waiting.append({"type": "http.request", "body": b"", "more_body": False})
     sent: list[Any] = []
@@ -128,14 +128,6 @@ def test_a_page_reads_only_what_it_may() -> None:
         behind = Behind()
         status, answer, _ = ask(behind, headers=[*GOOD, (b"origin", origin)])
         assert status == 403 and b"access-control-allow-origin" not in answer and not behind.scopes
-
-
-def test_a_body_may_not_be_too_long() -> None:
-    behind = Behind()
-    assert ask(behind, headers=[*GOOD, (b"content-length", b"1001")])[0] == 413 and not behind.scopes
-    assert ask(behind, headers=[*GOOD, (b"content-length", b"9" * 5000)])[0] == 413
-    assert ask(behind, chunks=[b"x" * 500, b"x" * 500])[0] == 200
-    assert ask(behind, chunks=[b"x" * 500, b"x" * 501])[0] == 0 and behind.bodies[-1] == b"gone"
 
 
 def test_readiness_needs_no_key_and_says_nothing_of_what_is_behind() -> None:

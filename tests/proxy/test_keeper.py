@@ -14,9 +14,9 @@ import pytest
 from start_llm.core.settings import load_settings
 from start_llm.proxy import keeper as keeper_module
 from start_llm.proxy import launcher
-from start_llm.proxy.elsewhere import Sent
 from start_llm.proxy.keeper import ProxyKeeper
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
+from start_llm.proxy.sent import Sent
 from tests.proxy.stub import CARD
 
 
@@ -128,8 +128,9 @@ http.server.HTTPServer(("127.0.0.1", int(words[words.index("--port") + 1])), Ans
 def test_a_killed_child_comes_back_on_its_port(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "CHILD", tmp_path / "child.py")
-    launcher.CHILD.write_text(CHILD)
+    (tmp_path / "stand_in.py").write_text(CHILD)
+    monkeypatch.setattr(launcher, "MODULE", "stand_in")
+    monkeypatch.setattr(launcher, "python_path", lambda: str(tmp_path))
     settings = load_settings(None, proxy_port=0, start_llm_cache_dir=tmp_path / "cache", litellm_master_key="sk-t")
     said: list[str] = []
     proxy = LiteLLMProxy(

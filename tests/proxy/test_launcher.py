@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from start_llm.core.settings import load_settings
-from start_llm.proxy.child import MARKER
+from start_llm.proxy.child import MODULE
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
 from tests.proxy.stub import CARD
 
@@ -68,7 +68,7 @@ def listener() -> Iterator[tuple[int, int, subprocess.Popen[str]]]:
     port = probe.getsockname()[1]
     probe.close()
     code = LISTENER.replace('"127.0.0.1", 0', f'"127.0.0.1", {port}')
-    command = [sys.executable, "-c", code, MARKER, "--port", str(port)]
+    command = [sys.executable, "-c", code, MODULE, "--port", str(port)]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     )

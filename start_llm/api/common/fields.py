@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from start_llm.core.errors import BadRequest
-from start_llm.core.jsontext import parse_inner, parse_json
+from start_llm.core.jsontext import parse_inner, parse_object
 from start_llm.core.limits import (
     ADAPTER,
     BIAS,
@@ -91,9 +91,7 @@ class SamplingBody(BodyModel):
 
 def parse_body[B: BodyModel](model: type[B], raw: bytes) -> tuple[B, dict[str, Any]]:
     """The validated body and the plain dictionary it came from. Raises BadRequest."""
-    data = parse_json(raw)
-    if not isinstance(data, dict):
-        raise BadRequest(f"The body must be a JSON object, not {_kind(data)}.")
+    data = parse_object(raw)
     for name, kind, limit in _LENGTHS:
         if isinstance(data.get(name), kind):
             within(limit, len(data[name]), name)
@@ -290,7 +288,3 @@ def _json_object(text: Any) -> dict[str, Any] | None:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
-
-
-def _kind(value: Any) -> str:
-    return {list: "a list", str: "a string", type(None): "null"}.get(type(value), type(value).__name__)

@@ -1,4 +1,4 @@
-"""FALLBACK_MODEL as this side sees it: its entry in LiteLLM's configuration, what is said of it, and what was sent.
+"""The entry of FALLBACK_MODEL in LiteLLM's configuration, and what is said of it at the start.
 
 What goes there and when decides `fallback`, in LiteLLM's process.
 """
@@ -9,8 +9,6 @@ import difflib
 import importlib.util
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from start_llm.core.settings import Settings
 
 PREFIX = "fallback:"
 """In front of FALLBACK_MODEL in the entry's name: it must not be a name that also means a model of this machine."""
-RECORD = "fallbacks.json"
 RETRIES = 2
 COOLDOWN_SECONDS = 60.0
 ANSWER_SECONDS = 600.0
@@ -104,55 +101,3 @@ def _announced(settings: Settings, environment: Mapping[str, str]) -> str:
     if settings.fallback_api_key or settings.fallback_api_base or variable in environment:
         return told
     return f"{told}. {variable} is not set, and neither is FALLBACK_API_KEY: it may be refused there"
-
-
-@dataclass(frozen=True, slots=True)
-class Sent:
-    """What was sent to FALLBACK_MODEL.
-
-    Attributes:
-        counts: by the reason.
-        failed: of them, those that were not answered there either.
-        reason, ok, time: of the last one; time in unix seconds, 0.0 where there is none.
-    """
-
-    counts: Mapping[str, int] = field(default_factory=dict)
-    failed: int = 0
-    reason: str = ""
-    ok: bool = True
-    time: float = 0.0
-
-    @property
-    def total(self) -> int:
-        return sum(self.counts.values())
-
-    def after(self, earlier: Sent) -> Sent:
-        """With what an earlier proxy had sent."""
-        counts = {
-            name: self.counts.get(name, 0) + earlier.counts.get(name, 0) for name in {*self.counts, *earlier.counts}
-        }
-        last = self if self.time else earlier
-        return Sent(counts, self.failed + earlier.failed, last.reason, last.ok, last.time)
-
-    def figures(self) -> dict[str, float]:
-        """For ``/metrics`` and the page."""
-        by_reason = {f"fallbacks_{reason}": float(count) for reason, count in self.counts.items()}
-        return {"fallbacks": float(self.total), "fallbacks_failed": float(self.failed), **by_reason}
-
-    def told(self, model: str) -> str:
-        """The last one, for the log."""
-        at = datetime.fromtimestamp(self.time).strftime("%H:%M:%S")
-        end = "" if self.ok else "; it was not answered there either, and the client got this server's own error"
-        return f"a request was sent to FALLBACK_MODEL={model} at {at}, since: {self.reason} ({self.total} so far){end}"
-
-
-def read_sent(folder: Path | None) -> Sent:
-    """What the proxy of this `folder` has sent since its start."""
-    if folder is None:
-        return Sent()
-    try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        last = record["last"]
-        return Sent(record["counts"], record["failed"], last["reason"], last["ok"], last["time"])
-    except (OSError, ValueError, KeyError):
-        return Sent()

@@ -1,18 +1,16 @@
-"""FALLBACK_MODEL on this side of the proxy: settings, LiteLLM's entry, what is said and what is counted."""
+"""FALLBACK_MODEL on this side of the proxy: settings, LiteLLM's entry, what is said."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from start_llm.core.settings import Settings, SettingsError, load_settings
-from start_llm.proxy.child import FALLBACK_CONFIG
-from start_llm.proxy.config import fallback_config, proxy_config, write_config
-from start_llm.proxy.elsewhere import RECORD, Sent, providers, read_sent, usable
+from start_llm.proxy.config import additions, proxy_config
+from start_llm.proxy.fallback_entry import providers, usable
 from tests.proxy.stub import CARD
 
 MODEL = "anthropic/claude-sonnet-4-5"
@@ -50,9 +48,7 @@ def test_it_is_off_by_default() -> None:
         config = config_of(given)
         assert "fallback" not in json.dumps(config) and "extra_headers" not in json.dumps(config)
         assert config["router_settings"] == {"num_retries": 0, "disable_cooldowns": True}
-        path = write_config(config, {}, fallback_config(given))
-        assert not path.with_name(FALLBACK_CONFIG).exists()
-        shutil.rmtree(path.parent)
+        assert additions(given, "k", Path("/nowhere"))["fallback"] is None
 
 
 def test_the_entry_is_beside_the_models_of_this_server_and_none_of_them() -> None:
@@ -96,20 +92,3 @@ def test_without_the_proxy_there_is_no_fallback() -> None:
     lines, without = said(settings(fallback_model=MODEL, proxy="off"))
     assert lines == ["fallback  off: FALLBACK_MODEL works through the proxy only, and PROXY=off."]
     assert without.fallback_model is None
-
-
-def test_what_was_sent_is_read_and_goes_on_after_a_restart(tmp_path: Path) -> None:
-    assert read_sent(None) == read_sent(tmp_path) == Sent()
-    last = {"reason": "queue_full", "ok": False, "time": 1e9}
-    (tmp_path / RECORD).write_text(json.dumps({"counts": {"queue_full": 2}, "failed": 1, "last": last}))
-    sent = read_sent(tmp_path)
-    assert (sent.total, sent.failed, sent.reason, sent.ok) == (2, 1, "queue_full", False)
-    both = Sent({"queue_full": 1, "out_of_memory": 3}, 0, "out_of_memory", True, 2e9).after(sent)
-    assert both.counts == {"queue_full": 3, "out_of_memory": 3} and both.failed == 1 and both.reason == "out_of_memory"
-    assert Sent().after(both) == both
-    assert both.figures() == {
-        "fallbacks": 6.0, "fallbacks_failed": 1.0, "fallbacks_queue_full": 3.0, "fallbacks_out_of_memory": 3.0
-    }  # fmt: skip
-    assert "own error" in sent.told(MODEL) and "own error" not in both.told(MODEL)
-    (tmp_path / RECORD).write_text("{")
-    assert read_sent(tmp_path) == Sent()

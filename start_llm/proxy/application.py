@@ -1,0 +1,100 @@
+"""LiteLLM's application with this project's layers around it. Imported by the proxy's process only: LiteLLM takes
+seconds and hundreds of megabytes.
+
+A request passes `gate` (who may ask), `bodies` (what may be asked), `fallback` (only with FALLBACK_MODEL), then the
+routes of `passthrough` or LiteLLM's own.
+
+Used of LiteLLM beside its application: its lists of its own parameters, and its rules for models that it does not know.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import litellm
+from litellm.litellm_core_utils import fallback_generalizations
+from litellm.proxy import litellm_pre_call_utils, proxy_cli, proxy_server
+from litellm.proxy.auth import auth_utils
+from litellm.types.router import CredentialLiteLLMParams, GenericLiteLLMParams
+from litellm.types.utils import StandardCallbackDynamicParams, all_litellm_params
+
+from start_llm.proxy.bodies import LiteLLMNames, RequestBodies
+from start_llm.proxy.config import ADDITIONS, CONFIG, abilities, names_behind, wildcard_prefix
+from start_llm.proxy.fallback import Fallback, Hooks
+from start_llm.proxy.gate import ProxyGate
+from start_llm.proxy.passthrough import add_routes
+
+ALLOWED = frozenset({"metadata", "disable_fallbacks", "litellm_session_id", "litellm_trace_id"})
+"""A client's own data, names of its conversation, and the word that keeps a request here."""
+_CLIENT_OPTIONS = frozenset({"default_headers", "deployment_id", "extra_headers", "extra_query", "specific_deployment"})
+_FALLBACKS = frozenset({"fallbacks", "context_window_fallbacks", "content_policy_fallbacks", "litellm_params"})
+_CALLS = ("completion", "text_completion", "responses", "embedding", "rerank")
+
+
+def run(folder: Path, arguments: list[str]) -> None:
+    """Serves until the process ends. `folder` has the files of `config.write_config`."""
+    add_layers(
+        proxy_server.app,
+        json.loads((folder / CONFIG).read_text(encoding="utf-8")),
+        json.loads((folder / ADDITIONS).read_text(encoding="utf-8")),
+    )
+    proxy_cli.run_server.main(args=arguments, prog_name="litellm")
+
+
+def add_layers(app: Any, config: dict[str, Any], additions: dict[str, Any]) -> None:
+    """The layer that is added last is the outermost.
+
+    Args:
+        app: LiteLLM's application.
+        config: LiteLLM's configuration.
+        additions: the arguments of the layers, see `config.additions`.
+    """
+    _leave_alone(wildcard_prefix(config))
+    add_routes(app, config, proxy_server.user_api_key_auth)
+    if additions["fallback"]:
+        litellm.logging_callback_manager.add_litellm_callback(Hooks(additions["fallback"]["name"]))
+        app.add_middleware(Fallback, **additions["fallback"])
+    app.add_middleware(RequestBodies, litellm_names=litellm_names(), names=names_behind(config), **additions["bodies"])
+    app.add_middleware(ProxyGate, **additions["gate"])
+
+
+def _leave_alone(prefix: str) -> None:
+    """LiteLLM leaves `thinking` and the like out of messages to models that it knows nothing of, and goes by what
+    Anthropic's models can do where a name is like theirs. What a name behind `prefix` can do is the server's to judge.
+    """
+    able = abilities(context=0, reasoning=True, tools=True, vision=True)
+    info = {name: value for name, value in able.items() if not name.startswith("max_")}
+    rule = {"name": "start_llm", "pattern": f"^[a-z_]+/{re.escape(prefix)}", "model_info": info}
+    rules = fallback_generalizations.get_fallback_generalization_rules()
+    fallback_generalizations.set_fallback_generalizations([*rules, rule])  # the last one that fits has the last word
+
+
+def litellm_names() -> LiteLLMNames:
+    """The names that LiteLLM declares for itself, of every kind."""
+    calls = {name for call in _CALLS for name in inspect.signature(getattr(litellm, call)).parameters}
+    banned = frozenset(auth_utils._BANNED_REQUEST_BODY_PARAMS)
+    parameters = banned.union(
+        all_litellm_params,
+        GenericLiteLLMParams.model_fields,
+        litellm_pre_call_utils._UNTRUSTED_ROOT_CONTROL_FIELDS,
+        _CLIENT_OPTIONS,
+        _FALLBACKS,
+    )
+    nested = banned.union(
+        CredentialLiteLLMParams.model_fields,
+        StandardCallbackDynamicParams.__annotations__,
+        litellm_pre_call_utils._UNTRUSTED_METADATA_CONTROL_FIELDS,
+        _FALLBACKS,
+    )
+    return LiteLLMNames(parameters, nested, _arguments(litellm.Router) - calls - ALLOWED, ALLOWED)
+
+
+def _arguments(owner: type) -> frozenset[str]:
+    """The names of the parameters of all functions of a class."""
+    functions: list[Callable[..., Any]] = [function for _, function in inspect.getmembers(owner, inspect.isfunction)]
+    return frozenset(name for function in functions for name in inspect.signature(function).parameters)

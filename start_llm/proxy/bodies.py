@@ -1,0 +1,109 @@
+"""What stands in a body before LiteLLM sees it: JSON of an object, and none of LiteLLM's own parameters.
+
+LiteLLM takes parameters of its own from the same object as the vendor's: where to send the request and with which key,
+which file of certificates to open, whom to tell about it. They are for programs that trust their caller. A client of
+this proxy gets 400 for them. It does not know which names those are: `application` reads them from LiteLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from start_llm.core.errors import BadRequest, StartLLMError
+from start_llm.core.jsontext import LARGE, parse_object
+from start_llm.proxy.asgi import JSON, App, Receive, Scope, Send, read_body, replay, send_error, with_body
+from start_llm.proxy.own_fields import EXTRA, fold
+
+_CONVERSATION = re.compile(r"(chat/)?completions|messages(/count_tokens)?|responses(/input_tokens)?")
+_NESTED = ("metadata", EXTRA)
+_PREFIXES = ("litellm_", "_litellm", "langfuse_", "langsmith_", "user_api_key", "mock_", "aws_", "vertex_", "azure_")
+
+
+@dataclass(frozen=True)
+class LiteLLMNames:
+    """Names that mean something to LiteLLM itself.
+
+    Attributes:
+        parameters: its own parameters, which no client may set.
+        nested: those that it also takes from inside `metadata`.
+        arguments: of its functions that get a body's fields as keywords. A field of that name would be given twice.
+        allowed: of all these, what a client may send.
+    """
+
+    parameters: frozenset[str]
+    nested: frozenset[str]
+    arguments: frozenset[str]
+    allowed: frozenset[str]
+
+    def check(self, body: Mapping[str, Any]) -> None:
+        """Raises BadRequest that names the first parameter of LiteLLM's."""
+        for name, value in body.items():
+            if self._is_parameter(name, self.parameters):
+                raise _refused(name)
+            if name in _NESTED and isinstance(value, dict):
+                known = self.parameters if name == EXTRA else self.nested
+                for inner in value:
+                    if self._is_parameter(inner, known):
+                        raise _refused(f"{name}.{inner}")
+
+    def _is_parameter(self, name: str, known: frozenset[str]) -> bool:
+        return name not in self.allowed and (name in known or name.startswith(_PREFIXES))
+
+    def without_arguments(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The server ignores fields that it does not know, so these can go."""
+        if self.arguments.isdisjoint(body):
+            return body
+        return {name: value for name, value in body.items() if name not in self.arguments}
+
+
+def _refused(path: str) -> BadRequest:
+    message = f"{path}: this is a parameter of the proxy's own, which requests cannot set."
+    return BadRequest(message, param=path, code="proxy_parameter")
+
+
+class RequestBodies:
+    """ASGI middleware within the gate. What it passes on has its whole body in one message.
+
+    Args:
+        names: the server's names of models, by those that it does not know (PROXY_MODEL_ID).
+        most_bytes: of a body.
+    """
+
+    def __init__(self, app: App, *, litellm_names: LiteLLMNames, names: Mapping[str, str], most_bytes: int) -> None:
+        self._app = app
+        self._litellm_names, self._names, self._most_bytes = litellm_names, names, most_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            await self._app(scope, receive, send)
+            return
+        dialect = scope["path"].removeprefix("/v1").strip("/")
+        is_json = not dialect.endswith("audio/transcriptions")
+        try:
+            raw = await read_body(receive, self._most_bytes)
+            if raw is None:
+                return
+            if is_json and len(raw) > LARGE:
+                raw = await asyncio.to_thread(self._checked, dialect, raw)
+            elif is_json:
+                raw = self._checked(dialect, raw)
+        except StartLLMError as error:
+            await send_error(send, scope["path"], error)
+            return
+        # Without `-H` curl says that it sends a form, and LiteLLM believes it.
+        await self._app(with_body(scope, raw, JSON if is_json else None), replay(raw, receive), send)
+
+    def _checked(self, dialect: str, raw: bytes) -> bytes:
+        """`raw` as LiteLLM gets it. Raises BadRequest, TooLarge."""
+        body = parse_object(raw)
+        self._litellm_names.check(body)
+        changed = self._litellm_names.without_arguments(body)
+        if _CONVERSATION.fullmatch(dialect):
+            changed = fold(dialect, changed, self._names)
+        halves = b"\\ud" in raw or b"\\uD" in raw  # the parser has replaced them, LiteLLM refuses them
+        return raw if changed is body and not halves else json.dumps(changed).encode()

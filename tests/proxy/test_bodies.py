@@ -1,0 +1,140 @@
+"""Bodies in front of LiteLLM: whole, JSON of an object, and without LiteLLM's own parameters."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from start_llm.proxy.bodies import LiteLLMNames, RequestBodies
+from tests.proxy.test_gate import Behind
+
+CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
+KNOWN = LiteLLMNames(
+    parameters=frozenset({"api_base", "fallbacks", "tags", "metadata"}),
+    nested=frozenset({"api_base"}),
+    arguments=frozenset({"original_function"}),
+    allowed=frozenset({"metadata", "litellm_session_id"}),
+)
+FORM = (b"content-type", b"application/x-www-form-urlencoded")
+
+
+def through(path: str, *pieces: bytes, gone: bool = False) -> tuple[int, bytes, dict[bytes, bytes]]:
+    """(status, body, headers): those that come through with status 200, or those of the refusal; 0: nothing comes."""
+    behind = Behind()
+    messages: list[dict[str, Any]] = [
+        {"type": "http.request", "body": piece, "more_body": gone or piece is not pieces[-1]} for piece in pieces
+    ]
+    messages.append({"type": "http.disconnect"})
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return messages.pop(0)
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"content-length", str(sum(map(len, pieces))).encode()), (b"x-more", b"1"), FORM]
+    scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
+    layer = RequestBodies(behind, litellm_names=KNOWN, names={"mine": "default"}, most_bytes=1 << 20)
+    asyncio.run(layer(scope, receive, send))
+    if behind.bodies:
+        return 200, behind.bodies[0], dict(behind.scopes[0]["headers"])
+    return (sent[0]["status"], sent[1]["body"], dict(sent[0]["headers"])) if sent else (0, b"", {})
+
+
+def refused(path: str, raw: bytes) -> tuple[int, dict[str, Any]]:
+    status, body, headers = through(path, raw)
+    assert status != 200 and headers[b"content-type"] == b"application/json", body
+    answer = json.loads(body)
+    assert (answer.get("type") == "error") is ("messages" in path), "in the words of the dialect"
+    return status, answer["error"]
+
+
+@pytest.mark.parametrize("path", [CHAT, "/chat/completions", MESSAGES, "/messages", "/v1/responses", "/v1/embeddings"])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b'"x"',
+        b"5",
+        b"{",
+        b"a=b",
+        b'{"temperature": NaN}',
+        b"\xff{}",
+        b'{"temperature": 1e999}',
+        b'{"a":' + b"[" * 200_000,
+        b'{"n": ' + b"9" * 5_000 + b"}",
+    ],
+)
+def test_what_is_no_object_is_400(path: str, raw: bytes) -> None:  # fmt: skip
+    status, error = refused(path, raw)
+    assert status == 400 and error["type"] == "invalid_request_error" and "body" in error["message"]
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, "/v1/responses"])
+@pytest.mark.parametrize(
+    ("place", "more"),
+    [
+        ("api_base", {"api_base": None}),
+        ("fallbacks", {"fallbacks": ["x"]}),
+        ("langfuse_anything", {"langfuse_anything": 1}),
+        ("mock_testing_fallbacks", {"mock_testing_fallbacks": True}),
+        ("litellm_metadata", {"litellm_metadata": {}}),
+        ("metadata.api_base", {"metadata": {"a": 1, "api_base": "http://x"}}),
+        ("metadata.aws_profile_name", {"metadata": {"aws_profile_name": "p"}}),
+        ("extra_body.tags", {"extra_body": {"tags": 1}}),
+    ],
+)
+def test_a_parameter_of_litellms_is_400_that_names_it(path: str, place: str, more: dict[str, Any]) -> None:
+    status, error = refused(path, json.dumps({"model": "m", **more}).encode())
+    assert status == 400 and place in error["message"]
+    assert path == MESSAGES or error["param"] == place
+
+
+def test_what_a_client_calls_its_own_data_is_its_own() -> None:
+    body = {"model": "m", "metadata": {"tags": "a", "user_id": "u"}, "litellm_session_id": "s", "unknown": 1}
+    raw = json.dumps(body).encode()
+    assert through(CHAT, raw)[:2] == (200, raw)
+
+
+def test_a_field_that_litellm_would_take_for_an_argument_does_not_reach_it() -> None:
+    raw = json.dumps({"model": "m", "original_function": "os.system"}).encode()
+    assert json.loads(through(CHAT, raw)[1]) == {"model": "m"}
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"model": "tiny",  "input": "an \\"adapter\\" in a text"}', b'{"adapter":  null}', b"{}"]
+)
+def test_everything_else_is_passed_on_to_the_byte(raw: bytes) -> None:
+    assert through(MESSAGES, raw)[:2] == (200, raw)
+
+
+def test_it_is_json_whatever_the_client_says_and_a_recording_is_what_it_is() -> None:
+    status, _, headers = through(CHAT, b"{}")
+    assert status == 200 and headers[b"content-type"] == b"application/json" and headers[b"x-more"] == b"1"
+    status, body, headers = through("/v1/audio/transcriptions", b"\x00[")
+    assert (status, body, headers[b"content-type"]) == (200, b"\x00[", FORM[1])
+
+
+def test_a_body_in_pieces_and_one_that_ends_early() -> None:
+    whole = json.dumps({"model": "mine", "adapter": "a"}).encode()
+    status, body, headers = through(MESSAGES, whole[:5], whole[5:20], whole[20:])
+    assert (status, json.loads(body)) == (200, {"model": "default+a"})
+    assert headers[b"content-length"] == str(len(body)).encode()
+    assert through(MESSAGES, whole[:5], gone=True)[0] == 0
+
+
+def test_half_an_emoji_is_what_the_server_makes_of_it() -> None:
+    status, body, _ = through(CHAT, b'{"user": "a\\ud83d"}')
+    assert status == 200 and json.loads(body) == {"user": "a\ufffd"}
+
+
+def test_a_body_may_not_be_too_long() -> None:
+    long = json.dumps({"a": "x" * (1 << 20)}).encode()
+    assert refused(CHAT, long)[0] == 413
+    assert refused("/v1/messages", long)[1]["type"] == "request_too_large"
