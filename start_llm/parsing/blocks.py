@@ -44,7 +44,7 @@ class Blocks:
         return True
 
     def begun(self) -> None:
-        """A call's first event is next, or a repeated call was dropped: nothing is given back any more."""
+        """A call's first event is next, or one was dropped: nothing is given back any more."""
         if self._mark is not None:
             self._source.unmark(self._mark)
         self._mark = None

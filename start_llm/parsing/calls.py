@@ -1,4 +1,8 @@
-"""From a format's findings to tool-call events: ids, duplicates, unknown names."""
+"""From a format's findings to tool-call events: ids, unknown names, calls planned and then made.
+
+Two equal calls are two calls. One exception: a call inside reasoning was only planned there if the same one comes again
+behind it, without an id. It is passed on once.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +20,9 @@ class NotACall(Exception):
 
 
 class CallBuilder:
-    """One call being written. Its events are held back while it may still turn out to be nothing.
+    """One call being written.
 
-    A call of an unknown tool is held until it is complete. A call that repeats an
-    earlier one is held while its arguments are the same, and dropped if they are the
-    same to the end.
+    It is held until it is complete if it may still turn out to be text (its tool is unknown), or one that was planned.
     """
 
     def __init__(self, log: CallLog, name: str, ident: str | None) -> None:
@@ -29,11 +31,9 @@ class CallBuilder:
         self._log = log
         self._ident = ident
         self._arguments: list[str] = []
-        self._length = 0
-        self._unknown = not log.knows(name)
-        self._twins = [call.arguments for call in log.finished if call.name == name]
         self._index = -1
-        if not self._unknown and not self._twins:
+        self._is_plan = log.in_reasoning
+        if log.knows(name) and (ident or name not in {planned for planned, _ in log.plans}):
             self._start()
 
     def write(self, fragment: str) -> None:
@@ -41,13 +41,8 @@ class CallBuilder:
         if not fragment:
             return
         self._arguments.append(fragment)
-        start, self._length = self._length, self._length + len(fragment)
         if self._index >= 0:
             self._log.emit(ToolCallDelta(self._index, fragment, self._log.choice))
-            return
-        self._twins = [twin for twin in self._twins if twin.startswith(fragment, start)]
-        if not self._twins and not self._unknown:
-            self._start()
 
     def finish(self, complete: bool) -> None:
         """The arguments are valid JSON now. `complete`: the markup ended as it should.
@@ -55,14 +50,16 @@ class CallBuilder:
         Raises NotACall for an unknown tool's call that is not complete.
         """
         arguments = "".join(self._arguments)
-        if self._unknown and not complete:
+        if not self._log.knows(self.name) and not complete:
             raise NotACall
         self._log.open = None
-        if self._index < 0 and arguments in self._twins:
-            self._log.dropped()
+        if self._index < 0 and (self.name, arguments) in self._log.plans:
+            self._log.made(self.name, arguments)
             return
         if self._index < 0:
             self._start()
+        if self._is_plan:
+            self._log.plans.append((self.name, arguments))
         self._log.finish(self._index, ToolCall(self._ident or "", self.name, arguments))
 
     def cut(self) -> None:
@@ -85,12 +82,14 @@ class CallLog:
 
     Args:
         emit: takes the events.
-        begun: called before a call's first event, and when a repeated call was dropped.
+        begun: called before a call's first event, and when one was dropped.
 
     Attributes:
         finished: the calls so far.
-        repeated: calls that were dropped because they say what an earlier one said.
         known_only: only calls of known tools count.
+        in_reasoning: calls that begin now stand inside reasoning.
+        plans: (name, arguments) of those that did, until they were made.
+        dropped: how many were left out, since they had been planned.
         open: the call that is being read.
     """
 
@@ -106,8 +105,10 @@ class CallLog:
         self.emit = emit
         self.choice = choice
         self.finished: list[ToolCall] = []
-        self.repeated = 0
         self.known_only = False
+        self.in_reasoning = False
+        self.plans: list[tuple[str, str]] = []
+        self.dropped = 0
         self.open: CallBuilder | None = None
         self._begun = begun
         self._new_id = new_id
@@ -150,6 +151,8 @@ class CallLog:
         self.finished.append(call)
         self.emit(ToolCallFinished(index, call.id, call.name, call.arguments, self.choice))
 
-    def dropped(self) -> None:
-        self.repeated += 1
+    def made(self, name: str, arguments: str) -> None:
+        """A call that was planned, and so passed on already."""
+        self.plans.remove((name, arguments))
+        self.dropped += 1
         self._begun()

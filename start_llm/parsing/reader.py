@@ -238,7 +238,7 @@ class AnswerReader:
             self._give_back(opener.text)
             return
         source.pos -= length
-        known_only = opener.known_only or self.reasoning
+        known_only, self.calls.in_reasoning = opener.known_only or self.reasoning, self.reasoning
         if (yield from self.blocks.read(opener.parse, skip=0 if opener.keep else length, known_only=known_only)):
             return
         source.pos += length
@@ -258,6 +258,7 @@ class AnswerReader:
         if head.other:
             self.over = True
         elif head.recipient and self._markup.openers:
+            self.calls.in_reasoning = False
             yield from self.blocks.read(harmony.call_to(head.recipient))
         elif head.channel == "analysis":
             self.reasoning = True

@@ -116,8 +116,8 @@ class OutputParser:
 
     @property
     def faithful(self) -> bool:
-        """What the model wrote is what the client was told: no text and no repeated call was left out."""
-        return not (self._reader.hidden or self._reader.calls.repeated)
+        """What the model wrote is what the client was told: no text and no call was left out."""
+        return not (self._reader.hidden or self._reader.calls.dropped)
 
     @property
     def in_reasoning(self) -> bool:

@@ -118,16 +118,23 @@ def test_without_parallel_calls_one_call_is_an_answer_like_any_other() -> None:
 
 
 def test_a_second_call_that_shows_only_at_the_end_of_the_text_is_cut_as_well() -> None:
-    """It might have been the first one again until the text ended: its tokens must not stand in the next prompt."""
+    """The client is not told of it: its tokens must not stand in the next prompt."""
     first = '<tool_call>{"name": "get", "arguments": {"n": 1}}</tool_call>'
     events, _, choice = stream_of(first + "\n" + first[: first.index("1}") + 1] + "2", parallel=False)
     assert calls(events) == ["get"] and [call.arguments for call in choice.message().tool_calls] == ['{"n": 1}']
     assert choice.tokens == ()
 
 
-@pytest.mark.parametrize("behind", ["\nIt says hello.", "\n" + CALL % "get"])
-def test_tokens_of_what_the_client_was_not_told_are_not_kept(behind: str) -> None:
-    events, engine, choice = stream_of("Now." + CALL % "get" + behind, parallel=True)
+def test_two_equal_calls_are_two_calls_unless_only_one_is_allowed() -> None:
+    twice = CALL % "get" + "\n" + CALL % "get"
+    events, _, choice = stream_of(twice, parallel=True)
+    assert calls(events) == ["get", "get"] and choice.tokens
+    events, _, choice = stream_of(twice, parallel=False)
+    assert calls(events) == ["get"] and not choice.tokens
+
+
+def test_tokens_of_what_the_client_was_not_told_are_not_kept() -> None:
+    events, engine, choice = stream_of("Now." + CALL % "get" + "\nIt says hello.", parallel=True)
     assert calls(events) == ["get"] and choice.tokens == () and engine.cancelled == []
     assert "".join(event.text for event in events if isinstance(event, TextDelta)) == "Now."
     assert [event.finish_reason for event in events if isinstance(event, ChoiceDone)] == ["tool_calls"]

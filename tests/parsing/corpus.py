@@ -63,7 +63,7 @@ TAGS = (
         calls=(*_bash("ls"), ("now", {})),
     ),
     Case("a list in the tags", f"<tool_call>[{LS}]</tool_call>", calls=_bash("ls")),
-    Case("the same call twice", f"<tool_call>{LS}</tool_call>\n<tool_call>{LS}</tool_call>", calls=_bash("ls")),
+    Case("the same call twice", f"<tool_call>{LS}</tool_call>\n<tool_call>{LS}</tool_call>", calls=_bash("ls") * 2),
     Case(
         "the same tool twice, other arguments",
         f"<tool_call>{LS}</tool_call>" + f"<tool_call>{LS}</tool_call>".replace("ls", "ls -a"),

@@ -173,7 +173,8 @@ def test_what_is_left_out_is_known() -> None:
         ("Look.\n" + CALL + "\n", True),
         ("<think>hm</think>Look.<|im_end|>", True),
         (CALL + "\nIt is noon.", False),
-        (CALL + "\n" + CALL, False),
+        (CALL + "\n" + CALL, True),
+        ("<think>\n" + CALL + "\n</think>\n" + CALL, False),
         (CALL + "\n" + CALL.replace("now", "bash"), True),
     ):
         parser = OutputParser(style(), tools=TOOLS)
