@@ -1,4 +1,4 @@
-"""Prometheus metrics of requests. Other rooms may register collectors of their own in `registry`."""
+"""Prometheus metrics of requests, and the figures of other rooms under names that Prometheus' conventions ask for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from start_llm.core.events import Event
@@ -15,6 +15,65 @@ from start_llm.core.service import Service
 from start_llm.dashboard.observer import Outcome
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
+
+GAUGES = {
+    "http_waiting": "Connections that no worker has.",
+    "kv_segments": "Segments with KV in memory.",
+    "kv_leaves": "Conversation ends among them.",
+    "kv_bytes": "KV in memory, checkpoints included.",
+    "kv_budget_bytes": "KV that may be in memory.",
+    "kv_checkpoints": "Restore points of layers that cannot be cut.",
+    "kv_checkpoint_bytes": "KV of these restore points.",
+    "kv_sessions": "Conversations that the KV store knows.",
+    "kv_disk_files": "KV files on disk.",
+    "kv_disk_bytes": "KV on disk.",
+    "kv_disk_budget_bytes": "KV that may be on disk.",
+    "kv_disk_waiting_bytes": "KV that waits to be written.",
+    "kv_disk_waiting_segments": "Segments that wait to be written.",
+    "kv_disk_waiting_large": "Large segments that wait to be written when nobody asks.",
+    "kv_disk_paused": "1 while the disk cannot be used.",
+    "prompt_records": "Answers that are remembered.",
+    "models_loaded": "Models in memory.",
+    "models_weight_bytes": "Weights in memory; what models share counts once.",
+    "proxy_up": "1 while the LiteLLM process lives.",
+}
+COUNTERS = {
+    "http_dropped": "Connections that were closed to make room for others.",
+    "http_accept_pauses": "Times that no connection could be accepted.",
+    "http_front_errors": "Connections that ended by an unexpected error.",
+    "tokens_prefilled": "Prompt tokens computed.",
+    "tokens_prefilled_idle": "Prompt tokens computed in idle gaps.",
+    "tokens_decoded": "Tokens generated.",
+    "tokens_drafted": "Tokens proposed by drafts.",
+    "tokens_accepted": "Proposed tokens that were right.",
+    "decode_forwards": "Passes of the model that generated tokens.",
+    "hybrid_trim_miss": "Lookups that found no restore point at the end of what is stored.",
+    "failed_steps": "Steps of the model that failed.",
+    "requests_paused": "Requests that gave their memory to others for a while.",
+    "kv_evicted": "Segments evicted from memory.",
+    "kv_errors": "Errors of the KV store; such requests compute everything.",
+    "kv_disk_evicted_files": "KV files deleted to make room.",
+    "kv_disk_written_files": "KV files written.",
+    "kv_disk_written_bytes": "KV written to disk.",
+    "kv_disk_read_files": "KV files read.",
+    "kv_disk_read_bytes": "KV read from disk.",
+    "kv_disk_damaged": "KV files that were damaged.",
+    "kv_disk_failed_writes": "KV files that could not be written.",
+    "kv_disk_pauses": "Times that the disk could not be used.",
+    "vlm_retreat": "Lookups that ended inside an image; 0 is expected.",
+    "prompt_healed_turns": "Answers that came back without their reasoning.",
+    "prompt_notes": "Requests that an update note was added to.",
+    "prompt_shown_as_sent": "Requests with a history that go on from no answer of this server.",
+    "prompt_guesses_right": "Idle prefills that were used.",
+    "prompt_guesses_wrong": "Idle prefills that were not.",
+    "embedded_texts": "Texts embedded.",
+    "embedded_tokens": "Tokens of these texts.",
+    "transcribed_seconds": "Seconds of recordings transcribed.",
+    "spoken_seconds": "Seconds of speech made.",
+    "proxy_restarts": "Times that the LiteLLM process was started again.",
+    "fallbacks": "Requests sent to FALLBACK_MODEL.",
+    "fallbacks_failed": "Requests that were not answered there either.",
+}
 
 
 class Metrics:
@@ -54,7 +113,7 @@ class Metrics:
         self.queued.set_function(lambda: service.health().queued)
 
     def watch_figures(self, figures: Callable[[], Mapping[str, float]]) -> None:
-        """Shows ``figures()`` as gauges ``start_llm_NAME`` at every scrape."""
+        """Shows ``figures()`` at every scrape: ``start_llm_NAME`` of `GAUGES`, ``start_llm_NAME_total`` of all others."""
         self._sources.append(figures)
         self.registry.register(_Figures(figures))
 
@@ -94,4 +153,9 @@ class _Figures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for name, value in self._figures().items():
-            yield GaugeMetricFamily(f"start_llm_{name}", name.replace("_", " "), value)
+            shown = f"start_llm_{name}"
+            if name in GAUGES:
+                yield GaugeMetricFamily(shown, GAUGES[name], value)
+            else:
+                yield CounterMetricFamily(shown, COUNTERS.get(name, f"{name.replace('_', ' ')}."), value)
+                yield GaugeMetricFamily(shown, f"Deprecated: {shown}_total.", value)

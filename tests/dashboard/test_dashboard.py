@@ -11,13 +11,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 from start_llm.core.events import FirstToken, Progress, Started, TextDelta, Usage
 from start_llm.core.report import CacheReport, Miss
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
-from start_llm.dashboard.metrics import Metrics
+from start_llm.dashboard.metrics import COUNTERS, GAUGES, Metrics
 from start_llm.dashboard.observer import Outcome
 from start_llm.dashboard.request_log import RequestLog, session_name
 from start_llm.dashboard.terminal import (
@@ -63,6 +64,20 @@ def test_metrics_count_requests_and_tokens() -> None:
         "start_llm_first_token_seconds_count 1.0",
     ):
         assert line in text.splitlines()
+
+
+def test_figures_of_other_rooms_follow_prometheus_conventions() -> None:
+    metrics = Metrics()
+    metrics.watch_figures(lambda: {"kv_bytes": 7.0, "kv_errors": 2.0, "fallbacks_queue_full": 1.0})
+    families = {family.name: family for family in text_string_to_metric_families(metrics.text().decode())}
+    kinds = {name: family.type for name, family in families.items()}
+    assert kinds["start_llm_kv_bytes"] == "gauge" and families["start_llm_kv_bytes"].samples[0].value == 7.0
+    text = metrics.text().decode()
+    assert "# TYPE start_llm_kv_errors_total counter" in text and "start_llm_kv_errors_total 2.0" in text
+    assert "# HELP start_llm_kv_errors Deprecated: start_llm_kv_errors_total." in text  # for one version
+    assert "start_llm_fallbacks_queue_full_total 1.0" in text
+    assert all(family.documentation for family in families.values())
+    assert not GAUGES.keys() & COUNTERS.keys()
 
 
 def test_log_lines_by_session_and_day(tmp_path: Path) -> None:

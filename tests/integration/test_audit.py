@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 
 from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
+from start_llm.dashboard.metrics import COUNTERS, GAUGES
 from tests.integration.live import WAIT, live
 
 KEY = "sk-" + "a1B2" * 8
@@ -16,12 +17,14 @@ KEY = "sk-" + "a1B2" * 8
 
 def test_a_request_leaves_a_row_a_dump_and_counters(oracle_path: Callable[..., Path], tmp_path: Path) -> None:
     told = [{"role": "user", "content": f"Say hello to {KEY}."}]
-    with live(oracle_path("plain"), tmp_path, dump_requests=True) as server:
+    with live(oracle_path("plain"), tmp_path, dump_requests=True, kv_disk_dir="auto") as server:
         answer = server.chat(told, max_tokens=8)
         body = {"model": "default", "prompt": ["one two", "three"], "max_tokens": 2}
         headers = {"User-Agent": "my-agent/1.0"}
         assert httpx.post(f"{server.url}/v1/completions", json=body, headers=headers, timeout=WAIT).status_code == 200
         assert httpx.post(f"{server.url}/v1/completions", json=body | {"model": "x"}, timeout=WAIT).status_code == 404
+        unknown = server.app._server.metrics.figures().keys() - GAUGES.keys() - COUNTERS.keys()
+    assert not unknown, "each figure is a gauge or a counter, with a help text"
     first, second, third = entries(tmp_path / AUDIT_FILE, Wanted(), 10)
     report = answer["report"]
     assert (first.id, first.outcome, first.model) == (answer["body"]["id"], "answered", "plain")
