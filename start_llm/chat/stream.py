@@ -40,6 +40,7 @@ from start_llm.core.request import ChatRequest
 from start_llm.core.work import Constraint, Engine, Submit, ThinkingLimit
 from start_llm.parsing.choice import ChoiceParser, Ending
 from start_llm.parsing.detokenise import Detokenizer
+from start_llm.parsing.raw import RawChoiceParser, RawParser
 from start_llm.parsing.stream import OutputParser
 from start_llm.prompt.pipeline import Pipeline, Prepared
 
@@ -76,6 +77,10 @@ class Generation:
         self.choices = [self._choice(i) for i in range(request.n)]
 
     def _choice(self, index: int) -> ChoiceParser:
+        work_id = f"{self.request.id}#{index}"
+        if self.request.prompt is not None:
+            raw = Detokenizer(self.served.detokenizer(), raw=True)
+            return RawChoiceParser(index, RawParser(self.request.stop, index), raw, work_id)
         parser = OutputParser(
             self.served.style,
             tools=self.request.tools,
@@ -85,7 +90,7 @@ class Generation:
             whole=not self.request.stream,
             choice=index,
         )
-        detokenizer, work_id = Detokenizer(self.served.detokenizer()), f"{self.request.id}#{index}"
+        detokenizer = Detokenizer(self.served.detokenizer())
         return ChoiceParser(index, parser, detokenizer, work_id, single_call=not self.request.parallel_tool_calls)
 
     def submit(self, engine: Engine, constraint: Constraint | None) -> None:

@@ -19,11 +19,15 @@ FinishReason = Literal["stop", "length", "tool_calls", "cancelled"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token with its natural-log probability and its likeliest alternatives (id, logprob)."""
+    """A token with its natural-log probability and its likeliest alternatives (id, logprob).
+
+    `text`: what the token added to a raw answer, ``""`` where its character was not complete; ``None`` in a chat.
+    """
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    text: str | None = None
 
 
 # --- engine -> chat ---------------------------------------------------------

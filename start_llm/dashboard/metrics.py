@@ -113,7 +113,7 @@ class Metrics:
         self.queued.set_function(lambda: service.health().queued)
 
     def watch_figures(self, figures: Callable[[], Mapping[str, float]]) -> None:
-        """Shows ``figures()`` at every scrape: ``start_llm_NAME`` of `GAUGES`, ``start_llm_NAME_total`` of all others."""
+        """Shows ``figures()`` at every scrape: those of `GAUGES` as gauges, all others as counters."""
         self._sources.append(figures)
         self.registry.register(_Figures(figures))
 

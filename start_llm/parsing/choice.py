@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
-from typing import Literal
+from typing import Literal, Protocol
 
 from start_llm.core.events import (
     ChoiceDone,
@@ -17,7 +17,7 @@ from start_llm.core.events import (
 )
 from start_llm.core.messages import Message
 from start_llm.parsing.detokenise import Detokenizer
-from start_llm.parsing.stream import OutputParser
+from start_llm.parsing.stream import Parsed
 
 
 class Ending(Enum):
@@ -62,6 +62,28 @@ _TOLD: dict[Ending, FinishReason] = {
 }
 
 
+class AnswerParser(Protocol):
+    """`OutputParser`, or `raw.RawParser`."""
+
+    @property
+    def stopped(self) -> str | None: ...
+
+    @property
+    def ended(self) -> bool: ...
+
+    @property
+    def faithful(self) -> bool: ...
+
+    @property
+    def in_reasoning(self) -> bool: ...
+
+    def feed(self, text: str) -> list[Event]: ...
+
+    def finish(self, *, cut: bool = False) -> list[Event]: ...
+
+    def parsed(self) -> Parsed: ...
+
+
 @dataclass(slots=True)
 class ChoiceParser:
     """Used by the thread of its request.
@@ -77,7 +99,7 @@ class ChoiceParser:
     """
 
     index: int
-    parser: OutputParser
+    parser: AnswerParser
     detokenizer: Detokenizer
     work_id: str
     single_call: bool = False
@@ -100,9 +122,9 @@ class ChoiceParser:
         if self.ending is not None:
             return []  # the model thread may be some tokens ahead, by a block of them if it drafts
         self.completion += 1
-        if logprob is not None:
-            self._pending.append(logprob)
-        events = self._take(self.detokenizer.feed(token))
+        text = self.detokenizer.feed(token)
+        self._completed(text, logprob)
+        events = self._take(text)
         if self.parser.in_reasoning or (events and all(isinstance(event, ReasoningDelta) for event in events)):
             self.reasoning += 1
         return events
@@ -115,7 +137,9 @@ class ChoiceParser:
         events: list[Event] = []
         if self.ending is None:
             self.tokens = tokens
-            events += self._take(self.detokenizer.finish())
+            text = self.detokenizer.finish()
+            self._rest(text)
+            events += self._take(text)
         events += self._passed(self.parser.finish(cut=reason in {"length", "deadline"}))
         # Some endings show only at the end of the text. And what the client was not told must not stand in the next
         # prompt.
@@ -144,6 +168,14 @@ class ChoiceParser:
             self.ending = Ending.OTHERS_TURN if self.parser.stopped is None else Ending.STOP_STRING
         self.seen = self.seen or any(isinstance(event, TextDelta | ToolCallStarted) for event in events)
         return self._with_logprobs(events)
+
+    def _completed(self, text: str, logprob: TokenLogprob | None) -> None:
+        """The last token completed this text."""
+        if logprob is not None:
+            self._pending.append(logprob)
+
+    def _rest(self, text: str) -> None:
+        """Behind the last token there was this text."""
 
     def _with_logprobs(self, events: list[Event]) -> list[Event]:
         """Hands the logprobs of the tokens so far to the visible text among the events."""

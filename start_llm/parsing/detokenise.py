@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 _BROKEN = "\ufffd"
+_BEFORE = "\n"
 
 
 class StreamingDetokenizer(Protocol):
@@ -23,10 +24,13 @@ class Detokenizer:
 
     Args:
         streaming: a fresh streaming detokenizer.
+        raw: a space at the beginning stays: the text goes on from a prompt. mlx-lm drops it from an empty text.
     """
 
-    def __init__(self, streaming: StreamingDetokenizer) -> None:
+    def __init__(self, streaming: StreamingDetokenizer, *, raw: bool = False) -> None:
         self._streaming = streaming
+        if raw and "text" in vars(streaming):
+            vars(streaming).update(text=_BEFORE, offset=len(_BEFORE))
 
     def feed(self, token: int) -> str:
         """The text that this token completes, maybe ``""``."""

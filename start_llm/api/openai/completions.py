@@ -30,7 +30,7 @@ from start_llm.api.http.routes import Request
 from start_llm.api.openai.chat import StreamOptions
 from start_llm.api.openai.stream import finish_word, usage_body
 from start_llm.core.errors import NotSupported, StartLLMError
-from start_llm.core.events import ChoiceDone, Done, Event, Progress, ReasoningDelta, TextDelta, TokenLogprob
+from start_llm.core.events import ChoiceDone, Done, Event, Progress, TextDelta, TokenLogprob
 from start_llm.core.limits import CHOICES, PROMPTS
 from start_llm.core.protocol import openai_error
 from start_llm.core.request import ChatRequest
@@ -82,7 +82,7 @@ class CompletionExchange:
     def body(self, result: Collected) -> dict[str, Any]:
         choices = []
         for index, choice in enumerate(result.choices):
-            text, echo = choice.reasoning + choice.text, self.echo_of(index)
+            text, echo = choice.text, self.echo_of(index)
             logprobs = None
             if self.request.logprobs is not None:
                 logprobs = legacy_logprobs(choice.logprobs, self.token_text, len(echo))
@@ -143,7 +143,7 @@ def _text(prompt: Prompt, token_text: TokenText) -> str:
 
 def legacy_logprobs(items: Sequence[TokenLogprob], token_text: TokenText, offset: int = 0) -> dict[str, Any]:
     """The four parallel lists of this API; `offset` is where the first token's text begins, in characters."""
-    tokens = [token_text(item.token) for item in items]
+    tokens = [token_text(item.token) if item.text is None else item.text for item in items]
     offsets = []
     for text in tokens:
         offsets.append(offset)
@@ -166,7 +166,7 @@ def _choice(index: int, text: str, logprobs: dict[str, Any] | None, finish: str 
 
 
 class CompletionWriter:
-    """``text_completion`` chunks. There is no field for reasoning here: it is text like any other."""
+    """``text_completion`` chunks."""
 
     def __init__(self, exchange: CompletionExchange) -> None:
         self._exchange = exchange
@@ -182,11 +182,8 @@ class CompletionWriter:
             logprobs = None
             if event.logprobs:
                 logprobs = legacy_logprobs(event.logprobs, self._exchange.token_text, self._offsets[event.choice])
-            self._offsets[event.choice] += len(event.text)
+                self._offsets[event.choice] += sum(map(len, logprobs["tokens"]))
             return self._chunk(event.choice, event.text, logprobs)
-        if isinstance(event, ReasoningDelta):
-            self._offsets[event.choice] += len(event.text)
-            return self._chunk(event.choice, event.text)
         if isinstance(event, ChoiceDone):
             return self._chunk(event.choice, "", finish=finish_word(event.finish_reason))
         if isinstance(event, Progress):

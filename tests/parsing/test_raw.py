@@ -1,0 +1,91 @@
+"""Raw answers: the text as it was decoded, however it came in chunks; each token's logprob with its text."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from start_llm.core.events import ChoiceDone, Event, TextDelta, TokenLogprob
+from start_llm.parsing.choice import Ending
+from start_llm.parsing.raw import RawChoiceParser, RawParser
+
+
+class Pieces:
+    """A token is the index of a piece; text that is not complete comes with a later one, or at the end."""
+
+    def __init__(self, pieces: list[str], end: str = "") -> None:
+        self.pieces, self.end = pieces, end
+
+    def feed(self, token: int) -> str:
+        return self.pieces[token]
+
+    def finish(self) -> str:
+        return self.end
+
+
+def answer(pieces: list[str], stop: tuple[str, ...] = (), end: str = "") -> tuple[list[Event], Any]:
+    choice = RawChoiceParser(0, RawParser(stop, 0), Pieces(pieces, end), "r#0")  # type: ignore[arg-type]
+    events: list[Event] = []
+    for token in range(len(pieces)):
+        events += choice.sampled(token, TokenLogprob(token, -float(token)))
+    return [*events, *choice.finish("stop", ())], choice
+
+
+def said(events: list[Event]) -> tuple[str, list[TokenLogprob]]:
+    deltas = [event for event in events if isinstance(event, TextDelta)]
+    return "".join(event.text for event in deltas), [item for event in deltas for item in event.logprobs]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<think>\nwhy\n</think>\n\nHi",
+        "Hi<|im_end|>\n<|im_start|>user\nMore?",
+        '<tool_call>\n{"name": "get"}\n</tool_call>',
+        "</think> <|channel|>analysis<|message|>x<|end|>",
+        "  \n leading and trailing \n",
+    ],
+)
+def test_nothing_is_taken_for_anything(text: str) -> None:
+    events, choice = answer(list(text))
+    assert said(events)[0] == text
+    assert events[-1] == ChoiceDone("stop") and choice.reasoning == 0
+
+
+@given(
+    st.text("ab<", max_size=20),
+    st.lists(st.text("ab<", min_size=1, max_size=4), max_size=3),
+    st.lists(st.integers(1, 5), max_size=20),
+)
+def test_a_stop_string_ends_the_text_at_the_same_place_however_it_comes(
+    text: str, stop: list[str], sizes: list[int]
+) -> None:
+    pieces, rest = [], text
+    for size in [*sizes, len(text) or 1]:
+        pieces, rest = [*pieces, rest[:size]], rest[size:]
+    (chunked, logprobs), (letters, _) = said(answer(pieces, tuple(stop))[0]), said(answer(list(text), tuple(stop))[0])
+    assert chunked == letters
+    ends = [text.find(word) + len(word) for word in stop if word in text]
+    assert letters == text if not ends else len(letters) < min(ends)
+    assert not any(word in letters for word in stop)
+    told = "".join(item.text or "" for item in logprobs)
+    assert told.startswith(chunked)  # a token may hold the end of the text and the beginning of a stop string
+    assert [item.token for item in logprobs] == list(range(len(logprobs)))
+
+
+def test_a_character_of_several_tokens_is_the_last_ones() -> None:
+    events, _ = answer(["a", "", "", "😀b", ""], end=" c")
+    text, logprobs = said(events)
+    assert text == "a😀b c"
+    assert [item.text for item in logprobs] == ["a", "", "", "😀b", " c"]
+
+
+def test_tokens_of_a_stop_string_are_not_told() -> None:
+    events, choice = answer(["one ", "two", "EN", "D", " three"], stop=("END",))
+    text, logprobs = said(events)
+    assert (text, choice.ending) == ("one two", Ending.STOP_STRING)
+    assert [item.text for item in logprobs] == ["one ", "two"]
+    assert events[-1] == ChoiceDone("stop", 0, "END")
