@@ -72,6 +72,7 @@ class ChatService:
         # 3. off to the model thread
         run = Generation(self._reports, request, served, prepared, max_tokens=min(asked, room))
         run.submit(self._engine, served.constraint(request, prepared.in_reasoning))
+        served.pipeline.sent(prepared)
         # 4. tokens come back as events
         return ChatStream(run, self._engine, poll)
 
@@ -164,6 +165,6 @@ class ChatService:
 
 def _text(request: ChatRequest, prepared: Prepared) -> str:
     """What the model reads, as text."""
-    if prepared.turn is not None:
-        return prepared.turn.rendered.text
+    if not prepared.raw:
+        return prepared.rendering.text
     return request.prompt if isinstance(request.prompt, str) else str(list(prepared.prompt.tokens))

@@ -393,10 +393,13 @@ class WaitingStream:
 
 def explained(report: CacheReport, pipeline: Pipeline, prepared: Prepared) -> CacheReport:
     """Completes the engine's report with what only the prompt side knows: what was new, and where a miss lies."""
-    new = min(report.new, prepared.fresh)
+    new = prepared.new
     if report.miss is None or report.computed <= new + _MISS_SLACK_TOKENS:
         return replace(report, new=new, miss=None)
-    return replace(report, new=new, miss=located(report.miss, pipeline, prepared))
+    miss = located(report.miss, pipeline, prepared)
+    if prepared.miss is not None and miss.reason not in ("evicted", "store_error"):
+        miss = replace(prepared.miss, token=miss.token, found=miss.found)
+    return replace(report, new=new, miss=miss)
 
 
 def located(miss: Miss, pipeline: Pipeline, prepared: Prepared) -> Miss:

@@ -75,16 +75,26 @@ class Rule(BaseModel):
     moves: bool = False
 
 
+class Habit(BaseModel):
+    """An argument that a client adds to calls of a tool, though the model did not write it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+    tool: str
+    key: str
+    value: bool | int | float | str
+
+
 class ClientRules(BaseModel):
-    """A client's rules, and the regular expression by which the beginning of its system text shows it."""
+    """A client's rules and habits, and the regular expression by which the beginning of its system text shows it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
     name: Word
     system: Pattern
     rules: tuple[Rule, ...] = ()
+    habits: tuple[Habit, ...] = ()
 
 
-UNKNOWN = ClientRules.model_construct(name="unknown", system="", rules=())
+UNKNOWN = ClientRules.model_construct(name="unknown", system="", rules=(), habits=())
 
 _CLEARED = Rule(
     name="cleared_result",
@@ -117,6 +127,7 @@ BUILT_IN = (
             _reminder("reminder_behind", "end"),
             _CLEARED,
         ),
+        habits=(Habit(tool="Edit", key="replace_all", value=False),),
     ),
     # OpenClaw 2026.9.6; message ids and stats as in the versions before it
     ClientRules(

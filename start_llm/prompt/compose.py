@@ -5,26 +5,29 @@ read -> find the base -> decide what is shown -> render -> tokenise. Nothing is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from typing import Any
 
 from start_llm.core.errors import ContextLengthExceeded
+from start_llm.core.prompt import Prompt
+from start_llm.core.report import Miss
 from start_llm.core.request import ChatRequest
 from start_llm.core.vision import ImageSpan
 from start_llm.prompt.clients import Clients
 from start_llm.prompt.clock import OWN_DATES, VARIABLE, Clock
 from start_llm.prompt.length import LengthCheck
-from start_llm.prompt.match import MatchQuery, bases
+from start_llm.prompt.match import BaseMatch, BaseSearch, MatchQuery, Proof
 from start_llm.prompt.ports import Template, Tokenizer
+from start_llm.prompt.prepared import Prepared
 from start_llm.prompt.probe import Traits
 from start_llm.prompt.reading import ChainReader, MessageChain
 from start_llm.prompt.render import Renderer
+from start_llm.prompt.sent import SentTexts
 from start_llm.prompt.sights import ImageMarks
 from start_llm.prompt.tokenise import Coder
-from start_llm.prompt.tree import ConversationTree, Path
-from start_llm.prompt.turn import Turn
+from start_llm.prompt.tree import ConversationTree, Difference, Path, Rendering
 from start_llm.prompt.view import View, as_sent, going_on, strictly
 
 _ANSWER_SHARE = 8  # an answer gets at least this part of the context before text is shown that the client did not send
@@ -35,6 +38,7 @@ class Composer:
 
     Attributes:
         length: refuses what is far too long for the context.
+        sent: what owners have sent before.
     """
 
     def __init__(
@@ -49,19 +53,20 @@ class Composer:
         clients: Clients,
         now: Callable[[], datetime],
         context: int,
-        sights: ImageMarks | None,
+        image_marks: ImageMarks | None,
     ) -> None:
         """
         Args:
             strict: nothing but the template's rendering of what was sent is ever shown.
             now, context: see `Pipeline`.
-            sights: of a model that sees images.
+            image_marks: of a model that sees images.
         """
         self._strict = strict
         self.length = LengthCheck(tokenizer, context)
         self.renderer = Renderer(template, traits, preserve_thinking=preserve_thinking)
-        self.coder = Coder(tokenizer, traits, sights, self.length)
-        self._sights = sights
+        self.coder = Coder(tokenizer, traits, image_marks, self.length)
+        self.sent = SentTexts(lambda text: len(self.coder.encode(text)[0]))
+        self._image_marks = image_marks
         self._tokenizer = tokenizer
         self._traits = traits
         self._tree = tree
@@ -70,9 +75,16 @@ class Composer:
         self._context = context
 
     def read(self, request: ChatRequest) -> MessageChain:
-        return self._reader.read(request.messages)
+        return self._reader.read(request.messages, request.owner)
 
-    def turn(self, request: ChatRequest, reading: MessageChain, variables: dict[str, Any]) -> Turn:
+    def raw(self, request: ChatRequest, tokens: tuple[int, ...]) -> Prepared:
+        """A request whose text is the prompt."""
+        chain, view = self._reader.read((), request.owner), View(None, (), ())
+        rendering = Rendering("", 0, tokens=tokens)
+        new = self.sent.new_tokens(request.owner, chain, view, rendering)
+        return Prepared(request, chain, view, rendering, Prompt(tokens, generation=len(tokens)), {}, new=new)
+
+    def compose(self, request: ChatRequest, chain: MessageChain, variables: dict[str, Any]) -> Prepared:
         """The first of these that fits the context: with what the client cleared or stripped, then as it was sent.
 
         Raises:
@@ -80,82 +92,134 @@ class Composer:
             ContextLengthExceeded: it is so long that not even its tokens are counted.
         """
         if self._strict:
-            return self._strict_turn(request, reading, variables)
-        if any(entry.cleared for entry in reading.entries):
-            kept = self._reader.read(request.messages, self._tree.result_of)
-            turn = self._based(request, kept, variables) if kept.keys != reading.keys else None
-            if turn is not None and self._fits(turn, self._context // 2):
-                return turn
-        turn = self._based(request, reading, variables)
-        if turn is not None and (not turn.view.extra or self._fits(turn, self._room(request))):
-            return turn
+            return self._strictly(request, chain, variables)
+        if any(entry.cleared for entry in chain.entries):
+            kept = self._reader.read(
+                request.messages, request.owner, lambda call: self._tree.result_of(request.owner, call)
+            )
+            prepared = self._going_on(request, kept, variables)[0] if kept.keys != chain.keys else None
+            if prepared is not None and self._fits(prepared, self._context // 2):
+                return prepared
+        prepared, miss = self._going_on(request, chain, variables)
+        if prepared is not None:
+            if prepared.view.difference is Difference.NONE or self._fits(prepared, self._room(request)):
+                return prepared
+            miss = Miss("policy", 0, detail="with what its client left out, the prompt would not fit the context")
         clock = self._clock(request, None)
-        asked = MatchQuery.of(request, reading, clock.value if clock is not None else None)
-        return self._rendered(request, reading, as_sent(asked, self._tree.arrange(request.tools)), variables, clock)
+        query = MatchQuery.of(request, chain, clock.value if clock is not None else None)
+        view = as_sent(query, self._tree.arrange(request.owner, request.tools))
+        return self._prepared(request, chain, view, variables, clock, miss=miss)
 
-    def _based(self, request: ChatRequest, reading: MessageChain, variables: dict[str, Any]) -> Turn | None:
-        """The request as its conversation goes on; None if it goes on from no answer of this server."""
+    def _going_on(
+        self, request: ChatRequest, chain: MessageChain, variables: dict[str, Any]
+    ) -> tuple[Prepared | None, Miss | None]:
+        """The request as its conversation goes on, if it goes on from an answer of this server; and why not."""
         clock = self._clock(request, None)
-        asked = MatchQuery.of(request, reading, clock.value if clock is not None else None)
-        for match in bases(self._tree, asked):
-            view = going_on(match, asked, self.count_tokens)
+        query = MatchQuery.of(request, chain, clock.value if clock is not None else None)
+        search = BaseSearch(self._tree, query)
+        for match in search:
+            view = going_on(match, query, self.count_tokens)
             if view is not None and self._at_hand(view, request):
+                miss = self._miss(request, chain, search, match.path.node.length)
                 with suppress(ContextLengthExceeded):  # as it was sent it may be shorter
-                    return self._rendered(request, reading, view, variables, self._clock(request, match.path))
-        return None
+                    clock = self._clock(request, match.path)
+                    return self._prepared(request, chain, view, variables, clock, miss=miss), miss
+            search.reject(match)
+        return None, self._miss(request, chain, search, 0)
+
+    def _miss(self, request: ChatRequest, chain: MessageChain, search: BaseSearch, length: int) -> Miss | None:
+        """Why a history is not shown from its deepest answer on, but from `length` links; None if it is."""
+        rejected = search.rejected
+        if rejected is not None and rejected.path.node.length > length:
+            return _rejection(rejected, chain, request.session)
+        behind = chain.indices[length:]
+        answers = [number for number, index in enumerate(behind) if chain.entries[index].message.role == "assistant"]
+        if not answers:
+            return None
+        history = behind[: answers[-1] + 1]
+        digests = ((index, chain.entries[index].facts.digest) for index in history)
+        unknown = (index for index, digest in digests if not self.sent.knows(request.owner, digest))
+        index = next(unknown, history[0])
+        return Miss("diverged", 0, message=index, field="content", detail="no earlier turn has this message here")
 
     def _at_hand(self, view: View, request: ChatRequest) -> bool:
         """Every image of `view` came with the request: one that did not could not be computed."""
-        sights = self._sights
-        if sights is None:
-            return True
-        return not any(sights.unknown(message.content, request.pictures) for message in view.messages)
+        marks = self._image_marks
+        return marks is None or not any(marks.unknown(message.content, request.pictures) for message in view.messages)
 
     def count_tokens(self, text: str) -> int:
         return len(self._tokenizer.encode(text))
 
-    def _strict_turn(self, request: ChatRequest, reading: MessageChain, variables: dict[str, Any]) -> Turn:
+    def _strictly(self, request: ChatRequest, chain: MessageChain, variables: dict[str, Any]) -> Prepared:
         view = strictly(request.messages, request.tools)
-        paths = (path for key in reversed(reading.keys) for path in self._tree.at(key))
-        return self._rendered(request, reading, view, variables, None, stem=next(paths, None))
+        paths = (path for key in reversed(chain.keys) for path in self._tree.at(key))
+        return self._prepared(request, chain, view, variables, None, stem=next(paths, None))
 
-    def _fits(self, turn: Turn, limit: int) -> bool:
-        return not self._context or len(turn.coded.tokens) <= limit
+    def _fits(self, prepared: Prepared, limit: int) -> bool:
+        return not self._context or len(prepared.rendering.tokens) <= limit
 
     def _room(self, request: ChatRequest) -> int:
         """Most tokens of a prompt that shows something which the client did not send."""
         answer = self._context // _ANSWER_SHARE
         return self._context - min(answer, request.max_tokens or answer)
 
-    def _rendered(
+    def _prepared(
         self,
         request: ChatRequest,
-        reading: MessageChain,
+        chain: MessageChain,
         view: View,
         variables: dict[str, Any],
         clock: Clock | None,
+        *,
         stem: Path | None = None,
-    ) -> Turn:
+        miss: Miss | None = None,
+    ) -> Prepared:
         """`stem`: whose tokens may be taken where the text is the same, for a view without a base."""
         if clock is not None:
             variables = {**variables, VARIABLE: clock}
-        rendered = self.renderer.render(view.messages, view.tools, variables)
+        text = self.renderer.render(view.messages, view.tools, variables)
         stem = view.base or stem
-        coded = self.coder.code(rendered.text, stem, answered=view.base is not None)
-        images = self.spans(request, rendered.text, coded.tokens)
+        rendering = self.coder.code(text, stem, answered=view.base is not None)
+        images = self.spans(request, rendering)
         if images is None:  # the path's tokens were made by another processor
-            coded = self.coder.code(rendered.text, None)
-            images = self.spans(request, rendered.text, coded.tokens) or ()
-        spoken = self._spoken(reading)
-        return Turn(request, reading, view, variables, rendered, coded, clock, stem, spoken, images)
+            rendering = self.coder.code(text, None)
+            images = self.spans(request, rendering) or ()
+        return Prepared(
+            request,
+            chain,
+            view,
+            rendering,
+            self._prompt(view, rendering, images),
+            variables,
+            clock,
+            stem,
+            spoken=self._spoken(chain),
+            new=self.sent.new_tokens(request.owner, chain, view, rendering),
+            miss=miss,
+        )
 
-    def spans(self, request: ChatRequest, text: str, tokens: Sequence[int]) -> tuple[ImageSpan, ...] | None:
+    def _prompt(self, view: View, rendering: Rendering, images: tuple[ImageSpan, ...]) -> Prompt:
+        """The tokens, and the places in them that the engine keeps checkpoints at."""
+        generation = rendering.anchor_at(rendering.generation)
+        if generation is None:  # nearly always a special token stands there
+            generation = len(rendering.tokens) - self.count_tokens(rendering.text[rendering.generation :])
+        return Prompt(
+            tokens=rendering.tokens,
+            boundaries=rendering.boundaries(len(rendering.tokens)),
+            head=rendering.token_at(rendering.head) if rendering.head else 0,
+            transient=_transient_offset(view, rendering) if view.transient else None,
+            generation=max(0, generation),
+            images=images,
+        )
+
+    def spans(self, request: ChatRequest, rendering: Rendering) -> tuple[ImageSpan, ...] | None:
         """Where the images of a rendered text stand among its tokens; None if they do not say the same."""
-        return () if self._sights is None else self._sights.spans(text, tokens, request.pictures)
+        marks = self._image_marks
+        return () if marks is None else marks.spans(rendering.text, rendering.tokens, request.pictures)
 
-    def _spoken(self, reading: MessageChain) -> int:
+    def _spoken(self, chain: MessageChain) -> int:
         """Tokens that this server said on the way, whether or not the request goes on from them."""
-        for key in reversed(reading.keys):
+        for key in reversed(chain.keys):
             if self._tree.has(key):
                 return max((path.node.spoken for path in self._tree.at(key)), default=0)
         return 0
@@ -166,3 +230,51 @@ class Composer:
             return None
         began = path.node.clock if path is not None else None
         return Clock(began or self._now(), self._traits.dates)
+
+
+def _transient_offset(view: View, rendering: Rendering) -> int | None:
+    """Where the last message begins; None in a template that gives it no beginning of its own."""
+    message = view.new[-1].message.content.strip()
+    for anchor in reversed(rendering.anchors):
+        if anchor.start and anchor.char < rendering.generation:
+            alone = rendering.generation - anchor.char < len(message) + 100
+            return anchor.token if alone and anchor.token else None
+    return None
+
+
+def _rejection(match: BaseMatch, chain: MessageChain, session: str | None) -> Miss:
+    """Why a match with the same words is not used."""
+    if match.usable:
+        return _placed(match, chain, "diverged", "a note of what changed would be too long, or two conversations fit")
+    if not match.same_session:
+        named = "another session_id" if session is not None else "a session_id, and this request has none"
+        return _placed(match, chain, "unproved", f"the earlier turns have {named}", "send one session_id in all turns")
+    if session is None:
+        return _placed(match, chain, "unproved", "nothing names the conversation", "send session_id in all turns")
+    few = "too few tokens were generated to know it again"
+    return _placed(match, chain, "unproved", few if match.proof is Proof.NONE else "nothing proves it")
+
+
+def _placed(match: BaseMatch, chain: MessageChain, reason: str, why: str, remedy: str = "") -> Miss:
+    """`why`, with the first place that differs."""
+    if not match.changes:
+        return Miss(reason, 0, detail=f"the same words, but {why}", remedy=remedy)
+    change = match.changes[0]
+    slot = change.slot
+    if slot.rule == "system":
+        lines = zip((change.old or "").split("\n"), (change.new or "").split("\n"), strict=False)
+        line = next((number for number, (old, new) in enumerate(lines, 1) if old != new), 1)
+        return Miss(reason, 0, message=slot.place, field="system", detail=f"line {line} differs; {why}", remedy=remedy)
+    if slot.rule in ("tool", "date"):
+        name = f"tool {slot.name}" if slot.rule == "tool" else "the template's date"
+        return Miss(reason, 0, field="tools", detail=f"{name} differs; {why}", remedy=remedy)
+    places = (index for index, entry in enumerate(chain.entries) if any(one == slot for one, _ in entry.slots))
+    return Miss(
+        reason,
+        0,
+        message=next(places, None),
+        field="content",
+        rule=slot.rule,
+        detail=f"a block of {slot.rule} differs; {why}",
+        remedy=remedy,
+    )

@@ -10,8 +10,7 @@ from math import inf
 from start_llm.core.messages import Message
 from start_llm.prompt.note import NOTE_OPEN
 from start_llm.prompt.reading import ChainEntry, MessageChain
-from start_llm.prompt.render import Rendered
-from start_llm.prompt.tree import Shown
+from start_llm.prompt.tree import Rendering, ShownMessage
 
 _SNIPPET = 80
 
@@ -34,7 +33,12 @@ class Where:
 
 
 def locate(
-    rendered: Rendered, marks: Sequence[int], shown: Sequence[Shown], reading: MessageChain, char: int, around: str
+    rendered: Rendering,
+    marks: Sequence[int],
+    shown: Sequence[ShownMessage],
+    chain: MessageChain,
+    char: int,
+    around: str,
 ) -> Where:
     """The message that character `char` of the rendered text belongs to.
 
@@ -50,9 +54,9 @@ def locate(
         return Where(None, "tools" if rendered.head and char < rendered.head else None, None, around)
     message, offset = messages[best], offsets[best]
     assert offset is not None
-    index = _client_index(shown[best], reading)
+    index = _client_index(shown[best], chain)
     field = _field(message, rendered, offset, char)
-    return Where(index, field, _rule(reading.entries[index], char - offset) if index is not None else None, around)
+    return Where(index, field, _rule(chain.entries[index], char - offset) if index is not None else None, around)
 
 
 def _snippet(message: Message) -> str:
@@ -89,14 +93,14 @@ def _starts(offsets: Sequence[int | None], marks: Sequence[int]) -> Iterator[flo
         previous = mark
 
 
-def _client_index(shown: Shown, reading: MessageChain) -> int | None:
-    if shown.place is not None and shown.place < len(reading.indices):
-        return reading.indices[shown.place]
-    same = (index for index, entry in enumerate(reading.entries) if entry.facts.shown == shown.message)
+def _client_index(shown: ShownMessage, chain: MessageChain) -> int | None:
+    if shown.place is not None and shown.place < len(chain.indices):
+        return chain.indices[shown.place]
+    same = (index for index, entry in enumerate(chain.entries) if entry.facts.shown == shown.message)
     return next(same, 0 if shown.message.role == "system" else None)
 
 
-def _field(message: Message, rendered: Rendered, offset: int, char: int) -> str:
+def _field(message: Message, rendered: Rendering, offset: int, char: int) -> str:
     if message.role == "system":
         end = offset + len(message.content.strip())
         return "tools" if char >= end and char < rendered.head else "system"

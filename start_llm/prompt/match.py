@@ -1,30 +1,55 @@
 """Finds the base of a request: the deepest answer of ours that it goes on from, as the same conversation.
 
-Equal words lead to candidates; what tells conversations of equal words apart is compared here: reasoning, the ids of
-calls, and the values of declared places. A candidate is *exact* if the model would be shown nothing by it that the
-request does not say itself. Any other one needs proof that it is the same conversation: an id of a call that this
-server made, or an equal session name and enough words of ours. Words alone prove less. Two clients can come to the same
-words, by the same question or by a shared transcript, and one API key is often used by all of them. So words alone give
-back only thoughts, and only where nothing else is shown that the request does not say.
+The idea. Equal words of the same owner lead to candidates. What tells conversations of equal words apart is compared
+here: reasoning, calls and their ids, and the values of declared places. The comparison has two results:
+
+- the `Difference`: how much the model would be shown that the request itself does not say;
+- the `Proof`: what shows that both are one conversation.
+
+The greater the difference, the better the proof has to be (`NEEDED`). Words alone prove little: two clients of one key
+come to the same words, by the same question or by a shared transcript.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
 
-from start_llm.core.messages import Tool
+from start_llm.core.messages import Message, Tool
 from start_llm.core.request import ChatRequest
 from start_llm.prompt.clients import Rule
-from start_llm.prompt.reading import MessageChain, Slot, call_id
-from start_llm.prompt.tree import ConversationTree, Path
+from start_llm.prompt.datetimes import differ_in_times_only
+from start_llm.prompt.reading import MessageChain, Slot, call_id, canonical_arguments
+from start_llm.prompt.tree import ConversationTree, Difference, Path, definition
 
 PROOF_TOKENS = 64
 """Generated tokens that two conversations do not share by chance."""
 _OUR_ID = re.compile(r"[a-z]*[0-9a-f]{24}")  # as `call_id` leaves what the parser makes
 DATE = Slot("date")
+
+
+class Proof(IntEnum):
+    """What shows that a base is the request's own conversation, the weakest first.
+
+    WORDS: the request carries 64 tokens that were generated for its owner. NAME: these, and both have the same session
+    name, or the request carries the id of a call that this server made.
+    """
+
+    NONE = 0
+    WORDS = 1
+    NAME = 2
+
+
+NEEDED = {
+    Difference.NONE: Proof.NONE,
+    Difference.THOUGHTS: Proof.WORDS,
+    Difference.TIMES: Proof.WORDS,
+    Difference.WORDS: Proof.NAME,
+}
+"""The proof that a difference needs. Of a wrong time the worst is an old time with a note that tells the new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +66,14 @@ class Change:
     rule: Rule | None = None
     repeated: bool = False
 
+    @property
+    def difference(self) -> Difference:
+        if self.slot == DATE:
+            return Difference.TIMES
+        comparable = self.slot.rule == "system" and self.old is not None and self.new is not None
+        times = comparable and differ_in_times_only(self.old or "", self.new or "")
+        return Difference.TIMES if times else Difference.WORDS
+
 
 @dataclass(frozen=True, slots=True)
 class BaseMatch:
@@ -49,121 +82,138 @@ class BaseMatch:
     Attributes:
         behind: index of the first entry behind the base's answer.
         changes: what the model has to be told.
-        restored: it gives back reasoning that the request does not carry.
-        moved: it shows a block in another place than its client does now.
-        stale: it shows what the client does not send any more, though nobody has to be told.
-        proved: it is the same conversation as far as this match shows more than the request says.
+        difference: the greatest one of all that the base shows.
+        same_session: both have the same session name, or none.
     """
 
     path: Path
     behind: int
     changes: tuple[Change, ...]
-    restored: bool
-    moved: bool
-    stale: bool
-    proved: bool
+    difference: Difference
+    proof: Proof
+    same_session: bool
 
     @property
-    def foreign(self) -> bool:
-        """The model would read words that neither the request nor its thoughts say."""
-        return _shows_foreign(self.path, self.changes, self.stale)
-
-    @property
-    def exact(self) -> bool:
-        return not (self.foreign or self.restored or self.moved)
+    def usable(self) -> bool:
+        """Whether it may be used, unless another one is just as good."""
+        if self.difference is Difference.NONE:
+            return True
+        return self.same_session and self.proof >= NEEDED[self.difference]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class MatchQuery:
-    """A request as it is compared: what it says, its tools, the template's own date (if it prints one), who asks."""
+    """A request as it is compared: what it says, its tools, the template's own date (if it prints one), its session."""
 
-    reading: MessageChain
+    chain: MessageChain
     tools: tuple[Tool, ...]
     date: str | None
-    owner: str | None
     session: str | None
 
     @staticmethod
-    def of(request: ChatRequest, reading: MessageChain, date: str | None) -> MatchQuery:
-        return MatchQuery(reading, request.tools, date, request.owner, request.session)
+    def of(request: ChatRequest, chain: MessageChain, date: str | None) -> MatchQuery:
+        return MatchQuery(chain, request.tools, date, request.session)
+
+    @cached_property
+    def definitions(self) -> dict[str, str]:
+        """The tools' definitions by name: equal texts are equal JSON values."""
+        return {tool.name: definition(tool) for tool in self.tools}
 
 
-def bases(tree: ConversationTree, asked: MatchQuery) -> Iterator[BaseMatch]:
-    """Bases that may be used, the best one first: deep before shallow, equal values before changed ones."""
-    reading = asked.reading
-    for key, index in zip(reversed(reading.keys), reversed(reading.indices), strict=True):
-        if reading.entries[index].message.role != "assistant" or not tree.has(key):
-            continue
-        found = [match for path in tree.at(key) if (match := compare(path, asked, index + 1)) is not None]
-        exact = [match for match in found if match.exact]
+@dataclass
+class BaseSearch:
+    """Iterates over the bases that may be used, the best one first: deep before shallow, equal values before changed.
+
+    `rejected`: the deepest match that is not used, for the report; the caller may put one there, too.
+    """
+
+    tree: ConversationTree
+    query: MatchQuery
+    rejected: BaseMatch | None = field(default=None, init=False)
+
+    def __iter__(self) -> Iterator[BaseMatch]:
+        chain = self.query.chain
+        for key, index in zip(reversed(chain.keys), reversed(chain.indices), strict=True):
+            if chain.entries[index].message.role != "assistant" or not self.tree.has(key):
+                continue
+            paths = self.tree.at(key)
+            yield from self._best(
+                [match for path in paths if (match := compare(path, self.query, index + 1)) is not None]
+            )
+
+    def _best(self, matches: Sequence[BaseMatch]) -> Iterator[BaseMatch]:
+        """An exact match, and the one that is proved to be this conversation; none where two are."""
+        exact = [match for match in matches if match.difference is Difference.NONE]
         if exact:
-            yield next((match for match in exact if _is_own(match, asked)), exact[0])
-        yield from _proved([match for match in found if not match.exact], asked)
+            yield next((match for match in exact if match.same_session), exact[0])
+        others = [match for match in matches if match.difference is not Difference.NONE]
+        usable = [match for match in others if match.usable]
+        best = [match for match in usable if not match.changes] or usable
+        if best and all(_shows_the_same(match, best[0]) for match in best):
+            yield best[0]
+        elif others:
+            self.reject(min(others, key=lambda match: (not match.same_session, match.difference)))
+
+    def reject(self, match: BaseMatch) -> None:
+        if self.rejected is None or match.behind > self.rejected.behind:
+            self.rejected = match
 
 
-def _proved(found: Sequence[BaseMatch], asked: MatchQuery) -> Iterator[BaseMatch]:
-    """The one match among `found` that is proved to be this conversation; none where two are."""
-    allowed = [match for match in found if match.proved and _is_own(match, asked)]
-    pool = [match for match in allowed if not match.changes] or allowed
-    if pool and all(_told_alike(match, pool[0]) for match in pool):
-        yield pool[0]
-
-
-def _is_own(match: BaseMatch, asked: MatchQuery) -> bool:
-    """Neither another name of the conversation nor another user or key stands against it."""
-    node = match.path.node
-    return (node.owner, node.session) == (asked.owner, asked.session)
-
-
-def _told_alike(one: BaseMatch, other: BaseMatch) -> bool:
+def _shows_the_same(one: BaseMatch, other: BaseMatch) -> bool:
     return one.changes == other.changes and [s.message for s in one.path.shown] == [s.message for s in other.path.shown]
 
 
 # --- one candidate ----------------------------------------------------------------------------------------------------
 
 
-def compare(path: Path, asked: MatchQuery, behind: int) -> BaseMatch | None:
+def compare(path: Path, query: MatchQuery, behind: int) -> BaseMatch | None:
     """How the request differs from a path of equal words; None if it cannot be the same conversation.
 
     `behind`: index of the first entry behind the path's answer.
     """
-    answers = _compare_answers(path, asked.reading)
+    answers = _compare_answers(path, query.chain)
     if answers is None:
         return None
-    restored, named = answers
-    tools = _tool_changes(path, asked.tools)
+    answers_differ, has_our_id = answers
+    tools = _tool_changes(path, query)
     if tools is None:
         return None
-    values = _value_changes(path, asked, behind)
-    moved, stale = _silent_differences(path, asked)
-    changes = (*_date_change(path, asked.date), *values, *tools)
-    enough = asked.session is not None or not _shows_foreign(path, changes, stale)
-    proved = named or (enough and path.node.spoken >= PROOF_TOKENS)
-    return BaseMatch(path, behind, changes, restored, moved, stale, proved)
+    changes = (*_date_change(path, query.date), *_value_changes(path, query, behind), *tools)
+    silent = _silent_difference(path, query)
+    difference = max((path.node.difference, answers_differ, silent, *(change.difference for change in changes)))
+    same_session = path.node.session == query.session
+    proof = Proof.WORDS if path.node.spoken >= PROOF_TOKENS else Proof.NONE
+    if has_our_id or (proof and query.session is not None and same_session):
+        proof = Proof.NAME
+    return BaseMatch(path, behind, changes, difference, proof, same_session)
 
 
-def _shows_foreign(path: Path, changes: Sequence[Change], stale: bool) -> bool:
-    return not path.node.clean or bool(changes) or stale
-
-
-def _compare_answers(path: Path, reading: MessageChain) -> tuple[bool, bool] | None:
-    """Whether thoughts would be given back, and whether the request carries a call of ours; None if it says others."""
-    restored = named = False
+def _compare_answers(path: Path, chain: MessageChain) -> tuple[Difference, bool] | None:
+    """How the answers differ, and whether the request carries a call of ours; None if it says others."""
+    difference, has_our_id = Difference.NONE, False
     for shown in path.shown:
         if shown.place is None or shown.message.role != "assistant":
             continue
-        sent = reading.entries[reading.indices[shown.place]]
+        sent = chain.entries[chain.indices[shown.place]]
         if sent.facts.reasoning != (shown.message.reasoning or "").strip():
             if sent.facts.reasoning:
                 return None
-            restored = True
-        if shown.place in path.own and shown.message.tool_calls:
+            difference = max(difference, Difference.THOUGHTS)
+        if not shown.message.tool_calls:
+            continue
+        if _arguments(sent.message) != _arguments(shown.message):
+            difference = Difference.WORDS  # equal but for a habit of the client
+        if shown.place in path.generated:
             ids = [call_id(call.id) for call in sent.message.tool_calls]
             if ids == [call_id(call.id) for call in shown.message.tool_calls]:
-                named = True
+                has_our_id = True
             elif any(_OUR_ID.fullmatch(one) for one in ids):
                 return None  # ids are random: these calls were made in another conversation
-    return restored, named
+    return difference, has_our_id
+
+
+def _arguments(message: Message) -> list[str]:
+    return [canonical_arguments(call) for call in message.tool_calls]
 
 
 def _date_change(path: Path, date: str | None) -> list[Change]:
@@ -171,57 +221,55 @@ def _date_change(path: Path, date: str | None) -> list[Change]:
     return [] if date is None or was == date else [Change(DATE, was, date)]
 
 
-def _value_changes(path: Path, asked: MatchQuery, behind: int) -> list[Change]:
+def _value_changes(path: Path, query: MatchQuery, behind: int) -> list[Change]:
     """What declared places say now in what is answered, and what has been withdrawn."""
-    values = asked.reading.values
+    values = query.chain.values
     answered: dict[Slot, Rule | None] = {slot: None for slot in values if slot.rule == "system"}
-    for entry in asked.reading.entries[:behind]:
+    for entry in query.chain.entries[:behind]:
         answered.update((slot, part.rule) for slot, part in entry.slots)
     changes = [
         Change(slot, path.told.get(slot), values[slot], rule)
         for slot, rule in answered.items()
         if path.told.get(slot) != values[slot]
     ]
-    stamps = _stamps(asked)
-    gone = [slot for slot in _shown(path) if slot not in values and slot.rule not in stamps]
+    stamps = _stamps(query)
+    gone = [slot for slot in _slots_shown(path) if slot not in values and slot.rule not in stamps]
     changes += [Change(slot, path.told[slot], None) for slot in gone]
     return sorted(changes, key=lambda change: (change.slot.place, change.slot.rule, change.slot.number))
 
 
-def _silent_differences(path: Path, asked: MatchQuery) -> tuple[bool, bool]:
-    """Whether a block stands elsewhere now, and whether something is shown that its client does not send any more.
+def _silent_difference(path: Path, query: MatchQuery) -> Difference:
+    """What is shown otherwise than it is sent, though nobody has to be told.
 
-    That is a stamp, or the old text of a block that moves: what it says now is told behind the base's answer.
+    THOUGHTS: a block stands elsewhere now. WORDS: a stamp that its client does not send any more, or the old text of a
+    block that moves: what it says now is told behind the base's answer.
     """
-    values, stamps = asked.reading.values, _stamps(asked)
-    moved = [slot for slot in _shown(path) if slot.place < 0 and slot in values]
-    stale = any(path.told[slot] != values[slot] for slot in moved)
-    return bool(moved), stale or any(slot.rule in stamps and slot not in values for slot in _shown(path))
+    values, stamps = query.chain.values, _stamps(query)
+    shown = _slots_shown(path)
+    moved = [slot for slot in shown if slot.place < 0 and slot in values]
+    if any(path.told[slot] != values[slot] for slot in moved):
+        return Difference.WORDS
+    if any(slot.rule in stamps and slot not in values for slot in shown):
+        return Difference.WORDS
+    return Difference.THOUGHTS if moved else Difference.NONE
 
 
-def _stamps(asked: MatchQuery) -> set[str]:
-    return {rule.name for rule in asked.reading.client.rules if rule.kind == "stamp"}
+def _stamps(query: MatchQuery) -> set[str]:
+    return {rule.name for rule in query.chain.client.rules if rule.kind == "stamp"}
 
 
-def _shown(path: Path) -> list[Slot]:
+def _slots_shown(path: Path) -> list[Slot]:
     """The declared places of messages and of the system text that have a value on the path."""
     return [slot for slot, was in path.told.items() if was is not None and slot.rule not in ("tool", "date")]
 
 
-def definition(tool: Tool) -> str:
-    return json.dumps(tool.as_function(), ensure_ascii=False, sort_keys=True)
-
-
-def _tool_changes(path: Path, tools: Sequence[Tool]) -> list[Change] | None:
+def _tool_changes(path: Path, query: MatchQuery) -> list[Change] | None:
     """What differs from the tools that the model knows; None where the prompt's head does not say how to call any."""
-    told = {slot.name: value for slot, value in path.told.items() if slot.rule == "tool"}
-    if not told and {tool.name: tool for tool in tools} == {tool.name: tool for tool in path.tools}:
-        return []
-    if tools and not path.tools:
+    if query.tools and not path.tools:
         return None
-    known: dict[str, str | None] = {tool.name: definition(tool) for tool in path.tools}
-    known.update(told)
-    now: dict[str, str | None] = {tool.name: definition(tool) for tool in tools}
+    known: dict[str, str | None] = dict(path.definitions)
+    known.update((slot.name, value) for slot, value in path.told.items() if slot.rule == "tool")
+    now = query.definitions
     names = dict.fromkeys([*now, *known])
     return [
         Change(Slot("tool", name=name), known.get(name), now.get(name))

@@ -11,7 +11,7 @@ from typing import Any
 
 from start_llm.core.messages import Message, Tool, ToolCall
 from start_llm.prompt.reading import Slot
-from start_llm.prompt.tree import Node, RenderDelta, Shown, SpecialTokenPlace
+from start_llm.prompt.tree import Difference, Node, RenderDelta, ShownMessage, SpecialTokenPlace
 
 _SUM = 32
 
@@ -29,7 +29,7 @@ def encode(node: Node) -> bytes:
         "parent": node.parent,
         "key": node.key.hex(),
         "who": [node.owner, node.session, node.nonce],
-        "counts": [node.length, node.spoken, node.clean, *node.noted],
+        "counts": [node.length, node.spoken, node.difference, *node.noted],
         "digests": [digest.hex() for digest in node.digests],
         "results": [[call, digest.hex()] for call, digest in node.results],
         "shown": [[_message(shown.message), shown.place] for shown in node.shown],
@@ -79,7 +79,7 @@ def _node(header: dict[str, Any], numbers: array[int]) -> Node:
     if split < 0:
         raise DamagedNode("tokens are missing")
     owner, session, nonce = header["who"]
-    length, spoken, clean, *noted = header["counts"]
+    length, spoken, difference, *noted = header["counts"]
     clock, tools = header["clock"], header["tools"]
     return Node(
         id=header["id"],
@@ -90,11 +90,11 @@ def _node(header: dict[str, Any], numbers: array[int]) -> Node:
         nonce=nonce,
         length=length,
         spoken=spoken,
-        clean=clean,
+        difference=Difference(difference),
         noted=(noted[0], noted[1]),
         digests=tuple(bytes.fromhex(digest) for digest in header["digests"]),
         results=tuple((call, bytes.fromhex(digest)) for call, digest in header["results"]),
-        shown=tuple(Shown(_read_message(message), place) for message, place in header["shown"]),
+        shown=tuple(ShownMessage(_read_message(message), place) for message, place in header["shown"]),
         told=tuple((Slot(*slot), value) for slot, value in header["told"]),
         tools=None if tools is None else tuple(Tool(*tool) for tool in tools),
         clock=datetime.fromisoformat(clock) if clock else None,

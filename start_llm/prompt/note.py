@@ -68,7 +68,7 @@ def _tool(name: str, old: str | None, new: str | None) -> str:
     if old is None:
         return f"Tool {name}: now available: {_json(_function(new))}"
     before, after = _function(old), _function(new)
-    differ = [key for key, value in after.items() if before.get(key) != value]
+    differ = [key for key in after if key not in before or _json(before[key]) != _json(after[key])]
     was, now = (_json({key: each[key] for key in differ if key in each}) for each in (before, after))
     return f"Tool {name}: changed, now: {changed(was, now)}"
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from start_llm.core.messages import Message
 from start_llm.files.lru import Lru
+from start_llm.prompt.prepared import Prepared
 
 PATIENCE = 2
 _NEXT = "\N{SECTION SIGN}next\N{SECTION SIGN}"
@@ -28,29 +29,36 @@ class Guesses:
     """Open guesses and how well they went, by session. Thread-safe."""
 
     def __init__(self, capacity: int = 512) -> None:
-        self._open: Lru[str, _Guess] = Lru(capacity)
-        self._misses: Lru[str, int] = Lru(capacity)
+        self._open: Lru[tuple[str | None, str], _Guess] = Lru(capacity)
+        self._misses: Lru[tuple[str | None, str], int] = Lru(capacity)
         self._lock = threading.Lock()
 
-    def made(self, session: str, keys: tuple[bytes, ...], tokens: tuple[int, ...]) -> bool:
-        """Notes the guess for what follows `keys`; True if this client's guesses are worth computing."""
+    def made(self, prepared: Prepared, tokens: tuple[int, ...]) -> bool:
+        """Notes the guess for what follows a request; True if this client's guesses are good enough to compute them."""
+        client, keys = _client(prepared), prepared.chain.keys
         with self._lock:
-            self._open.put(session, _Guess(keys[-1] if keys else b"", len(keys), tokens))
-            return (self._misses.get(session) or 0) < PATIENCE
+            self._open.put(client, _Guess(keys[-1] if keys else b"", len(keys), tokens))
+            return (self._misses.get(client) or 0) < PATIENCE
 
-    def seen(self, session: str, keys: tuple[bytes, ...], tokens: tuple[int, ...]) -> bool | None:
+    def seen(self, prepared: Prepared) -> bool | None:
         """Checks the open guess against a request that goes on from it; another branch leaves it open.
 
         Returns whether it was right, or None if there was none to check.
         """
+        client, keys = _client(prepared), prepared.chain.keys
         with self._lock:
-            guess = self._open.get(session)
+            guess = self._open.get(client)
             if guess is None or len(keys) <= guess.depth or (guess.depth and keys[guess.depth - 1] != guess.link):
                 return None
-            self._open.pop(session)
-            right = tokens[: len(guess.tokens)] == guess.tokens
-            self._misses.put(session, 0 if right else (self._misses.get(session) or 0) + 1)
+            self._open.pop(client)
+            right = prepared.prompt.tokens[: len(guess.tokens)] == guess.tokens
+            self._misses.put(client, 0 if right else (self._misses.get(client) or 0) + 1)
             return right
+
+
+def _client(prepared: Prepared) -> tuple[str | None, str]:
+    """Two owners may have chosen the same session name."""
+    return prepared.request.owner, prepared.session
 
 
 def followers(answer: Message, transient: list[Message]) -> list[Message]:

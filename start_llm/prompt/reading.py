@@ -1,7 +1,8 @@
 """A request as the conversation tree reads it: what each message says, and the values of its declared places.
 
 What a message says, its declared places left out, is a digest; the digests of a conversation are a chain of keys, one
-after each message. Equal keys mean equal words up to there; what differs in declared places is compared by slot. None
+after each message. Equal keys mean equal words of one owner up to there; what differs in declared places is compared by
+slot. None
 of this ever becomes part of a prompt.
 """
 
@@ -19,9 +20,7 @@ from start_llm.core.messages import Message, ToolCall
 from start_llm.files.lru import Lru
 from start_llm.prompt.clients import UNKNOWN, ClientRules, Clients, DeclaredPlace, find_parts, space_end
 
-ROOT = b"start_llm conversation"
 _EMBEDDED = re.compile(r"\s*<(think|thinking)>((?:(?!</?\1>)[\s\S])*)</\1>")
-_NOTHING: tuple[Any, ...] = (False, None, "", [], {})
 _EDGES = ("start", "end", "rest")
 _ID_CHARS = 1024
 _NOT_WORDS = re.compile(r"[^0-9a-z]")
@@ -35,12 +34,15 @@ class Slot(NamedTuple):
         place: index in the chain of the message it stands in; -1 for what belongs to no message.
         number: counts the slots of a rule in a message (of all messages, where the client moves it).
         name: the tool's.
+        before: of a message of declared places only, which is no link: how many of these stand between the last link
+            and it, itself included; 0 in a link.
     """
 
     rule: str
     place: int = -1
     number: int = 0
     name: str = ""
+    before: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,40 +98,46 @@ class MessageChain:
     """A request's messages as entries, and its chain.
 
     Attributes:
+        root: where the owner's chains begin.
         keys: the chain's key behind each link; it stands for all words up to there.
         indices: of the links in `entries`.
         values: what the declared places say now, the system messages at the front included.
     """
 
     client: ClientRules
+    root: bytes
     entries: tuple[ChainEntry, ...]
     keys: tuple[bytes, ...]
     indices: tuple[int, ...]
     values: dict[Slot, str]
 
+    @property
+    def last_key(self) -> bytes:
+        return self.keys[-1] if self.keys else self.root
+
 
 # --- what a message says ----------------------------------------------------------------------------------------------
 
 
-def _without_nothing(value: Any) -> Any:
-    """Members that say nothing are left out: Claude Code adds ``"replace_all": false`` to its edits."""
-    if isinstance(value, dict):
-        kept = {key: _without_nothing(inner) for key, inner in value.items()}
-        return {
-            key: inner
-            for key, inner in kept.items()
-            if not any(type(inner) is type(nothing) and inner == nothing for nothing in _NOTHING)
-        }
-    return [_without_nothing(inner) for inner in value] if isinstance(value, list) else value
+def canonical_arguments(call: ToolCall, client: ClientRules = UNKNOWN) -> str:
+    """A call's arguments, equal for equal JSON values; text that is not JSON stays as it is, trimmed.
 
-
-def canonical_arguments(arguments: str) -> str:
-    """Arguments parsed, with sorted keys; text that is not JSON stays as it is, trimmed."""
+    What `client` is known to add to its calls is left out.
+    """
     try:
-        value = json.loads(arguments or "{}")
-        return json.dumps(_without_nothing(value), sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+        value = json.loads(call.arguments or "{}")
+        if isinstance(value, dict):
+            for habit in client.habits:
+                added = habit.tool == call.name and habit.key in value
+                if added and _json(value[habit.key]) == _json(habit.value):
+                    del value[habit.key]
+        return _json(value)
     except (ValueError, RecursionError):
-        return arguments.strip()
+        return call.arguments.strip()
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
 def digest_of(*parts: str) -> bytes:
@@ -161,23 +169,28 @@ def call_id(given: str | None) -> str:
     return _NOT_WORDS.sub("", text.lower())
 
 
-def answer_digest(content: str, calls: tuple[ToolCall, ...]) -> bytes:
-    """What an assistant turn says, however a client writes it down: its text and its calls, ids left out."""
+def root_of(owner: str | None) -> bytes:
+    """Where the chains of an owner's conversations begin: no key of one owner is a key of another one."""
+    return digest_of("conversation", "" if owner is None else f"of {owner}")
+
+
+def answer_digest(content: str, calls: Sequence[ToolCall], client: ClientRules) -> bytes:
+    """What an assistant turn says, however `client` writes it down: its text and its calls, ids left out."""
     parts = ["assistant", content.strip()]
     for call in calls:
-        parts += (call.name, canonical_arguments(call.arguments))
+        parts += (call.name, canonical_arguments(call, client))
     return digest_of(*parts)
 
 
-def _assistant_facts(message: Message) -> Facts:
+def _assistant_facts(message: Message, client: ClientRules) -> Facts:
     embedded, body = split_embedded(message.content)
     own = (message.reasoning or "").strip()
     shown = message
     if embedded is not None and own in ("", embedded):
         # Thoughts that the text carries too are taken once.
         shown = replace(message, reasoning=None) if own else message
-        return Facts(answer_digest(body, message.tool_calls), True, (), shown, embedded)
-    return Facts(answer_digest(message.content, message.tool_calls), True, (), shown, own)
+        return Facts(answer_digest(body, message.tool_calls, client), True, (), shown, embedded)
+    return Facts(answer_digest(message.content, message.tool_calls, client), True, (), shown, own)
 
 
 def _without(text: str, parts: Sequence[DeclaredPlace]) -> str:
@@ -195,7 +208,7 @@ def _without(text: str, parts: Sequence[DeclaredPlace]) -> str:
 def facts_of(message: Message, client: ClientRules, system: str = "") -> Facts:
     """Computes a message's facts; see `find_parts` for `system`."""
     if message.role == "assistant":
-        return _assistant_facts(message)
+        return _assistant_facts(message, client)
     found = find_parts(message, client, system)
     parts = tuple(part for part in found if part.rule.kind != "drop")
     dropped = [part for part in found if part.rule.kind == "drop"]
@@ -225,15 +238,16 @@ class FactsMemory:
     def __init__(self, limit_chars: int = 32_000_000) -> None:
         self._facts: Lru[tuple[str, Message], Facts] = Lru(limit_chars, lambda key, _: len(key[1].content) + 500)
 
-    def get(self, messages: Sequence[Message], client: ClientRules, system: str) -> list[Facts]:
-        """Facts of `messages`, in order."""
+    def get(self, messages: Sequence[Message], client: ClientRules, lead: int, system: str) -> list[Facts]:
+        """Facts of `messages`, in order. A system message behind the `lead` ones is searched for nothing."""
         result = []
-        for message in messages:
-            facts = self._facts.get((client.name, message))
+        for index, message in enumerate(messages):
+            rules = UNKNOWN if message.role == "system" and index >= lead else client
+            facts = self._facts.get((rules.name, message))
             if facts is None:
-                facts = facts_of(message, client, system)
+                facts = facts_of(message, rules, system)
                 if all(part.rule.place != "rest" for part in facts.parts):  # that depends on the system text
-                    self._facts.put((client.name, message), facts)
+                    self._facts.put((rules.name, message), facts)
             result.append(facts)
         return result
 
@@ -249,37 +263,45 @@ class ChainReader:
         self._facts = FactsMemory()
 
     def read(
-        self, messages: Sequence[Message], result_of: Callable[[str], bytes | None] = lambda call: None
+        self,
+        messages: Sequence[Message],
+        owner: str | None,
+        result_of: Callable[[str], bytes | None] = lambda call: None,
     ) -> MessageChain:
         """The request's entries and chain.
 
         Args:
+            owner: who asks: see `ChatRequest.owner`.
             result_of: the digest of the result that a call had (by `call_id`), for a result that its client cleared;
                 None: the result is read as cleared.
         """
         client = self._clients.of(messages)
         lead = leading_systems(messages)
         system = "\n\n".join(message.content for message in messages[:lead])
-        facts = self._facts.get(messages, client, system)
-        chain = _Chain(result_of)
+        facts = self._facts.get(messages, client, lead, system)
+        chain = _Chain(root_of(owner), result_of)
         for index, (message, fact) in enumerate(zip(messages, facts, strict=True)):
             if index < lead:
                 chain.begin(message, fact)
             else:
                 chain.add(message, fact, last=index == len(messages) - 1)
-        return MessageChain(client, tuple(chain.entries), tuple(chain.keys), tuple(chain.indices), chain.values)
+        return MessageChain(
+            client, chain.root, tuple(chain.entries), tuple(chain.keys), tuple(chain.indices), chain.values
+        )
 
 
 class _Chain:
     """A request's entries and chain, as its messages are read one by one."""
 
-    def __init__(self, result_of: Callable[[str], bytes | None]) -> None:
+    def __init__(self, root: bytes, result_of: Callable[[str], bytes | None]) -> None:
+        self.root = root
         self._result_of = result_of
         self.entries: list[ChainEntry] = []
         self.keys: list[bytes] = []
         self.indices: list[int] = []
         self.values: dict[Slot, str] = {}
         self._moved: Counter[str] = Counter()
+        self._before = 0
         self._calls: dict[str, int] = {}
 
     def begin(self, message: Message, fact: Facts) -> None:
@@ -294,7 +316,8 @@ class _Chain:
             self.entries.append(ChainEntry(message, fact, None, reply=True))
             return
         place = len(self.keys) if fact.counts else None
-        slots = _slots(fact, len(self.keys), self._moved) if fact.parts else ()
+        self._before = 0 if fact.counts else self._before + 1
+        slots = _slots(fact, Slot("", len(self.keys), before=self._before), self._moved) if fact.parts else ()
         self.values.update((slot, part.text) for slot, part in slots)
         entry = ChainEntry(message, fact, place, slots)
         self.entries.append(entry)
@@ -308,7 +331,7 @@ class _Chain:
         before = self._result_of(call_id(message.tool_call_id)) if entry.cleared else None
         digest = (before or entry.facts.digest) + _answered(message, self._calls)
         self.indices.append(len(self.entries) - 1)
-        self.keys.append(link(self.keys[-1] if self.keys else ROOT, digest))
+        self.keys.append(link(self.keys[-1] if self.keys else self.root, digest))
 
 
 def leading_systems(messages: Sequence[Message]) -> int:
@@ -323,15 +346,16 @@ def _is_reply(message: Message, before: Sequence[ChainEntry]) -> bool:
     return any(reply is not None and re.fullmatch(reply, message.content.strip()) for reply in replies)
 
 
-def _slots(facts: Facts, place: int, moved: Counter[str]) -> tuple[tuple[Slot, DeclaredPlace], ...]:
-    """The slots of the message at `place`; `moved` counts those that belong to no message."""
-    here: Counter[str] = Counter()
+def _slots(facts: Facts, here: Slot, moved: Counter[str]) -> tuple[tuple[Slot, DeclaredPlace], ...]:
+    """The slots of a message, which stands where `here` says; `moved` counts those that belong to no message."""
+    found_here: Counter[str] = Counter()
     found = []
     for part in facts.parts:
         rule = part.rule
         if rule.kind in ("stamp", "state"):
-            count = moved if rule.moves else here
-            found.append((Slot(rule.name, -1 if rule.moves else place, count[rule.name]), part))
+            count = moved if rule.moves else found_here
+            where = Slot("") if rule.moves else here
+            found.append((where._replace(rule=rule.name, number=count[rule.name]), part))
             count[rule.name] += 1
     return tuple(found)
 

@@ -6,16 +6,15 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, Tool
-from start_llm.core.reasoning_tags import REASONING_TAGS
 from start_llm.prompt.fit import Dicts, Fitter
 from start_llm.prompt.ports import Template, TemplateError
 from start_llm.prompt.probe import Traits
 from start_llm.prompt.reading import leading_systems
+from start_llm.prompt.tree import Rendering
 
 # Arguments of `apply_chat_template` itself.
 _RESERVED = frozenset(
@@ -38,26 +37,6 @@ _RESERVED = frozenset(
         "tokenizer_kwargs",
     ]
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """A prompt's text.
-
-    Attributes:
-        generation: character offset at which the generation prompt begins.
-        head: character offset at which the first message after tools and system may begin at the latest, 0 for none.
-    """
-
-    text: str
-    generation: int
-    head: int
-
-    @property
-    def in_reasoning(self) -> bool:
-        """The generation prompt has opened a reasoning block and not closed it."""
-        tail = self.text[self.generation :]
-        return any(tail.rfind(opened) > tail.rfind(closed) for opened, closed in REASONING_TAGS)
 
 
 def common_prefix(a: str, b: str, chunk: int = 65536) -> int:
@@ -107,8 +86,8 @@ class Renderer:
         chosen.update(extra)
         return chosen
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool], variables: dict[str, Any]) -> Rendered:
-        """Text with the generation prompt.
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool], variables: dict[str, Any]) -> Rendering:
+        """Text with the generation prompt; no tokens yet.
 
         Raises:
             BadRequest: the template refuses the conversation.
@@ -120,7 +99,7 @@ class Renderer:
             generation = len(text) - len(suffix)
         else:
             generation = common_prefix(text, self._text(dicts, functions, False, variables))
-        return Rendered(text, generation, self._head(text, messages, tools, variables))
+        return Rendering(text, generation, self._head(text, messages, tools, variables))
 
     def _text(self, dicts: Dicts, functions: Dicts | None, agp: bool, variables: dict[str, Any]) -> str:
         try:

@@ -7,8 +7,7 @@ checked at load for every special token that the template writes; with none that
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import replace
 from operator import itemgetter
 
 from start_llm.core.images import MARK
@@ -17,40 +16,10 @@ from start_llm.prompt.ports import Tokenizer
 from start_llm.prompt.probe import Traits, special_pattern
 from start_llm.prompt.render import common_prefix
 from start_llm.prompt.sights import ImageMarks
-from start_llm.prompt.tree import Path, SpecialTokenPlace
+from start_llm.prompt.tree import Path, Rendering, SpecialTokenPlace
 
 _CHAR = itemgetter(0)
 _PROBES = (("word", "word"), ("x \n", "\n y"), ("  ", "1"), ("ü", " ünï"), ("a.", ""), ("", "\n\nA"))
-
-
-@dataclass(frozen=True, slots=True)
-class Coded:
-    """Tokens of a text.
-
-    Attributes:
-        anchors: places where a special token stands, ascending.
-        common: characters of the text that agree with the path's text.
-        taken: tokens that were taken over from the path, its answer's included.
-    """
-
-    tokens: tuple[int, ...]
-    anchors: tuple[SpecialTokenPlace, ...]
-    common: int = 0
-    taken: int = 0
-
-    def token_at(self, char: int) -> int:
-        """Token offset of the last anchor at or before `char`; 0 if there is none."""
-        index = bisect_right(self.anchors, char, key=_CHAR)
-        return self.anchors[index - 1].token if index else 0
-
-    def anchor_at(self, char: int) -> int | None:
-        """Token offset of the anchor right at `char`, if one is there."""
-        index = bisect_right(self.anchors, char, key=_CHAR)
-        return self.anchors[index - 1].token if index and self.anchors[index - 1].char == char else None
-
-    def anchor_before(self, token: int) -> SpecialTokenPlace:
-        index = bisect_right(self.anchors, token, key=itemgetter(1))
-        return self.anchors[index - 1] if index else SpecialTokenPlace(0, 0, False)
 
 
 class Coder:
@@ -117,37 +86,40 @@ class Coder:
             for place, index in zip(places, indices, strict=True)
         ]
 
-    def code(self, text: str, path: Path | None, *, answered: bool = True) -> Coded:
-        """Tokens of `text`, taking over from `path` what is sure to be the same.
+    def code(self, rendering: Rendering, path: Path | None, *, answered: bool = True) -> Rendering:
+        """The rendering with its tokens, taking over from `path` what is sure to be the same.
 
         `answered`: where the text goes on from the path's answer, its tokens are taken as they were generated.
         """
+        text = rendering.text
         if path is None:
-            tokens, anchors = self.encode(text)
-            return Coded(tuple(tokens), tuple(anchors))
+            return self._coded(rendering, None, 0, 0)
         old = path.rendering
         common = common_prefix(text, old.text)
         if answered and common >= old.generation and path.node.answer_tokens:
-            coded = self._continue(text, path, common)
+            coded = self._continue(rendering, path, common)
             if coded is not None:
                 return coded
         index = bisect_right(old.anchors, common, key=_CHAR)
         while index and not self._stands(text, old.anchors[index - 1]):
             index -= 1
-        if not index:
-            tokens, anchors = self.encode(text)
-            return Coded(tuple(tokens), tuple(anchors), common)
-        char, token, _ = old.anchors[index - 1]
-        tokens, anchors = self.encode(text[char:], char=char, token=token)
-        return Coded(old.tokens[:token] + tuple(tokens), (*old.anchors[: index - 1], *anchors), common, token)
+        return self._coded(rendering, old, index, common)
+
+    def _coded(self, rendering: Rendering, old: Rendering | None, anchors: int, common: int) -> Rendering:
+        """With the tokens of `old` up to the last one of so many of its anchors, and the rest encoded."""
+        char, token, _ = old.anchors[anchors - 1] if old is not None and anchors else (0, 0, False)
+        tokens, places = self.encode(rendering.text[char:], char=char, token=token)
+        kept = old.anchors[: anchors - 1] if old is not None and anchors else ()
+        taken = old.tokens[:token] if old is not None else ()
+        return replace(rendering, tokens=taken + tuple(tokens), anchors=(*kept, *places), common=common, taken=token)
 
     def _stands(self, text: str, anchor: SpecialTokenPlace) -> bool:
         """The special token of an anchor stands in `text` too (the common prefix may end right before it)."""
         return self._pattern is not None and self._pattern.match(text, anchor[0]) is not None
 
-    def _continue(self, text: str, path: Path, common: int) -> Coded | None:
+    def _continue(self, rendering: Rendering, path: Path, common: int) -> Rendering | None:
         """The path's prompt, what was generated, and the rest; None if the text does not show it."""
-        old, answer = path.rendering, path.node.answer
+        text, old, answer = rendering.text, path.rendering, path.node.answer
         end = self._turn_end(text, path)
         if end is None:
             return None
@@ -161,7 +133,13 @@ class Coder:
         tokens, anchors = self.encode(text[end:], char=end, token=taken)
         kept = old.anchors[: bisect_right(old.anchors, old.generation, key=_CHAR)]
         # The long tuple is copied once.
-        return Coded(old.tokens + (generated + tuple(tokens)), (*kept, *anchors), common, taken)
+        return replace(
+            rendering,
+            tokens=old.tokens + (generated + tuple(tokens)),
+            anchors=(*kept, *anchors),
+            common=common,
+            taken=taken,
+        )
 
     def _turn_end(self, text: str, path: Path) -> int | None:
         """Where the rendered turn ends: at the first special token that neither prompt nor model wrote in it."""
@@ -190,10 +168,3 @@ class Coder:
         """The tokens say what the client was told, and nothing behind it (a stop string cuts what was generated)."""
         text = self._tokenizer.decode(self.without_end(tokens))
         return content.strip() in text and (calls or text.rstrip().endswith(content.rstrip()))
-
-
-def boundaries(anchors: tuple[SpecialTokenPlace, ...], length: int) -> tuple[int, ...]:
-    """Token offsets of message starts, ascending, neither 0 nor the end."""
-    places = [anchor.token for anchor in anchors if anchor.start and 0 < anchor.token < length]
-    assert all(a < b for a, b in pairwise(places))
-    return tuple(places)

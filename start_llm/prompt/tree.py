@@ -9,21 +9,43 @@ Nodes are immutable. The tree is shared by the HTTP threads and has its own lock
 
 from __future__ import annotations
 
+import hashlib
+import json
+import secrets
 import sys
 import threading
 from array import array
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from enum import IntEnum
+from functools import cached_property
+from operator import itemgetter
 from typing import NamedTuple
 
 from start_llm.core.messages import Message, Tool
+from start_llm.core.reasoning_tags import REASONING_TAGS
 from start_llm.files.lru import Lru
 from start_llm.prompt.reading import Slot, call_id
 
+_CHAR = itemgetter(0)
 _PATHS_KEPT = 16
 _ALIKE_KEPT = 32
+
+
+class Difference(IntEnum):
+    """What a prompt shows beyond the words of its request, the least harmful first.
+
+    THOUGHTS: the model's own, which the client has left out, or a block in another place. TIMES: an older date or time,
+    and a note with the newer one. WORDS: anything else.
+    """
+
+    NONE = 0
+    THOUGHTS = 1
+    TIMES = 2
+    WORDS = 3
 
 
 class SpecialTokenPlace(NamedTuple):
@@ -35,7 +57,7 @@ class SpecialTokenPlace(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownMessage:
     """A message as the model saw it, a note included. `place`: its index in the chain, None if it is no link."""
 
     message: Message
@@ -44,16 +66,47 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """A prompt as text and tokens.
+    """A prompt as text and, once it is encoded, as tokens.
 
     Attributes:
         generation: character offset at which the generation prompt begins.
+        head: character offset at which the first message after tools and system may begin at the latest, 0 for none.
+        anchors: places where a special token stands, ascending.
+        common: characters of the text that agree with the text of the path that it goes on from.
+        taken: tokens that were taken over from that path, its answer's included.
     """
 
     text: str
-    tokens: tuple[int, ...]
-    anchors: tuple[SpecialTokenPlace, ...]
     generation: int
+    head: int = 0
+    tokens: tuple[int, ...] = ()
+    anchors: tuple[SpecialTokenPlace, ...] = ()
+    common: int = 0
+    taken: int = 0
+
+    @property
+    def in_reasoning(self) -> bool:
+        """The generation prompt has opened a reasoning block and not closed it."""
+        tail = self.text[self.generation :]
+        return any(tail.rfind(opened) > tail.rfind(closed) for opened, closed in REASONING_TAGS)
+
+    def token_at(self, char: int) -> int:
+        """Token offset of the last anchor at or before `char`; 0 if there is none."""
+        index = bisect_right(self.anchors, char, key=_CHAR)
+        return self.anchors[index - 1].token if index else 0
+
+    def anchor_at(self, char: int) -> int | None:
+        """Token offset of the anchor right at `char`, if one is there."""
+        index = bisect_right(self.anchors, char, key=_CHAR)
+        return self.anchors[index - 1].token if index and self.anchors[index - 1].char == char else None
+
+    def anchor_before(self, token: int) -> SpecialTokenPlace:
+        index = bisect_right(self.anchors, token, key=itemgetter(1))
+        return self.anchors[index - 1] if index else SpecialTokenPlace(0, 0, False)
+
+    def boundaries(self, length: int) -> tuple[int, ...]:
+        """Token offsets of message starts, ascending, neither 0 nor `length` or more."""
+        return tuple(anchor.token for anchor in self.anchors if anchor.start and 0 < anchor.token < length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +137,8 @@ class Node:
         nonce: what a note's tag carries in this conversation.
         length: links of the chain, the answer included.
         spoken: tokens of visible text and calls that the model generated on the path.
-        clean: the model was shown nothing on the path but what the requests said, and its own thoughts.
+        difference: the greatest one between what the model was shown on the path and what the requests said, its own
+            thoughts and moved blocks left out: these are compared anew.
         noted: characters and tokens of all notes on the path.
         digests: of what the messages since the parent's answer say, this answer included.
         results: digest of each tool result among them, by the id of its call.
@@ -103,11 +157,11 @@ class Node:
     nonce: str
     length: int
     spoken: int
-    clean: bool
+    difference: Difference
     noted: tuple[int, int]
     digests: tuple[bytes, ...]
     results: tuple[tuple[str, bytes], ...]
-    shown: tuple[Shown, ...]
+    shown: tuple[ShownMessage, ...]
     told: tuple[tuple[Slot, str | None], ...]
     tools: tuple[Tool, ...] | None
     clock: datetime | None
@@ -124,7 +178,7 @@ class Node:
         return sys.getsizeof(self.grown.text) + texts + tokens + 120 * len(self.grown.new_anchors) + 1500
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Path:
     """A node with all before it.
 
@@ -133,16 +187,16 @@ class Path:
         shown: every message as the model saw it, the answer last, transient ones left out.
         told: what the model was told last for every slot.
         rendering: of the node's prompt, without the answer.
-        own: places of the answers that this server generated.
+        generated: places of the answers that this server generated.
         chars: of the contents of `shown`.
     """
 
     node: Node
-    shown: tuple[Shown, ...]
+    shown: tuple[ShownMessage, ...]
     told: Mapping[Slot, str | None]
     tools: tuple[Tool, ...]
     rendering: Rendering
-    own: frozenset[int]
+    generated: frozenset[int]
     chars: int
 
     @property
@@ -150,11 +204,33 @@ class Path:
         """The prompt's tokens and the answer's."""
         return self.rendering.tokens + self.node.answer_tokens
 
+    @cached_property
+    def definitions(self) -> dict[str, str]:
+        """The tools' definitions by name, as shown in the prompt's head."""
+        return {tool.name: definition(tool) for tool in self.tools}
+
+
+def definition(tool: Tool) -> str:
+    """What the model is shown of a tool, as JSON with sorted keys: equal texts are equal JSON values."""
+    return json.dumps(tool.as_function(), ensure_ascii=False, sort_keys=True)
+
+
+def nonce_after(path: Path | None, session: str | None) -> str:
+    """What a note's tag carries in the conversation that goes on from `path`, 32 bits: another session gets its own.
+
+    The ids of nodes are random and nobody is told them, so a file's content cannot guess it.
+    """
+    if path is None:
+        return secrets.token_hex(4)
+    if path.node.session == session:
+        return path.node.nonce
+    return hashlib.blake2b(f"{path.node.id} {session}".encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+
 
 def extended(path: Path | None, node: Node, rendering: Rendering | None = None) -> Path:
     """The path to a child of `path`'s node. `rendering`: of its prompt, if it is at hand."""
     place = node.length - 1
-    new = (*node.shown, Shown(node.answer, place))
+    new = (*node.shown, ShownMessage(node.answer, place))
     chars = sum(len(shown.message.content) for shown in new)
     told = dict(path.told) if path is not None else {}
     told.update(node.told)
@@ -163,37 +239,38 @@ def extended(path: Path | None, node: Node, rendering: Rendering | None = None) 
         shown=(*(path.shown if path is not None else ()), *new),
         told=told,
         tools=node.tools if node.tools is not None else (path.tools if path is not None else ()),
-        rendering=rendering or _regrown(path, node.grown),
-        own=(path.own if path is not None else frozenset()) | {place},
+        rendering=rendering or _rendering_of(path, node.grown),
+        generated=(path.generated if path is not None else frozenset()) | {place},
         chars=chars + (path.chars if path is not None else 0),
     )
 
 
-def grown(path: Path | None, rendering: Rendering, *, common: int, taken: int) -> RenderDelta:
-    """What `rendering` adds to the path's. `common` characters and `taken` tokens at its front are the path's."""
+def rendering_delta(path: Path | None, rendering: Rendering) -> RenderDelta:
+    """What `rendering` adds to that of the path which it goes on from."""
     old = path.rendering.anchors if path is not None else ()
     anchors = 0
     while anchors < min(len(old), len(rendering.anchors)) and old[anchors] == rendering.anchors[anchors]:
         anchors += 1
+    common, taken = (rendering.common, rendering.taken) if path is not None else (0, 0)
     return RenderDelta(
-        common if path is not None else 0,
-        taken if path is not None else 0,
+        common,
+        taken,
         anchors,
-        rendering.text[common if path is not None else 0 :],
-        array("i", rendering.tokens[taken if path is not None else 0 :]),
+        rendering.text[common:],
+        array("i", rendering.tokens[taken:]),
         rendering.anchors[anchors:],
         rendering.generation,
     )
 
 
-def _regrown(path: Path | None, new: RenderDelta) -> Rendering:
+def _rendering_of(path: Path | None, new: RenderDelta) -> Rendering:
     text, tokens = (path.rendering.text, path.tokens) if path is not None else ("", ())
     anchors = path.rendering.anchors if path is not None else ()
     return Rendering(
         text[: new.chars] + new.text,
-        tokens[: new.tokens] + tuple(new.new_tokens),
-        anchors[: new.anchors] + new.new_anchors,
         new.generation,
+        tokens=tokens[: new.tokens] + tuple(new.new_tokens),
+        anchors=anchors[: new.anchors] + new.new_anchors,
     )
 
 
@@ -205,9 +282,8 @@ class ConversationTree:
         self._used = 0
         self._nodes: OrderedDict[int, Node] = OrderedDict()
         self._by_key: dict[bytes, tuple[int, ...]] = {}
-        self._children: dict[int, tuple[int, ...]] = {}
-        self._results: dict[str, bytes] = {}
-        self._orders: Lru[frozenset[str], tuple[str, ...]] = Lru(_ALIKE_KEPT * 2)
+        self._results: dict[tuple[str | None, str], bytes] = {}
+        self._orders: Lru[tuple[str | None, frozenset[str]], tuple[str, ...]] = Lru(_ALIKE_KEPT * 2)
         self._paths: Lru[int, Path] = Lru(_PATHS_KEPT)
         self._lock = threading.RLock()
 
@@ -223,25 +299,14 @@ class ConversationTree:
     def has(self, key: bytes) -> bool:
         return key in self._by_key
 
-    def result_of(self, call: str) -> bytes | None:
-        """The digest of the result of a call of ours, by `call_id`; None if there is none, or more than one."""
-        return self._results.get(call) or None
+    def result_of(self, owner: str | None, call: str) -> bytes | None:
+        """The digest of the result that an owner sent for a call, by `call_id`; None if there is none, or two."""
+        return self._results.get((owner, call)) or None
 
-    def said_below(self, node: Node) -> set[bytes]:
-        """Digests of all messages in the conversations that go on from `node`."""
-        found: set[bytes] = set()
+    def arrange(self, owner: str | None, tools: Sequence[Tool]) -> tuple[Tool, ...]:
+        """`tools` in the order in which the same names of the same owner were shown before: order says nothing."""
         with self._lock:
-            waiting = [node.id]
-            while waiting:
-                for child in self._children.get(waiting.pop(), ()):
-                    found.update(self._nodes[child].digests)
-                    waiting.append(child)
-        return found
-
-    def arrange(self, tools: Sequence[Tool]) -> tuple[Tool, ...]:
-        """`tools` in the order in which the same names were shown before: order says nothing."""
-        with self._lock:
-            order = self._orders.get(frozenset(tool.name for tool in tools))
+            order = self._orders.get((owner, frozenset(tool.name for tool in tools)))
         if order is None or len(order) != len(tools):
             return tuple(tools)
         by_name = {tool.name: tool for tool in tools}
@@ -309,15 +374,14 @@ class ConversationTree:
         self._used += node.size
         alike = (*self._by_key.get(node.key, ()), node.id)
         self._by_key[node.key] = alike[-_ALIKE_KEPT:]
-        if node.parent is not None:
-            self._children[node.parent] = (*self._children.get(node.parent, ()), node.id)
         for call, digest in node.results:
             # Of two results of one call, none is taken for the one that was cleared.
-            self._results[call] = digest if self._results.get(call, digest) == digest else b""
+            key = node.owner, call
+            self._results[key] = digest if self._results.get(key, digest) == digest else b""
         if node.tools:
             names = tuple(tool.name for tool in node.tools)
-            if frozenset(names) not in self._orders:
-                self._orders.put(frozenset(names), names)
+            if (node.owner, frozenset(names)) not in self._orders:
+                self._orders.put((node.owner, frozenset(names)), names)
 
     def _evict(self) -> list[int]:
         gone = []
@@ -332,18 +396,12 @@ class ConversationTree:
         self._used -= node.size
         self._paths.pop(index)
         for call, _ in node.results:
-            self._results.pop(call, None)
-        _take_out(self._by_key, node.key, index)
-        if node.parent is not None:
-            _take_out(self._children, node.parent, index)
-
-
-def _take_out[K](table: dict[K, tuple[int, ...]], key: K, index: int) -> None:
-    left = tuple(other for other in table.get(key, ()) if other != index)
-    if left:
-        table[key] = left
-    else:
-        table.pop(key, None)
+            self._results.pop((node.owner, call), None)
+        left = tuple(other for other in self._by_key.get(node.key, ()) if other != index)
+        if left:
+            self._by_key[node.key] = left
+        else:
+            self._by_key.pop(node.key, None)
 
 
 def _same(one: Node, other: Node) -> bool:

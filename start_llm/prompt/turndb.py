@@ -24,7 +24,7 @@ CREATE TABLE nodes (
     fingerprint TEXT NOT NULL, blob BLOB NOT NULL);
 CREATE INDEX nodes_root ON nodes (root)
 """
-_VERSION = 2
+_VERSION = 3
 _GATHER_SECONDS = 0.2
 _Write = tuple[int, Node]
 

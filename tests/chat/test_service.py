@@ -200,7 +200,7 @@ def test_a_miss_where_the_turn_was_served_before_is_a_lost_state() -> None:
     def reason(token: int, given: str) -> str:
         length = len(prepared.prompt.tokens)
         report = CacheReport(prompt=length, computed=length, new=0, miss=Miss(given, token))
-        miss = explained(report, client.pipe, replace(prepared, fresh=0)).miss
+        miss = explained(report, client.pipe, replace(prepared, new=0)).miss
         assert miss is not None and miss.token == token
         return miss.reason
 

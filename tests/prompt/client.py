@@ -121,20 +121,10 @@ def doubled(message: Message) -> Message:
     return replace(in_content(message), reasoning=message.reasoning)
 
 
-def completed(message: Message) -> Message:
-    """Arguments with a default value that the client writes down too."""
-    calls = tuple(
-        ToolCall(call.id, call.name, json.dumps(json.loads(call.arguments) | {"replace_all": False}))
-        for call in message.tool_calls
-    )
-    return replace(message, tool_calls=calls)
-
-
 ECHOES: dict[str, Callable[[Message], Message]] = {
     "kept": same,
     "stripped": stripped,
     "reserialised": reserialised,
-    "completed": completed,
     "stripped and reserialised": lambda message: stripped(reserialised(message)),
     "in content": in_content,
     "doubled": doubled,

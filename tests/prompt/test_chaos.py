@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from start_llm.core.messages import Message
-from start_llm.prompt import pipeline
+from start_llm.prompt import tree
 from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.tree import ConversationTree
 from start_llm.prompt.turndb import TurnDB
@@ -24,7 +24,7 @@ from tests.prompt.client import BASH, CLAUDE, CLEARED, ECHOES, READ, Client, say
 from tests.prompt.models import model
 
 METHODS: dict[type, tuple[str, ...]] = {
-    ConversationTree: ("at", "has", "result_of", "said_below", "arrange", "add", "__len__"),
+    ConversationTree: ("at", "has", "result_of", "arrange", "add", "__len__"),
     TurnDB: ("save", "forget", "flush"),
 }
 Site = tuple[str, str, int]
@@ -123,7 +123,7 @@ def lived(path: Path, on_call: Callable[[Site], None]) -> Life:
 
 @pytest.mark.timeout(120)
 def test_a_fault_anywhere_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pipeline.secrets, "token_hex", lambda size: "0" * 2 * size)  # a note's tag
+    monkeypatch.setattr(tree.secrets, "token_hex", lambda size: "0" * 2 * size)  # a note's tag
     sites: dict[Site, None] = {}
     plain = lived(tmp_path / "plain", lambda site: sites.setdefault(site))
     assert plain.faults == []

@@ -44,7 +44,8 @@ def test_declared_places(name: str) -> None:
 def test_calls_and_their_results() -> None:
     calls = tuple(ToolCall(f"call_{i}", "f", "{}") for i in range(COUNT // 4))
     results = [Message("tool", "r", tool_call_id=call.id) for call in reversed(calls)]
-    reading = ChainReader(Clients()).read([Message("user", "x"), Message("assistant", "", tool_calls=calls), *results])
+    messages = [Message("user", "x"), Message("assistant", "", tool_calls=calls), *results]
+    reading = ChainReader(Clients()).read(messages, None)
     assert len(reading.keys) == 2 + len(calls)
 
 

@@ -22,7 +22,7 @@ def test_a_first_prompt_is_the_template_rendering(family):
     text = model(family)[1].decode(prepared.prompt.tokens)
     assert "Be brief." in text and "Hello there" in text
     assert prepared.prompt.tokens == tuple(model(family)[1].encode(text))
-    assert prepared.fresh == len(prepared.prompt.tokens)
+    assert prepared.new == len(prepared.prompt.tokens)
     assert model(family)[1].decode(prepared.prompt.tokens[: prepared.prompt.generation]).count("Hello there") == 1
     assert "Hello" not in model(family)[1].decode(prepared.prompt.tokens[prepared.prompt.generation :])
 
@@ -38,7 +38,7 @@ def test_a_tool_loop_reuses_every_generated_token(family, echo):
         prepared = client.ask(Message("tool", f"result {step}", tool_call_id="call_read"))
         assert prepared.prompt.tokens[: len(spoken)] == spoken
         assert prepared.prompt.tokens[len(spoken)] in model(family)[1].special_tokens.values()
-        assert prepared.fresh == len(prepared.prompt.tokens) - len(spoken)
+        assert prepared.new == len(prepared.prompt.tokens) - len(spoken)
     assert model(family)[1].decode(prepared.prompt.tokens).count("Hm ") == 4
 
 
@@ -215,8 +215,8 @@ def test_an_insertion_is_all_that_is_new():
     rest = model("chatml")[1].decode(inserted.prompt.tokens).split("(inserted)")[1]
     assert rest.count("number") == 4
     # the inserted message and the last question, which no finished request carried
-    assert 0 < inserted.fresh < len(prepared.prompt.tokens) // 2
-    assert inserted.fresh < len(model("chatml")[1].encode(rest)) - 60
+    assert 0 < inserted.new < len(prepared.prompt.tokens) // 2
+    assert inserted.new < len(model("chatml")[1].encode(rest)) - 60
 
 
 def test_prepare_is_deterministic_and_leaves_no_trace():

@@ -33,11 +33,11 @@ def test_computed_over_new(client, family, limit):
         prepared = pipe.prepare(request, thinking=True)
         tokens = prepared.prompt.tokens
         computed += len(tokens) - max((common(tokens, other) for other in held), default=0)
-        new += prepared.fresh
+        new += prepared.new
         generated = tokenizer.encode(raw_answer(family, answer, prepared.in_reasoning))
         generated.append(tokenizer.special_tokens[EOS[family][0]])
         pipe.record(prepared, answer, generated)
-        hits += prepared.turn.view.base is not None
+        hits += prepared.view.base is not None
         held.append((*tokens, *generated[:-1]))
     assert computed <= limit * new
     assert hits >= (0 if client == "openclaw" else len(held) // 2)
@@ -55,7 +55,7 @@ def test_openclaw_with_guesses_computes_less_than_new_and_transient():
         assert prepared.prompt.transient is not None
         if prepared.session in sessions:
             computed += len(tokens) - max(common(tokens, other) for other in held)
-            new += prepared.fresh
+            new += prepared.new
         sessions.add(prepared.session)
         generated = tokenizer.encode(raw_answer("qwen35", answer, prepared.in_reasoning))
         generated.append(tokenizer.special_tokens["<|im_end|>"])

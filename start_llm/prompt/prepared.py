@@ -1,0 +1,128 @@
+"""A request ready for the engine: the prompt, and what is needed to record the answer and to explain misses."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from start_llm.core.messages import Message
+from start_llm.core.prompt import Prompt
+from start_llm.core.report import Miss
+from start_llm.core.request import ChatRequest
+from start_llm.prompt.clock import Clock
+from start_llm.prompt.reading import MessageChain, answer_digest, call_id, link
+from start_llm.prompt.tree import Difference, Node, Path, Rendering, nonce_after, rendering_delta
+from start_llm.prompt.view import View
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """
+    Attributes:
+    prompt: what the model gets.
+    chain, view, rendering: the request as it was read, what is shown of it, and that as text and tokens.
+    variables: of the template. clock: stopped, for a template that prints the date by itself.
+    stem: the path whose text and tokens the rendering goes on from.
+    spoken: tokens of the answers of ours that the request carries.
+    new: prompt tokens that no earlier request of this owner had sent, and that were not generated for it.
+    miss: why no base was used, or not the deepest one, as far as this room knows it.
+    """
+
+    request: ChatRequest
+    chain: MessageChain
+    view: View
+    rendering: Rendering
+    prompt: Prompt
+    variables: Mapping[str, Any]
+    clock: Clock | None = None
+    stem: Path | None = None
+    spoken: int = 0
+    new: int = 0
+    miss: Miss | None = None
+
+    @property
+    def raw(self) -> bool:
+        """The request is no conversation: its text is the prompt (`completions`)."""
+        return self.request.prompt is not None
+
+    @property
+    def in_reasoning(self) -> bool:
+        """The generation prompt has opened the reasoning block."""
+        return self.rendering.in_reasoning
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Lines of the update note that was added."""
+        return self.view.notes
+
+    @property
+    def one_shot(self) -> bool:
+        """It looks like a side request (title, summary)."""
+        return not self.request.tools and all(message.role != "assistant" for message in self.request.messages)
+
+    @property
+    def session(self) -> str:
+        """Stable id of the conversation: the client's own, else derived from how it begins."""
+        return self.request.session or ("completion" if self.raw else _derived_session(self.chain))
+
+    @property
+    def served(self) -> int:
+        """Tokens at its front that an earlier turn had as well, its answer included."""
+        return self.rendering.taken
+
+    def key_behind(self, answer: Message) -> bytes:
+        """The key of the chain behind `answer`."""
+        return link(self.chain.last_key, answer_digest(answer.content, answer.tool_calls, self.chain.client))
+
+    def node_of(self, answer: Message, tokens: Sequence[int], spoken: int, *, keep: bool) -> Node:
+        """The answer as a node of the conversation tree.
+
+        Args:
+            tokens: as generated; none if they say something else than `answer`.
+            spoken: tokens of its visible text and calls.
+            keep: the messages are kept as they were shown.
+        """
+        chain, view, stem = self.chain, self.view, self.stem
+        links = [chain.entries[index] for index in chain.indices[stem.node.length if stem is not None else 0 :]]
+        results = [entry for entry in links if entry.message.tool_call_id and not entry.cleared]
+        digest = answer_digest(answer.content, answer.tool_calls, chain.client)
+        return Node(
+            id=secrets.randbits(62),
+            parent=stem.node.id if stem is not None else None,
+            key=self.key_behind(answer),
+            owner=self.request.owner,
+            session=self.request.session,
+            nonce=nonce_after(stem, self.request.session),
+            length=len(chain.keys) + 1,
+            spoken=self.spoken + spoken,
+            # Thoughts and moved blocks are compared anew by each request.
+            difference=view.difference if view.difference > Difference.THOUGHTS else Difference.NONE,
+            noted=view.noted,
+            digests=(*(entry.facts.digest for entry in links), digest),
+            results=tuple((call_id(entry.message.tool_call_id), entry.facts.digest) for entry in results),
+            shown=(view.new[:-1] if view.transient else view.new) if keep else (),
+            told=view.told,
+            tools=None if stem is not None and stem.tools == view.tools else view.tools,
+            clock=self.clock.moment if self.clock is not None else None,
+            grown=rendering_delta(stem, self.rendering),
+            answer=answer,
+            answer_tokens=tuple(tokens),
+        )
+
+    def heals(self) -> bool:
+        """Whether the base's answer came back without its reasoning or otherwise written."""
+        base = self.view.base
+        if base is None:
+            return False
+        sent = self.chain.entries[self.chain.indices[base.node.length - 1]].message
+        return replace(sent, tool_calls=()) != replace(base.node.answer, tool_calls=())
+
+
+def _derived_session(chain: MessageChain) -> str:
+    """Named after how the conversation begins: up to its first user message."""
+    for key, index in zip(chain.keys, chain.indices, strict=True):
+        if chain.entries[index].message.role == "user":
+            return f"auto-{key.hex()[:24]}"
+    return f"auto-{chain.last_key.hex()[:24]}"

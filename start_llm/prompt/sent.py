@@ -1,0 +1,140 @@
+"""What each owner has sent and been answered before, as hashes: tells how many tokens of a prompt are new.
+
+Two things are kept of a request: its text, as a chain of pieces, so that a prompt that begins alike is known up to
+where it differs; and each message and line of the system text by itself, so that a history which has to be computed
+again, behind a line that has changed, does not pass for new. Knows nothing of what is stored or computed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from start_llm.core.messages import Message, Tool
+from start_llm.prompt.reading import MessageChain
+from start_llm.prompt.tree import Node, Rendering, ShownMessage, definition
+from start_llm.prompt.view import View
+
+_KEPT = 1 << 18
+_BY_LINES = 1 << 16  # characters of a text whose lines are pieces; behind them its messages are
+_RAW_PIECE = 32  # tokens of a prompt that is no conversation
+
+
+class SentTexts:
+    """Bounded: what was used least recently goes first. Nothing of one owner is found for another one. Thread-safe."""
+
+    def __init__(self, count_tokens: Callable[[str], int]) -> None:
+        self._count_tokens = count_tokens
+        self._hashes: OrderedDict[int, None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, owner: str | None, chain: MessageChain, view: View, rendering: Rendering) -> None:
+        """A request that was sent."""
+        digests = (entry.facts.digest for entry in chain.entries if entry.place is not None)
+        lines = (line for entry in chain.entries if entry.message.role == "system" for line in _lines(entry.message))
+        self._add(hash((owner, item)) for item in (*digests, *lines, *map(definition, view.tools)))
+        self._add(hashed for hashed, _ in _pieces(owner, rendering))
+
+    def add_answer(self, node: Node) -> None:
+        """An answer that was generated, and what it answers; also one that was recorded by a server before this one."""
+        values = (value for slot, value in node.told if slot.rule == "system" and value is not None)
+        lines = [line for value in values for line in value.split("\n")]
+        self._add(hash((node.owner, item)) for item in (*node.digests, *lines, *map(definition, node.tools or ())))
+        if node.parent is None:
+            text = Rendering(node.grown.text, node.grown.generation, anchors=node.grown.new_anchors)
+            self._add(hashed for hashed, _ in _pieces(node.owner, text))
+
+    def _add(self, hashes: Iterable[int]) -> None:
+        with self._lock:
+            for hashed in hashes:
+                self._hashes[hashed] = None
+                self._hashes.move_to_end(hashed)
+            while len(self._hashes) > _KEPT:
+                self._hashes.popitem(last=False)
+
+    def knows(self, owner: str | None, item: bytes | str) -> bool:
+        """Whether this owner sent a message of that digest, or a system text with that line, or was so answered."""
+        return hash((owner, item)) in self._hashes
+
+    def new_tokens(self, owner: str | None, chain: MessageChain, view: View, rendering: Rendering) -> int:
+        """Tokens of a prompt that its owner had neither sent nor been answered before."""
+        tokens = len(rendering.tokens)
+        chars, known = self._known_front(owner, rendering)
+        rest = tokens - max(known, rendering.taken)
+        answers = [index for index, shown in enumerate(view.new) if shown.message.role == "assistant"]
+        if not answers:
+            return rest
+        behind = len(view.new) - answers[-1] - 1
+        starts = sum(anchor.start and chars <= anchor.char < rendering.generation for anchor in rendering.anchors)
+        if known >= rendering.taken and starts <= behind:
+            return rest
+        tools = view.tools if view.base is None else ()
+        share = self._unknown_share(owner, chain, view.new, answers[-1], tools)
+        return min(rest, round((tokens if view.base is None else rest) * share))
+
+    def _known_front(self, owner: str | None, rendering: Rendering) -> tuple[int, int]:
+        """Characters and tokens at the front of the text that were sent before, piece by piece."""
+        end = 0
+        for hashed, at in _pieces(owner, rendering):
+            if hashed not in self._hashes:
+                break
+            end = at
+        if not rendering.text:
+            return 0, end
+        if end == len(rendering.text):
+            return end, len(rendering.tokens)
+        token = rendering.token_at(end)
+        anchor = rendering.anchor_before(token)
+        begun = anchor.char if anchor.token == token else 0
+        return end, token + self._count_tokens(rendering.text[begun:end])
+
+    def _unknown_share(
+        self, owner: str | None, chain: MessageChain, shown: Sequence[ShownMessage], last: int, tools: Iterable[Tool]
+    ) -> float:
+        """How much of messages and tools is new, by characters; nothing behind the last answer was sent before."""
+        unknown = total = 0
+        for index, one in enumerate(shown):
+            size = _size(one.message)
+            total += size
+            if index > last:
+                unknown += size
+            elif one.place is None:
+                unknown += size - sum(len(line) + 1 for line in _lines(one.message) if self.knows(owner, line))
+            elif not self.knows(owner, chain.entries[chain.indices[one.place]].facts.digest):
+                unknown += size
+        for text in map(definition, tools):
+            total += len(text)
+            unknown += 0 if self.knows(owner, text) else len(text)
+        return unknown / max(1, total)
+
+
+def _pieces(owner: str | None, rendering: Rendering) -> Iterator[tuple[int, int]]:
+    """Hashes of the text's pieces, each with all before it, and the character (or token) at which the piece ends."""
+    text, hashed, at = rendering.text, hash((owner, "pieces")), 0
+    if not text:
+        for at in range(0, len(rendering.tokens), _RAW_PIECE):
+            piece = rendering.tokens[at : at + _RAW_PIECE]
+            hashed = hash((hashed, piece))
+            yield hashed, at + len(piece)
+        return
+    while at < min(len(text), _BY_LINES):
+        end = text.find("\n", at) + 1 or len(text)
+        hashed = hash((hashed, text[at:end]))
+        yield hashed, end
+        at = end
+    for end in (*(anchor.char for anchor in rendering.anchors if anchor.start), len(text)):
+        if end > at:
+            hashed = hash((hashed, text[at:end]))
+            yield hashed, end
+            at = end
+
+
+def _lines(message: Message) -> list[str]:
+    return message.content.split("\n")
+
+
+def _size(message: Message) -> int:
+    """Roughly the characters that a template makes of a message."""
+    calls = sum(len(call.name) + len(call.arguments) + 40 for call in message.tool_calls)
+    return len(message.content) + len(message.reasoning or "") + calls + 40
