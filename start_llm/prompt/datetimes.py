@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from calendar import monthrange
+from collections.abc import Sequence
 
-_MONTHS = tuple(
+_NAMES = "January February March April May June July August September October November December"
+_MONTHS = re.findall(r"\w+", _NAMES)
     [
         "January",
         "February",
@@ -30,7 +32,7 @@ _ZONES = "UTC|GMT|CET|CEST|EET|EEST|WEST|MSK|BST|IST|JST|KST|SGT|HKT|[ACEMP][SD]
 _AREAS = "Africa|America|Antarctica|Arctic|Asia|Atlantic|Australia|Europe|Indian|Pacific|Etc"
 
 
-def _names(words: tuple[str, ...], *more: str) -> str:
+def _names(words: Sequence[str], *more: str) -> str:
     """Full names, abbreviations (with a dot or without), and both in capitals."""
     forms = [form for word in words for form in (word, word.upper(), f"{word[:3]}\\.?", f"{word[:3].upper()}\\.?")]
     return "|".join(sorted((*forms, *more), key=len, reverse=True))
