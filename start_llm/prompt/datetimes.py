@@ -12,21 +12,6 @@ from collections.abc import Sequence
 
 _NAMES = "January February March April May June July August September October November December"
 _MONTHS = re.findall(r"\w+", _NAMES)
-    [
-        "January",
-        "February",
-        "March",
-        "April",
-        "May",
-        "June",
-        "July",
-        "August",
-        "September",
-        "October",
-        "November",
-        "December",
-    ]
-)
 _DAYS = ("Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday")
 _ZONES = "UTC|GMT|CET|CEST|EET|EEST|WEST|MSK|BST|IST|JST|KST|SGT|HKT|[ACEMP][SD]T|A[KE][SD]T|AW[SD]T|NZ[SD]T|HST"
 _AREAS = "Africa|America|Antarctica|Arctic|Asia|Atlantic|Australia|Europe|Indian|Pacific|Etc"
