@@ -10,8 +10,8 @@ UNFINISHED = ".writing"
 """The ending of a file that is being written; one that a killed process left may be removed."""
 
 
-def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o600, sync: bool = False) -> None:
-    """Writes `data` (text as UTF-8) under another name and renames that.
+def write_atomic(path: Path, data: bytes | str | list[bytes], *, mode: int = 0o600, sync: bool = False) -> None:
+    """Writes `data` (text as UTF-8, parts one after the other) under another name and renames that.
 
     Args:
         path: in a folder that exists. A link in its place is replaced, not followed.
@@ -25,7 +25,7 @@ def write_atomic(path: Path, data: bytes | str, *, mode: int = 0o600, sync: bool
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         with os.fdopen(os.open(fresh, flags, mode), "wb") as file:
-            file.write(data.encode() if isinstance(data, str) else data)
+            file.writelines(data if isinstance(data, list) else [data.encode() if isinstance(data, str) else data])
             if sync:
                 file.flush()
                 os.fsync(file.fileno())

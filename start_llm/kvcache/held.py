@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.pieces import Checkpoint, Form, Slices
@@ -20,9 +20,8 @@ class Held:
         ghosts: tokens remembered without KV in memory.
     """
 
-    def __init__(self, kit: LayerKit, divided: Callable[[Segment, Segment], None] | None = None) -> None:
-        """`divided` is told the upper and the lower part whenever a segment is divided."""
-        self.tree = SegmentTree(self._divide, divided=divided)
+    def __init__(self, kit: LayerKit) -> None:
+        self.tree = SegmentTree(self._divide)
         self.nbytes = 0
         self.ghosts = 0
         self.counters = StoreCounters()

@@ -40,11 +40,6 @@ class Sessions:
         session.ends = [*kept, end][-self._keep :] if self._keep else []
         self._known.put(name, session)
 
-    def touch(self, name: str, now: float) -> None:
-        """The conversation is alive; unknown names are ignored."""
-        if (session := self._known.get(name)) is not None:
-            session.used = now
-
     def protection(self, now: float, budget_bytes: int) -> dict[int, tuple[int, float]]:
         """For each protected end (by `id`): how strongly, greater is stronger.
 

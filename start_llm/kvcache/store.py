@@ -17,7 +17,7 @@ from start_llm.kvcache import planner
 from start_llm.kvcache.blocks import TokenMemo, Tokens, TokenSequence
 from start_llm.kvcache.config import StoreConfig
 from start_llm.kvcache.disk.paging import Paging
-from start_llm.kvcache.disk.tier import DiskTier
+from start_llm.kvcache.disk.tier import DiskTier, NoDisk
 from start_llm.kvcache.evict import Eviction
 from start_llm.kvcache.held import Held
 from start_llm.kvcache.layers import LayerKit
@@ -54,13 +54,11 @@ class KVStore:
     ) -> None:
         self._kit, self._config, self._clock = kit, config, clock
         self._memo = TokenMemo()
-        self._paging = Paging(kit, disk) if disk is not None else None
-        self._held = Held(kit, divided=self._paging.divided if self._paging is not None else None)
+        self._held = Held(kit)
+        self.disk = Paging(kit, disk or NoDisk(), self._held)
         self._sessions = Sessions(config.session_idle_seconds, config.sessions_keep)
         self._eviction = Eviction(kit, self._held, self._sessions, config)
         self._swept = clock()
-        if self._paging is not None:
-            self._held.ghosts = self._paging.fill(self._held.tree)
 
     # --- reading ------------------------------------------------------------
 
@@ -114,41 +112,20 @@ class KVStore:
         counters.hits += 1
         counters.restored_tokens += length
         counters.copied_bytes += copied
-        if self._paging is not None:
-            self._paging.used(path)
-            self._eviction.enforce(self._clock())  # what came from disk takes memory
+        self.disk.used(path)
+        self._eviction.enforce(self._clock())  # what came from disk takes memory
         return Restored(cache, length, copied)
 
     def _ready(self, tokens: Tokens, limit: int) -> Sequence[Segment]:
         """The segments to restore from, all in memory now; empty if there is nothing to restore."""
-        if self._paging is not None:
-            self._paging.forget_lost(self._held.tree)
+        self.disk.forget_lost()
         while True:
             match = self._held.tree.walk(tokens)
             length = planner.plan(match, limit, self._kit.cuttable).length
             path = [segment for segment in match.path if segment.start < length]
-            if self._paging is None or self._page_in(self._paging, path):
+            if self.disk.read(path):
                 return path
             # A file was gone or damaged and is forgotten now: plan again without it.
-
-    def _page_in(self, paging: Paging, path: Sequence[Segment]) -> bool:
-        """Reads what is on disk only. False: something could not be read."""
-        try:
-            for segment in path:
-                if segment.rows is None:
-                    rows = paging.rows(segment)
-                    if rows is None:
-                        return False
-                    self._held.fill(segment, rows)
-                    self._held.counters.paged_tokens += segment.length
-            if path and not self._kit.cuttable and path[-1].checkpoint is None:
-                state = paging.checkpoint(path[-1])
-                if state is None:
-                    return False
-                self._held.attach(path[-1], state)
-            return True
-        finally:
-            paging.forget_read()
 
     # --- writing ------------------------------------------------------------
 
@@ -191,11 +168,10 @@ class KVStore:
         if session is not None and not one_shot:
             self._sessions.add_end(session, end, self._clock())
         outgrown = self._eviction.thin(end)
-        if self._paging is not None:
-            for segment in outgrown:
-                self._paging.thinned(segment)
-            self._paging.forget_lost(self._held.tree)
-            self._paging.stored([*reversed(list(end.ancestors())), end])
+        for segment in outgrown:
+            self.disk.thinned(segment)
+        self.disk.forget_lost()
+        self.disk.stored([*reversed(list(end.ancestors())), end])
         self._eviction.enforce(self._clock())
 
     def _insert(
@@ -229,8 +205,7 @@ class KVStore:
     def forget(self, tokens: TokenSequence, length: int) -> None:
         """Gives up what is stored of `tokens` behind their first `length`, and all that stands on it; on disk too."""
         for segment in self._held.tree.below(self._memo.get(tokens), length):
-            if self._paging is not None:
-                self._paging.given_up(segment)
+            self.disk.given_up(segment)
             self._held.drop(segment)
 
     def idle(self) -> None:
@@ -238,18 +213,13 @@ class KVStore:
 
         Hands to the disk thread what its queue had no room for, and evicts what has outlived its time.
         """
-        if self._paging is not None:
-            self._held.ghosts += self._paging.fill(self._held.tree)
-            self._paging.write()
-            self._paging.write_large()
+        self.disk.find()
+        self.disk.write()
+        self.disk.write_large()
         now = self._clock()
         if now - self._swept >= min(_SWEEP_SECONDS, self._config.ttl_seconds):
             self._swept = now
             self._eviction.enforce(now)
-
-    def touch(self, session: str) -> None:
-        """The conversation is in progress: its protection starts anew."""
-        self._sessions.touch(session, self._clock())
 
     def has_room(self, tokens: int) -> bool:
         """Whether `tokens` more fit without pushing out a protected conversation. For work that nobody asked for."""
@@ -304,29 +274,14 @@ class KVStore:
             misses=held.counters.misses,
             evicted=held.counters.evicted_leaves,
             counters=counters,
-            disk=self._paging.stats() if self._paging is not None else {},
+            disk=self.disk.stats(),
         )
-
-    def leave(self) -> None:
-        """The model is going to be unloaded: all that is stored is to be written, see `written`."""
-        if self._paging is not None:
-            self._paging.take_all(self._held.tree)
-
-    def written(self) -> bool:
-        """Hands on what waits for the disk. True: all of it is there, or the tier pauses. Nobody is waited for."""
-        return self._paging is None or self._paging.written()
-
-    def flush_disk(self, timeout: float = 60.0) -> bool:
-        """Waits until everything stored so far is on disk. False: it took longer than `timeout` seconds."""
-        return self._paging is None or self._paging.flush(timeout)
 
     def close(self) -> None:
         """Writes what is still to be written and lets go of everything."""
-        if self._paging is not None:
-            self._paging.flush(20.0)
-            self._paging.close()
-            self._paging = None
+        self.disk.close()
         self._held = Held(self._kit)
+        self.disk = Paging(self._kit, NoDisk(), self._held)
         self._eviction = Eviction(self._kit, self._held, self._sessions, self._config)
         self._sessions.clear()
 

@@ -130,19 +130,16 @@ class SegmentTree:
         divide: cuts a segment's rows at a token into two.
         longest: a new run is divided into segments of at most this many tokens, so that eviction,
             division and files stay small.
-        divided: is told the upper and the lower part after each division.
     """
 
     def __init__(
         self,
         divide: Callable[[Slices, int], tuple[Slices, Slices]],
         longest: int = 2048,
-        divided: Callable[[Segment, Segment], None] | None = None,
     ) -> None:
         self.root = Segment(b"", 0, None, {})
         self._divide = divide
         self._longest = longest
-        self._divided = divided
         self._begun = self._ended = 0  # changes; they differ while there is one
 
     def peek[T](self, read: Callable[[], T], seconds: float = 1.0) -> T:
@@ -260,8 +257,6 @@ class SegmentTree:
             segment.parent = upper
             upper.children[segment.first] = segment
             above.children[upper.first] = upper
-            if self._divided is not None:
-                self._divided(upper, segment)
         return upper
 
     def attach(self, above: Segment, raw: bytes) -> Segment | None:
@@ -292,3 +287,17 @@ class SegmentTree:
             raise ValueError("only a ghost without children can be removed")
         del segment.parent.children[segment.first]
         segment.parent = None
+
+
+def chain_of(segment: Segment) -> PrefixHash:
+    """The hash chain up to the segment's end; remembered along the way."""
+    todo = [segment]
+    while todo[-1].chain is None and todo[-1].parent is not None:
+        todo.append(todo[-1].parent)
+    chain = todo[-1].chain or PrefixHash()
+    for here in reversed(todo):
+        if here.chain is None:
+            here.chain = chain = chain.then(here.tokens)
+        else:
+            chain = here.chain
+    return chain

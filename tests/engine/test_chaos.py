@@ -155,7 +155,7 @@ def play(life: Life) -> None:
         life.ask(f"f{i}", f"number {i} " * 30 + "[[long 2]]")
         life.run()
     # 4. what was evicted comes back from disk, and what an earlier process left there
-    life.store.flush_disk()
+    life.store.disk.flush()
     life.ask("z", "earlier " * 30, "no", "but [[long 5]]")
     life.run()
     life.ask("a3", f"{shared} a [[find: same]][[long 5]]")

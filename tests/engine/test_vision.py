@@ -201,7 +201,7 @@ def test_after_a_restart_images_are_not_encoded_again(family: str, tmp_path: Pat
     parts: list[list[int] | Picture] = [text(1, 40), Picture(1), text(2, 30)]
     first = Engine(family, DiskTier(tmp_path, "model", 1 << 28))
     said = first.ask(parts).done.tokens
-    assert first.kv.flush_disk()
+    assert first.kv.disk.flush()
     first.kv.close()
     parts = [*parts, list(said), text(3, 10)]
     second = Engine(family, DiskTier(tmp_path, "model", 1 << 28))
@@ -260,13 +260,13 @@ def test_kv_that_ends_inside_an_image_is_given_up(tmp_path: Path) -> None:
     wrong = engine.model.make_cache()
     mx.eval(engine.model(mx.array([tokens]), cache=wrong), [layer.state for layer in wrong])
     engine.kv.put(tokens, wrong)
-    assert engine.kv.flush_disk()
+    assert engine.kv.disk.flush()
     for more in ([], [text(3, 12)]):
         sink = engine.ask([*parts, *more])
         assert sink.done.tokens == cold("qwen3_vl", [*parts, *more])
     assert sink.done.report.reused > 60
     assert engine.scheduler.figures()["vlm_retreat"] == 1
-    assert engine.kv.flush_disk()
+    assert engine.kv.disk.flush()
     engine.kv.close()
     again = Engine("qwen3_vl", DiskTier(tmp_path, "model", 1 << 28))
     assert again.ask([*parts, text(4, 9)]).done.tokens == cold("qwen3_vl", [*parts, text(4, 9)])

@@ -1,7 +1,7 @@
 """A process that writes to a disk tier until it is killed, and the check of what it left. Run by test_disk.
 
 usage: disk_writer.py FOLDER KILLS SEED. Forks one writer after another, kills each with SIGKILL at a
-random moment, and after each kill reads back everything the index names.
+random moment, and after each kill reads back everything that is found.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from start_llm.kvcache.blocks import PrefixHash
-from start_llm.kvcache.disk.index import TokenRun
+from start_llm.kvcache.disk.format import StoredPiece
 from start_llm.kvcache.disk.tier import Buffers, DiskTier
 
 FINGERPRINT = "kill test"
@@ -31,47 +30,44 @@ def content(tokens: np.ndarray) -> Buffers:
 def write_for_ever(folder: Path, seed: int, progress: int) -> None:
     rng = np.random.default_rng(seed)
     tier = DiskTier(folder, FINGERPRINT, MAX_BYTES)
-    runs, _ = tier.contents()
-    ends = [(run.digest, run.start + len(run.tokens) // 4) for run in runs]
+    ends = [piece for piece in tier.contents() if piece.tokens]
     while True:
-        parent, start = (PrefixHash().digest(), 0) if not ends or rng.random() < 0.2 else ends[rng.integers(len(ends))]
+        above, start = "", 0
+        if ends and rng.random() < 0.8:
+            run = ends[rng.integers(len(ends))]
+            above, start = run.name, int(rng.integers(run.start + 1, run.end + 1))  # inside it, or at its end
         tokens = rng.integers(0, 1000, int(rng.integers(2, 400))).astype(np.int32)
-        digest = rng.bytes(32)
-        tier.write_run(TokenRun(digest, parent, start, tokens.tobytes(), ""), content(tokens), "run")
-        ends.append((digest, start + len(tokens)))
+        piece = StoredPiece(rng.bytes(32), above, start, tokens.tobytes())
+        tier.write(piece, content(tokens), "run")
+        ends.append(piece)
         if rng.random() < 0.5:
-            tier.write_checkpoint(digest, content(tokens[:7]), "checkpoint")
+            tier.write(StoredPiece(piece.digest, piece.name, piece.end), content(tokens[:7]), "checkpoint")
         if rng.random() < 0.3:
-            tier.split(digest, rng.bytes(32), int(rng.integers(1, len(tokens))))
+            tier.touch((ends[rng.integers(len(ends))].name,))
         if len(ends) % 5 == 0:
             tier.flush()
             os.write(progress, b".")
 
 
 def check(folder: Path) -> int:
-    """Reads back everything. Returns the number of runs."""
+    """Reads back everything. Returns the number of files."""
     tier = DiskTier(folder, FINGERPRINT, MAX_BYTES)
     assert tier.ready, tier.detail
-    runs, checkpoints = tier.contents()
-    for run in runs:
-        found = tier.read(run.file)
-        assert found is not None, f"{run.file} is in the index but cannot be read"
-        tokens = np.frombuffer(run.tokens, np.int32)
-        part = slice(run.first, run.first + len(tokens))
-        assert (found[0]["tokens"][part] == tokens).all()
-        assert (found[0]["keys"][part] == content(tokens)["keys"]).all()
-    digests = {run.digest for run in runs}
-    for digest, name in checkpoints.items():
-        assert digest in digests
-        found = tier.read(name)
-        assert found is not None and (found[0]["keys"] == content(found[0]["tokens"])["keys"]).all()
+    pieces = tier.contents()
+    names = {piece.name for piece in pieces}
+    for piece in pieces:
+        found = tier.read(piece.name)
+        assert found is not None, f"{piece.name} was found but cannot be read"
+        tokens = np.frombuffer(piece.tokens, np.int32) if piece.tokens else found[0]["tokens"]
+        assert (found[0]["tokens"] == tokens).all()
+        assert (found[0]["keys"] == content(tokens)["keys"]).all()
+        assert not piece.above or piece.above in names
     stats = tier.stats()
     assert stats["damaged"] == 0
     assert stats["bytes"] <= MAX_BYTES
     tier.close()
-    names = {path.name for path in next(folder.iterdir()).iterdir() if path.suffix == ".safetensors"}
-    assert names == {run.file for run in runs} | set(checkpoints.values())
-    return len(runs)
+    assert {path.name for path in next(folder.iterdir()).iterdir()} == names
+    return len(pieces)
 
 
 def main(folder: Path, kills: int, seed: int) -> None:
@@ -90,7 +86,7 @@ def main(folder: Path, kills: int, seed: int) -> None:
         os.close(writing)
         survived = check(folder)
     assert survived > 0
-    print(f"{kills} kills, {survived} runs at the end")
+    print(f"{kills} kills, {survived} files at the end")
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def test_a_large_eldest_is_reserved_while_it_is_active() -> None:
     sessions.add_end("small", small, 1.0)
     assert sessions.protection(100.0, BUDGET)[id(large)][0] == 2
     assert sessions.protection(101.0, BUDGET)[id(large)][0] == 1
-    sessions.touch("large", 101.0)
+    sessions.add_end("large", large, 101.0)
     assert sessions.protection(101.0, BUDGET)[id(large)][0] == 2
 
 
@@ -71,6 +71,4 @@ def test_the_longest_unused_name_is_forgotten() -> None:
     tree, sessions = fake_tree(), Sessions(idle=0, keep=1, most=2)
     for number in range(3):
         sessions.add_end(str(number), grow(tree, [number]), float(number))
-    assert len(sessions) == 2
-    sessions.touch("0", 5.0)
-    assert len(sessions) == 2
+    assert len(sessions) == 2 and [name for name, _ in sessions.ends()] == ["2", "1"]

@@ -185,7 +185,7 @@ def test_an_idle_session_loses_its_protection() -> None:
     store = store_of(budget_tokens=1000, clock=clock, session_idle_seconds=60)
     put(store, run(0, 800), session="old")
     clock.now += 40
-    store.touch("old")
+    put(store, run(0, 800), session="old")
     clock.now += 9
     put(store, run(5000, 700), session="new")
     assert store.lookup(tuple(run(0, 800))).length == 800

@@ -92,12 +92,12 @@ class GuardedStore:
     def leave(self) -> None:
         """All that is stored is to be written, side requests included: the model goes, see `written`."""
         with self._guarded("leave"):
-            self._store.leave()
+            self._store.disk.write_all()
 
     def written(self) -> bool:
         """Hands on what waits for the disk. True: all of it is there, or cannot be written."""
         with self._guarded("written"):
-            return self._store.written()
+            return self._store.disk.written()
         return True
 
     def has_room(self, tokens: int) -> bool:

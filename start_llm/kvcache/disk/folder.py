@@ -1,80 +1,101 @@
-"""The folder of one model's stored KV: its files, and the index that says what is in them.
+"""The folder of one model's stored KV.
 
-A file is written under a temporary name, synced, renamed, and only then entered in the index with its SHA-256. So
-whatever is killed when, the index names whole files only, and what does not match its checksum is never served.
+Each file describes itself (`format`) and appears whole, or not at all. So whatever is killed when, opening the folder
+finds every piece by reading the heads of the files; there is no index that could be lost or disagree. The order of use
+is that of the files' times. A file goes together with all that stands on it: what `above` leads back to it.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import heapq
 import logging
 import os
 import re
 import shutil
 import stat
-from collections.abc import Callable
+import time
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from start_llm.files.atomic import UNFINISHED, write_atomic
 from start_llm.files.locks import FileLock
-from start_llm.kvcache.blocks import PrefixHash
-from start_llm.kvcache.disk.index import SUFFIX, DiskIndex, FileRecord, IndexContent, is_file_name
+from start_llm.kvcache.disk.format import FileHead, StoredPiece, encode, is_file_name, read_head
 
 log = logging.getLogger(__name__)
 
+NOT_THE_FILE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+"""Errors of reading that say nothing about the file."""
 _FOLDER_NAME = re.compile(r"[0-9a-f]{32}")
+_EARLIER = re.compile(r"(?:r[0-9]{1,12}|c)-[0-9a-f]{64}\.safetensors|index\.sqlite(?:[-.][a-z]+)?")
+"""Files of versions that had an index."""
 _RESERVE = 1 << 30  # most bytes of disk that are left to others
+_HEAD_BYTES = 1 << 14  # read at once: more than most heads have
 
 
-class FolderTaken(Exception):
+class FolderTaken(OSError):
     """Another process uses the folder."""
 
 
-class DiskFolder:
-    """An open folder. Disk thread only, but for `record`, `read`, `count` and `nbytes`.
+@dataclass(slots=True)
+class _File:
+    """`used`: its time, in nanoseconds. `runs`: files of runs that stand on it."""
 
-    Every method that touches the index may raise `FileUnavailable`; those that write raise `OSError` too.
+    nbytes: int
+    start: int
+    above: str
+    used: int
+    runs: int = 0
+
+
+class DiskFolder:
+    """An open folder. Disk thread only, but for `read`, `count` and `nbytes`. What writes may raise OSError.
 
     Args:
         folder: of all models; made with mode 0700 if it is missing.
         fingerprint: what the KV depends on.
         max_bytes: most bytes of files; other models' folders give way first.
 
+    Attributes:
+        found: what was there when it was opened, what others stand on first; its reader takes it away.
+
     Raises:
-        FolderTaken, OSError, FileUnavailable: it cannot be opened now.
+        FolderTaken, OSError: it cannot be opened now.
     """
 
     def __init__(self, folder: Path, fingerprint: str, max_bytes: int) -> None:
         self.nbytes = 0
         self.evicted = 0
+        self.found: list[StoredPiece] = []
         self._max = max_bytes
-        self._root = folder / hashlib.sha256(fingerprint.encode()).hexdigest()[:32]
+        self._model = hashlib.sha256(fingerprint.encode()).digest()
+        self._root = folder / self._model.hex()[:32]
+        self._files: dict[str, _File] = {}
+        self._standing: dict[str, set[str]] = {}  # by the name of what they stand on
         self._gone: set[str] = set()
+        self._last_use = 0
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not self._root.is_dir():
             _remove(self._root)
         self._root.mkdir(exist_ok=True, mode=0o700)
         self._root.chmod(0o700)
-        guard = _lock_folder(self._root)
-        if guard is None:
+        lock = _take_lock(self._root)
+        if lock is None:
             raise FolderTaken(f"{self._root} is used by another server")
-        self._guard = guard
-        self._index = DiskIndex(self._root / "index.sqlite")
+        self._lock = lock
         try:
-            self.found = self._reconcile()
-            self._generation = self._index.generation
-            self._files = dict(self.found.files)
-            self.nbytes = sum(file.nbytes for file in self._files.values())
-            self._others = _Others(folder, self._root)
+            found = self._load()
+            self._others = _OtherModels(folder, self._root)
             self._make_room()
-            if self._gone:
-                self.found = self._index.load()
-                self._gone.clear()
         except BaseException:
             self.close()
             raise
+        self.found = [piece for piece in found if piece.name in self._files]
+        self._gone.clear()
 
     @property
     def count(self) -> int:
@@ -83,59 +104,57 @@ class DiskFolder:
     def names(self) -> set[str]:
         return set(self._files)
 
-    def record(self, name: str) -> FileRecord | None:
-        return self._files.get(name)
-
-    def read(self, file: FileRecord) -> bytes:
-        """The file's bytes.
+    def read(self, name: str) -> tuple[str, bytes] | None:
+        """A file's layout and arrays; ``None`` if it is not there.
 
         Raises:
-            ValueError: they are not those that were written.
+            ValueError: it is not what was written.
             OSError: it cannot be read.
         """
-        descriptor = os.open(self._root / file.name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(descriptor, "rb") as stream:
-            found = os.fstat(stream.fileno())
-            if not stat.S_ISREG(found.st_mode) or found.st_size != file.nbytes:
-                raise ValueError(f"{found.st_size} bytes, not {file.nbytes}")
-            data = stream.read(file.nbytes + 1)
-        if hashlib.sha256(data).digest() != file.sha256:
-            raise ValueError("wrong checksum")
-        return data
+        if name not in self._files:
+            return None
+        with _open(self._root / name) as stream:
+            return self._head(stream, name).read_body(stream)
 
-    def write(self, name: str, data: bytes, meta: str, enter: Callable[[DiskIndex, FileRecord], None]) -> FileRecord:
-        """Writes a whole file; `enter` puts it into the index. Makes room for it afterwards."""
-        self._check_free(len(data))
+    def write(self, piece: StoredPiece, layout: str, arrays: bytes) -> int | None:
+        """Returns the bytes of the whole file; ``None`` if what it stands on has gone."""
+        name, parts = piece.name, encode(piece, self._model, layout, arrays)
+        if piece.above and piece.above not in self._files:
+            return None
+        nbytes = sum(map(len, parts))
+        self._check_free(nbytes)
         path = self._root / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
-        file = FileRecord(name, len(data), hashlib.sha256(data).digest(), meta)
-        try:
-            write_atomic(path, data, sync=True)
-            enter(self._index, file)
-        except BaseException:
-            self._forget([name])
-            raise
-        before = self._files.get(name)
-        self._files[name] = file
+        write_atomic(path, parts, sync=True)
+        self._enter(piece, nbytes, self._next_use())
+        self._set_time(name)
         self._gone.discard(name)
-        self.nbytes += file.nbytes - (before.nbytes if before is not None else 0)
-        self._after()
         self._make_room()
-        return file
+        return nbytes
 
-    def split(self, digest: bytes, upper: bytes, at: int) -> None:
-        self._index.split(digest, upper, at)
-        self._after()
-
-    def touch(self, names: tuple[str, ...]) -> None:
-        self._index.touch(names)
-        self._after()
+    def touch(self, names: Iterable[str]) -> None:
+        """They were used now."""
+        used = self._next_use()
+        for name in names:
+            if (file := self._files.get(name)) is not None:
+                file.used = used
+                self._set_time(name)
 
     def drop(self, name: str) -> None:
-        """Removes the file and what stands on it."""
-        self._forget(self._index.drop_files([name]))
-        self._after()
+        """Removes the file and all that stands on it."""
+        todo = [name]
+        for above in todo:
+            todo += self._standing.pop(above, ())
+        for gone in todo:
+            if is_file_name(gone):
+                _remove(self._root / gone)
+            if (file := self._files.pop(gone, None)) is not None:
+                self.nbytes -= file.nbytes
+                self._standing.get(file.above, set()).discard(gone)
+                if (below := self._files.get(file.above)) is not None:
+                    below.runs -= gone.startswith("r")
+            self._gone.add(gone)
 
     def take_gone(self) -> set[str]:
         """Files that went since the last call."""
@@ -144,58 +163,89 @@ class DiskFolder:
 
     def stands(self) -> bool:
         """Whether the folder is still the one that was opened, and not deleted or replaced."""
-        return self._guard.stands()
+        return self._lock.stands()
 
     def close(self) -> None:
-        self._index.close()
-        self._guard.drop()
+        self._lock.drop()
 
     # --- inside -------------------------------------------------------------------
 
-    def _reconcile(self) -> IndexContent:
-        """Makes index and folder agree: no row without its whole file and its parent, no file without a row."""
-        sizes = {path.name: _size(path) for path in self._root.iterdir() if path.suffix in (SUFFIX, UNFINISHED)}
-        content = self._index.load()
-        missing = [file.name for file in content.files.values() if sizes.get(file.name) != file.nbytes]
-        if missing:
-            log.warning("stored KV: %d files are missing or cut short, %s first", len(missing), missing[0])
-            self._index.drop_files(missing)
-            content = self._index.load()
-        if orphans := _orphans(content):
-            self._index.drop_runs(orphans)
-            content = self._index.load()
-        for name in sizes.keys() - content.files.keys():
-            if is_file_name(name) or name.endswith(UNFINISHED):
-                _remove(self._root / name)
-        return content
+    def _load(self) -> list[StoredPiece]:
+        """Reads the heads of all files. What is damaged, or stands on nothing, is removed."""
+        found: list[tuple[StoredPiece, int, int]] = []
+        damaged, earlier = [], 0
+        for entry in os.scandir(self._root):
+            if is_file_name(entry.name):
+                try:
+                    with _open(self._root / entry.name) as stream:
+                        about = os.fstat(stream.fileno())
+                        found.append((self._head(stream, entry.name).piece, about.st_size, about.st_mtime_ns))
+                except (OSError, ValueError) as error:
+                    if isinstance(error, OSError) and error.errno in NOT_THE_FILE:
+                        raise
+                    damaged.append(f"{entry.name}: {error}")
+                    _remove(self._root / entry.name)
+            elif entry.name.endswith(UNFINISHED) or _EARLIER.fullmatch(entry.name):
+                earlier += not entry.name.endswith(UNFINISHED)
+                _remove(self._root / entry.name)
+        if damaged:
+            log.warning("stored KV: %d files are damaged and were removed, first %s", len(damaged), damaged[0])
+        if earlier:
+            log.info("stored KV: %d files of an earlier version were removed", earlier)
+        return self._enter_all(found)
 
-    def _after(self) -> None:
-        """After each change: if the index had to be begun afresh, nothing is known of the files."""
-        if self._index.generation != self._generation:
-            self._generation = self._index.generation
-            content = self._index.load()
-            self._index.drop_files(content.files)  # what was entered last stands on nothing
-            self._forget(list(self._files))
+    def _enter_all(self, found: list[tuple[StoredPiece, int, int]]) -> list[StoredPiece]:
+        found.sort(key=lambda each: each[0].start)  # a piece begins behind the beginning of what it stands on
+        entered: dict[str, StoredPiece] = {}
+        for piece, nbytes, used in found:
+            above = entered.get(piece.above)
+            if piece.start == 0 if not piece.above else above is not None and above.start < piece.start <= above.end:
+                entered[piece.name] = piece
+                self._enter(piece, nbytes, used)
+                self._last_use = max(self._last_use, used)
+            else:
+                _remove(self._root / piece.name)
+        return list(entered.values())
+
+    def _head(self, stream: BinaryIO, name: str) -> FileHead:
+        about = os.fstat(stream.fileno())
+        if not stat.S_ISREG(about.st_mode):
+            raise ValueError("not a file")
+        return read_head(stream, about.st_size, name, self._model)
+
+    def _enter(self, piece: StoredPiece, nbytes: int, used: int) -> None:
+        before = self._files.get(piece.name)
+        file = _File(nbytes, piece.start, piece.above, used, before.runs if before is not None else 0)
+        self._files[piece.name] = file
+        self.nbytes += nbytes - (before.nbytes if before is not None else 0)
+        if before is None and piece.above:
+            self._standing.setdefault(piece.above, set()).add(piece.name)
+            self._files[piece.above].runs += bool(piece.tokens)
+
+    def _next_use(self) -> int:
+        """Later than every use before, whatever the clock says."""
+        self._last_use = max(time.time_ns(), self._last_use + 1)
+        return self._last_use
+
+    def _set_time(self, name: str) -> None:
+        with suppress(OSError):
+            os.utime(self._root / name, ns=(self._last_use, self._last_use), follow_symlinks=False)
 
     def _make_room(self) -> None:
         """Keeps under the limit: first the folders of models not used now, then the longest unused ends."""
-        while self.nbytes + self._others.nbytes > self._max:
-            if self._others.drop_oldest():
-                continue
-            names = self._index.drop_oldest()
-            self._after()
-            if names is None:
-                return
-            self._forget(names)
-            self.evicted += len(names)
-
-    def _forget(self, names: list[str]) -> None:
-        for name in names:
-            if is_file_name(name):
-                _remove(self._root / name)
-            file = self._files.pop(name, None)
-            self.nbytes -= file.nbytes if file is not None else 0
-            self._gone.add(name)
+        while self.nbytes + self._others.nbytes > self._max and self._others.drop_oldest():
+            pass
+        if self.nbytes + self._others.nbytes <= self._max:
+            return
+        ends = [(file.used, -file.start, name) for name, file in self._files.items() if _is_end(name, file)]
+        heapq.heapify(ends)
+        while ends and self.nbytes + self._others.nbytes > self._max:
+            _, _, name = heapq.heappop(ends)
+            above, before = self._files[name].above, len(self._files)
+            self.drop(name)
+            self.evicted += before - len(self._files)
+            if above and _is_end(above, file := self._files[above]):
+                heapq.heappush(ends, (file.used, -file.start, above))
 
     def _check_free(self, nbytes: int) -> None:
         usage = shutil.disk_usage(self._root)
@@ -204,8 +254,8 @@ class DiskFolder:
             raise OSError(errno.ENOSPC, f"less than {reserve >> 20} MiB of the disk are free", str(self._root))
 
 
-class _Others:
-    """Folders of other fingerprints beside ours, oldest first."""
+class _OtherModels:
+    """Folders of other fingerprints beside ours, the longest unused first."""
 
     def __init__(self, folder: Path, ours: Path) -> None:
         found: list[tuple[float, Path, int]] = []
@@ -213,8 +263,9 @@ class _Others:
             if path == ours or not _FOLDER_NAME.fullmatch(path.name) or path.is_symlink():
                 continue
             with suppress(OSError):  # not ours to judge
-                age = (path / "index.sqlite").stat().st_mtime
-                found.append((age, path, sum(_size(inside) for inside in path.iterdir())))
+                files = [about for inside in path.iterdir() if stat.S_ISREG((about := inside.lstat()).st_mode)]
+                age = max((about.st_mtime for about in files), default=0.0)
+                found.append((age, path, sum(about.st_size for about in files)))
         self._sizes = [(path, size) for _, path, size in sorted(found)]
 
     @property
@@ -226,15 +277,20 @@ class _Others:
         while self._sizes:
             path, _ = self._sizes.pop(0)
             with suppress(OSError):
-                guard = _lock_folder(path)
-                if guard is not None:
+                lock = _take_lock(path)
+                if lock is not None:
                     shutil.rmtree(path, ignore_errors=True)
-                    guard.drop()
+                    lock.drop()
                     return True
         return False
 
 
-def _lock_folder(folder: Path) -> FileLock | None:
+def _is_end(name: str, file: _File) -> bool:
+    """A run that no other continues. (A checkpoint goes with its run.)"""
+    return not file.runs and name.startswith("r")
+
+
+def _take_lock(folder: Path) -> FileLock | None:
     """A lock that is held; ``None`` if somebody else has it."""
     path = folder / "lock"
     if path.is_symlink() or (path.exists() and not path.is_file()):
@@ -243,10 +299,10 @@ def _lock_folder(folder: Path) -> FileLock | None:
     return lock if lock.take() else None
 
 
-def _size(path: Path) -> int:
-    """Of a file, not of what it links to; -1 if it is no file."""
-    found = path.lstat()
-    return found.st_size if stat.S_ISREG(found.st_mode) else -1
+def _open(path: Path) -> BinaryIO:
+    """A pipe in its place does not hang, a link in its place is not followed."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    return os.fdopen(descriptor, "rb", buffering=_HEAD_BYTES)
 
 
 def _remove(path: Path) -> None:
@@ -254,16 +310,3 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-def _orphans(content: IndexContent) -> list[bytes]:
-    """Digests of runs and checkpoints that nothing leads to, or whose file is not there."""
-    known = {PrefixHash().digest()}
-    orphans = []
-    for run in content.runs:
-        if run.parent in known and run.file in content.files:
-            known.add(run.digest)
-        else:
-            orphans.append(run.digest)
-    lost = (d for d, name in content.checkpoints.items() if d not in known or name not in content.files)
-    return [*orphans, *lost]

@@ -5,17 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
-import numpy as np
-
-from start_llm.kvcache.blocks import PrefixHash
 from start_llm.kvcache.budget import near_end
-from start_llm.kvcache.disk.index import TokenRun
+from start_llm.kvcache.disk import rebuild
+from start_llm.kvcache.disk.format import StoredPiece
 from start_llm.kvcache.disk.tier import DiskTier
+from start_llm.kvcache.held import Held
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.pieces import Checkpoint, FilePart, Slices
-from start_llm.kvcache.tree import Segment, SegmentTree
+from start_llm.kvcache.tree import Segment, chain_of
 
 _LARGE = 64 << 20  # bytes of a checkpoint that is written only once its conversation rests
 
@@ -28,53 +26,18 @@ class Paging:
     Rows of side requests are not written until something lasting stands on them.
     """
 
-    def __init__(self, kit: LayerKit, disk: DiskTier) -> None:
-        self._kit = kit
-        self._disk = disk
+    def __init__(self, kit: LayerKit, disk: DiskTier, held: Held) -> None:
+        self._kit, self._disk, self._held = kit, disk, held
         self._waiting: dict[int, Segment] = {}  # by id, so that none waits twice
         self._large: dict[int, Segment] = {}
         self._last_read: tuple[str, Slices] | None = None
+        self.find()
 
-    def fill(self, tree: SegmentTree) -> int:
-        """Enters what the disk tier found when it was opened. Returns the tokens that the tree did not have."""
-        runs, checkpoints = self._disk.contents()
-        if not runs:
-            return 0
-        self.forget_lost(tree)
-        ends = {PrefixHash().digest(): tree.root}
-        added = 0
-        for run in runs:
-            above = ends.get(run.parent)
-            chain = chain_of(above).then(np.frombuffer(run.tokens, np.int32)) if above is not None else None
-            # If the hash of all tokens up to there is another one, rows would be served for other tokens.
-            if above is None or chain is None or chain.digest() != run.digest:
-                self._disk.drop(run.file)
-                continue
-            made = tree.attach(above, run.tokens)
-            if made is not None:
-                made.file = FilePart(run.file, run.first)
-                made.seconds_per_token = run.seconds
-                added += made.length
-            else:  # the folder was opened late, and the same text has come in the meantime
-                made, more = self._fill_between(tree, above, run)
-                added += more
-            made.checkpoint_file = made.checkpoint_file or checkpoints.get(run.digest)
-            ends[run.digest] = made
-        return added
-
-    def _fill_between(self, tree: SegmentTree, above: Segment, run: TokenRun) -> tuple[Segment, int]:
-        """Enters a run whose text the tree has in part. Returns the segment at its end, and the tokens added."""
-        path = reversed([above, *above.ancestors()])  # of the root, both are without tokens
-        tokens = np.frombuffer(b"".join(segment.raw for segment in path) + run.tokens, np.int32)
-        known = tree.walk(tokens).length
-        parts = [segment for segment in tree.extend(tokens) if segment.start >= run.start]
-        for upper, lower in pairwise(parts):
-            self._disk.split(run.digest, chain_of(upper).digest(), lower.start - upper.start)
-        for part in parts:
-            if part.file is None:
-                part.file = FilePart(run.file, run.first + part.start - run.start)
-                part.seconds_per_token = part.seconds_per_token or run.seconds
-        return parts[-1], len(tokens) - known
+    def find(self) -> None:
+        """Enters what the disk tier found, if it has opened its folder since the last call."""
+        if found := self._disk.contents():
+            self.forget_lost()
+            self._held.ghosts += rebuild.enter(found, self._held.tree, self._disk.drop)
 
     # --- out --------------------------------------------------------------------
 
@@ -87,10 +50,10 @@ class Paging:
         self._waiting.update((id(s), s) for s in path if not s.one_shot and _unwritten(s))
         self.write()
 
-    def take_all(self, tree: SegmentTree) -> None:
-        """What is in memory only is going to be lost: side requests are written, too."""
+    def write_all(self) -> None:
+        """The model is going to be unloaded: what is in memory only is to be written, side requests too."""
         if self._disk.ready:
-            self._waiting.update((id(s), s) for s in tree if _unwritten(s))
+            self._waiting.update((id(s), s) for s in self._held.tree if _unwritten(s))
 
     def write(self) -> None:
         """Queues what still waits, as far as there is room."""
@@ -116,26 +79,16 @@ class Paging:
     def _write_rows(self, segment: Segment) -> None:
         if segment.file is not None or segment.rows is None or segment.parent is None:
             return
-        run = TokenRun(
-            digest=chain_of(segment).digest(),
-            parent=chain_of(segment.parent).digest(),
-            start=segment.start,
-            tokens=segment.raw,
-            file="",
-            seconds=segment.seconds_per_token,
-        )
-        segment.file = FilePart(self._disk.write_run(run, *self._kit.pack(segment.rows)))
+        above, digest = segment.parent.file, chain_of(segment).digest()
+        name = above.name if above is not None else ""
+        piece = StoredPiece(digest, name, segment.start, segment.raw, segment.seconds_per_token)
+        segment.file = FilePart(self._disk.write(piece, *self._kit.pack(segment.rows)))
 
     def _write_checkpoint(self, segment: Segment) -> None:
         if segment.checkpoint is None or segment.checkpoint_file is not None or segment.file is None:
             return
-        packed = self._kit.pack(segment.checkpoint)
-        segment.checkpoint_file = self._disk.write_checkpoint(chain_of(segment).digest(), *packed)
-
-    def divided(self, upper: Segment, lower: Segment) -> None:
-        """`SegmentTree.split` happened: the index follows."""
-        if lower.file is not None:
-            self._disk.split(chain_of(lower).digest(), chain_of(upper).digest(), upper.length)
+        piece = StoredPiece(chain_of(segment).digest(), segment.file.name, segment.end)
+        segment.checkpoint_file = self._disk.write(piece, *self._kit.pack(segment.checkpoint))
 
     def thinned(self, segment: Segment) -> None:
         """The conversation has outgrown this checkpoint."""
@@ -152,27 +105,36 @@ class Paging:
 
     # --- in -----------------------------------------------------------------------
 
-    def rows(self, segment: Segment) -> Slices | None:
-        """Reads a segment's rows; ``None`` if they are gone, and then `segment.file` is too."""
+    def read(self, path: Sequence[Segment]) -> bool:
+        """Reads what of `path` is on disk only, and the state at its end. False: a file is gone, and forgotten now."""
+        try:
+            for segment in path:
+                if segment.rows is None:
+                    rows = self._rows(segment)
+                    if rows is None:
+                        return False
+                    self._held.fill(segment, rows)
+                    self._held.counters.paged_tokens += segment.length
+            if path and not self._kit.cuttable and path[-1].checkpoint is None:
+                name = path[-1].checkpoint_file
+                state = self._read(name) if name is not None else None
+                if not isinstance(state, Checkpoint):
+                    path[-1].checkpoint_file = None
+                    return False
+                self._held.attach(path[-1], state)
+            return True
+        finally:
+            self._last_read = None  # parts of one file are read one after the other, and then no more
+
+    def _rows(self, segment: Segment) -> Slices | None:
         part = segment.file
-        if part is None:
-            return None
-        whole = self._read(part.name)
-        if not isinstance(whole, Slices) or whole.length < part.first + segment.length:
+        whole = self._read(part.name) if part is not None else None
+        if part is None or not isinstance(whole, Slices) or whole.length < part.first + segment.length:
             _lose(segment)
             return None
         if whole.length == segment.length:
             return whole
         return self._kit.part(whole, part.first, part.first + segment.length)
-
-    def checkpoint(self, segment: Segment) -> Checkpoint | None:
-        """Reads a segment's checkpoint; ``None`` if it is gone, and then `segment.checkpoint_file` is too."""
-        name = segment.checkpoint_file
-        piece = self._read(name) if name is not None else None
-        if isinstance(piece, Checkpoint):
-            return piece
-        segment.checkpoint_file = None
-        return None
 
     def _read(self, name: str) -> Slices | Checkpoint | None:
         if self._last_read is not None and self._last_read[0] == name:
@@ -189,10 +151,6 @@ class Paging:
         self._last_read = (name, piece) if isinstance(piece, Slices) else None
         return piece
 
-    def forget_read(self) -> None:
-        """Lets go of the file read last: parts of one file are read one after the other, and then no more."""
-        self._last_read = None
-
     # --- upkeep ---------------------------------------------------------------------
 
     def used(self, path: Iterable[Segment]) -> None:
@@ -200,41 +158,44 @@ class Paging:
         if names:
             self._disk.touch(names)
 
-    def forget_lost(self, tree: SegmentTree) -> None:
+    def forget_lost(self) -> None:
         """Takes back references to files that have gone."""
         lost = self._disk.take_lost()
         if not lost:
             return
-        for segment in tree:
+        for segment in self._held.tree:
             if segment.file is not None and segment.file.name in lost:
                 segment.file = None
             if segment.checkpoint_file in lost:
                 segment.checkpoint_file = None
 
     def written(self) -> bool:
-        """Queues what waits, as far as there is room. True: nothing waits any more, or the tier pauses."""
+        """Queues what waits, as far as there is room. True: all is on disk, or the tier pauses. Waits for nobody."""
         if not self._disk.ready:
             return True
         self.write()
         self.write_large()
         return not self._waiting and not self._large and self._disk.idle
 
-    def flush(self, timeout: float) -> bool:
-        """Writes everything that waits. False: not within `timeout` seconds."""
+    def flush(self, timeout: float = 60.0) -> bool:
+        """Waits until everything stored so far is on disk. False: not within `timeout` seconds."""
         until = time.monotonic() + timeout
         while True:
             self.write()
             self.write_large()
-            if not self._disk.flush(max(0.0, until - time.monotonic())) or not self._disk.ready:
+            if not self._disk.flush(max(0.0, until - time.monotonic())) or self._disk.detail:
                 return False
             if not self._waiting and not self._large:
                 return True
 
     def close(self) -> None:
+        """Writes what is still to be written."""
+        self.flush(20.0)
         self._disk.close()
 
     def stats(self) -> dict[str, int]:
-        return {**self._disk.stats(), "waiting_segments": len(self._waiting), "waiting_large": len(self._large)}
+        found = self._disk.stats()
+        return found and {**found, "waiting_segments": len(self._waiting), "waiting_large": len(self._large)}
 
 
 def _unwritten(segment: Segment) -> bool:
@@ -243,23 +204,9 @@ def _unwritten(segment: Segment) -> bool:
 
 
 def _lose(segment: Segment) -> None:
-    """The index gives up all that stands on a lost file; so does the tree."""
+    """The folder gives up all that stands on a lost file; so does the tree."""
     todo = [segment]
     while todo:
         here = todo.pop()
         here.file = here.checkpoint_file = None
         todo.extend(here.children.values())
-
-
-def chain_of(segment: Segment) -> PrefixHash:
-    """The hash chain up to the segment's end; remembered along the way."""
-    todo = [segment]
-    while todo[-1].chain is None and todo[-1].parent is not None:
-        todo.append(todo[-1].parent)
-    chain = todo[-1].chain or PrefixHash()
-    for here in reversed(todo):
-        if here.chain is None:
-            here.chain = chain = chain.then(here.tokens)
-        else:
-            chain = here.chain
-    return chain

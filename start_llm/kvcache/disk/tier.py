@@ -5,12 +5,11 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -19,18 +18,14 @@ import numpy as np
 import safetensors.numpy
 from safetensors import SafetensorError
 
-from start_llm.files.database import FileUnavailable
-from start_llm.kvcache.disk.folder import DiskFolder, FolderTaken
-from start_llm.kvcache.disk.index import DiskIndex, FileRecord, TokenRun, checkpoint_file, run_file
+from start_llm.kvcache.disk.folder import NOT_THE_FILE, DiskFolder
+from start_llm.kvcache.disk.format import StoredPiece
 
 log = logging.getLogger(__name__)
 
 Buffers = dict[str, np.ndarray[Any, Any]]
 
 RETRY_SECONDS = 10.0
-
-_NOT_THE_FILE = {errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-_UNUSABLE = (FolderTaken, FileUnavailable, OSError)
 
 
 @dataclass(slots=True)
@@ -47,13 +42,14 @@ class DiskCounters:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
-    """A piece on its way to disk; `enter` puts it into the index."""
-
+class _PendingWrite:
+    piece: StoredPiece
     buffers: Buffers
-    meta: str
-    nbytes: int
-    enter: Callable[[DiskIndex, FileRecord], None]
+    layout: str
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for buffer in self.buffers.values())
 
 
 class DiskTier:
@@ -85,11 +81,11 @@ class DiskTier:
         self._retry = RETRY_SECONDS if retry_seconds is None else retry_seconds
         self._folder: DiskFolder | None = None  # set by the disk thread from its start on
         self._lock = threading.Lock()
-        self._pending: dict[str, _Pending] = {}  # guarded by _lock, as are the next six
+        self._pending: dict[str, _PendingWrite] = {}  # guarded by _lock, as are the next six
         self._waiting_bytes = 0
         self._lost: set[str] = set()
         self._hidden: set[str] = set()  # damaged, and not yet removed
-        self._found: tuple[list[TokenRun], dict[bytes, str]] = ([], {})
+        self._found: list[StoredPiece] = []
         self._counters = DiskCounters()
         self._paused = ""  # why
         self._next_try = 0.0
@@ -120,10 +116,10 @@ class DiskTier:
         with self._lock:
             return self._waiting_bytes == 0
 
-    def contents(self) -> tuple[list[TokenRun], dict[bytes, str]]:
-        """What was found when the folder was opened: runs, parents first, and the checkpoint files by digest. Once."""
+    def contents(self) -> list[StoredPiece]:
+        """What was found when the folder was opened, what others stand on first. Once."""
         with self._lock:
-            found, self._found = self._found, ([], {})
+            found, self._found = self._found, []
         return found
 
     def has_room(self, nbytes: int) -> bool:
@@ -131,42 +127,39 @@ class DiskTier:
         with self._lock:
             return self._waiting_bytes == 0 or self._waiting_bytes + nbytes <= self._queue_bytes
 
-    def write_run(self, run: TokenRun, buffers: Buffers, meta: str) -> str:
-        """Queues rows. Returns the file's name, which can be read from now on."""
-        run = replace(run, file=run_file(run))
-        return self._queue(run.file, buffers, meta, lambda index, file: index.add_run(run, file))
-
-    def write_checkpoint(self, digest: bytes, buffers: Buffers, meta: str) -> str:
-        """Queues a checkpoint, see `write_run`."""
-        name = checkpoint_file(digest)
-        return self._queue(name, buffers, meta, lambda index, file: index.add_checkpoint(digest, file))
-
-    def split(self, digest: bytes, upper: bytes, at: int) -> None:
-        """A run was divided in memory, see `DiskIndex.split`."""
-        self._on_folder(lambda folder: folder.split(digest, upper, at))
+    def write(self, piece: StoredPiece, buffers: Buffers, layout: str) -> str:
+        """Queues a piece; what it stands on was queued before. Returns the file's name, to be read from now on."""
+        pending = _PendingWrite(piece, buffers, layout)
+        with self._lock:
+            self._pending[piece.name] = pending
+            self._waiting_bytes += pending.nbytes
+        self._tasks.put(lambda: self._write(piece.name, pending))
+        return piece.name
 
     def touch(self, names: tuple[str, ...]) -> None:
         """These files were used now."""
         self._on_folder(lambda folder: folder.touch(names))
 
     def drop(self, name: str) -> None:
-        """The file is not wanted any more."""
+        """The file is not wanted any more, nor what stands on it."""
         self._on_folder(lambda folder: folder.drop(name))
 
     def read(self, name: str) -> tuple[Buffers, str] | None:
-        """A piece's buffers and meta text, verified; ``None`` if it is gone or damaged (it is removed then)."""
+        """A piece's buffers and layout, verified; ``None`` if it is gone or damaged (it is removed then)."""
         with self._lock:
             pending, hidden, folder = self._pending.get(name), name in self._hidden, self._folder
         if pending is not None:
-            return pending.buffers, pending.meta
-        record = folder.record(name) if folder is not None and not hidden else None
-        if folder is None or record is None:
+            return pending.buffers, pending.layout
+        if folder is None or hidden:
             return None
         try:
-            data = folder.read(record)
-            buffers = safetensors.numpy.load(data)
+            found = folder.read(name)
+            if found is None:
+                return None
+            layout, arrays = found
+            buffers = safetensors.numpy.load(arrays)
         except (OSError, ValueError, SafetensorError) as error:
-            if isinstance(error, OSError) and error.errno in _NOT_THE_FILE:
+            if isinstance(error, OSError) and error.errno in NOT_THE_FILE:
                 log.warning("stored KV cannot be read now: %s: %s", name, error)
                 return None
             log.warning("stored KV is damaged and will be computed again: %s: %s", name, error)
@@ -177,8 +170,8 @@ class DiskTier:
             return None
         with self._lock:
             self._counters.read_files += 1
-            self._counters.read_bytes += len(data)
-        return buffers, record.meta
+            self._counters.read_bytes += len(arrays)
+        return buffers, layout
 
     def take_lost(self) -> set[str]:
         """Files that went since the last call: evicted, damaged, or not written."""
@@ -221,7 +214,7 @@ class DiskTier:
                 break
             try:
                 task()
-            except _UNUSABLE as error:
+            except OSError as error:
                 self._pause(error)
             except Exception:
                 log.warning("a task of the disk tier failed", exc_info=True)
@@ -237,12 +230,12 @@ class DiskTier:
             return
         try:
             folder = self._open()
-        except _UNUSABLE as error:
+        except OSError as error:
             self._pause(error)
             return
         with self._lock:
             self._folder = folder
-            self._found = folder.found.runs, folder.found.checkpoints
+            self._found, folder.found = folder.found, []
         self._resume()
 
     def _pause(self, error: Exception) -> None:
@@ -291,31 +284,58 @@ class DiskTier:
 
         self._tasks.put(task)
 
-    def _queue(self, name: str, buffers: Buffers, meta: str, enter: Callable[[DiskIndex, FileRecord], None]) -> str:
-        piece = _Pending(buffers, meta, sum(buffer.nbytes for buffer in buffers.values()), enter)
-        with self._lock:
-            self._pending[name] = piece
-            self._waiting_bytes += piece.nbytes
-        self._tasks.put(lambda: self._write(name, piece))
-        return name
-
-    def _write(self, name: str, piece: _Pending) -> None:
-        written: FileRecord | None = None
+    def _write(self, name: str, pending: _PendingWrite) -> None:
+        written: int | None = None
         try:
             self._try_open()
             if self._folder is not None and not self._abandoned and time.monotonic() >= self._next_try:
-                written = self._folder.write(name, safetensors.numpy.save(piece.buffers), piece.meta, piece.enter)
+                arrays = safetensors.numpy.save(pending.buffers)
+                written = self._folder.write(pending.piece, pending.layout, arrays)
                 self._resume()
         finally:
             with self._lock:
-                if self._pending.get(name) is piece:
+                if self._pending.get(name) is pending:
                     del self._pending[name]
-                self._waiting_bytes -= piece.nbytes
+                self._waiting_bytes -= pending.nbytes
                 if written is None:
                     self._lost.add(name)
                     self._counters.failed_writes += 1
                 else:
                     self._hidden.discard(name)
                     self._counters.written_files += 1
-                    self._counters.written_bytes += written.nbytes
+                    self._counters.written_bytes += written
             self._settle()
+
+
+class NoDisk(DiskTier):
+    """A tier that keeps nothing: it is never ready, so nothing is written to it."""
+
+    def __init__(self) -> None:
+        pass
+
+    @property
+    def ready(self) -> bool:
+        return False
+
+    @property
+    def idle(self) -> bool:
+        return True
+
+    @property
+    def detail(self) -> str:
+        return ""
+
+    def contents(self) -> list[StoredPiece]:
+        return []
+
+    def take_lost(self) -> set[str]:
+        return set()
+
+    def flush(self, timeout: float | None = None) -> bool:
+        return True
+
+    def close(self, timeout: float = 0.0) -> None:
+        pass
+
+    def stats(self) -> dict[str, int]:
+        return {}

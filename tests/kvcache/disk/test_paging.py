@@ -121,7 +121,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path: Path) -> No
 def test_side_requests_are_not_written(tmp_path: Path) -> None:
     store = store_on(tmp_path)
     put(store, run(0, 50), one_shot=True)
-    store.flush_disk()
+    store.disk.flush()
     assert store.stats().disk["files"] == 0
     put(store, run(0, 80))  # something lasting stands on it now
     store.close()
@@ -134,7 +134,7 @@ def test_a_model_that_is_unloaded_takes_its_side_requests_along(tmp_path: Path) 
     """In memory they would have been found again."""
     store = store_on(tmp_path)
     put(store, run(0, 50), one_shot=True)
-    store.leave()
+    store.disk.write_all()
     store.close()
     again = store_on(tmp_path)
     assert restored(again, run(0, 50)) == run(0, 50)
@@ -145,7 +145,7 @@ def test_outgrown_checkpoints_leave_the_disk(tmp_path: Path) -> None:
     store = store_on(tmp_path, hybrid=True, checkpoints_recent=2, checkpoint_grid=100)
     for end in range(10, 301, 10):
         put(store, run(0, end), hybrid=True)
-    store.flush_disk()
+    store.disk.flush()
     assert len(list(next(tmp_path.iterdir()).glob("c*"))) == store.stats().checkpoints <= 12
     store.close()
 
@@ -168,7 +168,7 @@ def test_a_small_queue_is_filled_again_and_again(tmp_path: Path) -> None:
     store = store_on(tmp_path, queue_bytes=1000)
     for n in range(20):
         put(store, run(n * 1000, 90))
-    assert store.flush_disk()
+    assert store.disk.flush()
     store.idle()
     assert store.stats().disk["waiting_segments"] == 0
     store.close()
@@ -201,7 +201,7 @@ def test_a_folder_that_another_server_has_is_taken_over(tmp_path: Path, hybrid: 
     put(second, run(0, 80), hybrid)  # a part of what the other has, divided elsewhere
     put(second, run(0, 20) + run(400, 10), hybrid)
     put(second, run(0, 60) + run(300, 70), hybrid)
-    assert not second.flush_disk(5)
+    assert not second.disk.flush(5)
     first.close()
     while tier.detail:
         time.sleep(0.01)
@@ -209,7 +209,7 @@ def test_a_folder_that_another_server_has_is_taken_over(tmp_path: Path, hybrid: 
     for tokens in (run(0, 100) + run(200, 50), run(0, 60) + run(300, 70), run(0, 20) + run(400, 10), run(900, 30)):
         assert restored(second, tokens) == tokens
     put(second, run(0, 120), hybrid)
-    assert second.flush_disk(5)
+    assert second.disk.flush(5)
     assert second.stats().bytes == held_bytes(second)
     second.close()
     third = store_on(tmp_path, hybrid)

@@ -1,25 +1,22 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import logging
 import os
 import shutil
-import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from start_llm.kvcache.blocks import PrefixHash
-from start_llm.kvcache.disk.index import DiskIndex, FileRecord, TokenRun, checkpoint_file
+from start_llm.kvcache.disk.format import StoredPiece
 from start_llm.kvcache.disk.tier import DiskTier
 
-ROOT = PrefixHash().digest()
 MAX = 10 << 20
 
 
@@ -27,10 +24,18 @@ def tokens_of(seed: int, count: int = 40) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 1000, count).astype(np.int32)
 
 
-def write(tier: DiskTier, seed: int, parent: bytes = ROOT, start: int = 0) -> str:
+def write(tier: DiskTier, seed: int, above: str = "", start: int = 0) -> str:
     tokens = tokens_of(seed)
-    run = TokenRun(bytes([seed]) * 32, parent, start, tokens.tobytes(), "")
-    return tier.write_run(run, {"rows": tokens.astype(np.float32)}, "meta")
+    piece = StoredPiece(bytes([seed]) * 32, above, start, tokens.tobytes(), 0.25)
+    return tier.write(piece, {"rows": tokens.astype(np.float32)}, "layout")
+
+
+def write_checkpoint(tier: DiskTier, seed: int, above: str, start: int = 40) -> str:
+    return tier.write(StoredPiece(bytes([seed]) * 32, above, start), {"state": np.ones(3, np.uint16)}, "of a state")
+
+
+def names(tier: DiskTier) -> list[str]:
+    return [piece.name for piece in tier.contents()]
 
 
 def folder_of(tier_folder: Path) -> Path:
@@ -41,18 +46,19 @@ def test_written_and_found_again(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path, "model", MAX)
     name = write(tier, 1)
     before = tier.read(name)  # still on its way, or just written: both are served
-    tier.write_checkpoint(bytes([1]) * 32, {"state": np.ones(3, np.uint16)}, "state meta")
+    checkpoint = write_checkpoint(tier, 1, name)
     tier.flush()
     tier.close()
     again = DiskTier(tmp_path, "model", MAX)
-    runs, checkpoints = again.contents()
-    assert [run.file for run in runs] == [name]
-    assert runs[0].tokens == tokens_of(1).tobytes()
+    run, state = again.contents()
+    assert run == StoredPiece(bytes([1]) * 32, "", 0, tokens_of(1).tobytes(), 0.25) and run.name == name
+    assert state == StoredPiece(bytes([1]) * 32, name, 40) and state.name == checkpoint
+    assert again.contents() == []
     found = again.read(name)
-    assert before is not None and found is not None and found[1] == "meta"
+    assert before is not None and found is not None and before[1] == found[1] == "layout"
     assert (found[0]["rows"] == before[0]["rows"]).all()
-    state = again.read(checkpoints[runs[0].digest])
-    assert state is not None and state[0]["state"].dtype == np.uint16
+    rebuilt = again.read(checkpoint)
+    assert rebuilt is not None and rebuilt[0]["state"].dtype == np.uint16 and rebuilt[1] == "of a state"
     again.close()
 
 
@@ -64,7 +70,7 @@ def test_modes(tmp_path: Path) -> None:
     assert inside.stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "kv").stat().st_mode & 0o777 == 0o700
     modes = {path.name: path.stat().st_mode & 0o777 for path in inside.iterdir()}
-    assert set(modes.values()) == {0o600} and len(modes) >= 3
+    assert set(modes.values()) == {0o600} and len(modes) >= 2
     tier.close()
 
 
@@ -73,7 +79,7 @@ def test_other_fingerprints_see_nothing(tmp_path: Path) -> None:
     write(tier, 1)
     tier.close()
     other = DiskTier(tmp_path, "model b", MAX)
-    assert other.contents() == ([], {})
+    assert other.contents() == []
     other.close()
 
 
@@ -99,7 +105,7 @@ def test_a_second_server_waits_for_the_folder_and_says_so_once(
     assert first.stats()["files"] == 1
     first.close()
     until(lambda: not second.detail)
-    assert [run.file for run in second.contents()[0]] == [name]
+    assert names(second) == [name]
     assert second.read(name) is not None and second.read(write(second, 3)) is not None
     assert "goes on" in caplog.text
     second.close()
@@ -155,8 +161,8 @@ def test_a_full_disk_is_said_once_and_the_tier_comes_back(
     assert "goes on" in caplog.text
     tier.close()
     again = DiskTier(tmp_path, "model", MAX)
-    assert {run.file for run in again.contents()[0]} == {kept, name}
-    assert not [path for path in folder_of(tmp_path).iterdir() if path.suffix == ".writing"]
+    assert set(names(again)) == {kept, name}
+    assert {path.name for path in folder_of(tmp_path).iterdir()} == {kept, name, "lock"}
     again.close()
 
 
@@ -212,102 +218,103 @@ def test_damage_is_a_miss_said_once(tmp_path: Path, damage: str, caplog: pytest.
     assert tier.stats()["damaged"] == 1
     tier.close()
     again = DiskTier(tmp_path, "model", MAX)
-    assert again.contents() == ([], {})
+    assert again.contents() == []
     again.close()
 
 
-def test_opening_makes_index_and_folder_agree(tmp_path: Path) -> None:
+def test_opening_removes_what_nothing_leads_to(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tier = DiskTier(tmp_path, "model", MAX)
-    gone = write(tier, 1)
-    write(tier, 2, parent=bytes([1]) * 32, start=40)  # stands on the one that goes
-    kept = write(tier, 3)
-    tier.write_checkpoint(bytes([9]) * 32, {"state": np.ones(3)}, "")  # of nothing
+    gone, kept = write(tier, 1), write(tier, 3)
+    below = write(tier, 2, gone, start=40)
+    write_checkpoint(tier, 2, below, start=80)
+    write_checkpoint(tier, 4, kept, start=7)  # inside the run
     tier.close()
     inside = folder_of(tmp_path)
     (inside / gone).unlink()
-    stray = f"r9-{(bytes([7]) * 32).hex()}"
-    (inside / f"{stray}.safetensors").write_bytes(b"left by a killed process")
-    (inside / f"{stray}.writing").write_bytes(b"left by a killed process")
+    (inside / f".{kept}.0123abcd.writing").write_bytes(b"left by a killed process")
+    (inside / f"r9-{'07' * 32}.kv").write_bytes(b"left by somebody")
+    (inside / "notes.txt").write_text("nobody's business")
     again = DiskTier(tmp_path, "model", MAX)
-    runs, checkpoints = again.contents()
-    assert [run.file for run in runs] == [kept] and checkpoints == {}
-    assert {p.name for p in inside.iterdir() if p.suffix in (".safetensors", ".writing")} == {kept}
+    assert [piece.name[:2] for piece in again.contents()] == ["r0", "c7"]
+    assert {path.name[:2] for path in inside.iterdir()} == {"r0", "c7", "lo", "no"}
+    assert "1 files are damaged and were removed, first r9-" in caplog.text
     again.close()
 
 
-def test_an_unusable_index_is_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_of_versions_with_an_index_are_removed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    DiskTier(tmp_path, "model", MAX).close()
+    inside = folder_of(tmp_path)
+    earlier = ["index.sqlite", "index.sqlite-journal", "index.sqlite.damaged"]
+    earlier += [f"r0-{'07' * 32}.safetensors", f"c-{'07' * 32}.safetensors", f"c-{'07' * 32}.writing"]
+    for name in earlier:
+        (inside / name).write_bytes(bytes(100))
+    with caplog.at_level(logging.INFO):
+        tier = DiskTier(tmp_path, "model", MAX)
+    assert tier.contents() == [] and list(inside.iterdir()) == [inside / "lock"]
+    assert "5 files of an earlier version were removed" in caplog.text
+    tier.close()
+
+
+@pytest.mark.parametrize("where", range(0, 500, 7))
+def test_a_changed_head_is_not_believed(tmp_path: Path, where: int) -> None:
+    """Served, it would be the KV of other tokens."""
     tier = DiskTier(tmp_path, "model", MAX)
-    write(tier, 1)
+    path = folder_of(tmp_path) / write(tier, 1)
     tier.close()
-    (folder_of(tmp_path) / "index.sqlite").write_bytes(b"not a database at all" * 100)
+    data = bytearray(path.read_bytes())
+    data[where] ^= 1 << (where % 8)
+    path.write_bytes(data)
     again = DiskTier(tmp_path, "model", MAX)
-    assert again.ready and again.contents() == ([], {})
-    assert caplog.text.count("is damaged") == 1
-    name = write(again, 2)
-    again.flush()
-    assert again.read(name) is not None
+    if (found := again.contents()) != []:  # a byte behind the tokens
+        assert found[0].tokens == tokens_of(1).tobytes() and again.read(path.name) is None
+        again.flush()
+    assert not path.exists()
     again.close()
 
 
-def test_an_index_that_is_damaged_in_use_is_made_anew(tmp_path: Path) -> None:
+def test_a_file_under_another_name_or_of_another_model_is_not_believed(tmp_path: Path) -> None:
+    tiers = [DiskTier(tmp_path, model, MAX) for model in ("one", "two")]
+    name = write(tiers[0], 1)
+    for tier in tiers:
+        tier.close()
+    (one,) = [path.parent for path in tmp_path.glob("*/r*")]
+    (two,) = [path for path in tmp_path.iterdir() if path != one]
+    shutil.copy(one / name, two / name)
+    shutil.copy(one / name, one / name.replace("01", "02"))
+    tiers = [DiskTier(tmp_path, model, MAX) for model in ("one", "two")]
+    assert names(tiers[0]) == [name] and names(tiers[1]) == [] and list(one.glob("r*")) == [one / name]
+    for tier in tiers:
+        tier.close()
+
+
+def test_a_file_that_is_too_many_is_no_reason_to_lose_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tier = DiskTier(tmp_path, "model", MAX)
-    first = write(tier, 1)
-    tier.flush()
-    index = folder_of(tmp_path) / "index.sqlite"
-    index.write_bytes(index.read_bytes()[:100] + bytes(5000))
-    second = write(tier, 2)
-    tier.flush()
-    assert tier.take_lost() == {first, second} and tier.ready
-    third = write(tier, 3)
-    tier.flush()
+    path = folder_of(tmp_path) / write(tier, 1)
     tier.close()
-    again = DiskTier(tmp_path, "model", MAX)
-    assert [run.file for run in again.contents()[0]] == [third] and again.read(third) is not None
-    assert {path.name for path in folder_of(tmp_path).glob("*.safetensors")} == {third}
+    plain = os.open
+
+    def full(wanted: Any, *rest: Any, **more: Any) -> int:
+        if str(wanted) == str(path):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return plain(wanted, *rest, **more)
+
+    monkeypatch.setattr(os, "open", full)
+    again = DiskTier(tmp_path, "model", MAX, retry_seconds=0.05)
+    assert "Too many open files" in again.detail
+    monkeypatch.setattr(os, "open", plain)
+    until(lambda: not again.detail)
+    assert names(again) == [path.name]
     again.close()
 
 
-@pytest.mark.parametrize("column", ["file", "tokens", "first", "start", "parent", "seconds"])
-def test_a_changed_row_is_not_believed(tmp_path: Path, column: str) -> None:
-    """SQLite notices no changed value; served, it would be the KV of other tokens, or a file of somebody else."""
-    outside = tmp_path / "precious.safetensors"
-    outside.write_text("not ours to delete")
-    tier = DiskTier(tmp_path / "kv", "model", MAX)
-    write(tier, 1)
-    tier.close()
-    changed = {
-        "file": "../../precious.safetensors",
-        "tokens": tokens_of(2).tobytes(),
-        "first": 1,
-        "start": 1,
-        "parent": hashlib.sha256(b"x").digest(),
-        "seconds": "a word",
-    }
-    database = sqlite3.connect(folder_of(tmp_path / "kv") / "index.sqlite")
-    database.execute(f"UPDATE runs SET {column} = ?", (changed[column],))
-    database.commit()
-    database.close()
-    again = DiskTier(tmp_path / "kv", "model", MAX)
-    assert again.ready and again.contents() == ([], {})
-    again.close()
-    assert outside.exists()
-
-
-def test_names_are_checked_in_use_too(tmp_path: Path) -> None:
-    outside = tmp_path / "precious.safetensors"
-    outside.write_text("not ours to delete")
-    tier = DiskTier(tmp_path / "kv", "model", MAX)
-    write(tier, 1)
+def test_what_stands_on_a_lost_file_is_not_written(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path, "model", MAX)
+    above = write(tier, 1)
     tier.flush()
-    database = sqlite3.connect(folder_of(tmp_path / "kv") / "index.sqlite")
-    database.execute("UPDATE runs SET file = '../../precious.safetensors'")
-    database.execute("UPDATE files SET name = '../../precious.safetensors'")
-    database.commit()
-    database.close()
-    tier._folder._max = 100  # the next write drops the oldest
-    write(tier, 2)
+    tier.drop(above)
+    below = write(tier, 2, above, start=40)
     tier.flush()
-    assert outside.exists()
+    assert tier.take_lost() == {above, below} and tier.stats()["files"] == 0
     tier.close()
 
 
@@ -315,11 +322,11 @@ def test_foreign_folders_are_left_alone(tmp_path: Path) -> None:
     """KV_DISK_DIR may name any folder."""
     foreign = tmp_path / "photographs"
     foreign.mkdir()
-    (foreign / "index.sqlite").write_bytes(bytes(1000))
+    (foreign / f"r0-{'07' * 32}.kv").write_bytes(bytes(1000))
     tier = DiskTier(tmp_path, "model", 100)
     write(tier, 1)
     tier.flush()
-    assert (foreign / "index.sqlite").exists()
+    assert len(list(foreign.iterdir())) == 1
     tier.close()
 
 
@@ -329,7 +336,7 @@ def test_uses_are_ordered_whatever_the_clock_says(tmp_path: Path, monkeypatch: p
     tier.flush()
     each = tier.stats()["bytes"] // 2
     tier.close()
-    monkeypatch.setattr(time, "time", lambda: 1000.0)  # the clock was set back by years
+    monkeypatch.setattr(time, "time_ns", lambda: 10**12)  # the clock was set back by years
     tier = DiskTier(tmp_path, "model", 2 * each)
     tier.touch((first,))
     third = write(tier, 3)
@@ -347,7 +354,8 @@ def test_the_budget_takes_the_longest_unused_ends(tmp_path: Path) -> None:
     tier.close()
 
     tier = DiskTier(tmp_path, "model", 3 * each)
-    above, below = write(tier, 2), write(tier, 3, parent=bytes([2]) * 32, start=40)
+    above = write(tier, 2)
+    below = write(tier, 3, above, start=40)
     tier.touch((first,))
     write(tier, 4)
     tier.flush()
@@ -364,24 +372,11 @@ def test_models_not_in_use_give_way_first(tmp_path: Path) -> None:
     each = old.stats()["bytes"]
     old.close()
     tier = DiskTier(tmp_path, "new", 2 * each)
-    names = [write(tier, 2), write(tier, 3)]
+    written = [write(tier, 2), write(tier, 3)]
     tier.flush()
-    assert all(tier.read(name) is not None for name in names)
+    assert all(tier.read(name) is not None for name in written)
     assert len([path for path in tmp_path.iterdir() if path.is_dir()]) == 1
     tier.close()
-
-
-def test_a_divided_run_is_found_in_parts_of_one_file(tmp_path: Path) -> None:
-    tier = DiskTier(tmp_path, "model", MAX)
-    name = write(tier, 1)
-    tier.split(bytes([1]) * 32, bytes([7]) * 32, 15)
-    tier.close()
-    again = DiskTier(tmp_path, "model", MAX)
-    upper, lower = again.contents()[0]
-    assert (upper.file, upper.first, upper.start, upper.digest) == (name, 0, 0, bytes([7]) * 32)
-    assert (lower.file, lower.first, lower.start, lower.parent) == (name, 15, 15, upper.digest)
-    assert upper.tokens + lower.tokens == tokens_of(1).tobytes()
-    again.close()
 
 
 def test_a_full_queue_says_so(tmp_path: Path) -> None:
@@ -396,7 +391,7 @@ def test_a_full_queue_says_so(tmp_path: Path) -> None:
 
 def test_a_folder_in_the_place_of_a_file(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path, "model", MAX)
-    blocker = folder_of(tmp_path) / f"r0-{(bytes([1]) * 32).hex()}.safetensors"
+    blocker = folder_of(tmp_path) / f"r0-{'01' * 32}.kv"
     blocker.mkdir()
     (blocker / "x").write_text("")
     name = write(tier, 1)
@@ -427,19 +422,33 @@ def test_damaged_files_no_longer_count(tmp_path: Path) -> None:
     tier.close()
 
 
-def test_index_drops_what_stands_on_a_file(tmp_path: Path) -> None:
-    def name(number: int) -> str:
-        return f"r{number}-{bytes([number]).hex() * 32}.safetensors"
+def test_a_file_takes_along_what_stands_on_it(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path, "model", MAX)
+    first = write(tier, 1)
+    second = write(tier, 2, first, start=40)
+    third = write(tier, 3, second, start=60)
+    state = write_checkpoint(tier, 3, third, start=100)
+    other = write(tier, 4)
+    tier.drop(second)
+    tier.flush()
+    assert tier.take_lost() == {second, third, state} and tier.stats()["files"] == 2
+    tier.close()
+    again = DiskTier(tmp_path, "model", 1)  # all but the last has to go, ends first
+    assert names(again) == [] and again.stats()["evicted_files"] == 2
+    again.close()
+    assert not list(tmp_path.glob("*/r*")), (first, other)
 
-    index = DiskIndex(tmp_path / "index.sqlite")
-    for number, parent in ((1, ROOT), (2, b"\1" * 32), (3, b"\2" * 32), (4, ROOT)):
-        file = FileRecord(name(number), 10, b"", "")
-        index.add_run(TokenRun(bytes([number]) * 32, parent, number, b"1234", file.name), file)
-    state = checkpoint_file(b"\3" * 32)
-    index.add_checkpoint(b"\3" * 32, FileRecord(state, 10, b"", ""))
-    assert set(index.drop_files([name(2)])) == {name(2), name(3), state}
-    assert [run.file for run in index.load().runs] == [name(1), name(4)]
-    index.close()
+
+def test_the_order_of_use_outlives_the_process(tmp_path: Path) -> None:
+    tier = DiskTier(tmp_path, "model", MAX)
+    written = [write(tier, seed) for seed in range(1, 5)]
+    tier.touch((written[0], written[2]))
+    tier.flush()
+    each = tier.stats()["bytes"] // 4
+    tier.close()
+    again = DiskTier(tmp_path, "model", 2 * each)
+    assert set(names(again)) == {written[0], written[2]}
+    again.close()
 
 
 def kill_writers(folder: Path, kills: int) -> None:
