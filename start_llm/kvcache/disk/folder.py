@@ -198,13 +198,13 @@ class DiskFolder:
         found.sort(key=lambda each: each[0].start)  # a piece begins behind the beginning of what it stands on
         entered: dict[str, StoredPiece] = {}
         for piece, nbytes, used in found:
-            above = entered.get(piece.above)
+            name, above = piece.name, entered.get(piece.above)
             if piece.start == 0 if not piece.above else above is not None and above.start < piece.start <= above.end:
-                entered[piece.name] = piece
+                entered[name] = piece
                 self._enter(piece, nbytes, used)
                 self._last_use = max(self._last_use, used)
             else:
-                _remove(self._root / piece.name)
+                _remove(self._root / name)
         return list(entered.values())
 
     def _head(self, stream: BinaryIO, name: str) -> FileHead:
@@ -214,12 +214,13 @@ class DiskFolder:
         return read_head(stream, about.st_size, name, self._model)
 
     def _enter(self, piece: StoredPiece, nbytes: int, used: int) -> None:
-        before = self._files.get(piece.name)
+        name = piece.name
+        before = self._files.get(name)
         file = _File(nbytes, piece.start, piece.above, used, before.runs if before is not None else 0)
-        self._files[piece.name] = file
+        self._files[name] = file
         self.nbytes += nbytes - (before.nbytes if before is not None else 0)
         if before is None and piece.above:
-            self._standing.setdefault(piece.above, set()).add(piece.name)
+            self._standing.setdefault(piece.above, set()).add(name)
             self._files[piece.above].runs += bool(piece.tokens)
 
     def _next_use(self) -> int:

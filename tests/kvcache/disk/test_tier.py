@@ -287,6 +287,26 @@ def test_a_file_under_another_name_or_of_another_model_is_not_believed(tmp_path:
         tier.close()
 
 
+def test_foreign_names_lead_nowhere(tmp_path: Path) -> None:
+    outside = tmp_path / "precious"
+    outside.write_text("not ours to delete")
+    DiskTier(tmp_path / "kv", "model", MAX).close()
+    inside = folder_of(tmp_path / "kv")
+    link, pipe = inside / f"r0-{'01' * 32}.kv", inside / f"r0-{'02' * 32}.kv"
+    link.symlink_to(outside)
+    os.mkfifo(pipe)
+    (inside / "other.kv").symlink_to(outside)
+    tier = DiskTier(tmp_path / "kv", "model", MAX)
+    assert tier.contents() == [] and not link.is_symlink() and not pipe.exists()
+    write(tier, 3)
+    for name in ("../../precious", f"../{'01' * 32}", str(outside)):
+        assert tier.read(name) is None
+        tier.drop(name)
+    tier.flush()
+    assert outside.read_text() == "not ours to delete"
+    tier.close()
+
+
 def test_a_file_that_is_too_many_is_no_reason_to_lose_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tier = DiskTier(tmp_path, "model", MAX)
     path = folder_of(tmp_path) / write(tier, 1)
