@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, Self
 
@@ -31,12 +31,14 @@ from start_llm.dashboard.redact import Redactor
 from start_llm.dashboard.request_log import RequestLog
 from start_llm.dashboard.terminal import make_console, terminal
 from start_llm.embeddings.service import EncoderService
-from start_llm.engine.runtime import TextRuntime, end_streams
+from start_llm.engine.runtime import end_streams
 from start_llm.engine.thread import EngineThread
 from start_llm.host.activation import is_held
 from start_llm.host.home import command
-from start_llm.modelpool.builder import Built, ModelBuilder
+from start_llm.modelpool.builder import ModelBuilder
 from start_llm.modelpool.pool import Pool
+from start_llm.modelpool.registry import ModelRegistry
+from start_llm.modelpool.resolve import NameResolver
 from start_llm.models.device import GIB, inspect_device
 from start_llm.models.loader import accelerator
 from start_llm.models.recommended import recommended_model
@@ -50,6 +52,7 @@ log = logging.getLogger(__name__)
 
 LOADING_STOP_SECONDS = 1.5
 HOPELESS_STOP_SECONDS = 4.0
+LOADER_STOP_SECONDS = 10.0
 STOP_SECONDS = 60.0
 
 
@@ -66,9 +69,9 @@ class App:
         self._say = say or _speaker(console, as_json=settings.log_json)
         tell = self._say if settings.log_json else None
         self._progress: Callable[[str, float], None] = ProgressBars(console, tell) if say is None else _quiet
-        self.pool = Pool(settings, Clients.load(settings.cache_rules_file), self._say)
-        self._builder = ModelBuilder(settings, self._say, self._progress, self.pool.reclaim, self.pool.staying)
-        self._first: list[Built] = []
+        clients = Clients.load(settings.cache_rules_file)
+        registry = ModelRegistry(settings, NameResolver(settings))
+        self._builder = ModelBuilder(settings, registry, self._say, self._progress)
         self.engine = EngineThread(
             max_queue=settings.max_queue,
             max_concurrency=settings.max_concurrency,
@@ -76,10 +79,10 @@ class App:
             on_lost=self._lost,
             at_end=end_streams,
         )
-        self.pool.connect(self.engine, self._builder)
+        self.pool = Pool(settings, registry, self.engine, self._builder, clients, self._say, self._find_named)
         dumps = _dumps(settings)
         self.service = ChatService(settings, self.engine, self.pool, None if dumps is None else dumps.prompt)
-        self.encoders = EncoderService(settings, self.engine)
+        self.encoders = EncoderService(settings, self.pool, self.engine)
         self.audio = AudioService(settings, self.pool, self.engine)
         self.activity, metrics = Activity(), Metrics()
         self._audit = Audit(settings.cache_dir / AUDIT_FILE, settings.audit_days) if settings.audit_days else None
@@ -141,19 +144,14 @@ class App:
         self._say(f"server    {self.server_url}  (loading the model)")
         self.engine.start()
         try:
-            self.engine.load("", self._load())
-        except (Exception, SystemExit) as error:  # a model's own code may do anything
+            card = self.pool.start_loading()
+        except StartLLMError as error:
+            detail = self.engine.status().detail
             self.stop()
-            raise Unavailable(str(error) or "The model could not be loaded.") from error
-        built = self._first.pop()
-        try:
-            card = self.pool.begin(built)
-        except StartLLMError:
-            self.stop()
-            raise
+            raise Unavailable(detail or error.message) from error
         if self._waits:
             self._server.start()
-        self._welcome(card, built)
+        self._welcome(card)
         settings = usable(self.settings, os.environ, self._say)
         if settings.proxy == "on":
             self._start_proxy(card, settings)
@@ -183,7 +181,7 @@ class App:
         died = self.engine.status().state == "failed"
         idle = self._server.stop(graceful_seconds=2.0 if self._answers() else 1.0 if died else 0.0)
         ended = self.engine.stop() and idle
-        self.pool.stop()
+        self.pool.stop(LOADER_STOP_SECONDS if ended else 0.5)
         if self._audit is not None:
             self._audit.close()
         self._ends.put(ExitCode.ENDED)
@@ -214,18 +212,16 @@ class App:
 
     def on_model_thread(self, function: Callable[[Any, Any], Any], timeout: float = 600.0) -> Any:
         """``function(model, mlx-lm's tokenizer)`` of the main model on the model thread; for benchmarks."""
-        serving = self.pool.main_serving
-        if serving is None:
+        runtime = self.pool.main_runtime
+        if runtime is None:
             raise Unavailable("The model is not loaded.")
-        loaded = serving.built.loaded
+        loaded = runtime.loaded
         return self.engine.call(lambda _: function(loaded.model, loaded.wrapper), timeout)
 
-    def _load(self) -> Generator[float, None, TextRuntime]:
-        """On the model thread."""
+    def _find_named(self) -> None:
+        """On the loader's thread, first of all: the files of the audio and embedding models that the settings name."""
         self.audio.prepare(self._progress)
-        runtime, built = yield from self._builder.first(reserved=self.encoders.prepare(self._progress))
-        self._first.append(built)
-        return runtime
+        self._builder.reserved = self.encoders.prepare(self._progress)
 
     # --- wiring ---------------------------------------------------------------
 
@@ -255,11 +251,10 @@ class App:
         self._say(f"proxy     {proxy.url}  (key {key})")
         self._keeper.start(announced=proxy.wait_ready(self.settings.proxy_startup_wait_seconds))
 
-    def _welcome(self, card: ModelCard, built: Built) -> None:
+    def _welcome(self, card: ModelCard) -> None:
         """What somebody needs to know in the first minute."""
-        memory = f"{built.cache_bytes / GIB:.1f} GiB in memory"
         self._say(f"model     {card.id}  (context {card.context:,} tokens)")
-        self._say(f"KV cache  {memory}, {built.disk or 'nothing on disk'}")
+        self._say(f"KV cache  {self._builder.stored_bytes / GIB:.1f} GiB in memory, {self._builder.stored_where}")
         for encoder in self.encoders.cards():
             self._say(f"embed     {encoder.id}  (texts up to {encoder.context:,} tokens)")
         if self.encoders.problem:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
 from start_llm.audio.samples import RATE, check_installed, encode, look_at, samples_of
-from start_llm.chat.handle import WAIT_SECONDS, still_loading
+from start_llm.chat.handle import WAIT_SECONDS, Lease, still_loading
 from start_llm.core.audio import AudioTask, Hints, Sound, SoundForm, Transcript
 from start_llm.core.encoding import EncodingProgress
 from start_llm.core.errors import BadRequest, NotFound, NotSupported, StartLLMError, Unavailable
@@ -41,23 +41,12 @@ class AudioThread(Protocol):
         ...
 
 
-class AudioLease(Protocol):
-    """See `modelpool.registry.ModelLease`."""
-
-    def wait(self, seconds: float) -> bool: ...
-
-    @property
-    def audio(self) -> Any: ...
-
-    def close(self) -> None: ...
-
-
 class AudioModels(Protocol):
     """See `modelpool.pool.Pool`."""
 
     def audio_name(self, asked: str, task: AudioTask) -> str: ...
 
-    def open_audio(self, name: str, task: AudioTask) -> AudioLease: ...
+    def open_audio(self, name: str, task: AudioTask) -> Lease[Any]: ...
 
 
 class Room:
@@ -148,7 +137,7 @@ class AudioService:
             )
         with contextlib.closing(self._models.open_audio(model, "transcription")) as lease:
             yield from _waiting(lease.wait, still_loading(model))
-            listener = lease.audio
+            listener = lease.handle
             hints = Hints(listener.check(hints.language), hints.prompt, hints.temperature)
             taking = functools.partial(self._room.take, recording.seconds)
             yield from _waiting(taking, "Other recordings are still in memory, and this one has no room beside them.")
@@ -166,7 +155,7 @@ class AudioService:
         pieces = pieces_of(text)
         with contextlib.closing(self._models.open_audio(model, "speech")) as lease:
             yield from _waiting(lease.wait, still_loading(model))
-            found: Sound = yield from self._steps(lease.audio.speak(pieces), len(pieces))
+            found: Sound = yield from self._steps(lease.handle.speak(pieces), len(pieces))
         with self._counting:
             self._spoken += len(found.samples) / found.rate
         return encode(found, form)

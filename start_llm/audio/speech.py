@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -19,15 +20,13 @@ from start_llm.core.limits import SPOKEN
 from start_llm.models.stepwise import bytes_of, reading, refusing
 
 
-def import_library() -> None:
-    """Takes seconds; not to be done on the model thread."""
-    importlib.import_module(f"{LIBRARY}.tts.utils")
+def load_steps(folder: Path, name: str) -> Generator[float, None, Speaker]:
+    """Imports the library, which takes seconds; the steps, on the model thread, read weights. Raises NotSupported."""
     importlib.import_module(f"{LIBRARY}.tts.models.soprano")
+    return _loading(importlib.import_module(f"{LIBRARY}.tts.utils"), folder, name)
 
 
-def loading(folder: Any, name: str) -> Generator[float, None, Speaker]:
-    """Reads the weights, some in each step. `import_library` comes first. Raises NotSupported."""
-    library: Any = importlib.import_module(f"{LIBRARY}.tts.utils")
+def _loading(library: Any, folder: Path, name: str) -> Generator[float, None, Speaker]:
     with refusing("mlx-audio", name):
         model = library.load_model(folder, lazy=True)
     yield from reading(model)

@@ -11,6 +11,7 @@ import importlib
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
@@ -32,25 +33,19 @@ Steps = Generator[float, None, Any]
 """Each yield: the seconds of the recording that are done."""
 
 
-def import_library() -> None:
-    """Takes seconds; not to be done on the model thread."""
+def load_steps(folder: Path, name: str) -> Generator[float, None, Transcriber]:
+    """Imports the library, which takes seconds; the steps, on the model thread, read weights. Raises NotSupported."""
     importlib.import_module(f"{LIBRARY}.stt.models.whisper.whisper")
     importlib.import_module("transformers.models.whisper")
+    return _loading(importlib.import_module(f"{LIBRARY}.stt.utils"), folder, name)
 
 
-def loading(folder: Any, name: str) -> Generator[float, None, Transcriber]:
-    """Reads the weights, some in each step. `import_library` comes first. Raises NotSupported."""
-    library: Any = importlib.import_module(f"{LIBRARY}.stt.utils")
+def _loading(library: Any, folder: Path, name: str) -> Generator[float, None, Transcriber]:
     with refusing("mlx-audio", name):
         model = library.load_model(folder, lazy=True)
         model.get_tokenizer()
     yield from reading(model)
     return Transcriber(model, name)
-
-
-def free_memory() -> None:
-    """Gives back what nothing holds. What still holds itself is found by the loader: here that would hold all up."""
-    mx.clear_cache()
 
 
 @dataclass(frozen=True, slots=True)

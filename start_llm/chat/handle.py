@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from start_llm.core.errors import Unavailable
 from start_llm.core.messages import Message
 from start_llm.core.request import ChatRequest
 from start_llm.core.service import ModelCard
@@ -60,7 +62,7 @@ class ModelHandle:
     sampling: Mapping[str, float] = field(default_factory=dict)
 
 
-class Lease(Protocol):
+class Lease[Handle](Protocol):
     """A request's hold on a model: it stays loaded, or is being loaded, until the lease is closed. Thread-safe."""
 
     def wait(self, seconds: float) -> bool:
@@ -68,12 +70,8 @@ class Lease(Protocol):
         ...
 
     @property
-    def served(self) -> ModelHandle:
-        """The model. Raises StartLLMError: why it could not be loaded."""
-        ...
-
-    def check(self) -> None:
-        """Raises StartLLMError: why it could not be loaded."""
+    def handle(self) -> Handle:
+        """What the request may use. Raises StartLLMError: why the model could not be loaded."""
         ...
 
     def close(self) -> None:
@@ -81,17 +79,26 @@ class Lease(Protocol):
         ...
 
 
+@contextmanager
+def loaded[Handle](lease: Lease[Handle], name: str) -> Iterator[Handle]:
+    """The model, once it is loaded; the lease is closed at the end. Raises why it cannot be loaded, or Unavailable."""
+    with closing(lease):
+        if not lease.wait(WAIT_SECONDS):
+            raise Unavailable(still_loading(name))
+        yield lease.handle
+
+
 class Models(Protocol):
     """The models that there are, loaded or not. Any thread; none of these methods waits for a model."""
 
-    def open(self, name: str) -> Lease:
+    def open(self, name: str) -> Lease[ModelHandle]:
         """A hold on the model that `name` means; it is loaded if it is not.
 
         Raises NotFound, OutOfMemory, QueueFull, Unavailable, or what its last loading failed with, if not long ago.
         """
         ...
 
-    def open_any(self, name: str) -> Lease:
+    def open_any(self, name: str) -> Lease[object]:
         """As `open`, of models of every kind: to have it loaded."""
         ...
 

@@ -10,16 +10,14 @@ model is being loaded, its requests wait with signs of life.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from start_llm.chat.handle import WAIT_SECONDS, Lease, ModelHandle, Models, still_loading
+from start_llm.chat.handle import ModelHandle, Models, loaded
 from start_llm.chat.reports import RecentReports
 from start_llm.chat.stream import ChatStream, Generation, WaitingStream, explained
-from start_llm.core.errors import ContextLengthExceeded, Unavailable
+from start_llm.core.errors import ContextLengthExceeded
 from start_llm.core.report import Background, CacheReport
 from start_llm.core.request import ChatRequest
 from start_llm.core.service import EventStream, Health, ModelCard
@@ -49,7 +47,7 @@ class ChatService:
     def chat(self, request: ChatRequest) -> EventStream:
         lease = self._models.open(request.model)
         poll = min(_WATCH_SECONDS, self._settings.sse_ping_seconds) * _PING_SHARE
-        stream = WaitingStream(lease, lambda: self._begin(lease.served, request, poll), self._engine, poll)
+        stream = WaitingStream(lease, lambda: self._begin(lease.handle, request, poll), poll)
         if lease.wait(0.0):
             stream.begin()
         return stream
@@ -76,26 +74,6 @@ class ChatService:
         # 4. tokens come back as events
         return ChatStream(run, self._engine, poll)
 
-    @contextmanager
-    def _held(self, name: str) -> Iterator[ModelHandle]:
-        """The model, loaded. Raises what `Models.open` raises; Unavailable if loading takes too long."""
-        lease = self._models.open(name)
-        with self._loaded(lease, name):
-            yield lease.served
-
-    @contextmanager
-    def _loaded(self, lease: Lease, name: str) -> Iterator[None]:
-        until = time.monotonic() + WAIT_SECONDS
-        try:
-            while not lease.wait(1.0):
-                status = self._engine.status()
-                if status.state not in {"ready", "busy"} or time.monotonic() > until:
-                    raise Unavailable(status.detail or still_loading(name))
-            lease.check()
-            yield
-        finally:
-            lease.close()
-
     def _read(self, served: ModelHandle, request: ChatRequest) -> ChatRequest:
         """The request with its images read."""
         appended = self._images.appended(request.messages, fetched=served.eyes is not None)
@@ -112,11 +90,11 @@ class ChatService:
     # --- the rest of Service ----------------------------------------------------
 
     def count_tokens(self, request: ChatRequest) -> int:
-        with self._held(request.model) as served:
+        with loaded(self._models.open(request.model), request.model) as served:
             return len(self._prepare(served, self._read(served, request)).prompt.tokens)
 
     def explain(self, request: ChatRequest) -> CacheReport:
-        with self._held(request.model) as served:
+        with loaded(self._models.open(request.model), request.model) as served:
             prepared = self._prepare(served, self._read(served, request))
             return explained(self._engine.plan(prepared.prompt, served.model), served.pipeline, prepared)
 
@@ -142,8 +120,7 @@ class ChatService:
         return self._models.card(model).context_scale
 
     def load_model(self, name: str) -> ModelCard:
-        lease = self._models.open_any(name)
-        with self._loaded(lease, name):
+        with loaded(self._models.open_any(name), name):
             return self._models.card(name)
 
     def unload_model(self, name: str) -> ModelCard:

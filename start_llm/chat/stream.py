@@ -328,8 +328,8 @@ class WaitingStream:
     Until the model is loaded it shows life; closing it gives the model free.
     """
 
-    def __init__(self, lease: Lease, begin: Callable[[], ChatStream], engine: Engine, poll: float) -> None:
-        self._lease, self._begin, self._engine, self._poll = lease, begin, engine, poll
+    def __init__(self, lease: Lease[ModelHandle], begin: Callable[[], ChatStream], poll: float) -> None:
+        self._lease, self._begin, self._poll = lease, begin, poll
         self._stream: ChatStream | None = None
         self._over = threading.Event()
         self._lock = threading.Lock()
@@ -363,10 +363,7 @@ class WaitingStream:
         if self._over.is_set():
             raise StopIteration
         if not self._lease.wait(self._poll):
-            status = self._engine.status()
-            if status.state not in {"wedged", "failed", "stopped"}:
-                return Progress(0, 0)
-            return self._failed(Internal(status.detail or f"The model thread is {status.state}."))
+            return Progress(0, 0)
         if self._over.is_set():
             raise StopIteration
         try:
@@ -374,10 +371,6 @@ class WaitingStream:
         except StartLLMError as error:
             return Failed(error)
         return None
-
-    def _failed(self, error: StartLLMError) -> Event:
-        self.close()
-        return Failed(error)
 
     def close(self) -> None:
         with self._lock:

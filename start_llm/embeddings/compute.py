@@ -10,12 +10,13 @@ import importlib
 import importlib.util
 import time
 from collections.abc import Generator, Sequence
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import numpy as np
 
-from start_llm.embeddings.checkpoint import EncoderFiles, Pooling
+from start_llm.embeddings.checkpoint import EncoderFiles, Pooling, read_encoder
 from start_llm.models.stepwise import reading, refusing
 
 LIBRARY = "mlx_embeddings"
@@ -31,11 +32,6 @@ def is_installed() -> bool:
     return importlib.util.find_spec(LIBRARY) is not None
 
 
-def import_library() -> None:
-    """Takes seconds; not to be done on the model thread."""
-    importlib.import_module(f"{LIBRARY}.utils")
-
-
 class Encoder:
     """A loaded encoder. Model thread only, but for the attributes.
 
@@ -43,7 +39,10 @@ class Encoder:
         dimensions: of its vectors.
         size: tokens that the next batch may have, padding included.
         pads: texts of different lengths may share a batch.
+        nbytes: 0: its weights take none of the memory that models share. They were set aside at the start.
     """
+
+    nbytes = 0
 
     def __init__(self, model: Any, files: EncoderFiles) -> None:
         self._model, self._pooling = model, files.pooling
@@ -94,9 +93,12 @@ def pool(hidden: mx.array, mask: mx.array, how: Pooling) -> mx.array:
     return (hidden.astype(mx.float32) * kept).sum(axis=1) / kept.astype(mx.float32).sum(axis=1)
 
 
-def loading(files: EncoderFiles) -> Generator[float, None, Encoder]:
-    """Reads the weights, some in each step. `import_library` comes first. Raises NotSupported."""
-    library: Any = importlib.import_module(f"{LIBRARY}.utils")
+def load_steps(folder: Path, name: str) -> Generator[float, None, Encoder]:
+    """Imports the library, which takes seconds; the steps, on the model thread, read weights. Raises NotSupported."""
+    return _loading(importlib.import_module(f"{LIBRARY}.utils"), read_encoder(name, folder))
+
+
+def _loading(library: Any, files: EncoderFiles) -> Generator[float, None, Encoder]:
     with refusing("mlx-embeddings", f"{files.name} ({files.config.get('model_type')})"):
         model = library.load_model(files.folder, lazy=True, path_to_repo=files.name)
     yield from reading(model)

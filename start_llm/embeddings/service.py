@@ -1,33 +1,30 @@
 """Texts to vectors, top to bottom: names, tokens, batches, steps on the model thread. Runs on HTTP threads.
 
-An encoder is loaded at its first request. Its weights are counted at the start of the server already, so that what KV
-may take is true from the beginning.
+An encoder is a model of the pool that is loaded at its first request and stays. Its weights are counted at the start of
+the server already, so that what KV may take is true from the beginning.
 """
 
 from __future__ import annotations
 
-import logging
 import re
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
+from start_llm.chat.handle import Lease, loaded
 from start_llm.core.encoding import Encoded, EncodingProgress, Text
 from start_llm.core.errors import BadRequest, ContextLengthExceeded, NotFound, NotSupported, StartLLMError, Unavailable
 from start_llm.core.limits import EMBEDDED_TOKENS
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.embeddings.checkpoint import EncoderFiles, find_encoder, read_encoder
-from start_llm.embeddings.compute import Encoder, import_library, is_installed, loading
-
-log = logging.getLogger(__name__)
+from start_llm.embeddings.compute import Encoder, is_installed
 
 INSTALL = "pip install '.[embeddings]' -c constraints.txt"
-RETRY_SECONDS = 60.0
-"""A load that failed is not tried again for so long."""
 CHARACTERS = 64
 """A text that has more of them for each token that it may have is not counted."""
 # Names that clients are hard-wired to.
@@ -43,17 +40,21 @@ class EncoderThread(Protocol):
         ...
 
 
+class EncoderPool(Protocol):
+    """See `modelpool.pool.Pool`."""
+
+    def open_encoder(self, name: str, folder: Path) -> Lease[Encoder]: ...
+
+
 class EncoderService:
     """Implements `core.encoding.Encoders`."""
 
-    def __init__(self, settings: Settings, thread: EncoderThread, clock: Callable[[], float] = time.monotonic) -> None:
-        self._source, self._thread, self._clock = settings.embedding_model, thread, clock
+    def __init__(self, settings: Settings, pool: EncoderPool, thread: EncoderThread) -> None:
+        self._source, self._pool, self._thread = settings.embedding_model, pool, thread
         self._files: EncoderFiles | None = None
         self._created = int(time.time())
-        self._encoder: Encoder | None = None
+        self._dimensions: int | None = None  # known once it is loaded
         self._problem: StartLLMError | None = None
-        self._retry = 0.0
-        self._loading = threading.Lock()
         self._texts = self._tokens = 0
         self._counting = threading.Lock()
 
@@ -103,7 +104,8 @@ class EncoderService:
                     param=param,
                     code="limit_exceeded",
                 )
-        encoder = self._loaded(files)
+        with loaded(self._pool.open_encoder(files.name, files.folder), files.name) as encoder:
+            self._dimensions = encoder.dimensions
         if dimensions is not None and not 1 <= dimensions <= encoder.dimensions:
             raise BadRequest(
                 f"dimensions={dimensions}: {files.name} makes vectors of {encoder.dimensions}; give 1 to "
@@ -119,8 +121,8 @@ class EncoderService:
         if files is None:
             return ()
         details: dict[str, Any] = {"source": self._source, "kind": "embedding"}
-        if self._encoder is not None:
-            details["dimensions"] = self._encoder.dimensions
+        if self._dimensions is not None:
+            details["dimensions"] = self._dimensions
         return (
             ModelCard(
                 files.name,
@@ -129,7 +131,7 @@ class EncoderService:
                 tools=False,
                 reasoning=False,
                 images="reject",
-                state="stored" if self._encoder is None else "ready",
+                state="stored" if self._dimensions is None else "ready",
                 pinned=True,
                 weight_bytes=files.weight_bytes,
                 details=details,
@@ -157,27 +159,6 @@ class EncoderService:
         if self._source is not None:
             raise Unavailable("The server is still starting.")
         raise NotSupported("This server has no embedding model: set EMBEDDING_MODEL to a repository or folder.")
-
-    def _loaded(self, files: EncoderFiles) -> Encoder:
-        """Loads it if need be; who comes meanwhile waits."""
-        with self._loading:
-            if self._encoder is not None:
-                return self._encoder
-            if self._problem is not None and self._clock() < self._retry:
-                raise self._problem.again()
-            try:
-                import_library()
-                self._encoder = self._thread.chore(loading(files))
-                self._problem = None
-            except Exception as error:  # a checkpoint may be anything
-                known = isinstance(error, StartLLMError)
-                if not known:
-                    log.warning("loading %s failed", files.name, exc_info=True)
-                why = error if known else NotSupported(f"{files.name} cannot be loaded: {error}")
-                assert isinstance(why, StartLLMError)
-                self._problem, self._retry = why.again(), self._clock() + RETRY_SECONDS
-                raise why from error
-            return self._encoder
 
 
 def _row(files: EncoderFiles, text: Text, param: str, *, truncate: bool) -> tuple[tuple[int, ...], bool]:

@@ -109,7 +109,7 @@ class TextDrawing:
 
 
 class TextRuntime:
-    """Implements `engine.units.Runtime` for a text model.
+    """Implements `engine.units.Runtime` for a text model: the model with its store, scheduler, drafts and grammars.
 
     Args:
         drafts: see `drafts_for`.
@@ -126,7 +126,7 @@ class TextRuntime:
         grammars: Grammars,
         left: Callable[[], None],
     ) -> None:
-        self.store, self.drafts, self.grammars = store, drafts, grammars
+        self.loaded, self.store, self.drafts, self.grammars = loaded, store, drafts, grammars
         self._memory, self._left = memory, left
         self.runner = make_runner(settings, loaded, self.drafts.gate if self.drafts is not None else None)
         step = None if settings.prefill_step_size == "auto" else settings.prefill_step_size

@@ -1,15 +1,16 @@
-"""What is built on the model thread when a model is loaded: the model, its KV store, what it may use of the memory."""
+"""What is built on the model thread when a model is loaded: the model, its KV store, what it may use of the memory.
+
+Knows nothing of requests, nor of who wants which model.
+"""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from start_llm.audio.transcription import free_memory
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
 from start_llm.engine.asking import asker
@@ -22,85 +23,57 @@ from start_llm.engine.schedule.memory import MemoryGuard, Pooled
 from start_llm.engine.vision import VisionModel
 from start_llm.files.lru import Lru
 from start_llm.kvcache.disk.tier import DiskTier
-from start_llm.modelpool.vocabularies import Vocabularies, Vocabulary
-from start_llm.models.adapter import Adapter
+from start_llm.modelpool.vocabularies import Vocabularies
 from start_llm.models.adapters import Chosen
 from start_llm.models.background import in_background
 from start_llm.models.device import GIB, Device, default_disk_bytes, inspect_device
 from start_llm.models.inspection import inspect_once
-from start_llm.models.loader import (
-    LoadedModel,
-    LoadInputs,
-    accelerator,
-    load_model,
-    load_steps,
-    read_ahead,
-)
+from start_llm.models.loader import LoadedModel, LoadInputs, accelerator, load_model, load_steps, read_ahead
 from start_llm.models.probe import limit_context, probe_model
 from start_llm.models.room import Weights
+from start_llm.models.stepwise import free_memory
 from start_llm.models.weights import BasesInMemory, group_of
-
-log = logging.getLogger(__name__)
 
 READ_AHEAD_SHARE = 0.5  # of the machine's memory: larger weights are not read ahead
 
 
-@dataclass(frozen=True)
-class Built:
-    """
-    Attributes:
-        cache_bytes: what stored KV of all models may take in memory.
-        disk: how much of it may be on disk, and where, for people; empty: none.
-        kv_bytes: what it takes now. Any thread.
-    """
-
-    loaded: LoadedModel
-    vocabulary: Vocabulary
-    cache_bytes: int
-    disk: str
-    kv_bytes: Callable[[], int]
-
-
-@dataclass(frozen=True)
-class PreloadedFiles:
-    """What another thread has read of a model, so that the model thread need not."""
-
-    folder: Path
-    vocabulary: Vocabulary
-    adapter: Adapter | None = None
-
-
-class Guest(Protocol):
+class SideModel(Protocol):
     """A loaded model that is no language model."""
 
     nbytes: int
-    """What its weights take."""
+    """What its weights take of the memory that models share."""
+
+
+class MemoryOwner(Protocol):
+    """Who unloads models for memory, see `registry.ModelRegistry`."""
+
+    def reclaim(self, need: int) -> bool: ...
+
+    def pinned_weights(self, key: str) -> Sequence[Weights]: ...
 
 
 class ModelBuilder:
     """Loads models. Model thread only, but for the constructor and `read`.
 
-    Args:
-        reclaim, staying: see `Pooled`.
-
     Attributes:
         bases: weights that are in memory, for models that differ in their adapters only. Any thread.
+        reserved: bytes that others will take, who have no part in what models share. Set before the first load.
+        stored_where: how much KV of the model that was loaded last may be on disk, and where, for people.
     """
 
     def __init__(
         self,
         settings: Settings,
+        registry: MemoryOwner,
         say: Callable[[str], None],
         progress: Callable[[str, float], None],
-        reclaim: Callable[[int], bool],
-        staying: Callable[[str], Sequence[Weights]],
     ) -> None:
-        self._settings, self._say, self._progress = settings, say, progress
-        self._reclaim, self._staying = reclaim, staying
+        self._settings, self._registry, self._say, self._progress = settings, registry, say, progress
         self._device: Device | None = None
         self._shared: Pooled | None = None
+        self._side: dict[str, SideModel] = {}
         self._wired = False
-        self._reserved = 0
+        self.reserved, self.stored_where = 0, ""
         self.bases = BasesInMemory()
         self._vocabularies = Vocabularies()
         self._costs: Lru[str, CostTable] = Lru(KNOWN_COSTS)
@@ -120,30 +93,20 @@ class ModelBuilder:
         """What the weights of all models take. Any thread."""
         return 0 if self._shared is None else self._shared.weight_bytes
 
-    def first(self, reserved: int = 0) -> Generator[float, None, tuple[TextRuntime, Built]]:
-        """The first model. Raises StartLLMError if it cannot be loaded.
+    @property
+    def stored_bytes(self) -> int:
+        """What stored KV of all models may take in memory. Once the first is loaded; any thread."""
+        return 0 if self._shared is None else self._shared.most_stored
 
-        Args:
-            reserved: bytes that others will take, who are not of the pool.
-        """
-        self._reserved = reserved
-        built: list[Built] = []
-        runtime = yield from self.steps(self._settings, "", Weights(), built.append)
-        try:
-            built[0].vocabulary.grammars.make_vocabulary()  # nobody waits for the model thread yet
-        except NotSupported as error:
-            log.warning("%s", error.message)
-        return runtime, built[0]
-
-    def read(self, settings: Settings, folder: Path, eos: Any, adapter: Chosen | None = None) -> PreloadedFiles:
+    def read(self, settings: Settings, folder: Path, eos: Any, adapter: Chosen | None = None) -> LoadInputs:
         """What needs no MLX, and little memory. Any thread but the model thread.
 
         Raises NotFound, BadRequest, NotSupported.
         """
         if settings.model_path is not None:
             inspect_once(settings, settings.model_path, folder)
-        read = None if adapter is None else adapter.read()
-        return PreloadedFiles(folder, self._vocabularies.read(folder, eos), read)
+        read, vocabulary = None if adapter is None else adapter.read(), self._vocabularies.read(folder, eos)
+        return LoadInputs(lambda folder, eos: vocabulary.wrapper, folder, read, self.bases)
 
     def read_weights(self, folder: Path, moved: Callable[[], None]) -> None:
         """Into the system's memory, if no model has them. Not the model thread. `moved` is called now and then."""
@@ -153,26 +116,22 @@ class ModelBuilder:
         read_ahead(folder, int(device.memory * READ_AHEAD_SHARE), moved)
 
     def steps(
-        self,
-        settings: Settings,
-        model: str,
-        weights: Weights,
-        done: Callable[[Built], None],
-        ahead: PreloadedFiles | None = None,
+        self, settings: Settings, model: str, weights: Weights, inputs: LoadInputs | None = None
     ) -> Generator[float, None, TextRuntime]:
         """Loads the model of `settings`, a layer at a step. Raises StartLLMError if it cannot be loaded.
 
         Args:
             model: its name on the model thread.
             weights: what it is going to take, as far as that is known.
+            inputs: what `read` has read of it; ``None``: its files are still to be found.
         """
         device, shared = self._machine()
         self._unwire()
         with ExitStack() as made:  # what has to be closed if it comes to nothing, the last one first
             made.callback(self._left, model)
             shared.place(model, weights)
-            given = self._given(ahead)
-            loaded = yield from load_steps(settings, device, self._progress, self._say, given)
+            inputs = inputs or self._plain_inputs()
+            loaded = yield from load_steps(settings, device, self._progress, self._say, inputs)
             loaded = self._shaped(settings, loaded, device)
             shared.place(model, loaded.weights)
             loaded = yield from probe_model(settings, loaded, asker(settings, loaded), self._say)
@@ -194,20 +153,16 @@ class ModelBuilder:
             )
             made.pop_all()
             made.callback(runtime.close)
-            loaded = limit_context(loaded, guard.most_tokens(model), self._say)
-            where = f"{self._disk_bytes(settings) / GIB:.1f} GiB in {settings.disk_dir}" if disk and disk.ready else ""
-            done(Built(loaded, vocabulary, shared.most_stored, where, lambda: store.nbytes))
+            runtime.loaded = limit_context(loaded, guard.most_tokens(model), self._say)
+            where = f"{self._disk_bytes(settings) / GIB:.1f} GiB in {settings.disk_dir}"
+            self.stored_where = where if disk and disk.ready else "nothing on disk"
             made.pop_all()
         return runtime
 
-    def guest[T: Guest](
+    def side_steps[T: SideModel](
         self, model: str, weights: Weights, steps: Generator[float, None, T]
     ) -> Generator[float, None, T]:
-        """Loads by `steps` what is no language model: its weights count, and it has no KV.
-
-        Args:
-            weights: what it is going to take, as far as that is known.
-        """
+        """Loads by `steps` what is no language model: its weights count, and it has no KV. Arguments as of `steps`."""
         _, shared = self._machine()
         self._unwire()
         shared.place(model, weights)
@@ -217,19 +172,18 @@ class ModelBuilder:
             self._left(model)
             raise
         shared.place(model, Weights(found.nbytes))
+        self._side[model] = found
         return found
 
-    def guest_leaves(self, model: str, held: list[Any]) -> Generator[float]:
-        """`held`: what holds its arrays; it is emptied."""
-        held.clear()
+    def side_unloading(self, model: str) -> Generator[float]:
+        """Frees what `side_steps` has loaded. Nobody else holds it any more."""
+        self._side.pop(model, None)
         yield 0.0
         free_memory()
         self._left(model)
 
-    def _given(self, ahead: PreloadedFiles | None) -> LoadInputs:
-        if ahead is None:
-            return LoadInputs(lambda folder, eos: self._vocabularies.read(folder, eos).wrapper, bases=self.bases)
-        return LoadInputs(lambda folder, eos: ahead.vocabulary.wrapper, ahead.folder, ahead.adapter, self.bases)
+    def _plain_inputs(self) -> LoadInputs:
+        return LoadInputs(lambda folder, eos: self._vocabularies.read(folder, eos).wrapper, bases=self.bases)
 
     def _machine(self) -> tuple[Device, Pooled]:
         if self._device is None or self._shared is None:
@@ -238,11 +192,12 @@ class ModelBuilder:
                 device = replace(device, usable=min(most, device.usable or most))
             self._device = device
             most_stored = self._settings.cache_memory_bytes
-            self._shared = Pooled(self._left_to_us(device), most_stored, self._reclaim, self._staying)
+            reclaim, staying = self._registry.reclaim, self._registry.pinned_weights
+            self._shared = Pooled(self._left_to_us(device), most_stored, reclaim, staying)
         return self._device, self._shared
 
     def _left_to_us(self, device: Device) -> int:
-        return max(1, device.usable - self._reserved) if device.usable else 0
+        return max(1, device.usable - self.reserved) if device.usable else 0
 
     def _left(self, model: str) -> None:
         self._unwire()
@@ -263,7 +218,7 @@ class ModelBuilder:
         except NotSupported as error:
             self._say(f"vision    off: {error.message} The model reads text only.")
             blind = settings.model_copy(update={"vision": "off"})
-            return load_model(blind, device, self._progress, self._say, self._given(None))
+            return load_model(blind, device, self._progress, self._say, self._plain_inputs())
 
     def _features(self, settings: Settings, loaded: LoadedModel) -> FeatureStore:
         """A tenth of what KV may take on disk, at most, is for what the vision tower made of images."""

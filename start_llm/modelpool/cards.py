@@ -1,4 +1,4 @@
-"""What clients and the command line are told of each model of the pool. Any thread."""
+"""Makes the `ModelCard` of each model of the pool, loaded or not: what clients and the command line see. Any thread."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.modelpool.known import KnownModel
 from start_llm.modelpool.registry import ModelRegistry, PoolEntry
-from start_llm.modelpool.resolve import NameResolver
 
 
 class ModelCards:
-    """Of the models that there are, once the main one is loaded."""
+    """Of the models that there are, once the default one is loaded."""
 
-    def __init__(self, settings: Settings, names: NameResolver, book: ModelRegistry) -> None:
-        self._settings, self._names, self._book = settings, names, book
+    def __init__(self, settings: Settings, registry: ModelRegistry) -> None:
+        self._settings, self._registry = settings, registry
 
     def all(self) -> tuple[ModelCard, ...]:
-        """The main model's first."""
-        listed = self._names.all()
-        self._book.forget(listed)
-        entries = self._book.entries()
+        """The default model's first."""
+        listed = self._registry.names.all()
+        self._registry.forget(listed)
+        entries = [entry for entry in self._registry.entries() if not entry.known.is_reserved]
         keys = {entry.key for entry in entries}
         cards = [self.of(entry) for entry in entries]
         return (*cards, *(self._stored(known) for known in listed if known.key not in keys))
 
     def others(self) -> list[ModelCard]:
-        """Of the models that answer beside the main one."""
+        """Of the models that answer beside the default one."""
         return [card for card in self.all()[1:] if "task" not in card.details]
 
     def audio(self) -> list[ModelCard]:
@@ -38,17 +37,16 @@ class ModelCards:
 
     def of(self, entry: PoolEntry) -> ModelCard:
         """As it is now. Nothing is locked while the disk is looked at: it may hang."""
-        with self._book.lock:
+        with self._registry.lock:
             now = copy(entry)
-        card = now.card if now.card is not None else self._stored(now.known) if now.known else None
-        assert card is not None, "the main model has one from its start on"
+        card = now.card or self._stored(now.known)
         failed = now.failure is not None and now.state == "stored"
         return replace(
             card,
             state="failed" if failed else now.state,
             pinned=now.pinned,
-            weight_bytes=card.weight_bytes if now.task is None else now.weights.all,
-            kv_bytes=now.serving.built.kv_bytes() if now.serving is not None else 0,
+            weight_bytes=card.weight_bytes if now.known.task is None else now.weights.all,
+            kv_bytes=now.runtime.store.nbytes if now.runtime is not None else 0,
             problem=now.failure.message if failed and now.failure is not None else "",
         )
 
@@ -71,7 +69,7 @@ class ModelCards:
             vision=sees and self._settings.vision == "auto",
             images="reject" if stored.audio else "shown" if sees else self._settings.images_on_text_model,
             state="stored",
-            pinned=self._names.is_pinned(*known.aliases),
+            pinned=self._registry.names.is_pinned(*known.aliases),
             weight_bytes=adapter.size if adapter is not None else stored.weight_bytes or stored.size,
             context_scale=self._settings.context_scale_for(context),
             details=details,

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal, get_args
 
 from start_llm.core.modelmap import ADAPTER_SIGN, MOST_NAME
 from start_llm.core.settings import Settings
@@ -28,6 +29,11 @@ SEEN_SECONDS = 1.0
 PATIENCE_SECONDS = 5.0
 """For a listing that another thread makes: its disk may hang. Then the last one counts."""
 
+DEFAULT_KEY = ""
+"""The default model's `entry_key`, whatever folder it has."""
+SideTask = Literal["transcription", "speech", "embedding"]
+SIDE_TASKS: tuple[SideTask, ...] = get_args(SideTask)
+
 _ADAPTED = "//"  # stands in no folder's key
 
 
@@ -41,6 +47,7 @@ class KnownModel:
         aliases: all that it may be asked for by.
         stored: its size, context and the like.
         adapter: it is served with this one. `base` is then its name without.
+        default: the model that the server was started with.
     """
 
     key: str
@@ -50,6 +57,22 @@ class KnownModel:
     stored: StoredModel
     adapter: Chosen | None = None
     base: str = ""
+    default: bool = False
+
+    @property
+    def task(self) -> SideTask | None:
+        """Of a model that is no language model."""
+        return next((task for task in SIDE_TASKS if task in self.stored.can), None)
+
+    @property
+    def is_reserved(self) -> bool:
+        """Its memory was set aside at the start: it goes for nobody, and nobody for it. Its service lists it."""
+        return self.task == "embedding"
+
+    @property
+    def entry_key(self) -> str:
+        """Its name in the pool and on the model thread."""
+        return DEFAULT_KEY if self.default else self.key
 
     def with_adapter(self, adapter: Chosen) -> KnownModel:
         """The same model with an adapter."""
@@ -57,7 +80,7 @@ class KnownModel:
         name = f"{self.name}{ADAPTER_SIGN}{adapter.name}"
         names = (adapter.name, *adapter.links)
         aliases = frozenset(f"{alias}{ADAPTER_SIGN}{each}" for alias in self.aliases for each in names)
-        return replace(self, key=key, name=name, aliases=aliases, adapter=adapter, base=self.name)
+        return replace(self, key=key, name=name, aliases=aliases, adapter=adapter, base=self.name, default=False)
 
     @property
     def group(self) -> str:
@@ -72,13 +95,13 @@ class KnownModel:
         """
         if self.adapter is not None:
             return Weights(self.adapter.size, self.group, self.stored.weight_bytes)
-        if self.stored.audio is not None or (sees and "images" in self.stored.can):
+        if self.task is not None or (sees and "images" in self.stored.can):
             return Weights(self.stored.weight_bytes)
         return Weights(0, self.group, self.stored.weight_bytes)
 
 
 class ModelListing:
-    """The listing. Any thread. The model that the server was started with is not in it, see `leave_out`."""
+    """The listing. Any thread. The default model is not in it, see `leave_out`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -1,7 +1,7 @@
 """The models that there are, and which of them are loaded. Implements `chat.handle.Models`.
 
-`poolbook` keeps what is known of each, and who waits for it; `poolloader` is the thread that brings them in and out.
-Everything here only looks, or leaves a wish.
+What stands here only looks, or leases a model. `registry` keeps what is known of each, `loader` is the thread that
+brings them in and out.
 """
 
 from __future__ import annotations
@@ -9,21 +9,23 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
 
 from start_llm.core.audio import AudioTask
 from start_llm.core.errors import BadRequest, Conflict, NotFound, StartLLMError, Unavailable
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.engine.loop import SHUTTING_DOWN
+from start_llm.engine.runtime import TextRuntime
 from start_llm.engine.thread import EngineThread
-from start_llm.modelpool.active import ActiveModel
-from start_llm.modelpool.builder import Built, ModelBuilder
+from start_llm.modelpool.builder import ModelBuilder
 from start_llm.modelpool.cards import ModelCards
-from start_llm.modelpool.known import KnownModel
+from start_llm.modelpool.kinds import Kind, LanguageModels, SideModels
+from start_llm.modelpool.known import KnownModel, SideTask
 from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.registry import ModelLease, ModelRegistry
-from start_llm.modelpool.resolve import NameResolver
-from start_llm.models.room import Weights
+from start_llm.models.catalog import StoredModel
 from start_llm.prompt.clients import Clients
 
 UNLOAD_SECONDS = 60.0
@@ -34,129 +36,134 @@ class Pool:
     """
     Args:
         say: tells people what is loaded and unloaded.
+        prepare: is called on the loader's thread before the first load.
 
     Attributes:
         listed: what is told of each model.
     """
 
-    def __init__(self, settings: Settings, clients: Clients, say: Callable[[str], None]) -> None:
-        self._settings, self._clients, self._say = settings, clients, say
-        self._names = NameResolver(settings)
-        self._book = ModelRegistry(settings, self._names)
-        self.listed = ModelCards(settings, self._names, self._book)
-        self._engine: EngineThread
-        self._builder: ModelBuilder
-        self._loader: Loader
-
-    def connect(self, engine: EngineThread, builder: ModelBuilder) -> None:
-        """To be called once, before anything else."""
+    def __init__(
+        self,
+        settings: Settings,
+        registry: ModelRegistry,
+        engine: EngineThread,
+        builder: ModelBuilder,
+        clients: Clients,
+        say: Callable[[str], None],
+        prepare: Callable[[], None],
+    ) -> None:
+        self._settings, self._say = settings, say
+        self._registry, self._names = registry, registry.names
         self._engine, self._builder = engine, builder
-        self._loader = Loader(self._settings, self._book, self._names, engine, builder, self._clients, self._say)
+        self.listed = ModelCards(settings, registry)
+        language, side = LanguageModels(registry, engine, builder, clients), SideModels(registry, engine, builder)
+        kinds: dict[SideTask | None, Kind] = {None: language, "transcription": side, "speech": side, "embedding": side}
+        self._loader = Loader(settings, registry, engine, builder, kinds, say, prepare)
 
     # --- start and stop: the app's thread ---------------------------------------------
 
-    def begin(self, built: Built) -> ModelCard:
-        """The main model is loaded. Raises NotSupported if it cannot be served."""
-        main = self._book.main
-        serving = self._loader.serve(main, built)
-        self._names.began(serving.served.name, serving.served.source, built.loaded.folder)
-        with self._book.lock:
-            main.pinned = self._names.is_main_pinned()
-            self._book.ready(main, serving)
-        self._loader.start()
+    def start_loading(self) -> ModelCard:
+        """Returns when the default model is loaded. Raises StartLLMError: why it cannot be."""
+        with closing(self._registry.lease(self._names.default)) as lease:
+            self._loader.start()
+            lease.wait(float("inf"))
+            lease.check()
         for name in self._settings.preloaded:
             try:
                 self.open_any(name).close()
             except StartLLMError as error:
                 self._say(f"preload   {error.message}")
-        return serving.card
+        card = self.main
+        assert card is not None, "it is loaded"
+        return card
 
-    def stop(self) -> None:
-        """After the model thread's end. May be called twice."""
-        self._loader.stop()
-        for entry in self._book.entries():
-            with self._book.lock:
-                serving, entry.serving = entry.serving, None
-                self._book.give_up(entry, Unavailable(SHUTTING_DOWN))
-            if serving is not None:
-                serving.close()
+    def stop(self, patience: float = 10.0) -> None:
+        """After the model thread's end. Waits so many seconds for the loader's. May be called twice."""
+        self._loader.stop(patience)
+        for entry in self._registry.entries():
+            with self._registry.lock:
+                handle = entry.release()
+                entry.give_up(Unavailable(SHUTTING_DOWN))
+            if handle is not None and entry.known.task is None:
+                handle.recorder.close()
+                handle.pipeline.close()
 
     @property
-    def main_serving(self) -> ActiveModel | None:
-        """The main model, while it is loaded."""
-        return self._book.main.serving
+    def main_runtime(self) -> TextRuntime | None:
+        """The default model, while it is loaded."""
+        return self._registry.default.runtime
 
-    # --- served.Models: any thread ----------------------------------------------------
+    # --- chat.handle.Models: any thread -------------------------------------------------
 
     def open(self, name: str) -> ModelLease:
-        self._check_started()
-        return self._book.lease(self._find(name, self._names.find_chat))
+        return self._registry.lease(self._find(name, self._names.find_chat))
+
+    def open_any(self, name: str) -> ModelLease:
+        """As `open`, of models of every kind."""
+        return self._registry.lease(self._find(name))
 
     def open_audio(self, name: str, task: AudioTask) -> ModelLease:
         """As `open`. Raises BadRequest for a model that does something else."""
         self._check_started()
-        return self._book.lease(self._names.find_audio(name, task))
+        return self._registry.lease(self._names.find_audio(name, task))
+
+    def open_encoder(self, name: str, folder: Path) -> ModelLease:
+        """A hold on the encoder in that folder. Its memory is set aside: it stays loaded."""
+        stored = StoredModel(name, folder, 0, None, ("embedding",))
+        return self._registry.lease(KnownModel(f"embedding {folder}", name, str(folder), frozenset(), stored))
 
     def audio_name(self, asked: str, task: AudioTask) -> str:
         """The name of the model that `asked` means. Raises BadRequest, NotFound, NotSupported."""
         return self._names.find_audio(asked, task).name
 
-    def open_any(self, name: str) -> ModelLease:
-        """As `open`, of models of every kind."""
-        self._check_started()
-        return self._book.lease(self._find(name))
-
     def _check_started(self) -> None:
-        """Raises Unavailable until the main model has been loaded."""
+        """Raises Unavailable until the default model has been loaded."""
         if self.main is None:
             raise Unavailable(self._engine.status().detail or "The model is still loading.")
 
-    def _find(self, name: str, find: Callable[[str], KnownModel | None] | None = None) -> KnownModel | None:
-        """``None``: the main model. A model that is loaded may have been removed from the disk. Raises NotFound."""
+    def _find(self, name: str, find: Callable[[str], KnownModel] | None = None) -> KnownModel:
+        """A model that is loaded may have been removed from the disk. Raises NotFound; Unavailable before the start."""
+        self._check_started()
         try:
             return (find or self._names.find)(name)
         except NotFound:
-            loaded = self._book.loaded_as(name)
+            loaded = self._registry.loaded_as(name)
             if loaded is None:
                 raise
             return loaded
 
     @property
     def main(self) -> ModelCard | None:
-        return self._book.main.card
+        return self._registry.default.card
 
     def cards(self) -> tuple[ModelCard, ...]:
         return () if self.main is None else self.listed.all()
 
     def card(self, name: str) -> ModelCard:
-        return self.listed.of(self._book.entry(self._find(name)))
+        return self.listed.of(self._registry.entry(self._find(name)))
 
     def served_name(self, asked: str) -> str:
-        main = self.main
-        if main is None:
-            return asked
         try:
-            known = self._find(asked)
-        except (NotFound, BadRequest):
+            return self._find(asked).name
+        except (NotFound, BadRequest, Unavailable):
             return asked
-        return main.id if known is None else known.name
 
     def token_text(self, token: int, name: str) -> str:
         try:
-            known = self._find(name)
-        except (NotFound, BadRequest):
+            entry = self._registry.entry(self._find(name))
+        except (NotFound, BadRequest, Unavailable):
             return ""
-        serving = self._book.entry(known).serving
-        return "" if serving is None else serving.served.token_text(token)
+        handle = entry.handle if entry.known.task is None else None
+        return "" if handle is None else str(handle.token_text(token))
 
     def unload(self, name: str) -> ModelCard:
         known = self._find(name)
-        with self._book.lock:
-            entry = self._book.entry(known)
+        with self._registry.lock:
+            entry = self._registry.entry(known)
             if entry.users:
                 raise Conflict(f"{entry.name} has {entry.users} requests at work or waiting; end them first.")
             if entry.state == "ready":
-                self._book.send_away(entry)
+                self._registry.evict(entry)
         until = time.monotonic() + UNLOAD_SECONDS
         while entry.state == "unloading" and time.monotonic() < until and not self._loader.stopping:
             time.sleep(0.02)
@@ -164,30 +171,20 @@ class Pool:
 
     def pin(self, name: str, pinned: bool) -> ModelCard:
         known = self._find(name)
-        with self._book.lock:
-            entry = self._book.entry(known)
+        with self._registry.lock:
+            entry = self._registry.entry(known)
             entry.pinned = pinned
-            self._book.look_again()
+            self._registry.room.look_again()
         return self.listed.of(entry)
 
     def figures(self) -> Mapping[str, float]:
         """Counters of all prompt pipelines, and of the pool itself, by the names that `/metrics` shows."""
-        with self._book.lock:
-            found = Counter(self._book.gone)
-            entries = self._book.entries()
-            loaded = [entry.serving for entry in entries if entry.serving is not None]
-            audio = sum(entry.audio is not None for entry in entries)
-        for serving in loaded:
-            found.update(serving.served.pipeline.counters())
+        with self._registry.lock:
+            found = Counter(self._registry.counted)
+            entries = [entry for entry in self._registry.entries() if not entry.known.is_reserved]
+            loaded = [(entry.known.task, entry.handle) for entry in entries if entry.handle is not None]
+        for task, handle in loaded:
+            if task is None:
+                found.update(handle.pipeline.counters())
         prompts = {f"prompt_{name}": value for name, value in found.items()}
-        return prompts | {"models_loaded": len(loaded) + audio, "models_weight_bytes": self._builder.weight_bytes}
-
-    # --- the model thread ---------------------------------------------------------------
-
-    def reclaim(self, need: int) -> bool:
-        """Sends idle models away for `need` more bytes of KV. False: there are not so many."""
-        return self._book.reclaim(need)
-
-    def staying(self, model: str) -> list[Weights]:
-        """Of pinned models other than this one."""
-        return self._book.pinned_weights(model)
+        return prompts | {"models_loaded": len(loaded), "models_weight_bytes": self._builder.weight_bytes}

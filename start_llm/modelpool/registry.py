@@ -1,4 +1,24 @@
-"""The models that were asked for, what state they are in, and who waits for them. Knows no MLX; any thread."""
+"""The models that were asked for: the state of each, who uses it, who waits for it. Knows no MLX; any thread.
+
+How a model lives. Each model has one `PoolEntry`, which is in one of four states. The state changes in `PoolEntry.move`
+only, and only as `_NEXT` allows:
+
+    stored ──wanted──► loading ──loaded──► ready ──evicted──► unloading ──unloaded──► stored
+                          └─ failed, unwanted ──► stored
+
+- wanted: a request leases the model, or it is to be preloaded. It goes into the load queue.
+- unwanted: nobody waits for it any more when its turn comes, or all have waited for room long enough.
+- loaded: its handle is there. Whoever waits gets it.
+- failed: the reason is kept for `RETRY_SECONDS`. Whoever waits, or asks meanwhile, is told. A fault of the loader may
+  come in any state but ``stored``.
+- evicted: nobody uses it, and its memory or its place is needed, or it was idle for long, or somebody asked for it. It
+  goes into the load queue, too: the loader's thread does both. The loader may choose a model that is leaving already.
+- unloaded: its memory is free. If somebody leased it meanwhile it is wanted again at once.
+
+Two rules hold it together. A model with users is never evicted: a lease counts from the moment at which it is made.
+And the state says what is to be done, the queue only when: an entry that comes out of the queue in another state than
+``loading`` or ``unloading`` has nothing to be done.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +31,10 @@ from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any, Literal
 
-from start_llm.chat.handle import ModelHandle
-from start_llm.core.audio import AudioTask
 from start_llm.core.errors import QueueFull, StartLLMError, Unavailable
-from start_llm.core.modelmap import MAIN_NAME
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
-from start_llm.modelpool.active import ActiveModel
+from start_llm.engine.runtime import TextRuntime
 from start_llm.modelpool.known import KnownModel
 from start_llm.modelpool.resolve import NameResolver
 from start_llm.models.adapters import Chosen
@@ -27,102 +44,141 @@ RETRY_SECONDS = 60.0
 """A model that could not be loaded is not tried again for so long."""
 BUSY_SECONDS = 5.0
 """What a client is told to wait for, if too many wait for models already."""
-MAIN = ""
-"""The model thread's name for the model that the server was started with."""
+LOOK_SECONDS = 1.0
+"""How often one that waits for its model looks whether the loader hangs."""
 
 State = Literal["stored", "loading", "ready", "unloading"]
+Event = Literal["wanted", "unwanted", "loaded", "failed", "evicted", "unloaded"]
+_NEXT: dict[tuple[State, Event], State] = {
+    ("stored", "wanted"): "loading",
+    ("loading", "unwanted"): "stored",
+    ("loading", "loaded"): "ready",
+    ("loading", "failed"): "stored",
+    ("ready", "failed"): "stored",
+    ("ready", "evicted"): "unloading",
+    ("unloading", "evicted"): "unloading",
+    ("unloading", "unloaded"): "stored",
+    ("unloading", "failed"): "stored",
+}
 
 
 @dataclass(eq=False)
 class PoolEntry:
-    """A model that was asked for at least once. Guarded by the book's lock.
+    """A model that was asked for at least once. Guarded by the registry's lock.
 
     Attributes:
-        known: ``None`` for the main model.
+        key: its name on the model thread.
         users: leases that are open.
         used: ``time.monotonic()`` of the last use.
-        serving: while it is ready; of an audio model `audio`, which the model thread alone may use.
-        card: as it was when it was loaded last.
+        handle: while it is ready: what a request may use. A `ModelHandle`, or of a model that is no language model a
+            `Transcriber`, `Speaker` or `Encoder`, whose arrays the model thread alone may use.
+        runtime: of a language model that is ready.
+        card: of a language model, as it was when it was loaded last.
         failure, failed: why it could not be loaded last, and when.
         lack: why it waits for room.
     """
 
     key: str
     settings: Settings
-    known: KnownModel | None = None
+    known: KnownModel
     state: State = "stored"
     pinned: bool = False
     users: int = 0
     used: float = 0.0
     weights: Weights = field(default_factory=Weights)
-    serving: ActiveModel | None = None
-    audio: Any = None
+    handle: Any = None
+    runtime: TextRuntime | None = None
     card: ModelCard | None = None
     failure: StartLLMError | None = None
     failed: float = 0.0
     lack: StartLLMError | None = None
     waiting: list[ModelLease] = field(default_factory=list)
 
-    @property
-    def name(self) -> str:
-        return self.card.id if self.card is not None else self.known.name if self.known is not None else MAIN_NAME
+    def move(self, event: Event) -> None:
+        """The only place that changes the state. KeyError: the event cannot come in this state."""
+        self.state = _NEXT[self.state, event]
 
     @property
-    def task(self) -> AudioTask | None:
-        """Of an audio model."""
-        return None if self.known is None else self.known.stored.audio
+    def name(self) -> str:
+        return self.card.id if self.card is not None else self.known.name
+
+    @property
+    def is_starting(self) -> bool:
+        """It is the default model, and has never been loaded."""
+        return self.known.default and self.card is None
 
     @property
     def resident(self) -> Resident:
         return Resident(self.key, self.name, self.weights, self.used, self.users > 0, self.pinned)
 
+    def release(self) -> Any:
+        """Gives up what holds the model's arrays. Returns its handle, ``None`` if it has none."""
+        handle, self.handle, self.runtime = self.handle, None, None
+        return handle
+
+    def give_up(self, error: StartLLMError, before: float = math.inf, most: int = 0) -> None:
+        """Who has waited for it since `before` (``time.monotonic()``) waits no more; of the others `most` do."""
+        younger = [lease for lease in self.waiting if lease.since > before][: max(0, most)]
+        for lease in self.waiting:
+            if lease not in younger:
+                lease.settle(error=error)
+        self.waiting = younger
+
+    def check(self) -> None:
+        """Raises why the model could not be loaded a short while ago."""
+        past = time.monotonic() - self.failed
+        if self.failure is None or self.state != "stored":
+            return
+        if past >= RETRY_SECONDS:
+            self.failure = None
+            return
+        error, left = self.failure.again(), RETRY_SECONDS - past
+        error.message = (
+            f"{self.name} could not be loaded {past:.0f} s ago, and is tried again in {left:.0f} s: {error.message}"
+        )
+        error.args, error.retry_after = (error.message,), left
+        raise error
+
 
 class ModelLease:
-    """Implements `chat.handle.ModelLease`."""
+    """Implements `chat.handle.Lease`."""
 
-    def __init__(self, book: ModelRegistry, entry: PoolEntry) -> None:
-        self._book, self._entry = book, entry
+    def __init__(self, registry: ModelRegistry, entry: PoolEntry) -> None:
+        self._registry, self._entry = registry, entry
         self.since = time.monotonic()
         self._settled = threading.Event()
         self._closed = False
-        self._served: ModelHandle | None = None
+        self._handle: Any = None
         self._error: StartLLMError | None = None
 
-    def settle(self, served: ModelHandle | None, error: StartLLMError | None = None) -> None:
-        """`served`: ``None`` of an audio model, too."""
-        self._served, self._error = served, error
+    def settle(self, handle: Any = None, error: StartLLMError | None = None) -> None:
+        """Ends the wait, with one of them."""
+        self._handle, self._error = handle, error
         self._settled.set()
 
     def wait(self, seconds: float) -> bool:
-        if self._settled.wait(seconds) if seconds else self._settled.is_set():
-            return True
-        stuck = self._book.stuck()
-        if stuck is None:
-            return False
-        self.settle(None, stuck)
+        until = time.monotonic() + seconds
+        while not self._settled.wait(max(0.0, min(LOOK_SECONDS, until - time.monotonic()))):
+            stuck = self._registry.stuck()
+            if stuck is not None:
+                self.settle(error=stuck)
+            elif time.monotonic() >= until:
+                return False
         return True
 
     @property
-    def served(self) -> ModelHandle:
+    def handle(self) -> Any:
         self.check()
-        if self._served is None:
+        if self._handle is None:
             raise Unavailable("The request was given up before its model was loaded.")
-        return self._served
+        return self._handle
 
     def check(self) -> None:
         if self._error is not None:
             raise self._error.again()
 
-    @property
-    def audio(self) -> Any:
-        """As `served`, of an audio model: a `Listener` or `Speaker` of the engine."""
-        self.check()
-        if self._closed or self._entry.audio is None:
-            raise Unavailable("The request was given up before its model was loaded.")
-        return self._entry.audio
-
     def close(self) -> None:
-        with self._book.lock:
+        with self._registry.lock:
             if self._closed:
                 return
             self._closed = True
@@ -131,104 +187,149 @@ class ModelLease:
             if self in self._entry.waiting:
                 self._entry.waiting.remove(self)
             if not self._entry.users:
-                self._book.look_again()
+                self._registry.room.look_again()
+        self._handle = None
         self._settled.set()
+
+
+class RoomQueue:
+    """The models that are to be loaded and wait until others have left room; who is waited for longest comes first.
+
+    Each request that waits keeps an HTTP thread: together they never keep more than half of them.
+    """
+
+    def __init__(self, settings: Settings, lock: threading.RLock, load_queue: SimpleQueue[PoolEntry | None]) -> None:
+        self._lock, self._load_queue = lock, load_queue
+        self._seconds = settings.pool_wait_seconds
+        self._most_waiting = max(1, settings.http_threads // 2)
+        self._entries: list[PoolEntry] = []
+
+    @property
+    def entries(self) -> list[PoolEntry]:
+        with self._lock:
+            return list(self._entries)
+
+    def add(self, entry: PoolEntry, lack: StartLLMError) -> None:
+        """`lack`: what those are told who wait in vain."""
+        with self._lock:
+            entry.lack = lack
+            if entry not in self._entries:
+                self._entries.append(entry)
+            self.end_waits()
+
+    def remove(self, entry: PoolEntry) -> None:
+        with self._lock:
+            if entry in self._entries:
+                self._entries.remove(entry)
+
+    def look_again(self) -> None:
+        """There may be room now for the first."""
+        with self._lock:
+            if self._entries:
+                self._load_queue.put(self._entries[0])
+
+    def end_waits(self) -> None:
+        """Who has waited long enough is told, and so is who would keep too many threads."""
+        with self._lock:
+            before, left = time.monotonic() - self._seconds, self._most_waiting
+            for entry in self.entries:
+                assert entry.lack is not None
+                entry.give_up(entry.lack.again(), before, most=left)
+                left -= len(entry.waiting)
+                if not entry.waiting:
+                    self._entries.remove(entry)
+                    entry.move("unwanted")
 
 
 class ModelRegistry:
     """
     Attributes:
         lock: guards all entries; every method takes it. Nothing waits inside of it.
-        main: the model that the server was started with.
-        wishes: entries for the loader, in whose state the wish is; ``None``: it shall end.
-        short: those that are to be loaded and wait for room that others take, who waits for longest first. Guarded by
-            the lock.
+        names: which model a name means.
+        default: the model that the server was started with.
+        load_queue: entries for the loader, whose states say what is to be done; ``None``: it shall end.
+        room: those that are to be loaded and wait for room.
         stuck: why nothing can be loaded now, or ``None``: set by the loader. Any thread.
-        gone: what the prompt pipelines of models that are unloaded had counted. Guarded by the lock.
+        counted: what the prompt pipelines of models that are unloaded had counted. Guarded by the lock.
     """
 
     def __init__(self, settings: Settings, names: NameResolver) -> None:
-        self._names = names
-        self._room_seconds = settings.pool_wait_seconds
-        self._most_short = max(1, settings.http_threads // 2)  # each keeps a thread
+        self.names = names
         self._most_waiting = max(1, settings.http_threads * 3 // 4)
         self.lock = threading.RLock()
-        self.main = PoolEntry(MAIN, settings, state="loading")
-        self._entries: dict[str, PoolEntry] = {MAIN: self.main}
-        self.wishes: SimpleQueue[PoolEntry | None] = SimpleQueue()
-        self.short: list[PoolEntry] = []
+        self._entries: dict[str, PoolEntry] = {}
+        self.default = self.entry(names.default)
+        self.load_queue: SimpleQueue[PoolEntry | None] = SimpleQueue()
+        self.room = RoomQueue(settings, self.lock, self.load_queue)
         self.stuck: Callable[[], StartLLMError | None] = lambda: None
-        self.gone: Counter[str] = Counter()
+        self.counted: Counter[str] = Counter()
 
     def entries(self) -> list[PoolEntry]:
-        """The main model's first."""
+        """The default model's first."""
         with self.lock:
             return list(self._entries.values())
 
-    def entry(self, known: KnownModel | None) -> PoolEntry:
-        """``None``: the main model's."""
-        if known is None:
-            return self.main
+    def entry(self, known: KnownModel) -> PoolEntry:
         with self.lock:
-            found = self._entries.get(known.key)
+            found = self._entries.get(known.entry_key)
             if found is None:
-                found = PoolEntry(known.key, self._names.settings_for(known), known, weights=self._names.weights(known))
-                found.pinned = self._names.is_pinned(*known.aliases)
-                self._entries[known.key] = found
+                weights, pinned = self.names.weights(known), self.names.is_pinned(*known.aliases)
+                settings = self.names.settings_for(known)
+                found = PoolEntry(known.entry_key, settings, known, pinned=pinned, weights=weights)
+                self._entries[found.key] = found
             else:
                 self._compare(found, known)
             return found
 
     def _compare(self, entry: PoolEntry, known: KnownModel) -> None:
         """Its files may be others now, or its name. A request that runs goes on with what it began with, and so does a
-        loaded model of the same name.
+        loaded model of the same name. The default model is looked at when it is loaded.
         """
-        before = entry.known
-        if before is None or _files(before) == _files(known):
+        if known.default or _files(entry.known) == _files(known):
             return
-        renamed = before.name != known.name
+        renamed = entry.known.name != known.name
         if entry.state == "ready" and (renamed or known.adapter is not None) and not entry.users:
-            self.send_away(entry)
+            self.evict(entry)
         if entry.state == "stored":
-            entry.weights = self._names.weights(known)
+            entry.weights = self.names.weights(known)
         if entry.state in {"stored", "unloading"}:
-            entry.known, entry.settings = known, self._names.settings_for(known)
+            entry.known, entry.settings = known, self.names.settings_for(known)
             entry.card = None if renamed else entry.card
             entry.failure = entry.failure if known.adapter is None else None
 
     def loaded_as(self, name: str) -> KnownModel | None:
         """A language model of that name that is in memory, whether it is still on the disk or not; no adapter's."""
         with self.lock:
-            known = (entry.known for entry in self._entries.values() if entry.serving is not None)
-            return next((each for each in known if each and not each.adapter and name in each.aliases), None)
+            known = (entry.known for entry in self._entries.values() if entry.runtime is not None)
+            return next((each for each in known if not each.adapter and name in each.aliases), None)
 
     def forget(self, there: Collection[KnownModel]) -> None:
         """Idle models that are not on the disk any more. One that is loaded goes only if its name is another's now, or
         its adapter is not there.
         """
-        now, names = {known.key: known for known in there}, {known.name for known in there}
+        now, names = {known.entry_key: known for known in there}, {known.name for known in there}
         with self.lock:
             for entry in list(self._entries.values()):
                 if entry.key in now:
                     self._compare(entry, now[entry.key])
-                elif entry is self.main or entry.users:
+                elif entry.known.default or entry.known.is_reserved or entry.users:
                     continue
                 elif entry.state == "stored":
                     del self._entries[entry.key]
-                elif entry.state == "ready" and (entry.name in names or (entry.known and entry.known.adapter)):
-                    self.send_away(entry)
+                elif entry.state == "ready" and (entry.name in names or entry.known.adapter):
+                    self.evict(entry)
 
-    def lease(self, known: KnownModel | None) -> ModelLease:
+    def lease(self, known: KnownModel) -> ModelLease:
         """Raises why the model could not be loaded, if that was a short while ago.
 
         Who waits for a model keeps an HTTP thread. Some of those stay free for the models that are there: QueueFull.
         """
         with self.lock:
             entry = self.entry(known)
-            _check(entry)
+            entry.check()
             lease = ModelLease(self, entry)
             if entry.state == "ready":
-                lease.settle(None if entry.serving is None else entry.serving.served)
+                lease.settle(entry.handle)
             elif (stuck := self.stuck()) is not None:
                 raise stuck
             elif (waiting := sum(len(each.waiting) for each in self._entries.values())) >= self._most_waiting:
@@ -239,134 +340,77 @@ class ModelRegistry:
                 )
             else:
                 if entry.state == "stored":
-                    self.wish_for(entry)
+                    self.want(entry)
                 entry.waiting.append(lease)
             entry.users += 1  # last: what was counted and goes wrong would hold the model for ever
             entry.used = time.monotonic()
             return lease
 
-    def wish_for(self, entry: PoolEntry) -> None:
+    def want(self, entry: PoolEntry) -> None:
         with self.lock:
-            entry.state = "loading"
-            self.wishes.put(entry)
+            entry.move("wanted")
+            self.load_queue.put(entry)
 
-    def look_again(self) -> None:
-        """There may be room now for the model that waits for it for longest."""
+    def evict(self, entry: PoolEntry) -> None:
         with self.lock:
-            if self.short:
-                self.wishes.put(self.short[0])
+            entry.move("evicted")
+            self.load_queue.put(entry)
 
-    def wait_for_room(self, entry: PoolEntry, lack: StartLLMError) -> None:
-        with self.lock:
-            entry.lack = lack
-            if entry not in self.short:
-                self.short.append(entry)
-            self.end_waits()
-
-    def no_longer_short(self, entry: PoolEntry) -> None:
-        with self.lock:
-            if entry in self.short:
-                self.short.remove(entry)
-
-    def end_waits(self) -> None:
-        """Who has waited for room long enough is told, and so is who would keep too many threads waiting."""
-        with self.lock:
-            before, left = time.monotonic() - self._room_seconds, self._most_short
-            for entry in list(self.short):
-                assert entry.lack is not None
-                self.give_up(entry, entry.lack.again(), before, most=left)
-                left -= len(entry.waiting)
-                if not entry.waiting:
-                    self.short.remove(entry)
-                    entry.state = "stored"
-
-    def send_away(self, entry: PoolEntry) -> None:
-        with self.lock:
-            entry.state = "unloading"
-            self.wishes.put(entry)
-
-    def send_old_away(self, seconds: float) -> None:
+    def evict_idle(self, seconds: float) -> None:
         """Those that were not used for so long; 0: none."""
         with self.lock:
             for key in outlived(self.residents(), time.monotonic(), seconds):
-                self.send_away(self._entries[key])
+                self.evict(self._entries[key])
 
     def reclaim(self, need: int) -> bool:
-        """Sends idle models away for `need` more bytes. False: there are not so many, and all stay."""
+        """Evicts idle models for `need` more bytes. False: there are not so many, and all stay."""
         with self.lock:
             staying = self.residents()
             leaving = [entry.weights for entry in self._entries.values() if entry.state == "unloading"]
             stays = [each.weights for each in staying]
-            going = to_free(need - (together([*stays, *leaving]) - together(stays)), staying)
-            if going is None:
-                return False
-            for key in going:
-                self.send_away(self._entries[key])
-        return True
+            victims = to_free(need - (together([*stays, *leaving]) - together(stays)), staying)
+            for key in victims or ():
+                self.evict(self._entries[key])
+        return victims is not None
 
     def pinned_weights(self, key: str) -> list[Weights]:
         """Of loaded models that never go for the one of this key."""
         return [each.weights for each in self.residents() if each.pinned and each.key != key]
 
     def take(self, keys: Iterable[str]) -> list[PoolEntry]:
-        """These are about to be unloaded by who asks, and so are those that were sent away before."""
+        """These are about to be unloaded by who asks, and so are those that were evicted before."""
         with self.lock:
             for key in keys:
-                self._entries[key].state = "unloading"
+                self._entries[key].move("evicted")
             return [entry for entry in self._entries.values() if entry.state == "unloading"]
 
-    def ready(self, entry: PoolEntry, serving: ActiveModel) -> None:
+    def ready(
+        self,
+        entry: PoolEntry,
+        handle: Any,
+        weights: Weights,
+        runtime: TextRuntime | None = None,
+        card: ModelCard | None = None,
+    ) -> None:
+        """It is loaded: whoever waits gets `handle`."""
         with self.lock:
-            entry.serving, entry.card, entry.weights = serving, serving.card, serving.built.loaded.weights
-            self._settle(entry, serving.served)
-
-    def ready_to_hear(self, entry: PoolEntry, audio: Any) -> None:
-        """The same of an audio model."""
-        with self.lock:
-            entry.audio, entry.weights = audio, Weights(audio.nbytes)
-            self._settle(entry, None)
-
-    def _settle(self, entry: PoolEntry, served: ModelHandle | None) -> None:
-        entry.state, entry.failure, entry.used = "ready", None, time.monotonic()
-        for lease in entry.waiting:
-            lease.settle(served)
-        entry.waiting.clear()
-
-    def give_up(self, entry: PoolEntry, error: StartLLMError, before: float = math.inf, most: int = 0) -> None:
-        """Who has waited for it since `before` (``time.monotonic()``) waits no more; of the others `most` do."""
-        with self.lock:
-            younger = [lease for lease in entry.waiting if lease.since > before][: max(0, most)]
+            if entry.known.default:
+                entry.known = self.names.default
+                entry.pinned = self.names.is_pinned(*entry.known.aliases) if entry.is_starting else entry.pinned
+            entry.handle, entry.weights, entry.runtime, entry.card = handle, weights, runtime, card
+            entry.move("loaded")
+            entry.failure, entry.used = None, time.monotonic()
             for lease in entry.waiting:
-                if lease not in younger:
-                    lease.settle(None, error)
-            entry.waiting = younger
+                lease.settle(handle)
+            entry.waiting.clear()
 
     def residents(self) -> list[Resident]:
+        """The loaded models that share the memory."""
         with self.lock:
-            return [entry.resident for entry in self._entries.values() if entry.state == "ready"]
+            found = [entry for entry in self._entries.values() if entry.state == "ready"]
+            return [entry.resident for entry in found if not entry.known.is_reserved]
 
 
 def _files(known: KnownModel) -> tuple[str, int, Chosen | None]:
     """Differs once the files of a model, or of its adapter, do, or its name."""
     return known.name, known.stored.size, known.adapter
-
-
-def _check(entry: PoolEntry) -> None:
-    """Raises why the model could not be loaded a short while ago."""
-    past = time.monotonic() - entry.failed
-    if entry.failure is None or entry.state != "stored":
-        return
-    if past >= RETRY_SECONDS:
-        entry.failure = None
-        return
-    raise _again(entry.failure, entry.name, past)
-
-
-def _again(error: StartLLMError, name: str, past: float) -> StartLLMError:
-    """The same error, said again."""
-    left = RETRY_SECONDS - past
-    sentence = f"{name} could not be loaded {past:.0f} s ago, and is tried again in {left:.0f} s: {error.message}"
-    same = StartLLMError(sentence, param=error.param, code=error.code)
-    same.status, same.type = error.status, error.type
-    same.retry_after, same.refusal = left, error.refusal
-    return same

@@ -1,9 +1,10 @@
-"""Which model a request's name means: the main one, one on this disk, or none. The only place that decides that."""
+"""Which model a request's name means: the default one, one on this disk, or none. The only place that decides that."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,13 @@ from start_llm.core.settings import Settings
 from start_llm.modelpool.known import KnownModel, ModelListing, aliases_of
 from start_llm.models.adapter import CONFIG, shown, unusable
 from start_llm.models.adapters import Adapters, Chosen, check_name
-from start_llm.models.catalog import describe, folder_of
+from start_llm.models.catalog import StoredModel, describe, folder_of
 from start_llm.models.checkpoint import SETTINGS
 from start_llm.models.recommended import full_name
 from start_llm.models.room import Weights
 from start_llm.models.weights import group_of
 
-# Names that clients are hard-wired to; where MODEL_MAP says nothing of them they mean the main model.
+# Names that clients are hard-wired to; where MODEL_MAP says nothing of them they mean the default model.
 _FOREIGN_NAMES = re.compile(r"(claude|gpt|chatgpt|codex|o\d)([-.:].*)?$", re.IGNORECASE)
 MAIN_NAMES = frozenset({"", MAIN_NAME})
 _FOREIGN_AUDIO: dict[AudioTask, re.Pattern[str]] = {
@@ -33,50 +34,47 @@ _SHOWN = 12
 
 
 class NameResolver:
-    """Any thread."""
+    """Any thread.
+
+    Attributes:
+        default: the model that the server was started with. What it is called, and where it lies, is known once it is
+            loaded.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._names = ModelListing(settings)
-        self._main = MAIN_NAMES
-        self._first = MAIN_NAME
+        unknown = StoredModel(MAIN_NAME, Path(), 0, None, ())
+        self.default = KnownModel("", MAIN_NAME, MAIN_NAME, MAIN_NAMES, unknown, default=True)
         self._table = settings.models_by_name
         meant = {
             means for name in settings.pinned for means in (name, self._table.resolve(name), self._base_meant(name))
         }
         self._pinned = {full_name(name) or name for name in meant} | meant
         self._adapters = Adapters(settings.adapters_folder)
-        self._main_known: KnownModel | None = None
 
-    def began(self, name: str, source: str, folder: Path) -> None:
-        """What the main model is called is known, and where it lies: only now, for it may just have been fetched.
+    def default_loaded(self, name: str, source: str, folder: Path) -> None:
+        """Says what the default model is called, and where it lies: only now, for it may just have been fetched.
 
         Again whenever it has been loaded anew: its repository may have another commit by then.
         """
         key, own = group_of(folder), aliases_of(name, source)
         self._names.leave_out(key, own)
-        self._first = name
-        self._main = MAIN_NAMES | own | {key}
-        self._main_known = KnownModel(key, name, source, self._main, describe(source, folder))
+        self.default = KnownModel(key, name, source, MAIN_NAMES | own | {key}, describe(source, folder), default=True)
 
-    def main_folder(self) -> Path:
-        """Where the main model lies now. Raises NotFound if it is not on this disk any more: nothing is fetched."""
+    def folder_now(self, known: KnownModel) -> Path:
+        """Where the model lies now. Raises NotFound if it is not on this disk any more: nothing is fetched."""
         source = self._settings.model_path
-        if source is None:
-            assert self._main_known is not None, "it is loaded once before anybody asks for it"
-            return self._main_known.stored.folder
+        if not known.default or source is None:
+            return known.stored.folder
         found = folder_of(source)
         if found is None:
-            raise NotFound(f"{self._first} cannot be loaded: {source} is not on this disk any more; fetch it again.")
+            raise NotFound(f"{known.name} cannot be loaded: {source} is not on this disk any more; fetch it again.")
         return found
-
-    def is_main_pinned(self) -> bool:
-        """By PINNED_MODELS."""
-        return self.is_pinned(*self._main)
 
     def meant(self, name: str) -> str:
         """MODEL_MAP's word on it. What a model itself is called always means that model."""
-        if name == self._first or (self._main_known is not None and name == self._main_known.source):
+        if name in (self.default.name, self.default.source):
             return name
         own = self._names.find(name, look=False)
         if own is not None and name in (own.name, own.source):
@@ -88,16 +86,14 @@ class NameResolver:
         base, sign, adapter = name.rpartition(ADAPTER_SIGN)
         return f"{self._table.resolve(base)}{sign}{adapter}" if base else name
 
-    def find(self, name: str) -> KnownModel | None:
-        """``None``: the main model. A model's name may be followed by ``+`` and an adapter's name.
+    def find(self, name: str) -> KnownModel:
+        """The model that `name` means. A model's name may be followed by ``+`` and an adapter's name.
 
         Raises NotFound where the name means no model, or there is no such adapter; BadRequest where the adapter cannot
         be used.
         """
         base, adapter = self._parts(name)
         meant = self.meant(base)
-        if meant in self._main and not adapter:
-            return None
         model_name, own = self._parts(meant)
         if adapter and own:
             raise BadRequest(f"adapter: {base[:100]!r} means {meant!r}, which has one already.", param="adapter")
@@ -106,25 +102,25 @@ class NameResolver:
 
     def _parts(self, name: str) -> tuple[str, str]:
         """A model's name and its adapter's, which is empty for most. A model that is called so itself has none."""
-        if ADAPTER_SIGN not in name or name in self._main or self._names.find(name, look=False) is not None:
+        if ADAPTER_SIGN not in name or name in self.default.aliases or self._names.find(name, look=False) is not None:
             return name, ""
         base, _, adapter = name.rpartition(ADAPTER_SIGN)
         return base, check_name(adapter, "adapter")
 
-    def _model(self, meant: str, name: str) -> KnownModel | None:
+    def _model(self, meant: str, name: str) -> KnownModel:
         """Raises NotFound. `name`: as it was asked for."""
-        if meant in self._main:
-            return None
+        if meant in self.default.aliases:
+            return self.default
         foreign = _FOREIGN_NAMES.match(meant.rsplit("/", 1)[-1]) is not None
         known = self._names.find(meant, look=not foreign)
         if known is None and not foreign:
             raise NotFound(self._sentence(name), param="model", code="model_not_found")
-        return known
+        return known or self.default
 
-    def find_chat(self, name: str) -> KnownModel | None:
+    def find_chat(self, name: str) -> KnownModel:
         """As `find`, of models that can be asked to write. Raises BadRequest for others."""
         known = self.find(name)
-        if known is not None and known.stored.audio is not None:
+        if known.stored.audio is not None:
             raise BadRequest(
                 f"model={name[:100]!r}: {known.name} is an audio model ({known.stored.audio}) and writes no answers; "
                 f"it is for /v1/audio/{PATHS[known.stored.audio]}.",
@@ -144,26 +140,19 @@ class NameResolver:
                     f"This server has no model for {task}: set {SETTINGS[task]} to a repository or folder."
                 )
             meant = full_name(setting) or setting
-        known = None if meant in self._main else self._names.find(meant)
-        if known is None and (meant in self._main or _FOREIGN_NAMES.match(meant.rsplit("/", 1)[-1])):
-            raise BadRequest(_not_audio(name, self._first, "a language model", task), param="model", code="wrong_kind")
-        if known is None:
-            raise NotFound(self._sentence(name), param="model", code="model_not_found")
+        known = self._model(meant, name)
         if known.stored.audio != task:
             kind = "a language model" if known.stored.audio is None else f"an audio model ({known.stored.audio})"
             raise BadRequest(_not_audio(name, known.name, kind, task), param="model", code="wrong_kind")
         return known
 
-    def _adapted(self, model: KnownModel | None, name: str) -> KnownModel | None:
-        """The model with the adapter of that name. ``None``: it is what the main model is served with anyway."""
-        model = model or self._main_known
-        if model is None:  # nothing is loaded yet, and whoever asks is told so
-            return None
+    def _adapted(self, model: KnownModel, name: str) -> KnownModel:
+        """The model with the adapter of that name: itself, if that is what it is served with anyway."""
         adapter = self._adapters.find(name)
         if adapter is None:
             raise NotFound(self._no_adapter(name, model), param="adapter", code="adapter_not_found")
-        if model is self._main_known and self._is_main_s(adapter):
-            return None
+        if self._is_own(model, adapter):
+            return model
         if adapter.problem:
             raise unusable(adapter.problem)
         if not adapter.fits(*_names_of(model)):
@@ -173,23 +162,20 @@ class NameResolver:
             )
         return model.with_adapter(adapter)
 
-    def _is_main_s(self, adapter: Chosen) -> bool:
-        """Whether it is ADAPTER_PATH's, with which the main model is served anyway."""
+    def _is_own(self, model: KnownModel, adapter: Chosen) -> bool:
+        """Whether it is ADAPTER_PATH's, with which the default model is served anyway."""
         path = self._settings.adapter_path
-        return path is not None and group_of(Path(path).expanduser()) == group_of(adapter.folder)
+        return model.default and path is not None and group_of(Path(path).expanduser()) == group_of(adapter.folder)
 
     def all(self) -> tuple[KnownModel, ...]:
-        """Those beside the main model. Every model is followed by itself with each adapter that was trained on it."""
+        """Those beside the default one. Every model is followed by itself with each adapter that was trained on it."""
         adapters = [adapter for adapter in self._adapters.all() if not adapter.problem]
         found = []
-        for model in (self._main_known, *self._names.all()):
-            if model is None:
-                continue
-            if model is not self._main_known:
+        for model in (self.default, *self._names.all()):
+            if not model.default:
                 found.append(model)
             for adapter in adapters if model.stored.audio is None else ():
-                mine = model is self._main_known and self._is_main_s(adapter)
-                if not mine and adapter.fits(*_names_of(model)):
+                if not self._is_own(model, adapter) and adapter.fits(*_names_of(model)):
                     found.append(model.with_adapter(adapter))
         return tuple(found)
 
@@ -198,20 +184,18 @@ class NameResolver:
         return bool(self._pinned & set(names))
 
     def is_preloaded(self, name: str) -> bool:
-        return any(self._name_of(each) == name for each in self._settings.preloaded)
-
-    def _name_of(self, asked: str) -> str | None:
-        """Of a model beside the main one."""
-        try:
-            known = self.find(asked)
-        except (NotFound, BadRequest):
-            return None
-        return None if known is None else known.name
+        for asked in self._settings.preloaded:
+            with suppress(NotFound, BadRequest):
+                if self.find(asked).name == name:
+                    return True
+        return False
 
     def settings_for(self, known: KnownModel) -> Settings:
         """The settings with this model as MODEL_PATH."""
+        if known.default:
+            return self._settings
         changes: dict[str, Any] = {"served_model_name": known.name, "adapter_path": None}
-        if self._main_known is None or known.stored is not self._main_known.stored:
+        if known.stored is not self.default.stored:
             changes |= {"model_path": known.source, "model_family": None}
         if known.adapter is not None:
             changes["vision"] = "off"  # mlx-lm's adapters are for text models
@@ -228,7 +212,7 @@ class NameResolver:
     def _sentence(self, name: str) -> str:
         """That there is no model of that name, and which there are."""
         models = sorted(self.all(), key=lambda known: known.adapter is not None)
-        names = [self._first, *(known.name for known in models)]
+        names = [self.default.name, *(known.name for known in models)]
         meant = self.meant(name)
         mapped = f" (MODEL_MAP: {meant!r})" if meant != name else ""
         return f"model={name[:100]!r}{mapped}: this server serves {_list(names)}."

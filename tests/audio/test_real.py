@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from start_llm.audio.samples import look_at, samples_of
-from start_llm.audio.transcription import import_library, loading
+from start_llm.audio.transcription import load_steps
 from start_llm.core.audio import Hints
 from tests.audio.real import convert
 from tests.audio.test_transcription import both, on_a_thread, through
@@ -34,8 +34,7 @@ def test_a_reader_is_written_down(tmp_path: Path) -> None:
     if not files:
         pytest.skip("RECORDINGS names no folder of recordings")
     folder = convert(Path(found.origin).parent / "model", tmp_path / "whisper-tiny.en")
-    import_library()
-    listener = on_a_thread(lambda: through(loading(folder, "whisper-tiny.en"))[1])
+    listener = on_a_thread(lambda: through(load_steps(folder, "whisper-tiny.en"))[1])
     read: list[str] = []
     heard: list[str] = []
     for file in files:

@@ -40,7 +40,7 @@ class FakePool:
     """A pool, its only lease, and the model thread."""
 
     def __init__(self) -> None:
-        self.audio = FakeListener()
+        self.handle = FakeListener()
         self.loaded = True
         self.open = 0
         self.chores = 0
@@ -100,7 +100,7 @@ def test_who_goes_gives_all_back(service: Callable[..., AudioService], pool: Fak
     next(parts)
     assert pool.open == 1
     parts.close()  # type: ignore[attr-defined]
-    assert pool.audio.closed
+    assert pool.handle.closed
     assert pool.open == 0
     assert audio._room.take(RECORDED.most, 0.0)
 
@@ -120,7 +120,7 @@ def test_recordings_wait_for_each_other_where_they_are_long(
     assert audio._room.take(RECORDED.most - 0.25, 0.0)
     parts = iter(audio.transcribe("known", wav(tone(0.5)), Hints()))
     assert next(parts).total == 0
-    assert pool.audio.steps == 0
+    assert pool.handle.steps == 0
     audio._room.give(RECORDED.most - 0.25)
     assert len(list(parts)) == 3
 
@@ -135,7 +135,7 @@ def test_who_waits_too_long_for_room_in_memory_gives_its_model_back(
     with pytest.raises(Unavailable, match="no room beside them"):
         for _ in range(100):  # of 0.01 s each
             assert next(parts) is not None
-    assert (pool.open, pool.audio.steps) == (0, 0)
+    assert (pool.open, pool.handle.steps) == (0, 0)
     assert audio._room.take(0.25, 0.0), "nothing was taken"
 
 

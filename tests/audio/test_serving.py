@@ -86,8 +86,8 @@ def test_only_the_weights_of_a_folder_count(served: Live) -> None:
     before = shared.weight_bytes
     assert listed(served, "other-whisper")["details"]["weight_bytes"] < 1 << 24
     assert post(served, "models/load", model="other-whisper").status_code == 200
-    (entry,) = (each for each in served.app.pool._book.entries() if each.audio is not None)
-    arrays = sum(array.nbytes for _, array in tree_flatten(entry.audio._model.parameters()))
+    (entry,) = (each for each in served.app.pool._registry.entries() if each.known.task and each.handle)
+    arrays = sum(array.nbytes for _, array in tree_flatten(entry.handle._model.parameters()))
     assert shared.weight_bytes - before == arrays == listed(served, "other-whisper")["details"]["weight_bytes"]
 
 

@@ -13,7 +13,7 @@ import pytest
 from start_llm.audio import speech as speaking
 from start_llm.audio.samples import SPOKEN_RATE, WRITTEN, encode, look_at, samples_of
 from start_llm.audio.service import LONGEST, pieces_of
-from start_llm.audio.speech import Speaker, import_library, loading
+from start_llm.audio.speech import Speaker, load_steps
 from start_llm.core.audio import Sound
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import Limit
@@ -27,8 +27,7 @@ TEXT = "Hello there, this is a sentence."
 
 @pytest.fixture(scope="module")
 def speaker(voice_path: Path) -> Speaker:
-    import_library()
-    return on_a_thread(lambda: through(loading(voice_path, "tiny-voice"))[1])
+    return on_a_thread(lambda: through(load_steps(voice_path, "tiny-voice"))[1])
 
 
 def test_a_sentence_sounds_as_mlx_audio_says_it(speaker: Speaker) -> None:
@@ -63,7 +62,7 @@ def test_a_checkpoint_that_lacks_weights_is_refused_in_a_sentence(voice_path: Pa
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
         (tmp_path / name).write_bytes((voice_path / name).read_bytes())
     with pytest.raises(NotSupported, match="mlx-audio cannot load bare"):
-        on_a_thread(lambda: through(loading(tmp_path, "bare")))
+        on_a_thread(lambda: through(load_steps(tmp_path, "bare")))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from start_llm.audio.transcription import FFT, HOP, WINDOW, Transcriber, import_library, loading
+from start_llm.audio.transcription import FFT, HOP, WINDOW, Transcriber, load_steps
 from start_llm.core.audio import Hints, Transcript
 from start_llm.core.errors import BadRequest, NotSupported
 from tests.audio.tiny import RATE, build_whisper, tone
@@ -49,8 +49,7 @@ def through(steps: Iterator[Any]) -> tuple[list[float], Any]:
 
 @pytest.fixture(scope="module")
 def listener(whisper_path: Path) -> Transcriber:
-    import_library()
-    return on_a_thread(lambda: through(loading(whisper_path, "tiny-whisper"))[1])
+    return on_a_thread(lambda: through(load_steps(whisper_path, "tiny-whisper"))[1])
 
 
 def both(listener: Transcriber, samples: np.ndarray, hints: Hints, **more: Any) -> tuple[list[float], Transcript, Any]:
@@ -152,4 +151,4 @@ def test_languages_are_codes_or_names_that_it_knows(listener: Transcriber) -> No
 def test_a_checkpoint_without_a_tokenizer_is_refused_in_a_sentence(tmp_path: Path) -> None:
     folder = build_whisper(tmp_path / "bare", tokenizer=False)
     with pytest.raises(NotSupported, match="mlx-audio cannot load bare"):
-        on_a_thread(lambda: through(loading(folder, "bare")))
+        on_a_thread(lambda: through(load_steps(folder, "bare")))

@@ -1,24 +1,36 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from start_llm.core.settings import Settings
+from start_llm.core.work import EngineStatus
 from start_llm.embeddings.compute import is_installed
 from start_llm.embeddings.service import EncoderService
+from start_llm.modelpool.builder import ModelBuilder
+from start_llm.modelpool.pool import Pool
+from start_llm.modelpool.registry import ModelRegistry
+from start_llm.modelpool.resolve import NameResolver
+from start_llm.prompt.clients import Clients
 from tests.embeddings.tiny import build_encoder
 
 
 class OneThread:
-    """Runs chores on a thread of their own, one at a time, and counts their steps."""
+    """Stands for the model thread: runs each chore on a thread of its own, one at a time, and counts them."""
 
     def __init__(self) -> None:
         self.chores = 0
         self.rows: list[int] = []
+
+    def status(self) -> EngineStatus:
+        return EngineStatus("ready")
+
+    def guest(self, steps: Generator[float, None, Any]) -> Any:
+        return self.chore(steps)
 
     def chore(self, steps: Generator[float, None, Any]) -> Any:
         self.chores += 1
@@ -58,13 +70,21 @@ def thread() -> OneThread:
 
 
 @pytest.fixture
-def service(thread: OneThread) -> Callable[..., EncoderService]:
+def service(thread: OneThread) -> Iterator[Callable[..., EncoderService]]:
     """``service(path)``: an encoder service on that model; without one, as with EMBEDDING_MODEL unset."""
+    pools: list[Pool] = []
 
     def made(path: Path | str | None = None) -> EncoderService:
         settings = Settings(_env_file=None, embedding_model=None if path is None else str(path))  # type: ignore[call-arg]
-        encoders = EncoderService(settings, thread)
+        registry = ModelRegistry(settings, NameResolver(settings))
+        builder = ModelBuilder(settings, registry, print, lambda step, part: None)
+        pool = Pool(settings, registry, thread, builder, Clients(), print, lambda: None)  # type: ignore[arg-type]
+        pool._loader.start()
+        pools.append(pool)
+        encoders = EncoderService(settings, pool, thread)
         encoders.prepare(lambda step, part: None)
         return encoders
 
-    return made
+    yield made
+    for pool in pools:
+        pool.stop()

@@ -13,7 +13,7 @@ import pytest
 
 from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.patience import Patience
-from start_llm.modelpool import active as serving
+from start_llm.modelpool import handles
 from tests.fuzz.world import World, world
 from tests.oracle import build_oracle
 
@@ -27,7 +27,7 @@ HEALTH_SECONDS = 20.0
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("attacks")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(serving, "GRAMMAR_SECONDS", 20.0)
+        patch.setattr(handles, "GRAMMAR_SECONDS", 20.0)
         with world(build_oracle(folder / "model"), folder / "cache") as made:
             yield made
 

@@ -84,6 +84,9 @@ class ScriptedEngine:
         runtime = self._runtimes[model] = self.chore(steps)
         return runtime
 
+    def guest(self, steps: Generator[float, None, Any]) -> Any:
+        return self.chore(steps)
+
     def unload(self, model: str) -> None:
         self.chore(self._runtimes.pop(model).unloading())
 
@@ -231,10 +234,10 @@ def world(model: Path, cache: Path, **settings: Any) -> Iterator[World]:
     app._server._panels.pulls._fetch = _fetch
     logging.getLogger("start_llm").addHandler(noise)
     app.start()
-    serving = app.pool.main_serving
-    assert serving is not None
+    runtime = app.pool.main_runtime
+    assert runtime is not None
     try:
-        yield World(app, noise, here, serving.built.loaded.tokenizer)
+        yield World(app, noise, here, runtime.loaded.tokenizer)
     finally:
         app.stop()
         logging.getLogger("start_llm").removeHandler(noise)

@@ -16,6 +16,7 @@ import pytest
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.modelmap import PROXIED
+from start_llm.modelpool import kinds
 from start_llm.modelpool import loader as poolloader
 from start_llm.modelpool.builder import ModelBuilder
 from tests.integration.live import TOOLS, WAIT, Live, live
@@ -284,15 +285,15 @@ def test_a_server_that_ends_while_a_model_is_loaded_ends(serve: Any, monkeypatch
 
 def test_a_model_that_could_not_be_loaded_leaves_its_memory(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     models: list[weakref.ref[Any]] = []
-    really = poolloader.serve
+    really = kinds.make_handle
 
-    def refuse(settings: Any, clients: Any, built: Any, *rest: Any) -> Any:
-        if built.loaded.name != "oracle-hybrid":
-            return really(settings, clients, built, *rest)
-        models.append(weakref.ref(built.loaded.model))
+    def refuse(settings: Any, clients: Any, runtime: Any, *rest: Any) -> Any:
+        if runtime.loaded.name != "oracle-hybrid":
+            return really(settings, clients, runtime, *rest)
+        models.append(weakref.ref(runtime.loaded.model))
         raise NotSupported("Its chat template cannot be used.")
 
-    monkeypatch.setattr(poolloader, "serve", refuse)
+    monkeypatch.setattr(kinds, "make_handle", refuse)
     with serve() as server:
         assert [admin(server, "load", model="oracle-hybrid").status_code for _ in range(3)] == [501] * 3
         assert len(models) == 1, "it is not tried again so soon"
@@ -301,9 +302,9 @@ def test_a_model_that_could_not_be_loaded_leaves_its_memory(serve: Any, monkeypa
 
 
 def weights_of(server: Live, name: str) -> weakref.ref[Any]:
-    entry = next(each for each in server.app.pool._book.entries() if each.name == name)
-    assert entry.serving is not None
-    return weakref.ref(entry.serving.built.loaded.model)
+    entry = next(each for each in server.app.pool._registry.entries() if each.name == name)
+    assert entry.runtime is not None
+    return weakref.ref(entry.runtime.loaded.model)
 
 
 def test_a_model_that_was_there_while_the_main_one_went_leaves_its_memory_too(serve: Any) -> None:

@@ -42,8 +42,8 @@ def test_a_loaded_model_answers_while_as_many_as_may_wait_for_another(
         try:
             for each in waiting:
                 each.start()
-            book = server.app.pool._book
-            wait_for(lambda: sum(len(entry.waiting) for entry in book.entries()) == THREADS - 1)
+            registry = server.app.pool._registry
+            wait_for(lambda: sum(len(entry.waiting) for entry in registry.entries()) == THREADS - 1)
             assert states(server)["oracle-hybrid"] == "loading"
             assert ask(server, "default").status_code == 200
             for model in ("oracle-hybrid", "oracle-windowed"):

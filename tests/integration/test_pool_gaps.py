@@ -18,8 +18,7 @@ from start_llm.engine import runtime
 from start_llm.engine.decode import constraint
 from start_llm.engine.units import Chores, LoadedModels
 from start_llm.modelpool import builder as building
-from start_llm.modelpool import loader as poolloader
-from start_llm.modelpool import vocabularies
+from start_llm.modelpool import kinds, vocabularies
 from start_llm.models import loader, probe, tool_probe
 from start_llm.models.background import in_background
 from tests.integration.live import WAIT, Live
@@ -101,12 +100,12 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
     monkeypatch.setattr(Chores, "step", chore_seen)
     monkeypatch.setattr(LoadedModels, "step", step_seen)
-    monkeypatch.setattr(poolloader.Loader, "_moving", lambda loader, steps: steps)  # else it hides where they are
+    monkeypatch.setattr(kinds.LoadProgress, "steps", lambda progress, steps: steps)  # else it hides where they are
     for module in IN_BACKGROUND:
         monkeypatch.setattr(module, "in_background", background_seen)
     for module, name in READS:
         monkeypatch.setattr(module, name, noted(name, getattr(module, name)))
-    monkeypatch.setattr(poolloader, "serve", noted("serve", poolloader.serve))
+    monkeypatch.setattr(kinds, "make_handle", noted("make_handle", kinds.make_handle))
     return watch
 
 

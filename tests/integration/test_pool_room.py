@@ -57,17 +57,20 @@ def test_a_model_waits_until_the_one_in_its_place_has_nothing_to_do(serve: Any) 
         with at_work(server):
             first = Asking(server, "oracle-hybrid")
             wait_for(lambda: states(server)["oracle-hybrid"] == "loading")
-            wait_for(lambda: len(server.app.pool._book.short) == 1)
+            wait_for(lambda: len(server.app.pool._registry.room.entries) == 1)
             second = Asking(server, "oracle-windowed")
-            wait_for(lambda: len(server.app.pool._book.short) == 2)
+            wait_for(lambda: len(server.app.pool._registry.room.entries) == 2)
             assert states(server)["oracle-plain"] == "ready"
-            assert [entry.name for entry in server.app.pool._book.short] == ["oracle-hybrid", "oracle-windowed"]
+            assert [entry.name for entry in server.app.pool._registry.room.entries] == [
+                "oracle-hybrid",
+                "oracle-windowed",
+            ]
         for asking in (first, second):
             response = asking.answer()
             assert response.status_code == 200, response.text
             data = response.json()
             assert data["choices"][0]["message"]["content"] == expected_truth(server.prompts[data["id"]])
-        assert server.app.pool._book.short == []
+        assert server.app.pool._registry.room.entries == []
         assert states(server)["oracle-windowed"] == "ready", "who waited for longest came first"
 
 
@@ -76,7 +79,7 @@ def test_who_waited_long_enough_is_told_the_numbers(serve: Any) -> None:
         full = Asking(server, "oracle-hybrid").answer()
         assert full.status_code == 507 and "oracle-plain (0.00 GiB, at work)" in full.json()["error"]["message"]
         wait_for(lambda: states(server)["oracle-hybrid"] == "stored")
-        assert server.app.pool._book.short == []
+        assert server.app.pool._registry.room.entries == []
 
 
 def test_nobody_waits_for_room_that_a_pinned_model_takes(serve: Any) -> None:
@@ -92,8 +95,8 @@ def test_who_leaves_waits_no_more_and_holds_nobody_up(serve: Any) -> None:
         with at_work(server):
             with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=WAIT) as leaving:
                 assert any(b": ping" in part for part in leaving.iter_raw())
-                assert len(server.app.pool._book.short) == 1
-            wait_for(lambda: server.app.pool._book.short == [])
+                assert len(server.app.pool._registry.room.entries) == 1
+            wait_for(lambda: server.app.pool._registry.room.entries == [])
             assert states(server)["oracle-hybrid"] == "stored"
         assert Asking(server, "oracle-windowed").answer().status_code == 200
 
@@ -151,12 +154,12 @@ def test_a_load_that_hangs_is_told_and_stops_nobody_else(serve: Any, monkeypatch
     with serve() as server:
         waiting = Asking(server, "oracle-hybrid")
         assert reached.wait(WAIT)
-        server.app.pool._loader.patience = 0.2
+        server.app.pool._loader.progress.limit = 0.2
         for response in (waiting.answer(), Asking(server, "oracle-windowed").answer()):
             assert response.status_code == 503
             assert "oracle-hybrid is being loaded or unloaded, and nothing of it has moved" in response.text
         assert Asking(server, "oracle-plain").answer().status_code == 200
-        server.app.pool._loader.patience = 10 * WAIT
+        server.app.pool._loader.progress.limit = 10 * WAIT
         leave.set()
         assert Asking(server, "oracle-windowed").answer().status_code == 200
 

@@ -106,24 +106,24 @@ def rage(server: Live, requests: int, clients: int, names: tuple[str, ...]) -> S
 
 @contextmanager
 def counted_loads(server: Live, storm: Storm) -> Iterator[None]:
-    load, ready = server.app.engine.load, server.app.pool._book.ready
+    load, ready = server.app.engine.load, server.app.pool._registry.ready
 
-    def noted(entry: Any, serving: Any) -> None:
-        storm.weights.append(weakref.ref(serving.built.loaded.model))
-        ready(entry, serving)
+    def noted(entry: Any, handle: Any, weights: Any, runtime: Any, card: Any) -> None:
+        storm.weights.append(weakref.ref(runtime.loaded.model))
+        ready(entry, handle, weights, runtime, card)
 
-    def counted(model: str, steps: Any) -> None:
+    def counted(model: str, steps: Any) -> Any:
         storm.loads[Path(model).name] += 1
         storm.most_loaded = max(storm.most_loaded, int(server.app.pool.figures()["models_loaded"]) + 1)
-        load(model, steps)
+        return load(model, steps)
 
     server.app.engine.load = counted  # type: ignore[method-assign]
-    server.app.pool._book.ready = noted  # type: ignore[method-assign]
+    server.app.pool._registry.ready = noted  # type: ignore[method-assign]
     try:
         yield
     finally:
         server.app.engine.load = load  # type: ignore[method-assign]
-        server.app.pool._book.ready = ready  # type: ignore[method-assign]
+        server.app.pool._registry.ready = ready  # type: ignore[method-assign]
 
 
 def check(server: Live, storm: Storm, names: tuple[str, ...]) -> None:

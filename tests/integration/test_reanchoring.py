@@ -38,7 +38,7 @@ def server(path: Path, cache: Path, reanchor: str) -> Iterator[tuple[Live, list[
 def settled(running: Live) -> int:
     """Waits until the model thread has nothing left to do; prompt tokens that it computed so far."""
     deadline = time.monotonic() + WAIT
-    recorder = running.app.pool.main_serving.served.recorder
+    recorder = running.app.pool._registry.default.handle.recorder
     assert recorder is not None
     while recorder._pipeline._awaited:  # the client has the last byte a moment before the recorder is told
         assert time.monotonic() < deadline, "an answer is not recorded"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +23,10 @@ from tests.oracle import build_oracle
 pytestmark = pytest.mark.thorough
 
 WAIT = 120.0
+
+
+class SideModel:
+    nbytes = 1000
 
 
 def on_a_thread(work: Callable[[], Any]) -> Any:
@@ -54,20 +59,24 @@ def builder(model: Path, tmp_path: Path) -> ModelBuilder:
     settings = load_settings(
         None, model_path=str(model), trust_remote_code=True, start_llm_cache_dir=tmp_path, kv_disk_dir="auto"
     )
-    return ModelBuilder(settings, lambda line: None, lambda step, part: None, lambda need: False, lambda model: [])
+    registry = SimpleNamespace(reclaim=lambda need: False, pinned_weights=lambda model: [])
+    return ModelBuilder(settings, registry, lambda line: None, lambda step, part: None)
 
 
 def disk_threads() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "kv-disk"}
 
 
+def first_steps(builder: ModelBuilder) -> Generator[float, None, TextRuntime]:
+    return builder.steps(builder._settings, "", Weights())
+
+
 def loads_and_closes(builder: ModelBuilder) -> str:
-    """Where its KV is written to; empty: nowhere."""
+    """Where its KV is written to."""
 
     def work() -> str:
-        runtime, built = at_once(builder.first())
-        runtime.close()
-        return built.disk
+        at_once(first_steps(builder)).close()
+        return builder.stored_where
 
     return str(on_a_thread(work))
 
@@ -79,7 +88,7 @@ def leaves_nothing(builder: ModelBuilder, before: set[threading.Thread]) -> None
         time.sleep(0.01)
     shared = builder._shared
     assert shared is not None and len(shared) == 0 and shared._weights == {}
-    assert loads_and_closes(builder), "the folder of its KV is still taken"
+    assert "GiB in" in loads_and_closes(builder), "the folder of its KV is still taken"
 
 
 @pytest.mark.parametrize("where", ["make_store", "MemoryGuard", "TextRuntime", "with_room"])
@@ -88,7 +97,7 @@ def test_what_fails_at_the_end_of_a_load(where: str, builder: ModelBuilder, monk
     with monkeypatch.context() as patch:
         patch.setattr(f"start_llm.modelpool.builder.{where}", Mock(side_effect=RuntimeError("a fault")))
         with pytest.raises(RuntimeError, match="a fault"):
-            on_a_thread(lambda: at_once(builder.first()))
+            on_a_thread(lambda: at_once(first_steps(builder)))
     leaves_nothing(builder, before)
 
 
@@ -96,7 +105,7 @@ def test_a_load_that_is_given_up_when_its_disk_tier_is_open(builder: ModelBuilde
     before = disk_threads()
 
     def steps() -> None:
-        made = builder.steps(builder._settings, "one", Weights(), lambda built: None)
+        made = builder.steps(builder._settings, "one", Weights())
         while disk_threads() <= before:
             next(made)
         made.close()
@@ -106,19 +115,19 @@ def test_a_load_that_is_given_up_when_its_disk_tier_is_open(builder: ModelBuilde
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_guest_that_fails_or_leaves_gives_its_memory_back(fails: bool, builder: ModelBuilder) -> None:
+def test_a_side_model_that_fails_or_leaves_gives_its_memory_back(fails: bool, builder: ModelBuilder) -> None:
     def loading() -> Generator[float, None, Any]:
         yield 0.0
         if fails:
             raise RuntimeError("no memory")
-        return SimpleNamespace(nbytes=1000)
+        return SideModel()
 
     def work() -> int:
         try:
-            held = [at_once(builder.guest("guest", Weights(900), loading()))]
-            assert builder.weight_bytes == 1000
-            at_once(builder.guest_leaves("guest", held))
-            assert not held
+            model = weakref.ref(at_once(builder.side_steps("side", Weights(900), loading())))
+            assert builder.weight_bytes == 1000 and model() is not None
+            at_once(builder.side_unloading("side"))
+            assert model() is None
         except RuntimeError:
             assert fails
         return builder.weight_bytes
@@ -128,7 +137,7 @@ def test_a_guest_that_fails_or_leaves_gives_its_memory_back(fails: bool, builder
 
 def test_an_unload_that_is_given_up_frees_all_the_same(builder: ModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     def work() -> None:
-        runtime, _ = at_once(builder.first())
+        runtime = at_once(first_steps(builder))
         monkeypatch.setattr(runtime.store, "written", lambda: False)
         unloading = TextRuntime.unloading(runtime)
         next(unloading)

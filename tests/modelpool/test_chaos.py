@@ -27,19 +27,18 @@ from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings, load_settings
 from start_llm.engine.decode.runner import DecodeRow
 from start_llm.engine.thread import EngineThread
-from start_llm.modelpool import loader as poolloader
-from start_llm.modelpool import registry as poolbook
-from start_llm.modelpool.active import ActiveModel
-from start_llm.modelpool.loader import Loader
+from start_llm.modelpool import kinds, loader, registry
+from start_llm.modelpool.kinds import LanguageModels
+from start_llm.modelpool.known import DEFAULT_KEY
 from start_llm.modelpool.pool import Pool
-from start_llm.modelpool.registry import MAIN, ModelLease, ModelRegistry
+from start_llm.modelpool.registry import ModelLease, ModelRegistry, RoomQueue
 from start_llm.modelpool.resolve import NameResolver
 from start_llm.models.room import Weights
 from start_llm.models.weights import BasesInMemory
 from start_llm.prompt.clients import Clients
 from tests.engine.fakes import FakeRunner, submit
 from tests.engine.test_chaos import Site, site_of
-from tests.engine.test_thread import FakeRuntime, final, ready_made
+from tests.engine.test_thread import FakeRuntime, final
 from tests.oracle import build_oracle
 
 pytestmark = pytest.mark.thorough
@@ -83,22 +82,22 @@ class Builder:
         self.made: list[tuple[str, FakeRuntime]] = []
         self.bases = BasesInMemory()
 
-    def read(self, settings: Settings, folder: Path, eos: Any, adapter: Any) -> None:
-        """There is nothing to read."""
+    def read(self, settings: Settings, folder: Path, eos: Any, adapter: Any) -> Any:
+        return SimpleNamespace(folder=folder)
 
     def read_weights(self, folder: Path, moved: Callable[[], None]) -> None:
         """There are none."""
 
     def steps(
-        self, settings: Settings, model: str, weights: Weights, done: Callable[[Any], None], ahead: Any = None
-    ) -> Generator[float, None, FakeRuntime]:
+        self, settings: Settings, model: str, weights: Weights, inputs: Any
+    ) -> Generator[float, None, LoadedRuntime]:
         yield 0.0
-        runtime = FakeRuntime(FakeRunner(answer=ANSWER))
+        runner = Runner(answer=10**9) if model == DEFAULT_KEY else FakeRunner(answer=ANSWER)
+        runtime = LoadedRuntime(runner, Path(settings.model_path or ""))
         self.made.append((model, runtime))
         try:
             yield 0.0
             self.last_step()
-            done(_built(Path(settings.model_path or "")))
         except BaseException:
             runtime.close()
             raise
@@ -108,17 +107,17 @@ class Builder:
         """On the model thread."""
 
 
-def _built(folder: Path) -> Any:
-    loaded = SimpleNamespace(folder=folder, weights=Weights(10), model=Mock())
-    return SimpleNamespace(loaded=loaded, kv_bytes=lambda: 0)
+class LoadedRuntime(FakeRuntime):
+    def __init__(self, runner: FakeRunner, folder: Path) -> None:
+        super().__init__(runner)
+        self.loaded = SimpleNamespace(folder=folder, weights=Weights(10), model=Mock())
+        self.store, self.grammars = SimpleNamespace(nbytes=0), Mock()
 
 
-def serve(
-    settings: Settings, clients: Any, built: Any, model: str, created: int, anchor: Any, base: Any
-) -> ActiveModel:
-    """Stands for `serving.serve`."""
+def make_handle(settings: Settings, clients: Any, runtime: Any, model: str, anchor: Any) -> Any:
+    """Stands for `handles.make_handle`."""
     name = settings.served_model_name or "main"
-    served = SimpleNamespace(
+    return SimpleNamespace(
         name=name,
         source=name,
         model=model,
@@ -126,7 +125,10 @@ def serve(
         pipeline=Pipeline(),
         token_text=lambda token: "x",
     )
-    return ActiveModel(served, built, ModelCard(name, 0, 100, tools=False, reasoning=False))  # type: ignore[arg-type]
+
+
+def make_card(settings: Settings, handle: Any, loaded: Any, base: str) -> ModelCard:
+    return ModelCard(handle.name, 0, 100, tools=False, reasoning=False)
 
 
 @dataclass
@@ -146,13 +148,11 @@ class Life:
         )
         settings = settings.model_copy(update={"max_loaded_models": 2})
         self.builder = Builder()
-        self.pool = Pool(settings, Clients(), self.say)
+        self.registry = ModelRegistry(settings, NameResolver(settings))
         self.engine = EngineThread(max_queue=9, max_concurrency=4)
-        self.pool.connect(self.engine, self.builder)  # type: ignore[arg-type]
+        self.pool = Pool(settings, self.registry, self.engine, self.builder, Clients(), self.say, Mock())  # type: ignore[arg-type]
         self.engine.start()
-        self.engine.load("", ready_made(FakeRuntime(Runner(answer=10**9))))
-        main = _built(self.cache / "main")
-        self.pool.begin(main)
+        self.pool.start_loading()
         self.main = self.pool.open("default")
         work, self.running = submit("main", PROMPT, max_tokens=10**9)
         self.engine.submit(work)
@@ -176,7 +176,7 @@ class Life:
         try:
             assert lease.wait(WAIT), "nobody tells who waits"
             work, sink = submit(f"asked-{threading.get_ident()}-{time.monotonic_ns()}", PROMPT, max_tokens=10**9)
-            self.engine.submit(replace(work, model=lease.served.model))
+            self.engine.submit(replace(work, model=lease.handle.model))
             ended = final(sink)
             assert isinstance(ended, EngineDone), ended
             return sink.tokens
@@ -193,7 +193,7 @@ class Life:
 
     def reclaim(self) -> str:
         """Memory is short, and the model thread asks for one byte more."""
-        self.engine.call(lambda _: self.pool.reclaim(1), WAIT)
+        self.engine.call(lambda _: self.registry.reclaim(1), WAIT)
         return self.gone("three")
 
     def unload(self, model: str) -> str:
@@ -232,19 +232,20 @@ def play(life: Life) -> None:
 
 METHODS: dict[Any, tuple[str, ...]] = {
     ModelRegistry: (
-        *("entries", "entry", "lease", "wish_for", "send_away", "send_old_away", "reclaim", "take", "ready"),
-        *("residents", "look_again", "end_waits"),
+        *("entries", "entry", "lease", "want", "evict", "evict_idle", "reclaim", "take", "ready", "residents"),
     ),
+    RoomQueue: ("look_again", "end_waits", "remove"),
     ModelLease: ("settle",),
     NameResolver: ("find", "all", "is_pinned", "settings_for"),
-    Loader: ("serve",),
+    LanguageModels: ("handle",),
     Builder: ("read", "steps", "last_step"),
     EngineThread: ("load", "unload"),
     Recorder: ("close",),
     Pipeline: ("close", "counters"),
     Life: ("hear",),
-    poolloader: ("room_for", "read_config"),
-    poolbook: ("to_free", "outlived"),
+    loader: ("room_for",),
+    kinds: ("read_config",),
+    registry: ("to_free", "outlived"),
 }
 
 
@@ -288,10 +289,10 @@ def lived(cache: Path, on_call: Callable[[Site], None]) -> Life:
             assert time.monotonic() < until, "the main model's request does not go on"
             time.sleep(0.001)
         assert life.running.final is None
-        ready = {entry.key for entry in life.pool._book.entries() if entry.state == "ready"}
+        ready = {entry.key for entry in life.registry.entries() if entry.state == "ready"}
         assert {unit.model for unit in life.engine._loop._units} == ready
         closed = [runtime for key, runtime in life.builder.made if runtime.closed_on is not None]
-        assert len(closed) == len(life.builder.made) - len(ready - {MAIN}), "a model that has gone holds its memory"
+        assert len(closed) == len(life.builder.made) - len(ready), "a model that has gone holds its memory"
     finally:
         life.close()
     return life
@@ -301,9 +302,10 @@ def test_a_fault_anywhere_in_the_pool_is_told_to_one_client(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, request: pytest.FixtureRequest
 ) -> None:
     caplog.set_level("CRITICAL")
-    monkeypatch.setattr(poolloader, "serve", serve)
-    monkeypatch.setattr(poolloader, "LOOK_SECONDS", 0.01)
-    monkeypatch.setattr(poolbook, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(kinds, "make_handle", make_handle)
+    monkeypatch.setattr(kinds, "make_card", make_card)
+    monkeypatch.setattr(loader, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(registry, "RETRY_SECONDS", 0.0)
     sites: dict[Site, None] = {}
     plain = lived(cache, lambda site: sites.setdefault(site))
     assert not [told for told in plain.told.values() if isinstance(told, Exception)], plain.told

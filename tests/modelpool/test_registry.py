@@ -30,9 +30,20 @@ from start_llm.models.catalog import StoredModel
 from start_llm.models.room import Weights
 
 
-def book(folder: Path, **settings: Any) -> ModelRegistry:
+def make_registry(folder: Path, **settings: Any) -> ModelRegistry:
     given = load_settings(None, start_llm_cache_dir=folder, **settings)
     return ModelRegistry(given, NameResolver(given))
+
+
+def make_loader(registry: ModelRegistry) -> Loader:
+    builder = Mock(usable=0, running=0)
+    return Loader(registry.default.settings, registry, Mock(), builder, {}, Mock(), Mock())
+
+
+def make_pool(folder: Path, say: Any = None, weight_bytes: int = 0, **settings: Any) -> Pool:
+    registry = make_registry(folder, **settings)
+    builder = Mock(weight_bytes=weight_bytes)
+    return Pool(registry.default.settings, registry, Mock(), builder, Mock(), say, Mock())
 
 
 def known(name: str, size: int = 1000, key: str = "") -> KnownModel:
@@ -40,155 +51,154 @@ def known(name: str, size: int = 1000, key: str = "") -> KnownModel:
     return KnownModel(key or f"/nowhere/{name}", name, name, frozenset({name}), stored)
 
 
-def told(lease: ModelLease) -> str:
+def refusal(lease: ModelLease) -> str:
     """Why it was given up; empty if it waits."""
     if not lease.wait(0):
         return ""
     with pytest.raises((OutOfMemory, Unavailable)) as error:
-        _ = lease.served
+        _ = lease.handle
     return str(error.value)
 
 
-def short(book: ModelRegistry, name: str, leases: int) -> tuple[PoolEntry, list[ModelLease]]:
-    waiting = [book.lease(known(name)) for _ in range(leases)]
-    entry = book.entry(known(name))
-    book.wait_for_room(entry, OutOfMemory(f"no room for {name}"))
+def short(registry: ModelRegistry, name: str, leases: int) -> tuple[PoolEntry, list[ModelLease]]:
+    waiting = [registry.lease(known(name)) for _ in range(leases)]
+    entry = registry.entry(known(name))
+    registry.room.add(entry, OutOfMemory(f"no room for {name}"))
     return entry, waiting
 
 
 def test_those_that_wait_for_room_never_keep_more_than_half_of_the_threads(tmp_path: Path) -> None:
-    pool = book(tmp_path, http_threads=8, pool_wait_seconds=1000)
-    first, some = short(pool, "first", 3)
-    second, more = short(pool, "second", 3)
-    assert [told(lease) for lease in some] == ["", "", ""]
-    assert [told(lease) for lease in more] == ["", "no room for second", "no room for second"]
-    assert pool.short == [first, second]
-    late = pool.lease(known("first"))
-    pool.end_waits()
-    assert told(late) == "" and told(more[0]) == "no room for second", (
+    registry = make_registry(tmp_path, http_threads=8, pool_wait_seconds=1000)
+    first, some = short(registry, "first", 3)
+    second, more = short(registry, "second", 3)
+    assert [refusal(lease) for lease in some] == ["", "", ""]
+    assert [refusal(lease) for lease in more] == ["", "no room for second", "no room for second"]
+    assert registry.room.entries == [first, second]
+    late = registry.lease(known("first"))
+    registry.room.end_waits()
+    assert refusal(late) == "" and refusal(more[0]) == "no room for second", (
         "the model that is waited for longest comes first"
     )
-    assert pool.short == [first] and second.state == "stored"
+    assert registry.room.entries == [first] and second.state == "stored"
 
 
 def test_each_waits_for_its_own_time(tmp_path: Path) -> None:
-    pool = book(tmp_path, pool_wait_seconds=1000)
-    entry, (old, young) = short(pool, "one", 2)
+    registry = make_registry(tmp_path, pool_wait_seconds=1000)
+    entry, (old, young) = short(registry, "one", 2)
     old.since -= 1001
-    pool.end_waits()
-    assert told(old) == "no room for one" and told(young) == "" and pool.short == [entry]
+    registry.room.end_waits()
+    assert refusal(old) == "no room for one" and refusal(young) == "" and registry.room.entries == [entry]
     young.since -= 1001
-    pool.end_waits()
-    assert told(young) and pool.short == [] and entry.state == "stored"
+    registry.room.end_waits()
+    assert refusal(young) and registry.room.entries == [] and entry.state == "stored"
     for lease in (old, young):
         lease.close()
     assert entry.users == 0
 
 
 def test_a_lease_that_is_closed_lets_the_next_one_look_again(tmp_path: Path) -> None:
-    pool = book(tmp_path, pool_wait_seconds=1000)
-    entry, _ = short(pool, "one", 1)
-    while not pool.wishes.empty():
-        pool.wishes.get()
-    other = pool.lease(known("other"))
-    assert pool.wishes.get(timeout=1) is pool.entry(known("other"))
+    registry = make_registry(tmp_path, pool_wait_seconds=1000)
+    entry, _ = short(registry, "one", 1)
+    while not registry.load_queue.empty():
+        registry.load_queue.get()
+    other = registry.lease(known("other"))
+    assert registry.load_queue.get(timeout=1) is registry.entry(known("other"))
     other.close()
-    assert pool.wishes.get(timeout=1) is entry
+    assert registry.load_queue.get(timeout=1) is entry
 
 
 def test_nobody_waits_for_a_loader_that_hangs(tmp_path: Path) -> None:
-    pool = book(tmp_path)
-    waiting = pool.lease(known("one"))
-    pool.stuck = lambda: Unavailable("it hangs")
-    assert told(waiting) == "it hangs"
+    registry = make_registry(tmp_path)
+    waiting = registry.lease(known("one"))
+    registry.stuck = lambda: Unavailable("it hangs")
+    assert refusal(waiting) == "it hangs"
     with pytest.raises(Unavailable, match="it hangs"):
-        pool.lease(known("two"))
-    assert pool.entry(known("two")).users == 0
+        registry.lease(known("two"))
+    assert registry.entry(known("two")).users == 0
 
 
 def test_what_is_not_on_the_disk_is_forgotten_and_other_files_are_measured_anew(tmp_path: Path) -> None:
-    pool = book(tmp_path)
-    gone, there = pool.entry(known("gone")), pool.entry(known("there", 1000))
-    assert pool.entry(known("there", 5000)) is there and there.weights.all == 5000
-    pool.forget([known("there")])
-    assert pool.entries() == [pool.main, there]
-    assert pool.entry(known("gone")) is not gone
+    registry = make_registry(tmp_path)
+    gone, there = registry.entry(known("gone")), registry.entry(known("there", 1000))
+    assert registry.entry(known("there", 5000)) is there and there.weights.all == 5000
+    registry.forget([known("there")])
+    assert registry.entries() == [registry.default, there]
+    assert registry.entry(known("gone")) is not gone
 
 
 def test_a_loaded_model_goes_when_its_name_has_become_another_ones(tmp_path: Path) -> None:
-    pool = book(tmp_path)
-    before = pool.entry(known("mine", key="/nowhere/a"))
+    registry = make_registry(tmp_path)
+    before = registry.entry(known("mine", key="/nowhere/a"))
     before.state = "ready"
-    pool.forget([])
+    registry.forget([])
     assert before.state == "ready", "who deletes a model may go on with it"
     lease_on_it = before.users = 1
-    pool.forget([known("mine", key="/nowhere/b")])
+    registry.forget([known("mine", key="/nowhere/b")])
     assert lease_on_it and before.state == "ready"
     before.users = 0
-    pool.forget([known("mine", key="/nowhere/b")])
-    assert before.state == "unloading" and pool.wishes.get(timeout=1) is before
+    registry.forget([known("mine", key="/nowhere/b")])
+    assert before.state == "unloading" and registry.load_queue.get(timeout=1) is before
 
 
-def test_who_still_waits_when_the_server_ends_is_told(tmp_path: Path) -> None:
-    pool = Pool(load_settings(None, start_llm_cache_dir=tmp_path), Mock(), Mock())
-    pool.connect(Mock(), Mock())
-    waiting = [pool._book.lease(known(name)) for name in ("one", "two")]
+def test_who_still_waits_when_the_server_ends_is_refusal(tmp_path: Path) -> None:
+    pool = make_pool(tmp_path)
+    waiting = [pool._registry.lease(known(name)) for name in ("one", "two")]
     pool.stop()
-    assert [told(lease) for lease in waiting] == [SHUTTING_DOWN] * 2
+    assert [refusal(lease) for lease in waiting] == [SHUTTING_DOWN] * 2
 
 
 def test_a_model_that_could_not_be_loaded_is_in_nobody_s_way(tmp_path: Path) -> None:
-    pool = book(tmp_path, pool_wait_seconds=1000)
-    loader = Loader(pool.main.settings, pool, Mock(), Mock(), Mock(), Mock(), Mock())
-    first, _ = short(pool, "first", 1)
-    second, _ = short(pool, "second", 1)
+    registry = make_registry(tmp_path, pool_wait_seconds=1000)
+    loader = make_loader(registry)
+    first, _ = short(registry, "first", 1)
+    second, _ = short(registry, "second", 1)
     loader._failed(first, RuntimeError("a fault"))
-    assert pool.short == [second] and first.state == "stored"
+    assert registry.room.entries == [second] and first.state == "stored"
 
 
 def test_nobody_takes_the_place_that_another_one_has_waited_for(tmp_path: Path) -> None:
-    pool = book(tmp_path, max_loaded_models=2, pool_wait_seconds=1000)
-    loader = Loader(pool.main.settings, pool, Mock(), Mock(), Mock(usable=0, running=0), Mock(), Mock())
-    busy, idle = (pool.entry(known(name)) for name in ("busy", "idle"))
+    registry = make_registry(tmp_path, max_loaded_models=2, pool_wait_seconds=1000)
+    loader = make_loader(registry)
+    busy, idle = (registry.entry(known(name)) for name in ("busy", "idle"))
     busy.state = idle.state = "ready"
     busy.users = idle.users = 1
     for name in ("first", "second"):
-        pool.lease(known(name))
-    first, second = (pool.entry(known(name)) for name in ("first", "second"))
+        registry.lease(known(name))
+    first, second = (registry.entry(known(name)) for name in ("first", "second"))
     assert loader._room(first) is None
     idle.users = 0
     assert loader._room(second) is None and second.lack is not None
     assert "waits for memory behind first" in second.lack.message
     assert loader._room(first) == [idle.key]
-    pool.no_longer_short(first)
+    registry.room.remove(first)
     assert loader._room(second) == [idle.key]
 
 
 def test_what_is_leaving_already_counts_for_who_needs_memory(tmp_path: Path) -> None:
     """A request asks again and again until it has its memory: that must not send everybody away."""
-    pool = book(tmp_path)
-    old, young = (pool.entry(known(name)) for name in ("old", "young"))
+    registry = make_registry(tmp_path)
+    old, young = (registry.entry(known(name)) for name in ("old", "young"))
     old.state = young.state = "ready"
     old.used, young.used = 1.0, 2.0
-    assert pool.reclaim(900) and (old.state, young.state) == ("unloading", "ready")
-    assert pool.reclaim(1000) and young.state == "ready"
-    assert not pool.reclaim(2001) and young.state == "ready"
-    assert pool.reclaim(1001) and young.state == "unloading"
+    assert registry.reclaim(900) and (old.state, young.state) == ("unloading", "ready")
+    assert registry.reclaim(1000) and young.state == "ready"
+    assert not registry.reclaim(2001) and young.state == "ready"
+    assert registry.reclaim(1001) and young.state == "unloading"
 
 
 def test_a_model_whose_name_is_another_one_now_is_loaded_anew_under_it(tmp_path: Path) -> None:
     """Two links led to one folder, and the first of them was taken away."""
-    pool = book(tmp_path)
-    entry = pool.entry(known("first", key="/nowhere/a"))
+    registry = make_registry(tmp_path)
+    entry = registry.entry(known("first", key="/nowhere/a"))
     entry.state, entry.users, entry.card = "ready", 1, Mock(id="first")
     second = known("second", key="/nowhere/a")
-    pool.forget([second])
+    registry.forget([second])
     assert entry.state == "ready" and entry.name == "first", "a request goes on with what it began with"
     entry.users = 0
-    pool.forget([second])
-    assert entry.state == "unloading" and pool.wishes.get(timeout=1) is entry
+    registry.forget([second])
+    assert entry.state == "unloading" and registry.load_queue.get(timeout=1) is entry
     assert entry.name == "second" and entry.settings.served_model_name == "second"
-    assert pool.entry(second) is entry
+    assert registry.entry(second) is entry
 
 
 @pytest.mark.parametrize(
@@ -205,66 +215,67 @@ def test_a_model_whose_name_is_another_one_now_is_loaded_anew_under_it(tmp_path:
 def test_only_a_sound_request_is_one_that_another_model_could_answer(
     tmp_path: Path, error: Exception, refusal: str | None
 ) -> None:
-    pool = book(tmp_path)
-    loader = Loader(pool.main.settings, pool, Mock(), Mock(), Mock(), Mock(), Mock())
-    lease = pool.lease(known("a"))
-    loader._failed(pool.entry(known("a")), error)
+    registry = make_registry(tmp_path)
+    loader = make_loader(registry)
+    lease = registry.lease(known("a"))
+    loader._failed(registry.entry(known("a")), error)
     with pytest.raises(StartLLMError) as told_first:
         lease.check()
     assert told_first.value.refusal == refusal
     if not isinstance(error, OutOfMemory | Unavailable):
         with pytest.raises(StartLLMError, match="is tried again in") as told_again:
-            pool.lease(known("a"))
+            registry.lease(known("a"))
         assert told_again.value.refusal == refusal
 
 
 def test_audio_models_are_loaded_at_the_start_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    pool = Pool(load_settings(None, start_llm_cache_dir=tmp_path, preload_models="tiny"), Mock(), said.append)
-    pool.connect(Mock(), Mock(weight_bytes=7))
+    pool = make_pool(tmp_path, said.append, weight_bytes=7, preload_models="tiny")
+    registry = pool._registry
     stored = StoredModel(
         "tiny", tmp_path / "tiny", 1000, None, ("transcription",), audio="transcription", weight_bytes=40
     )
     tiny = KnownModel("/nowhere/tiny", "tiny", "tiny", frozenset({"tiny"}), stored)
     monkeypatch.setattr(pool._names, "find", {"tiny": tiny}.get)
-    serving = Mock()
-    serving.served.name, serving.served.source = "main", "owner/main"
-    serving.served.pipeline.counters.return_value = {}
-    monkeypatch.setattr(pool._loader, "serve", Mock(return_value=serving))
-    monkeypatch.setattr(pool._loader, "start", Mock())
-    built = Mock()
-    built.loaded.folder = tmp_path / "main"
-    pool.begin(built)
-    wished = pool._book.wishes.get_nowait()
-    assert said == [] and wished is not None and wished.name == "tiny"
-    assert pool.figures() == {"models_loaded": 1, "models_weight_bytes": 7}
-    assert wished.weights == Weights(40)
-    pool._book.ready_to_hear(wished, Mock(nbytes=50))
-    assert wished.weights == Weights(50)
+
+    def load_default() -> None:
+        first = registry.load_queue.get_nowait()
+        assert first is registry.default and first.state == "loading"
+        handle = Mock(**{"pipeline.counters.return_value": {"turns": 3}})
+        registry.ready(first, handle, Weights(5), Mock(), Mock(id="main"))
+
+    monkeypatch.setattr(pool._loader, "start", load_default)
+    pool.start_loading()
+    wanted = registry.load_queue.get_nowait()
+    assert said == [] and wanted is not None and wanted.name == "tiny" and wanted.state == "loading"
+    assert pool.figures() == {"prompt_turns": 3, "models_loaded": 1, "models_weight_bytes": 7}
+    assert wanted.weights == Weights(40)
+    registry.ready(wanted, Mock(nbytes=50), Weights(50))
+    assert wanted.weights == Weights(50)
     assert pool.figures()["models_loaded"] == 2
 
 
 def test_some_threads_are_left_to_the_models_that_are_loaded(tmp_path: Path) -> None:
-    pool = book(tmp_path, http_threads=8)
-    waiting = [pool.lease(known(name)) for name in ("one", "two", "three") for _ in range(2)]
-    ready = pool.entry(known("ready"))
+    registry = make_registry(tmp_path, http_threads=8)
+    waiting = [registry.lease(known(name)) for name in ("one", "two", "three") for _ in range(2)]
+    ready = registry.entry(known("ready"))
     ready.state = "ready"
     for name in ("one", "four"):
         with pytest.raises(QueueFull, match=f"{name} is not loaded, and 6 requests wait") as refused:
-            pool.lease(known(name))
+            registry.lease(known(name))
         assert refused.value.retry_after
-    assert pool.entry(known("four")).users == 0 and pool.entry(known("four")).state == "stored"
-    assert pool.lease(known("ready")).wait(0)
+    assert registry.entry(known("four")).users == 0 and registry.entry(known("four")).state == "stored"
+    assert registry.lease(known("ready")).wait(0)
     waiting[0].close()
-    assert not pool.lease(known("four")).wait(0), "one has gone, and another one waits"
+    assert not registry.lease(known("four")).wait(0), "one has gone, and another one waits"
 
 
 def test_nothing_asks_the_disk_while_the_book_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may hang, and every request needs the book."""
     adapter = Chosen("titles", tmp_path / "titles", "", 10, "stamp")
-    pool = book(tmp_path)
+    registry = make_registry(tmp_path)
     monkeypatch.setattr("os.path.realpath", Mock(side_effect=AssertionError("the disk was asked")))
-    plain = pool.entry(known("one", 1000)).weights
-    adapted = pool.entry(known("one", 1000).with_adapter(adapter)).weights
+    plain = registry.entry(known("one", 1000)).weights
+    adapted = registry.entry(known("one", 1000).with_adapter(adapter)).weights
     assert plain.group == adapted.group == "/nowhere/one" and (plain.all, adapted.own) == (1000, 10)
-    assert pool.entry(known("one", 5000)).weights.all == 5000
+    assert registry.entry(known("one", 5000)).weights.all == 5000

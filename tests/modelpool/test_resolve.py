@@ -49,24 +49,24 @@ def test_a_main_model_that_was_fetched_at_the_start_is_one_model(tmp_path: Path)
     found = names(tmp_path, model_path=str(late))
     assert listed(found, tmp_path) == []
     build_oracle(late)
-    found.began("late", str(late), late)
-    assert listed(found, tmp_path) == [] and found.find("late") is None
+    found.default_loaded("late", str(late), late)
+    assert listed(found, tmp_path) == [] and found.find("late").default
 
 
 def test_the_embedded_model_is_not_beside_itself(tmp_path: Path) -> None:
     folder = build_oracle(tmp_path / "models" / f"{EMBEDDED_NAME}-f32-v1")
     found = names(tmp_path)
-    found.began(EMBEDDED_NAME, EMBEDDED_NAME, folder)
-    assert listed(found, tmp_path) == [] and found.find(EMBEDDED_NAME) is None
+    found.default_loaded(EMBEDDED_NAME, EMBEDDED_NAME, folder)
+    assert listed(found, tmp_path) == [] and found.find(EMBEDDED_NAME).default
 
 
 def test_another_model_of_the_main_one_s_name_has_a_name_of_its_own(tmp_path: Path) -> None:
     main, other = build_oracle(tmp_path / "mine" / "same"), build_oracle(tmp_path / "models" / "same")
     found = names(tmp_path, model_path=str(main))
-    found.began("same", str(main), main)
-    assert listed(found, tmp_path) == [str(other)] and found.find("same") is None
+    found.default_loaded("same", str(main), main)
+    assert listed(found, tmp_path) == [str(other)] and found.find("same").default
     known = found.find(str(other))
-    assert known is not None and known.name == str(other)
+    assert known.name == str(other)
 
 
 @pytest.mark.parametrize("name", ["fast", "quick"])
@@ -74,7 +74,7 @@ def test_models_are_preloaded_and_pinned_by_any_of_their_names(tmp_path: Path, n
     main, quick = build_oracle(tmp_path / "main"), build_oracle(tmp_path / "models" / "quick")
     given = {"preload_models": f"nobody,{name}", "pinned_models": name}
     found = names(tmp_path, model_path=str(main), model_map="fast=quick", **given)
-    found.began("main", str(main), main)
+    found.default_loaded("main", str(main), main)
     assert found.is_preloaded("quick") and not found.is_preloaded("main")
     assert found.is_pinned("quick", str(quick)) and not found.is_pinned("main", str(main))
 
@@ -83,7 +83,7 @@ def test_a_listing_that_fails_leaves_the_last_one(tmp_path: Path, monkeypatch: p
     main = build_oracle(tmp_path / "main")
     build_oracle(tmp_path / "models" / "quick")
     found = names(tmp_path, model_path=str(main))
-    found.began("main", str(main), main)
+    found.default_loaded("main", str(main), main)
     monkeypatch.setattr("start_llm.modelpool.known.LEAST_SECONDS", 0.0)
     monkeypatch.setattr("start_llm.modelpool.known.LISTING_SECONDS", 0.0)
     monkeypatch.setattr(
@@ -99,9 +99,8 @@ def test_the_main_model_s_own_settings_are_no_other_model_s(tmp_path: Path) -> N
     build_oracle(tmp_path / "models" / "quick")
     write_adapter(tmp_path, "titles")
     found = names(tmp_path, model_path=str(main), adapter_path="/mine", model_family="glm4", served_model_name="best")
-    found.began("best", str(main), main)
+    found.default_loaded("best", str(main), main)
     quick, titled = found.find("quick"), found.find("default+titles")
-    assert quick is not None and titled is not None
     theirs = found.settings_for(quick)
     assert (theirs.adapter_path, theirs.model_family, theirs.served_model_name) == (None, None, "quick")
     assert theirs.model_path == quick.source
@@ -116,7 +115,7 @@ def test_a_name_may_end_with_an_adapter_s(tmp_path: Path) -> None:
     write_adapter(tmp_path, "any")
     table = "small=quick,tiny=small+titles,quick-*=quick+any"
     found = names(tmp_path, model_path=str(main), model_map=table, pinned_models="quick+titles")
-    found.began("main", str(main), main)
+    found.default_loaded("main", str(main), main)
     assert [name for name in listed(found, tmp_path) if "+" in name] == [
         *("main+any", "a+b", "a+b+any"),
         *("quick+any", "quick+titles"),
@@ -134,7 +133,6 @@ def test_a_name_may_end_with_an_adapter_s(tmp_path: Path) -> None:
     }
     for asked, (folder_of_it, adapter) in meant.items():
         known = found.find(asked)
-        assert known is not None, asked
         assert (str(known.stored.folder), known.adapter.name if known.adapter else "") == (folder_of_it, adapter), asked
     with pytest.raises(NotFound, match="this server serves"):
         found.find("tiny")  # what MODEL_MAP leads to is not looked up in it again: there is no model "small"
@@ -142,7 +140,7 @@ def test_a_name_may_end_with_an_adapter_s(tmp_path: Path) -> None:
         with pytest.raises(BadRequest):
             found.find(asked)
     assert found.is_pinned("quick+titles") and not found.is_pinned("quick+any")
-    settings = found.settings_for(found.find("quick+titles") or pytest.fail("not found"))
+    settings = found.settings_for(found.find("quick+titles"))
     assert (settings.model_path, settings.served_model_name, settings.vision) == (str(other), "quick+titles", "off")
 
 
@@ -152,13 +150,13 @@ def test_the_main_model_is_asked_for_by_its_short_name_and_its_folder(tmp_path: 
     write_adapter(tmp_path, "any")
     short, source = RECOMMENDED[0].short, RECOMMENDED[0].repository
     found = names(tmp_path, model_map=f"fast={short}")
-    found.began("main", source, main)
+    found.default_loaded("main", source, main)
     for asked in (short, source, f"openai/{source}", "fast", str(main), "main", "default", ""):
-        assert found.find(asked) is None, asked
+        assert found.find(asked).default, asked
         adapted = found.find(f"{asked}+any")
-        assert adapted is not None and adapted.name == "main+any", asked
+        assert adapted.name == "main+any", asked
     other = found.find(str(named_alike))
-    assert other is not None and other.name == str(named_alike), "no other model is called as the main one is"
+    assert other.name == str(named_alike), "no other model is called as the main one is"
 
 
 @pytest.mark.parametrize("asked", ["quick", "openai/quick", "small", "{other}", "openai/{other}"])
@@ -168,9 +166,9 @@ def test_an_adapter_is_pinned_by_every_name_of_its_model(tmp_path: Path, asked: 
     write_adapter(tmp_path, "any")
     pinned = f"{asked.format(other=folder)}+any"
     found = names(tmp_path, model_map="small=quick", pinned_models=pinned)
-    found.began(*(("quick", str(folder), folder) if main else ("beside", str(beside), beside)))
+    found.default_loaded(*(("quick", str(folder), folder) if main else ("beside", str(beside), beside)))
     known, other = found.find(pinned), found.find("beside+any")
-    assert known is not None and known.name == "quick+any" and other is not None
+    assert known.name == "quick+any"
     assert found.is_pinned(*known.aliases) and not found.is_pinned(*other.aliases)
 
 
@@ -210,14 +208,14 @@ def test_a_link_to_an_adapter_is_another_name_of_it(tmp_path: Path, inside: bool
     found = names(tmp_path, pinned_models="quick+stable")
     both = [found.find("quick+latest"), found.find("quick+stable")]
     first = "titles-v3" if inside else "latest"
-    assert [known.name for known in both if known] == [f"quick+{first}"] * 2
-    assert both[0] == both[1] and both[0] is not None and found.is_pinned(*both[0].aliases)
+    assert [known.name for known in both] == [f"quick+{first}"] * 2
+    assert both[0] == both[1] and found.is_pinned(*both[0].aliases)
     others = ["quick+titles-v4"] if inside else []
     assert listed(found, tmp_path) == ["quick", f"quick+{first}", *others]
     (folder / "stable").unlink()
     (folder / "stable").symlink_to(top / "adapters" / "titles-v4")
     moved = found.find("quick+stable")
-    assert moved is not None and moved.key != both[0].key
+    assert moved.key != both[0].key
 
 
 def test_a_model_that_has_just_come_is_found_whatever_it_is_called(
@@ -228,8 +226,8 @@ def test_a_model_that_has_just_come_is_found_whatever_it_is_called(
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     main = build_oracle(tmp_path / "main")
     found = names(tmp_path, model_path=str(main), model_map="*-120b=nobody")
-    found.began("main", str(main), main)
-    assert found.find("gpt-oss-20b") is None and found.find("gpt-4o") is None
+    found.default_loaded("main", str(main), main)
+    assert found.find("gpt-oss-20b").default and found.find("gpt-4o").default
     build_oracle(tmp_path / "models" / "gpt-oss-20b")
     in_hub = tmp_path / "hub" / "models--org--gpt-oss-120b"
     build_oracle(in_hub / "snapshots" / "0123")
@@ -237,22 +235,22 @@ def test_a_model_that_has_just_come_is_found_whatever_it_is_called(
     (in_hub / "refs" / "main").write_text("0123", "utf-8")
     for name in ("gpt-oss-20b", "gpt-oss-120b", "org/gpt-oss-120b"):
         known = found.find(name)
-        assert known is not None and known.name == name.rpartition("/")[2]
-    assert found.find("gpt-4o") is None
+        assert known.name == name.rpartition("/")[2]
+    assert found.find("gpt-4o").default
 
 
 def test_a_name_means_the_folder_that_has_it_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("start_llm.modelpool.known.SEEN_SECONDS", 0.0)
     main, *others = (build_oracle(tmp_path / name) for name in ("main", "one", "two"))
     found = names(tmp_path, model_path=str(main))
-    found.began("main", str(main), main)
+    found.default_loaded("main", str(main), main)
     link = tmp_path / "models" / "mine"
     link.parent.mkdir()
     for folder in others:
         link.unlink(missing_ok=True)
         link.symlink_to(folder)
         known = found.find("mine")
-        assert known is not None and known.key == str(folder.resolve())
+        assert known.key == str(folder.resolve())
 
 
 def test_what_could_not_be_listed_once_is_noticed_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -275,7 +273,7 @@ def test_a_pipe_among_a_models_files_holds_nobody_up(tmp_path: Path, name: str) 
     (odd / name).unlink()
     os.mkfifo(odd / name)
     found = names(tmp_path, model_path=str(main))
-    found.began("main", str(main), main)
+    found.default_loaded("main", str(main), main)
     assert listed(found, tmp_path) == ["sound"]
     assert {stored.name: stored.problem for stored in stored_models(tmp_path)}[str(odd)].startswith(
         f"{name} is no file"
@@ -288,9 +286,9 @@ def test_a_model_counts_as_the_weights_that_are_read(tmp_path: Path) -> None:
     (both / "model.gguf").write_bytes(bytes(1 << 20))
     (both / "consolidated.safetensors").write_bytes(bytes(1 << 20))
     found = names(tmp_path, model_path=str(main))
-    found.began("main", str(main), main)
+    found.default_loaded("main", str(main), main)
     known = found.find("both")
-    assert known is not None and known.stored.size > 2 << 20
+    assert known.stored.size > 2 << 20
     assert 0 < found.weights(known).all == (both / "model.safetensors").stat().st_size
 
 
@@ -298,7 +296,7 @@ def test_a_disk_that_hangs_holds_one_thread_up(tmp_path: Path, monkeypatch: pyte
     main = build_oracle(tmp_path / "main")
     build_oracle(tmp_path / "models" / "quick")
     found = names(tmp_path, model_path=str(main))
-    found.began("main", str(main), main)
+    found.default_loaded("main", str(main), main)
     for setting in ("LEAST_SECONDS", "LISTING_SECONDS", "SEEN_SECONDS", "PATIENCE_SECONDS"):
         monkeypatch.setattr(f"start_llm.modelpool.known.{setting}", 0.01)
     time.sleep(0.02)
@@ -314,7 +312,7 @@ def test_a_disk_that_hangs_holds_one_thread_up(tmp_path: Path, monkeypatch: pyte
     held.start()
     try:
         assert reached.wait(60)
-        assert listed(found, tmp_path) == ["quick"] and found.find("quick") is not None
+        assert listed(found, tmp_path) == ["quick"] and not found.find("quick").default
     finally:
         leave.set()
         held.join()

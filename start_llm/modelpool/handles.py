@@ -1,9 +1,9 @@
-"""From a model that is loaded to one that is served: its prompt pipeline, its parsers, its grammars."""
+"""Makes the `ModelHandle` and the `ModelCard` of a loaded model: prompt pipeline, parsers, grammars, facts."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from start_llm.chat.handle import ModelHandle
@@ -13,9 +13,10 @@ from start_llm.core.request import ChatRequest
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.core.work import Constraint
+from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.sampling import check_logit_bias, check_prompt_tokens
 from start_llm.engine.patience import Patience
-from start_llm.modelpool.builder import Built
+from start_llm.engine.runtime import TextRuntime
 from start_llm.models.loader import LoadedModel
 from start_llm.parsing.registry import RAW_STRINGS, OutputStyle, output_style
 from start_llm.parsing.structured import is_free, make_constraint, model_text
@@ -31,39 +32,19 @@ GRAMMAR_THREADS = 2
 GRAMMAR_SECONDS = 4.0
 
 
-@dataclass(frozen=True)
-class ActiveModel:
-    """A model in service, with what has to be closed when it goes."""
-
-    served: ModelHandle
-    built: Built
-    card: ModelCard
-
-    def close(self) -> None:
-        """Records what waits. No request may use it any more."""
-        self.served.recorder.close()
-        self.served.pipeline.close()
-
-
-def serve(
-    settings: Settings,
-    clients: Clients,
-    built: Built,
-    model: str,
-    created: int,
-    anchor: Callable[[Prompt, str], None],
-    base: str | None = None,
-) -> ActiveModel:
+def make_handle(
+    settings: Settings, clients: Clients, runtime: TextRuntime, model: str, anchor: Callable[[Prompt, str], None]
+) -> ModelHandle:
     """Raises NotSupported if the model's chat template cannot be used.
 
     Args:
         model: its name on the model thread.
         anchor: takes a guess of a conversation's next request, and its session.
-        base: of a model with an adapter: what it is called without.
     """
-    loaded = built.loaded
+    loaded = runtime.loaded
     # The closures below keep tokenizers only: what holds a model beyond its end holds its memory.
-    tokenizer, wrapper, context = loaded.tokenizer, loaded.wrapper, context_of(settings, loaded)
+    tokenizer, wrapper = loaded.tokenizer, loaded.wrapper
+    context = min(settings.max_kv_size, loaded.capabilities.context)
     encoder = HFTokenizer(tokenizer, eos_ids=loaded.eos)
     try:
         pipeline = Pipeline(
@@ -79,10 +60,10 @@ def serve(
     except TemplateError as error:
         raise NotSupported(f"The chat template of {loaded.source} cannot be used: {error}") from error
     style, vocab = _style(loaded), len(tokenizer)
-    served = ModelHandle(
+    return ModelHandle(
         name=loaded.name,
         source=loaded.source,
-        created=created,
+        created=int(time.time()),
         context=context,
         pipeline=pipeline,
         recorder=Recorder(pipeline, anchor if settings.reanchor == "on" else None),
@@ -90,42 +71,36 @@ def serve(
         detokenizer=lambda: wrapper.detokenizer,
         token_text=lambda token: str(tokenizer.decode([token])),
         check=lambda request: _check(request, vocab),
-        constraint=_constraints(settings, built, style),
+        constraint=_constraints(settings, runtime.grammars, style, tokenizer),
         eyes=loaded.vision,
         think_tokens=_think_tokens(loaded, style),
         views=Views(encoder.encode, escaped=style.tools.id not in RAW_STRINGS),
         model=model,
         sampling={name: fact.value for name, fact in loaded.capabilities.sampling.items()},
     )
-    return ActiveModel(served, built, _card(settings, served, loaded, base))
 
 
-def context_of(settings: Settings, loaded: LoadedModel) -> int:
-    """Most tokens of a request, answer included."""
-    return min(settings.max_kv_size, loaded.capabilities.context)
-
-
-def _card(settings: Settings, served: ModelHandle, loaded: LoadedModel, base: str | None) -> ModelCard:
-    """`base`: the name of the model whose weights it shares."""
-    traits = served.pipeline.traits
+def make_card(settings: Settings, handle: ModelHandle, loaded: LoadedModel, base: str) -> ModelCard:
+    """What clients are told of it. `base`: of a model with an adapter: what it is called without; else empty."""
+    traits = handle.pipeline.traits
     facts = {
         name: {"value": fact.value, "source": fact.source}
         for name, fact in loaded.capabilities.facts.items()
         if not name.startswith("template.")
     }
-    details: dict[str, Any] = {"source": served.source, "facts": facts}
+    details: dict[str, Any] = {"source": handle.source, "facts": facts}
     if loaded.adapter is not None:
-        details |= {"adapter": loaded.adapter.name} | ({} if base is None else {"base": base})
+        details |= {"adapter": loaded.adapter.name} | ({"base": base} if base else {})
     return ModelCard(
-        served.name,
-        served.created,
-        served.context,
+        handle.name,
+        handle.created,
+        handle.context,
         tools=traits.tools,
-        reasoning=bool(traits.reasoning_key or traits.reasoning_inline or traits.switches or served.think_tokens),
-        vision=served.eyes is not None,
-        images="shown" if served.eyes is not None else settings.images_on_text_model,
-        weight_bytes=loaded.weight_bytes if base is None else loaded.weights.own,
-        context_scale=settings.context_scale_for(served.context),
+        reasoning=bool(traits.reasoning_key or traits.reasoning_inline or traits.switches or handle.think_tokens),
+        vision=handle.eyes is not None,
+        images="shown" if handle.eyes is not None else settings.images_on_text_model,
+        weight_bytes=loaded.weights.own if base else loaded.weight_bytes,
+        context_scale=settings.context_scale_for(handle.context),
         details=details,
     )
 
@@ -159,23 +134,20 @@ def _think_tokens(loaded: LoadedModel, style: OutputStyle) -> tuple[int, int] | 
 
 
 def _constraints(
-    settings: Settings, built: Built, style: OutputStyle
+    settings: Settings, grammars: Grammars, style: OutputStyle, tokenizer: Any
 ) -> Callable[[ChatRequest, bool], Constraint | None]:
-    grammars = built.vocabulary.grammars
     patience = Patience("grammar", threads=GRAMMAR_THREADS, seconds=GRAMMAR_SECONDS)
-    model = model_text(style.tools.id, style.reasoning, built.loaded.tokenizer)
+    model = model_text(style.tools.id, style.reasoning, tokenizer)
 
-    def constraint(request: ChatRequest, in_reasoning: bool) -> Constraint | None:
+    def compiled(request: ChatRequest, in_reasoning: bool) -> Constraint | None:
         thinks = settings.default_thinking if request.thinking is None else request.thinking
-        made = make_constraint(request, model, in_reasoning=in_reasoning, may_reason=thinks)
-        if made is None:
-            return None
-        return grammars.prepare(made)
+        constraint = make_constraint(request, model, in_reasoning=in_reasoning, may_reason=thinks)
+        return None if constraint is None else grammars.prepare(constraint)
 
     def bounded(request: ChatRequest, in_reasoning: bool) -> Constraint | None:
         if is_free(request):
             return None
         grammars.make_vocabulary()  # however long it takes: that is not the request's fault
-        return patience.run(constraint, request, in_reasoning)
+        return patience.run(compiled, request, in_reasoning)
 
     return bounded

@@ -1,0 +1,215 @@
+"""How models of each kind are brought in and taken out: what is read first, and which steps the model thread does.
+
+The loader's thread calls this. It decides which model comes and goes, and knows no kind; a kind knows no other model.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import weakref
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any, Protocol
+
+from start_llm.audio import speech, transcription
+from start_llm.audio.samples import check_installed
+from start_llm.chat.handle import ModelHandle
+from start_llm.core.errors import NotFound, NotSupported, StartLLMError, Unavailable
+from start_llm.embeddings import compute
+from start_llm.engine.runtime import TextRuntime
+from start_llm.engine.thread import EngineThread
+from start_llm.modelpool.builder import ModelBuilder
+from start_llm.modelpool.handles import make_card, make_handle
+from start_llm.modelpool.known import SideTask
+from start_llm.modelpool.registry import ModelRegistry, PoolEntry
+from start_llm.models.checkpoint import CheckpointError, check_source, read_config
+from start_llm.models.loader import LoadInputs
+from start_llm.models.room import Weights
+from start_llm.prompt.clients import Clients
+
+log = logging.getLogger(__name__)
+
+
+class LoadProgress:
+    """Notices a load that hangs. Any thread.
+
+    Attributes:
+        limit: seconds after which a load that does not move is taken to hang; 0: it is waited for.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._name = ""
+        self._moved: float | None = None  # when something was read or computed last; None: nothing is watched
+
+    def begin(self, name: str) -> None:
+        self._name = name
+        self.moved()
+
+    def moved(self) -> None:
+        self._moved = time.monotonic()
+
+    def end(self) -> None:
+        self._moved = None
+
+    def stuck(self) -> StartLLMError | None:
+        moved = self._moved
+        if not self.limit or moved is None or time.monotonic() - moved < self.limit:
+            return None
+        return Unavailable(
+            f"{self._name} is being loaded or unloaded, and nothing of it has moved for {self.limit:g} s "
+            "(GENERATION_WATCHDOG_SECONDS); until that ends no other model can be loaded.",
+            retry_after=self.limit,
+        )
+
+    def steps[T](self, steps: Generator[float, None, T]) -> Generator[float, None, T]:
+        """The steps, on the model thread, of which each is a sign of life."""
+        try:
+            while True:
+                self.moved()
+                try:
+                    pause = next(steps)
+                except StopIteration as end:
+                    result: T = end.value
+                    return result
+                yield pause
+        finally:
+            steps.close()
+
+
+class Kind(Protocol):
+    def read(self, entry: PoolEntry) -> Any:
+        """What is read before others go for it. Raises NotFound and the like if it cannot be loaded anyway."""
+        ...
+
+    def load(self, entry: PoolEntry, inputs: Any, progress: LoadProgress) -> None:
+        """Loads it and gives it to those who wait. Leaves nothing behind if it fails. `inputs`: what `read` found."""
+        ...
+
+    def unload(self, entry: PoolEntry) -> weakref.ref[Any] | None:
+        """Frees it. What fails here is logged: the model is gone all the same, and may be loaded anew.
+
+        Returns:
+            What is to be out of memory soon; ``None``: it is out already.
+        """
+        ...
+
+
+class LanguageModels:
+    """Text and vision models."""
+
+    def __init__(self, registry: ModelRegistry, engine: EngineThread, builder: ModelBuilder, clients: Clients) -> None:
+        self._registry, self._engine, self._builder, self._clients = registry, engine, builder, clients
+
+    def read(self, entry: PoolEntry) -> LoadInputs | None:
+        """``None``: the model that the server is started with. It may still have to be fetched."""
+        if entry.is_starting:
+            return None
+        known = entry.known
+        folder = self._registry.names.folder_now(known)
+        try:
+            check_source(str(folder), command="", trust_code=entry.settings.trust_remote_code)
+        except CheckpointError as error:
+            kind = NotSupported if folder.is_dir() else NotFound
+            raise kind(f"{entry.name} cannot be loaded: {str(error).partition(': ')[2] or error}") from error
+        eos = read_config(folder).get("eos_token_id")
+        return self._builder.read(entry.settings, folder, eos, known.adapter)
+
+    def load(self, entry: PoolEntry, inputs: LoadInputs | None, progress: LoadProgress) -> None:
+        if inputs is not None and inputs.folder is not None:
+            self._builder.read_weights(inputs.folder, progress.moved)
+        steps = self._builder.steps(entry.settings, entry.key, entry.weights, inputs)
+        runtime = self._engine.load(entry.key, progress.steps(steps))
+        handle = None
+        try:
+            if entry.is_starting:
+                self._make_vocabulary(runtime)
+            handle = self.handle(entry, runtime)
+            card = make_card(entry.settings, handle, runtime.loaded, entry.known.base)
+            if entry.known.default:
+                self._registry.names.default_loaded(handle.name, handle.source, runtime.loaded.folder)
+            self._registry.ready(entry, handle, runtime.loaded.weights, runtime, card)
+        except BaseException:
+            self._take_out(entry, handle)
+            raise
+
+    def _make_vocabulary(self, runtime: TextRuntime) -> None:
+        """For grammars: now, while nobody waits for it."""
+        try:
+            runtime.grammars.make_vocabulary()
+        except NotSupported as error:
+            log.warning("%s", error.message)
+
+    def handle(self, entry: PoolEntry, runtime: TextRuntime) -> ModelHandle:
+        """Raises NotSupported if the model cannot be served."""
+
+        def anchor(guess: Any, session: str) -> None:
+            self._engine.anchor(guess, session, entry.key)
+
+        return make_handle(entry.settings, self._clients, runtime, entry.key, anchor)
+
+    def unload(self, entry: PoolEntry) -> weakref.ref[Any] | None:
+        with self._registry.lock:
+            model = None if entry.runtime is None else weakref.ref(entry.runtime.loaded.model)
+            handle = entry.release()
+        self._take_out(entry, handle)
+        return model
+
+    def _take_out(self, entry: PoolEntry, handle: ModelHandle | None) -> None:
+        """`handle`: ``None`` if it came to none."""
+        steps: list[Callable[[], object]] = [lambda: self._engine.unload(entry.key)]
+        if handle is not None:
+            counters = handle.pipeline.counters
+            steps = [handle.recorder.close, *steps, handle.pipeline.close, lambda: self._count(counters)]
+        try_all(f"unloading {entry.name}", *steps)
+
+    def _count(self, counters: Callable[[], Any]) -> None:
+        with self._registry.lock:
+            self._registry.counted.update(counters())
+
+
+_LIBRARIES: dict[SideTask, Callable[[Path, str], Generator[float, None, Any]]] = {
+    "transcription": transcription.load_steps,
+    "speech": speech.load_steps,
+    "embedding": compute.load_steps,
+}
+
+
+class SideModels:
+    """Models that are no language models: they transcribe, speak, or make vectors."""
+
+    def __init__(self, registry: ModelRegistry, engine: EngineThread, builder: ModelBuilder) -> None:
+        self._registry, self._engine, self._builder = registry, engine, builder
+
+    def read(self, entry: PoolEntry) -> Generator[float, None, Any]:
+        """The steps of its loading. Imports its library, which takes seconds."""
+        task = entry.known.task
+        assert task is not None
+        if task != "embedding":  # whose service has looked itself
+            check_installed()
+        return _LIBRARIES[task](entry.known.stored.folder, entry.name)
+
+    def load(self, entry: PoolEntry, inputs: Generator[float, None, Any], progress: LoadProgress) -> None:
+        steps = self._builder.side_steps(entry.key, entry.weights, inputs)
+        model = self._engine.guest(progress.steps(steps))
+        try:
+            self._registry.ready(entry, model, Weights(model.nbytes))
+        except BaseException:
+            del model
+            self.unload(entry)
+            raise
+
+    def unload(self, entry: PoolEntry) -> None:
+        with self._registry.lock:
+            entry.release()  # the model thread alone holds its arrays now
+        try_all(f"unloading {entry.name}", lambda: self._engine.guest(self._builder.side_unloading(entry.key)))
+
+
+def try_all(what: str, *steps: Callable[[], object]) -> None:
+    """What fails is logged, and what comes after it is done all the same."""
+    for step in steps:
+        try:
+            step()
+        except Exception:  # the loader's edge: a fault while one model goes is no other model's matter
+            log.warning("%s: a step failed", what, exc_info=True)
