@@ -15,11 +15,12 @@ from start_llm.api.admission import Admission
 from start_llm.api.common.dialect import error_reply
 from start_llm.api.common.run import ExchangeRunner
 from start_llm.api.handler import Edge, RequestHandler
-from start_llm.api.http.access import RequestOwners, check_bind, origin_of
+from start_llm.api.http.access import RequestOwners, origin_of
 from start_llm.api.http.answers import encode_reply
 from start_llm.api.http.body import Bodies
 from start_llm.api.http.connection import Connection, send_now
 from start_llm.api.http.front import Front
+from start_llm.api.http.listener import check_bind
 from start_llm.api.http.routes import Request
 from start_llm.api.http.watcher import DisconnectWatcher
 from start_llm.api.http.wire import Head

@@ -6,7 +6,7 @@ import argparse
 import errno
 import os
 
-from start_llm.api.http.access import check_bind
+from start_llm.api.http.listener import check_bind
 from start_llm.cli.commands import Command
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings, SettingsError

@@ -13,7 +13,6 @@ from typing import Any
 from start_llm.core.errors import BadRequest, Forbidden, Unauthorized
 from start_llm.core.hosts import host_allowed, host_name, is_loopback, origin_allowed
 from start_llm.core.jsontext import parse_inner
-from start_llm.core.settings import Settings, SettingsError
 from start_llm.files.lru import Lru
 
 USER_FIELDS = ("user", "safety_identifier")
@@ -57,17 +56,6 @@ def check_host(headers: Mapping[str, str], names: Collection[str]) -> None:
             f"Host {host[:80]!r} is not this machine. Use localhost or an IP address, or add it to ALLOWED_HOSTS.",
             param="Host",
         )
-
-
-def check_bind(settings: Settings) -> None:
-    """Raises SettingsError where everybody in the network could use the server and nobody said so."""
-    host = settings.mlx_host
-    if host == "localhost" or is_loopback(host) or settings.api_key is not None or settings.allow_open_bind:
-        return
-    raise SettingsError(
-        f"MLX_HOST={host!r}: other machines could use this server, and it has no API_KEY. Set API_KEY, or "
-        "ALLOW_OPEN_BIND=true if everybody there may."
-    )
 
 
 def allowed_origin(headers: Mapping[str, str]) -> str | None:

@@ -9,6 +9,9 @@ import selectors
 import socket
 import time
 
+from start_llm.core.hosts import is_loopback
+from start_llm.core.settings import Settings, SettingsError
+
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 1000
@@ -130,3 +133,14 @@ class Waker:
     def close(self) -> None:
         self._inside.close()
         self._outside.close()
+
+
+def check_bind(settings: Settings) -> None:
+    """Raises SettingsError where everybody in the network could use the server and nobody said so."""
+    host = settings.mlx_host
+    if host == "localhost" or is_loopback(host) or settings.api_key is not None or settings.allow_open_bind:
+        return
+    raise SettingsError(
+        f"MLX_HOST={host!r}: other machines could use this server, and it has no API_KEY. Set API_KEY, or "
+        "ALLOW_OPEN_BIND=true if everybody there may."
+    )

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from start_llm.api.http.access import check_bind, check_host
+from start_llm.api.http.access import check_host
+from start_llm.api.http.listener import check_bind
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import StartLLMError
 from start_llm.core.settings import Settings, SettingsError, load_settings
