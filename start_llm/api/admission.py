@@ -48,6 +48,7 @@ class Admission:
             origin=origin,
             lane="quick" if options else route.lane,
             most_bytes=settings.max_body_bytes if reads_body else None,
+            query=head.target.partition("?")[2].partition("#")[0],
         )
 
 

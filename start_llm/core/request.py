@@ -79,6 +79,7 @@ class ChatRequest:
         thinking_budget: most reasoning tokens, or ``None``.
         logprobs: ``None``: none; N: the chosen token's and the N likeliest ones'.
         session: the client's own id of the conversation, if it sent one.
+        continued: this server itself has put the history in front, as it was stored for this owner.
         owner: who asks: a digest of the API key and of the client's ``user``, ``None`` where it sent neither.
         client: the agent's name, as far as it shows who it is; for people only.
         template_kwargs: extra variables for the chat template.
@@ -107,6 +108,7 @@ class ChatRequest:
     reasoning_effort: str | None = None
     thinking_budget: int | None = None
     session: str | None = None
+    continued: bool = False
     owner: str | None = None
     client: str = ""
     template_kwargs: dict[str, Any] = field(default_factory=dict)

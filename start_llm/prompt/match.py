@@ -35,7 +35,7 @@ class Proof(IntEnum):
     """What shows that a base is the request's own conversation, the weakest first.
 
     WORDS: the request carries 64 tokens that were generated for its owner. NAME: these, and both have the same session
-    name, or the request carries the id of a call that this server made.
+    name; or the request carries the id of a call that this server made, or of the response that it goes on from.
     """
 
     NONE = 0
@@ -109,10 +109,11 @@ class MatchQuery:
     tools: tuple[Tool, ...]
     date: str | None
     session: str | None
+    continued: bool = False
 
     @staticmethod
     def of(request: ChatRequest, chain: MessageChain, date: str | None) -> MatchQuery:
-        return MatchQuery(chain, request.tools, date, request.session)
+        return MatchQuery(chain, request.tools, date, request.session, request.continued)
 
     @cached_property
     def definitions(self) -> dict[str, str]:
@@ -183,7 +184,7 @@ def compare(path: Path, query: MatchQuery, behind: int) -> BaseMatch | None:
     difference = max((path.node.difference, answers_differ, silent, *(change.difference for change in changes)))
     same_session = path.node.session == query.session
     proof = Proof.WORDS if path.node.spoken >= PROOF_TOKENS else Proof.NONE
-    if has_our_id or (proof and query.session is not None and same_session):
+    if has_our_id or query.continued or (proof and query.session is not None and same_session):
         proof = Proof.NAME
     return BaseMatch(path, behind, changes, difference, proof, same_session)
 

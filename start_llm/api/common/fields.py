@@ -29,14 +29,14 @@ from start_llm.core.modelmap import ADAPTER_SIGN, plain_name
 from start_llm.core.request import Sampling
 from start_llm.core.settings import Settings
 
-SESSION_FIELDS = ("session_id", "conversation_id", "thread_id", "chat_id", "prompt_cache_key")
+SESSION_FIELDS = ("session_id", "conversation_id", "thread_id", "chat_id")
+"""These name a conversation. `user`, `safety_identifier` and `prompt_cache_key` name people and groups: they do not."""
 SESSION_HEADERS = (
     "x-session-id",
     "x-claude-code-session-id",
     "session_id",
     "session-id",
     "conversation_id",
-    "x-session-affinity",
 )
 _PLAIN = {
     "model_type": "an object",
@@ -263,8 +263,7 @@ def _session(data: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
     for name in SESSION_HEADERS:
         if headers.get(name):
             return _with_agent(headers[name], headers)
-    user = data.get("user")
-    return user if isinstance(user, str) and user else None
+    return None
 
 
 def _with_agent(session: str, headers: Mapping[str, str]) -> str:

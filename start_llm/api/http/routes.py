@@ -22,6 +22,7 @@ class Request:
 
     Attributes:
         path: without query and without slashes at its end.
+        query: what follows ``?``, as it was sent.
         headers: case-insensitive.
         body: empty until all of it has arrived.
         params: what the route's path holds, e.g. a response's id.
@@ -45,6 +46,7 @@ class Request:
     origin: str | None = None
     lane: Lane = "work"
     most_bytes: int | None = None
+    query: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
+from urllib.parse import parse_qs
 
 from pydantic import Field
 
@@ -26,7 +27,7 @@ from start_llm.api.common.fields import (
 from start_llm.api.common.thinking import template_kwargs_of, thinking_of
 from start_llm.api.common.tools import response_format_of
 from start_llm.api.http import sse
-from start_llm.api.http.access import owner_of
+from start_llm.api.http.access import owner_of, user_of
 from start_llm.api.http.routes import Reply, Request
 from start_llm.api.openai.responses_items import messages_of
 from start_llm.api.openai.responses_store import OwnResponses, ResponsesStore, StoredResponse
@@ -76,6 +77,7 @@ def read_responses(
     """Raises BadRequest, NotFound (the previous response), NotSupported."""
     body, data = parse_body(ResponsesBody, inbound.body)
     _refuse(data)
+    store = store.of_user(user_of(data))
     items = [*_previous(body.previous_response_id, store), *_input(body.input)]
     within(MESSAGES, len(items), "input")
     messages = messages_of(items)
@@ -103,6 +105,7 @@ def read_responses(
         reasoning_effort=thinking.effort,
         thinking_budget=thinking.budget,
         session=session_of(data, inbound.headers),
+        continued=body.previous_response_id is not None,
         owner=owner_of(data, inbound.headers),
         template_kwargs=template_kwargs_of(data),
         received=inbound.received,
@@ -210,7 +213,7 @@ class StoredResponses:
     def delete(self, inbound: Request) -> Reply:
         wanted = inbound.params[0]
         with telling("response_id"):
-            deleted = self._store.of(inbound.visitor.scope).delete(wanted)
+            deleted = self._own(inbound).delete(wanted)
         if not deleted:
             raise _missing(wanted)
         return Reply(sse.dumps({"id": wanted, "object": "response", "deleted": True}))
@@ -219,11 +222,16 @@ class StoredResponses:
         items = self._find(inbound).items
         return Reply(sse.dumps({"object": "list", "data": items, "has_more": False}))
 
+    def _own(self, inbound: Request) -> OwnResponses:
+        """Of the key, and of the user that ``?user=`` names."""
+        users = parse_qs(inbound.query).get("user", [None])
+        return self._store.of(inbound.visitor.scope).of_user(users[0])
+
     def _find(self, inbound: Request) -> StoredResponse:
         """Whose it is makes no difference in words: that there is one is nobody else's business."""
         response_id = inbound.params[0]
         with telling("response_id"):
-            stored = self._store.of(inbound.visitor.scope).get(response_id)
+            stored = self._own(inbound).get(response_id)
         if stored is None:
             raise _missing(response_id)
         return stored

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import sqlite3
@@ -38,7 +39,7 @@ class StoredResponse:
 class ResponsesStore:
     """Thread-safe; processes may share the file. Every entry is whole in itself: losing an older one breaks nothing.
 
-    A response is found by the `owner` who stored it only; the caller decides what that is.
+    A response is found by the `owner` who stored it only; the caller decides what that is (`OwnResponses.of_user`).
 
     Every method but `close` raises `FileUnavailable` where the file cannot be used now. A damaged file is set aside.
 
@@ -157,6 +158,12 @@ class OwnResponses:
 
     def check(self) -> None:
         self.store.check()
+
+    def of_user(self, user: str | None) -> OwnResponses:
+        """What `user`, as the client names its own users, has stored with the same key."""
+        if self.owner is None or user is None:
+            return self
+        return OwnResponses(self.store, hashlib.sha256(json.dumps([self.owner, user]).encode()).hexdigest())
 
     def put(self, body: dict[str, Any], items: list[Any]) -> None:
         if self.owner is not None:

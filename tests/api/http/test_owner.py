@@ -21,7 +21,7 @@ from start_llm.core.settings import Settings
 
 SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
 MESSAGES = [{"role": "user", "content": "Hi"}]
-STORE = ResponsesStore(Path("unused"), 0, 0)
+STORE = ResponsesStore(Path("unused"), 0, 0).of("me")
 READERS: dict[str, tuple[dict[str, Any], Callable[[Request], Any]]] = {
     "chat": ({"messages": MESSAGES}, lambda inbound: read_chat(inbound, SETTINGS, str)),
     "completions": ({"prompt": "Hi"}, lambda inbound: read_completion(inbound, SETTINGS, str)),

@@ -43,7 +43,7 @@ def test_plain_answer(client: openai.OpenAI, service: FakeService) -> None:
     named = client.chat.completions.create(model="default", messages=USER)
     assert named.model == "tiny" and service.requests[1].model == "tiny"  # what answers, not what it was called
     request = service.requests[0]
-    assert request.session == "u1"
+    assert request.session is None
     assert request.sampling.temperature == 0.1
     assert request.sampling.repetition_penalty == 1.0
     assert request.max_tokens is None

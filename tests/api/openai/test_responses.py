@@ -291,7 +291,8 @@ def test_history_has_the_models_names(client: openai.OpenAI, service: FakeServic
 def read(headers: dict[str, str] | None = None, /, **body: Any) -> ChatRequest:
     raw = json.dumps({"model": "m", "input": "Hi"} | body).encode()
     store = ResponsesStore(Path("unused"), 0, 0)
-    return read_responses(Request("POST", "/v1/responses", headers or {}, raw), SETTINGS, str, store).request
+    own = store.of("me")
+    return read_responses(Request("POST", "/v1/responses", headers or {}, raw), SETTINGS, str, own).request
 
 
 def test_items_of_one_turn_are_one_message() -> None:

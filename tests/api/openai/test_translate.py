@@ -161,9 +161,10 @@ def test_allowed_tools_leave_the_named_ones() -> None:
         ({}, {"session_id": "a", "user": "u"}, "a"),
         ({}, {"metadata": {"thread_id": "b"}}, "b"),
         ({}, {"extra_body": {"chat_id": "c"}}, "c"),
-        ({}, {"prompt_cache_key": "d"}, "d"),
+        ({}, {"prompt_cache_key": "d"}, None),
+        ({"x-session-affinity": "f"}, {"safety_identifier": "g"}, None),
         ({"x-session-id": "e"}, {"user": "u"}, "e"),
-        ({}, {"user": "u"}, "u"),
+        ({}, {"user": "u"}, None),
         ({}, {}, None),
     ],
 )
