@@ -441,24 +441,39 @@ def test_every_direct_dependency_is_pinned_and_in_the_constraints() -> None:
         (["--retry"], {"pytest": [1, 1]}, 1),
         (["--retry"], {"pytest": [1, 5]}, 1),  # it broke before any test was run
         (["--retry"], {"pytest": [1, 0]}, 0),
+        (["--retry=0"], {"pytest": [1, 0]}, 1),
         (["--retry"], {"pytest": [1, 0], "mypy": [1]}, 1),
         (["--retry"], {}, 0),
+        (["--retry=0"], {}, 0),
     ],
 )
 def test_what_failed_gets_a_second_try_if_that_is_asked_for(
-    flags: list[str], codes: dict[str, list[int]], end: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    flags: list[str],
+    codes: dict[str, list[int]],
+    end: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     left = {name: list(found) for name, found in codes.items()}
     ran: list[list[str]] = []
+    kept = tmp_path / ".pytest_cache/v/cache/lastfailed"
+    kept.parent.mkdir(parents=True)
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         ran.append(command)
         name = next((name for name in left if name in command), "")
+        if name == "pytest" and left[name] and left[name][0] != 5:
+            kept.write_text({2: '{"a::chancy": true, "a::broken": true}', 1: '{"a::broken": true}'}[len(left[name])])
         return subprocess.CompletedProcess(command, left[name].pop(0) if left.get(name) else 0)
 
     monkeypatch.setattr(bootstrap.subprocess, "run", run)
     monkeypatch.setattr(bootstrap, "compiled", lambda: True)
+    monkeypatch.setattr(bootstrap, "ROOT", tmp_path)
     assert bootstrap.run_checks(tmp_path, [*flags, "--slow"]) == end
     tests = [command for command in ran if "pytest" in command]
-    assert all("--slow" in command and "--retry" not in command for command in tests)
+    assert all("--slow" in command and not {"--retry", "--retry=0"} & set(command) for command in tests)
+    said = capsys.readouterr().out
+    assert ("a fault of each" in said and "  a::chancy\n" in said) == (codes.get("pytest", [])[1:] in ([0], [1]))
+    assert ("tests needed a second try, and none may" in said) == (flags == ["--retry=0"] and bool(codes))
     assert ["--last-failed" in command for command in tests] == [False, True][: len(codes.get("pytest", [0]))]

@@ -155,7 +155,8 @@ def endless(schema: Schema) -> str | None:
     while waiting:
         part = waiting.pop()
         if part not in ends and all(
-            any(not isinstance(one, dict) or id(one) in ends for one in group) for group in groups[part]
+            any(one is not False and (not isinstance(one, dict) or id(one) in ends) for one in group)
+            for group in groups[part]
         ):
             ends.add(part)
             waiting += waiters.get(part, ())
@@ -184,7 +185,7 @@ def _reachable(schema: Schema) -> Iterator[tuple[str, Schema]]:
 def _groups(root: Schema, sub: Schema) -> list[list[Any]]:
     """Groups of schemas: `sub` ends if at least one of each group does."""
     members, required = sub.get("properties", {}), sub.get("required", ())
-    found = [pointed(root, sub.get("$ref", "")), *sub.get("allOf", ())]
+    found = [pointed(root, sub.get("$ref", "")), *sub.get("allOf", ()), sub.get("enum") != []]
     if sub.get("type") == "object":
         found += [members[key] for key in required if key in members]
     elif sub.get("type") == "array":

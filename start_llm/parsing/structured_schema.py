@@ -99,7 +99,7 @@ def _grammar_problem(schema: Schema, *, lenient: bool = False) -> str:
 
 def _locate(problem: str, schema: Schema) -> str:
     """llguidance's message as a sentence with the keyword and where it stands."""
-    first = problem.strip().splitlines()[0]
+    first = problem.strip().splitlines()[0][:300]
     named = re.search(r"Unimplemented keys: (\[.*?\])", problem)
     if named:
         keywords = json.loads(named.group(1))

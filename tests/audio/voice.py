@@ -33,7 +33,10 @@ CONFIG: dict[str, Any] = {
 
 
 def build_voice(folder: Path) -> Path:
-    """Each of its ten tokens is about as likely as the others, and one of them is the end: what it speaks is short."""
+    """Each of its ten tokens is about as likely as the others, and one of them is the end: what it speaks is short.
+
+    The end never comes first, so it is never silent.
+    """
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIG))
     vocab = {word: index for index, word in enumerate([*MARKS, *LETTERS])}
@@ -65,6 +68,8 @@ def _weights() -> dict[str, Any]:
     top, each = "language_model", WIDTH // HEADS
     put(f"{top}.embed_tokens.weight", CONFIG["vocab_size"], WIDTH, scale=1.0)
     put(f"{top}.lm_head.weight", CONFIG["vocab_size"], WIDTH, scale=0.05)
+    weights[f"{top}.embed_tokens.weight"][:, 0] = np.eye(CONFIG["vocab_size"])[MARKS.index("[START]")] * 8
+    weights[f"{top}.lm_head.weight"][:, 0] = np.eye(CONFIG["vocab_size"])[MARKS.index("[STOP]")] * -4
     put(f"{top}.norm.weight", WIDTH, scale=0.05, mean=1.0)
     for layer in range(LAYERS):
         begin = f"{top}.layers.{layer}"

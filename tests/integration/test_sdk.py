@@ -358,7 +358,7 @@ def test_openai_speech(client: openai.OpenAI) -> None:
         ) as streamed:
             assert streamed.headers["content-type"] == SOUNDS[form]
             content = b"".join(streamed.iter_bytes())
-        assert content.startswith(begins[form]) and len(content) > 200, "silence is short in Opus"
+        assert content.startswith(begins[form]) and len(content) > 1000
         assert form in {"pcm", "opus"} or look_at(content, "file").frames > 0
     assert look_at(client.audio.speech.create(**given, model="tts-1-hd").read(), "file").frames > 0  # MP3, as OpenAI's
     with pytest.raises(openai.BadRequestError, match="speed=2"):

@@ -185,6 +185,8 @@ NODE = {"type": "object", "properties": {"next": {"$ref": "#"}}}
         ({"type": "array", "items": {"$ref": "#"}, "minItems": 1}, "$.items"),
         ({"type": "array", "prefixItems": [{"type": "null"}, {"$ref": "#"}], "minItems": 2}, "$.prefixItems[1]"),
         ({"additionalProperties": {"oneOf": [X]}, "$defs": {"x": X}}, "$.additionalProperties.oneOf[0]"),
+        ({"oneOf": [{"$ref": "#"}, {"enum": []}, False]}, "$.oneOf[0]"),
+        ({"oneOf": [{"$ref": "#"}, {"enum": [False]}]}, None),
         (NODE, None),
         ({"type": "array", "items": {"$ref": "#"}}, None),
         ({"anyOf": [{"$ref": "#"}, {"type": "null"}]}, None),
