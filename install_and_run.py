@@ -29,7 +29,7 @@ if sys.version_info[:2] != (3, 12):  # this file parses on older versions, so th
 ROOT = Path(__file__).resolve().parent
 COMMAND = "python3.12 install_and_run.py"
 OWN = {  # what start_llm itself does not know; all other commands are its own
-    "test": "all checks; --slow and --e2e add tests, --retry: a second try (=0: that none may need); others go to pytest",
+    "test": "all checks; --slow, --e2e add tests, --retry: a second try (=0: none may need it), others go to pytest",
     "run": "run a script in this environment: run scripts/agent_bench.py --help",
 }
 UV = "uv==0.13.8"
