@@ -234,9 +234,6 @@ class App:
             model_id=model_id,
             card=main,
             log_path=self.settings.log_root / "proxy.log",
-            encoders=self.encoders.cards(),
-            audio=self.pool.listed.audio(),
-            others=self.pool.listed.others(),
         )
         try:
             proxy.start()

@@ -1,38 +1,40 @@
 """LiteLLM's application with this project's layers around it. Imported by the proxy's process only: LiteLLM takes
 seconds and hundreds of megabytes.
 
-A request passes `gate` (who may ask), `bodies` (what may be asked), `fallback` (only with FALLBACK_MODEL), then the
-routes of `passthrough` or LiteLLM's own.
+A request passes `gate` (who may ask), `bodies` (what may be asked), `direct` (what LiteLLM fails on goes past it),
+`fallback` (only with FALLBACK_MODEL), then the routes of `passthrough` or LiteLLM's own.
 
-Used of LiteLLM beside its application: its lists of its own parameters, and its rules for models that it does not know.
+Used of LiteLLM: its application, its lists of its own parameters, and its rules for models that it does not know.
 """
 
 from __future__ import annotations
 
 import inspect
 import json
+import logging
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import litellm
+from litellm import router
 from litellm.litellm_core_utils import fallback_generalizations
 from litellm.proxy import litellm_pre_call_utils, proxy_cli, proxy_server
 from litellm.proxy.auth import auth_utils
 from litellm.types.router import CredentialLiteLLMParams, GenericLiteLLMParams
 from litellm.types.utils import StandardCallbackDynamicParams, all_litellm_params
 
-from start_llm.proxy.bodies import LiteLLMNames, RequestBodies
+from start_llm.proxy.bodies import ALLOWED, LiteLLMNames, RequestBodies
 from start_llm.proxy.config import ADDITIONS, CONFIG, abilities, names_behind, wildcard_prefix
-from start_llm.proxy.fallback import Fallback, Hooks
+from start_llm.proxy.direct import Direct
+from start_llm.proxy.fallback import Fallback
 from start_llm.proxy.gate import ProxyGate
-from start_llm.proxy.passthrough import add_routes
+from start_llm.proxy.outcome import LOGGERS, Hooks, OneLine
+from start_llm.proxy.passthrough import ServerRoutes
 
-ALLOWED = frozenset({"metadata", "disable_fallbacks", "litellm_session_id", "litellm_trace_id"})
-"""A client's own data, names of its conversation, and the word that keeps a request here."""
 _CLIENT_OPTIONS = frozenset({"default_headers", "deployment_id", "extra_headers", "extra_query", "specific_deployment"})
 _FALLBACKS = frozenset({"fallbacks", "context_window_fallbacks", "content_policy_fallbacks", "litellm_params"})
+_LOOKED_FOR = re.compile(r"""kwargs\.(?:get|pop)\(\s*["'](\w+)["']""")
 _CALLS = ("completion", "text_completion", "responses", "embedding", "rerank")
 
 
@@ -55,10 +57,14 @@ def add_layers(app: Any, config: dict[str, Any], additions: dict[str, Any]) -> N
         additions: the arguments of the layers, see `config.additions`.
     """
     _leave_alone(wildcard_prefix(config))
-    add_routes(app, config, proxy_server.user_api_key_auth)
-    if additions["fallback"]:
-        litellm.logging_callback_manager.add_litellm_callback(Hooks(additions["fallback"]["name"]))
-        app.add_middleware(Fallback, **additions["fallback"])
+    server, fallback = ServerRoutes(config), additions["fallback"]
+    server.add_to(app, proxy_server.user_api_key_auth)
+    litellm.logging_callback_manager.add_litellm_callback(Hooks(fallback and fallback["name"]))
+    for name in LOGGERS:
+        logging.getLogger(name).addFilter(OneLine())
+    if fallback:
+        app.add_middleware(Fallback, **fallback)
+    app.add_middleware(Direct, server=server, **additions["bodies"])
     app.add_middleware(RequestBodies, litellm_names=litellm_names(), names=names_behind(config), **additions["bodies"])
     app.add_middleware(ProxyGate, **additions["gate"])
 
@@ -91,10 +97,11 @@ def litellm_names() -> LiteLLMNames:
         litellm_pre_call_utils._UNTRUSTED_METADATA_CONTROL_FIELDS,
         _FALLBACKS,
     )
-    return LiteLLMNames(parameters, nested, _arguments(litellm.Router) - calls - ALLOWED, ALLOWED)
+    return LiteLLMNames(parameters, nested, _routers_names() - calls - ALLOWED)
 
 
-def _arguments(owner: type) -> frozenset[str]:
-    """The names of the parameters of all functions of a class."""
-    functions: list[Callable[..., Any]] = [function for _, function in inspect.getmembers(owner, inspect.isfunction)]
-    return frozenset(name for function in functions for name in inspect.signature(function).parameters)
+def _routers_names() -> frozenset[str]:
+    """The names of the parameters of all functions of LiteLLM's router, and those that it looks for in a request."""
+    functions = [function for _, function in inspect.getmembers(litellm.Router, inspect.isfunction)]
+    parameters = {name for function in functions for name in inspect.signature(function).parameters}
+    return frozenset(parameters.union(_LOOKED_FOR.findall(inspect.getsource(router))))

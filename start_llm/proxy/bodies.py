@@ -20,6 +20,8 @@ from start_llm.proxy.asgi import JSON, App, Receive, Scope, Send, read_body, rep
 from start_llm.proxy.own_fields import EXTRA, fold
 
 _CONVERSATION = re.compile(r"(chat/)?completions|messages(/count_tokens)?|responses(/input_tokens)?")
+ALLOWED = frozenset({"metadata", "disable_fallbacks", "litellm_session_id", "litellm_trace_id"})
+"""A client's own data, names of its conversation, and the word that keeps a request here."""
 _NESTED = ("metadata", EXTRA)
 _PREFIXES = ("litellm_", "_litellm", "langfuse_", "langsmith_", "user_api_key", "mock_", "aws_", "vertex_", "azure_")
 
@@ -32,13 +34,11 @@ class LiteLLMNames:
         parameters: its own parameters, which no client may set.
         nested: those that it also takes from inside `metadata`.
         arguments: of its functions that get a body's fields as keywords. A field of that name would be given twice.
-        allowed: of all these, what a client may send.
     """
 
     parameters: frozenset[str]
     nested: frozenset[str]
     arguments: frozenset[str]
-    allowed: frozenset[str]
 
     def check(self, body: Mapping[str, Any]) -> None:
         """Raises BadRequest that names the first parameter of LiteLLM's."""
@@ -52,7 +52,7 @@ class LiteLLMNames:
                         raise _refused(f"{name}.{inner}")
 
     def _is_parameter(self, name: str, known: frozenset[str]) -> bool:
-        return name not in self.allowed and (name in known or name.startswith(_PREFIXES))
+        return name not in ALLOWED and (name in known or name.startswith(_PREFIXES))
 
     def without_arguments(self, body: dict[str, Any]) -> dict[str, Any]:
         """The server ignores fields that it does not know, so these can go."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +33,6 @@ CONFIG = "config.yaml"
 ADDITIONS = "additions.json"
 KEY_NAME = "LITELLM_MASTER_KEY"
 ANY_NAME = "*"
-ENCODER_WILDCARD = "text-embedding-*"
-RERANK_NAME = "rerank-*"
-SPEECH_NAMES = ("tts-1", "tts-1-hd", "gpt-4o-mini-tts")
-TRANSCRIPTION_NAMES = ("whisper-1", "gpt-4o-transcribe", "gpt-4o-mini-transcribe")
 # LiteLLM gives up on a request after this long; a long cold prefill must fit.
 REQUEST_SECONDS = 6 * 3600
 PING_SHARE = 0.8  # of what was promised: its timers are late rather than early
@@ -90,8 +86,9 @@ def name_behind(entry: Mapping[str, Any]) -> str:
 
 def names_behind(config: Mapping[str, Any]) -> dict[str, str]:
     """The server's names of models, by LiteLLM's."""
-    names = {entry["model_name"]: name_behind(entry) for entry in config["model_list"]}
-    return {name: behind for name, behind in names.items() if ANY_NAME not in name}
+    base = config["model_list"][0]["litellm_params"]["api_base"]
+    own = [entry for entry in config["model_list"] if entry["litellm_params"].get("api_base") == base]
+    return {entry["model_name"]: name_behind(entry) for entry in own if entry["model_name"] != ANY_NAME}
 
 
 def wildcard_prefix(config: Mapping[str, Any]) -> str:
@@ -107,18 +104,12 @@ def proxy_config(
     model_id: str,
     master_key: str,
     card: ModelCard,
-    encoders: Sequence[ModelCard] = (),
-    audio: Sequence[ModelCard] = (),
-    others: Sequence[ModelCard] = (),
 ) -> dict[str, Any]:
     """LiteLLM's configuration as plain JSON types (JSON is YAML).
 
     Args:
         model_id: the served name, bare or as ``openai/NAME``, or PROXY_MODEL_ID.
         card: of the served model.
-        encoders: of the models for embeddings and ranking.
-        audio: of the audio models; `details` has the task of each.
-        others: the other models that there are now. They are asked for by any name; LiteLLM tells what they can do.
     """
     name_behind = served_name(settings, model_id)
     ping_seconds = settings.sse_ping_seconds * PING_SHARE
@@ -137,11 +128,7 @@ def proxy_config(
         # files an entry under its id: so one entry, and only one, carries that name as its id.
         identity = name_behind if index == 0 else f"start_llm:{name}"
         entries.append(_entry(name, name_behind, identity, card, parameters))
-    entries += _other_entries(others, parameters, {entry["model_name"] for entry in entries})
     entries.append(_entry(ANY_NAME, f"{PROXIED}*", f"start_llm:{ANY_NAME}", card, parameters))
-    for encoder in encoders:
-        entries += encoder_entries(encoder, parameters)
-    entries += audio_entries(settings, audio, parameters)
     if settings.fallback_model:
         _add_fallback(entries, fallback_entry(settings, ping_seconds))
     # One server behind: a retry would compute twice, a cool-down would refuse what could be answered.
@@ -173,43 +160,6 @@ def _entry(name: str, behind: str, identity: str, card: ModelCard, parameters: M
     card_abilities = abilities(context=card.context, reasoning=card.reasoning, tools=card.tools, vision=card.vision)
     info = {"id": identity, "supported_endpoints": ["/v1/messages"], **card_abilities}
     return {"model_name": name, "litellm_params": {**parameters, "model": f"hosted_vllm/{behind}"}, "model_info": info}
-
-
-def _other_entries(others: Sequence[ModelCard], parameters: Mapping[str, Any], taken: set[Any]) -> list[dict[str, Any]]:
-    """As those of the served model; names that are `taken` already stay what they are."""
-    return [_entry(card.id, card.id, card.id, card, parameters) for card in others if card.id not in taken]
-
-
-def encoder_entries(card: ModelCard, parameters: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """LiteLLM looks for embeddings and for ranking under different kinds of model; both mean the same encoder here.
-
-    A `hosted_vllm/` entry asks for ranking without ``/v1`` unless its base has it.
-    """
-    behind = {**parameters, "model": f"hosted_vllm/{card.id}"}
-    info = {"max_input_tokens": card.context, "max_tokens": card.context}
-    return [
-        {"model_name": name, "litellm_params": behind, "model_info": {"id": f"{mode}:{name}", "mode": mode, **info}}
-        for mode, name in (("embedding", card.id), ("embedding", ENCODER_WILDCARD), ("rerank", RERANK_NAME))
-    ]
-
-
-def audio_entries(
-    settings: Settings, cards: Sequence[ModelCard], parameters: Mapping[str, Any]
-) -> list[dict[str, Any]]:
-    """Each under its name, and OpenAI's names where a setting says which model they mean."""
-    named = [(card.id, card.id, str(card.details["task"])) for card in cards]
-    if settings.transcription_model is not None:
-        named += [(name, name, "transcription") for name in TRANSCRIPTION_NAMES]
-    if settings.speech_model is not None:
-        named += [(name, name, "speech") for name in SPEECH_NAMES]
-    return [
-        {
-            "model_name": name,
-            "litellm_params": {**parameters, "model": f"openai/{behind}"},
-            "model_info": {"id": f"audio_{task}:{name}", "mode": f"audio_{task}"},
-        }
-        for name, behind, task in named
-    ]
 
 
 def proxy_environment(inherited: Mapping[str, str]) -> dict[str, str]:

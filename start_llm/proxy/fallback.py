@@ -3,8 +3,6 @@
 LiteLLM's own `fallbacks` follow upon every error, a bad request's too. The server says by a header which errors are its
 own: the request is sound, and another model could answer it. Only such a request is put to LiteLLM a second time, by
 the name of the entry of FALLBACK_MODEL. All the rest is LiteLLM's: the way to the provider, retries and cool-downs.
-
-Used of LiteLLM: the hooks of its `CustomLogger`, and its application as an ASGI app.
 """
 
 from __future__ import annotations
@@ -12,105 +10,19 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fastapi import HTTPException
-from litellm.integrations.custom_logger import CustomLogger
-
-from start_llm.core.protocol import REFUSAL_HEADER, responses_code
+from start_llm.core.protocol import responses_code
 from start_llm.proxy.asgi import BODY, START, App, Message, Receive, Scope, Send, replay, with_body
+from start_llm.proxy.outcome import Outcome, current
 from start_llm.proxy.own_fields import for_provider
 from start_llm.proxy.sent import SentRecord
 
 HEADER = "x-start-llm-fallback"
 """Of a request: ``off`` (or ``on``). Of an answer: ``MODEL; REASON``, then ``; failed`` with the server's own error."""
-_PATHS = re.compile(r"(?:/v1)?/((?:chat/)?completions|messages|responses)")
+_PATHS = re.compile(r"(?:/v1)?/(chat/completions|messages|responses)")
 _SIGN_OF_LIFE = re.compile(rb"(: ?ping|event: ping\r?\ndata: ?\{[^\n]*\})\s*")
-_WORD = re.compile(r"[a-z_]{1,40}")
-
-
-@dataclass(slots=True)
-class _Note:
-    """What LiteLLM's hooks tell of one request while it passes.
-
-    Attributes:
-        second: it is FALLBACK_MODEL that is asked.
-        reason: the server's `REFUSAL_HEADER`.
-        error: the server's own error object.
-    """
-
-    second: bool = False
-    failed: bool = False
-    reason: str | None = None
-    error: dict[str, Any] | None = None
-
-
-_current: ContextVar[_Note | None] = ContextVar("start_llm_fallback", default=None)
-
-
-class Hooks(CustomLogger):  # type: ignore[misc]  # LiteLLM is not typed
-    """LiteLLM calls them while a request passes.
-
-    Args:
-        name: of the entry of FALLBACK_MODEL, which nobody else may ask for.
-    """
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self._name = name
-
-    async def async_pre_call_hook(
-        self, user_api_key_dict: Any, cache: Any, data: dict[str, Any], call_type: Any
-    ) -> None:
-        """Raises HTTPException for a client that asks for the entry itself: nothing goes there but what is counted."""
-        note = _current.get()
-        if note is not None and note.second:
-            return
-        if self._name in str(data.get("model")):
-            raise HTTPException(404, f"{self._name!r} cannot be asked for: it gets what this server cannot answer.")
-
-    async def async_filter_listed_models(self, user_api_key_dict: Any, model_names: Sequence[str]) -> Sequence[str]:
-        return [name for name in model_names if name != self._name]
-
-    async def async_post_call_failure_hook(
-        self,
-        request_data: dict[str, Any],
-        original_exception: Exception,
-        user_api_key_dict: Any,
-        traceback_str: str | None = None,
-    ) -> None:
-        note = _current.get()
-        if note is not None:
-            note.failed, note.reason = True, note.reason or _refusal(original_exception)
-            note.error = note.error or _own_error(original_exception)
-
-
-def _refusal(error: Any) -> str | None:
-    """The server's word in the headers of its answer, which LiteLLM keeps in several places of its errors."""
-    places = (error, getattr(error, "response", None))
-    found = [getattr(place, "headers", None) for place in places] + [getattr(error, "litellm_response_headers", None)]
-    for headers in found:
-        if isinstance(headers, Mapping):
-            for name, value in headers.items():
-                if str(name).lower().removeprefix("llm_provider-") == REFUSAL_HEADER and _WORD.fullmatch(str(value)):
-                    return str(value)
-    return None
-
-
-def _own_error(error: Exception) -> dict[str, Any] | None:
-    """The server's error object, which LiteLLM keeps as text behind words of its own."""
-    text = str(getattr(error, "message", error))
-    begin = text.find("{")
-    try:
-        body = json.JSONDecoder().raw_decode(text[begin:])[0] if begin >= 0 else {}
-    except (ValueError, RecursionError):
-        return None
-    found = body.get("error")
-    return found if isinstance(found, dict) and isinstance(found.get("message"), str) else None
 
 
 class Fallback:
@@ -132,20 +44,20 @@ class Fallback:
         if path is None:
             await self._app(scope, receive, send)
             return
-        note, kept_body = _Note(), _KeptBody(receive)
-        first = _FirstAnswer(path[1], send, note, kept_body)
-        await self._ask_litellm(note, scope, kept_body, first)
-        if note.reason and first.kept and path[1] != "completions" and not _asks_off(scope):
-            await self._ask_fallback(path[1], scope, kept_body, first, note.reason)
+        outcome, kept_body = current.get() or Outcome(), _KeptBody(receive)
+        first = _FirstAnswer(path[1], send, outcome, kept_body)
+        await self._ask_litellm(outcome, scope, kept_body, first)
+        if outcome.reason and first.kept and not _asks_off(scope):
+            await self._ask_fallback(path[1], scope, kept_body, first, outcome.reason)
         elif first.kept:
             await first.release()
 
-    async def _ask_litellm(self, note: _Note, scope: Scope, receive: Receive, send: Send) -> None:
-        mark = _current.set(note)
+    async def _ask_litellm(self, outcome: Outcome, scope: Scope, receive: Receive, send: Send) -> None:
+        mark = current.set(outcome)
         try:
             await self._app(dict(scope) | {"state": dict(scope.get("state") or {})}, receive, send)
         finally:
-            _current.reset(mark)
+            current.reset(mark)
 
     async def _ask_fallback(
         self, dialect: str, scope: Scope, kept_body: _KeptBody, first: _FirstAnswer, reason: str
@@ -155,9 +67,9 @@ class Fallback:
         if body is None:
             await first.release()
             return
-        note, label = _Note(second=True), f"{self._model}; {reason}"
-        second = _SecondAnswer(first, note, label)
-        await self._ask_litellm(note, with_body(scope, body), replay(body, kept_body), second)
+        outcome, label = Outcome(of_fallback=True), f"{self._model}; {reason}"
+        second = _SecondAnswer(first, outcome, label)
+        await self._ask_litellm(outcome, with_body(scope, body), replay(body, kept_body), second)
         if not second.arrived:
             await first.release(f"{label}; failed")
         self._record.add(reason, ok=second.arrived)
@@ -197,16 +109,16 @@ class _FirstAnswer:
         kept: messages of the answer that were kept back.
     """
 
-    def __init__(self, dialect: str, send: Send, note: _Note, kept_body: _KeptBody) -> None:
+    def __init__(self, dialect: str, send: Send, outcome: Outcome, kept_body: _KeptBody) -> None:
         self._dialect = dialect
         self.send = send
         self.head_sent = False
         self.kept: list[Message] = []
-        self._note, self._kept_body = note, kept_body
+        self._outcome, self._kept_body = outcome, kept_body
         self._final = False
 
     async def __call__(self, message: Message) -> None:
-        refused = self._note.failed and (self.head_sent or self._note.reason is not None)
+        refused = self._outcome.failed and (self.head_sent or self._outcome.reason is not None)
         if self.kept or (refused and not self._final):
             self.kept.append(message)
             return
@@ -225,8 +137,8 @@ class _FirstAnswer:
                 await self.send(_with_header(message, label) if label and message["type"] == START else message)
             return
         body = b"".join(message.get("body", b"") for message in self.kept)
-        if self._note.error is not None:
-            body = _last_event(self._dialect, self._note.error)
+        if self._outcome.error is not None:
+            body = _last_event(self._dialect, self._outcome.error)
         elif self.kept[0]["type"] == START:
             body = b"data: " + body + b"\n\ndata: [DONE]\n\n"
         await self.send({"type": BODY, "body": (_comment(label) if label else b"") + body})
@@ -239,15 +151,15 @@ class _SecondAnswer:
         arrived: the answer has gone to the client.
     """
 
-    def __init__(self, first: _FirstAnswer, note: _Note, label: str) -> None:
+    def __init__(self, first: _FirstAnswer, outcome: Outcome, label: str) -> None:
         self.arrived = False
-        self._first, self._note, self._label = first, note, label
+        self._first, self._outcome, self._label = first, outcome, label
         self._is_answer = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == START:
             await self._start(message)
-        elif self._is_answer and (self.arrived or not self._note.failed):
+        elif self._is_answer and (self.arrived or not self._outcome.failed):
             self.arrived = self.arrived or _says_something(message) or not message.get("more_body")
             await self._first.send(message)
 
@@ -281,7 +193,7 @@ def _comment(label: str) -> bytes:
 
 def _last_event(dialect: str, error: dict[str, Any]) -> bytes:
     """The server's error as the end of a stream, as it writes it itself where it is asked directly."""
-    if dialect.endswith("completions"):
+    if dialect == "chat/completions":
         return f"data: {json.dumps({'error': error})}\n\ndata: [DONE]\n\n".encode()
     kind = "error"
     data: dict[str, Any] = {"type": kind, "error": error}

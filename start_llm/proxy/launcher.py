@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -65,9 +64,6 @@ class LiteLLMProxy:
         card: ModelCard,
         log_path: Path,
         env_file: Path = Path(".env"),
-        encoders: Sequence[ModelCard] = (),
-        audio: Sequence[ModelCard] = (),
-        others: Sequence[ModelCard] = (),
     ) -> None:
         """Starts nothing.
 
@@ -77,14 +73,11 @@ class LiteLLMProxy:
             card: of the model; LiteLLM tells clients what it can do.
             log_path: file that gets LiteLLM's output of this run (0600); that of the run before is kept beside it.
             env_file: where a made master key is kept.
-            encoders: of the models for embeddings and ranking.
-            audio: of the audio models.
-            others: of the other models, see `proxy_config`.
         """
         self._settings = settings
         self._server_url = _reachable(server_url)
         self._model_id = model_id
-        self._card, self._encoders, self._audio, self._others = card, encoders, audio, others
+        self._card = card
         self._log_path = log_path
         self._log_begun = False
         self._env_file = env_file
@@ -142,9 +135,6 @@ class LiteLLMProxy:
             model_id=self._model_id,
             master_key=self.master_key,
             card=self._card,
-            encoders=self._encoders,
-            audio=self._audio,
-            others=self._others,
         )
         self._folder = Path(tempfile.mkdtemp(prefix="start_llm-proxy-"))  # 0700
         additions = proxy_config.additions(self._settings, self.master_key, self._folder)

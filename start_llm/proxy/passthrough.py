@@ -1,6 +1,7 @@
-"""Routes that the server behind answers by itself: token counts, which models there are, and everything of sounds.
+"""Routes that the server behind answers by itself: all but conversations.
 
-LiteLLM counts with another tokenizer, lists the entries of its start, and makes JSON of every transcript.
+LiteLLM counts with another tokenizer, lists the entries of its start, makes JSON of every transcript, and refuses
+prompts of token ids.
 """
 
 from __future__ import annotations
@@ -12,36 +13,19 @@ from urllib.parse import quote
 
 import httpx
 from fastapi import Depends, FastAPI, Request, Response
+from starlette.background import BackgroundTask
+from starlette.responses import StreamingResponse
 
 from start_llm.core.modelmap import MAIN_NAME
-from start_llm.proxy.config import ANY_NAME, abilities, name_behind, names_behind
+from start_llm.proxy.config import abilities, name_behind, names_behind
 
 COUNTS = ("/v1/messages/count_tokens", "/v1/responses/input_tokens")
 LISTS = ("/v1/models", "/models")
 INFOS = ("/v1/model/info", "/model/info")
-SOUNDS = ("/v1/audio/transcriptions", "/v1/audio/speech", "/audio/transcriptions", "/audio/speech")
-"""LiteLLM knows the audio models of its start only. And no voice can go elsewhere."""
+FORWARDED = ("completions", "embeddings", "rerank", "audio/transcriptions", "audio/speech")
+"""LiteLLM leaves out or refuses much of what these may ask for, and nothing of them can be answered elsewhere."""
 COUNT_SECONDS = 120.0
 JSON = "application/json"
-
-
-def add_routes(app: FastAPI, config: dict[str, Any], key_check: Any) -> None:
-    """Puts these routes before LiteLLM's own.
-
-    Args:
-        app: LiteLLM's application.
-        config: LiteLLM's configuration.
-        key_check: LiteLLM's dependency that refuses a wrong key.
-    """
-    server = ServerRoutes(config)
-    routes: list[tuple[str, Any, str]] = [(path, server.count, "POST") for path in COUNTS]
-    routes += [(path, server.sound, "POST") for path in SOUNDS]
-    routes += [(path, server.info, "GET") for path in INFOS]
-    routes += [(path, server.models, "GET") for path in LISTS]
-    routes += [(f"{path}/{{name:path}}", server.model, "GET") for path in LISTS]
-    for path, handler, method in routes:
-        app.add_api_route(path, handler, methods=[method], dependencies=[Depends(_read_whole), Depends(key_check)])
-        app.router.routes.insert(0, app.router.routes.pop())
 
 
 async def _read_whole(request: Request) -> None:
@@ -55,40 +39,66 @@ class ServerRoutes:
     def __init__(self, config: dict[str, Any]) -> None:
         entries = config["model_list"]
         parameters = entries[0]["litellm_params"]
-        self._entries = [
-            entry
-            for entry in entries
-            if entry["model_name"] != ANY_NAME and entry["litellm_params"].get("api_base") == parameters["api_base"]
-        ]
         self._names = names_behind(config)
+        self._entries = [entry for entry in entries if entry["model_name"] in self._names]
         # PROXY_MODEL_ID, which the server knows nothing of
         self._made_up = [name for name, behind in self._names.items() if behind == MAIN_NAME != name]
         self._base = parameters["api_base"].removesuffix("/v1")
         self._key = {"x-api-key": parameters["api_key"]}
         self._client = httpx.AsyncClient(timeout=COUNT_SECONDS, trust_env=False)
-        self._sound_seconds = float(parameters["timeout"])
+        self._answer_seconds = float(parameters["timeout"])
+
+    def add_to(self, app: FastAPI, key_check: Any) -> None:
+        """Puts these routes before LiteLLM's own.
+
+        Args:
+            app: LiteLLM's application.
+            key_check: LiteLLM's dependency that refuses a wrong key.
+        """
+        routes: list[tuple[str, Any, str]] = [(path, self.count, "POST") for path in COUNTS]
+        routes += [(f"{prefix}/{path}", self.forward, "POST") for path in FORWARDED for prefix in ("", "/v1")]
+        routes += [(path, self.info, "GET") for path in INFOS]
+        routes += [(path, self.models, "GET") for path in LISTS]
+        routes += [(f"{path}/{{name:path}}", self.model, "GET") for path in LISTS]
+        for path, handler, method in routes:
+            app.add_api_route(path, handler, methods=[method], dependencies=[Depends(_read_whole), Depends(key_check)])
+            app.router.routes.insert(0, app.router.routes.pop())
 
     async def count(self, request: Request) -> Response:
         """The count of the prompt that the server would make."""
-        body = await request.json()
-        if isinstance(body.get("model"), str):
-            body["model"] = self._names.get(body["model"], body["model"])
-        return _response(await self._ask("POST", request.url.path, json.dumps(body).encode()))
+        return _response(await self._ask("POST", request.url.path, self._renamed(await request.body())))
 
-    async def sound(self, request: Request) -> Response:
-        """The server's own answer to a recording, or to a text that is to be spoken."""
+    async def forward(self, request: Request) -> Response:
+        """The server's own answer, as it comes."""
         path = "/v1/" + request.url.path.removeprefix("/v1").strip("/")
-        kind = request.headers.get("content-type", "")
-        asking = asyncio.create_task(self._ask("POST", path, await request.body(), kind, self._sound_seconds))
+        body, kind = await request.body(), request.headers.get("content-type", JSON)
+        headers = self._key | {"content-type": kind}
+        asked = self._client.build_request(
+            "POST", self._base + path, content=self._renamed(body) if kind == JSON else body, headers=headers,
+            timeout=self._answer_seconds,
+        )  # fmt: skip
+        asking = asyncio.create_task(self._client.send(asked, stream=True))
         leaving = asyncio.create_task(_disconnected(request))
         try:
             await asyncio.wait((asking, leaving), return_when=asyncio.FIRST_COMPLETED)
             if not asking.done():  # nobody wants it any more, and the server learns that from its connection
                 return Response(status_code=499)
-            return _response(asking.result())
+            answer = asking.result()
+        except httpx.HTTPError as error:
+            return _response(error)
         finally:
             asking.cancel()
             leaving.cancel()
+        kind = answer.headers.get("content-type")
+        done = BackgroundTask(answer.aclose)
+        return StreamingResponse(answer.aiter_raw(), answer.status_code, _headers(answer), kind, done)
+
+    def _renamed(self, body: bytes) -> bytes:
+        """`body` with the server's name of the model."""
+        given = json.loads(body)
+        model = given.get("model")
+        known = isinstance(model, str) and model in self._names
+        return json.dumps(given | {"model": self._names[model]}).encode() if known else body
 
     async def models(self, request: Request) -> Response:
         answer = await self._ask("GET", "/v1/models")
@@ -109,8 +119,8 @@ class ServerRoutes:
         infos = []
         for entry in self._entries:
             behind, info = name_behind(entry), entry["model_info"]
-            if behind in cards or info.get("mode") != "chat":
-                infos.append(_info(entry["model_name"], behind, info | _abilities_of(cards.get(behind, {}))))
+            if behind in cards:
+                infos.append(_info(entry["model_name"], behind, info | _abilities_of(cards[behind])))
         new = cards.keys() - {entry["model_name"] for entry in infos}
         infos += [_info(name, name, {"id": name} | _abilities_of(cards[name])) for name in sorted(new)]
         wanted = request.query_params.get("litellm_model_id")
@@ -120,17 +130,10 @@ class ServerRoutes:
     async def model(self, name: str) -> Response:
         return _response(await self._ask("GET", f"/v1/models/{quote(self._names.get(name, name), safe='')}"))
 
-    async def _ask(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None = None,
-        kind: str = JSON,
-        seconds: float = COUNT_SECONDS,
-    ) -> httpx.Response | httpx.HTTPError:
-        headers = self._key | {"content-type": kind}
+    async def _ask(self, method: str, path: str, body: bytes | None = None) -> httpx.Response | httpx.HTTPError:
         try:
-            return await self._client.request(method, self._base + path, content=body, headers=headers, timeout=seconds)
+            headers = self._key | {"content-type": JSON}
+            return await self._client.request(method, self._base + path, content=body, headers=headers)
         except httpx.HTTPError as error:
             return error
 
@@ -140,7 +143,9 @@ def _abilities_of(card: dict[str, Any]) -> dict[str, Any]:
     details = card.get("details", {})
     if "task" in details:
         return {"mode": f"audio_{details['task']}"}
-    if "capabilities" not in card or details.get("kind") == "embedding":
+    if details.get("kind") == "embedding":
+        return {"mode": "embedding", "max_input_tokens": card.get("context_length")}
+    if "capabilities" not in card:
         return {}
     able = {name: bool(card["capabilities"].get(name)) for name in ("reasoning", "tools", "vision")}
     return abilities(context=card["context_length"], **able)
@@ -160,5 +165,8 @@ def _response(answer: httpx.Response | httpx.HTTPError) -> Response:
         message = f"the server behind does not answer: {answer or type(answer).__name__}"
         problem = {"type": "error", "error": {"type": "api_error", "message": message}}
         return Response(json.dumps(problem), 502, media_type=JSON)
-    headers = {name: value for name, value in answer.headers.items() if name.startswith("x-") or name == "retry-after"}
-    return Response(answer.content, answer.status_code, headers, media_type=answer.headers.get("content-type"))
+    return Response(answer.content, answer.status_code, _headers(answer), answer.headers.get("content-type"))
+
+
+def _headers(answer: httpx.Response) -> dict[str, str]:
+    return {name: value for name, value in answer.headers.items() if name.startswith("x-") or name == "retry-after"}

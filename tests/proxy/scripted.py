@@ -57,7 +57,7 @@ class Scripted:
         self.service = FakeService(self.events)
 
     def events(self, request: ChatRequest) -> Iterator[Any]:
-        said = str(request.messages[-1].content if request.messages else request.prompt).split()
+        said = str(request.messages[-1].content if request.messages else request.prompt).split() or [""]
         try:
             error = error_of(said[-1])
         except KeyError:

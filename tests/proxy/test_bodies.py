@@ -16,7 +16,6 @@ KNOWN = LiteLLMNames(
     parameters=frozenset({"api_base", "fallbacks", "tags", "metadata"}),
     nested=frozenset({"api_base"}),
     arguments=frozenset({"original_function"}),
-    allowed=frozenset({"metadata", "litellm_session_id"}),
 )
 FORM = (b"content-type", b"application/x-www-form-urlencoded")
 

@@ -73,21 +73,6 @@ def test_the_proxy_shows_life_a_little_more_often_than_was_promised() -> None:
     assert config["litellm_settings"]["sse_keepalive_ping_interval_seconds"] == 4.0
 
 
-def test_audio_models_have_their_names_and_mode() -> None:
-    card = ModelCard("a-whisper", 0, 0, tools=False, details={"task": "transcription"})
-    given = {"server_url": "http://h:1", "model_id": "m", "master_key": "k", "card": CARD, "audio": [card]}
-    named = [entry for entry in proxy_config(settings(), **given)["model_list"] if "mode" in entry["model_info"]]  # type: ignore[arg-type]
-    found = [entry for entry in named if entry["model_info"]["mode"].startswith("audio")]
-    assert [(entry["model_name"], entry["litellm_params"]["model"]) for entry in found] == [
-        ("a-whisper", "openai/a-whisper")
-    ]
-    set_too = proxy_config(settings(transcription_model="x/a-whisper"), **given)["model_list"]  # type: ignore[arg-type]
-    modes = {entry["model_name"]: entry["model_info"]["mode"] for entry in set_too}
-    assert modes["a-whisper"] == modes["whisper-1"] == modes["gpt-4o-transcribe"] == "audio_transcription"
-    ids = [entry["model_info"]["id"] for entry in set_too]
-    assert len(set(ids)) == len(ids)
-
-
 def test_the_environment_is_offline_and_not_the_users() -> None:
     given = {"PATH": "/bin", "DATABASE_URL": "postgres://x", "LITELLM_MODE": "DEV", "NO_PROXY": "example.org"}
     made = proxy_environment(given)
@@ -155,16 +140,3 @@ def test_a_file_that_is_no_text_is_left_as_it_is(tmp_path: Path) -> None:
     env.write_bytes(b"A=\xff\xfe\n")
     assert master_key(settings(), env)[1]
     assert env.read_bytes() == b"A=\xff\xfe\n"
-
-
-def test_every_other_model_has_an_entry_with_what_it_can_do() -> None:
-    others = [ModelCard("small", 0, 4096, tools=False), ModelCard("m", 0, 1)]
-    config = proxy_config(settings(), server_url="http://h:1", model_id="m", master_key="k", card=CARD, others=others)
-    entries = {entry["model_name"]: entry for entry in config["model_list"]}
-    assert entries["small"]["litellm_params"]["model"] == "hosted_vllm/small"
-    assert entries["small"]["model_info"]["max_input_tokens"] == 4096
-    assert entries["small"]["model_info"]["supports_function_calling"] is False
-    assert entries["small"]["model_info"]["id"] == "small"
-    assert entries["m"]["model_info"]["max_input_tokens"] == CARD.context, "a name of the main model stays its own"
-    ids = [entry["model_info"]["id"] for entry in config["model_list"]]
-    assert len(ids) == len(set(ids))

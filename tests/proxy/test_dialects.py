@@ -15,7 +15,6 @@ import httpx
 import pytest
 
 from start_llm.core.modelmap import PROXIED
-from start_llm.core.service import ModelCard
 from start_llm.core.settings import load_settings
 from start_llm.proxy.config import proxy_config
 from start_llm.proxy.launcher import LiteLLMProxy
@@ -58,7 +57,6 @@ def proxy(back: StubServer, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         card=CARD,
         log_path=folder / "proxy.log",
         env_file=folder / ".env",
-        others=[ModelCard("small", 0, 4096, reasoning=False)],
     )
     proxy.start()
     try:

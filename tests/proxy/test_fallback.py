@@ -16,7 +16,6 @@ import pytest
 
 from start_llm.api.server import ApiServer, make_server
 from start_llm.core.errors import NOT_LOADABLE
-from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings, load_settings
 from start_llm.proxy import fallback_entry
 from start_llm.proxy.keeper import ProxyKeeper
@@ -89,16 +88,7 @@ def engine(settings: Settings, scripted: Scripted, sounds: Sounds) -> Iterator[A
 def proxy(settings: Settings, engine: ApiServer, quick: None) -> Iterator[LiteLLMProxy]:
     log = settings.log_root / "proxy.log"
     env = settings.log_root / ".env"
-    others: dict[str, Any] = {
-        "encoders": [ModelCard("tiny-encoder", 0, 512)],
-        "audio": [
-            ModelCard("tiny-whisper", 0, 0, details={"task": "transcription"}),
-            ModelCard("tiny-voice", 0, 0, details={"task": "speech"}),
-        ],
-    }
-    proxy = LiteLLMProxy(
-        settings, server_url=engine.url, model_id="tiny", card=CARD, log_path=log, env_file=env, **others
-    )
+    proxy = LiteLLMProxy(settings, server_url=engine.url, model_id="tiny", card=CARD, log_path=log, env_file=env)
     proxy.start()
     try:
         assert proxy.wait_ready(START_SECONDS), proxy.log_tail()

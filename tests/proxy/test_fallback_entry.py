@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,8 +20,7 @@ def settings(**values: object) -> Settings:
 
 
 def config_of(given: Settings) -> dict[str, object]:
-    others = [replace(CARD, id="small")]
-    return proxy_config(given, server_url="http://h:1", model_id="m", master_key="k", card=CARD, others=others)
+    return proxy_config(given, server_url="http://h:1", model_id="m", master_key="k", card=CARD)
 
 
 def said(given: Settings, **environment: str) -> tuple[list[str], Settings]:
