@@ -31,7 +31,7 @@ from start_llm.engine.runtime import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
-from start_llm.kvcache.disk.tier import DiskTier
+from start_llm.kvcache.disk.tier import DiskTier, WriteQueue
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.tree import SegmentTree
@@ -171,7 +171,8 @@ METHODS = {
     MemoryGuard: ("admits", "check", "most_tokens", "take", "give"),
 }
 DISK = {
-    DiskTier: ("has_room", "write_run", "write_checkpoint", "split", "touch", "read", "take_lost", "stats"),
+    DiskTier: ("write", "touch", "read", "take_lost", "stats"),
+    WriteQueue: ("has_room", "add"),
 }
 ONE_ENDS = ("BatchRunner", "MemoryGuard")
 """What is asked for one request: that one may end by it."""

@@ -225,7 +225,7 @@ class MemoryGuard:
         state = self._store.estimate(0)
         total = self._shared.total if model is None else self._shared.total_alone(model)
         a_million = self._store.estimate(2**20) - state
-        return max(0, (total - state) * 2**20 // a_million) if total and a_million else None
+        return max(0, (total - state) * 2**20 // a_million) if total and a_million > 0 else None
 
     def take(self, key: str, tokens: int) -> None:
         """The request holds, or is going to hold, so many tokens: the stores make room for it."""

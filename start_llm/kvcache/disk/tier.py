@@ -42,7 +42,7 @@ class DiskCounters:
 
 
 @dataclass(frozen=True, slots=True)
-class _PendingWrite:
+class PendingWrite:
     piece: StoredPiece
     buffers: Buffers
     layout: str
@@ -50,6 +50,35 @@ class _PendingWrite:
     @property
     def nbytes(self) -> int:
         return sum(buffer.nbytes for buffer in self.buffers.values())
+
+
+class WriteQueue:
+    """Pieces on their way to disk, by the names of their files; they can be read meanwhile. Thread-safe."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most = most_bytes
+        self._lock = threading.Lock()
+        self._pending: dict[str, PendingWrite] = {}
+        self.nbytes = 0
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether it takes `nbytes` more now (a piece larger than the queue waits until it is empty)."""
+        return self.nbytes == 0 or self.nbytes + nbytes <= self._most
+
+    def add(self, write: PendingWrite) -> None:
+        with self._lock:
+            self._pending[write.piece.name] = write
+            self.nbytes += write.nbytes
+
+    def find(self, name: str) -> PendingWrite | None:
+        return self._pending.get(name)
+
+    def remove(self, write: PendingWrite) -> None:
+        """It is on disk, or lost. A newer one of the same name stays."""
+        with self._lock:
+            self.nbytes -= write.nbytes
+            if self._pending.get(write.piece.name) is write:
+                del self._pending[write.piece.name]
 
 
 class DiskTier:
@@ -77,13 +106,11 @@ class DiskTier:
     ) -> None:
         self._max_bytes = max_bytes
         self._open: Callable[[], DiskFolder] = lambda: DiskFolder(folder, fingerprint, max_bytes)
-        self._queue_bytes = queue_bytes
+        self.queue = WriteQueue(queue_bytes)
         self._retry = RETRY_SECONDS if retry_seconds is None else retry_seconds
         self._folder: DiskFolder | None = None  # set by the disk thread from its start on
         self._lock = threading.Lock()
-        self._pending: dict[str, _PendingWrite] = {}  # guarded by _lock, as are the next six
-        self._waiting_bytes = 0
-        self._lost: set[str] = set()
+        self._lost: set[str] = set()  # guarded by _lock, as are the next five
         self._hidden: set[str] = set()  # damaged, and not yet removed
         self._found: list[StoredPiece] = []
         self._counters = DiskCounters()
@@ -110,30 +137,17 @@ class DiskTier:
         with self._lock:
             return self._paused
 
-    @property
-    def idle(self) -> bool:
-        """Nothing waits to be written."""
-        with self._lock:
-            return self._waiting_bytes == 0
-
     def contents(self) -> list[StoredPiece]:
         """What was found when the folder was opened, what others stand on first. Once."""
         with self._lock:
             found, self._found = self._found, []
         return found
 
-    def has_room(self, nbytes: int) -> bool:
-        """Whether the queue takes `nbytes` more now (a piece larger than the queue waits until it is empty)."""
-        with self._lock:
-            return self._waiting_bytes == 0 or self._waiting_bytes + nbytes <= self._queue_bytes
-
     def write(self, piece: StoredPiece, buffers: Buffers, layout: str) -> str:
         """Queues a piece; what it stands on was queued before. Returns the file's name, to be read from now on."""
-        pending = _PendingWrite(piece, buffers, layout)
-        with self._lock:
-            self._pending[piece.name] = pending
-            self._waiting_bytes += pending.nbytes
-        self._tasks.put(lambda: self._write(piece.name, pending))
+        write = PendingWrite(piece, buffers, layout)
+        self.queue.add(write)
+        self._tasks.put(lambda: self._write(piece.name, write))
         return piece.name
 
     def touch(self, names: tuple[str, ...]) -> None:
@@ -146,14 +160,12 @@ class DiskTier:
 
     def read(self, name: str) -> tuple[Buffers, str] | None:
         """A piece's buffers and layout, verified; ``None`` if it is gone or damaged (it is removed then)."""
-        with self._lock:
-            pending, hidden, folder = self._pending.get(name), name in self._hidden, self._folder
-        if pending is not None:
+        if (pending := self.queue.find(name)) is not None:
             return pending.buffers, pending.layout
-        if folder is None or hidden:
-            return None
+        with self._lock:
+            folder = self._folder if name not in self._hidden else None
         try:
-            found = folder.read(name)
+            found = folder.read(name) if folder is not None else None
             if found is None:
                 return None
             layout, arrays = found
@@ -199,7 +211,7 @@ class DiskTier:
         files = {"files": folder.count, "bytes": folder.nbytes, "evicted_files": folder.evicted} if folder else {}
         with self._lock:
             counters = {name: getattr(self._counters, name) for name in DiskCounters.__slots__}
-            now = {"waiting_bytes": self._waiting_bytes, "paused": int(bool(self._paused))}
+            now = {"waiting_bytes": self.queue.nbytes, "paused": int(bool(self._paused))}
         return {"files": 0, "bytes": 0, "budget_bytes": self._max_bytes, "evicted_files": 0, **files, **now, **counters}
 
     # --- the disk thread -------------------------------------------------------
@@ -267,7 +279,7 @@ class DiskTier:
             folder.close()
         with self._lock:
             self._hidden -= gone
-            self._lost.update(name for name in gone if name not in self._pending)  # not what is written anew
+            self._lost.update(name for name in gone if self.queue.find(name) is None)  # not what is written anew
             if not stands:
                 self._folder = None
         if not stands:
@@ -284,19 +296,17 @@ class DiskTier:
 
         self._tasks.put(task)
 
-    def _write(self, name: str, pending: _PendingWrite) -> None:
+    def _write(self, name: str, write: PendingWrite) -> None:
         written: int | None = None
         try:
             self._try_open()
             if self._folder is not None and not self._abandoned and time.monotonic() >= self._next_try:
-                arrays = safetensors.numpy.save(pending.buffers)
-                written = self._folder.write(pending.piece, pending.layout, arrays)
+                arrays = safetensors.numpy.save(write.buffers)
+                written = self._folder.write(write.piece, write.layout, arrays)
                 self._resume()
         finally:
+            self.queue.remove(write)
             with self._lock:
-                if self._pending.get(name) is pending:
-                    del self._pending[name]
-                self._waiting_bytes -= pending.nbytes
                 if written is None:
                     self._lost.add(name)
                     self._counters.failed_writes += 1
@@ -311,15 +321,11 @@ class NoDisk(DiskTier):
     """A tier that keeps nothing: it is never ready, so nothing is written to it."""
 
     def __init__(self) -> None:
-        pass
+        self.queue = WriteQueue(0)
 
     @property
     def ready(self) -> bool:
         return False
-
-    @property
-    def idle(self) -> bool:
-        return True
 
     @property
     def detail(self) -> str:

@@ -1,0 +1,421 @@
+"""Replays recorded agent sessions through the real store, and counts what is computed again; other policies beside it.
+
+The store, its planner, eviction and disk tier are the real ones; KV is shrunk to a few bytes a token, and time is
+virtual: requests come at their recorded times, and seconds are those of the device that the options describe. A turn
+waits for its own prefill and for what is read from disk; queues are not simulated.
+
+usage: python3.12 install_and_run.py run scripts/bench_sessions.py PATH.. [--at-once N..] [--budgets N..] [--hybrid]
+PATH: a file with a session a line (`Session.parse` tells the format; may be .gz), or a JSON file of kv-cache-tester.
+
+Columns: computed / optimum, where the optimum computes what no earlier prompt began with; the share of reuse that came
+from memory and from disk; seconds waited at p50 and p90; GB written to disk; and what was computed beyond the optimum,
+by cause, in parts of the optimum (evicted; no checkpoint: the state there was not kept; floor: between restore places).
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import heapq
+import json
+import math
+import statistics
+import sys
+import tempfile
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import numpy as np
+from mlx_lm.models.cache import ArraysCache, KVCache
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from start_llm.core.prompt import Prompt
+from start_llm.kvcache.disk.tier import DiskTier
+from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.store import KVStore, StoreConfig
+
+TOKEN_BYTES = 4  # of shrunk KV: a key and a value of one float16
+GAP_SECONDS = 60.0  # between two sessions of one slot
+FOREVER = math.inf
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Turn:
+    """A request of a session: seconds since its begin, who asks, prompt tokens, and the ids of the prompt's blocks."""
+
+    time: float
+    agent: str
+    tokens: int
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Session:
+    name: str
+    block: int
+    head: int
+    turns: list[Turn]
+
+    @staticmethod
+    def parse(data: dict[str, Any]) -> Session:
+        """Of one line: `id`, `block` (tokens in a block), `tools`, `system` (their tokens), and `requests`: lists of
+        [t, agent, in, out, think, api, keep, new]; the prompt's first `keep` blocks are those of the same agent's
+        request before, `new` are the ids behind them. Or of a file of kv-cache-tester.
+        """
+        if "block_size" in data:
+            turns = list(_nested(data["requests"], "main", 0.0))
+            head = data.get("tool_tokens", 0) + data.get("system_tokens", 0)
+            return Session(data["id"], data["block_size"], head, turns)
+        last: dict[str, tuple[int, ...]] = {}
+        turns = []
+        for time, agent, tokens, _, _, _, keep, new in data["requests"]:
+            last[agent] = (*last.get(agent, ())[:keep], *new)
+            turns.append(Turn(time, agent, tokens, last[agent]))
+        return Session(data["id"], data["block"], data["tools"] + data["system"], turns)
+
+    @property
+    def longest(self) -> int:
+        return max(turn.tokens for turn in self.turns)
+
+
+def _nested(requests: Iterable[dict[str, Any]], agent: str, begun: float) -> Iterator[Turn]:
+    """Requests of kv-cache-tester; a sub-agent's stand in an entry of their own, with times of their own."""
+    for number, request in enumerate(requests):
+        if "requests" in request:
+            yield from _nested(request["requests"], f"{agent}.{number}", begun + request["t"])
+        elif request.get("hash_ids"):
+            yield Turn(begun + request["t"], agent, request["in"], tuple(request["hash_ids"]))
+
+
+def read_sessions(paths: Sequence[Path]) -> list[Session]:
+    found = []
+    for path in paths:
+        text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        lines = [text] if path.suffix == ".json" else text.splitlines()
+        found += [Session.parse(json.loads(line)) for line in lines]
+    return found
+
+
+@dataclass(frozen=True)
+class Request:
+    """A turn at its time on the server, with its prompt's tokens.
+
+    Attributes:
+        reusable: tokens that some earlier prompt of the session began with.
+    """
+
+    time: float
+    conversation: str
+    session: int
+    tokens: NDArray[np.int32]
+    head: int
+    reusable: int
+
+
+def timeline(sessions: Sequence[Session], at_once: int) -> list[Request]:
+    """All requests by time: `at_once` slots, in each one session after the other."""
+    slots = [0.0] * at_once
+    requests: list[Request] = []
+    base = 0
+    for number, session in enumerate(sessions):
+        begin = heapq.heappop(slots)
+        heapq.heappush(slots, begin + max(turn.time for turn in session.turns) + GAP_SECONDS)
+        ids = sorted({block for turn in session.turns for block in turn.blocks})
+        place = {block: base + index for index, block in enumerate(ids)}
+        base += len(ids)
+        seen: dict[int, int] = {}  # how much of each block was sent: the last one of a prompt may be partly filled
+        for turn in sorted(session.turns, key=lambda turn: turn.time):
+            blocks = np.fromiter((place[block] for block in turn.blocks), np.int64)
+            tokens = (blocks[:, None] * session.block + np.arange(session.block)).reshape(-1)[: turn.tokens]
+            known = list(takewhile(seen.__contains__, turn.blocks))
+            reusable = min((len(known) - 1) * session.block + seen[known[-1]], len(tokens)) if known else 0
+            filled = len(tokens) - (len(turn.blocks) - 1) * session.block
+            seen |= dict.fromkeys(turn.blocks[:-1], session.block)
+            seen[turn.blocks[-1]] = max(filled, seen.get(turn.blocks[-1], 0))
+            name = f"{session.name}/{turn.agent}"
+            requests.append(Request(begin + turn.time, name, number, tokens.astype(np.int32), session.head, reusable))
+    return sorted(requests, key=lambda request: request.time)
+
+
+# --- what is counted --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Device:
+    """Prefill: tokens a second. Disk: bytes a second. KV: real bytes a token."""
+
+    prefill: float
+    disk: float
+    token_bytes: int
+
+
+@dataclass
+class Score:
+    """What one policy did. Tokens."""
+
+    policy: str
+    prompt: int = 0
+    optimum: int = 0
+    computed: int = 0
+    from_memory: int = 0
+    from_disk: int = 0
+    written: int = 0
+    waits: list[float] = field(default_factory=list)
+    excess: Counter[str] = field(default_factory=Counter)
+
+    def add(self, request: Request, reused: int, device: Device, *, from_disk: int = 0, cause: str = "evicted") -> None:
+        total = len(request.tokens)
+        least = max(total - request.reusable, 1)  # the last token is always computed
+        computed = total - reused
+        self.prompt += total
+        self.optimum += least
+        self.computed += computed
+        self.from_memory += reused - from_disk
+        self.from_disk += from_disk
+        self.waits.append(computed / device.prefill + from_disk * device.token_bytes / device.disk)
+        if computed > least:
+            self.excess[cause] += computed - least
+
+    def row(self, device: Device) -> list[str]:
+        reused = max(self.from_memory + self.from_disk, 1)
+        waits = sorted(self.waits)
+        causes = ", ".join(f"{cause} {tokens / self.optimum:.2f}" for cause, tokens in self.excess.most_common())
+        return [
+            self.policy,
+            f"{self.computed / self.optimum:.3f}",
+            f"{self.from_memory / reused:.0%} + {self.from_disk / reused:.0%}",
+            f"{statistics.median(waits):.1f} / {waits[len(waits) * 9 // 10]:.1f}",
+            f"{self.written * device.token_bytes / 1e9:.0f}" if self.written else "-",
+            causes,
+        ]
+
+
+# --- ours -------------------------------------------------------------------------------------------------------------
+
+
+class TinyModel:
+    """Makes caches as a model would leave them, of a few bytes a token. What is in them does not matter."""
+
+    def __init__(self, state_tokens: int) -> None:
+        """`state_tokens`: the recurrent state takes as much as the KV of so many tokens; 0: there is none."""
+        self._state = state_tokens * TOKEN_BYTES // 2
+        self.kit = LayerKit(self._empty)
+
+    def _empty(self) -> list[Any]:
+        return [KVCache(), *([ArraysCache(1)] if self._state else [])]
+
+    def cache(self, length: int) -> list[Any]:
+        """After a prefill of so many tokens."""
+        layers = self._empty()
+        layers[0].keys = layers[0].values = mx.zeros((1, 1, length, 1), mx.float16)
+        layers[0].offset = length
+        if self._state:
+            layers[1][0] = mx.zeros((1, self._state), mx.float16)
+        return layers
+
+
+def replay_ours(
+    requests: Sequence[Request], budget: int, device: Device, state_tokens: int, folder: Path | None
+) -> Score:
+    """The real store, as the engine calls it: look up, restore, pause for checkpoints, store at the prompt's end."""
+    score = Score("start_llm + disk" if folder is not None else "start_llm")
+    model, now = TinyModel(state_tokens), 0.0
+    disk = DiskTier(folder, "bench", 1 << 50) if folder is not None else None
+    config = StoreConfig((budget or 1 << 40) * TOKEN_BYTES)
+    store = KVStore(model.kit, config, disk=disk, clock=lambda: now)
+    for request in requests:
+        now = request.time
+        store.idle()
+        tokens = request.tokens
+        prompt = Prompt(tuple(tokens.tolist()), head=min(request.head, len(tokens)), generation=len(tokens) - 1)
+        plan = store.lookup(prompt.tokens, len(tokens) - 1)
+        paged = store.stats().counters["paged_tokens"]
+        found = store.restore(prompt.tokens, plan)
+        paged = store.stats().counters["paged_tokens"] - paged
+        reason = plan.reason if plan.reason in {"evicted", "no_checkpoint"} else "floor"
+        score.add(request, found.length, device, from_disk=min(paged, found.length), cause=reason)
+        about: dict[str, Any] = {"session": request.conversation, "seconds_per_token": 1 / device.prefill}
+        for place in store.pauses(prompt, found.length):
+            store.put(tokens[:place], model.cache(place), head=place == prompt.head, **about)
+        store.put(prompt.tokens, model.cache(len(tokens)), **about)
+        if disk is not None:
+            store.disk.flush()
+        mx.clear_cache()
+    if disk is not None:
+        score.written = store.stats().counters["stored_tokens"]
+    store.close()
+    return score
+
+
+# --- others -----------------------------------------------------------------------------------------------------------
+
+
+class BlockCache:
+    """Blocks of a tree of prompts in `budget` tokens; what has the smallest rank goes first.
+
+    A block is named by its first token, which is enough here: equal blocks have equal tokens in front of them.
+    """
+
+    def __init__(self, budget: int, block: int) -> None:
+        self._budget, self._block = budget or 1 << 60, block
+        self._rank: dict[int, tuple[float, int]] = {}
+        self._queue: list[tuple[tuple[float, int], int]] = []
+
+    def match(self, blocks: Sequence[int]) -> int:
+        """How many of the first blocks are there."""
+        return next((index for index, block in enumerate(blocks) if block not in self._rank), len(blocks))
+
+    def use(self, blocks: Sequence[int], ranks: Iterable[float]) -> None:
+        """They are there now; deeper ones go before those in front of them."""
+        for depth, (block, rank) in enumerate(zip(blocks, ranks, strict=True)):
+            self._rank[block] = rank, -depth
+            heapq.heappush(self._queue, (self._rank[block], block))
+        while len(self._rank) * self._block > self._budget:
+            rank_then, block = heapq.heappop(self._queue)
+            if self._rank.get(block) == rank_then:
+                del self._rank[block]
+
+
+def replay_blocks(
+    name: str,
+    requests: Sequence[Request],
+    budget: int,
+    device: Device,
+    block: int,
+    ranks: Callable[[int, Sequence[int]], Iterable[float]],
+) -> Score:
+    """`ranks`: of the blocks of the request with this number."""
+    score, cache = Score(name), BlockCache(budget, block)
+    for number, request in enumerate(requests):
+        blocks = _blocks(request, block)
+        reused = min(cache.match(blocks) * block, request.reusable, len(request.tokens) - 1)
+        cause = "floor" if cache.match(blocks) * block + block > request.reusable else "evicted"
+        score.add(request, reused, device, cause=cause)
+        cache.use(blocks, ranks(number, blocks))
+    return score
+
+
+def _blocks(request: Request, block: int) -> list[int]:
+    """The whole blocks of a prompt, by their last tokens."""
+    found: list[int] = request.tokens[block - 1 :: block].tolist()
+    return found
+
+
+def replay_lru(name: str, requests: Sequence[Request], budget: int, device: Device, block: int) -> Score:
+    return replay_blocks(name, requests, budget, device, block, lambda number, blocks: [float(number)] * len(blocks))
+
+
+def replay_oracle(requests: Sequence[Request], budget: int, device: Device, block: int) -> Score:
+    """What is used again last goes first."""
+    uses: dict[int, list[int]] = {}
+    for number, request in enumerate(requests):
+        for each in _blocks(request, block):
+            uses.setdefault(each, []).append(number)
+
+    def ranks(number: int, blocks: Sequence[int]) -> Iterator[float]:
+        for each in blocks:
+            after = uses[each]
+            index = bisect_right(after, number)
+            yield -after[index] if index < len(after) else -FOREVER
+
+    return replay_blocks("knows the future", requests, budget, device, block, ranks)
+
+
+def replay_conversations(requests: Sequence[Request], budget: int, device: Device) -> Score:
+    """Whole prompts, the longest unused goes first; one that is continued is taken over, a fork is a copy."""
+    score = Score("LRU, whole conversations")
+    kept: list[Request] = []  # the longest unused first
+    for request in requests:
+        lengths = [_common(one.tokens, request.tokens) if one.session == request.session else 0 for one in kept]
+        best = max(range(len(kept)), key=lambda index: (lengths[index], index), default=None)
+        length = lengths[best] if best is not None else 0
+        score.add(request, min(length, len(request.tokens) - 1), device)
+        if best is not None and length:
+            found = kept.pop(best)
+            if length < len(found.tokens):
+                kept.append(found)
+        kept.append(request)
+        while budget and len(kept) > 1 and sum(len(one.tokens) for one in kept) > budget:
+            kept.pop(0)
+    return score
+
+
+def _common(a: NDArray[np.int32], b: NDArray[np.int32]) -> int:
+    length = min(len(a), len(b))
+    differs = a[:length] != b[:length]
+    return int(differs.argmax()) if differs.any() else length
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+def scores(requests: Sequence[Request], budget: int, device: Device, options: argparse.Namespace) -> Iterator[Score]:
+    state = options.state_tokens if options.hybrid else 0
+    yield replay_ours(requests, budget, device, state, None)
+    if options.disk:
+        with ExitStack() as stack:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            yield replay_ours(requests, budget, device, state, folder)
+    if options.baselines:
+        yield replay_oracle(requests, budget, device, options.block)
+        yield replay_lru("LRU, blocks of a tree", requests, budget, device, options.block)
+        yield replay_lru("LRU, blocks of 256", requests, budget, device, 256)
+        yield replay_conversations(requests, budget, device)
+
+
+def arguments(given: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("paths", type=Path, nargs="+", metavar="PATH")
+    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 3, 8], help="sessions at once")
+    parser.add_argument(
+        "--budgets", type=int, nargs="+", default=[262144, 524288, 1048576, 0], help="tokens; 0: no limit"
+    )
+    parser.add_argument("--hybrid", action="store_true", help="a model with recurrent state")
+    parser.add_argument("--state-tokens", type=int, default=1024, help="its size, in tokens of KV")
+    parser.add_argument("--no-disk", dest="disk", action="store_false")
+    parser.add_argument("--no-baselines", dest="baselines", action="store_false")
+    parser.add_argument("--longest", type=int, default=200_000, help="leave out sessions with longer prompts")
+    parser.add_argument("--most", type=int, default=None, help="so many sessions only")
+    parser.add_argument("--block", type=int, default=64, help="of the baselines that keep blocks of a tree")
+    parser.add_argument("--prefill", type=float, default=600.0, help="tokens a second")
+    parser.add_argument("--disk-speed", type=float, default=3e9, help="bytes a second")
+    parser.add_argument("--token-bytes", type=int, default=65536, help="of real KV")
+    return parser.parse_args(given)
+
+
+def main(given: Sequence[str] | None = None) -> int:
+    options = arguments(given)
+    device = Device(options.prefill, options.disk_speed, options.token_bytes)
+    sessions = [one for one in read_sessions(options.paths) if one.longest <= options.longest][: options.most]
+    console = Console()
+    for at_once in options.at_once:
+        requests = timeline(sessions, at_once)
+        for budget in options.budgets:
+            limit = f"{budget:,} tokens" if budget else "no limit"
+            kind = "hybrid" if options.hybrid else "plain"
+            table = Table(
+                "policy", "computed / optimum", "reuse: memory + disk", "s waited p50 / p90", "GB written", "beyond"
+            )
+            for score in scores(requests, budget, device, options):
+                table.add_row(*score.row(device))
+            table.title = f"{len(sessions)} sessions, {len(requests)} requests, {at_once} at once, {kind}, {limit}"
+            console.print(table)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,112 @@
+"""The score on recorded sessions: on a small invented recording, whose optimum is known."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import bench_sessions as bench
+
+# [t, agent, in, out, think, api, keep, new]: a session that grows, and a sub-agent that shares its beginning.
+GROWS = [
+    [0.0, "main", 600, 50, 0, 1, 0, list(range(1, 11))],
+    [20.0, "main", 900, 50, 5, 1, 9, list(range(11, 17))],
+    [25.0, "sub", 300, 50, 0, 1, 0, [1, 2, 3, 4, 90]],
+    [60.0, "main", 960, 50, 5, 1, 15, []],
+    [90.0, "main", 400, 50, 5, 1, 4, [70, 71, 72]],
+]
+
+
+def recording(name: str, shift: float = 0.0) -> dict[str, Any]:
+    requests = [[t + shift, *rest] for t, *rest in GROWS]
+    return {"id": name, "block": 64, "tools": 100, "system": 28, "requests": requests}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "sessions.jsonl.gz"
+    lines = [json.dumps(recording(name, shift)) for name, shift in (("a", 0.0), ("b", 3.0), ("c", 7.0))]
+    path.write_bytes(gzip.compress("\n".join(lines).encode()))
+    return path
+
+
+def scores(path: Path, *options: str) -> dict[str, bench.Score]:
+    given = bench.arguments([str(path), *options])
+    requests = bench.timeline(bench.read_sessions([path]), given.at_once[0])
+    device = bench.Device(given.prefill, given.disk_speed, given.token_bytes)
+    return {score.policy: score for score in bench.scores(requests, given.budgets[0], device, given)}
+
+
+def test_a_timeline_knows_what_was_sent_before(path: Path) -> None:
+    requests = bench.timeline(bench.read_sessions([path]), at_once=1)
+    first = [request for request in requests if request.session == 0]
+    assert [len(request.tokens) for request in first] == [600, 900, 300, 960, 400]
+    assert [request.reusable for request in first] == [0, 576, 256, 900, 256]
+    assert (first[3].tokens[:900] == first[1].tokens).all() and (first[2].tokens[:256] == first[0].tokens[:256]).all()
+    assert not set(first[0].tokens) & {token for request in requests[5:] for token in request.tokens}
+    assert [request.time for request in requests] == sorted(request.time for request in requests)
+
+
+def test_with_all_kept_the_optimum_is_computed(path: Path) -> None:
+    found = scores(path, "--at-once", "3", "--budgets", "0")
+    assert found["start_llm"].optimum == 3 * (600 + 324 + 44 + 60 + 144)
+    for name in ("start_llm", "start_llm + disk", "LRU, whole conversations"):
+        assert found[name].computed == found[name].optimum, name
+    assert found["knows the future"].computed <= found["start_llm"].optimum + 5 * 3 * 64
+    assert found["start_llm + disk"].written == 3 * (600 + 324 + 44 + 60 + 144)
+    assert found["LRU, blocks of 256"].excess["floor"] > 0
+
+
+def test_what_a_budget_costs_is_told_by_cause(path: Path) -> None:
+    found = scores(path, "--at-once", "3", "--budgets", "1500")
+    assert found["start_llm"].excess["evicted"] > 0 and found["start_llm"].computed > found["start_llm"].optimum
+    assert found["knows the future"].computed <= found["LRU, blocks of a tree"].computed
+    paged = found["start_llm + disk"]
+    assert paged.from_disk > 0 and paged.computed == paged.optimum
+    assert statistics_of(found["start_llm"]) > statistics_of(paged)
+
+
+def statistics_of(score: bench.Score) -> float:
+    return sum(score.waits)
+
+
+def test_a_hybrid_is_restored_where_a_state_was_kept(path: Path) -> None:
+    found = scores(path, "--hybrid", "--budgets", "0", "--no-baselines", "--no-disk")
+    score = found["start_llm"]
+    assert score.computed - score.optimum == sum(score.excess.values()) > 0
+    assert score.from_memory > 0
+
+
+def test_files_of_kv_cache_tester_are_read(tmp_path: Path) -> None:
+    sub = {
+        "t": 25.0,
+        "type": "subagent",
+        "requests": [{"t": 0.0, "type": "s", "in": 300, "hash_ids": [1, 2, 3, 4, 90]}],
+    }
+    data = {
+        "id": "a",
+        "block_size": 64,
+        "tool_tokens": 100,
+        "system_tokens": 28,
+        "requests": [
+            {"t": 0.0, "type": "s", "in": 600, "hash_ids": list(range(1, 11))},
+            {"t": 20.0, "type": "n", "in": 900, "hash_ids": [*range(1, 10), *range(11, 17)]},
+            sub,
+        ],
+    }
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(data, indent=1))
+    (theirs,) = bench.read_sessions([path])
+    ours = bench.Session.parse({**recording("a"), "requests": GROWS[:3]})
+    assert [(t.time, t.tokens, t.blocks) for t in theirs.turns] == [(t.time, t.tokens, t.blocks) for t in ours.turns]
+    assert theirs.head == ours.head == 128 and len({turn.agent for turn in theirs.turns}) == 2
+
+
+def test_the_table_is_printed(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main([str(path), "--at-once", "2", "--budgets", "1500", "0", "--most", "2"]) == 0
+    printed = capsys.readouterr().out
+    assert "2 sessions, 10 requests, 2 at once, plain, 1,500 tokens" in printed and "no limit" in printed
