@@ -221,7 +221,7 @@ class App:
     def _find_named(self) -> None:
         """On the loader's thread, first of all: the files of the audio and embedding models that the settings name."""
         self.audio.prepare(self._progress)
-        self._builder.reserved = self.encoders.prepare(self._progress)
+        self._builder.begin(reserved=self.encoders.prepare(self._progress))
 
     # --- wiring ---------------------------------------------------------------
 
@@ -251,7 +251,7 @@ class App:
     def _welcome(self, card: ModelCard) -> None:
         """What somebody needs to know in the first minute."""
         self._say(f"model     {card.id}  (context {card.context:,} tokens)")
-        self._say(f"KV cache  {self._builder.stored_bytes / GIB:.1f} GiB in memory, {self._builder.stored_where}")
+        self._say(f"KV cache  {self._builder.shared.most_stored / GIB:.1f} GiB in memory, {self._builder.stored_where}")
         for encoder in self.encoders.cards():
             self._say(f"embed     {encoder.id}  (texts up to {encoder.context:,} tokens)")
         if self.encoders.problem:

@@ -56,8 +56,9 @@ class ModelBuilder:
     """Loads models. Model thread only, but for the constructor and `read`.
 
     Attributes:
+        usable: bytes that all models may take; 0: nobody knows. Any thread.
+        shared: what their weights and their KV take. Any thread may read its numbers.
         bases: weights that are in memory, for models that differ in their adapters only. Any thread.
-        reserved: bytes that others will take, who have no part in what models share. Set before the first load.
         stored_where: how much KV of the model that was loaded last may be on disk, and where, for people.
     """
 
@@ -69,34 +70,26 @@ class ModelBuilder:
         progress: Callable[[str, float], None],
     ) -> None:
         self._settings, self._registry, self._say, self._progress = settings, registry, say, progress
-        self._device: Device | None = None
-        self._shared: Pooled | None = None
+        self._device: Device
+        self.usable = 0
+        self.shared = self._new_shared()
         self._side: dict[str, SideModel] = {}
         self._wired = False
-        self.reserved, self.stored_where = 0, ""
+        self.stored_where = ""
         self.bases = BasesInMemory()
         self._vocabularies = Vocabularies()
         self._costs: Lru[str, CostTable] = Lru(KNOWN_COSTS)
 
-    @property
-    def usable(self) -> int:
-        """Bytes that all models may take; 0: nobody knows. Once the first is loaded; any thread."""
-        return 0 if self._device is None else self._left_to_us(self._device)
+    def begin(self, reserved: int) -> None:
+        """Looks at the machine. Before the first load, on any thread. `reserved`: bytes that no model may have."""
+        device, most = inspect_device(accelerator), self._settings.pool_memory_bytes
+        self._device = device if most is None else replace(device, usable=min(most, device.usable or most))
+        self.usable = max(1, self._device.usable - reserved) if self._device.usable else 0
+        self.shared = self._new_shared()
 
-    @property
-    def running(self) -> int:
-        """Bytes of KV of running requests. Any thread."""
-        return 0 if self._shared is None else self._shared.running
-
-    @property
-    def weight_bytes(self) -> int:
-        """What the weights of all models take. Any thread."""
-        return 0 if self._shared is None else self._shared.weight_bytes
-
-    @property
-    def stored_bytes(self) -> int:
-        """What stored KV of all models may take in memory. Once the first is loaded; any thread."""
-        return 0 if self._shared is None else self._shared.most_stored
+    def _new_shared(self) -> Pooled:
+        registry = self._registry
+        return Pooled(self.usable, self._settings.cache_memory_bytes, registry.reclaim, registry.pinned_weights)
 
     def read(self, settings: Settings, folder: Path, eos: Any, adapter: Chosen | None = None) -> LoadInputs:
         """What needs no MLX, and little memory. Any thread but the model thread.
@@ -105,15 +98,14 @@ class ModelBuilder:
         """
         if settings.model_path is not None:
             inspect_once(settings, settings.model_path, folder)
-        read, vocabulary = None if adapter is None else adapter.read(), self._vocabularies.read(folder, eos)
-        return LoadInputs(lambda folder, eos: vocabulary.wrapper, folder, read, self.bases)
+        read, grammars = None if adapter is None else adapter.read(), self._vocabularies.read(folder, eos)
+        return LoadInputs(lambda folder, eos: grammars.wrapper, folder, read, self.bases)
 
     def read_weights(self, folder: Path, moved: Callable[[], None]) -> None:
         """Into the system's memory, if no model has them. Not the model thread. `moved` is called now and then."""
         if self.bases.find(group_of(folder)) is not None:
             return
-        device = inspect_device(accelerator)
-        read_ahead(folder, int(device.memory * READ_AHEAD_SHARE), moved)
+        read_ahead(folder, int(self._device.memory * READ_AHEAD_SHARE), moved)
 
     def steps(
         self, settings: Settings, model: str, weights: Weights, inputs: LoadInputs | None = None
@@ -125,20 +117,20 @@ class ModelBuilder:
             weights: what it is going to take, as far as that is known.
             inputs: what `read` has read of it; ``None``: its files are still to be found.
         """
-        device, shared = self._machine()
+        shared = self.shared
         self._unwire()
         with ExitStack() as made:  # what has to be closed if it comes to nothing, the last one first
             made.callback(self._left, model)
             shared.place(model, weights)
             inputs = inputs or self._plain_inputs()
-            loaded = yield from load_steps(settings, device, self._progress, self._say, inputs)
-            loaded = self._shaped(settings, loaded, device)
+            loaded = yield from load_steps(settings, self._device, self._progress, self._say, inputs)
+            loaded = self._shaped(settings, loaded)
             shared.place(model, loaded.weights)
             loaded = yield from probe_model(settings, loaded, asker(settings, loaded), self._say)
             if len(shared) == 0:
-                self._wired = wire_weights(settings.wired_limit, device)
+                self._wired = wire_weights(settings.wired_limit, self._device)
             yield 0.0
-            vocabulary = self._vocabularies.of(loaded.wrapper)
+            grammars = self._vocabularies.of(loaded.wrapper)
             drafts = yield from drafts_for(settings, loaded, self._costs)
             if drafts is not None:
                 made.callback(drafts.close)
@@ -148,9 +140,7 @@ class ModelBuilder:
             made.callback(_close, store)
             guard = MemoryGuard(store, shared=shared)
             made.callback(_close, guard)
-            runtime = TextRuntime(
-                settings, loaded, store, guard, drafts, vocabulary.grammars, lambda: self._left(model)
-            )
+            runtime = TextRuntime(settings, loaded, store, guard, drafts, grammars, lambda: self._left(model))
             made.pop_all()
             made.callback(runtime.close)
             runtime.loaded = limit_context(loaded, guard.most_tokens(model), self._say)
@@ -163,15 +153,14 @@ class ModelBuilder:
         self, model: str, weights: Weights, steps: Generator[float, None, T]
     ) -> Generator[float, None, T]:
         """Loads by `steps` what is no language model: its weights count, and it has no KV. Arguments as of `steps`."""
-        _, shared = self._machine()
         self._unwire()
-        shared.place(model, weights)
+        self.shared.place(model, weights)
         try:
             found = yield from steps
         except BaseException:
             self._left(model)
             raise
-        shared.place(model, Weights(found.nbytes))
+        self.shared.place(model, Weights(found.nbytes))
         self._side[model] = found
         return found
 
@@ -185,31 +174,16 @@ class ModelBuilder:
     def _plain_inputs(self) -> LoadInputs:
         return LoadInputs(lambda folder, eos: self._vocabularies.read(folder, eos).wrapper, bases=self.bases)
 
-    def _machine(self) -> tuple[Device, Pooled]:
-        if self._device is None or self._shared is None:
-            device, most = inspect_device(accelerator), self._settings.pool_memory_bytes
-            if most is not None:
-                device = replace(device, usable=min(most, device.usable or most))
-            self._device = device
-            most_stored = self._settings.cache_memory_bytes
-            reclaim, staying = self._registry.reclaim, self._registry.pinned_weights
-            self._shared = Pooled(self._left_to_us(device), most_stored, reclaim, staying)
-        return self._device, self._shared
-
-    def _left_to_us(self, device: Device) -> int:
-        return max(1, device.usable - self.reserved) if device.usable else 0
-
     def _left(self, model: str) -> None:
         self._unwire()
-        if self._shared is not None:
-            self._shared.leave(model)
+        self.shared.leave(model)
 
     def _unwire(self) -> None:
         if self._wired:
             self._wired = False
             unwire()
 
-    def _shaped(self, settings: Settings, loaded: LoadedModel, device: Device) -> LoadedModel:
+    def _shaped(self, settings: Settings, loaded: LoadedModel) -> LoadedModel:
         """A vision model in the shape of a text model; as a text model, if that cannot be done."""
         if loaded.vision is None:
             return loaded
@@ -218,7 +192,7 @@ class ModelBuilder:
         except NotSupported as error:
             self._say(f"vision    off: {error.message} The model reads text only.")
             blind = settings.model_copy(update={"vision": "off"})
-            return load_model(blind, device, self._progress, self._say, self._plain_inputs())
+            return load_model(blind, self._device, self._progress, self._say, self._plain_inputs())
 
     def _features(self, settings: Settings, loaded: LoadedModel) -> FeatureStore:
         """A tenth of what KV may take on disk, at most, is for what the vision tower made of images."""

@@ -27,14 +27,6 @@ class ModelCards:
         cards = [self.of(entry) for entry in entries]
         return (*cards, *(self._stored(known) for known in listed if known.key not in keys))
 
-    def others(self) -> list[ModelCard]:
-        """Of the models that answer beside the default one."""
-        return [card for card in self.all()[1:] if "task" not in card.details]
-
-    def audio(self) -> list[ModelCard]:
-        """Of the audio models; `details` has the task of each."""
-        return [card for card in self.all() if "task" in card.details]
-
     def of(self, entry: PoolEntry) -> ModelCard:
         """As it is now. Nothing is locked while the disk is looked at: it may hang."""
         with self._registry.lock:

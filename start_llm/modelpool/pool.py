@@ -37,9 +37,6 @@ class Pool:
     Args:
         say: tells people what is loaded and unloaded.
         prepare: is called on the loader's thread before the first load.
-
-    Attributes:
-        listed: what is told of each model.
     """
 
     def __init__(
@@ -55,7 +52,7 @@ class Pool:
         self._settings, self._say = settings, say
         self._registry, self._names = registry, registry.names
         self._engine, self._builder = engine, builder
-        self.listed = ModelCards(settings, registry)
+        self._cards = ModelCards(settings, registry)
         language, side = LanguageModels(registry, engine, builder, clients), SideModels(registry, engine, builder)
         kinds: dict[SideTask | None, Kind] = {None: language, "transcription": side, "speech": side, "embedding": side}
         self._loader = Loader(settings, registry, engine, builder, kinds, say, prepare)
@@ -137,10 +134,10 @@ class Pool:
         return self._registry.default.card
 
     def cards(self) -> tuple[ModelCard, ...]:
-        return () if self.main is None else self.listed.all()
+        return () if self.main is None else self._cards.all()
 
     def card(self, name: str) -> ModelCard:
-        return self.listed.of(self._registry.entry(self._find(name)))
+        return self._cards.of(self._registry.entry(self._find(name)))
 
     def served_name(self, asked: str) -> str:
         try:
@@ -167,7 +164,7 @@ class Pool:
         until = time.monotonic() + UNLOAD_SECONDS
         while entry.state == "unloading" and time.monotonic() < until and not self._loader.stopping:
             time.sleep(0.02)
-        return self.listed.of(entry)
+        return self._cards.of(entry)
 
     def pin(self, name: str, pinned: bool) -> ModelCard:
         known = self._find(name)
@@ -175,7 +172,7 @@ class Pool:
             entry = self._registry.entry(known)
             entry.pinned = pinned
             self._registry.room.look_again()
-        return self.listed.of(entry)
+        return self._cards.of(entry)
 
     def figures(self) -> Mapping[str, float]:
         """Counters of all prompt pipelines, and of the pool itself, by the names that `/metrics` shows."""
@@ -187,4 +184,4 @@ class Pool:
             if task is None:
                 found.update(handle.pipeline.counters())
         prompts = {f"prompt_{name}": value for name, value in found.items()}
-        return prompts | {"models_loaded": len(loaded), "models_weight_bytes": self._builder.weight_bytes}
+        return prompts | {"models_loaded": len(loaded), "models_weight_bytes": self._builder.shared.weight_bytes}

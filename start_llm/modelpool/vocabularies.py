@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -16,27 +15,15 @@ KEPT = 2
 """So many are kept without a model. One of 250,000 tokens takes about 300 MB with its grammars."""
 
 
-@dataclass(frozen=True, eq=False)
-class Vocabulary:
-    """Is not changed by who uses it.
-
-    Attributes:
-        wrapper: mlx-lm's tokenizer.
-    """
-
-    wrapper: Any
-    grammars: Grammars
-
-
 class Vocabularies:
-    """Those that models hold, and the last ones that were read. Any thread."""
+    """Those that models hold, and the last ones that were read; each is a `Grammars` with its tokenizer. Any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._held: WeakValueDictionary[str, Vocabulary] = WeakValueDictionary()
-        self._last: Lru[str, Vocabulary] = Lru(KEPT)
+        self._held: WeakValueDictionary[str, Grammars] = WeakValueDictionary()
+        self._last: Lru[str, Grammars] = Lru(KEPT)
 
-    def read(self, folder: Path, eos: Any = None) -> Vocabulary:
+    def read(self, folder: Path, eos: Any = None) -> Grammars:
         """Raises what `read_tokenizer` raises.
 
         Args:
@@ -46,21 +33,15 @@ class Vocabularies:
         with self._lock:
             found = self._held.get(key)
         if found is None:
-            found = _made(read_tokenizer(folder, eos))
-        self._keep(key, found)
-        return found
-
-    def of(self, wrapper: Any) -> Vocabulary:
-        """The one of this wrapper; a new one, if it is of nobody's."""
-        with self._lock:
-            found = next((each for each in self._held.values() if each.wrapper is wrapper), None)
-        return found or _made(wrapper)
-
-    def _keep(self, key: str, found: Vocabulary) -> None:
+            wrapper = read_tokenizer(folder, eos)
+            found = Grammars(wrapper, wrapper.eos_token_ids)
         with self._lock:
             self._held[key] = found
         self._last.put(key, found)
+        return found
 
-
-def _made(wrapper: Any) -> Vocabulary:
-    return Vocabulary(wrapper, Grammars(wrapper, wrapper.eos_token_ids))
+    def of(self, wrapper: Any) -> Grammars:
+        """Those of this tokenizer; new ones, if nobody has read it here."""
+        with self._lock:
+            found = next((each for each in self._held.values() if each.wrapper is wrapper), None)
+        return found or Grammars(wrapper, wrapper.eos_token_ids)

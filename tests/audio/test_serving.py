@@ -66,8 +66,7 @@ def test_a_model_of_the_pool_comes_and_goes(served: Live) -> None:
 
 
 def test_its_weights_are_of_the_one_budget(served: Live) -> None:
-    shared = served.app._builder._shared
-    assert shared is not None
+    shared = served.app._builder.shared
     for name in (NAME, "other-whisper", "tiny-voice"):
         assert post(served, "models/unload", model=name).status_code == 200
     before = shared.weight_bytes
@@ -79,8 +78,7 @@ def test_its_weights_are_of_the_one_budget(served: Live) -> None:
 
 def test_only_the_weights_of_a_folder_count(served: Live) -> None:
     """A repository often has the same weights for several libraries."""
-    shared = served.app._builder._shared
-    assert shared is not None
+    shared = served.app._builder.shared
     for name in (NAME, "other-whisper", "tiny-voice"):
         assert post(served, "models/unload", model=name).status_code == 200
     before = shared.weight_bytes

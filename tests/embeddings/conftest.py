@@ -78,6 +78,7 @@ def service(thread: OneThread) -> Iterator[Callable[..., EncoderService]]:
         settings = Settings(_env_file=None, embedding_model=None if path is None else str(path))  # type: ignore[call-arg]
         registry = ModelRegistry(settings, NameResolver(settings))
         builder = ModelBuilder(settings, registry, print, lambda step, part: None)
+        builder.begin(0)
         pool = Pool(settings, registry, thread, builder, Clients(), print, lambda: None)  # type: ignore[arg-type]
         pool._loader.start()
         pools.append(pool)

@@ -197,7 +197,7 @@ def test_the_listing_has_each_model_with_its_adapters(server: Live) -> None:
     shown = cards(server)
     assert {name for name in shown if "+" in name} == {"tiny-base+first", "tiny-base+second", "other-base+wide"}
     assert next(iter(shown)) == "tiny-base"
-    assert "tiny-base+second" in {card.id for card in server.app.pool.listed.others()}
+    assert "tiny-base+second" in {card.id for card in server.app.pool.cards()}
     one = httpx.get(f"{server.url}/v1/models/tiny-base+first", timeout=WAIT).json()
     assert one["details"]["adapter"] == "first" and one["details"]["base"] == "tiny-base"
 

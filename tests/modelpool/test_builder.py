@@ -60,7 +60,9 @@ def builder(model: Path, tmp_path: Path) -> ModelBuilder:
         None, model_path=str(model), trust_remote_code=True, start_llm_cache_dir=tmp_path, kv_disk_dir="auto"
     )
     registry = SimpleNamespace(reclaim=lambda need: False, pinned_weights=lambda model: [])
-    return ModelBuilder(settings, registry, lambda line: None, lambda step, part: None)
+    made = ModelBuilder(settings, registry, lambda line: None, lambda step, part: None)
+    made.begin(0)
+    return made
 
 
 def disk_threads() -> set[threading.Thread]:
@@ -86,12 +88,12 @@ def leaves_nothing(builder: ModelBuilder, before: set[threading.Thread]) -> None
     while not disk_threads() <= before:  # one that is closed may be at its last task
         assert time.monotonic() < until, "the thread of its KV's folder is left"
         time.sleep(0.01)
-    shared = builder._shared
-    assert shared is not None and len(shared) == 0 and shared._weights == {}
+    shared = builder.shared
+    assert len(shared) == 0 and shared._weights == {}
     assert "GiB in" in loads_and_closes(builder), "the folder of its KV is still taken"
 
 
-@pytest.mark.parametrize("where", ["make_store", "MemoryGuard", "TextRuntime", "with_room"])
+@pytest.mark.parametrize("where", ["make_store", "MemoryGuard", "TextRuntime", "limit_context"])
 def test_what_fails_at_the_end_of_a_load(where: str, builder: ModelBuilder, monkeypatch: pytest.MonkeyPatch) -> None:
     before = disk_threads()
     with monkeypatch.context() as patch:
@@ -125,12 +127,12 @@ def test_a_side_model_that_fails_or_leaves_gives_its_memory_back(fails: bool, bu
     def work() -> int:
         try:
             model = weakref.ref(at_once(builder.side_steps("side", Weights(900), loading())))
-            assert builder.weight_bytes == 1000 and model() is not None
+            assert builder.shared.weight_bytes == 1000 and model() is not None
             at_once(builder.side_unloading("side"))
             assert model() is None
         except RuntimeError:
             assert fails
-        return builder.weight_bytes
+        return builder.shared.weight_bytes
 
     assert on_a_thread(work) == 0
 

@@ -76,9 +76,10 @@ class Builder:
         made: all models that it has made, by name.
     """
 
-    usable = running = weight_bytes = 0
+    usable = 0
 
     def __init__(self) -> None:
+        self.shared = SimpleNamespace(running=0, weight_bytes=0)
         self.made: list[tuple[str, FakeRuntime]] = []
         self.bases = BasesInMemory()
 

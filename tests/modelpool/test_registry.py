@@ -36,13 +36,13 @@ def make_registry(folder: Path, **settings: Any) -> ModelRegistry:
 
 
 def make_loader(registry: ModelRegistry) -> Loader:
-    builder = Mock(usable=0, running=0)
+    builder = Mock(usable=0, **{"shared.running": 0})
     return Loader(registry.default.settings, registry, Mock(), builder, {}, Mock(), Mock())
 
 
 def make_pool(folder: Path, say: Any = None, weight_bytes: int = 0, **settings: Any) -> Pool:
     registry = make_registry(folder, **settings)
-    builder = Mock(weight_bytes=weight_bytes)
+    builder = Mock(**{"shared.weight_bytes": weight_bytes})
     return Pool(registry.default.settings, registry, Mock(), builder, Mock(), say, Mock())
 
 

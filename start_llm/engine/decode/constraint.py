@@ -45,6 +45,9 @@ class Grammars:
 
     Compiling takes from half a millisecond to many seconds (a few lines can ask for a million states), so `prepare` it
     on a thread that can be given up (`patience`); `processor` then only copies.
+
+    Attributes:
+        wrapper: the tokenizer, as it was given.
     """
 
     def __init__(self, tokenizer: Any, eos_tokens: Iterable[int]) -> None:
@@ -53,6 +56,7 @@ class Grammars:
             tokenizer: Hugging Face's fast tokenizer, or mlx-lm's wrapper around it.
             eos_tokens: every token that ends a generation.
         """
+        self.wrapper = tokenizer
         self._inner = tokenizer._tokenizer if isinstance(tokenizer, TokenizerWrapper) else tokenizer
         self._eos = tuple(sorted(set(eos_tokens)))
         self._making = threading.Lock()
