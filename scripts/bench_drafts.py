@@ -3,8 +3,9 @@
 1. A session recorded by the PI agent (`--session FILE.jsonl`) is replayed token by token, with calls in XML and in
    JSON, for models whose KV can be cut and for hybrids. No model runs; the modelled speed-ups use published costs.
 2. With `--served` only the same requests go through the whole server, on the oracle with the embedded model's
-   tokenizer, plain and hybrid: what it does is printed beside what the replay says that it should do. All of a session
-   takes long; `--first`, `--turns` and `--limit` cut it into parts.
+   tokenizer, plain and hybrid: what it does is printed beside what the replay says that it should do. The gate goes by
+   what it measures: the oracle's passes take as long as `--passes` says. `--context 1000 32000 100000 200000` puts so
+   many tokens in front. All of a session takes long; `--first`, `--turns` and `--limit` cut it into parts.
 3. The embedded model says what a recording says: its forward passes and its sampler's work are real, only the drawn
    token is replaced. Three loops take turns of a few tokens: `BatchGenerator`, our loop without drafts, and with them.
    So a busy machine slows all alike; CPU time stands beside wall time for the same reason. Once for edits of a file
@@ -14,7 +15,7 @@
 usage: python3.12 install_and_run.py run scripts/bench_drafts.py [--session FILE] [--turns N] [--tokens N] [--seconds N]
        [--case NAME] [--no-wall]
        python3.12 install_and_run.py run scripts/bench_drafts.py --session FILE --served [xml-plain] [json-plain] ...
-       [--first N] [--turns N] [--limit SECONDS]
+       [--context N ...] [--passes "SECONDS A_TOKEN CONTEXT BOTH"] [--first N] [--turns N] [--limit SECONDS]
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice, product
 from operator import truediv
@@ -49,19 +50,21 @@ from scripts.bench import drafted
 from scripts.bench.drafting import MACHINES, CallStyle, Fixed, Gated, Totals, replay, turns
 from start_llm.core.settings import load_settings
 from start_llm.engine.decode.alone import AloneRunner
-from start_llm.engine.decode.costs import MOST_DRAFTED, Acceptance, CostTable, DraftGate
+from start_llm.engine.decode.costs import MOST_DRAFTED, WIDTHS, PassCosts
 from start_llm.engine.decode.draft import RowDrafts, SuffixIndex
-from start_llm.engine.decode.measure import measure_passes
+from start_llm.engine.decode.gate import DraftGate
+from start_llm.engine.decode.measure import measuring
 from start_llm.engine.decode.runner import DecodeRunner
 from start_llm.engine.decode.sampling import Remembering
 from start_llm.engine.decode.text import BatchRunner
+from start_llm.models.background import at_once
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.models.loader import accelerator
 from tests.oracle.build import Kind, build_oracle
 
 STYLES: tuple[CallStyle, ...] = ("xml", "json")
 KINDS: tuple[Kind, ...] = ("plain", "hybrid")
-MACHINE = "M4 Pro"  # whose costs the served session goes by
+PASSES = "0.01 0.0001 0 0"  # seconds of the oracle's passes, see `ORACLE_PASS`: 10 ms x (1 + width / 100)
 TELL_EVERY = 10  # answers
 MEASURING = 8.0  # seconds; a server takes one
 NEVER = 10**9  # no end token: the recording's length ends an answer
@@ -105,18 +108,25 @@ def simulated(path: Path, encode: Callable[[str], list[int]], most: int | None) 
 
 @dataclass(frozen=True)
 class Part:
-    """Of a session: its answers behind the first ones, up to a last one, for so many seconds."""
+    """Of a session: its answers behind the first ones, up to a last one, for so many seconds.
+
+    Attributes:
+        front: tokens that are put in front of all of it.
+        passes: how long the oracle's passes take.
+    """
 
     first: int
     last: int | None
     limit: float
+    front: int
+    passes: str
 
 
 def served(
     path: Path, tokenizer_folder: Path, style: CallStyle, kind: Kind, part: Part, fixed: bool, console: Console
 ) -> None:
     """Prints a line every few answers, and then what it was and what it should have been."""
-    tokenizer, costs, carry = drafted.tokenizer_for_oracle(tokenizer_folder), MACHINES[MACHINE], kind == "hybrid"
+    tokenizer, carry = drafted.tokenizer_for_oracle(tokenizer_folder), kind == "hybrid"
     requests = list(islice(drafted.asked(path, style), part.last))
 
     def encode(text: str) -> list[int]:
@@ -126,31 +136,49 @@ def served(
         if answers % TELL_EVERY == 0:
             print(f"{style}, {kind}: {answers} of {len(requests)} answers, {totals.per_forward:.3f}", flush=True)
 
+    front = filler(part.front, encode)
     with tempfile.TemporaryDirectory() as folder:
         work, template = Path(folder), "xml" if style == "xml" else "plain"
         checkpoint = build_oracle(
             work / "oracle", kind, template=template, tokenizer=tokenizer, layers=["A", "K"] if carry else ["K"]
         )
-        with drafted.serving(checkpoint, work, costs, fixed=fixed) as url:
+        with drafted.serving(checkpoint, work, fixed=fixed, passes=part.passes) as url:
             answers, totals = drafted.replay(
                 url,
                 work / "reply.txt",
                 requests,
                 drafted.tools_of(path),
+                front=front,
                 first=part.first,
                 limit=part.limit,
                 tell=tell,
             )
     session = list(islice(turns(path, encode, style), answers))
-    policy = Fixed() if fixed else Gated(costs, carry)
+    session[0] = replace(session[0], before=[*encode(front), *session[0].before])
+    policy = Fixed() if fixed else Gated(costs_at(part.passes, part.front), carry)
     expected = replay(session, policy, carry=carry, first=part.first)
-    name = f"{style}, {kind}{', fixed lengths' if fixed else ''}"
+    name = f"{style}, {kind}{', fixed lengths' if fixed else ''}, {part.front:,} tokens in front"
+    share = totals.per_forward / max(1e-9, expected.per_forward)
     console.print(
         f"{name}: answers {part.first + 1} to {answers}, {totals.said:,} tokens, {totals.forwards:,} passes; "
         f"tokens a pass {totals.per_forward:.3f}; simulated {expected.said:,} tokens, {expected.forwards:,} passes, "
-        f"{expected.per_forward:.3f}",
+        f"{expected.per_forward:.3f}; share {share:.3f}",
         highlight=False,
     )
+
+
+def filler(tokens: int, encode: Callable[[str], list[int]]) -> str:
+    """About so many tokens in which nothing is worth copying."""
+    chance = random.Random(5)
+    words = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz", k=4)) for _ in range(tokens)]
+    sample = words[:1000]
+    return " ".join(words[: tokens * len(sample) // max(1, len(encode(" ".join(sample))))])
+
+
+def costs_at(passes: str, context: int) -> dict[int, float]:
+    """Seconds by width behind so many tokens, as `ORACLE_PASS` has them."""
+    first, token, held, pair = map(float, passes.split())
+    return {width: first + token * width + context * (held + pair * width) for width in range(1, 65)}
 
 
 def edits(encode: Callable[[str], list[int]], tokens: int) -> tuple[list[int], list[int]]:
@@ -297,11 +325,10 @@ def compared(name: str, loops: dict[str, Saying]) -> list[str]:
     ]
 
 
-def costs_table(costs: CostTable) -> Table:
-    measured = costs.table()
-    table = Table("context", *(str(width) for width in next(iter(measured.values()))))
-    for length, row in measured.items():
-        table.add_row(f"{length:,}", *(f"{1e3 * value:.0f}" for value in row.values()))
+def costs_table(costs: PassCosts) -> Table:
+    table = Table("context", *map(str, WIDTHS))
+    for context in (64, 4096, 32_000, 100_000, 200_000):
+        table.add_row(f"{context:,}", *(f"{1e3 * costs.seconds(width, context):.0f}" for width in WIDTHS))
     return table
 
 
@@ -318,6 +345,8 @@ def main() -> int:
     parser.add_argument(
         "--fixed", action="store_true", help="with --served: drafts of 3 or 31 tokens, without the gate"
     )
+    parser.add_argument("--context", nargs="*", type=int, default=[0], help="with --served: tokens put in front")
+    parser.add_argument("--passes", default=PASSES, help="with --served: what the oracle's passes take (ORACLE_PASS)")
     parser.add_argument("--limit", type=float, default=math.inf, help="with --served: seconds for each of them")
     parser.add_argument("--tokens", type=int, default=2000, help="the most that each case of 3. says")
     parser.add_argument(
@@ -332,8 +361,9 @@ def main() -> int:
     if options.served is not None:
         for style, kind in product(STYLES, KINDS):
             if not options.served or f"{style}-{kind}" in options.served:
-                part = Part(options.first, options.turns, options.limit)
-                served(options.session, folder, style, kind, part, options.fixed, console)
+                for front in options.context:
+                    part = Part(options.first, options.turns, options.limit, front, options.passes)
+                    served(options.session, folder, style, kind, part, options.fixed, console)
         return 0
     model, tokenizer, *_ = load(str(folder))
 
@@ -345,10 +375,11 @@ def main() -> int:
     if options.no_wall:
         return 0
     began = time.perf_counter()
-    costs = CostTable(measure_passes(model, lambda: make_prompt_cache(model), MEASURING))
+    costs = PassCosts()
+    at_once(measuring(model, lambda: make_prompt_cache(model), costs.observe, MEASURING))
     console.print(f"\nmilliseconds of a pass by width, measured in {time.perf_counter() - began:.1f} s")
     console.print(costs_table(costs))
-    gate = DraftGate(costs, Acceptance())
+    gate = DraftGate(costs)
     headings = ("today / drafts", "median of slices", "alone / drafts", "tokens a pass", "accepted")
     table = Table("milliseconds a token (CPU)", *LOOPS, *headings)
     cases = {
@@ -365,7 +396,7 @@ def main() -> int:
         table.add_row(*compared(name, loops))
     console.print(table)
     console.print("milliseconds of a pass as observed since")
-    console.print(costs_table(gate.costs))
+    console.print(costs_table(costs))
     return 0
 
 

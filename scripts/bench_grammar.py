@@ -40,11 +40,13 @@ from start_llm.core.settings import load_settings
 from start_llm.core.work import Constraint
 from start_llm.engine.decode.alone import AloneRunner
 from start_llm.engine.decode.constraint import Grammars
-from start_llm.engine.decode.costs import Acceptance, CostTable, DraftGate
+from start_llm.engine.decode.costs import PassCosts
 from start_llm.engine.decode.draft import RowDrafts
-from start_llm.engine.decode.measure import measure_passes
+from start_llm.engine.decode.gate import DraftGate
+from start_llm.engine.decode.measure import measuring
 from start_llm.engine.decode.sampling import Processor
 from start_llm.engine.decode.text import BatchRunner
+from start_llm.models.background import at_once
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.parsing.structured import ModelText, make_constraint, special_tokens
 
@@ -125,14 +127,15 @@ def forced_tokens(
     options: argparse.Namespace,
 ) -> None:
     """Milliseconds a token of one row, in answers of the same length."""
-    costs = CostTable(measure_passes(model, lambda: make_prompt_cache(model), MEASURING))
+    costs = PassCosts()
+    at_once(measuring(model, lambda: make_prompt_cache(model), costs.observe, MEASURING))
     cache = prefilled(model, list(prompt))
     ways: dict[str, list[float]] = {"free": [], "schema": [], "schema, forced": []}
     said: dict[str, list[int]] = {}
     passes: dict[str, int] = {}
     for _ in range(options.rounds // 3 + 1):
         for name, found in ways.items():
-            gate = DraftGate(costs, Acceptance()) if "forced" in name else None
+            gate = DraftGate(costs) if "forced" in name else None
             runner = AloneRunner(model, BatchRunner(model, eos=ends, max_rows=1), eos=ends, gate=gate)
             drafts = RowDrafts(lambda: None)
             runner.insert(

@@ -4,7 +4,8 @@ What the simulator (`drafting`) computes is what a server could do; this is what
 loop and stored KV, with prompts that it renders and answers that it parses. The oracle answers from what it sees in its
 KV, so a token too many or too few in there would change what is said.
 
-The costs that the gate goes by are a machine's published ones and stay so: how long the oracle takes says nothing.
+The gate goes by a machine's published costs, which stay so, or by what it measures: then the oracle's passes take as
+long as a model's would, by a sleep.
 """
 
 from __future__ import annotations
@@ -14,9 +15,8 @@ import math
 import os
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -24,11 +24,11 @@ from unittest.mock import patch
 import httpx
 from tokenizers import AddedToken, Tokenizer
 
-from scripts.bench.drafting import CallStyle, Totals, drafted_behind, said
+from scripts.bench.drafting import CallStyle, Published, Totals, drafted_behind, said
 from start_llm.app import App
 from start_llm.core.settings import load_settings
-from start_llm.engine.decode.costs import Acceptance, CostTable, DraftGate
-from start_llm.engine.decode.measure import Measured
+from start_llm.engine.decode.draft import Acceptance
+from start_llm.engine.decode.gate import DraftGate
 from tests.oracle.build import SPECIAL
 
 Json = dict[str, Any]
@@ -116,37 +116,31 @@ def tokenizer_for_oracle(folder: Path) -> Tokenizer:
     return tokenizer
 
 
-class _Published(CostTable):
-    """Stays as it is."""
-
-    def observe(self, width: int, length: int, seconds: float) -> None:
-        pass
-
-
-class _Lengths:
+class _Lengths(DraftGate):
     """In place of the server's gate: drafts of three tokens, or 31 behind a match of 16, whatever they cost."""
 
-    def __init__(self, costs: CostTable, acceptance: Acceptance, carries: bool = False) -> None:
-        self.costs, self.acceptance, self.carries = costs, acceptance, carries
-
-    def length(self, match: int, most: int, *, carried: int, context: int) -> int:
+    def length(self, acceptance: Acceptance, match: int, most: int, *, carried: int, context: int) -> int:
         return min(most, drafted_behind(match))
 
-    def hopeful(self, outlook: int, *, context: int) -> bool:
+    def hopeful(self, acceptance: Acceptance, outlook: int, *, context: int) -> bool:
         return True
 
 
-def _told(measured: Measured, *_: Any) -> Generator[float, None, Measured]:
+def _unmeasured(*_: Any) -> Generator[float]:
     """In place of measuring."""
     yield 0.0
-    return measured
 
 
 @contextmanager
-def serving(checkpoint: Path, work: Path, costs: dict[int, float], *, fixed: bool = False) -> Iterator[str]:
+def serving(
+    checkpoint: Path, work: Path, costs: dict[int, float] | None = None, *, fixed: bool = False, passes: str = ""
+) -> Iterator[str]:
     """Our server in this process, on an oracle. Gives its URL; the next answer goes into ``reply.txt`` in `work`.
 
-    `fixed`: drafts have fixed lengths, the gate decides nothing.
+    Args:
+        costs: published ones, that the gate goes by; ``None``: the gate goes by what it measures.
+        fixed: drafts have fixed lengths, the gate decides nothing.
+        passes: how long the oracle's passes take, see `ORACLE_PASS`.
     """
     settings = {
         "model_path": str(checkpoint),
@@ -162,12 +156,14 @@ def serving(checkpoint: Path, work: Path, costs: dict[int, float], *, fixed: boo
         "drafts": "auto",
     }
     app = App(load_settings(None, **settings), say=lambda line: None)
-    with (
-        patch("start_llm.engine.decode.drafting.measuring", partial(_told, {0: costs})),
-        patch("start_llm.engine.decode.drafting.CostTable", _Published),
-        patch("start_llm.engine.decode.drafting.DraftGate", _Lengths if fixed else DraftGate),
-        patch.dict(os.environ, {"ORACLE_REPLIES": str(work / "reply.txt")}),
-    ):
+    environment = {"ORACLE_REPLIES": str(work / "reply.txt")} | ({"ORACLE_PASS": passes} if passes else {})
+    with ExitStack() as stack:
+        stack.enter_context(patch.dict(os.environ, environment))
+        if costs is not None:
+            stack.enter_context(patch("start_llm.engine.decode.drafting.measuring", _unmeasured))
+            stack.enter_context(patch("start_llm.engine.decode.drafting.PassCosts", lambda window: Published(costs)))
+        if fixed:
+            stack.enter_context(patch("start_llm.engine.decode.drafting.DraftGate", _Lengths))
         app.start()
         try:
             yield app.server_url
@@ -181,6 +177,7 @@ def replay(
     session: list[Asked],
     tools: list[Json],
     *,
+    front: str = "",
     first: int = 0,
     limit: float = math.inf,
     tell: Callable[[int, Totals], None] = lambda *_: None,
@@ -188,6 +185,7 @@ def replay(
     """Sends a session's requests in their order. Counts what the server says that it did.
 
     Args:
+        front: what the conversation begins with, however long.
         first: so many answers are sent as they were recorded, and not asked for.
         limit: seconds after which no more is asked for.
         tell: gets the number of answers that are there, and the counts so far.
@@ -198,7 +196,8 @@ def replay(
     Raises:
         AssertionError: the model did not say what was recorded, so its KV was wrong.
     """
-    totals, messages, ids = Totals(), list[Json](), dict[str, str]()
+    totals, ids = Totals(), dict[str, str]()
+    messages: list[Json] = [{"role": "system", "content": front}] if front else []
     end, done = time.monotonic() + limit, 0
     with httpx.Client(timeout=WAIT) as client:
         for one in session:

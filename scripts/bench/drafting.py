@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from start_llm.engine.decode.costs import MOST_DRAFTED, Acceptance, CostTable, DraftGate
+from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE
 from start_llm.engine.decode.draft import Proposal, SuffixIndex
+from start_llm.engine.decode.gate import DraftGate
 from start_llm.prompt.drafts import tool_result_views
 
 CallStyle = Literal["xml", "json"]
@@ -132,14 +133,33 @@ class Fixed:
         pass
 
 
+class Published:
+    """Costs of a pass that are known and stay as they are. Implements `gate.Costs`.
+
+    Args:
+        costs: seconds by width; between two widths on the straight line.
+    """
+
+    def __init__(self, costs: dict[int, float]) -> None:
+        self._costs = [cost_at(costs, max(1, width)) for width in range(MOST_WIDE + 1)]
+
+    def by_width(self, context: int) -> list[float]:
+        return self._costs
+
+    def observe(self, width: int, context: int, seconds: float) -> None:
+        pass
+
+
 class Gated:
     """Drafts as long as the server's gate would let them be, on a machine with these costs."""
 
     def __init__(self, costs: dict[int, float], carries: bool) -> None:
-        self._gate = DraftGate(CostTable({0: costs}), Acceptance(), carries)
+        self._gate = DraftGate(Published(costs), carries)
 
     def length(self, proposal: Proposal, carried: int, context: int) -> int:
-        return self._gate.length(proposal.match, len(proposal.tokens), carried=carried, context=context)
+        return self._gate.length(
+            self._gate.acceptance, proposal.match, len(proposal.tokens), carried=carried, context=context
+        )
 
     def saw(self, match: int, right: bool) -> None:
         self._gate.acceptance.observe(match, right)

@@ -14,8 +14,9 @@ from start_llm.core.settings import Settings
 from start_llm.core.work import Submit
 from start_llm.engine.decode.alone import AloneRunner
 from start_llm.engine.decode.constraint import GrammarProcessor, Grammars
-from start_llm.engine.decode.costs import CostTable, DraftGate
+from start_llm.engine.decode.costs import PassCosts
 from start_llm.engine.decode.drafting import Drafts, make_drafts
+from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.sampling import LogprobTap, make_processors, make_sampler, top_logprobs
 from start_llm.engine.decode.text import BatchRunner
 from start_llm.engine.decode.thinking import ThinkingBudget
@@ -181,11 +182,11 @@ def make_runner(settings: Settings, loaded: LoadedModel, gate: DraftGate | None 
 
     how = Quantisation(settings.kv_bits, settings.kv_group_size, settings.quantized_kv_start)
     batch = QuantisingRunner(model, eos=eos, max_rows=max_rows, how=how)
-    return AloneRunner(model, batch, eos=eos, gate=gate, quantise=how.apply, quantised_from=how.start)
+    return AloneRunner(model, batch, eos=eos, gate=gate, quantisation=how)
 
 
 def drafts_for(
-    settings: Settings, loaded: LoadedModel, known: Lru[str, CostTable]
+    settings: Settings, loaded: LoadedModel, known: Lru[str, PassCosts]
 ) -> Generator[float, None, Drafts | None]:
     """``None`` if they are off, or this model cannot have them: then it decodes without. A pass over it a step."""
     if settings.drafts == "off":

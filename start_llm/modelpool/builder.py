@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
 from start_llm.engine.asking import asker
-from start_llm.engine.decode.costs import CostTable
+from start_llm.engine.decode.costs import PassCosts
 from start_llm.engine.decode.drafting import KNOWN_COSTS
 from start_llm.engine.decode.wired import unwire, wire_weights
 from start_llm.engine.features import MEMORY_BYTES, MOST_DISK_BYTES, FeatureStore
@@ -78,7 +78,7 @@ class ModelBuilder:
         self.stored_where = ""
         self.bases = BasesInMemory()
         self._vocabularies = Vocabularies()
-        self._costs: Lru[str, CostTable] = Lru(KNOWN_COSTS)
+        self._costs: Lru[str, PassCosts] = Lru(KNOWN_COSTS)
 
     def begin(self, reserved: int) -> None:
         """Looks at the machine. Before the first load, on any thread. `reserved`: bytes that no model may have."""

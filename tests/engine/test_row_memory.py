@@ -13,10 +13,11 @@ import pytest
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 from mlx_lm.models.llama import Model, ModelArgs
 
+from scripts.bench.drafting import Published
 from start_llm.core.request import Sampling
 from start_llm.engine.decode.alone import AloneRunner
-from start_llm.engine.decode.costs import Acceptance, CostTable, DraftGate
 from start_llm.engine.decode.drafting import Drafts
+from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.text import BatchRunner
 from start_llm.engine.runtime import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
@@ -82,7 +83,7 @@ def continuing_turn(alone: bool, beside: int) -> Taken:
         beside: so many short requests decode at the same time.
     """
     history = [number % 250 for number in range(HISTORY)]
-    drafts = Drafts(DraftGate(CostTable({0: {1: 1.0}}), Acceptance()))
+    drafts = Drafts(DraftGate(Published({1: 1.0})))
     gc.collect()  # what another run has left
     mx.clear_cache()
     before = mx.get_active_memory()

@@ -70,10 +70,12 @@ class Live:
         return self.prompts[answer["body"]["id"]]
 
 
-def _measured(*_: Any) -> Generator[float, None, dict[int, dict[int, float]]]:
+def _measured(model: Any, make_cache: Any, observe: Any) -> Generator[float]:
     """What passes cost, the same on every machine."""
     yield 0.0
-    return {64: {1: 0.001, 32: 0.002}}
+    for width, seconds in ((1, 0.001), (32, 0.002)):
+        for _ in range(3):
+            observe(width, 64, seconds)
 
 
 @contextmanager

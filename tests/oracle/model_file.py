@@ -6,10 +6,11 @@ through the cache, so a cache that was cut, merged or restored wrongly cannot gi
 the cues.
 
 Environment, read at every pass: `ORACLE_LOG` (a JSON line per pass is appended), `ORACLE_SLEEP_PER_TOKEN` and
-`ORACLE_SLEEP_PER_STEP` (seconds per prefilled token, per decode pass), `ORACLE_REPLIES` (a file whose text, if any, is
-the next answer, whatever the cues say), `ORACLE_FAULT` (a file whose text says what goes wrong in the next pass:
-`hang`, `exit` or `raise`), `ORACLE_HOLD_LOADING` (loading goes on once this file is gone; another with `.reached`
-behind its name says that it has come so far).
+`ORACLE_SLEEP_PER_STEP` (seconds per prefilled token, per decode pass), `ORACLE_PASS` (four numbers: the seconds that a
+pass takes in all, plus those for each token in it, each token in the KV, and each pair of both), `ORACLE_REPLIES` (a
+file whose text, if any, is the next answer, whatever the cues say), `ORACLE_FAULT` (a file whose text says what goes
+wrong in the next pass: `hang`, `exit` or `raise`), `ORACLE_HOLD_LOADING` (loading goes on once this file is gone;
+another with `.reached` behind its name says that it has come so far).
 """
 
 # No postponed annotations here: mlx-lm does not register this module, and dataclasses would look for it.
@@ -94,6 +95,15 @@ def go_wrong(file: Path) -> None:
         raise SystemExit("the model wants to exit")
     if fault == "raise":
         raise RuntimeError("the model fails")
+
+
+def take_time(entry: Pass, width: int, began: float) -> None:
+    """Sleeps until the pass has taken as long as `ORACLE_PASS` says."""
+    if costs := os.environ.get("ORACLE_PASS"):
+        first, token, held, pair = map(float, costs.split())
+        context = max(entry.offsets, default=0)
+        seconds = first + token * width + held * context + pair * context * width
+        time.sleep(max(0.0, began + seconds - time.perf_counter()))
 
 
 @dataclass
@@ -193,7 +203,7 @@ class Model(nn.Module):
     def __call__(self, inputs: mx.array, cache: Any = None, **_: Any) -> mx.array:
         if fault := os.environ.get("ORACLE_FAULT"):
             go_wrong(Path(fault))
-        cache = self.make_cache() if cache is None else cache
+        cache, began = self.make_cache() if cache is None else cache, time.perf_counter()
         tokens = np.array(inputs).astype(np.int64)
         batch, length = tokens.shape
         passed = [layer(tokens, c) for layer, c in zip(self.layers, cache, strict=True)]
@@ -221,6 +231,7 @@ class Model(nn.Module):
                 logits[row, np.arange(len(said)), said] = CHOSEN
             entry.decode.append(decode)
         self._record(entry)
+        take_time(entry, length, began)
         return mx.broadcast_to(mx.array(logits), (batch, length, logits.shape[2]))
 
     def _problem(self, rows: list[Any], history: np.ndarray) -> str | None:

@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
 from start_llm.core.vision import ImageSpan
-from start_llm.engine.decode.costs import DraftGate
 from start_llm.engine.decode.draft import RowDrafts
+from start_llm.engine.decode.gate import DraftGate
+from start_llm.engine.decode.rewind import leaves
 from start_llm.engine.decode.runner import Cache, DecodeRow, DecodeRunner, Processors, Sampler, Suspended
 from start_llm.engine.decode.text import eval_cache
-from start_llm.engine.decode.verify import RowState, SingleRow
+from start_llm.engine.decode.verify import KVQuantisation, RowState, SingleRow
 
 _CLEAR_EVERY = 512  # steps after which memory that MLX keeps for later use is given back, as `BatchGenerator` does it
 
 
 @dataclass(slots=True)
-class _Entry:
-    """A row. It waits (`state`), is alone (`single`), or is in the batch (`batched`, its uid there).
+class _Row:
+    """A row and where it is.
 
     Attributes:
+        place: between two loops (`RowState`), alone (`SingleRow`), or in the batch (its uid there).
         left: tokens that it may still report; only kept up to date while it is in the batch.
     """
 
@@ -31,9 +34,7 @@ class _Entry:
     sampler: Sampler
     processors: Processors
     drafts: RowDrafts
-    state: RowState | None = None
-    single: SingleRow | None = None
-    batched: int | None = None
+    place: RowState | SingleRow | int = -1
     left: int = 0
 
 
@@ -47,8 +48,8 @@ class AloneRunner:
         batch: decodes several rows.
 
     Args:
-        gate: decides about drafts; ``None``: there are none.
-        quantise: is called with a cache after each pass, and acts from `quantised_from` tokens on.
+        gate: decides about drafts, and learns what passes cost; ``None``: there are no drafts.
+        quantisation: of a row's KV, as it grows.
     """
 
     def __init__(
@@ -58,21 +59,24 @@ class AloneRunner:
         *,
         eos: Iterable[int],
         gate: DraftGate | None = None,
-        quantise: Callable[[Cache], object] | None = None,
-        quantised_from: int = 0,
+        quantisation: KVQuantisation | None = None,
     ) -> None:
         self.max_rows = batch.max_rows
         self.batch = batch
-        self._model, self._eos, self._gate = model, frozenset(eos), gate
-        self._quantise, self._quantised_from = quantise, quantised_from
-        self._entries: dict[int, _Entry] = {}
+        self._model, self._eos, self._gate, self._quantisation = model, frozenset(eos), gate, quantisation
+        self._rows: dict[int, _Row] = {}
         self._uid = self._steps = 0
 
     def sample(self) -> tuple[int, Cache]:
         return self.batch.sample()
 
     def prefill(self, cache: Cache, tokens: Sequence[int], images: Sequence[ImageSpan] = ()) -> int:
-        return self.batch.prefill(cache, tokens, images)
+        held, began = _held(cache), time.perf_counter()
+        taken = self.batch.prefill(cache, tokens, images)
+        if self._gate is not None and not images:
+            # A chunk is a wide pass for nothing. Its tokens see half of the chunk, on average.
+            self._gate.costs.observe(len(tokens), held + len(tokens) // 2, time.perf_counter() - began)
+        return taken
 
     def insert(
         self,
@@ -84,10 +88,9 @@ class AloneRunner:
         processors: Processors,
         drafts: RowDrafts | None = None,
     ) -> int:
-        entry = self._enter(sampler, processors, drafts)
-        state = RowState(cache, list(tokens[:-1]), tokens[-1], max_tokens, sampler, processors)
-        entry.state = self._counted(state, entry)
-        return entry.uid
+        row = self._add(sampler, processors, drafts)
+        row.place = RowState(cache, list(tokens[:-1]), tokens[-1], max_tokens, sampler, processors, drafts=row.drafts)
+        return row.uid
 
     def resume(
         self,
@@ -98,143 +101,137 @@ class AloneRunner:
         processors: Processors,
         drafts: RowDrafts | None = None,
     ) -> int:
-        entry = self._enter(sampler, processors, drafts)
-        entry.state = self._suspended(row, max_tokens, entry)
-        return entry.uid
+        added = self._add(sampler, processors, drafts)
+        added.place = _resumed(row, added, max_tokens)
+        return added.uid
 
     def decode(self) -> list[DecodeRow]:
-        if not self._entries:
+        if not self._rows:
             return []
         self._steps += 1
         if self._steps % _CLEAR_EVERY == 0:
             mx.clear_cache()
-        first = next(iter(self._entries.values()))
-        rows = self._several() if len(self._entries) > 1 else self._alone(first)
-        for row in rows:
-            if row.finish is not None:
-                del self._entries[row.uid]
-        return rows
+        first = next(iter(self._rows.values()))
+        results = self._several() if len(self._rows) > 1 else self._alone(first)
+        for result in results:
+            if result.finish is not None:
+                del self._rows[result.uid]
+        return results
 
     def suspend(self, uid: int) -> Suspended | None:
-        entry = self._entries.get(uid)
-        if entry is None:
+        row = self._rows.get(uid)
+        if row is None:
             return None
-        if entry.batched is not None:
-            row = self.batch.suspend(entry.batched)
-        else:
-            row = self._out(entry)
-        if row is not None:
-            del self._entries[uid]
-        return row
+        suspended = self.batch.suspend(row.place) if isinstance(row.place, int) else self._taken_out(row.place)
+        if suspended is not None:
+            del self._rows[uid]
+        return suspended
 
     def remove(self, uid: int) -> tuple[Cache, Sequence[int]] | None:
-        entry = self._entries.pop(uid, None)
-        if entry is None:
+        row = self._rows.pop(uid, None)
+        if row is None:
             return None
-        if entry.batched is not None:
-            return self.batch.remove(entry.batched)
-        with mx.stream(generation_stream):
-            state = entry.single.leave() if entry.single is not None else cast(RowState, entry.state)
-            eval_cache(state.cache)
+        if isinstance(row.place, int):
+            return self.batch.remove(row.place)
+        state = _left(row.place)
         return state.cache, state.tokens
 
     def clear(self) -> None:
-        self._entries.clear()
+        self._rows.clear()
         self.batch.clear()
 
     def close(self) -> None:
-        self._entries.clear()
+        self._rows.clear()
         self.batch.close()
 
-    def _enter(self, sampler: Sampler, processors: Processors, drafts: RowDrafts | None) -> _Entry:
+    def _add(self, sampler: Sampler, processors: Processors, drafts: RowDrafts | None) -> _Row:
         self._uid += 1
-        self._entries[self._uid] = entry = _Entry(self._uid, sampler, processors, drafts or RowDrafts())
-        return entry
+        self._rows[self._uid] = row = _Row(self._uid, sampler, processors, drafts or RowDrafts())
+        return row
 
-    # --- alone ------------------------------------------------------------------
-
-    def _alone(self, entry: _Entry) -> list[DecodeRow]:
-        if entry.batched is not None:
-            row = self.batch.suspend(entry.batched)
-            if row is None:  # it has not begun there, or ends with its next token
+    def _alone(self, row: _Row) -> list[DecodeRow]:
+        if isinstance(row.place, int):
+            suspended = self.batch.suspend(row.place)
+            if suspended is None:  # it has not begun there, or ends with its next token
                 return self._batched()
-            entry.batched, entry.state = None, self._suspended(row, entry.left, entry)
+            row.place = _resumed(suspended, row, row.left)
+        find_drafter = row.drafts.drafter
         with mx.stream(generation_stream):
-            if entry.single is None:
-                entry.single, entry.state = self._single(entry, cast(RowState, entry.state)), None
-            drafter = entry.drafts.drafter() if entry.drafts.drafter is not None else None
+            if isinstance(row.place, RowState):
+                gate = None if find_drafter is None else self._gate
+                row.place = SingleRow(
+                    row.uid, self._model, row.place, eos=self._eos, gate=gate, quantisation=self._quantisation
+                )
+            drafter = None if find_drafter is None else find_drafter()
             if drafter is not None:
-                entry.single.offer(drafter)
-            return entry.single.step()
-
-    def _single(self, entry: _Entry, state: RowState) -> SingleRow:
-        return SingleRow(
-            entry.uid,
-            self._model,
-            state,
-            eos=self._eos,
-            gate=self._gate if entry.drafts.drafter is not None else None,
-            quantise=self._quantise,
-            quantised_from=self._quantised_from,
-        )
-
-    def _suspended(self, row: Suspended, left: int, entry: _Entry) -> RowState:
-        tokens = list(row.tokens)
-        state = RowState(row.cache, tokens, row.token, left, entry.sampler, entry.processors, fresh=False)
-        return self._counted(state, entry)
-
-    @staticmethod
-    def _counted(state: RowState, entry: _Entry) -> RowState:
-        state.counts = entry.drafts.counts
-        return state
-
-    def _out(self, entry: _Entry) -> Suspended | None:
-        """The row as it leaves its own loop; ``None`` if it has not begun or ends with its next token."""
-        if entry.single is None:
-            state = cast(RowState, entry.state)
-        else:
-            with mx.stream(generation_stream):
-                state = entry.single.leave()
-                eval_cache(state.cache)
-        if state.fresh:
-            return None
-        token = state.newest if isinstance(state.newest, int) else cast(int, state.newest.item())
-        return None if token in self._eos or state.left <= 1 else Suspended(state.cache, state.tokens, token)
-
-    # --- several ----------------------------------------------------------------
+                row.place.offer(drafter)
+            return row.place.step()
 
     def _several(self) -> list[DecodeRow]:
-        rows = []
-        for entry in self._entries.values():
-            if entry.batched is None:
-                rows += self._join(entry)
-        return rows + self._batched()
+        results = []
+        for row in self._rows.values():
+            if not isinstance(row.place, int):
+                results += self._join(row, row.place)
+        return results + self._batched()
 
-    def _join(self, entry: _Entry) -> list[DecodeRow]:
+    def _join(self, row: _Row, place: RowState | SingleRow) -> list[DecodeRow]:
         """Puts a row into the batch, unless it ends with its next token."""
-        row = self._out(entry)
-        state = entry.single.state if entry.single is not None else cast(RowState, entry.state)
-        entry.left = state.left
-        if row is not None:
-            entry.batched = self.batch.resume(
-                row, max_tokens=state.left, sampler=entry.sampler, processors=entry.processors
-            )
+        suspended = self._taken_out(place)
+        state = place.state if isinstance(place, SingleRow) else place
+        row.left = state.left
+        how: dict[str, Any] = {"max_tokens": state.left, "sampler": row.sampler, "processors": row.processors}
+        if suspended is not None:
+            row.place = self.batch.resume(suspended, **how)
         elif state.fresh:
-            tokens = [*state.tokens, cast(int, state.newest)]
-            entry.batched = self.batch.insert(
-                tokens, state.cache, max_tokens=state.left, sampler=entry.sampler, processors=entry.processors
-            )
+            row.place = self.batch.insert([*state.tokens, _token(state)], state.cache, **how)
         else:
-            return self._alone(entry)
-        entry.state = entry.single = None
+            return self._alone(row)
         return []
 
     def _batched(self) -> list[DecodeRow]:
-        entries = {entry.batched: entry for entry in self._entries.values() if entry.batched is not None}
-        rows = self.batch.decode() if entries else []
-        for row in rows:
-            entry = entries[row.uid]
-            entry.drafts.counts.forwards += 1
-            entry.left -= 1
-            row.uid = entry.uid
-        return rows
+        rows = {row.place: row for row in self._rows.values() if isinstance(row.place, int)}
+        results = self.batch.decode() if rows else []
+        for result in results:
+            row = rows[result.uid]
+            row.drafts.counts.forwards += 1
+            row.left -= 1
+            result.uid = row.uid
+        return results
+
+    def _taken_out(self, place: RowState | SingleRow) -> Suspended | None:
+        """The row as it leaves its own loop; ``None`` if it has not begun or ends with its next token."""
+        state = _left(place) if isinstance(place, SingleRow) else place
+        if state.fresh:
+            return None
+        token = _token(state)
+        return None if token in self._eos or state.left <= 1 else Suspended(state.cache, state.tokens, token)
+
+
+def _left(place: RowState | SingleRow) -> RowState:
+    """The row outside of its loop, with its KV evaluated."""
+    with mx.stream(generation_stream):
+        state = place.leave() if isinstance(place, SingleRow) else place
+        eval_cache(state.cache)
+    return state
+
+
+def _token(state: RowState) -> int:
+    return state.newest if isinstance(state.newest, int) else int(state.newest.item())
+
+
+def _resumed(row: Suspended, entry: _Row, left: int) -> RowState:
+    return RowState(
+        row.cache,
+        list(row.tokens),
+        row.token,
+        left,
+        entry.sampler,
+        entry.processors,
+        fresh=False,
+        drafts=entry.drafts,
+    )
+
+
+def _held(cache: Cache) -> int:
+    """Tokens in a row's KV, as far as a layer counts them."""
+    return max((leaf.offset for leaf in leaves(cache) if hasattr(leaf, "offset")), default=0)

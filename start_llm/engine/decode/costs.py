@@ -1,171 +1,284 @@
-"""Whether a draft pays: what a forward pass costs by its width, and how often proposals were right. Pure.
+"""What a forward pass costs, by its width and its context. Pure: knows numbers, no clock and no MLX. One thread.
 
-A pass over one token reads all weights once; a pass over four reads them once, too, and yields up to four tokens. How
-much longer it takes depends on the machine, the model and the length of the context, so it is measured, not assumed.
+A pass over one token reads all weights once. A pass over four tokens reads them once, too, and may yield four tokens.
+How much longer it takes depends on the machine, the model and the context, so it is learnt from what passes took: those
+that are measured at load, decode passes, and prefill chunks, which are wide passes at long contexts.
+
+Theory of operation:
+
+- The model is a sum of parts, each with a coefficient that is never negative, so it never falls as width or context
+  grows: `weights + width + steps in width + context + context x width + attention over a window`. All of it is
+  multiplied with the *slowness* of the machine, which is 1 at first.
+- Passes of about the same width and context are one *kind*. For each kind the usual time is kept, without the
+  slowness: one time changes it by a little, whatever it says.
+- The coefficients are fitted to the usual times, by relative errors. What was seen lately weighs more, and what was
+  never seen stays near what is believed at first: that wide passes cost little. A pass that is tried tells the truth.
+- Three times in a row that are none of the usual ones mean a change. If another kind was as usual meanwhile, the usual
+  time of this kind has changed. If not, the slowness has: somebody else is busy, or there is another power mode.
+- If no coefficients explain the first three times of a new kind together with what was seen long ago, the slowness has
+  changed, too: the machine was busy when the model was loaded.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Mapping
+import math
+import statistics
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 
-from start_llm.engine.decode.draft import FORCED_MATCH
+import numpy as np
+from numpy.typing import NDArray
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 MOST_DRAFTED = WIDTHS[-1] - 1
 MOST_WIDE = 2 * WIDTHS[-1]
-"""Tokens in one pass, those that are carried included."""
+"""Tokens in one pass of a row that decodes, those that are carried included."""
 
-LEAST_GAIN = 1.05
+UNKNOWN_SECONDS = 0.05
+"""What a pass is taken to take before the first one was observed."""
 
-_MEMORY = 0.1  # weight of one observed time
-_SHARED = 0.7  # of that weight: a machine that gets busy or idle changes all times alike
-_OUTLIER = 3.0  # a time so many times longer or shorter than expected says little about the next one
-_MATCHES = (3, 4, 5, 6, 8, 12, 16, 24, 32, FORCED_MATCH)
-# The share of right tokens by length of the match, counted in recorded coding sessions.
-_PRIOR = (0.55, 0.65, 0.75, 0.79, 0.86, 0.86, 0.92, 0.94, 0.97, 0.97)
-_PRIOR_WEIGHT = 8.0
-_DECAY = 0.97
+_KINDS = 192  # that are kept; those seen last
+_SETTLED = 3  # times that make a kind's usual time, or change the machine's speed
+_CHANGED = 1.4  # a time that differs by more is none of the usual ones
+_NEWEST, _NEWEST_USUAL = 0.1, 0.05  # weight of one time in the slowness, and in the usual time of its kind
+_NOISE = 0.1  # of a usual time, as a share
+_NOW, _LATELY = 8, 64  # passes
+_HALF_LIFE = 300  # passes after which what a kind says has half its weight
+_LEAST_WEIGHT = 0.25
+_OFF = 0.08  # the coefficients are fitted again once a usual time is off by such a share,
+_PATIENCE = 4  # but not before so many passes
+_HUBER, _ROUNDS = 1.5, 3  # standard deviations beyond which an error counts less; rounds of weighing errors
+_MISFIT = 8.0  # standard deviations by which a new kind may spoil the fit of the others
+_MOST_SLOWNESS = 1e4
+_LEAST_SECONDS, _MOST_SECONDS = 1e-6, 3600.0  # no pass takes less or more: the clock is wrong
+_FAR = 4096.0  # tokens of context that the beliefs about the context's coefficients go by
+
+# What is believed of each part before anything is known: mean and standard deviation, in units of the quickest pass.
+_WEIGHTS, _WIDTH, _STEP = (1.0, 0.5), (0.02, 0.5), (0.0, 0.3)  # the last one for each token of a step
+_CONTEXT, _CROSS, _WINDOW = (0.0, 2.0 / _FAR), (0.0, 0.1 / _FAR), (0.0, 0.5)
+
+_STEPS = list(pairwise(WIDTHS))
 
 
-class CostTable:
-    """Seconds of a forward pass by width (tokens computed) and length (tokens in the KV).
+@dataclass(slots=True)
+class _Kind:
+    """Passes of about one width and context.
 
-    Args:
-        measured: seconds by width, for one or more lengths.
+    Attributes:
+        width, context: of the first of them.
+        usual: seconds that such a pass takes; 0 until `_SETTLED` were seen.
+        recent: number and seconds of the last ones, brought to that width and context.
     """
 
-    def __init__(self, measured: Mapping[int, Mapping[int, float]]) -> None:
-        self._lengths = sorted(measured)
-        self._rows = [[_between(measured[length], width) for width in WIDTHS] for length in self._lengths]
+    width: int
+    context: int
+    usual: float = 0.0
+    recent: list[tuple[int, float]] = field(default_factory=list)
 
-    def seconds(self, width: int, length: int) -> float:
-        """On straight lines between what was measured; a width beyond the widest costs in proportion."""
-        if width > WIDTHS[-1]:
-            return self.seconds(WIDTHS[-1], length) * width / WIDTHS[-1]
-        column = bisect_left(WIDTHS, width)
-        high = self._at(column, length)
-        if WIDTHS[column] == width:
-            return high
-        low = self._at(column - 1, length)
-        return low + (high - low) * (width - WIDTHS[column - 1]) / (WIDTHS[column] - WIDTHS[column - 1])
+    @property
+    def seconds(self) -> float:
+        return self.usual or statistics.median_low(seconds for _, seconds in self.recent)
 
-    def observe(self, width: int, length: int, seconds: float) -> None:
-        """A pass took so long; the nearest entries move towards it, and the other widths follow, though not as far.
+    @property
+    def seen(self) -> int:
+        """The number of the last one."""
+        return self.recent[-1][0]
 
-        Without that, a machine that was busy when it was measured would look slow for wide passes for ever: they
-        would never be tried.
-        """
-        expected = self.seconds(width, length)
-        if width > WIDTHS[-1] or expected <= 0:
+    def add(self, number: int, seconds: float) -> float:
+        """One more. Returns by which factor the last ones are slower than usual, 1.0 if some of them were as usual."""
+        self.recent = [*self.recent[1 - _SETTLED :], (number, seconds)]
+        if not self.usual:
+            if len(self.recent) == _SETTLED:
+                self.usual = statistics.median(seconds for _, seconds in self.recent)
+            return 1.0
+        if self.is_usual(seconds):
+            self.usual *= (seconds / self.usual) ** _NEWEST_USUAL
+        times = [seconds for _, seconds in self.recent]
+        if min(times) > self.usual * _CHANGED or max(times) < self.usual / _CHANGED:
+            return statistics.median(times) / self.usual
+        return 1.0
+
+    def is_usual(self, seconds: float) -> bool:
+        return self.usual / _CHANGED <= seconds <= self.usual * _CHANGED
+
+    def slow_down(self, factor: float, since: int) -> None:
+        """The machine is slower by this factor since a pass of that number."""
+        self.recent = [(number, seconds / factor if number >= since else seconds) for number, seconds in self.recent]
+
+
+class PassCosts:
+    """Seconds of a forward pass.
+
+    Args:
+        window: tokens that attention over a window sees; 0: no layer has one.
+    """
+
+    def __init__(self, window: int = 0) -> None:
+        self._window = window
+        parts = [_WEIGHTS, _WIDTH, *((_STEP[0], _STEP[1] * (high - low)) for low, high in _STEPS), _CONTEXT, _CROSS]
+        parts += [(_WINDOW[0], _WINDOW[1] / window)] if window else []
+        self._believed, self._deviation = (np.array(column) for column in zip(*parts, strict=True))
+        self._set(self._believed * UNKNOWN_SECONDS)
+        self._kinds: OrderedDict[tuple[int, int], _Kind] = OrderedDict()
+        self._slowness = 1.0
+        self._passes = self._fitted = 0
+        self._as_usual = -_LATELY, (0, 0)  # when a pass was as usual last, and of which kind
+        self._quickest, self._slowest, self._longest = math.inf, 0.0, 1
+        self._near, self._widths = (-1, -1, -1), list[float]()
+
+    def observe(self, width: int, context: int, seconds: float) -> None:
+        """A pass over `width` tokens, behind `context` tokens in the KV, took so long."""
+        if not _LEAST_SECONDS < seconds < _MOST_SECONDS or width < 1 or context < 0:
             return
-        ratio = min(max(seconds / expected, 1 / _OUTLIER), _OUTLIER)
-        factor = 1 + _MEMORY * (ratio - 1)
-        column = bisect_left(WIDTHS, width)
-        columns = [column] if WIDTHS[column] == width else [column - 1, column]
-        row, share = self._place(length)
-        for r in {row, row + (share > 0)}:
-            weight = 1.0 if share in (0.0, 1.0) else (share if r > row else 1 - share)
-            for c in range(len(WIDTHS)):
-                part = weight if c in columns else weight * _SHARED
-                self._rows[r][c] *= 1 + part * (factor - 1)
+        self._passes += 1
+        self._quickest, self._slowest = min(self._quickest, seconds), max(self._slowest, seconds)
+        self._longest = max(self._longest, context)
+        key = round(4 * math.log2(width)), round(2 * math.log2(1 + context / 64))
+        kind = self._kinds.setdefault(key, _Kind(width, context))
+        self._kinds.move_to_end(key)
+        if len(self._kinds) > _KINDS:
+            self._kinds.popitem(last=False)
+        brought = self._modelled(kind.width, kind.context) / self._modelled(width, context) / self._slowness
+        was_settled = kind.usual > 0
+        factor = kind.add(self._passes, seconds * brought)
+        if was_settled and kind.is_usual(seconds * brought):
+            self._as_usual = self._passes, key
+            self._slowness *= (seconds * brought / kind.usual) ** _NEWEST
+        if factor != 1.0:
+            self._change(key, kind, factor)
+        elif not was_settled and kind.usual:
+            self._settle(kind)
+        elif self._is_off(kind):
+            self._fit()
 
-    def table(self) -> dict[int, dict[int, float]]:
-        """Seconds by length and width as they stand."""
-        return {
-            length: dict(zip(WIDTHS, row, strict=True)) for length, row in zip(self._lengths, self._rows, strict=True)
-        }
+    def seconds(self, width: int, context: int) -> float:
+        """What a pass is expected to take.
 
-    def _at(self, column: int, length: int) -> float:
-        row, share = self._place(length)
-        low = self._rows[row][column]
-        if share == 0.0:
-            return low
-        return max(low + (self._rows[row + 1][column] - low) * share, low * 0.5)
-
-    def _place(self, length: int) -> tuple[int, float]:
-        """The row below this length and the share of the next one; beyond the last one it is more than 1."""
-        lengths = self._lengths
-        if len(lengths) == 1 or length <= lengths[0]:
-            return 0, 0.0
-        row = min(bisect_right(lengths, length) - 1, len(lengths) - 2)
-        return row, (length - lengths[row]) / (lengths[row + 1] - lengths[row])
-
-
-class Acceptance:
-    """How often the next token was the proposed one, by the length of the match; what is recent weighs more."""
-
-    def __init__(self) -> None:
-        self._right = [_PRIOR_WEIGHT * share for share in _PRIOR]
-        self._tried = [_PRIOR_WEIGHT] * len(_PRIOR)
-
-    def chance(self, match: int) -> float:
-        """That the token behind a match of this length is right."""
-        bucket = self._bucket(match)
-        return self._right[bucket] / self._tried[bucket]
-
-    def observe(self, match: int, right: bool) -> None:
-        bucket = self._bucket(match)
-        self._right[bucket] = self._right[bucket] * _DECAY + right
-        self._tried[bucket] = self._tried[bucket] * _DECAY + 1.0
-
-    @staticmethod
-    def _bucket(match: int) -> int:
-        return max(0, bisect_right(_MATCHES, match) - 1)
-
-
-class DraftGate:
-    """Decides how much of a proposal is worth computing.
-
-    Args:
-        carries: after a rejection the accepted tokens have to be computed again, with the next pass.
-    """
-
-    def __init__(self, costs: CostTable, acceptance: Acceptance, carries: bool = False) -> None:
-        self.costs, self.acceptance, self.carries = costs, acceptance, carries
-        self._widths: list[float] = []  # seconds by width as they were lately, for contexts near `_near`
-        self._near, self._uses = -1, 0
-
-    def length(self, match: int, most: int, *, carried: int, context: int) -> int:
-        """Tokens to draft; 0 if none pays.
-
-        Args:
-            most: tokens that are proposed.
-            carried: tokens that must be computed before them anyway, beside the newest one.
-            context: tokens in the KV.
+        A narrow one is no quicker than the quickest that was seen, and no slower than the slowest, in proportion where
+        the context is longer than any. A wide one costs at most as much as its tokens one by one.
         """
-        seconds = self._seconds(context)
-        base = seconds[carried + 1]
-        best, best_gain = 0, LEAST_GAIN
-        expected, chance, again = 0.0, 1.0, 0.0
-        for drafted in range(1, min(most, MOST_DRAFTED, MOST_WIDE - carried - 1) + 1):
-            right = self.acceptance.chance(match + drafted - 1)
-            if self.carries:  # if it fails here, what came before is computed once more
-                again += chance * (1 - right) * (seconds[drafted + 1] - seconds[1])
-            chance *= right
-            expected += chance
-            if chance < 0.02:
-                break
-            gain = (1 + expected) * base / (seconds[carried + 1 + drafted] + again)
-            if gain > best_gain:
-                best, best_gain = drafted, gain
-        return best
+        narrow = self._slowness * self._modelled(1, context)
+        if self._passes:
+            narrow = min(max(narrow, self._quickest), self._slowest * max(1.0, context / self._longest))
+        if width <= 1:
+            return narrow
+        return min(max(narrow, self._slowness * self._modelled(width, context)), width * narrow)
 
-    def _seconds(self, context: int) -> list[float]:
-        self._uses += 1
-        if context >> 9 != self._near or self._uses >= 32:
-            self._near, self._uses = context >> 9, 0
-            self._widths = [self.costs.seconds(max(1, width), context) for width in range(MOST_WIDE + 1)]
+    def by_width(self, context: int) -> list[float]:
+        """What `seconds` said lately, for about this context, of passes over 0 (as over 1) to `MOST_WIDE` tokens."""
+        near = context >> 9, self._fitted, self._passes >> 4
+        if near != self._near:
+            self._near = near
+            self._widths = [self.seconds(width, context) for width in range(MOST_WIDE + 1)]
         return self._widths
 
-    def hopeful(self, outlook: int, *, context: int) -> bool:
-        """Whether a match of at most this length could be worth a draft."""
-        return outlook >= _MATCHES[0] and self.length(outlook, MOST_DRAFTED, carried=0, context=context) > 0
+    def _modelled(self, width: int, context: int) -> float:
+        at_none = self._at_none[width] if width <= MOST_WIDE else self._at_none[-1] + self._more * (width - MOST_WIDE)
+        by_context = self._context + self._cross * (width - 1)
+        return float(at_none + context * by_context + self._seen * min(context, self._window))
+
+    def _set(self, coefficients: NDArray[np.float64]) -> None:
+        self._coefficients = coefficients
+        self._context, self._cross, self._seen = [*coefficients[len(_STEPS) + 2 :].tolist(), 0.0][:3]
+        self._more = float(coefficients[1])
+        widths = np.maximum(1, np.arange(MOST_WIDE + 1))
+        self._at_none: list[float] = (self._parts(widths, np.zeros_like(widths)) @ coefficients).tolist()
+
+    def _is_off(self, kind: _Kind) -> bool:
+        """Whether the coefficients should be fitted again for this kind, and may be by now."""
+        off = abs(kind.seconds / self._modelled(kind.width, kind.context) - 1)
+        return off > _OFF and (not kind.usual or self._passes - self._fitted >= _PATIENCE)
+
+    def _change(self, key: tuple[int, int], kind: _Kind, factor: float) -> None:
+        """Passes of this kind have become slower by a factor: is it the kind, or the machine?"""
+        number, other = self._as_usual
+        if other != key and number >= kind.recent[0][0]:
+            kind.usual *= factor
+        else:
+            self._slow_down(factor, kind.recent[0][0])
+        self._fit()
+
+    def _slow_down(self, factor: float, since: int) -> None:
+        self._slowness *= factor
+        for kind in self._kinds.values():
+            kind.slow_down(factor, since)
+        if not 1 / _MOST_SLOWNESS < self._slowness < _MOST_SLOWNESS:  # what was seen before was no machine
+            last = next(reversed(self._kinds.values())).recent[-1][1] * self._slowness
+            self._kinds.clear()
+            self._slowness = 1.0
+            self._set(self._believed * last)
+
+    def _settle(self, kind: _Kind) -> None:
+        """A new kind's usual time is known. If that and what is old have no explanation, the machine has changed.
+
+        Not so if a kind was as usual lately.
+        """
+        old = [other for other in self._kinds.values() if self._passes - other.seen > _NOW]
+        if old and self._passes - self._as_usual[0] > _LATELY and kind.width <= MOST_WIDE:
+            self._fit(old)
+            expected, apart = self._modelled(kind.width, kind.context), self._misfit(old)
+            self._fit([*old, kind])
+            if self._misfit([*old, kind]) > apart + _MISFIT:
+                self._slow_down(kind.usual / expected, kind.recent[0][0])
+                kind.usual = expected
+        self._fit()
+
+    def _misfit(self, kinds: Iterable[_Kind]) -> float:
+        """How badly the coefficients explain what is usual, in standard deviations over all these kinds."""
+        return sum(self._weight(k) * abs(math.log(k.seconds / self._modelled(k.width, k.context))) for k in kinds)
+
+    def _fit(self, kinds: Sequence[_Kind] = ()) -> None:
+        """The coefficients that make relative errors and distances from what is believed smallest; none is negative.
+
+        An error that is large counts by its size, not by its square (Huber's weights).
+
+        Args:
+            kinds: the only ones that count; empty: all.
+        """
+        self._fitted = self._passes
+        kinds = kinds or list(self._kinds.values())
+        if not kinds:
+            return
+        times = np.array([kind.seconds for kind in kinds])
+        unit = float(times.min())
+        parts = self._parts(np.array([k.width for k in kinds]), np.array([k.context for k in kinds]))
+        parts *= unit * self._deviation
+        weights = np.array([self._weight(kind) for kind in kinds])
+        believed = self._believed / self._deviation
+        scaled = np.maximum(self._coefficients / (unit * self._deviation), 0.0)
+        for _ in range(_ROUNDS):
+            against = np.maximum(times, parts @ scaled)
+            errors = weights * np.abs(parts @ scaled - times) / against
+            row_weights = weights * np.sqrt(np.minimum(1.0, _HUBER / np.maximum(errors, 1e-9))) / against
+            rows = parts * row_weights[:, None]
+            scaled = _not_negative(rows.T @ rows + np.eye(len(believed)), rows.T @ (row_weights * times) + believed)
+        self._set(np.maximum(scaled, 1e-9) * self._deviation * unit)
+
+    def _weight(self, kind: _Kind) -> float:
+        age = 0.5 ** ((self._passes - kind.seen) / _HALF_LIFE)
+        settled = 1.0 if kind.usual else len(kind.recent) / _SETTLED
+        return math.sqrt(max(_LEAST_WEIGHT, age) * settled) / _NOISE
+
+    def _parts(self, widths: NDArray[np.int64], contexts: NDArray[np.int64]) -> NDArray[np.float64]:
+        """What each coefficient is multiplied with, [passes, coefficients]."""
+        more = widths - 1
+        columns = [np.ones(len(widths)), more]
+        columns += [np.clip((widths - low) / (high - low), 0, 1) for low, high in _STEPS]
+        columns += [contexts, contexts * more]
+        if self._window:
+            columns.append(np.minimum(contexts, self._window))
+        return np.stack(columns, axis=1).astype(np.float64)
 
 
-def _between(seconds: Mapping[int, float], width: int) -> float:
-    below = max((w for w in seconds if w <= width), default=min(seconds))
-    above = min((w for w in seconds if w >= width), default=max(seconds))
-    if below == above:
-        return seconds[below]
-    return seconds[below] + (seconds[above] - seconds[below]) * (width - below) / (above - below)
+def _not_negative(matrix: NDArray[np.float64], goal: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The solution of ``matrix @ x = goal``; what would be negative is 0, and the rest is solved again."""
+    positive = np.ones(len(goal), dtype=bool)
+    found = np.zeros(len(goal))
+    while True:
+        found[:] = 0.0
+        found[positive] = np.linalg.solve(matrix[np.ix_(positive, positive)], goal[positive])
+        if found.min() >= 0:
+            return found
+        positive &= found > 0.5 * found.min()

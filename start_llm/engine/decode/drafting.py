@@ -14,25 +14,28 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from mlx_lm.models.cache import RotatingKVCache
 
 from start_llm.core.work import Submit
-from start_llm.engine.decode.costs import Acceptance, CostTable, DraftGate
-from start_llm.engine.decode.draft import Drafter, SuffixIndex
+from start_llm.engine.decode.costs import PassCosts
+from start_llm.engine.decode.draft import Acceptance, Drafter, SuffixIndex
+from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.measure import measuring
-from start_llm.engine.decode.rewind import Rewinder
+from start_llm.engine.decode.rewind import Rewinder, leaves
 from start_llm.engine.decode.runner import Cache
 from start_llm.files.lru import Lru
 from start_llm.kvcache.blocks import as_tokens
 
 log = logging.getLogger(__name__)
 
-_GENERATIONS = 16
+_ANSWERS = 16
+_CONVERSATIONS = 64
 KNOWN_COSTS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Generation:
-    """An answer to a prompt; `said` grows while it is generated."""
+class _Answer:
+    """To a prompt; `said` grows while it is generated."""
 
     conversation: str
     prompt: np.ndarray
@@ -40,18 +43,23 @@ class _Generation:
 
 
 class RowDrafter:
-    """Gives a row its drafter once that is ready. `said` is to be told each token."""
+    """Gives a row its drafter once that is ready.
 
-    def __init__(self, future: Future[SuffixIndex], said: list[int]) -> None:
-        self._future, self.said = future, said
+    Attributes:
+        said: is to be told each token.
+        acceptance: how often proposals were right in the row's conversation.
+    """
+
+    def __init__(self, index: Future[SuffixIndex], said: list[int], acceptance: Acceptance) -> None:
+        self._index, self.said, self.acceptance = index, said, acceptance
         self._failed = False
 
     def __call__(self) -> Drafter | None:
-        if self._failed or not self._future.done():
+        if self._failed or not self._index.done():
             return None
-        error = self._future.exception()
+        error = self._index.exception()
         if error is None:
-            return self._future.result()
+            return self._index.result()
         self._failed = True
         log.warning("no drafts for a request: %s", error, exc_info=error)
         return None
@@ -63,7 +71,8 @@ class Drafts:
     def __init__(self, gate: DraftGate) -> None:
         self.gate = gate
         self._builder = ThreadPoolExecutor(max_workers=1, thread_name_prefix="drafts")
-        self._recent: deque[_Generation] = deque(maxlen=_GENERATIONS)
+        self._answers: deque[_Answer] = deque(maxlen=_ANSWERS)
+        self._acceptances = Lru[str, Acceptance](_CONVERSATIONS)
 
     def begin(self, work: Submit, generated: Sequence[int]) -> RowDrafter | None:
         """Starts to build the index of a request's row; ``None`` if it wants no drafts.
@@ -75,34 +84,46 @@ class Drafts:
         if not work.sampling.drafts:
             return None
         prompt = as_tokens(work.prompt.tokens)
-        own = [g for g in self._recent if g.conversation == work.conversation]
-        said = [list(g.said) for g in own if _begins_with(prompt, g.prompt)]
-        generation = _Generation(work.conversation or "", prompt, list(generated))
+        same = [answer for answer in self._answers if answer.conversation == work.conversation]
+        others = [list(answer.said) for answer in same if _begins_with(prompt, answer.prompt)]
+        answer = _Answer(work.conversation or "", prompt, list(generated))
         if work.conversation is not None:
-            self._recent.append(generation)
-        row = (*work.prompt.tokens, *generated)
-        return RowDrafter(self._builder.submit(_build, row, work.views, said), generation.said)
+            self._answers.append(answer)
+        index = self._builder.submit(_build, (*work.prompt.tokens, *generated), work.views, others)
+        return RowDrafter(index, answer.said, self._acceptance(work.conversation))
 
     def close(self) -> None:
         self._builder.shutdown(wait=False, cancel_futures=True)
 
+    def _acceptance(self, conversation: str | None) -> Acceptance:
+        """A session that copies does not pay for one that does not."""
+        if conversation is None:
+            return Acceptance(self.gate.acceptance)
+        found = self._acceptances.get(conversation)
+        if found is None:
+            self._acceptances.put(conversation, found := Acceptance(self.gate.acceptance))
+        return found
+
 
 def make_drafts(
-    model: Any, make_cache: Callable[[], Cache], known: Lru[str, CostTable], fingerprint: str
+    model: Any, make_cache: Callable[[], Cache], known: Lru[str, PassCosts], fingerprint: str
 ) -> Generator[float, None, Drafts | None]:
     """Measures the model, a pass a step; ``None`` if it has a cache that cannot give tokens back.
 
     Args:
         known: what was measured before, and what was learned since.
     """
-    rewinder = Rewinder(make_cache())
+    cache = make_cache()
+    rewinder = Rewinder(cache)
     if not rewinder.possible:
         return None
     costs = known.get(fingerprint)
     if costs is None:
-        costs = CostTable((yield from measuring(model, make_cache)))
+        windows = [leaf.max_size for leaf in leaves(cache) if isinstance(leaf, RotatingKVCache)]
+        costs = PassCosts(max(windows, default=0))
+        yield from measuring(model, make_cache, costs.observe)
         known.put(fingerprint, costs)
-    return Drafts(DraftGate(costs, Acceptance(), rewinder.carries))
+    return Drafts(DraftGate(costs, rewinder.carries))
 
 
 def _build(row: Sequence[int], views: Callable[[], Sequence[Any]] | None, said: Sequence[Sequence[int]]) -> SuffixIndex:

@@ -12,7 +12,6 @@ from mlx_lm.models.cache import KVCache
 from start_llm.engine.decode.costs import WIDTHS
 from start_llm.engine.decode.rewind import leaves
 from start_llm.engine.decode.runner import Cache
-from start_llm.models.background import at_once
 
 SHORT, LONG = 64, 4096
 _WARMING = 16  # tokens a pass before anything is measured
@@ -21,19 +20,19 @@ _FAR_APART = (1, 8, 32)  # what is measured first: they say most about the rest
 _ORDER = (*_FAR_APART, 4, 2, 16, 3, 6, 12, 5, 24)
 _ROUNDS = 3
 
-Measured = dict[int, dict[int, float]]
-"""Seconds by context length and width."""
+Observe = Callable[[int, int, float], object]
+"""Is told width, context and seconds of a pass."""
 
 
 class _Passes:
     """
     Attributes:
-        spent: seconds that passes have taken, without what others did between them.
+        seconds: that passes have taken, without what others did between them.
     """
 
     def __init__(self, model: Any, clock: Callable[[], float]) -> None:
         self._model, self._clock = model, clock
-        self.spent = 0.0
+        self.seconds = 0.0
 
     def run(self, cache: Cache, width: int) -> float:
         """Seconds that it took."""
@@ -41,48 +40,46 @@ class _Passes:
         logits = self._model(mx.zeros((1, width), dtype=mx.int32), cache=cache)
         mx.eval(mx.argmax(logits[:, -1, :], axis=-1), [leaf.state for leaf in cache])
         took = self._clock() - began
-        self.spent += took
+        self.seconds += took
         return took
 
 
-def measure_passes(
-    model: Any, make_cache: Callable[[], Cache], seconds: float = 1.0, clock: Callable[[], float] = time.perf_counter
-) -> Measured:
-    """`measuring` without a pause."""
-    return at_once(measuring(model, make_cache, seconds, clock))
-
-
 def measuring(
-    model: Any, make_cache: Callable[[], Cache], seconds: float = 1.0, clock: Callable[[], float] = time.perf_counter
-) -> Generator[float, None, Measured]:
-    """The quickest of a few passes for each width, at a short and a longer context. Pauses after each pass.
+    model: Any,
+    make_cache: Callable[[], Cache],
+    observe: Observe,
+    seconds: float = 1.0,
+    clock: Callable[[], float] = time.perf_counter,
+) -> Generator[float]:
+    """Tells `observe` the quickest of a few passes for each width, at a short and a longer context.
+
+    Pauses after each pass. A slow model is measured at few widths; the rest is learnt from what it serves. What the
+    passes that warm up take is told, too.
 
     Args:
-        seconds: about how long it may take after the passes that warm up; the widths that say most may take half as
-            long again. What was not measured lies on a straight line between its neighbours, and beyond the widest that
-            was measured each token is taken to cost as much as there.
+        seconds: about how long it may take after the passes that warm up.
     """
     assert set(_ORDER) == set(WIDTHS)
-    measured: Measured = {}
     passes = _Passes(model, clock)
     passes.run(make_cache(), 1)  # reads weights that were not read yet
     yield 0.0
     cache = make_cache()
     for _ in range(SHORT // _WARMING):
-        passes.run(cache, _WARMING)
+        held = max((leaf.offset for leaf in leaves(cache) if hasattr(leaf, "offset")), default=0)
+        took = passes.run(cache, _WARMING)
+        if held:  # the very first one prepares what all others use
+            observe(_WARMING, held, took)
         yield 0.0
-    began = passes.spent
-    end, latest = began + seconds, began + 1.5 * seconds
-    for wanted, until in ((SHORT, began + seconds / 2), (LONG, end)):
+    began, measured = passes.seconds, set[int]()
+    for wanted, until in ((SHORT, began + seconds / 2), (LONG, began + seconds)):
         length = yield from _stretch(cache, wanted)
-        if length in measured or (measured and passes.spent >= end):
+        if length in measured or (measured and passes.seconds >= until):
             break  # no layer's cost depends on the context, or there is no memory or no time for a longer one
-        found = yield from _widths(passes, cache, until, latest)
-        if not measured or found.keys() >= set(_FAR_APART):  # else a longer context is taken to cost the same
-            widest = max(found)
-            measured[length] = {WIDTHS[-1]: found[widest] * WIDTHS[-1] / widest, **found}
+        measured.add(length)
+        found = yield from _widths(passes, cache, until, until + seconds / 2)
+        for width, took in found.items():
+            observe(width, length, took)
     mx.clear_cache()
-    return measured
 
 
 def _widths(passes: _Passes, cache: Cache, until: float, latest: float) -> Generator[float, None, dict[int, float]]:
@@ -91,7 +88,7 @@ def _widths(passes: _Passes, cache: Cache, until: float, latest: float) -> Gener
     found: dict[int, float] = {}
     for width in _ORDER * _ROUNDS:
         first = width in _FAR_APART and width not in found
-        if found and passes.spent + _guess(found, width) > (latest if first else until):
+        if found and passes.seconds + _guess(found, width) > (latest if first else until):
             break
         took = passes.run(cache, width)
         for leaf, offset in offsets:

@@ -1,31 +1,42 @@
-"""The loop of a row that decodes alone: proposals are verified in blocks. Model thread only.
+"""The loop of a row that decodes alone: drafts are verified in blocks. Model thread only.
 
-A pass computes the newest token and a draft of what may follow it. Then every position is drawn as if it were alone,
-with the row's own processors and sampler, and as much of the draft is taken as equals what was drawn. So what is said
-does not depend on drafts, at any temperature; only how many passes it takes does.
+Theory of operation. A row is in one of three states between two passes, and each pass leads to the next one:
 
-A token is reported when it has gone through the model, as `BatchGenerator` does it: the KV holds what was reported.
-Where no draft can follow, a pass is started before the last one's token is read, so that the device need not wait.
+    state   what is known                                   the next pass                            then
+    Start   the prompt's last token                         over that token; nothing is reported     Plain or Block
+    Plain   nothing: the newest token is being drawn        begins before that token is read         Plain or Block
+    Block   the newest token, once the device has drawn it  over it and a draft, if one pays; else   Plain or Block
+                                                            over it alone
+
+`Plain` keeps the device busy: the next pass is started before the last one's token is read. It is chosen where no draft
+can follow. Only where one may follow (`DraftGate.hopeful`), or a grammar must see each token first, the loop waits for
+the token: `Block`. Behind a block with a wrong token the row is always in `Block`.
+
+In a block every position is drawn as if it were alone, with the row's own processors and sampler, and as much of the
+draft is taken as equals what was drawn. So what is said does not depend on drafts, at any temperature; only how many
+passes it takes does. Layers that can be cut drop what was wrong. Others take the whole pass back, and the tokens that
+were right are *carried*: reported already, and computed again with the next pass.
+
+A token is reported when it has gone through the model, as `BatchGenerator` does it: the KV holds what was reported,
+less what is carried.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, cast, runtime_checkable
 
 import mlx.core as mx
 import numpy as np
 
-from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE, DraftGate
-from start_llm.engine.decode.draft import FORCED_MATCH, Counts, Drafter, Proposal
+from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE
+from start_llm.engine.decode.draft import FORCED_MATCH, Drafter, Proposal, RowDrafts
+from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.rewind import Rewinder
-from start_llm.engine.decode.runner import Cache, DecodeRow
-
-Sampler = Callable[[Any], Any]
-Processor = Callable[[Any, Any], Any]
+from start_llm.engine.decode.runner import Cache, DecodeRow, Processors, Sampler
 
 _PAUSE = 0.005
 
@@ -54,9 +65,18 @@ class Guide(Protocol):
         ...
 
 
+class KVQuantisation(Protocol):
+    """`apply` quantises a row's KV in place, once it holds `start` tokens. To be called after each pass."""
+
+    @property
+    def start(self) -> int: ...
+
+    def apply(self, cache: Cache) -> bool: ...
+
+
 @dataclass(slots=True)
 class RowState:
-    """A row between two steps, as another loop can go on with it.
+    """A row between two passes, as another loop can go on with it.
 
     Attributes:
         tokens: what lies in the KV.
@@ -72,9 +92,29 @@ class RowState:
     newest: Any
     left: int
     sampler: Sampler
-    processors: Sequence[Processor] = ()
+    processors: Processors = ()
     fresh: bool = True
-    counts: Counts = field(default_factory=Counts)
+    drafts: RowDrafts = field(default_factory=RowDrafts)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The prompt's last token has not gone through the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """`guess`: what was proposed for the token that is being drawn; what is right of it is learnt when it is read."""
+
+    guess: Proposal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """`carried`: tokens that were reported and must be computed again; `guess` as in `Plain`."""
+
+    carried: tuple[int, ...] = ()
+    guess: Proposal | None = None
 
 
 class SingleRow:
@@ -83,8 +123,7 @@ class SingleRow:
         model: `model(tokens [1, n], cache=...)` gives logits ``[1, n, vocab]``.
         state: taken over.
         gate: where it is missing, nothing is drafted.
-        quantise: is called with the cache after each pass.
-        quantised_from: so many tokens in the KV `quantise` waits for; a block does not reach beyond them.
+        quantisation: a block does not reach beyond its `start`.
     """
 
     def __init__(
@@ -95,22 +134,18 @@ class SingleRow:
         *,
         eos: frozenset[int],
         gate: DraftGate | None = None,
-        quantise: Callable[[Cache], object] | None = None,
-        quantised_from: int = 0,
+        quantisation: KVQuantisation | None = None,
     ) -> None:
         self.uid, self.state = uid, state
-        self._model, self._eos = model, eos
-        self._quantise, self._quantised_from = quantise, quantised_from
+        self._model, self._eos, self._quantisation = model, eos, quantisation
         parts: list[Any] = [getattr(part, "inner", part) for part in (*state.processors, state.sampler)]
         self._stateful: list[Stateful] = [part for part in parts if isinstance(part, Stateful)]
         self._guide: Guide | None = next((part for part in parts if isinstance(part, Guide)), None)
         self._rewinder = Rewinder(state.cache)
         self._gate = gate if self._rewinder.possible else None
+        self._timer = _PassTimer(self._gate)
         self._drafter: Drafter | None = None
-        self._watch = _Watch(gate)
-        self._carried: list[int] = []  # reported, and to be computed again with the next pass
-        self._expected: Proposal | None = None
-        self._ahead = False
+        self._next: Start | Plain | Block = Start() if state.fresh else Block()
         if not isinstance(state.newest, mx.array):
             state.newest = mx.array([state.newest])
 
@@ -118,50 +153,78 @@ class SingleRow:
         """From now on it proposes; it may have missed what was said."""
         if self._gate is not None and self._drafter is not drafter:
             self._drafter = drafter
-            tokens = self.state.tokens
-            drafter.append(tokens[drafter.known :] + self._carried[max(0, drafter.known - len(tokens)) :])
+            drafter.append([*self.state.tokens, *self._carried][drafter.known :])
 
     def step(self) -> list[DecodeRow]:
         """One pass. Returns the tokens that went through the model with it; none for the end of the prompt."""
-        self._watch.enter()
-        rows = self._start() if self.state.fresh else self._run_ahead() if self._ahead else self._run()
-        self._watch.leave()
+        self._timer.enter()
+        if isinstance(self._next, Start):
+            rows = self._start()
+        elif isinstance(self._next, Plain):
+            rows = self._plain(self._next)
+        else:
+            rows = self._block(self._next)
+        self._timer.leave()
         return rows
 
     def leave(self) -> RowState:
         """Ends the loop: what was reported is in the KV."""
         if self._carried:
             self._forward(mx.array(self._carried))
-            self._commit()
+            self._commit(self._carried)
         return self.state
 
-    # --- the kinds of steps ---------------------------------------------------
+    # --- the passes, by state ---------------------------------------------------
 
     def _start(self) -> list[DecodeRow]:
         fed = self.state.newest
-        self._plain(fed)
+        self._draw_next(fed)
         self.state.fresh = False
-        self._commit(cast(int, fed.item()))
+        self._commit([cast(int, fed.item())])
         return []
 
-    def _run_ahead(self) -> list[DecodeRow]:
-        """Starts the next pass, then reads the token that it began with."""
+    def _plain(self, now: Plain) -> list[DecodeRow]:
         fed = self.state.newest
-        self._plain(fed)
-        token = self._read(fed)
-        self._commit(token)
+        self._draw_next(fed)
+        token = self._read(fed, now.guess)
+        self._commit([token])
         return self._report([token])
 
-    def _run(self) -> list[DecodeRow]:
-        token = self._read(self.state.newest)
-        draft = self._draft(token)
-        if draft:
-            return self._report(self._block(token, draft))
-        self._plain(mx.array([*self._carried, token]))
-        self._commit(token)
+    def _block(self, now: Block) -> list[DecodeRow]:
+        token = self._read(self.state.newest, now.guess)
+        proposal, draft = self._draft(token, len(now.carried))
+        if proposal is not None and draft:
+            return self._report(self._verify(now.carried, token, proposal.match, draft))
+        self._draw_next(mx.array([*now.carried, token]))
+        self._commit([*now.carried, token])
         return self._report([token])
 
-    def _plain(self, fed: mx.array) -> None:
+    def _verify(self, carried: tuple[int, ...], token: int, match: int, draft: list[int]) -> list[int]:
+        """A pass over a draft. Returns what was said: the token and what is right of the draft."""
+        state = self.state
+        fed = [*carried, token, *draft]
+        mark = self._rewinder.mark()
+        logits = self._forward(mx.array(fed))[0, len(carried) :, :]
+        drawn, saved = self._draw_all([token, *draft], logits)
+        right = next((i for i, (a, b) in enumerate(zip(draft, drawn, strict=False)) if a != b), len(draft))
+        self._timer.result(len(state.tokens))
+        if right < len(draft) and saved:
+            for part, before in zip(self._stateful, saved[right], strict=True):
+                part.restore(before)
+        self._learn(match, draft, right)
+        said = [token, *draft[:right]]
+        if right < len(draft) and self._rewinder.carries:
+            self._rewinder.restore(mark, len(fed))
+            self._next = Block(carried=(*carried, *said))
+        else:
+            if right < len(draft):
+                self._rewinder.cut(len(draft) - right)
+            self._commit([*carried, *said])
+            self._next = Block()
+        state.newest = mx.array([drawn[right]])
+        return said
+
+    def _draw_next(self, fed: mx.array) -> None:
         """A pass without a draft; what it draws is not waited for."""
         state = self.state
         logits = self._forward(fed)[:, -1, :]
@@ -170,45 +233,29 @@ class SingleRow:
         state.newest = state.sampler(_normalised(logits))
         mx.async_eval(state.newest)  # type: ignore[no-untyped-call]
 
-    def _block(self, token: int, draft: list[int]) -> list[int]:
-        """Verifies a draft. Returns what was said: the token and what is right of the draft."""
-        state, carried = self.state, self._carried
-        fed = [*carried, token, *draft]
-        mark = self._rewinder.mark()
-        logits = self._forward(mx.array(fed))[0, len(carried) :, :]
-        drawn, states = self._draw([token, *draft], logits)
-        right = next((i for i, (a, b) in enumerate(zip(draft, drawn, strict=False)) if a != b), len(draft))
-        self._watch.result(len(state.tokens))
-        if right < len(draft) and states:
-            for part, saved in zip(self._stateful, states[right], strict=True):
-                part.restore(saved)
-        self._learn(draft, right)
-        said = [token, *draft[:right]]
-        if right == len(draft):
-            self._commit(*said)
-        elif self._rewinder.carries:
-            self._rewinder.restore(mark, len(fed))
-            self._carried = [*carried, *said]
-        else:
-            self._rewinder.cut(len(draft) - right)
-            self._commit(*said)
-        state.newest = mx.array([drawn[right]])
-        self._ahead, self._expected = False, None
-        return said
-
     def _forward(self, fed: mx.array) -> mx.array:
-        self.state.counts.forwards += not self.state.fresh  # that pass belongs to the prompt
-        self._watch.launch(fed.size)
+        self.state.drafts.counts.forwards += not self.state.fresh  # that pass belongs to the prompt
+        self._timer.launch(fed.size)
         logits: mx.array = self._model(fed[None], cache=self.state.cache)
         return logits
 
-    def _commit(self, *said: int) -> None:
-        """These, and what was carried, are in the KV for good."""
-        self.state.tokens += [*self._carried, *said]
-        self._carried = []
-        if self._quantise is not None:
-            self._quantise(self.state.cache)
-        self._look_ahead()
+    def _commit(self, tokens: Sequence[int]) -> None:
+        """These are in the KV for good. Chooses the next state."""
+        self.state.tokens += tokens
+        if self._quantisation is not None:
+            self._quantisation.apply(self.state.cache)
+        self._next = self._state_behind()
+
+    def _state_behind(self) -> Plain | Block:
+        """Of a pass that is in the KV: may the next one start before it is known what it begins with?"""
+        if self._gate is None or self.state.left < 2:
+            return Plain()
+        guess = self._drafter.propose(1) if self._drafter is not None else None
+        if self._guide is not None:
+            return Block(guess=guess)
+        outlook = 0 if self._drafter is None else self._drafter.outlook()
+        hopeful = self._gate.hopeful(self.state.drafts.acceptance, outlook, context=len(self.state.tokens))
+        return Block(guess=guess) if hopeful else Plain(guess)
 
     def _report(self, tokens: list[int]) -> list[DecodeRow]:
         state, rows = self.state, list[DecodeRow]()
@@ -223,19 +270,22 @@ class SingleRow:
             rows[-1].cache, rows[-1].tokens = state.cache, state.tokens
         return rows
 
+    @property
+    def _carried(self) -> tuple[int, ...]:
+        return self._next.carried if isinstance(self._next, Block) else ()
+
     # --- drawing ----------------------------------------------------------------
 
-    def _read(self, drawn: mx.array) -> int:
+    def _read(self, drawn: mx.array, guess: Proposal | None) -> int:
         token = cast(int, drawn.item())
-        self._watch.result(len(self.state.tokens))
-        if self._expected is not None and self._gate is not None:
-            self._gate.acceptance.observe(self._expected.match, self._expected.tokens[0] == token)
-            self._expected = None
+        self._timer.result(len(self.state.tokens))
+        if guess is not None:
+            self.state.drafts.acceptance.observe(guess.match, guess.tokens[0] == token)
         if self._drafter is not None:
             self._drafter.append([token])
         return token
 
-    def _draw(self, newest: Sequence[int], logits: mx.array) -> tuple[list[int], list[list[Any]]]:
+    def _draw_all(self, newest: Sequence[int], logits: mx.array) -> tuple[list[int], list[list[Any]]]:
         """Draws every position of a block, as if each draft token were right.
 
         Returns:
@@ -259,86 +309,75 @@ class SingleRow:
 
     # --- drafting ---------------------------------------------------------------
 
-    def _draft(self, token: int) -> list[int]:
-        """What to verify behind this token, the newest one; empty if nothing pays."""
-        most = self._room()
+    def _draft(self, token: int, carried: int) -> tuple[Proposal | None, list[int]]:
+        """What is proposed behind this token, the newest one, and how much of it to verify; empty if nothing pays."""
+        most = self._room(carried)
         if self._gate is None or token in self._eos or most < 1:
-            return []
+            return None, []
         proposal = self._drafter.propose(most) if self._drafter is not None else None
         forced = self._guide.forced(token)[:most] if self._guide is not None else []
         if forced and (proposal is None or proposal.tokens[: len(forced)] != forced):
             proposal = Proposal(forced, FORCED_MATCH)
-        self._expected = proposal
         if proposal is None:
-            return []
+            return None, []
         length = self._gate.length(
-            proposal.match, len(proposal.tokens), carried=len(self._carried), context=len(self.state.tokens)
+            self.state.drafts.acceptance,
+            proposal.match,
+            len(proposal.tokens),
+            carried=carried,
+            context=len(self.state.tokens),
         )
         draft = proposal.tokens[:length]
         end = next((i for i, drafted in enumerate(draft) if drafted in self._eos), None)
         draft = draft if end is None else draft[: end + 1]
         if draft and self._guide is not None:
             draft = draft[: self._guide.allowed(token, draft)]
-        return draft
+        return proposal, draft
 
-    def _room(self) -> int:
+    def _room(self, carried: int) -> int:
         """The most tokens that a draft may have."""
-        width = len(self._carried) + 1
+        width = carried + 1
         most = min(self.state.left - 1, MOST_DRAFTED, MOST_WIDE - width)
-        held = len(self.state.tokens)
-        return min(most, self._quantised_from - held - width) if held < self._quantised_from else most
+        before = 0 if self._quantisation is None else self._quantisation.start - len(self.state.tokens)
+        return min(most, before - width) if before > 0 else most
 
-    def _learn(self, draft: list[int], right: int) -> None:
-        counts = self.state.counts
-        counts.drafted += len(draft)
-        counts.accepted += right
-        if self._gate is not None and self._expected is not None:
-            for i in range(min(right + 1, len(draft))):
-                self._gate.acceptance.observe(self._expected.match + i, i < right)
-        self._expected = None
+    def _learn(self, match: int, draft: list[int], right: int) -> None:
+        drafts = self.state.drafts
+        drafts.counts.drafted += len(draft)
+        drafts.counts.accepted += right
+        for i in range(min(right + 1, len(draft))):
+            drafts.acceptance.observe(match + i, i < right)
         if self._drafter is not None:
             self._drafter.append(draft[:right])
 
-    def _look_ahead(self) -> None:
-        """Decides whether the next pass may start before it is known what it begins with."""
-        self._ahead = True
-        if self._gate is None or self.state.left < 2:
-            return
-        if self._guide is not None:
-            self._ahead = False
-        elif self._drafter is not None:
-            self._ahead = not self._gate.hopeful(self._drafter.outlook(), context=len(self.state.tokens))
-            self._expected = self._drafter.propose(1) if self._ahead else None
 
-
-class _Watch:
+class _PassTimer:
     """Tells the gate how long passes take: from when a pass could start to when its result was there."""
 
     def __init__(self, gate: DraftGate | None) -> None:
         self._gate = gate
-        self._flying: deque[tuple[float, int]] = deque()
-        self._last = self._left = 0.0
+        self._launched: deque[tuple[float, int]] = deque()
+        self._last_result = self._left_at = 0.0
         self._disturbed = False
 
     def enter(self) -> None:
         """Another step begins; if somebody else used the device in between, the next time says nothing."""
-        now = time.perf_counter()
-        self._disturbed = now - self._left > _PAUSE
+        self._disturbed = time.perf_counter() - self._left_at > _PAUSE
 
     def leave(self) -> None:
-        self._left = time.perf_counter()
+        self._left_at = time.perf_counter()
 
     def launch(self, width: int) -> None:
-        self._flying.append((time.perf_counter(), width))
+        self._launched.append((time.perf_counter(), width))
 
     def result(self, held: int) -> None:
-        if not self._flying:
+        if not self._launched:
             return
         now = time.perf_counter()
-        started, width = self._flying.popleft()
-        if self._gate is not None and not (self._disturbed and started < self._left):
-            self._gate.costs.observe(width, held, now - max(started, self._last))
-        self._last = now
+        started, width = self._launched.popleft()
+        if self._gate is not None and not (self._disturbed and started < self._left_at):
+            self._gate.observe(width, held, now - max(started, self._last_result))
+        self._last_result = now
 
 
 def _normalised(logits: mx.array) -> mx.array:

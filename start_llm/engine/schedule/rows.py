@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from start_llm.core.events import TokenLogprob
 from start_llm.core.work import Submit
-from start_llm.engine.decode.draft import Drafter, RowDrafts
+from start_llm.engine.decode.draft import DraftSource, RowDrafts
 from start_llm.engine.decode.runner import Cache, DecodeRow, DecodeRunner, Suspended
 from start_llm.engine.schedule.jobs import Job, Stage
 
@@ -21,8 +21,8 @@ class Drawing(Protocol):
     processors: Processors
 
     @property
-    def drafter(self) -> Callable[[], Drafter | None] | None:
-        """Gives the row's drafter once it is ready; ``None``: nothing is drafted."""
+    def drafter(self) -> DraftSource | None:
+        """``None``: nothing is drafted."""
         ...
 
     def logprob(self, token: int) -> TokenLogprob | None:
@@ -54,11 +54,13 @@ class Rows:
         pending, job.pending = job.pending, None
         if pending is None:
             job.drawing = self._draw(job.work, job.generated)
+        source = job.drawing.drafter
+        drafts = RowDrafts(counts=job.counts) if source is None else RowDrafts(source, source.acceptance, job.counts)
         how = {
             "max_tokens": job.left,
             "sampler": job.drawing.sampler,
             "processors": job.drawing.processors,
-            "drafts": RowDrafts(job.drawing.drafter, job.counts),
+            "drafts": drafts,
         }
         if pending is None:
             job.uid = self._runner.insert(tokens, cache, **how)

@@ -41,7 +41,7 @@ def insert(runner: DecodeRunner, model: Any, label: str, count: int, drafter: Dr
         max_tokens=count,
         sampler=make_sampler(SAMPLINGS[label]),
         processors=make_processors(SAMPLINGS[label], PROMPT),
-        drafts=RowDrafts(lambda: drafter, counts),
+        drafts=RowDrafts(lambda: drafter, counts=counts),
     )
     return uid, counts
 

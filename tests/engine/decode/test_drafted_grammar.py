@@ -105,7 +105,7 @@ def test_the_same_words_with_drafts_that_lie(
         row = alone(constraint, sampling, thinking)
         row.offer(Prophet([*PROMPT, *truth], len(PROMPT), lies))
         assert said(row).tokens == truth
-        assert row.state.counts.accepted > 0
+        assert row.state.drafts.counts.accepted > 0
 
 
 def test_forced_tokens_are_said_in_one_pass() -> None:
@@ -113,7 +113,7 @@ def test_forced_tokens_are_said_in_one_pass() -> None:
     assert TOKENIZER.decode(truth).startswith('{"name": "read", "arguments": {"path": "')
     row = alone(CALL, SAMPLINGS[0], None)
     assert said(row).tokens == truth
-    assert row.state.counts.forwards < len(truth) / 2
+    assert row.state.drafts.counts.forwards < len(truth) / 2
 
 
 def test_a_guide_says_what_may_follow_and_leaves_the_row_as_it_was() -> None:

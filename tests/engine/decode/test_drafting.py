@@ -9,14 +9,16 @@ from typing import Any
 import pytest
 from mlx_lm.models.cache import KVCache
 
+from scripts.bench.drafting import Published
 from start_llm.core.messages import Message
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
 from start_llm.engine.decode import drafting
-from start_llm.engine.decode.costs import Acceptance, CostTable, DraftGate
+from start_llm.engine.decode.costs import PassCosts
 from start_llm.engine.decode.draft import Drafter
 from start_llm.engine.decode.drafting import KNOWN_COSTS, Drafts, RowDrafter, make_drafts
+from start_llm.engine.decode.gate import DraftGate
 from start_llm.files.lru import Lru
 from start_llm.models.background import at_once
 from start_llm.prompt.drafts import Views
@@ -27,7 +29,7 @@ ASKED, SAID = list(range(100, 130)), list(range(500, 530))
 
 @pytest.fixture
 def drafts() -> Any:
-    made = Drafts(DraftGate(CostTable({0: {1: 1.0}}), Acceptance()))
+    made = Drafts(DraftGate(Published({1: 1.0})))
     yield made
     made.close()
 
@@ -126,15 +128,15 @@ def test_a_request_that_wants_none_has_none(drafts: Drafts) -> None:
 def test_a_model_that_comes_back_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = []
 
-    def measuring(model: Any, make_cache: Any) -> Any:
+    def measuring(model: Any, make_cache: Any, observe: Any) -> Any:
         measured.append(model)
         yield 0.0
-        return {0: {1: 1.0, 32: 2.0}}
+        observe(1, 0, 1.0)
 
     monkeypatch.setattr(drafting, "measuring", measuring)
-    known: Lru[str, CostTable] = Lru(KNOWN_COSTS)
+    known: Lru[str, PassCosts] = Lru(KNOWN_COSTS)
 
-    def costs(model: str) -> CostTable:
+    def costs(model: str) -> Any:
         made = at_once(make_drafts(model, lambda: [KVCache()], known, model))
         assert made is not None
         made.close()

@@ -22,9 +22,10 @@ from mlx_lm.models.cache import (
     make_prompt_cache,
 )
 
+from scripts.bench.drafting import Published
 from start_llm.core.request import Sampling
-from start_llm.engine.decode.costs import Acceptance, CostTable, DraftGate
-from start_llm.engine.decode.draft import Proposal, SuffixIndex
+from start_llm.engine.decode.draft import Acceptance, Proposal, SuffixIndex
+from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.quantised import Quantisation, QuantisingRunner
 from start_llm.engine.decode.rewind import Rewinder, leaves
 from start_llm.engine.decode.sampling import LogprobTap, make_processors, make_sampler, top_logprobs
@@ -52,12 +53,12 @@ class Eager(DraftGate):
     """Drafts whatever is proposed."""
 
     def __init__(self, carries: bool = False) -> None:
-        super().__init__(CostTable({0: {1: 1.0}}), Acceptance(), carries)
+        super().__init__(Published({1: 1.0}), carries)
 
-    def length(self, match: int, most: int, *, carried: int, context: int) -> int:
+    def length(self, acceptance: Acceptance, match: int, most: int, *, carried: int, context: int) -> int:
         return most
 
-    def hopeful(self, outlook: int, *, context: int) -> bool:
+    def hopeful(self, acceptance: Acceptance, outlook: int, *, context: int) -> bool:
         return True
 
 
@@ -190,8 +191,8 @@ def test_every_architecture_says_the_same_with_drafts(name: str) -> None:
         got = said(row)
         assert (got.tokens, got.finish) == (expected.tokens, "length"), label
         assert_same_kv(got, expected)
-        assert 0 < row.state.counts.accepted < row.state.counts.drafted
-        assert row.state.counts.forwards < 24
+        assert 0 < row.state.drafts.counts.accepted < row.state.drafts.counts.drafted
+        assert row.state.drafts.counts.forwards < 24
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_5", "gemma3_text", "lfm2"])
@@ -273,11 +274,10 @@ def test_quantised_kv_becomes_so_at_the_same_token(bits: int, start: int) -> Non
         40,
         truth=expected.tokens,
         lies=liar(4),
-        quantise=how.apply,
-        quantised_from=start,
+        quantisation=how,
     )
     got = said(row)
-    assert got.tokens == expected.tokens and row.state.counts.accepted > 5
+    assert got.tokens == expected.tokens and row.state.drafts.counts.accepted > 5
     assert any(isinstance(leaf, QuantizedKVCache) for leaf in got.kv)
     assert_same_kv(got, expected, tolerance=5e-3)
 
@@ -323,10 +323,10 @@ def test_what_repeats_takes_fewer_passes_with_the_index_of_its_own_tokens() -> N
     row = single(model, bias, 60)
     sampler, processors = drawing(bias)
     state = RowState(prefilled(model), list(PROMPT[:-1]), PROMPT[-1], 60, sampler, processors)
-    row = SingleRow(1, model, state, eos=frozenset(), gate=DraftGate(CostTable({0: {1: 1.0, 32: 1.5}}), Acceptance()))
+    row = SingleRow(1, model, state, eos=frozenset(), gate=DraftGate(Published({1: 1.0, 32: 1.5})))
     row.offer(SuffixIndex(PROMPT))
     assert said(row).tokens == [3] * 60
-    assert row.state.counts.forwards < 20
+    assert row.state.drafts.counts.forwards < 20
 
 
 def test_a_drafter_may_come_late() -> None:

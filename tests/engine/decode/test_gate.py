@@ -1,0 +1,146 @@
+"""What a draft of a certain length is expected to yield, and how a gate that says no comes to say yes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from scripts.bench.drafting import Published
+from start_llm.engine.decode.costs import PassCosts
+from start_llm.engine.decode.draft import Acceptance
+from start_llm.engine.decode.gate import DraftGate
+
+FLAT = {1: 1.0, 32: 1.0}
+STEEP = {1: 1.0, 32: 32.0}
+M4_PRO = {1: 1.0, 2: 0.99, 3: 1.13, 4: 1.43, 5: 1.75, 8: 2.84, 10: 4.5, 32: 4.5}
+M1_LIKE = {1: 1.0, 2: 1.83, 4: 3.26, 8: 6.1, 32: 6.4}
+
+
+def gate(costs: dict[int, float], carries: bool = False) -> DraftGate:
+    """One that has tried enough for now."""
+    made = DraftGate(Published(costs), carries)
+    made._seconds_tried, made._wide = 1.0, 0
+    return made
+
+
+def ask(gate: DraftGate, match: int, most: int = 31, carried: int = 0, context: int = 100) -> int:
+    return gate.length(gate.acceptance, match, most, carried=carried, context=context)
+
+
+def test_where_width_costs_nothing_all_is_drafted_and_where_it_costs_in_proportion_nothing_is() -> None:
+    assert ask(gate(FLAT), 16) == 31
+    assert [ask(gate(STEEP), match) for match in (3, 8, 32)] == [0, 0, 0]
+
+
+def test_the_length_follows_the_machine_and_the_match() -> None:
+    assert (ask(gate(M4_PRO), 3), ask(gate(M4_PRO), 32)) == (2, 31)
+    assert (ask(gate(M1_LIKE), 3), ask(gate(M1_LIKE), 4), ask(gate(M1_LIKE), 32)) == (0, 0, 31)
+
+
+def test_a_model_that_must_carry_drafts_less() -> None:
+    cut, carries = gate(M4_PRO), gate(M4_PRO, carries=True)
+    assert all(ask(carries, match) <= ask(cut, match) for match in (3, 8, 32))
+    halves = {1: 1.0, 2: 1.2, 32: 7.0}
+    assert ask(gate(halves, carries=True), 8) < ask(gate(halves), 8)
+
+
+def test_proposals_that_keep_failing_are_not_drafted_until_they_are_right_again() -> None:
+    one = gate(M4_PRO)
+    for _ in range(60):
+        one.acceptance.observe(3, False)
+    assert ask(one, 3) == 0 and not one.hopeful(one.acceptance, 3, context=0)
+    assert one.hopeful(one.acceptance, 32, context=0)
+    for _ in range(60):
+        one.acceptance.observe(3, True)
+    assert ask(one, 3) > 0
+
+
+def test_no_more_than_proposed_and_no_match_too_short_gives_hope() -> None:
+    assert ask(gate(FLAT), 32, most=4) == 4
+    assert not gate(FLAT).hopeful(Acceptance(), 2, context=0)
+
+
+def test_a_session_that_copies_does_not_pay_for_one_that_does_not() -> None:
+    one = gate(M4_PRO)
+    copies, invents = Acceptance(one.acceptance), Acceptance(one.acceptance)
+    for _ in range(40):
+        copies.observe(4, True)
+        for _ in range(5):
+            invents.observe(4, False)
+    assert copies.chance(4) > 0.8 > 0.2 > invents.chance(4)
+    assert one.length(copies, 4, 31, carried=0, context=0) > 0 == one.length(invents, 4, 31, carried=0, context=0)
+    assert Acceptance(one.acceptance).chance(4) < 0.2, "a new one begins as most of them were"
+
+
+class Machine:
+    """A gate in use: it is asked before each pass, and told what the pass took."""
+
+    def __init__(self, gate: DraftGate, truth: Callable[[int, int], float], context: int) -> None:
+        self.gate, self._truth, self._context = gate, truth, context
+        self.seconds = self.wide = 0.0
+
+    def decode(self, passes: int, match: int = 32) -> list[int]:
+        """Lengths of the drafts, all of which are right."""
+        lengths = []
+        for _ in range(passes):
+            length = ask(self.gate, match, context=self._context)
+            took = self._truth(1 + length, self._context)
+            self.gate.observe(1 + length, self._context, took)
+            self.seconds += took
+            self.wide += took if length else 0.0
+            lengths.append(length)
+        return lengths
+
+
+def cheap(width: int, context: int) -> float:
+    return 0.01 * (1 + width / 100) + 2e-7 * context
+
+
+def dear(width: int, context: int) -> float:
+    return 0.01 * width
+
+
+@pytest.mark.parametrize("measured", [0.001, 0.1, 1.0, 20.0])
+@pytest.mark.parametrize("steep", [1.0, 32.0])
+@pytest.mark.parametrize("context", [500, 31_611, 200_000])
+def test_a_gate_recovers_from_any_start(measured: float, steep: float, context: int) -> None:
+    """Whatever was measured: as much too quick or slow, and as much in favour of narrow passes."""
+    costs = PassCosts()
+    for length in (64, 4096):
+        for width in (1, 2, 4, 8, 16, 32):
+            costs.observe(width, length, 0.01 * measured * (1 + (width - 1) * (steep - 1) / 31))
+    machine = Machine(DraftGate(costs), cheap, context)
+    machine.decode(1500)
+    assert sorted(machine.decode(50))[1] > 20, "all but one, which tells what a narrow pass takes"
+
+
+def test_a_gate_of_which_nothing_was_measured_drafts_at_once() -> None:
+    """A slow model: measuring had no time for it."""
+    machine = Machine(DraftGate(PassCosts()), lambda width, context: 1.1 * (1 + 0.05 * width), 2000)
+    assert machine.decode(1) == [0], "what is it compared with?"
+    assert min(machine.decode(4)) >= 15
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_where_nothing_pays_tries_take_under_a_hundredth_of_the_time(seed: int) -> None:
+    noise = random.Random(seed)
+    machine = Machine(DraftGate(PassCosts()), lambda width, context: dear(width, context) * noise.uniform(0.8, 1.3), 0)
+    for number in range(200):  # half of the proposals are right
+        for match in range(3, 64):
+            machine.gate.acceptance.observe(match, number % 2 == 0)
+    machine.decode(500)  # it learns
+    machine.seconds = machine.wide = 0.0
+    lengths = machine.decode(30_000)
+    assert 0 < machine.wide < 0.01 * machine.seconds
+    assert sum(length > 0 for length in lengths) > 5
+
+
+def test_a_hostile_clock_cannot_close_the_gate_for_good() -> None:
+    costs, chance = PassCosts(), random.Random(4)
+    for _ in range(2000):
+        costs.observe(chance.choice([1, 2, 8, 32, 512]), chance.randrange(100_000), 10 ** chance.uniform(-6, 3))
+    machine = Machine(DraftGate(costs), cheap, 31_611)
+    machine.decode(4000)
+    assert sorted(machine.decode(50))[1] > 20
