@@ -4,7 +4,7 @@
     python3.12 install_and_run.py run scripts/diff_turns.py logs/2026-11-21/session-abc.jsonl --all
 
 Prints a line per request (prompt, reused, computed, new), and below each one that computed more than was new: where its
-prompt left what was stored, in which message and field, by which rule or eviction, and the text on both sides.
+prompt left what was stored, in which message and field, by which rule or eviction, what would help, and both texts.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ def explain(entry: Json) -> list[str]:
     where += [str(miss["field"])] if miss.get("field") else []
     where += [f"rule {miss['rule']}"] if miss.get("rule") else []
     lines = [f"    {miss.get('reason', 'unknown')} at {', '.join(where)}. {miss.get('detail', '')}".rstrip()]
+    if miss.get("remedy"):
+        lines.append(f"      remedy: {miss['remedy']}")
     if miss.get("expected") or miss.get("found"):
         lines += [f"      stored: {miss.get('expected')!r}", f"      now:    {miss.get('found')!r}"]
     return lines

@@ -47,6 +47,7 @@ MISSES = {
     "evicted": "stored KV had to go: raise CACHE_MEMORY_BYTES or KV_DISK_BYTES",
     "no_checkpoint": "this model's state can be taken up at a few places only",
     "retokenised": "the same text was cut into other tokens",
+    "unproved": "nothing proved that other values belong to the same conversation: send session_id in all turns",
     "policy": "CACHE_DRIFT_POLICY=strict forbids to keep what was shown",
     "store_error": "the KV store failed, see the log",
 }

@@ -36,6 +36,19 @@ class Miss:
     remedy: str = ""
     stored: tuple[int, ...] = ()
 
+    @property
+    def place(self) -> str:
+        """The field that differs: ``messages[3].content``; "" if that is not known."""
+        if self.message is None:
+            return self.field or ""
+        return f"messages[{self.message}].{self.field}" if self.field else f"messages[{self.message}]"
+
+    @property
+    def summary(self) -> str:
+        """Reason, place and remedy in a line; the reason is its first word."""
+        where = f" in {self.place}" if self.place else ""
+        return f"{self.reason}{where}: {self.remedy}" if self.remedy else f"{self.reason}{where}"
+
 
 @dataclass(frozen=True, slots=True)
 class Background:
@@ -123,4 +136,8 @@ class CacheReport:
     def header(self) -> str:
         """The value of ``x-start-llm-cache``."""
         line = f"prompt={self.prompt}; reused={self.reused}; computed={self.computed}; new={self.new}"
-        return line if self.miss is None else f"{line}; miss={self.miss.reason}"
+        if self.miss is None:
+            return line
+        place, remedy = self.miss.place, self.miss.remedy
+        line += f"; miss={self.miss.reason}" + (f"; at={place}" if place else "")
+        return f'{line}; remedy="{remedy}"' if remedy else line

@@ -30,7 +30,7 @@ GROUPS = {
     "model": "model",
     "session": "session",
     "outcome": "outcome",
-    "miss": "miss",
+    "miss": "substr(miss, 1, instr(miss || ' ', ' ') - 1)",
     "day": "date(time, 'unixepoch', 'localtime')",
 }
 """What `sums` may add up by, and the SQL for it."""
@@ -57,7 +57,7 @@ class AuditEntry:
         outcome: one of `OUTCOMES`.
         prompt, reused, computed, new, answer: tokens; see `CacheReport`.
         seconds, seconds_first: from arrival to the end, and to the first piece of the answer.
-        miss: why more was computed than was new; empty where it was not.
+        miss: why more was computed than was new, see `Miss.summary`; empty where it was not.
     """
 
     time: float
@@ -188,7 +188,7 @@ def entry(request: ChatRequest, outcome: Outcome, now: float) -> AuditEntry:
         answer=outcome.usage.completion if outcome.usage is not None else report.generated,
         seconds=round(outcome.seconds, 3),
         seconds_first=None if outcome.seconds_first is None else round(outcome.seconds_first, 3),
-        miss=report.miss.reason if report.miss is not None else "",
+        miss=report.miss.summary if report.miss is not None else "",
     )
 
 

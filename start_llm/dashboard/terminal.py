@@ -113,6 +113,7 @@ def summary(request: ChatRequest, outcome: Outcome) -> str:
     line += f"  {outcome.seconds:.2f} s"
     if report.miss is not None:
         line += f"  miss: {report.miss.detail or report.miss.reason}"
+        line += f"; {report.miss.remedy}" if report.miss.remedy else ""
     return line if outcome.error is None else f"{line}  {outcome.error}"
 
 

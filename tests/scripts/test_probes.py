@@ -2,11 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from scripts import diff_turns, inspect_mlx_cache, pi_like_probe, probe_session
 from scripts.bench.servers import Server
+from tests.integration.live import live
+from tests.oracle import build_oracle
+
+Kind = Literal["plain", "hybrid"]
 
 
 def test_pi_like_probe_runs_through(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,7 +25,29 @@ def test_pi_like_probe_fails_where_nobody_answers(server: Server) -> None:
 
 def test_probe_session_sees_that_nothing_is_reused(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
     assert probe_session.main(["--url", server.url]) == 1
-    assert capsys.readouterr().out.count("below") == 4
+    assert capsys.readouterr().out.count("below") == 6
+
+
+@pytest.mark.parametrize("kind", ["plain", "hybrid"])
+def test_probe_session_passes_on_a_sound_server_and_diff_turns_tells_what_is_unproved(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    kind: Literal["plain", "hybrid"],
+) -> None:
+    reply = tmp_path / "reply.txt"
+    monkeypatch.setenv("ORACLE_REPLIES", str(reply))
+    reply.write_text("I looked at each of the files, and this is what I found in them. " * 8)
+    with live(build_oracle(tmp_path / "model", kind), tmp_path / "cache") as server:
+        assert probe_session.main(["--url", server.url, "--seed", "1"]) == 0
+        assert capsys.readouterr().out.count(" ok ") == 6
+        turns = [{"role": "system", "content": "Customer: Alicia"}, {"role": "user", "content": "Tell me all."}]
+        said = server.chat(turns)["message"]["content"]
+        more = [turns[1], {"role": "assistant", "content": said}, {"role": "user", "content": "And?"}]
+        server.chat([{"role": "system", "content": "Customer: Robert"}, *more])
+    assert diff_turns.main(["--logs", str(tmp_path / "cache" / "logs")]) == 0
+    told = capsys.readouterr().out
+    assert "message 0, system. line 1 differs" in told and "remedy: send session_id in all turns" in told
 
 
 ENTRY = {"id": "r2", "prompt": 100, "reused": 20, "computed": 80, "new": 5}

@@ -74,6 +74,7 @@ function why(entry) {
   if (miss) {
     tell("why", [miss.reason.replace(/_/g, " "), miss.detail].filter(Boolean).join(": "));
     tell("where", place(miss));
+    tell("what would help", miss.remedy);
   } else if (entry.prompt !== undefined) {
     tell("why", "Nothing was computed again.");
   }
@@ -93,7 +94,7 @@ function why(entry) {
     const rows = parted && !miss ? [["parted", `${place(parted)}: something else is stored there, so all behind it was new`]] : [];
     const shown = here || !miss ? parted : miss; // what is stored there is told to who may see everything
     if (shown && (shown.expected || shown.found)) rows.push(["what", changed(shown)]);
-    list.children[miss ? 3 : 1].after(...rows.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
+    list.children[!miss ? 1 : miss.remedy ? 5 : 3].after(...rows.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
     tell("told", note.length ? make("pre", {}, note.join("\n")) : "The model read no update note.");
   }, () => {}); // it is gone: the server has begun anew
   return list;
