@@ -38,8 +38,7 @@ from start_llm.core.messages import Message
 from start_llm.core.report import Background, CacheReport, Miss
 from start_llm.core.request import ChatRequest
 from start_llm.core.work import Constraint, Engine, Submit, ThinkingLimit
-from start_llm.parsing.choice import ChoiceParser, Ending
-from start_llm.parsing.detokenise import Detokenizer
+from start_llm.parsing.choice import ChoiceParser, Detokenizer, Ending
 from start_llm.parsing.raw import RawChoiceParser, RawParser
 from start_llm.parsing.stream import OutputParser
 from start_llm.prompt.pipeline import Pipeline, Prepared

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, Tool
 from start_llm.models.background import in_background
-from start_llm.parsing.detokenise import Detokenizer, StreamingDetokenizer
+from start_llm.parsing.choice import Detokenizer, StreamingDetokenizer
 from start_llm.parsing.registry import SHARED_SIGNS, TOOL_FORMATS, ExternalFormat, OutputStyle, output_style
 from start_llm.parsing.stream import OutputParser
 from start_llm.prompt.ports import Template, Tokenizer

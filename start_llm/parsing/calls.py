@@ -1,18 +1,28 @@
-"""From a format's findings to tool-call events: ids, unknown names, calls planned and then made.
+"""Tool calls of one answer: what formats read (`Calls`) becomes events, with ids. Knows no format and no model.
 
-Two equal calls are two calls. One exception: a call inside reasoning was only planned there if the same one comes again
-behind it, without an id. It is passed on once.
+Text that looked like a call and is none is given back to the source (`NotACall`). Two equal calls are two calls. One
+exception: a call inside reasoning was only planned there if the same one comes again behind the block, without an id.
+It is passed on once.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 from start_llm.core.events import Event, ToolCallDelta, ToolCallFinished, ToolCallStarted
 from start_llm.core.messages import Tool, ToolCall
-from start_llm.parsing.schema import ANY, Schema
+from start_llm.parsing.jsonstream import Dialect, JsonStream, mended
+from start_llm.parsing.schema import ANY, Schema, dump, parse_literal
+from start_llm.parsing.source import Source, Step
 
 type NewId = Callable[[], str]
+type Parse = Callable[[Calls], Step[None]]
+"""Reads one block of calls. Raises NotACall: what was read since the last finished call is text."""
+
+NAME = re.compile(r"[\w.\-:/]")
+MAX_NAME = 128
+ANYTHING = Schema({})
 
 
 class NotACall(Exception):
@@ -25,15 +35,14 @@ class CallBuilder:
     It is held until it is complete if it may still turn out to be text (its tool is unknown), or one that was planned.
     """
 
-    def __init__(self, log: CallLog, name: str, ident: str | None) -> None:
+    def __init__(self, calls: Calls, name: str, ident: str | None) -> None:
         self.name = name
-        self.schema = log.schema(name)
-        self._log = log
+        self.schema = calls.schema(name)
+        self._calls = calls
         self._ident = ident
         self._arguments: list[str] = []
         self._index = -1
-        self._is_plan = log.in_reasoning
-        if log.knows(name) and (ident or name not in {planned for planned, _ in log.plans}):
+        if calls.knows(name) and (ident or not calls.has_planned(name)):
             self._start()
 
     def write(self, fragment: str) -> None:
@@ -42,78 +51,108 @@ class CallBuilder:
             return
         self._arguments.append(fragment)
         if self._index >= 0:
-            self._log.emit(ToolCallDelta(self._index, fragment, self._log.choice))
+            self._calls.emit(ToolCallDelta(self._index, fragment, self._calls.choice))
 
     def finish(self, complete: bool) -> None:
         """The arguments are valid JSON now. `complete`: the markup ended as it should.
 
         Raises NotACall for an unknown tool's call that is not complete.
         """
-        arguments = "".join(self._arguments)
-        if not self._log.knows(self.name) and not complete:
+        if not self._calls.knows(self.name) and not complete:
             raise NotACall
-        self._log.open = None
-        if self._index < 0 and (self.name, arguments) in self._log.plans:
-            self._log.made(self.name, arguments)
+        if self._index < 0 and self._calls.drop_planned(self.name, "".join(self._arguments)):
             return
         if self._index < 0:
             self._start()
-        if self._is_plan:
-            self._log.plans.append((self.name, arguments))
-        self._log.finish(self._index, ToolCall(self._ident or "", self.name, arguments))
+        self.cut()
 
     def cut(self) -> None:
-        """The answer ended inside this call: it stays as it is, so that nobody takes it for complete.
-
-        One that the client has not been told of is dropped.
-        """
+        """The call ends as it is. One that the client has not been told of is dropped."""
         if self._index >= 0:
-            self._log.finish(self._index, ToolCall(self._ident or "", self.name, "".join(self._arguments)))
+            self._calls.add(self._index, ToolCall(self._ident or "", self.name, "".join(self._arguments)))
 
     def _start(self) -> None:
-        self._index, self._ident = self._log.start(self.name, self._ident)
+        self._index, self._ident = self._calls.start(self.name, self._ident)
         text = "".join(self._arguments)
         if text:
-            self._log.emit(ToolCallDelta(self._index, text, self._log.choice))
+            self._calls.emit(ToolCallDelta(self._index, text, self._calls.choice))
 
 
-class CallLog:
-    """The calls of one choice, in order.
+class Calls:
+    """The calls of one choice, in order, and how formats read them from the source. One thread.
 
     Args:
         emit: takes the events.
-        begun: called before a call's first event, and when one was dropped.
+        on_call: called before a call's first event, and when one was dropped.
+        new_id: makes ids for calls that bring none.
 
     Attributes:
         finished: the calls so far.
-        known_only: only calls of known tools count.
-        in_reasoning: calls that begin now stand inside reasoning.
-        plans: (name, arguments) of those that did, until they were made.
         dropped: how many were left out, since they had been planned.
-        open: the call that is being read.
+        reading: a block, or the header of one, is being read.
     """
 
     def __init__(
         self,
+        source: Source,
         tools: Sequence[Tool],
         *,
         emit: Callable[[Event], None],
-        begun: Callable[[], None],
+        on_call: Callable[[], None],
         new_id: NewId,
         choice: int,
     ) -> None:
-        self.emit = emit
-        self.choice = choice
+        self.source, self.emit, self.choice = source, emit, choice
         self.finished: list[ToolCall] = []
-        self.known_only = False
-        self.in_reasoning = False
-        self.plans: list[tuple[str, str]] = []
         self.dropped = 0
-        self.open: CallBuilder | None = None
-        self._begun = begun
-        self._new_id = new_id
+        self.reading = False
+        self._on_call, self._new_id = on_call, new_id
         self._schemas = {tool.name: Schema(tool.parameters) for tool in tools}
         self._ids: set[str] = set()
+        self._open: CallBuilder | None = None
+        self._known_only = self._in_reasoning = False
+        self._thought: list[ToolCall] = []
+        self._planned: list[tuple[str, str]] = []
+        self._mark: int | None = None  # where the source goes back to if this is no call
+        self._any_begun = False
+
+    # --- a block, for the reader ---
+
+    def read_block(
+        self, parse: Parse, *, skip: int = 0, known_only: bool = False, in_reasoning: bool = False
+    ) -> Step[bool]:
+        """Read a block of calls. False, and nothing consumed, if it is none.
+
+        Args:
+            skip: characters of the opener, which `parse` does not want to see.
+            known_only: calls of unknown tools do not count.
+        """
+        self._known_only, self._in_reasoning, self._open = known_only, in_reasoning, None
+        self._mark, self._any_begun, self.reading = self.source.mark(), False, True
+        self.source.pos += skip
+        try:
+            yield from parse(self)
+        except NotACall:
+            if self._mark is not None:
+                self.source.rewind(self._mark)
+            return self._any_begun
+        finally:
+            self.reading = False
+        if self._mark is not None:
+            self.source.unmark(self._mark)
+        return True
+
+    def cut(self) -> None:
+        """The answer ended inside a block: the call stays as it is, so that nobody takes it for complete."""
+        if self._open is not None:
+            self._open.cut()
+
+    def reasoning_closed(self) -> None:
+        """A closing tag of reasoning: calls that stood before it may have been plans."""
+        self._planned += [(call.name, call.arguments) for call in self._thought]
+        self._thought.clear()
+
+    # --- what formats use ---
 
     def knows(self, name: str) -> bool:
         return name in self._schemas
@@ -127,32 +166,92 @@ class CallLog:
 
     def begin(self, name: str, ident: str | None = None) -> CallBuilder:
         """Raises NotACall where only known tools count and this is none."""
-        name = self._resolved(name)
-        if not name or (self.known_only and not self.knows(name)):
+        plain = name.removeprefix("functions.").removesuffix(".call")  # in its family's namespace
+        name = plain if self.knows(plain) and not self.knows(name) else name
+        if not name or (self._known_only and not self.knows(name)):
             raise NotACall
-        self.open = CallBuilder(self, name, ident)
-        return self.open
+        self._open = CallBuilder(self, name, ident)
+        return self._open
 
-    def _resolved(self, name: str) -> str:
-        """The tool that is meant by a name in its family's namespace."""
-        plain = name.removeprefix("functions.").removesuffix(".call")
-        return plain if plain in self._schemas and name not in self._schemas else name
+    def finish(self, call: CallBuilder, complete: bool) -> None:
+        call.finish(complete)
+        self._open = None
+        self.settle()
+
+    def settle(self) -> None:
+        """What was read so far is not given back any more."""
+        self._unmark()
+        self._mark = self.source.mark()
+
+    def name(self) -> Step[str]:
+        """A tool's name, in quotes or bare. Raises NotACall if none stands here."""
+        quote = yield from self.source.accept(('"', "'"))
+        name = yield from self.source.span(NAME, MAX_NAME)
+        if not name or (quote and not (yield from self.source.accept((quote,)))):
+            raise NotACall
+        return name
+
+    def json_arguments(self, call: CallBuilder, dialect: Dialect) -> Step[bool]:
+        """The arguments as a JSON object (or one inside a JSON string). Gives whether they ended as they should."""
+        yield from self.source.skip()
+        is_object = (yield from self.source.ahead()) == "{"
+        held: list[str] = []
+        stream = JsonStream(self.source, call.write if is_object else held.append, dialect)
+        yield from stream.value(call.schema if is_object else ANYTHING)
+        if not is_object:
+            call.write(as_object("".join(held), call.schema))
+        return not stream.ended
+
+    # --- what calls tell ---
 
     def start(self, name: str, ident: str | None) -> tuple[int, str]:
-        index = len(self.finished)
+        """The call's index and its id: `ident`, unless another call has it."""
         if not ident or ident in self._ids:
             ident = self._new_id()
         self._ids.add(ident)
-        self._begun()
-        self.emit(ToolCallStarted(index, ident, name, self.choice))
-        return index, ident
+        self._tell()
+        self.emit(ToolCallStarted(len(self.finished), ident, name, self.choice))
+        return len(self.finished), ident
 
-    def finish(self, index: int, call: ToolCall) -> None:
+    def add(self, index: int, call: ToolCall) -> None:
         self.finished.append(call)
+        self._thought += [call] if self._in_reasoning else []
         self.emit(ToolCallFinished(index, call.id, call.name, call.arguments, self.choice))
 
-    def made(self, name: str, arguments: str) -> None:
-        """A call that was planned, and so passed on already."""
-        self.plans.remove((name, arguments))
+    def has_planned(self, name: str) -> bool:
+        return any(name == planned for planned, _ in self._planned)
+
+    def drop_planned(self, name: str, arguments: str) -> bool:
+        """Whether this call was planned, and so passed on already."""
+        if (name, arguments) not in self._planned:
+            return False
+        self._planned.remove((name, arguments))
         self.dropped += 1
-        self._begun()
+        self._tell()
+        return True
+
+    def _tell(self) -> None:
+        self._unmark()
+        self._any_begun = True
+        self._on_call()
+
+    def _unmark(self) -> None:
+        if self._mark is not None:
+            self.source.unmark(self._mark)
+        self._mark = None
+
+
+def as_object(text: str, schema: Schema) -> str:
+    """Arguments that are not an object, as one: parsed if they hold one as a string, else under the only key."""
+    found, value = parse_literal(text)
+    if found and isinstance(value, str):
+        inner, parsed = parse_literal(value)
+        if inner and isinstance(parsed, dict):
+            value = parsed
+        elif value.lstrip().startswith("{"):
+            return mended(value, schema)
+    if not found or value in (None, "", []):
+        return "{}"
+    if isinstance(value, dict):
+        return dump(schema.coerce(value))
+    return dump(schema.coerce({schema.keys[0] if len(schema.keys) == 1 else "input": value}))

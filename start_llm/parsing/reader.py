@@ -6,8 +6,8 @@ answer at once come out alike. What is decided here:
 - **Reasoning** stands between the model's own tags, or at the very beginning between ``<think>``, ``<thinking>`` or
   ``<reasoning>`` tags, which models without tags of their own write. Line breaks right behind an opening tag and around
   a closing one belong to the tags.
-- An **orphan** closing tag (nothing opened it, the prompt neither): while the text before is held back, that text is
-  reasoning. Else it has been sent: the tag is dropped and both sides stay text. See `orphans`.
+- A **stray** closing tag (nothing opened it, the prompt neither): while the text before is held back, that text is
+  reasoning. Else it has been sent: the tag is dropped and both sides stay text. See `registry.StrayEndTags`.
 - **Calls** count outside of Markdown code only. One inside reasoning counts (the model forgot to close the block) if it
   begins a line and names a known tool.
 - **Behind a call** there is no more text: a model that goes on mostly makes up what the tool will say. Further calls
@@ -19,73 +19,120 @@ answer at once come out alike. What is decided here:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from start_llm.core.messages import Tool
-from start_llm.parsing.blocks import Blocks
-from start_llm.parsing.calls import CallLog, NewId
-from start_llm.parsing.channels import Channel
+from start_llm.core.reasoning_tags import REASONING_STYLES
+from start_llm.parsing.calls import NAME, Calls, NewId
 from start_llm.parsing.code import CodeTracker
-from start_llm.parsing.markup import RESULTS, Markup
-from start_llm.parsing.orphans import OrphanHabit
-from start_llm.parsing.outbox import Outbox
-from start_llm.parsing.source import Source, Step
+from start_llm.parsing.output import EventBuffer, TextChannel
+from start_llm.parsing.registry import OutputStyle
+from start_llm.parsing.scan import LiteralScanner
+from start_llm.parsing.source import LEAKED, STARTS, Source, Step, other_turn
 from start_llm.parsing.tools import harmony
-from start_llm.parsing.tools.base import NAME, Opener
-from start_llm.parsing.turntokens import LEAKED, STARTS, other_turn
+from start_llm.parsing.tools.base import Opener
 
 _BEFORE_MENTION = " \t\"'`("
 _AFTER_MENTION = " \t\"'`).,;:!?"
 
 
-class AnswerReader:
-    """Reads `source` and writes to `outbox`. One per choice; one thread.
+RESULTS = ("<tool_response>",)
+"""What opens a tool's result in a prompt: behind a call the model plays the tool."""
+
+
+class AnswerLiterals:
+    """The literals that mean something in one answer. Immutable; made once per choice.
 
     Attributes:
-        stopped: the stop string that was met.
-        over: nothing comes any more, though more text may.
-        reasoning: what is read now is reasoning.
+        openers: what may begin a call, by its text; empty where nothing is taken for a call.
+        closers: markup that is dropped where it stands alone behind a call.
+        blocks: opening tags of reasoning and what closes each.
+        own: the model's own closing tag, ``""`` if it has none.
+        drop: structural markup that is never shown.
+        channel: harmony's markup; empty for other models.
+        stops: the client's stop strings.
+        text, thought: scanners for visible text and for reasoning.
+    """
+
+    def __init__(self, style: OutputStyle, tools: Sequence[Tool], stop: Collection[str]) -> None:
+        reasoning = style.reasoning
+        self.openers: dict[str, Opener] = {opener.text: opener for opener in style.openers(tools)} if tools else {}
+        self.closers = style.closers if tools else frozenset[str]()
+        self.own = reasoning.end
+        self.blocks: dict[str, str] = {}
+        if reasoning.start:
+            spoken = {other.start: other.end for other in REASONING_STYLES.values() if other.spoken}
+            self.blocks = {**spoken, reasoning.start: reasoning.end}
+        self.own_start = reasoning.start
+        self.drop = frozenset(reasoning.drop)
+        self.channel = frozenset((*harmony.HEADS, *harmony.ENDS)) if reasoning.channels else frozenset[str]()
+        self.stops = frozenset(stop) - {""}
+        ends = {*self.blocks.values(), self.own} - {""}
+        self.tags = frozenset({*self.blocks, *ends, *self.drop, *self.channel})
+        results = RESULTS if tools else ()
+        self.text = LiteralScanner({*self.stops, *self.tags, *LEAKED, *self.openers, *self.closers, *results})
+        in_thought = {text for text, opener in self.openers.items() if not (opener.keep or opener.first)}
+        self.thought = LiteralScanner({*ends, *self.drop, *self.channel, *LEAKED, *in_thought})
+
+    def half(self, text: str) -> bool:
+        """Whether `text` is the beginning of some markup, and so long that it hardly is anything else."""
+        markers = (*self.openers, *self.closers, *self.tags)
+        return len(text) > 2 and text[0] in "<[" and any(marker.startswith(text) for marker in markers)
+
+
+class AnswerReader:
+    """Reads the source and fills the event buffer. `stream.OutputParser` feeds it. One per choice; one thread.
+
+    Attributes:
+        stopped: the stop string that ended the text.
+        ended: the answer is complete, whatever the model goes on to write.
+        in_reasoning: the text now being generated is reasoning.
         behind_call: a call has begun, so text is no longer passed on.
-        hidden: some text was not passed on.
     """
 
     def __init__(
         self,
-        source: Source,
-        outbox: Outbox,
-        markup: Markup,
+        style: OutputStyle,
         tools: Sequence[Tool],
-        habit: OrphanHabit,
+        stop: Sequence[str],
         *,
         in_reasoning: bool,
+        tool_calls: bool,
+        holding: bool,
         choice: int,
         new_id: NewId,
     ) -> None:
         self.stopped: str | None = None
-        self.over = False
-        self.reasoning = in_reasoning
-        self.behind_call = False
-        self.hidden = False
-        self.content = Channel(outbox.text, gap=" \t\r\n")
-        self.thinking = Channel(outbox.reasoning, gap="\r\n")
-        self.calls = CallLog(tools, emit=outbox.emit, begun=self._call_begins, new_id=new_id, choice=choice)
-        self.blocks = Blocks(source, self.calls)
-        self._source, self._outbox, self._markup, self._habit = source, outbox, markup, habit
-        self._closer = markup.own
-        self._code = CodeTracker()
-        self._thought_code = CodeTracker()
+        self.ended = self.behind_call = False
+        self.in_reasoning = in_reasoning
+        self._hidden = False  # some text was not passed on
+        self._source, self._buffer = Source(), EventBuffer(choice, holding=holding)
+        self._content = TextChannel(self._buffer.text, gap=" \t\r\n")
+        self._thinking = TextChannel(self._buffer.reasoning, gap="\r\n")
+        self._calls = Calls(
+            self._source, tools, emit=self._buffer.emit, on_call=self._call_begins, new_id=new_id, choice=choice
+        )
+        self._literals = AnswerLiterals(style, tools if tool_calls else (), stop)
+        self._stray_ends = style.stray_ends
+        self._closer = self._literals.own
+        self._code, self._thought_code = CodeTracker(), CodeTracker()
 
-    def run(self) -> Step[None]:
+    @property
+    def faithful(self) -> bool:
+        """What the model wrote is what the client was told: no text and no call was left out."""
+        return not (self._hidden or self._calls.dropped)
+
+    def _read(self) -> Step[None]:
         """The coroutine; ends with the text or with `over`."""
-        if self.reasoning:
-            yield from self._open_block(self._markup.own_start)
-        while not self.over:
-            scanner = self._markup.thought if self.reasoning else self._markup.text
+        if self.in_reasoning:
+            yield from self._open_block(self._literals.own_start)
+        while not self.ended:
+            scanner = self._literals.thought if self.in_reasoning else self._literals.text
             text, literal = yield from scanner.step(self._source)
             if not text and not literal:
                 return
             self._say(text)
-            if literal and self.reasoning:
+            if literal and self.in_reasoning:
                 yield from self._in_thought(literal)
             elif literal:
                 yield from self._in_text(literal)
@@ -95,31 +142,31 @@ class AnswerReader:
     def _say(self, text: str) -> None:
         if not text:
             return
-        if self.reasoning:
+        if self.in_reasoning:
             self._thought_code.add(text)
-            self.thinking.add(text)
+            self._thinking.add(text)
             return
         self._code.add(text)
         if not self.behind_call:
-            self.content.add(text)
+            self._content.add(text)
         elif not text.isspace():
-            self.hidden = True
+            self._hidden = True
 
     def _give_back(self, literal: str) -> None:
         """What looked like markup is text. Only its first character is sure to be: the rest is scanned again."""
-        if literal in self._markup.stops and not self.reasoning and not self.behind_call:
+        if literal in self._literals.stops and not self.in_reasoning and not self.behind_call:
             self._stop(literal)
             return
         self._source.pos -= len(literal) - 1
         self._say(literal[0])
 
     def _stop(self, literal: str) -> None:
-        self.content.flush()
-        self.stopped, self.over = literal, True
+        self._content.flush()
+        self.stopped, self.ended = literal, True
 
     def _mentioned(self, literal: str) -> Step[bool]:
         """The markup just read stands apart from the text around it, in the middle of its line."""
-        channel = self.thinking if self.reasoning else self.content
+        channel = self._thinking if self.in_reasoning else self._content
         if self.behind_call or channel.line_start or channel.last not in _BEFORE_MENTION:
             return False
         self._source.pos -= len(literal)  # not given up yet: what is consumed may be gone when more text comes
@@ -130,84 +177,86 @@ class AnswerReader:
     # --- literals -----------------------------------------------------------
 
     def _in_text(self, literal: str) -> Step[None]:
-        markup = self._markup
-        opener = markup.openers.get(literal)
+        literals = self._literals
+        opener = literals.openers.get(literal)
         if opener:
             yield from self._call(opener)
-        elif literal in markup.stops and literal not in markup.tags and not self.behind_call:
+        elif literal in literals.stops and literal not in literals.tags and not self.behind_call:
             self._stop(literal)
-        elif literal in markup.channel:
+        elif literal in literals.channel:
             yield from self._channel(literal)
-        elif self._code.inside or (literal not in markup.drop and (yield from self._mentioned(literal))):
+        elif self._code.inside or (literal not in literals.drop and (yield from self._mentioned(literal))):
             self._give_back(literal)
         elif literal in LEAKED:
             yield from self._turn_token(literal)
-        elif literal in markup.blocks and self._may_think(literal):
+        elif literal in literals.blocks and self._may_think(literal):
             yield from self._open_block(literal)
-        elif literal == markup.own:
-            yield from self._orphan()
+        elif literal == literals.own:
+            yield from self._stray_end()
         else:
             self._left_over(literal)
 
     def _left_over(self, literal: str) -> None:
         """Markup that opens nothing here: dropped, the end of the turn, or text."""
-        if literal in self._markup.drop or (self.behind_call and literal in self._markup.closers):
+        if literal in self._literals.drop or (self.behind_call and literal in self._literals.closers):
             return
         if self.behind_call and literal in RESULTS:
-            self.over = True
+            self.ended = True
         else:
             self._give_back(literal)
 
     def _in_thought(self, literal: str) -> Step[None]:
-        markup = self._markup
-        opener = markup.openers.get(literal)
+        literals = self._literals
+        opener = literals.openers.get(literal)
         if opener:
             yield from self._call(opener)
-        elif literal in markup.channel:
+        elif literal in literals.channel:
             yield from self._channel(literal)
         elif literal == self._closer:
-            self.thinking.drop_gap()
-            self.reasoning = False
+            self._thinking.drop_gap()
+            self.in_reasoning = False
             yield from self._source.skip("\n")
         elif literal in LEAKED and not (yield from self._mentioned(literal)):
             yield from self._turn_token(literal)
-        elif literal not in markup.drop:
+        elif literal not in literals.drop:
             self._give_back(literal)
 
     def _turn_token(self, literal: str) -> Step[None]:
-        (self.thinking if self.reasoning else self.content).leak()
+        (self._thinking if self.in_reasoning else self._content).leak()
         if literal in STARTS and (yield from other_turn(self._source, literal)):
-            self.over = True
+            self.ended = True
 
     # --- reasoning ----------------------------------------------------------
 
     def _may_think(self, start: str) -> bool:
         """The model's own tag opens a block anywhere, one of other models only where nothing was said before."""
-        return start == self._markup.own_start or not (self.content.started or self.behind_call)
+        return start == self._literals.own_start or not (self._content.started or self.behind_call)
 
     def _open_block(self, start: str) -> Step[None]:
         """Behind an opening tag; a second one right behind it is dropped."""
-        self._outbox.release()
-        if not self.content.started:
-            self.content.drop_gap()
-        self.reasoning = True
-        self._closer = self._markup.blocks.get(start, self._markup.own)
+        self._buffer.release()
+        if not self._content.started:
+            self._content.drop_gap()
+        self.in_reasoning = True
+        self._closer = self._literals.blocks.get(start, self._literals.own)
         self._thought_code = CodeTracker()
         yield from self._source.skip("\n")
         if start and (yield from self._source.accept((start,))):
             yield from self._source.skip("\n")
-        self.thinking.begin()
+        self._thinking.begin()
 
-    def _orphan(self) -> Step[None]:
+    def _stray_end(self) -> Step[None]:
         """A closing tag of a block that was never opened. What stands behind it begins anew."""
-        if not self.behind_call:
-            self._habit.seen()
-        if self._outbox.holding:
-            thought = self._outbox.withdraw()
-            self.content.clear()
-            self.thinking.begin()
-            self.thinking.add(thought.lstrip("\n"))
-            self.thinking.drop_gap()
+        if self.behind_call:
+            self._calls.reasoning_closed()
+        else:
+            self._stray_ends.seen()
+        if self._buffer.holding:
+            thought = self._buffer.withdraw()
+            self._content.clear()
+            self._thinking.begin()
+            self._thinking.add(thought.lstrip("\n"))
+            self._thinking.drop_gap()
         self._code = CodeTracker()
         yield from self._source.skip("\n")
 
@@ -215,22 +264,21 @@ class AnswerReader:
 
     def _call_begins(self) -> None:
         """A call's first event is next: what stood between the text and it goes."""
-        self.blocks.begun()
-        self._outbox.release()
-        self.thinking.drop_gap()
-        self.content.drop_gap()
-        self.reasoning = False
+        self._buffer.release()
+        self._thinking.drop_gap()
+        self._content.drop_gap()
+        self.in_reasoning = False
         self.behind_call = True
 
     def _may_open(self, opener: Opener) -> bool:
-        if self.reasoning:
-            return self.thinking.line_start and not self._thought_code.inside and not opener.first
+        if self.in_reasoning:
+            return self._thinking.line_start and not self._thought_code.inside and not opener.first
         if self._code.inside or (opener.line_start and not self._code.line_start):
             return False
-        if opener.first and (self.content.started or self.behind_call):
+        if opener.first and (self._content.started or self.behind_call):
             return False
         first_is_name = opener.keep and NAME.match(opener.text)
-        return not (first_is_name and NAME.match(self.content.last or " "))
+        return not (first_is_name and NAME.match(self._content.last or " "))
 
     def _call(self, opener: Opener) -> Step[None]:
         source, length = self._source, len(opener.text)
@@ -238,28 +286,31 @@ class AnswerReader:
             self._give_back(opener.text)
             return
         source.pos -= length
-        known_only, self.calls.in_reasoning = opener.known_only or self.reasoning, self.reasoning
-        if (yield from self.blocks.read(opener.parse, skip=0 if opener.keep else length, known_only=known_only)):
+        known_only = opener.known_only or self.in_reasoning
+        if (
+            yield from self._calls.read_block(
+                opener.parse, skip=0 if opener.keep else length, known_only=known_only, in_reasoning=self.in_reasoning
+            )
+        ):
             return
         source.pos += length
         self._give_back(opener.text)
 
     def _channel(self, literal: str) -> Step[None]:
         """Harmony: a message's head says what it is; its end leads to the next head."""
-        self.thinking.drop_gap()
-        self.reasoning = False
+        self._thinking.drop_gap()
+        self.in_reasoning = False
         if literal in harmony.ENDS:
             return
-        self.blocks.inside = True
+        self._calls.reading = True
         head = yield from harmony.header(self._source, literal)
-        self.blocks.inside = False
+        self._calls.reading = False
         if head is None:
             return
         if head.other:
-            self.over = True
-        elif head.recipient and self._markup.openers:
-            self.calls.in_reasoning = False
-            yield from self.blocks.read(harmony.call_to(head.recipient))
+            self.ended = True
+        elif head.recipient and self._literals.openers:
+            yield from self._calls.read_block(harmony.call_to(head.recipient))
         elif head.channel == "analysis":
-            self.reasoning = True
-            self.thinking.begin()
+            self.in_reasoning = True
+            self._thinking.begin()

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from start_llm.core.messages import Tool
 from start_llm.core.reasoning_tags import REASONING_STYLES, ReasoningStyle, reasoning_style
-from start_llm.parsing.orphans import OrphanHabit
 from start_llm.parsing.tools.base import ExternalFormat, Opener, ToolFormat
 from start_llm.parsing.tools.deepseek import DEEPSEEK
 from start_llm.parsing.tools.external import external_format
@@ -34,18 +33,47 @@ __all__ = [
 ]
 
 
+_HELD_ANSWERS = 8
+
+
+class StrayEndTags:
+    """Whether a model has lately closed reasoning blocks that nobody had opened.
+
+    Shared by all requests of a model; any thread (a lost update does no harm).
+
+    Some models think at once and write the closing tag only, where their template has not opened the block. What was
+    sent as text cannot be taken back, so a streamed answer shows that thought as text, the first time. After that, a
+    model's next answers are held back until their closing tag, their first call or their end.
+    """
+
+    def __init__(self) -> None:
+        self._left = 0
+
+    @property
+    def likely(self) -> bool:
+        return self._left > 0
+
+    def seen(self) -> None:
+        """An answer has one: the next ones may."""
+        self._left = _HELD_ANSWERS
+
+    def missed(self) -> None:
+        """An answer that was held back for one has none."""
+        self._left = max(0, self._left - 1)
+
+
 @dataclass(frozen=True)
 class OutputStyle:
     """How a model writes: its reasoning, its own tool-call format, and those recognised whatever the family.
 
-    `orphans` is what its answers have shown so far; all else is immutable.
+    `stray_ends` is what its answers have shown so far; all else is immutable.
     """
 
     reasoning: ReasoningStyle
     tools: ToolFormat
     others: tuple[ToolFormat, ...] = (SHARED,)
     external: ExternalFormat | None = None
-    orphans: OrphanHabit = field(default_factory=OrphanHabit, compare=False)
+    stray_ends: StrayEndTags = field(default_factory=StrayEndTags, compare=False)
 
     def openers(self, tools: Sequence[Tool]) -> tuple[Opener, ...]:
         """All openers; where two share a literal, the later one counts, and that is the model's own."""

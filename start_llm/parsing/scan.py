@@ -67,7 +67,7 @@ class _Automaton:
 _kept = lru_cache(KEPT)(_Automaton)
 
 
-class Scanner:
+class LiteralScanner:
     """Cuts text at a set of literals. The literal that is complete first wins, then the longest.
 
     Each character is looked at once; what may still become a literal is held back. How many literals there are, and how

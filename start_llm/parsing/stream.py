@@ -9,11 +9,8 @@ from dataclasses import dataclass
 from start_llm.core.events import Event
 from start_llm.core.messages import Tool, ToolCall
 from start_llm.parsing.calls import NewId
-from start_llm.parsing.markup import Markup
-from start_llm.parsing.outbox import Outbox
 from start_llm.parsing.reader import AnswerReader
 from start_llm.parsing.registry import OutputStyle
-from start_llm.parsing.source import Source
 
 
 @dataclass(frozen=True)
@@ -29,7 +26,7 @@ def call_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
-class OutputParser:
+class OutputParser(AnswerReader):
     """One per choice; one thread.
 
     Args:
@@ -56,18 +53,16 @@ class OutputParser:
         new_id: NewId = call_id,
     ) -> None:
         in_reasoning = in_reasoning and bool(style.reasoning.end)
-        self._orphans = style.orphans
-        self._waits = self._orphans.likely and bool(style.reasoning.end) and not in_reasoning
-        self._source = Source()
-        self._outbox = Outbox(choice, holding=self._waits or (whole and not in_reasoning))
-        self._markup = Markup(style, tools if tool_calls else (), stop)
-        self._reader = AnswerReader(
-            *(self._source, self._outbox, self._markup, tools, style.orphans),
+        self._waits_for_end_tag = style.stray_ends.likely and bool(style.reasoning.end) and not in_reasoning
+        super().__init__(
+            *(style, tools, stop),
             in_reasoning=in_reasoning,
+            tool_calls=tool_calls,
+            holding=self._waits_for_end_tag or (whole and not in_reasoning),
             choice=choice,
             new_id=new_id,
         )
-        self._run = self._reader.run()
+        self._steps = self._read()
         self._done = False
         self._resume()
 
@@ -77,7 +72,7 @@ class OutputParser:
             return []
         self._source.push(text)
         self._resume()
-        return self._outbox.drain()
+        return self._buffer.drain()
 
     def finish(self, *, cut: bool = False) -> list[Event]:
         """No more text comes. What was held back comes out.
@@ -86,51 +81,29 @@ class OutputParser:
             cut: the model was interrupted (by a limit). A call it was writing then stays as it is, and markup that has
                 not become a call is dropped. Otherwise the model ended too early: such calls are mended or become text.
         """
-        reader = self._reader
-        if not self._done and cut and reader.blocks.inside:
+        if not self._done and cut and self._calls.reading:
             self._done = True
-            reader.blocks.cut()
+            self._calls.cut()
         elif not self._done:
             held = self._source.peek(self._source.left)
-            if cut and self._markup.half(held):
+            if cut and self._literals.half(held):
                 self._source.take(len(held))
             self._source.close()
             self._resume()
-        if reader.stopped is None:
-            reader.thinking.end()
-            reader.content.end()
-        if self._waits and self._outbox.holding:
-            self._orphans.missed()
-        self._outbox.release()
-        return self._outbox.drain()
-
-    @property
-    def stopped(self) -> str | None:
-        """The stop string that ended the text."""
-        return self._reader.stopped
-
-    @property
-    def ended(self) -> bool:
-        """The answer is complete, whatever the model goes on to write."""
-        return self._reader.over
-
-    @property
-    def faithful(self) -> bool:
-        """What the model wrote is what the client was told: no text and no call was left out."""
-        return not (self._reader.hidden or self._reader.calls.dropped)
-
-    @property
-    def in_reasoning(self) -> bool:
-        """Whether the text now being generated is reasoning."""
-        return self._reader.reasoning
+        if self.stopped is None:
+            self._thinking.end()
+            self._content.end()
+        if self._waits_for_end_tag and self._buffer.holding:
+            self._stray_ends.missed()
+        self._buffer.release()
+        return self._buffer.drain()
 
     def parsed(self) -> Parsed:
         """Everything so far; O(length of the answer)."""
-        reader = self._reader
-        return Parsed(reader.content.text, reader.thinking.text or None, tuple(reader.calls.finished))
+        return Parsed(self._content.text, self._thinking.text or None, tuple(self._calls.finished))
 
     def _resume(self) -> None:
         try:
-            next(self._run)
+            next(self._steps)
         except StopIteration:
             self._done = True

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from start_llm.parsing.scan import Scanner
+from start_llm.parsing.scan import LiteralScanner
 from start_llm.parsing.source import Source
 
 LITERALS = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=4)
@@ -29,7 +29,7 @@ def naive(text: str, literals: list[str]) -> list[str]:
 @given(st.text("abcd", max_size=30), LITERALS, st.data())
 def test_against_a_naive_scanner(text: str, literals: list[str], data: st.DataObject) -> None:
     cuts = sorted({0, len(text), *data.draw(st.lists(st.integers(0, len(text)), max_size=5))})
-    source, scanner, pieces = Source(), Scanner(literals), list[str]()
+    source, scanner, pieces = Source(), LiteralScanner(literals), list[str]()
 
     def scan():  # type: ignore[no-untyped-def]
         while True:
@@ -49,7 +49,7 @@ def test_against_a_naive_scanner(text: str, literals: list[str], data: st.DataOb
 
 def test_literals_that_begin_alike_cost_no_more_than_the_text() -> None:
     """Stop strings that part late, and a model that writes what they share: trying each takes 100 times as long."""
-    scanner = Scanner("a" * (120 - number) + str(number) for number in range(64))
+    scanner = LiteralScanner("a" * (120 - number) + str(number) for number in range(64))
     source, passed = Source(), 0
 
     def scan():  # type: ignore[no-untyped-def]

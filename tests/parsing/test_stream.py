@@ -53,12 +53,12 @@ def test_any_chunking_gives_the_same(
 
 @settings(max_examples=100, deadline=None)
 @given(TEXTS, st.booleans())
-def test_only_an_orphan_tells_a_whole_answer_from_a_stream(text: str, inside: bool) -> None:
+def test_only_a_stray_end_tag_tells_a_whole_answer_from_a_stream(text: str, inside: bool) -> None:
     form = style()
     streamed = run(text, 3, form=form, in_reasoning=inside)
-    orphan = form.orphans.likely
+    stray = form.stray_ends.likely
     whole = run(text, 3, in_reasoning=inside, whole=True)
-    if not orphan:
+    if not stray:
         assert streamed[1:] == whole[1:]
     assert streamed[1].tool_calls == whole[1].tool_calls
 
@@ -102,7 +102,7 @@ def test_a_whole_answer_with_a_thought_that_nobody_opened(text: str, content: st
         assert (parsed.content, parsed.reasoning) == (content, reasoning)
 
 
-def test_a_call_ends_the_wait_for_an_orphan() -> None:
+def test_a_call_ends_the_wait_for_a_stray_end_tag() -> None:
     text = f"Look:\n{CALL}\n</think>\nHi"
     for cuts in ((), 1):
         parsed = run(text, cuts, whole=True)[1]
@@ -122,7 +122,7 @@ def test_a_model_that_closes_what_nobody_opened_is_waited_for_the_next_times() -
 
 def test_thoughts_are_only_waited_for_where_they_may_come() -> None:
     form = style()
-    form.orphans.seen()
+    form.stray_ends.seen()
     assert len(run("hm</think>plain text", 1, form=form, in_reasoning=True)[0]) > 10
     assert len(run("plain text", 1, form=style("hermes_json", "null"), whole=False)[0]) > 5
 

@@ -2,79 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from start_llm.core.messages import Tool
-from start_llm.parsing.calls import CallBuilder, CallLog, NotACall
-from start_llm.parsing.jsonstream import Dialect, JsonStream, mended
-from start_llm.parsing.schema import Schema, dump, parse_literal
-from start_llm.parsing.source import Source, Step
-
-NAME = re.compile(r"[\w.\-:/]")
-MAX_NAME = 128
-ANYTHING = Schema({})
-
-
-class BlockReading:
-    """One block of calls being read.
-
-    `settled` is called after each call: what was read so far is not given back any more.
-    """
-
-    def __init__(self, source: Source, calls: CallLog, settled: Callable[[], None]) -> None:
-        self.source = source
-        self.calls = calls
-        self.settled = settled
-
-    def name(self) -> Step[str]:
-        """A tool's name, in quotes or bare. Raises NotACall if none stands here."""
-        quote = yield from self.source.accept(('"', "'"))
-        name = yield from self.source.span(NAME, MAX_NAME)
-        if not name or (quote and not (yield from self.source.accept((quote,)))):
-            raise NotACall
-        return name
-
-    def finish(self, call: CallBuilder, complete: bool) -> None:
-        call.finish(complete)
-        self.settled()
-
-    def json_arguments(self, call: CallBuilder, dialect: Dialect) -> Step[bool]:
-        """The arguments as a JSON object (or one inside a JSON string). Gives whether they ended as they should."""
-        source = self.source
-        yield from source.skip()
-        char = yield from source.ahead()
-        if char == "{":
-            stream = JsonStream(source, call.write, dialect)
-            yield from stream.value(call.schema)
-            return not stream.ended
-        held: list[str] = []
-        stream = JsonStream(source, held.append, dialect)
-        yield from stream.value(ANYTHING)
-        call.write(as_object("".join(held), call))
-        return not stream.ended
-
-
-def as_object(text: str, call: CallBuilder) -> str:
-    """Arguments that are not an object, as one: parsed if they hold one as a string, else under the only key."""
-    found, value = parse_literal(text)
-    if found and isinstance(value, str):
-        inner, parsed = parse_literal(value)
-        if inner and isinstance(parsed, dict):
-            value = parsed
-        elif value.lstrip().startswith("{"):
-            return mended(value, call.schema)
-    if not found or value in (None, "", []):
-        return "{}"
-    if isinstance(value, dict):
-        return dump(call.schema.coerce(value))
-    keys = call.schema.keys
-    return dump(call.schema.coerce({keys[0] if len(keys) == 1 else "input": value}))
-
-
-Parse = Callable[[BlockReading], Step[None]]
+from start_llm.parsing.calls import Calls, Parse
+from start_llm.parsing.source import Step
 
 
 def section(begin: str, end: str, call: str, parse: Parse) -> Parse:
@@ -84,8 +18,8 @@ def section(begin: str, end: str, call: str, parse: Parse) -> Parse:
         parse: reads one call, from behind `call`.
     """
 
-    def block(reading: BlockReading) -> Step[None]:
-        source = reading.source
+    def block(calls: Calls) -> Step[None]:
+        source = calls.source
         count = 0
         while True:
             yield from source.skip()
@@ -94,7 +28,7 @@ def section(begin: str, end: str, call: str, parse: Parse) -> Parse:
                 continue
             if count and not opened:
                 break
-            yield from parse(reading)
+            yield from parse(calls)
             count += 1
         yield from source.accept((end,))
 

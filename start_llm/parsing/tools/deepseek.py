@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from start_llm.parsing.calls import NotACall
+from start_llm.parsing.calls import MAX_NAME, NAME, Calls, NotACall
 from start_llm.parsing.jsonstream import Dialect
-from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import MAX_NAME, NAME, BlockReading, Opener, ToolFormat, section
-from start_llm.parsing.turntokens import LEAKED
+from start_llm.parsing.source import LEAKED, Step
+from start_llm.parsing.tools.base import Opener, ToolFormat, section
 
 _SECTION, _SECTION_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _CALL, _SEPARATOR, _END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -15,8 +14,8 @@ _MAX_FENCE = 20
 _JSON = Dialect(enders=(_END, _SECTION_END, _CALL, *LEAKED))
 
 
-def _call(reading: BlockReading) -> Step[None]:
-    source = reading.source
+def _call(calls: Calls) -> Step[None]:
+    source = calls.source
     yield from source.skip()
     name = yield from source.span(NAME, MAX_NAME)
     yield from source.skip()
@@ -31,14 +30,14 @@ def _call(reading: BlockReading) -> Step[None]:
     fenced = bool((yield from source.accept((_FENCE,))))
     if fenced:
         yield from source.until(("\n",), _MAX_FENCE)
-    call = reading.calls.begin(name)
-    complete = yield from reading.json_arguments(call, _JSON)
+    call = calls.begin(name)
+    complete = yield from calls.json_arguments(call, _JSON)
     yield from source.skip()
     if fenced:
         yield from source.accept((_FENCE,))
         yield from source.skip()
     yield from source.accept((_END,))
-    reading.finish(call, complete)
+    calls.finish(call, complete)
 
 
 _BLOCK = section(_SECTION, _SECTION_END, _CALL, _call)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from start_llm.core.messages import Tool
-from start_llm.parsing.calls import NotACall
-from start_llm.parsing.scan import Scanner
+from start_llm.parsing.calls import Calls, NotACall, Parse, as_object
+from start_llm.parsing.scan import LiteralScanner
 from start_llm.parsing.schema import dump
 from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import BlockReading, ExternalFormat, Opener, Parse, ToolFormat, as_object
+from start_llm.parsing.tools.base import ExternalFormat, Opener, ToolFormat
 
 
 def external_format(ident: str, external: ExternalFormat, tools: Sequence[Tool]) -> ToolFormat:
@@ -21,22 +21,22 @@ def external_format(ident: str, external: ExternalFormat, tools: Sequence[Tool])
 
 def _parse(external: ExternalFormat, tools: Sequence[Tool]) -> Parse:
     definitions = [tool.as_function() for tool in tools]
-    scanner = Scanner((external.end,))
+    scanner = LiteralScanner((external.end,))
 
-    def parse(reading: BlockReading) -> Step[None]:
+    def parse(calls: Calls) -> Step[None]:
         held: list[str] = []
         while True:
-            text, end = yield from scanner.step(reading.source)
+            text, end = yield from scanner.step(calls.source)
             held.append(text)
             if end or not text:
                 break
         for found in _calls(external, "".join(held), definitions):
             ident = found.get("id")
-            call = reading.calls.begin(str(found.get("name") or ""), ident if isinstance(ident, str) else None)
+            call = calls.begin(str(found.get("name") or ""), ident if isinstance(ident, str) else None)
             arguments = found.get("arguments")
-            call.write(as_object(dump({} if arguments is None else arguments), call))
+            call.write(as_object(dump({} if arguments is None else arguments), call.schema))
             call.finish(True)
-        reading.settled()
+        calls.settle()
 
     return parse
 

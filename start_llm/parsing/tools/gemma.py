@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from start_llm.parsing.calls import NotACall
+from start_llm.parsing.calls import MAX_NAME, NAME, Calls, NotACall, Parse
 from start_llm.parsing.jsonstream import Dialect
-from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import MAX_NAME, NAME, BlockReading, Opener, Parse, ToolFormat
-from start_llm.parsing.turntokens import LEAKED
+from start_llm.parsing.source import LEAKED, Step
+from start_llm.parsing.tools.base import Opener, ToolFormat
 
 
 def _block(start: str, end: str, quote: str) -> Parse:
     dialect = Dialect(quotes=(quote, '"'), enders=(end, *LEAKED), restart=(f"{start}call:",))
 
-    def parse(reading: BlockReading) -> Step[None]:
-        source = reading.source
+    def parse(calls: Calls) -> Step[None]:
+        source = calls.source
         count = 0
         while True:
             yield from source.skip(" \t\r\n,")
@@ -24,9 +23,9 @@ def _block(start: str, end: str, quote: str) -> Parse:
             yield from source.skip()
             if (yield from source.ahead()) != "{":
                 raise NotACall
-            call = reading.calls.begin(name)
-            complete = yield from reading.json_arguments(call, dialect)
-            reading.finish(call, complete)
+            call = calls.begin(name)
+            complete = yield from calls.json_arguments(call, dialect)
+            calls.finish(call, complete)
             count += 1
         if not count:
             raise NotACall

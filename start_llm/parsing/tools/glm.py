@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from start_llm.core.messages import Tool
-from start_llm.parsing.calls import CallBuilder, NotACall
+from start_llm.parsing.calls import MAX_NAME, NAME, CallBuilder, Calls, NotACall
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.schema import dump
-from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import MAX_NAME, NAME, BlockReading, Opener, ToolFormat
+from start_llm.parsing.source import LEAKED, Step, turn_ends
+from start_llm.parsing.tools.base import Opener, ToolFormat
 from start_llm.parsing.tools.hermes import json_block
 from start_llm.parsing.tools.values import Trim, ValueEnd, ValueReader, ValueSink
-from start_llm.parsing.turntokens import LEAKED, turn_ends
 
 _MAX_KEY = 200
 
@@ -34,30 +33,30 @@ LONGCAT = Arguments(
 )
 
 
-def keyed_call(reading: BlockReading, tags: Arguments = GLM) -> Step[None]:
+def keyed_call(calls: Calls, tags: Arguments = GLM) -> Step[None]:
     """A call whose name is what comes next. The outer end is consumed."""
-    source = reading.source
+    source = calls.source
     name = yield from source.span(NAME, MAX_NAME)
     yield from source.skip()
     follows = yield from source.starts((tags.key[0], tags.outer[1], *LEAKED))
     if not name:
         raise NotACall
     char = yield from source.ahead()
-    if char == "{" and reading.calls.knows(name):
-        call = reading.calls.begin(name)
-        complete = yield from reading.json_arguments(call, Dialect(enders=(tags.outer[1], *LEAKED)))
-    elif follows == tags.key[0] or (follows and reading.calls.knows(name)):
-        call = reading.calls.begin(name)
-        complete = yield from _arguments(reading, call, tags)
+    if char == "{" and calls.knows(name):
+        call = calls.begin(name)
+        complete = yield from calls.json_arguments(call, Dialect(enders=(tags.outer[1], *LEAKED)))
+    elif follows == tags.key[0] or (follows and calls.knows(name)):
+        call = calls.begin(name)
+        complete = yield from _arguments(calls, call, tags)
     else:
         raise NotACall
     yield from source.skip()
     closed = yield from source.accept((tags.outer[1],))
-    reading.finish(call, complete and bool(closed))
+    calls.finish(call, complete and bool(closed))
 
 
-def _arguments(reading: BlockReading, call: CallBuilder, tags: Arguments) -> Step[bool]:
-    source = reading.source
+def _arguments(calls: Calls, call: CallBuilder, tags: Arguments) -> Step[bool]:
+    source = calls.source
     count = 0
     complete = True
     while complete:
@@ -72,14 +71,14 @@ def _arguments(reading: BlockReading, call: CallBuilder, tags: Arguments) -> Ste
         yield from source.accept((tags.value[0],))
         call.write(("{" if not count else ", ") + dump(key.strip()) + ": ")
         count += 1
-        complete = yield from _value(reading, call, tags, key.strip())
+        complete = yield from _value(calls, call, tags, key.strip())
     call.write("}" if count else "{}")
     return complete
 
 
-def _value(reading: BlockReading, call: CallBuilder, tags: Arguments, key: str) -> Step[bool]:
+def _value(calls: Calls, call: CallBuilder, tags: Arguments, key: str) -> Step[bool]:
     def plausible(tag: str) -> Step[bool]:
-        return _ends_value(reading, call, tags, tag)
+        return _ends_value(calls, call, tags, tag)
 
     close = ValueEnd(
         tags=(tags.value[1],),
@@ -89,17 +88,17 @@ def _value(reading: BlockReading, call: CallBuilder, tags: Arguments, key: str) 
         anywhere=True,
     )
     sink = ValueSink(call, call.schema.member(key), Trim.PAIR)
-    reader = ValueReader(reading.source, close, sink, plausible)
+    reader = ValueReader(calls.source, close, sink, plausible)
     yield from reader.run()
     return reader.complete
 
 
-def _ends_value(reading: BlockReading, call: CallBuilder, tags: Arguments, tag: str) -> Step[bool]:
+def _ends_value(calls: Calls, call: CallBuilder, tags: Arguments, tag: str) -> Step[bool]:
     """Whether markup inside a value shows that the value's closing tag is missing."""
-    source = reading.source
+    source = calls.source
     if tag == tags.key[0]:
         return bool((yield from source.starts([f"{tag}{key}{tags.key[1]}" for key in call.schema.keys])))
-    again = tuple(f"{tags.outer[0]}{space}{name}" for name in reading.calls.names for space in ("", "\n"))
+    again = tuple(f"{tags.outer[0]}{space}{name}" for name in calls.names for space in ("", "\n"))
     if tag == tags.outer[0]:
         return bool((yield from source.starts(again)))
     return (yield from turn_ends(source, len(tag), again))
@@ -112,12 +111,12 @@ def bare_openers(tool: Tool) -> tuple[Opener, ...]:
     )
 
 
-def _longcat(reading: BlockReading) -> Step[None]:
-    yield from reading.source.skip()
-    if (yield from reading.source.ahead()) == "{":
-        yield from json_block(reading, Dialect(enders=(LONGCAT.outer[1], *LEAKED)))
+def _longcat(calls: Calls) -> Step[None]:
+    yield from calls.source.skip()
+    if (yield from calls.source.ahead()) == "{":
+        yield from json_block(calls, Dialect(enders=(LONGCAT.outer[1], *LEAKED)))
     else:
-        yield from keyed_call(reading, LONGCAT)
+        yield from keyed_call(calls, LONGCAT)
 
 
 LONGCAT_FORMAT = ToolFormat("longcat", (Opener(LONGCAT.outer[0], _longcat),), (LONGCAT.outer[1], LONGCAT.value[1]))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from start_llm.parsing.calls import Calls, Parse
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.source import Source, Step
-from start_llm.parsing.tools.base import BlockReading, Parse, ToolFormat
+from start_llm.parsing.tools.base import ToolFormat
 
 HEADS = ("<|start|>", "<|channel|>")
 ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|message|>")
@@ -56,11 +57,11 @@ def header(source: Source, head: str) -> Step[HarmonyHeader | None]:
 def call_to(recipient: str) -> Parse:
     """Reads the arguments of a call whose header was read."""
 
-    def parse(reading: BlockReading) -> Step[None]:
-        call = reading.calls.begin(recipient)
-        complete = yield from reading.json_arguments(call, _JSON)
-        yield from reading.source.skip()
-        yield from reading.source.accept(("<|call|>", "<|end|>"))
-        reading.finish(call, complete)
+    def parse(calls: Calls) -> Step[None]:
+        call = calls.begin(recipient)
+        complete = yield from calls.json_arguments(call, _JSON)
+        yield from calls.source.skip()
+        yield from calls.source.accept(("<|call|>", "<|end|>"))
+        calls.finish(call, complete)
 
     return parse

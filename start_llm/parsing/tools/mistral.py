@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-from start_llm.parsing.calls import NotACall
+from start_llm.parsing.calls import MAX_NAME, NAME, Calls, NotACall
 from start_llm.parsing.jsonstream import Dialect
-from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import MAX_NAME, NAME, BlockReading, Opener, ToolFormat
+from start_llm.parsing.source import LEAKED, Step
+from start_llm.parsing.tools.base import Opener, ToolFormat
 from start_llm.parsing.tools.hermes import json_block
-from start_llm.parsing.turntokens import LEAKED
 
 _OPEN, _ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 _JSON = Dialect(enders=(_OPEN, *LEAKED))
 
 
-def _block(reading: BlockReading) -> Step[None]:
-    source = reading.source
+def _block(calls: Calls) -> Step[None]:
+    source = calls.source
     while True:
         yield from source.skip()
         if not (yield from source.accept((_OPEN,))):
             break
     if (yield from source.ahead()) in ("[", "{"):
-        yield from json_block(reading, _JSON)
+        yield from json_block(calls, _JSON)
         return
-    yield from _call(reading)
-    while (yield from _another(reading)):
-        yield from _call(reading)
+    yield from _call(calls)
+    while (yield from _another(calls)):
+        yield from _call(calls)
 
 
-def _call(reading: BlockReading) -> Step[None]:
-    source = reading.source
+def _call(calls: Calls) -> Step[None]:
+    source = calls.source
     name = yield from source.span(NAME, MAX_NAME)
     yield from source.skip()
     ident = ""
@@ -37,14 +36,14 @@ def _call(reading: BlockReading) -> Step[None]:
         yield from source.skip()
     if not name or not (yield from source.accept((_ARGS,))):
         raise NotACall
-    call = reading.calls.begin(name, ident or None)
-    complete = yield from reading.json_arguments(call, _JSON)
-    reading.finish(call, complete)
+    call = calls.begin(name, ident or None)
+    complete = yield from calls.json_arguments(call, _JSON)
+    calls.finish(call, complete)
 
 
-def _another(reading: BlockReading) -> Step[bool]:
+def _another(calls: Calls) -> Step[bool]:
     """Whether a further call comes, with or without its own opening."""
-    source = reading.source
+    source = calls.source
     mark = source.mark()
     yield from source.skip(" \t\r\n,;")
     yield from source.accept((_OPEN,))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from start_llm.core.messages import Tool
-from start_llm.parsing.calls import CallBuilder, NotACall
+from start_llm.parsing.calls import ANYTHING, MAX_NAME, NAME, CallBuilder, Calls, NotACall, Parse
 from start_llm.parsing.jsonstream import Dialect, JsonStream
 from start_llm.parsing.schema import dump
-from start_llm.parsing.source import WHITESPACE, Step
-from start_llm.parsing.tools.base import ANYTHING, MAX_NAME, NAME, BlockReading, Opener, Parse, ToolFormat
+from start_llm.parsing.source import LEAKED, WHITESPACE, Step, turn_ends
+from start_llm.parsing.tools.base import Opener, ToolFormat
 from start_llm.parsing.tools.hermes import bare_list, json_block
-from start_llm.parsing.turntokens import LEAKED, turn_ends
 
 _QUOTES = ('"""', "'''", '"', "'")
 _VALUE_STARTS = "\"'[{-0123456789"
@@ -20,13 +19,13 @@ def _block(start: str, end: str) -> Parse:
     python = _dialect(enders, f"{start}[")
     objects = Dialect(enders=enders, restart=(f"{start}{{", f"{start}[{{"))
 
-    def parse(reading: BlockReading) -> Step[None]:
-        source = reading.source
+    def parse(calls: Calls) -> Step[None]:
+        source = calls.source
         yield from source.skip()
-        if (yield from _is_json(reading)):
-            yield from json_block(reading, objects)
+        if (yield from _is_json(calls)):
+            yield from json_block(calls, objects)
         else:
-            yield from _list(reading, python)
+            yield from _list(calls, python)
         yield from source.skip()
         if end:
             yield from source.accept((end,))
@@ -38,23 +37,23 @@ def _dialect(enders: tuple[str, ...], *restart: str) -> Dialect:
     return Dialect(separator="=", quotes=_QUOTES, enders=enders, restart=restart)
 
 
-def _is_json(reading: BlockReading) -> Step[bool]:
-    char = yield from reading.source.ahead()
+def _is_json(calls: Calls) -> Step[bool]:
+    char = yield from calls.source.ahead()
     if char == "[":
-        char = yield from reading.source.ahead((yield from reading.source.blank(1)))
+        char = yield from calls.source.ahead((yield from calls.source.blank(1)))
     return char == "{"
 
 
-def _list(reading: BlockReading, dialect: Dialect) -> Step[None]:
+def _list(calls: Calls, dialect: Dialect) -> Step[None]:
     """Calls with or without brackets around them."""
-    source = reading.source
+    source = calls.source
     yield from source.accept(("[",))
-    yield from _calls(reading, dialect)
+    yield from _calls(calls, dialect)
     yield from source.accept(("]",))
 
 
-def _calls(reading: BlockReading, dialect: Dialect) -> Step[None]:
-    source = reading.source
+def _calls(calls: Calls, dialect: Dialect) -> Step[None]:
+    source = calls.source
     count = 0
     while True:
         yield from source.skip(" \t\r\n,;" if count else WHITESPACE)
@@ -63,18 +62,18 @@ def _calls(reading: BlockReading, dialect: Dialect) -> Step[None]:
         name = yield from source.span(NAME, MAX_NAME)
         if not name or not (yield from source.accept(("(",))):
             raise NotACall
-        call = reading.calls.begin(name)
-        complete = yield from _arguments(reading, call, dialect)
-        reading.finish(call, complete)
+        call = calls.begin(name)
+        complete = yield from _arguments(calls, call, dialect)
+        calls.finish(call, complete)
         count += 1
 
 
-def _arguments(reading: BlockReading, call: CallBuilder, dialect: Dialect) -> Step[bool]:
+def _arguments(calls: Calls, call: CallBuilder, dialect: Dialect) -> Step[bool]:
     """What stands in the parentheses, by keyword or in the order of the tool's parameters, and the closing one.
 
     False if something is missing, or had to be left out.
     """
-    source = reading.source
+    source = calls.source
     stream = JsonStream(source, call.write, dialect)
     free = iter(call.schema.keys)
     seen: set[str] = set()
@@ -82,10 +81,10 @@ def _arguments(reading: BlockReading, call: CallBuilder, dialect: Dialect) -> St
     while True:
         yield from source.skip(WHITESPACE + ",")
         char = yield from source.ahead()
-        if (yield from stream.at_end()) or char in ")]}" or (yield from _cut_word(reading)):
+        if (yield from stream.at_end()) or char in ")]}" or (yield from _cut_word(calls)):
             closed = bool((yield from source.accept((")",))))
             break
-        key = yield from _keyword(reading)
+        key = yield from _keyword(calls)
         if not key:
             key = next((key for key in free if key not in seen), "")
         if not key or key in seen:
@@ -104,10 +103,10 @@ def _nowhere(text: str) -> None:
     """An argument that has no place."""
 
 
-def _keyword(reading: BlockReading) -> Step[str]:
+def _keyword(calls: Calls) -> Step[str]:
     """Consumes ``key=``; ``""`` if the next argument has none."""
-    source = reading.source
-    length = yield from _word(reading)
+    source = calls.source
+    length = yield from _word(calls)
     offset = yield from source.blank(length)
     if not length or (yield from source.ahead(offset)) != "=" or (yield from source.ahead(offset + 1)) == "=":
         return ""
@@ -116,46 +115,46 @@ def _keyword(reading: BlockReading) -> Step[str]:
     return key
 
 
-def _cut_word(reading: BlockReading) -> Step[bool]:
+def _cut_word(calls: Calls) -> Step[bool]:
     """The turn ends in a bare word: nobody knows whether it was to be a key."""
-    length = yield from _word(reading)
-    return bool(length) and (yield from turn_ends(reading.source, length))
+    length = yield from _word(calls)
+    return bool(length) and (yield from turn_ends(calls.source, length))
 
 
-def _word(reading: BlockReading, offset: int = 0) -> Step[int]:
+def _word(calls: Calls, offset: int = 0) -> Step[int]:
     """Characters of the identifier at `offset`."""
     length = 0
     while length < MAX_NAME:
-        char = yield from reading.source.ahead(offset + length)
+        char = yield from calls.source.ahead(offset + length)
         if not (char == "_" or char.isalnum()):
             break
         length += 1
     return length
 
 
-def bare_calls(reading: BlockReading) -> Step[None]:
+def bare_calls(calls: Calls) -> Step[None]:
     """A list of calls without any markup: it must begin with a known tool, and an argument that may be one of its."""
-    source = reading.source
-    if (yield from _is_json(reading)):
-        yield from bare_list(reading)
+    source = calls.source
+    if (yield from _is_json(calls)):
+        yield from bare_list(calls)
         return
     mark = source.mark()
     try:
         yield from source.accept(("[",))
         yield from source.skip()
         name = yield from source.span(NAME, MAX_NAME)
-        if not reading.calls.knows(name) or not (yield from source.accept(("(",))):
+        if not calls.knows(name) or not (yield from source.accept(("(",))):
             raise NotACall
         yield from source.skip()
         char = yield from source.ahead()
-        keys = reading.calls.schema(name).keys
+        keys = calls.schema(name).keys
         if char == ")":
             follow = yield from source.ahead((yield from source.blank(1)))
             sound = follow in ("]", ",")
         elif char and char in _VALUE_STARTS:
             sound = bool(keys)
         else:
-            key = yield from _keyword(reading)
+            key = yield from _keyword(calls)
             sound = bool(key) and (not keys or key in keys)
         if not sound:
             raise NotACall
@@ -163,7 +162,7 @@ def bare_calls(reading: BlockReading) -> Step[None]:
         source.unmark(mark)
         raise
     source.rewind(mark)
-    yield from _list(reading, _BARE)
+    yield from _list(calls, _BARE)
 
 
 def _bare_openers(tool: Tool) -> tuple[Opener, ...]:

@@ -6,22 +6,21 @@ These are recognised whatever the model's family: Hermes JSON, Qwen's XML, GLM's
 
 from __future__ import annotations
 
-from start_llm.parsing.calls import NotACall
+from start_llm.parsing.calls import Calls, NotACall
 from start_llm.parsing.jsonstream import Dialect
-from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import BlockReading, Opener, ToolFormat
+from start_llm.parsing.source import LEAKED, Step
+from start_llm.parsing.tools.base import Opener, ToolFormat
 from start_llm.parsing.tools.glm import bare_openers, keyed_call
 from start_llm.parsing.tools.hermes import JSON, bare_json, bare_list, bare_objects, json_block
 from start_llm.parsing.tools.tagged import QWEN, tagged_block, tagged_call
-from start_llm.parsing.turntokens import LEAKED
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _MAX_FENCE = 20
 
 
-def tool_call_block(reading: BlockReading) -> Step[None]:
+def tool_call_block(calls: Calls) -> Step[None]:
     """What follows ``<tool_call>``."""
-    source = reading.source
+    source = calls.source
     while True:
         yield from source.skip()
         if not (yield from source.accept((OPEN, *LEAKED))):
@@ -32,51 +31,51 @@ def tool_call_block(reading: BlockReading) -> Step[None]:
         yield from source.skip()
     char = yield from source.ahead()
     if char and char in "{[":
-        yield from json_block(reading)
+        yield from json_block(calls)
     elif (yield from source.starts((QWEN.call[0],))):
-        yield from tagged_block(QWEN)(reading)
+        yield from tagged_block(QWEN)(calls)
     elif (yield from source.accept(("<name>",))):
-        yield from _named(reading)
+        yield from _named(calls)
     else:
-        yield from keyed_call(reading)
+        yield from keyed_call(calls)
     if fenced:
         yield from source.skip()
         yield from source.accept(("```",))
-        reading.settled()
+        calls.settle()
 
 
-def _named(reading: BlockReading) -> Step[None]:
+def _named(calls: Calls) -> Step[None]:
     """GLM-4: ``<name>fn</name><arguments>{...}</arguments>``."""
-    source = reading.source
+    source = calls.source
     yield from source.skip()
-    name = yield from reading.name()
+    name = yield from calls.name()
     yield from source.skip()
     if not (yield from source.accept(("</name>",))):
         raise NotACall
-    call = reading.calls.begin(name)
+    call = calls.begin(name)
     yield from source.skip()
     complete = True
     if (yield from source.accept(("<arguments>",))):
         dialect = Dialect(enders=("</arguments>", *JSON.enders), restart=JSON.restart)
-        complete = yield from reading.json_arguments(call, dialect)
+        complete = yield from calls.json_arguments(call, dialect)
         yield from source.skip()
         complete = bool((yield from source.accept(("</arguments>",)))) and complete
     else:
         call.write("{}")
-    reading.finish(call, complete)
+    calls.finish(call, complete)
 
 
-def fenced_json(reading: BlockReading) -> Step[None]:
+def fenced_json(calls: Calls) -> Step[None]:
     """A call object in a fence, which is all that some small models say."""
-    yield from bare_json(reading)
-    yield from reading.source.skip()
-    yield from reading.source.accept(("```",))
-    reading.settled()
+    yield from bare_json(calls)
+    yield from calls.source.skip()
+    yield from calls.source.accept(("```",))
+    calls.settle()
 
 
-def bare_function(reading: BlockReading) -> Step[None]:
+def bare_function(calls: Calls) -> Step[None]:
     """``<function=name>`` without a wrapper."""
-    yield from tagged_call(reading, QWEN)
+    yield from tagged_call(calls, QWEN)
 
 
 SHARED = ToolFormat(

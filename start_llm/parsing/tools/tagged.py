@@ -9,13 +9,12 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from start_llm.parsing.calls import CallBuilder, NotACall
+from start_llm.parsing.calls import NAME, CallBuilder, Calls, NotACall, Parse
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.schema import Schema, dump
-from start_llm.parsing.source import Step
-from start_llm.parsing.tools.base import NAME, BlockReading, Opener, Parse, ToolFormat
+from start_llm.parsing.source import ENDS, LEAKED, STARTS, Step, turn_ends
+from start_llm.parsing.tools.base import Opener, ToolFormat
 from start_llm.parsing.tools.values import Trim, ValueEnd, ValueReader, ValueSink
-from start_llm.parsing.turntokens import ENDS, LEAKED, STARTS, turn_ends
 
 _ATTRIBUTE = re.compile(r"""([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
 _MAX_HEAD = 300
@@ -52,14 +51,14 @@ QWEN = Tags(
 def tagged_block(tags: Tags) -> Parse:
     """Reads calls from after `outer`'s start to its end."""
 
-    def parse(reading: BlockReading) -> Step[None]:
-        source = reading.source
+    def parse(calls: Calls) -> Step[None]:
+        source = calls.source
         count = 0
         while True:
             yield from source.skip()
             if not (yield from source.starts((tags.call[0],))):
                 break
-            yield from tagged_call(reading, tags)
+            yield from tagged_call(calls, tags)
             count += 1
         if not count:
             raise NotACall
@@ -67,14 +66,14 @@ def tagged_block(tags: Tags) -> Parse:
     return parse
 
 
-def tagged_call(reading: BlockReading, tags: Tags) -> Step[None]:
+def tagged_call(calls: Calls, tags: Tags) -> Step[None]:
     """One call; its head is what comes next."""
-    source = reading.source
-    head = yield from _head(reading, tags, tags.call[0])
+    source = calls.source
+    head = yield from _head(calls, tags, tags.call[0])
     name = head.get("name") or head.get("tool") or head.get("")
     if not name or not all(NAME.match(char) for char in name):
         raise NotACall
-    call = reading.calls.begin(name)
+    call = calls.begin(name)
     while True:  # the opening, twice
         yield from source.skip()
         if not (yield from source.starts((f"{tags.call[0]}={name}{tags.head_end}",))):
@@ -82,22 +81,22 @@ def tagged_call(reading: BlockReading, tags: Tags) -> Step[None]:
         source.take(len(f"{tags.call[0]}={name}{tags.head_end}"))
     if (yield from source.ahead()) == "{":
         enders = tuple(end for end in (tags.call[1], tags.outer[1], *LEAKED) if end)
-        complete = yield from reading.json_arguments(call, Dialect(enders=enders))
+        complete = yield from calls.json_arguments(call, Dialect(enders=enders))
     elif tags.json_block and (yield from source.starts((tags.json_block[0],))):
         yield from source.until((tags.head_end,), _MAX_HEAD)
-        complete = yield from reading.json_arguments(call, Dialect(enders=(tags.json_block[1],)))
+        complete = yield from calls.json_arguments(call, Dialect(enders=(tags.json_block[1],)))
         yield from source.skip()
         yield from source.accept((tags.json_block[1],))
     else:
-        complete = yield from _parameters(reading, call, tags)
+        complete = yield from _parameters(calls, call, tags)
     yield from source.skip()
     closed = yield from source.accept((tags.call[1],))
-    reading.finish(call, complete and bool(closed))
+    calls.finish(call, complete and bool(closed))
 
 
-def _head(reading: BlockReading, tags: Tags, start: str) -> Step[dict[str, str]]:
+def _head(calls: Calls, tags: Tags, start: str) -> Step[dict[str, str]]:
     """A tag's attributes; ``""`` is the key of the value in ``<tag=value>``. Raises NotACall."""
-    source = reading.source
+    source = calls.source
     source.take(len(start))
     text, end = yield from source.until((tags.head_end, "\n"), _MAX_HEAD)
     if not end or any(token in text + end for token in (*ENDS, *STARTS)):  # the answer ended inside the tag
@@ -109,9 +108,9 @@ def _head(reading: BlockReading, tags: Tags, start: str) -> Step[dict[str, str]]
     return {key: value.replace("&quot;", '"').replace("&amp;", "&") for key, value in found.items()}
 
 
-def _parameters(reading: BlockReading, call: CallBuilder, tags: Tags) -> Step[bool]:
+def _parameters(calls: Calls, call: CallBuilder, tags: Tags) -> Step[bool]:
     """All parameters, as one JSON object. False if the text ended inside one."""
-    source = reading.source
+    source = calls.source
     seen: set[str] = set()
     complete = True
     while complete:
@@ -119,7 +118,7 @@ def _parameters(reading: BlockReading, call: CallBuilder, tags: Tags) -> Step[bo
         if not (yield from source.starts((tags.param[0],))):
             break
         try:
-            head = yield from _head(reading, tags, tags.param[0])
+            head = yield from _head(calls, tags, tags.param[0])
         except NotACall:  # cut inside the head
             complete = False
             break
@@ -129,18 +128,16 @@ def _parameters(reading: BlockReading, call: CallBuilder, tags: Tags) -> Step[bo
             break
         call.write(("{" if not seen else ", ") + dump(key) + ": ")
         seen.add(key)
-        complete = yield from _value(reading, call, tags, head, key, seen)
+        complete = yield from _value(calls, call, tags, head, key, seen)
     call.write("}" if seen else "{}")
     return complete
 
 
-def _value(
-    reading: BlockReading, call: CallBuilder, tags: Tags, head: dict[str, str], key: str, seen: set[str]
-) -> Step[bool]:
+def _value(calls: Calls, call: CallBuilder, tags: Tags, head: dict[str, str], key: str, seen: set[str]) -> Step[bool]:
     def plausible(tag: str) -> Step[bool]:
-        return _ends_value(reading, call, tags, tag, seen, equals="" in head)
+        return _ends_value(calls, call, tags, tag, seen, equals="" in head)
 
-    source = reading.source
+    source = calls.source
     schema = call.schema.member(key)
     if not schema.types and head.get("type"):
         schema = Schema({"type": head["type"]})
@@ -150,7 +147,7 @@ def _value(
         breaks=tuple(tag for tag in (tags.param[0], tags.call[1], tags.outer[1]) if tag),
         restart=tuple(tag for tag in (tags.outer[0], tags.call[0]) if tag),
     )
-    wrapped = tags.cdata and (yield from _opens_cdata(reading))
+    wrapped = tags.cdata and (yield from _opens_cdata(calls))
     if wrapped:
         close = ValueEnd(tags=("]]>",), followers=(tags.param[1],))
     trim = Trim.NONE if wrapped else Trim.BOTH if tags.trim_end else Trim.PAIR
@@ -163,8 +160,8 @@ def _value(
     return reader.complete
 
 
-def _opens_cdata(reading: BlockReading) -> Step[bool]:
-    source = reading.source
+def _opens_cdata(calls: Calls) -> Step[bool]:
+    source = calls.source
     offset = yield from source.blank()
     found = yield from source.starts(("<![CDATA[",), offset)
     if found:
@@ -172,19 +169,17 @@ def _opens_cdata(reading: BlockReading) -> Step[bool]:
     return bool(found)
 
 
-def _ends_value(
-    reading: BlockReading, call: CallBuilder, tags: Tags, tag: str, seen: set[str], *, equals: bool
-) -> Step[bool]:
+def _ends_value(calls: Calls, call: CallBuilder, tags: Tags, tag: str, seen: set[str], *, equals: bool) -> Step[bool]:
     """Whether markup inside a value shows that the value's closing tag is missing.
 
     Args:
         equals: the value's own tag is ``<tag=name>``. A tag that is written in another way is text about a format.
     """
-    source = reading.source
+    source = calls.source
     if tag == tags.param[0]:
         keys = [key for key in call.schema.keys if key not in seen]
         return bool((yield from source.starts(_equal_heads(tags, tag, keys) if equals else _named_heads(tag, keys))))
-    again = _heads(tags, tags.call[0], reading.calls.names)
+    again = _heads(tags, tags.call[0], calls.names)
     if tags.outer[0]:
         again = tuple(f"{tags.outer[0]}{space}{tags.call[0]}" for space in ("", "\n")) + again
     if tag in (tags.outer[0], tags.call[0]):
@@ -209,8 +204,8 @@ def _named_heads(start: str, names: Iterable[str]) -> tuple[str, ...]:
 def tagged_format(ident: str, tags: Tags) -> ToolFormat:
     """The format of a family, opened by its outer markup or by a bare call."""
 
-    def bare(reading: BlockReading) -> Step[None]:
-        yield from tagged_call(reading, tags)
+    def bare(calls: Calls) -> Step[None]:
+        yield from tagged_call(calls, tags)
 
     opener = (
         Opener(tags.outer[0], tagged_block(tags)) if tags.outer[0] else Opener(f"{tags.call[0]} name=", bare, keep=True)

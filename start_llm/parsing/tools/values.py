@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from start_llm.parsing.calls import CallBuilder
 from start_llm.parsing.schema import Schema, dump, escape, parse_literal
-from start_llm.parsing.source import Source, Step
-from start_llm.parsing.turntokens import LEAKED, turn_ends
+from start_llm.parsing.source import LEAKED, Source, Step, turn_ends
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,63 @@
-"""Text on its way out, without the white space that turns out to belong to markup."""
+"""Text and calls on their way out: events that are neighbours become one, and white space beside markup is left out."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+
+from start_llm.core.events import Event, ReasoningDelta, TextDelta, ToolCallDelta
 
 
-class Channel:
+class EventBuffer:
+    """Collects the events of one choice; neighbours of one kind become one event. One thread.
+
+    Attributes:
+        holding: visible text is kept back until `release`, or taken out by `withdraw`.
+    """
+
+    def __init__(self, choice: int, *, holding: bool) -> None:
+        self.holding = holding
+        self._choice = choice
+        self._events: list[Event] = []
+        self._held: list[str] = []
+
+    def drain(self) -> list[Event]:
+        events, self._events = self._events, []
+        return events
+
+    def emit(self, event: Event) -> None:
+        match self._events[-1] if self._events else None, event:
+            case (TextDelta() as last, TextDelta(text=text)) | (ReasoningDelta() as last, ReasoningDelta(text=text)):
+                self._events[-1] = replace(last, text=last.text + text)
+            case ToolCallDelta() as last, ToolCallDelta() if last.index == event.index:
+                self._events[-1] = replace(last, arguments=last.arguments + event.arguments)
+            case _:
+                self._events.append(event)
+
+    def text(self, text: str) -> None:
+        if self.holding:
+            self._held.append(text)
+        else:
+            self.emit(TextDelta(text, self._choice))
+
+    def reasoning(self, text: str) -> None:
+        self.emit(ReasoningDelta(text, self._choice))
+
+    def release(self) -> None:
+        """What was kept back is visible text; from now on text goes out at once."""
+        text = self.withdraw()
+        if text:
+            self.text(text)
+
+    def withdraw(self) -> str:
+        """What was kept back, which does not go out; from now on text does."""
+        self.holding = False
+        text = "".join(self._held)
+        self._held.clear()
+        return text
+
+
+class TextChannel:
     """Holds back trailing characters of `gap` until it is known what follows them: text, markup or the end."""
 
     def __init__(self, emit: Callable[[str], None], *, gap: str) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from start_llm.parsing.detokenise import Detokenizer
+from start_llm.parsing.choice import Detokenizer
 
 
 class Bytes:
