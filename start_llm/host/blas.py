@@ -15,8 +15,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from start_llm.files.atomic import write_atomic
-
 BRIDGE = Path("lib") / "start_llm" / "libstart_llm_blas.so"
 NOTE = Path("lib") / "start_llm" / "blas.json"
 TRIED = "START_LLM_BLAS_TRIED"
@@ -66,13 +64,13 @@ def _compiled(prefix: Path, library: Path) -> str | None:
         return None
     try:
         path.parent.mkdir(exist_ok=True)
-        with tempfile.TemporaryDirectory() as scratch:
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
             fresh = Path(scratch) / path.name
             define = f"-DOPENBLAS={json.dumps(str(library))}"
             command = [compiler, "-O2", "-shared", "-fPIC", define, "-x", "c", "-", "-o", str(fresh), "-ldl"]
             if subprocess.run(command, input=SHIM, text=True, check=False).returncode != 0:
                 return None
-            write_atomic(path, fresh.read_bytes(), mode=0o755)  # whoever computes with an older one keeps it
+            os.replace(fresh, path)  # whoever computes with an older one keeps it
     except OSError:
         return None
     return str(path)

@@ -6,11 +6,11 @@ import heapq
 from collections.abc import Callable
 
 from start_llm.kvcache import budget
-from start_llm.kvcache.config import StoreConfig
-from start_llm.kvcache.held import Held
 from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.resident import ResidentKV
 from start_llm.kvcache.sessions import Sessions
 from start_llm.kvcache.tree import Segment
+from start_llm.kvcache.types import StoreConfig
 
 _GHOSTS_LEFT = 0.9  # of the limit: forgetting ghosts walks the tree, so it is not done for each one
 
@@ -22,26 +22,26 @@ class Eviction:
         budget_bytes: most bytes in memory; may be changed, `enforce` acts on it.
     """
 
-    def __init__(self, kit: LayerKit, held: Held, sessions: Sessions, config: StoreConfig) -> None:
+    def __init__(self, kit: LayerKit, resident: ResidentKV, sessions: Sessions, config: StoreConfig) -> None:
         self.budget_bytes = config.budget_bytes
-        self._kit, self._held, self._sessions, self._config = kit, held, sessions, config
+        self._kit, self._resident, self._sessions, self._config = kit, resident, sessions, config
         self._policy = budget.Policy(kit.cuttable, config.checkpoints_recent, config.checkpoint_grid)
 
     def enforce(self, now: float) -> None:
         """Evicts as much as all limits together ask for, and hands the freed memory back to the system."""
-        held, config = self._held, self._config
-        before = held.nbytes
+        resident, config = self._resident, self._config
+        before = resident.nbytes
         if config.ttl_seconds:
             self._expire(now - config.ttl_seconds)
-        if held.nbytes > self.budget_bytes:
-            self._evict(now, lambda: held.nbytes > self.budget_bytes, thin=not self._policy.cuttable)
+        if resident.nbytes > self.budget_bytes:
+            self._evict(now, lambda: resident.nbytes > self.budget_bytes, thin=not self._policy.cuttable)
         if config.max_leaves:
-            excess = sum(s.is_leaf for s in held.tree) - config.max_leaves
-            target = held.counters.evicted_leaves + excess
-            self._evict(now, lambda: held.counters.evicted_leaves < target, thin=False)
-        if held.ghosts > config.ghost_tokens:
-            held.forget_ghosts(int(config.ghost_tokens * _GHOSTS_LEFT))
-        if held.nbytes < before:
+            excess = sum(s.is_leaf for s in resident.tree) - config.max_leaves
+            target = resident.counters.evicted_leaves + excess
+            self._evict(now, lambda: resident.counters.evicted_leaves < target, thin=False)
+        if resident.ghosts > config.ghost_tokens:
+            resident.forget_ghosts(int(config.ghost_tokens * _GHOSTS_LEFT))
+        if resident.nbytes < before:
             self._kit.free_buffers()
 
     def thin(self, end: Segment) -> list[Segment]:
@@ -50,17 +50,17 @@ class Eviction:
             return []
         outgrown = budget.thin_after(end, self._policy)
         for segment in outgrown:
-            self._held.drop_checkpoint(segment)
+            self._resident.drop_checkpoint(segment)
         return outgrown
 
     def _expire(self, before: float) -> None:
         """Evicts what was not used since `before`."""
-        todo = [s for s in self._held.tree if s.is_leaf]
+        todo = [s for s in self._resident.tree if s.is_leaf]
         while todo:
             segment = todo.pop()
             if segment.used >= before:
                 continue
-            above = self._held.drop_leaf(segment)
+            above = self._resident.drop_leaf(segment)
             if above is not None:
                 todo.append(above)
 
@@ -68,16 +68,16 @@ class Eviction:
         """Gives up leaves, and with `thin` checkpoints above them, in the order of their ranks."""
         if not more():
             return
-        held, policy = self._held, self._policy
+        resident, policy = self._resident, self._policy
         strengths = self._sessions.protection(now, self.budget_bytes)
-        below = budget.checkpoints_to_end(held.tree, strengths) if thin else {}
+        below = budget.checkpoints_to_end(resident.tree, strengths) if thin else {}
 
         def rank(segment: Segment) -> budget.Rank:
             if segment.is_leaf:
                 return budget.rank(segment, strengths, policy, now)
             return budget.checkpoint_rank(segment, below[id(segment)], now)
 
-        queue = [(rank(s), id(s), s) for s in held.tree if s.is_leaf or (thin and s.checkpoint is not None)]
+        queue = [(rank(s), id(s), s) for s in resident.tree if s.is_leaf or (thin and s.checkpoint is not None)]
         heapq.heapify(queue)
         while more() and queue:
             before, _, segment = heapq.heappop(queue)
@@ -87,6 +87,6 @@ class Eviction:
             if here > before:  # it has become a leaf, or the checkpoint above it has gone
                 heapq.heappush(queue, (here, id(segment), segment))
             elif not segment.is_leaf:
-                held.drop_checkpoint(segment)
-            elif (above := held.drop_leaf(segment)) is not None:
+                resident.drop_checkpoint(segment)
+            elif (above := resident.drop_leaf(segment)) is not None:
                 heapq.heappush(queue, (rank(above), id(above), above))

@@ -20,7 +20,7 @@ import mlx.core as mx
 import numpy as np
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
-from start_llm.kvcache.pieces import Checkpoint, Form, Slices, Unstorable, Window, WindowPiece
+from start_llm.kvcache.types import Checkpoint, Form, Slices, Unstorable, Window, WindowPiece
 
 _NO_ROWS: Form = (-1,)  # a cut layer that this model never writes
 _ROUND = 64  # the capacity of a restored cache is a multiple of this many tokens
@@ -276,14 +276,14 @@ def _is_windowed(leaf: Any) -> bool:
 def _window(leaf: Any, before: Any) -> Window:
     """A rotating layer's window, in temporal order: what `before` has of it, and a copy of the rest (not evaluated)."""
     keys, values = leaf._temporal_order(leaf.keys), leaf._temporal_order(leaf.values)
-    held = keys.shape[2]
-    start = leaf.offset - min(leaf.max_size, held)
+    rows = keys.shape[2]
+    start = leaf.offset - min(leaf.max_size, rows)
     shared: tuple[WindowPiece, ...] = ()
     at = start
     if isinstance(before, Window) and before.start <= start <= before.offset < leaf.offset:
         shared = tuple(piece for piece in before.pieces if piece.stop > start)
         at = before.offset
-    first = held - (leaf.offset - at)
+    first = rows - (leaf.offset - at)
     rows = mx.contiguous(keys[..., first:, :]), mx.contiguous(values[..., first:, :])
     new = WindowPiece(at, leaf.offset, rows, rows[0].nbytes + rows[1].nbytes)
     return Window((*shared, new), start, leaf.offset, leaf.max_size)

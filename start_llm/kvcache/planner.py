@@ -1,4 +1,12 @@
-"""Pure decisions: how much of a prompt can be restored, and where its prefill should pause."""
+"""Decides how much of a prompt can be restored, and where its prefill should pause. Pure: changes and reads nothing.
+
+The idea: KV of a token depends on all tokens before it and on nothing else. So a prompt can take over any prefix that
+equals a stored path, token by token, and the longest one is the best. What limits it is the kind of layer. Layers that
+hold a row for each token can be cut anywhere: the prefix ends where the tokens part, or where rows were evicted. Layers
+that hold one state of the whole history can be restored only where a checkpoint of it was saved: the prefix ends at the
+deepest checkpoint. Hence the second decision: a prefill pauses where a later prompt is likely to part from this one
+(ends of messages, of the system text, places where prompts parted before), and never leaves a gap wider than the grid.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +14,8 @@ from bisect import bisect_right
 from collections.abc import Iterable
 
 from start_llm.core.prompt import Prompt
-from start_llm.kvcache.pieces import RestorePlan
 from start_llm.kvcache.tree import PrefixMatch, Segment
+from start_llm.kvcache.types import RestorePlan
 
 _TELLING = 12  # tokens that show people what is stored at a place
 _WORTH = 16  # tokens that a restore point at a parting must save

@@ -1,7 +1,16 @@
-"""The owner of stored KV: finds, restores, stores and evicts. Model thread only, but for `peek` and `show`; no locks.
+"""The owner of stored KV: finds, restores, stores and evicts.
 
-What a request does here, in order: `lookup` (how much is there), `pauses` (where its prefill should
-stop for a moment), `restore`, then `put` at each pause, after the prefill and after the generation.
+What a request does here, in order:
+
+    lookup    how much of its tokens is stored          does not change the store
+    pauses    where its prefill should stop for `put`   does not change the store
+    restore   copies KV into fresh caches               marks segments as used, reads files, may evict
+    put       at each pause, after the prefill, and     adds segments and checkpoints, may evict
+              after the generation
+
+Contract: all of it is for the model thread, and there are no locks; only `peek` and `snapshot` are for any thread. What
+`restore` returns belongs to the caller. `put` copies from the caller's caches and keeps no reference to them. A plan
+is no promise: what was evicted since is not restored. Nothing here knows what tokens mean, or who may see them.
 """
 
 from __future__ import annotations
@@ -15,17 +24,23 @@ from start_llm.core.prompt import Prompt
 from start_llm.core.stored import StoredTree
 from start_llm.kvcache import planner
 from start_llm.kvcache.blocks import TokenMemo, Tokens, TokenSequence
-from start_llm.kvcache.config import StoreConfig
 from start_llm.kvcache.disk.paging import Paging
 from start_llm.kvcache.disk.tier import DiskTier, NoDisk
 from start_llm.kvcache.evict import Eviction
-from start_llm.kvcache.held import Held
 from start_llm.kvcache.layers import LayerKit
-from start_llm.kvcache.pieces import Checkpoint, Restored, RestorePlan, Unstorable
+from start_llm.kvcache.resident import ResidentKV
 from start_llm.kvcache.sessions import Sessions
-from start_llm.kvcache.show import show
-from start_llm.kvcache.stats import StoreCounters, StoreStats
+from start_llm.kvcache.snapshot import snapshot
 from start_llm.kvcache.tree import PrefixMatch, Segment
+from start_llm.kvcache.types import (
+    Checkpoint,
+    Restored,
+    RestorePlan,
+    StoreConfig,
+    StoreCounters,
+    StoreStats,
+    Unstorable,
+)
 
 __all__ = ["KVStore", "RestorePlan", "Restored", "StoreConfig", "StoreCounters", "StoreStats"]
 
@@ -54,39 +69,39 @@ class KVStore:
     ) -> None:
         self._kit, self._config, self._clock = kit, config, clock
         self._memo = TokenMemo()
-        self._held = Held(kit)
-        self.disk = Paging(kit, disk or NoDisk(), self._held)
+        self._resident = ResidentKV(kit)
+        self.disk = Paging(kit, disk or NoDisk(), self._resident)
         self._sessions = Sessions(config.session_idle_seconds, config.sessions_keep)
-        self._eviction = Eviction(kit, self._held, self._sessions, config)
+        self._eviction = Eviction(kit, self._resident, self._sessions, config)
         self._swept = clock()
 
     # --- reading ------------------------------------------------------------
 
     def lookup(self, tokens: TokenSequence, limit: int | None = None) -> RestorePlan:
-        """How much of `tokens` could be restored, at most `limit`. Changes nothing."""
+        """How much of `tokens` could be restored, at most `limit`. Does not change the store."""
         array = self._memo.get(tokens)
         bound = len(array) if limit is None else max(0, min(limit, len(array)))
-        return planner.plan(self._held.tree.walk(array), bound, self._kit.cuttable)
+        return planner.plan(self._resident.tree.walk(array), bound, self._kit.cuttable)
 
     def peek(self, tokens: Tokens, limit: int) -> RestorePlan:
-        """`lookup` for other threads: while the model thread is in a step, and without delaying it.
+        """`lookup` for any thread, without delaying the model thread. Does not change the store.
 
         Raises:
             TimeoutError: the store is being changed all the time.
         """
-        tree, bound = self._held.tree, max(0, min(limit, len(tokens)))
-        return tree.peek(lambda: planner.plan(tree.walk(tokens), bound, self._kit.cuttable))
+        tree, bound = self._resident.tree, max(0, min(limit, len(tokens)))
+        return tree.read_consistently(lambda: planner.plan(tree.walk(tokens), bound, self._kit.cuttable))
 
-    def show(self) -> StoredTree:
-        """The whole tree, for people; for other threads, like `peek`. Raises TimeoutError."""
-        held = self._held
-        return show(held.tree, self._sessions.ends(), self._clock(), held.token_bytes)
+    def snapshot(self) -> StoredTree:
+        """The whole tree, for people. Any thread; does not change the store. Raises TimeoutError, like `peek`."""
+        resident = self._resident
+        return snapshot(resident.tree, self._sessions.ends(), self._clock(), resident.token_bytes)
 
     def pauses(self, prompt: Prompt, start: int) -> tuple[int, ...]:
         """Ascending offsets beyond `start` at which prefill should pause for `put`; none if all layers can be cut."""
         if self._kit.cuttable:
             return ()
-        match = self._held.tree.walk(self._memo.get(prompt.tokens))
+        match = self._resident.tree.walk(self._memo.get(prompt.tokens))
         config = self._config
         found = planner.pauses(prompt, match, start, config.checkpoints_recent, config.checkpoint_grid)
         return tuple(place for place in found if prompt.image_at(place) is None)
@@ -99,7 +114,7 @@ class KVStore:
         whole = self._memo.get(tokens)
         array = whole[: plan.length]
         path = self._ready(array, plan.length)
-        counters = self._held.counters
+        counters = self._resident.counters
         if not path:
             counters.misses += 1
             return Restored(self._kit.new(), 0, 0)
@@ -107,7 +122,7 @@ class KVStore:
         rows = [segment.rows for segment in path if segment.rows is not None]
         spare = len(whole) - length + _ANSWER_ROOM
         cache, copied = self._kit.build(rows, path[-1].checkpoint, length, spare)
-        self._held.use(path, self._clock())
+        self._resident.use(path, self._clock())
         path[-1].landed += length == path[-1].end
         counters.hits += 1
         counters.restored_tokens += length
@@ -120,7 +135,7 @@ class KVStore:
         """The segments to restore from, all in memory now; empty if there is nothing to restore."""
         self.disk.forget_lost()
         while True:
-            match = self._held.tree.walk(tokens)
+            match = self._resident.tree.walk(tokens)
             length = planner.plan(match, limit, self._kit.cuttable).length
             path = [segment for segment in match.path if segment.start < length]
             if self.disk.read(path):
@@ -161,7 +176,7 @@ class KVStore:
         try:
             end = self._insert(array, cache, one_shot, seconds_per_token, checkpoint and not self._kit.cuttable)
         except Unstorable as error:
-            self._held.counters.refused += 1
+            self._resident.counters.refused += 1
             log.warning("KV of %d tokens is not stored: %s", len(array), error)
             return
         end.head = end.head or head
@@ -178,35 +193,35 @@ class KVStore:
         self, tokens: Tokens, cache: Sequence[Any], one_shot: bool, seconds_per_token: float, want_state: bool
     ) -> Segment:
         """Adds the path, fills its ghosts from `cache`, returns its end. Unstorable: nothing has changed."""
-        held = self._held
-        match = held.tree.walk(tokens)
+        resident = self._resident
+        match = resident.tree.walk(tokens)
         inside = match.length == len(tokens) and match.parted
         if inside and not want_state and match.path[-1].rows is not None:
             # A prefix of what is there, and nothing to attach at its end: no reason to divide a segment.
-            held.use(match.path, self._clock())
+            resident.use(match.path, self._clock())
             return match.path[-1]
         # Everything that can fail comes before the tree changes.
         state = _new_state(self._kit, tokens, match, cache) if want_state else None
         _check_joins(self._kit, tokens, match, cache)
-        path = held.tree.extend(tokens)
-        held.ghosts += sum(s.length for s in path if s.start >= match.length)
+        path = resident.tree.extend(tokens)
+        resident.ghosts += sum(s.length for s in path if s.start >= match.length)
         for segment in path:
             segment.one_shot = one_shot and (segment.one_shot or segment.rows is None)
             if segment.rows is None:
-                held.fill(segment, self._kit.slice(cache, segment.start, segment.end))
-                held.counters.stored_tokens += segment.length
+                resident.fill(segment, self._kit.slice(cache, segment.start, segment.end))
+                resident.counters.stored_tokens += segment.length
                 segment.seconds_per_token = seconds_per_token
         end = path[-1]
         if state is not None and end.checkpoint is None:
-            held.attach(end, state)
-        held.use(path, self._clock())
+            resident.attach(end, state)
+        resident.use(path, self._clock())
         return end
 
     def forget(self, tokens: TokenSequence, length: int) -> None:
         """Gives up what is stored of `tokens` behind their first `length`, and all that stands on it; on disk too."""
-        for segment in self._held.tree.below(self._memo.get(tokens), length):
+        for segment in self._resident.tree.below(self._memo.get(tokens), length):
             self.disk.given_up(segment)
-            self._held.drop(segment)
+            self._resident.drop(segment)
 
     def idle(self) -> None:
         """To be called now and then while nothing runs.
@@ -224,7 +239,7 @@ class KVStore:
     def has_room(self, tokens: int) -> bool:
         """Whether `tokens` more fit without pushing out a protected conversation. For work that nobody asked for."""
         protected = self._sessions.protected_bytes(self._clock())
-        return protected + self._held.estimate(tokens) <= self._eviction.budget_bytes
+        return protected + self._resident.estimate(tokens) <= self._eviction.budget_bytes
 
     def learn(self, tokens: int, cache: Sequence[Any]) -> None:
         """`cache` is a sample of so many tokens: what rows will take is judged by it. Nothing is stored.
@@ -233,16 +248,16 @@ class KVStore:
             Unstorable: a layer of it cannot be stored.
         """
         checkpoint = None if self._kit.cuttable else self._kit.checkpoint(cache)
-        self._held.learn(self._kit.slice(cache, 0, tokens), checkpoint)
+        self._resident.learn(self._kit.slice(cache, 0, tokens), checkpoint)
 
     def estimate(self, tokens: int) -> int:
         """Bytes of KV of so many tokens, judged by what was stored or learnt so far; 0 before that."""
-        return self._held.estimate(tokens)
+        return self._resident.estimate(tokens)
 
     @property
     def nbytes(self) -> int:
         """Bytes that are stored in memory."""
-        return self._held.nbytes
+        return self._resident.nbytes
 
     def set_budget(self, budget_bytes: int) -> None:
         """From now on at most so many bytes in memory."""
@@ -251,28 +266,28 @@ class KVStore:
 
     def clear(self) -> None:
         """Forgets everything that is in memory only."""
-        self._held.drop_all()
+        self._resident.drop_all()
         self._sessions.clear()
-        self._held.forget_ghosts(0)
+        self._resident.forget_ghosts(0)
         self._kit.free_buffers()
 
     def stats(self) -> StoreStats:
-        held = self._held
-        segments = [segment for segment in held.tree if segment.rows is not None]
+        resident = self._resident
+        segments = [segment for segment in resident.tree if segment.rows is not None]
         checkpoints = [segment.checkpoint_bytes for segment in segments if segment.checkpoint is not None]
-        counters = {name: getattr(held.counters, name) for name in StoreCounters.__slots__}
+        counters = {name: getattr(resident.counters, name) for name in StoreCounters.__slots__}
         return StoreStats(
             segments=len(segments),
             leaves=sum(segment.is_leaf for segment in segments),
-            bytes=held.nbytes,
+            bytes=resident.nbytes,
             budget_bytes=self._eviction.budget_bytes,
             checkpoints=len(checkpoints),
             checkpoint_bytes=sum(checkpoints),
-            ghost_tokens=held.ghosts,
+            ghost_tokens=resident.ghosts,
             sessions=len(self._sessions),
-            hits=held.counters.hits,
-            misses=held.counters.misses,
-            evicted=held.counters.evicted_leaves,
+            hits=resident.counters.hits,
+            misses=resident.counters.misses,
+            evicted=resident.counters.evicted_leaves,
             counters=counters,
             disk=self.disk.stats(),
         )
@@ -280,9 +295,9 @@ class KVStore:
     def close(self) -> None:
         """Writes what is still to be written and lets go of everything."""
         self.disk.close()
-        self._held = Held(self._kit)
-        self.disk = Paging(self._kit, NoDisk(), self._held)
-        self._eviction = Eviction(self._kit, self._held, self._sessions, self._config)
+        self._resident = ResidentKV(self._kit)
+        self.disk = Paging(self._kit, NoDisk(), self._resident)
+        self._eviction = Eviction(self._kit, self._resident, self._sessions, self._config)
         self._sessions.clear()
 
 

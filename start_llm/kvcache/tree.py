@@ -1,6 +1,10 @@
-"""The tree of stored prefixes: one path a token sequence, common prefixes shared.
+"""The tree of stored prefixes: one path a token sequence, common prefixes shared. Knows no MLX.
 
-Knows no MLX: what a segment holds is handed in, and dividing it is a callable. Invariants:
+The idea is that of a radix tree: a segment is a run of tokens, and its children begin with different tokens. A walk
+compares raw tokens, so a match is exact, and no hash decides what is served. Where a new sequence leaves a path inside
+a segment, that segment is divided, its rows with it. KV is given up leaf first, because the KV of a token is of no use
+without all tokens before it. What was given up leaves its tokens behind: then a later miss can be explained as an
+eviction, and a copy on disk still has its place. Invariants:
 - no two children of a segment begin with the same token, so a walk is exact and needs no search;
 - a segment that holds KV has a parent that does (or the root): KV goes leaf first;
 - a segment without KV is a *ghost*: it remembers that this text was here once.
@@ -17,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from start_llm.kvcache.blocks import PrefixHash, Tokens, common_prefix
-from start_llm.kvcache.pieces import Checkpoint, FilePart, Slices
+from start_llm.kvcache.types import Checkpoint, FilePart, Slices
 
 _TOKEN = 4  # bytes
 _PEEK_PAUSE = 0.0005  # seconds between two tries to look at a tree that is being changed
@@ -124,7 +128,7 @@ class PrefixMatch:
 
 
 class SegmentTree:
-    """Segments by token path. Not thread-safe: changed and read by one thread; others may only `peek`.
+    """Segments by token path. Not thread-safe: changed and read by one thread; others may only `read_consistently`.
 
     Args:
         divide: cuts a segment's rows at a token into two.
@@ -142,7 +146,7 @@ class SegmentTree:
         self._longest = longest
         self._begun = self._ended = 0  # changes; they differ while there is one
 
-    def peek[T](self, read: Callable[[], T], seconds: float = 1.0) -> T:
+    def read_consistently[T](self, read: Callable[[], T], seconds: float = 1.0) -> T:
         """What `read` returns, which only reads this tree; for other threads than the owner's.
 
         Nobody waits: the owner goes on, and what it changed meanwhile is read again.
@@ -156,8 +160,8 @@ class SegmentTree:
             if begun == self._ended:
                 try:
                     found = read()
-                except Exception:
-                    if begun == self._begun:
+                except Exception as error:  # a dictionary that grows under the look: what was added is seen next time
+                    if begun == self._begun and not isinstance(error, RuntimeError):
                         raise
                 else:
                     if begun == self._begun:

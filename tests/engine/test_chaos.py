@@ -166,7 +166,7 @@ def play(life: Life) -> None:
 
 METHODS = {
     KVStore: ("lookup", "peek", "pauses", "restore", "put", "idle", "has_room", "estimate", "set_budget", "stats"),
-    SegmentTree: ("__iter__", "walk", "peek", "extend", "split", "absorb", "remove"),
+    SegmentTree: ("__iter__", "walk", "read_consistently", "extend", "split", "absorb", "remove"),
     BatchRunner: ("prefill", "insert", "decode", "remove", "clear"),
     MemoryGuard: ("admits", "check", "most_tokens", "take", "give"),
 }

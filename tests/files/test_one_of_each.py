@@ -11,6 +11,7 @@ import start_llm
 
 PACKAGE = Path(start_llm.__file__).parent
 MAY = {
+    ("host/blas.py", "write_atomic"),  # what a compiler wrote; the installer uses this module, too
     ("models/pull.py", "write_atomic"),  # a download of gigabytes goes on in its file, and is renamed when it is whole
 }
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from start_llm.kvcache.pieces import Checkpoint, Slices
 from start_llm.kvcache.tree import Segment, SegmentTree
+from start_llm.kvcache.types import Checkpoint, Slices
 
 A_TOKEN = 10  # bytes
 

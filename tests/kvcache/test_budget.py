@@ -5,8 +5,8 @@ from itertools import pairwise
 import numpy as np
 
 from start_llm.kvcache.budget import Policy, checkpoint_rank, checkpoints_to_end, near_end, rank, thin_after, value
-from start_llm.kvcache.pieces import Checkpoint, WindowPiece
-from start_llm.kvcache.pieces import Window as WindowState
+from start_llm.kvcache.types import Checkpoint, WindowPiece
+from start_llm.kvcache.types import Window as WindowState
 from tests.kvcache.segments import fake_tree, grow
 
 PLAIN = Policy(cuttable=True, recent=2, grid=20)

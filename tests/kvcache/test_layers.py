@@ -9,8 +9,8 @@ import pytest
 from mlx_lm.models.cache import ArraysCache, CacheList, ChunkedKVCache, KVCache, QuantizedKVCache, RotatingKVCache
 
 from start_llm.kvcache.layers import LayerKit
-from start_llm.kvcache.pieces import Unstorable
 from start_llm.kvcache.store import KVStore, StoreConfig
+from start_llm.kvcache.types import Unstorable
 from tests.kvcache import tiny
 
 CUTTABLE = ["llama", "glm4_moe_lite"]

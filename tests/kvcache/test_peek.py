@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from start_llm.kvcache.blocks import as_tokens
-from start_llm.kvcache.pieces import Slices
 from start_llm.kvcache.tree import Segment, SegmentTree
+from start_llm.kvcache.types import Slices
 from tests.kvcache.segments import fake_rows, fake_tree
 
 
@@ -43,7 +43,7 @@ def test_a_peek_never_sees_half_a_change(slow_changes: None) -> None:
 
     def look() -> None:
         for _ in range(3000):
-            counts.append(tree.peek(lambda: tree.walk(tokens).length, seconds=30))
+            counts.append(tree.read_consistently(lambda: tree.walk(tokens).length, seconds=30))
         over.set()
 
     looking = threading.Thread(target=look)
@@ -74,9 +74,9 @@ def test_a_look_during_a_change_waits_for_its_end() -> None:
     changing.start()
     assert inside.wait(60)
     with pytest.raises(TimeoutError):
-        tree.peek(lambda: tree.walk(tokens).length, seconds=0.05)
+        tree.read_consistently(lambda: tree.walk(tokens).length, seconds=0.05)
     release.set()
-    assert tree.peek(lambda: tree.walk(tokens).length) == 100
+    assert tree.read_consistently(lambda: tree.walk(tokens).length) == 100
     changing.join(60)
     assert [s.length for s in tree.walk(np.asarray(tokens)).path] == [40, 60]
 
@@ -84,7 +84,7 @@ def test_a_look_during_a_change_waits_for_its_end() -> None:
 def test_what_a_look_itself_raises_is_raised() -> None:
     tree = fake_tree()
     with pytest.raises(ZeroDivisionError):
-        tree.peek(lambda: 1 // 0)
+        tree.read_consistently(lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError), tree._changing():
         raise ZeroDivisionError
-    assert tree.peek(lambda: 7) == 7  # a change that failed does not close the tree for ever
+    assert tree.read_consistently(lambda: 7) == 7  # a change that failed does not close the tree for ever

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from start_llm.core.prompt import Prompt
-from start_llm.kvcache.pieces import FilePart
 from start_llm.kvcache.planner import pauses, plan
+from start_llm.kvcache.types import FilePart
 from tests.kvcache.segments import fake_tree, grow
 
 

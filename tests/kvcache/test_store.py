@@ -370,13 +370,13 @@ def check_lookup(store: KVStore, stored: list[list[int]], tokens: list[int], hyb
 
 def held_bytes(store: KVStore) -> int:
     """Counted afresh: rows, states, and every shared piece once."""
-    checkpoints = [s.checkpoint for s in store._held.tree if s.checkpoint is not None]
+    checkpoints = [s.checkpoint for s in store._resident.tree if s.checkpoint is not None]
     pieces = {id(piece): piece.nbytes for checkpoint in checkpoints for piece in checkpoint.pieces()}
-    return sum(s.row_bytes for s in store._held.tree) + sum(c.own_bytes for c in checkpoints) + sum(pieces.values())
+    return sum(s.row_bytes for s in store._resident.tree) + sum(c.own_bytes for c in checkpoints) + sum(pieces.values())
 
 
 def check_accounts(store: KVStore, budget_tokens: int) -> None:
-    segments = list(store._held.tree)
+    segments = list(store._resident.tree)
     assert store.stats().bytes == held_bytes(store) <= budget_tokens * TOKEN_BYTES
     assert store.stats().ghost_tokens == sum(len(s.tokens) for s in segments if s.rows is None)
     for segment in segments:

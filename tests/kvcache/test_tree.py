@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.kvcache.pieces import FilePart
 from start_llm.kvcache.tree import SegmentTree
+from start_llm.kvcache.types import FilePart
 from tests.kvcache.segments import fake_tree, grow
 
 

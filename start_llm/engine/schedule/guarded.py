@@ -11,8 +11,8 @@ from start_llm.core.prompt import Prompt
 from start_llm.core.stored import StoredTree
 from start_llm.engine.decode.runner import Cache
 from start_llm.kvcache.blocks import Tokens, TokenSequence
-from start_llm.kvcache.pieces import Restored, RestorePlan
 from start_llm.kvcache.store import KVStore
+from start_llm.kvcache.types import Restored, RestorePlan
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class GuardedStore:
 
     def show(self) -> StoredTree:
         """The whole tree, for people; for other threads. Raises TimeoutError."""
-        return self._store.show()
+        return self._store.snapshot()
 
     def restore(self, tokens: TokenSequence, plan: RestorePlan) -> Restored:
         with self._guarded("restore"):

@@ -12,7 +12,7 @@ from start_llm.engine.schedule.idle_prefill import IdlePrefill
 from start_llm.engine.schedule.jobs import Job, Stage
 from start_llm.engine.schedule.prefill import Prefill
 from start_llm.engine.schedule.shared_prefill import SharedPrefills
-from start_llm.kvcache.pieces import RestorePlan
+from start_llm.kvcache.types import RestorePlan
 
 
 class Prompts:

@@ -10,10 +10,10 @@ from start_llm.kvcache.budget import near_end
 from start_llm.kvcache.disk import rebuild
 from start_llm.kvcache.disk.format import StoredPiece
 from start_llm.kvcache.disk.tier import DiskTier
-from start_llm.kvcache.held import Held
 from start_llm.kvcache.layers import LayerKit
-from start_llm.kvcache.pieces import Checkpoint, FilePart, Slices
+from start_llm.kvcache.resident import ResidentKV
 from start_llm.kvcache.tree import Segment, chain_of
+from start_llm.kvcache.types import Checkpoint, FilePart, Slices
 
 _LARGE = 64 << 20  # bytes of a checkpoint that is written only once its conversation rests
 
@@ -26,8 +26,8 @@ class Paging:
     Rows of side requests are not written until something lasting stands on them.
     """
 
-    def __init__(self, kit: LayerKit, disk: DiskTier, held: Held) -> None:
-        self._kit, self._disk, self._held = kit, disk, held
+    def __init__(self, kit: LayerKit, disk: DiskTier, resident: ResidentKV) -> None:
+        self._kit, self._disk, self._resident = kit, disk, resident
         self._waiting: dict[int, Segment] = {}  # by id, so that none waits twice
         self._large: dict[int, Segment] = {}
         self._last_read: tuple[str, Slices] | None = None
@@ -37,7 +37,7 @@ class Paging:
         """Enters what the disk tier found, if it has opened its folder since the last call."""
         if found := self._disk.contents():
             self.forget_lost()
-            self._held.ghosts += rebuild.enter(found, self._held.tree, self._disk.drop)
+            self._resident.ghosts += rebuild.enter(found, self._resident.tree, self._disk.drop)
 
     # --- out --------------------------------------------------------------------
 
@@ -53,7 +53,7 @@ class Paging:
     def write_all(self) -> None:
         """The model is going to be unloaded: what is in memory only is to be written, side requests too."""
         if self._disk.ready:
-            self._waiting.update((id(s), s) for s in self._held.tree if _unwritten(s))
+            self._waiting.update((id(s), s) for s in self._resident.tree if _unwritten(s))
 
     def write(self) -> None:
         """Queues what still waits, as far as there is room."""
@@ -113,15 +113,15 @@ class Paging:
                     rows = self._rows(segment)
                     if rows is None:
                         return False
-                    self._held.fill(segment, rows)
-                    self._held.counters.paged_tokens += segment.length
+                    self._resident.fill(segment, rows)
+                    self._resident.counters.paged_tokens += segment.length
             if path and not self._kit.cuttable and path[-1].checkpoint is None:
                 name = path[-1].checkpoint_file
                 state = self._read(name) if name is not None else None
                 if not isinstance(state, Checkpoint):
                     path[-1].checkpoint_file = None
                     return False
-                self._held.attach(path[-1], state)
+                self._resident.attach(path[-1], state)
             return True
         finally:
             self._last_read = None  # parts of one file are read one after the other, and then no more
@@ -163,7 +163,7 @@ class Paging:
         lost = self._disk.take_lost()
         if not lost:
             return
-        for segment in self._held.tree:
+        for segment in self._resident.tree:
             if segment.file is not None and segment.file.name in lost:
                 segment.file = None
             if segment.checkpoint_file in lost:

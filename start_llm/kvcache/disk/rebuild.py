@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from start_llm.kvcache.disk.format import StoredPiece
-from start_llm.kvcache.pieces import FilePart
 from start_llm.kvcache.tree import Segment, SegmentTree, chain_of
+from start_llm.kvcache.types import FilePart
 
 
 def enter(pieces: Iterable[StoredPiece], tree: SegmentTree, drop: Callable[[str], None]) -> int:

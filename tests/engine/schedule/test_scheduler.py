@@ -11,7 +11,7 @@ from start_llm.core.events import EngineFailed, Prefilled
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
-from start_llm.kvcache.pieces import RestorePlan
+from start_llm.kvcache.types import RestorePlan
 from tests.engine.fakes import EOS, FakeDrawing, FakeRunner, FakeStore, Restored, submit
 
 

@@ -1,4 +1,4 @@
-"""The nouns of this room: stored rows, checkpoints, plans. No MLX: arrays are opaque here."""
+"""What this room passes around: stored rows, checkpoints, plans, settings, figures. No MLX: arrays are opaque here."""
 
 from __future__ import annotations
 
@@ -131,3 +131,74 @@ class Restored:
     cache: list[Any]
     length: int
     copied_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """
+    Attributes:
+        budget_bytes: most bytes of KV in memory, at first (`KVStore.set_budget` changes it).
+        checkpoints_recent: message boundaries near the end that keep a checkpoint.
+        checkpoint_grid: most tokens between two restore points.
+        ttl_seconds: KV unused for so long leaves memory (0: never).
+        session_idle_seconds: a conversation idle for longer loses its protection (0: never).
+        sessions_keep: protected ends of one conversation.
+        max_leaves: most conversation ends (0: bounded by bytes only).
+        ghost_tokens: most tokens remembered after their KV was evicted.
+    """
+
+    budget_bytes: int
+    checkpoints_recent: int = 8
+    checkpoint_grid: int = 1024
+    ttl_seconds: float = 0
+    session_idle_seconds: float = 1800
+    sessions_keep: int = 2
+    max_leaves: int = 0
+    ghost_tokens: int = 4_000_000
+
+
+@dataclass(slots=True)
+class StoreCounters:
+    """Events since the start."""
+
+    hits: int = 0
+    misses: int = 0
+    stored_tokens: int = 0
+    restored_tokens: int = 0
+    copied_bytes: int = 0
+    paged_tokens: int = 0
+    evicted_leaves: int = 0
+    evicted_bytes: int = 0
+    thinned_checkpoints: int = 0
+    splits: int = 0
+    refused: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StoreStats:
+    """A snapshot.
+
+    Attributes:
+        segments: segments with KV in memory.
+        leaves: those without such children: conversation ends.
+        bytes: KV in memory, checkpoints included.
+        checkpoints, checkpoint_bytes: restore points of layers that cannot be cut.
+        ghost_tokens: tokens remembered without KV.
+        sessions: conversations known.
+        counters: name to value, see `StoreCounters`.
+        disk: the same of the disk tier, empty if there is none.
+    """
+
+    segments: int
+    leaves: int
+    bytes: int
+    budget_bytes: int
+    checkpoints: int
+    checkpoint_bytes: int
+    ghost_tokens: int
+    sessions: int
+    hits: int
+    misses: int
+    evicted: int
+    counters: dict[str, int]
+    disk: dict[str, int]

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from start_llm.core.stored import StoredSegment
-from start_llm.kvcache.pieces import FilePart
 from start_llm.kvcache.planner import plan
 from start_llm.kvcache.sessions import Sessions
-from start_llm.kvcache.show import show
+from start_llm.kvcache.snapshot import snapshot
+from start_llm.kvcache.types import FilePart
 from tests.kvcache.segments import A_TOKEN, fake_tree, grow
 
 
@@ -26,7 +26,7 @@ def test_every_segment_is_told_with_its_parent_its_state_and_its_use() -> None:
     sessions = Sessions(0, 2)
     sessions.add_end("older", one, 1.0)
     sessions.add_end("newer", two, 2.0)
-    told = show(tree, sessions.ends(), 100.0, 10.0)
+    told = snapshot(tree, sessions.ends(), 100.0, 10.0)
     head, *rest = told.segments
     assert (head.parent, head.tokens, head.memory, head.disk) == (-1, 2, 2 * A_TOKEN, False)
     assert StoredSegment(0, 2, 2 * A_TOKEN, False, 10.0, 3, 1.0) in rest
@@ -39,7 +39,7 @@ def test_a_tree_that_is_too_large_is_cut_and_says_so() -> None:
     tree = fake_tree()
     for first in range(20):
         grow(tree, [first, 1])
-    told = show(tree, [], 0.0, 0.0, most=5)
+    told = snapshot(tree, [], 0.0, 0.0, most=5)
     assert len(told.segments) == 5 and told.left_out == 15
 
 
@@ -62,7 +62,7 @@ def test_it_can_be_looked_at_while_it_changes() -> None:
         looks = 0
         while looks < 100:
             with suppress(TimeoutError):  # it says so, where it cannot
-                told = show(tree, [], 0.0, 0.0)
+                told = snapshot(tree, [], 0.0, 0.0)
                 assert all(segment.parent < at for at, segment in enumerate(told.segments))
                 looks += 1
     finally:

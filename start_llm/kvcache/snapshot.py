@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from start_llm.core.stored import MOST_SEGMENTS, StoredSegment, StoredTree
 from start_llm.kvcache.tree import Segment, SegmentTree
 
-TRIES = 20
 
-
-def show(
+def snapshot(
     tree: SegmentTree,
     ends: Sequence[tuple[str, Sequence[Segment]]],
     now: float,
@@ -25,12 +23,7 @@ def show(
     Raises:
         TimeoutError: the tree is being changed all the time.
     """
-    for _ in range(TRIES):
-        try:
-            return tree.peek(lambda: _drawn(tree, ends, now, token_bytes, most))
-        except RuntimeError:  # a dictionary grew under the look: what was added is seen by the next one
-            continue
-    raise TimeoutError("the tree of stored prefixes is being changed all the time")
+    return tree.read_consistently(lambda: _drawn(tree, ends, now, token_bytes, most))
 
 
 def _drawn(

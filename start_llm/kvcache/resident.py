@@ -6,12 +6,11 @@ import heapq
 from collections.abc import Sequence
 
 from start_llm.kvcache.layers import LayerKit
-from start_llm.kvcache.pieces import Checkpoint, Form, Slices
-from start_llm.kvcache.stats import StoreCounters
 from start_llm.kvcache.tree import Segment, SegmentTree
+from start_llm.kvcache.types import Checkpoint, Form, Slices, StoreCounters
 
 
-class Held:
+class ResidentKV:
     """Model thread only.
 
     Attributes:
