@@ -17,6 +17,7 @@ from rich.console import Console
 from xdist import is_xdist_controller
 
 from start_llm.dashboard.progress import ProgressBars
+from start_llm.engine import asking
 from start_llm.host.blas import known
 from start_llm.host.importing import import_transformers
 from start_llm.models import inspection
@@ -120,7 +121,13 @@ def _models_are_trusted() -> Generator[None]:
     """A child process for each of the tests' models would take longer than the tests; `test_inspection` has it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inspection, "_inspect", lambda *_: None)
+        patch.setattr(asking, "check_decoding", _nothing_found)
         yield
+
+
+def _nothing_found(*_: object) -> Generator[float, None, None]:
+    """In place of the check that each new model goes through: tests count what a model computes."""
+    yield from ()
 
 
 @pytest.fixture(scope="session")

@@ -49,6 +49,7 @@ MISSES = {
     "retokenised": "the same text was cut into other tokens",
     "unproved": "nothing proved that other values belong to the same conversation: send session_id in all turns",
     "policy": "CACHE_DRIFT_POLICY=strict forbids to keep what was shown",
+    "not_restorable": "this model cannot go on from stored KV; `models show` says why",
     "store_error": "the KV store failed, see the log",
 }
 COLOURS = {"ok": "green", "note": "yellow", "bad": "red"}

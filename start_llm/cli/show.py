@@ -57,7 +57,8 @@ def show(settings: Settings, name: str | None, *, as_json: bool) -> int:
         print(f"How it writes is found out when it is served for the first time: {program()} serve {asked}")
     else:
         report = probe.trial.report(capabilities.tool_parser)
-        print(f"{report[:1].upper()}{report[1:]}.")
+        for line in (report, *capabilities.decoding.report()):
+            print(f"{line[:1].upper()}{line[1:]}.")
     return 0
 
 

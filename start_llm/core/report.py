@@ -12,8 +12,9 @@ class Miss:
 
     Attributes:
         reason: ``first_turn``, ``diverged``, ``evicted``, ``no_checkpoint``, ``retokenised``, ``policy``,
-            ``store_error`` (the KV store failed), ``unproved`` (an earlier turn has the same words, but other values
-            in a declared place, and nothing proves that it is the same conversation), ...
+            ``store_error`` (the KV store failed), ``not_restorable`` (the model cannot go on from stored KV),
+            ``unproved`` (an earlier turn has the same words, but other values in a declared place, and nothing
+            proves that it is the same conversation), ...
         token: index of the first prompt token that differs from what was stored.
         expected, found: text around that token, as stored and as asked for now. What is stored may be another
             client's: `expected` is set only in a `Background`, for who may see everything.

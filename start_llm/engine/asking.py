@@ -1,4 +1,4 @@
-"""One greedy answer from a model that serves nobody yet. Model thread only."""
+"""What a model that serves nobody yet is asked: one greedy answer, and how it decodes. Model thread only."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from start_llm.core.settings import Settings
 from start_llm.engine.decode.text import eval_cache
+from start_llm.engine.decoding_check import check_decoding
 from start_llm.models.loader import LoadedModel
-from start_llm.models.tool_probe import SECONDS, TOKENS, Generate, TooSlow
+from start_llm.models.probe import Check
+from start_llm.models.tool_probe import ASKED, SECONDS, TOKENS, Generate, TooSlow
 
 _LEAST_CHUNK, _MOST_CHUNK = 16, 256
 STEP_SECONDS = 0.05
@@ -25,6 +27,12 @@ def asker(settings: Settings, loaded: LoadedModel) -> Generate | None:
     if settings.model_probe == "off":
         return None
     return partial(greedy, loaded.model, eos=loaded.eos, most=TOKENS, seconds=SECONDS)
+
+
+def checker(loaded: LoadedModel) -> Check:
+    """Checks how `loaded` decodes."""
+    tokens = loaded.tokenizer.encode(ASKED.content, add_special_tokens=False)
+    return lambda: check_decoding(loaded.model, loaded.make_cache, tokens)
 
 
 def greedy(

@@ -176,13 +176,14 @@ def end_streams() -> None:
 def make_runner(settings: Settings, loaded: LoadedModel, gate: DraftGate | None = None) -> AloneRunner:
     """Raises NotSupported if KV is to be quantised and this model cannot."""
     model, eos, max_rows = loaded.model, loaded.eos, settings.max_concurrency
+    batches = not loaded.capabilities.decoding.batches
     if settings.kv_bits is None:
-        return AloneRunner(model, BatchRunner(model, eos=eos, max_rows=max_rows), eos=eos, gate=gate)
+        return AloneRunner(model, BatchRunner(model, eos=eos, max_rows=max_rows), eos=eos, gate=gate, batches=batches)
     from start_llm.engine.decode.quantised import Quantisation, QuantisingRunner  # noqa: PLC0415 - takes 2 s, few need it
 
     how = Quantisation(settings.kv_bits, settings.kv_group_size, settings.quantized_kv_start)
     batch = QuantisingRunner(model, eos=eos, max_rows=max_rows, how=how)
-    return AloneRunner(model, batch, eos=eos, gate=gate, quantisation=how)
+    return AloneRunner(model, batch, eos=eos, gate=gate, quantisation=how, batches=batches)
 
 
 def drafts_for(
@@ -213,4 +214,4 @@ def make_store(
         max_leaves=settings.prompt_cache_max_entries_global,
     )
     store = yield from in_background(lambda: KVStore(kit, config, disk=disk), KVStore.close)
-    return GuardedStore(store, loaded.make_cache)
+    return GuardedStore(store, loaded.make_cache, reuse=not loaded.capabilities.decoding.reuse)

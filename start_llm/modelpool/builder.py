@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
-from start_llm.engine.asking import asker
+from start_llm.engine.asking import asker, checker
 from start_llm.engine.decode.costs import PassCosts
 from start_llm.engine.decode.drafting import KNOWN_COSTS
 from start_llm.engine.decode.wired import unwire, wire_weights
@@ -126,7 +126,7 @@ class ModelBuilder:
             loaded = yield from load_steps(settings, self._device, self._progress, self._say, inputs)
             loaded = self._shaped(settings, loaded)
             shared.place(model, loaded.weights)
-            loaded = yield from probe_model(settings, loaded, asker(settings, loaded), self._say)
+            loaded = yield from probe_model(settings, loaded, asker(settings, loaded), checker(loaded), self._say)
             if len(shared) == 0:
                 self._wired = wire_weights(settings.wired_limit, self._device)
             yield 0.0

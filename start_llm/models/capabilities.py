@@ -75,6 +75,24 @@ class WritingHints:
 
 
 @dataclass(frozen=True, slots=True)
+class DecodingCheck:
+    """Which ways of decoding cannot be used: the reason as the end of a sentence, or an empty text.
+
+    Attributes:
+        batches: rows of different lengths in a batch.
+        reuse: a row that goes on from stored KV.
+    """
+
+    batches: str = ""
+    reuse: str = ""
+
+    def report(self) -> list[str]:
+        """Lines for people; none if all can be used."""
+        found = [f"requests are decoded one by one, not in batches: {self.batches}"] if self.batches else []
+        return [*found, *([f"stored KV is not used: {self.reuse}"] if self.reuse else [])]
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeResult:
     """What was found out about a checkpoint, once. It is kept on disk (`probe`).
 
@@ -82,12 +100,14 @@ class ProbeResult:
         family: name of the family that was detected, with the vocabulary.
         traits: what the chat template does.
         trial: what the model did when it was asked to call a tool.
+        decoding: how it decodes; ``None``: it is to be checked at a later load.
     """
 
     family: str
     hints: WritingHints
     traits: Traits
     trial: ToolCallProbe
+    decoding: DecodingCheck | None = None
 
     def facts(self) -> dict[str, Fact]:
         found = {f"template.{name}": Fact(getattr(self.traits, name), "probe") for name in TRAIT_NAMES}
@@ -95,6 +115,9 @@ class ProbeResult:
             found["tool_parser"] = Fact(self.trial.format, "probe")
         if self.trial.reasoning is not None:
             found["reasoning_parser"] = Fact(self.trial.reasoning, "probe")
+        if self.decoding is not None:
+            found["batches"] = Fact(not self.decoding.batches, "probe")
+            found["kv_reuse"] = Fact(not self.decoding.reuse, "probe")
         return found
 
 
@@ -161,6 +184,11 @@ class Capabilities:
     @property
     def think_tags(self) -> tuple[str, str] | None:
         return None if self.hints is None else self.hints.think_tags
+
+    @property
+    def decoding(self) -> DecodingCheck:
+        """How its rows may be decoded. What was not checked may be used."""
+        return (self.probe and self.probe.decoding) or DecodingCheck()
 
     @cached_property
     def traits(self) -> Traits | None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from start_llm.core.settings import Settings
 from start_llm.models.background import in_background
-from start_llm.models.capabilities import ProbeResult
+from start_llm.models.capabilities import DecodingCheck, ProbeResult
 from start_llm.models.loader import LoadedModel
 from start_llm.models.overrides import LEAST_CONTEXT
 from start_llm.models.probe_table import FILE, keep_probe, probe_key, read_probe
@@ -22,27 +22,39 @@ from start_llm.prompt.probe import Traits, probe
 _ROUND = 1024  # a context is told in whole thousands
 
 
+Check = Callable[[], Generator[float, None, DecodingCheck | None]]
+"""Checks how a model decodes; ``None``: that could not be found out."""
+
+
 def probe_model(
-    settings: Settings, loaded: LoadedModel, generate: Generate | None, say: Callable[[str], None]
+    settings: Settings, loaded: LoadedModel, generate: Generate | None, check: Check, say: Callable[[str], None]
 ) -> Generator[float, None, LoadedModel]:
-    """The model with all its capabilities. Pauses while others work for it, and after each token that it answers.
+    """The model with all its capabilities. Pauses while others work for it, and after each pass that it computes.
 
     Args:
         generate: how it answers a prompt; ``None``: it is not asked (MODEL_PROBE=off).
         say: gets a line about a model that was asked for the first time.
     """
     path, key = settings.cache_dir / FILE, probe_key(loaded.files)
-    result = yield from in_background(lambda: read_probe(path, key))
+    known = yield from in_background(lambda: read_probe(path, key))
+    result = known
     if result is None or (generate is not None and result.trial.outcome == "open"):
         try:
-            found = yield from _probe(loaded, generate)
+            result = yield from _probe(loaded, generate)
         except TemplateError:  # whoever builds the prompts of this model says why it cannot be served
             return loaded
-        result = found
-        yield from in_background(lambda: keep_probe(path, key, loaded.name, found))
         if generate is not None:
-            say(f"probe     {found.trial.report(loaded.capabilities.tool_parser)}")
-    return replace(loaded, capabilities=loaded.capabilities.with_probe(result))
+            say(f"probe     {result.trial.report(loaded.capabilities.tool_parser)}")
+        result = replace(result, decoding=None if known is None else known.decoding)
+    if result.decoding is None:
+        result = replace(result, decoding=(yield from check()))
+    if result != known:
+        found = result
+        yield from in_background(lambda: keep_probe(path, key, loaded.name, found))
+    probed = replace(loaded, capabilities=loaded.capabilities.with_probe(result))
+    for line in probed.capabilities.decoding.report():
+        say(f"decoding  {line}")
+    return probed
 
 
 def _probe(loaded: LoadedModel, generate: Generate | None) -> Generator[float, None, ProbeResult]:

@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.files.database import CacheDatabase, Damaged, FileUnavailable
-from start_llm.models.capabilities import ProbeResult, WritingHints
+from start_llm.models.capabilities import DecodingCheck, ProbeResult, WritingHints
 from start_llm.models.tool_probe import ToolCallProbe
 from start_llm.prompt.probe import Traits
 
 FILE = "models.sqlite3"
-PROBE_VERSION = 2
+PROBE_VERSION = 3
 """Raise it when finding out changes: every model is then probed again."""
-_LIBRARIES = ("mlx-lm", "mlx-vlm", "transformers", "tokenizers", "jinja2")
+_LIBRARIES = ("mlx", "mlx-lm", "mlx-vlm", "transformers", "tokenizers", "jinja2")
 _SCHEMA = """
 CREATE TABLE models (
     key TEXT PRIMARY KEY, name TEXT NOT NULL, at REAL NOT NULL, record TEXT NOT NULL, sum TEXT NOT NULL)
@@ -97,6 +97,7 @@ def decode(record: str) -> ProbeResult:
         hints: dict[str, Any] = data["hints"]
         hints["think_tags"] = hints["think_tags"] and tuple(hints["think_tags"])
         found = {"hints": WritingHints(**hints), "traits": Traits(**traits), "trial": ToolCallProbe(**data["trial"])}
+        found |= {"decoding": data["decoding"] and DecodingCheck(**data["decoding"])}
         return ProbeResult(**data | found)
     except (ValueError, TypeError, KeyError) as error:
         raise Damaged("a row cannot be read") from error

@@ -11,6 +11,7 @@ from start_llm.__main__ import main
 from start_llm.core.settings import Settings, load_settings
 from start_llm.engine.asking import greedy
 from start_llm.models.background import at_once
+from start_llm.models.capabilities import DecodingCheck
 from start_llm.models.device import GIB, Device
 from start_llm.models.loader import load_model
 from start_llm.models.probe import probe_model
@@ -28,7 +29,11 @@ def serve_once(settings: Settings) -> None:
     def answer(tokens):
         return greedy(loaded.model, tokens, eos=loaded.eos, most=TOKENS, seconds=600.0)
 
-    at_once(probe_model(settings, loaded, answer, lambda line: None))
+    def check():
+        yield 0.0
+        return DecodingCheck(batches="its predictions differ by 14%")
+
+    at_once(probe_model(settings, loaded, answer, check, lambda line: None))
 
 
 def test_a_models_facts_and_who_says_so(
@@ -57,6 +62,8 @@ def test_a_models_facts_and_who_says_so(
     assert "generation_config.json: top_k='20' is passed over" in shown
     assert lines["template.tools"] == ["yes", "probe"]
     assert "wrote glm47" in " ".join(lines["Asked"])
+    assert lines["batches"] == ["no", "probe"] and lines["kv_reuse"] == ["yes", "probe"]
+    assert "Requests are decoded one by one, not in batches: its predictions differ by 14%." in shown
 
     own = tmp_path / "home" / "models"
     own.mkdir(parents=True)

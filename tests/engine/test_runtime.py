@@ -13,11 +13,14 @@ from start_llm.core.settings import load_settings
 from start_llm.engine.decode.quantised import QuantisingRunner
 from start_llm.engine.decode.text import BatchRunner
 from start_llm.engine.runtime import make_runner
+from start_llm.models.capabilities import DecodingCheck
 from tests.kvcache.tiny import model
 
 
 def loaded(name: str) -> Any:
-    return SimpleNamespace(model=model(name), make_cache=lambda: make_prompt_cache(model(name)), eos=frozenset({1}))
+    capabilities = SimpleNamespace(decoding=DecodingCheck())
+    make_cache = lambda: make_prompt_cache(model(name))  # noqa: E731
+    return SimpleNamespace(model=model(name), make_cache=make_cache, eos=frozenset({1}), capabilities=capabilities)
 
 
 def test_kv_bits_quantise_and_still_batch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Generator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ from start_llm.models.tool_probe import SECONDS, TOKENS, TooSlow
 from tests.models.callers import CALLERS, Caller, build_caller
 
 MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
+
+
+def unchecked() -> Generator[float, None, None]:
+    yield from ()
 
 
 class World:
@@ -49,7 +54,7 @@ class World:
             self.asked += 1
             return greedy(loaded.model, tokens, eos=loaded.eos, most=TOKENS, seconds=600.0)
 
-        return at_once(probe_model(settings, loaded, answer, self.said.append))
+        return at_once(probe_model(settings, loaded, answer, unchecked, self.said.append))
 
     def own_file(self, name: str, text: str) -> None:
         folder = self.folder / "models"
@@ -155,7 +160,7 @@ def test_a_model_that_was_not_asked_is_asked_later(world: World) -> None:
     path = build_caller(world.folder, "GLM-4.7", "hermes")
     settings = world.settings(path)
     loaded = load_model(settings, MACHINE, lambda step, part: None, world.said.append)
-    able = at_once(probe_model(settings, loaded, None, world.said.append)).capabilities
+    able = at_once(probe_model(settings, loaded, None, unchecked, world.said.append)).capabilities
     assert able.facts["tool_parser"].source == "template" and able.traits is not None and world.said == []
     assert world.load(path, CALLERS[2].reply()).capabilities.tool_parser == "glm47"
 
@@ -168,7 +173,7 @@ def test_a_slow_machine_gives_up_early_and_tries_again(world: World) -> None:
     slow = partial(greedy, loaded.model, eos=loaded.eos, most=9, seconds=SECONDS, clock=lambda: float(next(times)))
     with pytest.raises(TooSlow):
         list(slow(range(5, 300)))
-    able = at_once(probe_model(settings, loaded, slow, world.said.append)).capabilities
+    able = at_once(probe_model(settings, loaded, slow, unchecked, world.said.append)).capabilities
     assert able.facts["tool_parser"].source == "template"
     assert "too long here" in world.said[0]
     assert world.load(path, CALLERS[2].reply()).capabilities.facts["tool_parser"] == Fact("glm47", "probe")

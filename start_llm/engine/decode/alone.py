@@ -50,6 +50,7 @@ class AloneRunner:
     Args:
         gate: decides about drafts, and learns what passes cost; ``None``: there are no drafts.
         quantisation: of a row's KV, as it grows.
+        batches: several rows are decoded together; else each by itself, one after the other.
     """
 
     def __init__(
@@ -60,11 +61,13 @@ class AloneRunner:
         eos: Iterable[int],
         gate: DraftGate | None = None,
         quantisation: KVQuantisation | None = None,
+        batches: bool = True,
     ) -> None:
         self.max_rows = batch.max_rows
         self.batch = batch
         self._model, self._eos, self._gate, self._quantisation = model, frozenset(eos), gate, quantisation
         self._rows: dict[int, _Row] = {}
+        self._batches = batches
         self._uid = self._steps = 0
 
     def sample(self) -> tuple[int, Cache]:
@@ -111,8 +114,10 @@ class AloneRunner:
         self._steps += 1
         if self._steps % _CLEAR_EVERY == 0:
             mx.clear_cache()
-        first = next(iter(self._rows.values()))
-        results = self._several() if len(self._rows) > 1 else self._alone(first)
+        if len(self._rows) > 1 and self._batches:
+            results = self._several()
+        else:
+            results = [result for row in self._rows.values() for result in self._alone(row)]
         for result in results:
             if result.finish is not None:
                 del self._rows[result.uid]

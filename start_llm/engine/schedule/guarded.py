@@ -22,6 +22,8 @@ KV_FIGURES = (
 )
 STORE_ERROR = "store_error"
 """The reason of a miss: the store could not be asked."""
+NOT_RESTORABLE = "not_restorable"
+"""The reason of a miss: this model cannot go on from stored KV."""
 
 
 class GuardedStore:
@@ -31,16 +33,19 @@ class GuardedStore:
 
     Args:
         fresh: makes the model's empty caches.
+        reuse: stored KV can be used; else nothing is stored.
     """
 
-    def __init__(self, store: KVStore, fresh: Callable[[], Cache]) -> None:
-        self._store, self._fresh = store, fresh
+    def __init__(self, store: KVStore, fresh: Callable[[], Cache], *, reuse: bool = True) -> None:
+        self._store, self._fresh, self._reuse = store, fresh, reuse
         self._told: set[str] = set()
         self._figures: dict[str, float] = {}
         self.errors = 0
         self.retreats = 0
 
     def lookup(self, tokens: TokenSequence, limit: int) -> RestorePlan:
+        if not self._reuse:
+            return RestorePlan(0, 0, 0, NOT_RESTORABLE)
         with self._guarded("lookup"):
             return self._store.lookup(tokens, limit=limit)
         return RestorePlan(0, 0, 0, STORE_ERROR)
@@ -62,6 +67,8 @@ class GuardedStore:
 
     def peek(self, tokens: Tokens, limit: int) -> RestorePlan:
         """`lookup` for other threads."""
+        if not self._reuse:
+            return RestorePlan(0, 0, 0, NOT_RESTORABLE)
         with self._guarded("peek"):
             return self._store.peek(tokens, limit)
         return RestorePlan(0, 0, 0, STORE_ERROR)
@@ -77,11 +84,13 @@ class GuardedStore:
 
     def pauses(self, prompt: Prompt, start: int) -> tuple[int, ...]:
         with self._guarded("pauses"):
-            return self._store.pauses(prompt, start)
+            return () if not self._reuse else self._store.pauses(prompt, start)
         return ()
 
     def put(self, tokens: TokenSequence, cache: Cache, **about: Any) -> None:
         """`about`: the keyword arguments of `KVStore.put`."""
+        if not self._reuse:
+            return
         with self._guarded("put"):
             self._store.put(tokens, cache, **about)
 
@@ -102,7 +111,7 @@ class GuardedStore:
 
     def has_room(self, tokens: int) -> bool:
         with self._guarded("has_room"):
-            return self._store.has_room(tokens)
+            return self._reuse and self._store.has_room(tokens)
         return False
 
     def learn(self, tokens: int, cache: Cache) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.engine.schedule.guarded import STORE_ERROR
+from start_llm.engine.schedule.guarded import NOT_RESTORABLE, STORE_ERROR
 from tests.engine.fakes import FakeStore, submit
 from tests.engine.schedule.test_scheduler import drain, make
 
@@ -59,3 +59,17 @@ def test_the_first_error_of_a_method_is_told_with_its_traceback(caplog: pytest.L
     assert [record.exc_info is not None and record.exc_info is not False for record in told] == [True] + [False] * (
         len(told) - 1
     )
+
+
+def test_a_model_that_cannot_go_on_from_stored_kv_stores_none() -> None:
+    scheduler, runner, store, _ = make(store=FakeStore(cuttable=False), memory=2**40, reuse=False)
+    sinks = []
+    for name in ("a", "b"):
+        work, sink = submit(name, range(1, 200), boundaries=(50, 100))
+        scheduler.add(work)
+        drain(scheduler)
+        sinks.append(sink)
+    assert sinks[0].tokens == sinks[1].tokens and store.entries == [] and runner.work == 2 * 198
+    miss = sinks[1].done.report.miss
+    assert miss is not None and miss.reason == NOT_RESTORABLE
+    assert scheduler.figures()["kv_errors"] == 0, "said once when the model is loaded, and no error a request"

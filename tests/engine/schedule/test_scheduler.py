@@ -24,9 +24,11 @@ class Clock:
         return self.now
 
 
-def make(runner: FakeRunner | None = None, store: FakeStore | None = None, memory: int = 0, **limits: Any) -> Any:
+def make(
+    runner: FakeRunner | None = None, store: FakeStore | None = None, memory: int = 0, reuse: bool = True, **limits: Any
+) -> Any:
     runner, store, clock = runner or FakeRunner(), store or FakeStore(), Clock()
-    guarded = GuardedStore(store, list)  # type: ignore[arg-type]
+    guarded = GuardedStore(store, list, reuse=reuse)  # type: ignore[arg-type]
     scheduler = Scheduler(
         runner,
         guarded,

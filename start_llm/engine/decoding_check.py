@@ -1,0 +1,169 @@
+"""Checks once whether a model decodes rows of different lengths together, and goes on from stored KV, as it does alone.
+
+The same tokens are fed in each way, and what the model predicts is compared. Knows neither scheduler nor store. Model
+thread only.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, islice
+from typing import Any, cast
+
+import mlx.core as mx
+
+from start_llm.engine.decode.runner import Cache
+from start_llm.engine.decode.text import BatchRunner, eval_cache
+from start_llm.kvcache.layers import LayerKit
+from start_llm.models.capabilities import DecodingCheck
+
+log = logging.getLogger(__name__)
+
+STEPS = 4
+LENGTHS = (7, 31)
+"""Tokens of the two rows: prompts of very different lengths, so that the shorter one is padded."""
+MOST_LENGTH = 8192
+_CHUNK = 256
+LEAST_DIFFERENCE, MOST_DIFFERENCE = 0.02, 0.2
+"""Half the sum of the differences of all probabilities, 0 to 1: what is allowed at least, and at most."""
+_NOISE = 4.0  # times what rounding changes in a batch of equal rows, about 0.01 in half precision
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A text of `length` tokens that goes on with `STEPS` more.
+
+    Attributes:
+        cache: holds all of the text but its last token.
+        expected: what the model predicts, each [vocab].
+    """
+
+    tokens: list[int]
+    length: int
+    cache: Cache
+    expected: list[mx.array]
+
+    def copied_cache(self) -> Cache:
+        """No bytes are copied before they are written to."""
+        return copy.deepcopy(self.cache)
+
+
+def check_decoding(
+    model: Any, make_cache: Callable[[], Cache], tokens: Sequence[int]
+) -> Generator[float, None, DecodingCheck | None]:
+    """Pauses after each pass. ``None``: the model does not even compute a row that is alone.
+
+    Args:
+        tokens: of some text, which is repeated as often as it has to be.
+    """
+    try:
+        return (yield from _check(model, make_cache, tokens))
+    except Exception:  # a model's own code may do anything; its requests say so, too
+        log.warning("how a model decodes could not be checked", exc_info=True)
+        return None
+    finally:
+        mx.clear_cache()
+
+
+def _check(model: Any, make_cache: Callable[[], Cache], tokens: Sequence[int]) -> Generator[float, None, DecodingCheck]:
+    longest = min(MOST_LENGTH, max(LENGTHS[1], _dense_tokens(model) + LENGTHS[1]))
+    text = list(islice(cycle(tokens), longest + STEPS))
+    rows = []
+    for length in dict.fromkeys((LENGTHS[0], longest - LENGTHS[0], longest)):
+        cache = make_cache()
+        for start in range(0, length - 1, _CHUNK):
+            model(mx.array(text[start : min(start + _CHUNK, length - 1)])[None], cache=cache)
+            eval_cache(cache)
+            yield 0.0
+        row = _Row(text, length, cache, [])
+        row.expected.extend((yield from _predictions(model, row.copied_cache(), text[length - 1 :])))
+        rows.append(row)
+
+    def batches() -> Generator[float, None, tuple[float, float]]:
+        noise = yield from _difference_in_batch(model, [rows[0], rows[0]])
+        return (yield from _difference_in_batch(model, rows)), noise
+
+    def reuse() -> Generator[float, None, tuple[float, float]]:
+        return (yield from _difference_restored(model, make_cache, rows[0])), 0.0
+
+    return DecodingCheck((yield from _reason(batches())), (yield from _reason(reuse())))
+
+
+def _dense_tokens(model: Any) -> int:
+    """How long a text has to be for a model with sparse attention to leave something out; 0: it has none."""
+    dense = [0]
+    for module in model.modules() if hasattr(model, "modules") else ():
+        blocks, size = getattr(module, "index_topk_blocks", None), getattr(module, "index_block_size", None)
+        dense.append(blocks * size if isinstance(blocks, int) and isinstance(size, int) else 0)
+        topk = getattr(module, "index_topk", None)
+        dense.append(topk if isinstance(topk, int) else 0)
+    return max(dense)
+
+
+def _reason(steps: Generator[float, None, tuple[float, float]]) -> Generator[float, None, str]:
+    """Why a way of decoding cannot be used; an empty text: it can. `steps` return the difference and the noise."""
+    try:
+        difference, noise = yield from steps
+    except Exception as error:  # a model's own code may do anything; it is then served without
+        log.info("a check of how a model decodes failed", exc_info=True)
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    allowed = min(MOST_DIFFERENCE, max(LEAST_DIFFERENCE, _NOISE * noise))
+    return "" if difference <= allowed else f"its predictions differ by {difference:.0%}"
+
+
+def _predictions(model: Any, cache: Cache, tokens: Sequence[int]) -> Generator[float, None, list[mx.array]]:
+    """Probabilities behind each of the first `STEPS` tokens, each [vocab]."""
+    found = []
+    for token in tokens[:STEPS]:
+        logits = model(mx.array([[token]]), cache=cache)[0, -1]
+        found.append(mx.softmax(logits.astype(mx.float32)))
+        mx.eval(found[-1])
+        yield 0.0
+    return found
+
+
+def _difference(left: mx.array, right: mx.array) -> float:
+    """1 if there is anything that is no number."""
+    half = cast(float, mx.abs(left - right).sum().item()) / 2
+    return half if half <= 1 else 1.0
+
+
+def _difference_in_batch(model: Any, rows: list[_Row]) -> Generator[float, None, float]:
+    """The largest difference of the rows when they are decoded together."""
+    runner = BatchRunner(model, eos=(), max_rows=len(rows))
+    try:
+        decoding = {}
+        for row in rows:
+            scripted = partial(_next_of, iter(row.tokens[row.length :]))
+            uid = runner.insert(
+                row.tokens[: row.length], row.copied_cache(), max_tokens=STEPS, sampler=scripted, processors=()
+            )
+            decoding[uid] = iter(row.expected)
+        left, worst = STEPS * len(rows), 0.0
+        while left:
+            for decoded in runner.decode():
+                found = mx.softmax(decoded.logprobs.astype(mx.float32))
+                worst = max(worst, _difference(found, next(decoding[decoded.uid])))
+                left -= 1
+            yield 0.0
+        return worst
+    finally:
+        runner.close()
+
+
+def _next_of(script: Iterator[int], _: Any) -> mx.array:
+    """A sampler that draws what is written."""
+    return mx.array([next(script, 0)])
+
+
+def _difference_restored(model: Any, make_cache: Callable[[], Cache], row: _Row) -> Generator[float, None, float]:
+    """The largest difference of a row that goes on from stored KV. Raises Unstorable, and whatever a layer raises."""
+    kit, length = LayerKit(make_cache), row.length - 1
+    slices, checkpoint = kit.slice(row.cache, 0, length), kit.checkpoint(row.cache)
+    restored, _ = kit.build([slices], checkpoint, length)
+    found = yield from _predictions(model, restored, row.tokens[length:])
+    return max(map(_difference, found, row.expected))

@@ -1,0 +1,138 @@
+"""One architecture through the whole engine: its greedy tokens, however they come about, beside mlx-lm's own."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import mlx.core as mx
+from mlx_lm.generate import generate_step
+from mlx_lm.models.cache import make_prompt_cache
+
+from start_llm.core.events import EngineDone, EngineEvent, Sampled
+from start_llm.core.prompt import Prompt
+from start_llm.core.request import Sampling
+from start_llm.core.settings import load_settings
+from start_llm.core.work import Submit
+from start_llm.engine.decoding_check import check_decoding
+from start_llm.engine.runtime import TextRuntime, make_store
+from start_llm.engine.schedule.memory import MemoryGuard
+from start_llm.kvcache.disk.tier import DiskTier
+from start_llm.models.background import at_once
+from start_llm.models.capabilities import DecodingCheck
+from tests.models.architectures import VOCAB, make
+
+ANSWER = 10
+STORED = 256 << 20
+PROMPT = tuple(5 + 7 * place % (VOCAB - 11) for place in range(40))
+BOUNDARIES = (8, 25)
+
+
+class _Sink:
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.done: EngineDone | None = None
+
+    def put(self, event: EngineEvent, /) -> None:
+        if isinstance(event, Sampled):
+            self.tokens.append(event.token)
+        elif isinstance(event, EngineDone):
+            self.done = event
+
+
+class Engine:
+    """A model as it is served, with its KV in `folder`."""
+
+    def __init__(self, name: str, model: Any, check: DecodingCheck, folder: Path) -> None:
+        settings = load_settings(None, drafts="off")
+        loaded: Any = SimpleNamespace(
+            model=model,
+            make_cache=lambda: list(make_prompt_cache(model)),
+            eos=frozenset(),
+            capabilities=SimpleNamespace(decoding=check),
+        )
+        store = at_once(make_store(settings, loaded, STORED, DiskTier(folder, name, STORED)))
+        memory = MemoryGuard(store, total=4 * STORED, most_stored=STORED)
+        self._runtime = TextRuntime(settings, loaded, store, memory, None, None, lambda: None)  # type: ignore[arg-type]
+        self._count = 0
+
+    def say(self, *prompts: Sequence[int]) -> list[tuple[list[int], int]]:
+        """Answers of requests that come at the same time: (tokens, prompt tokens that were not computed)."""
+        sinks = []
+        for prompt in prompts:
+            self._count += 1
+            sink = _Sink()
+            tokens = Prompt(tuple(prompt), boundaries=BOUNDARIES, head=BOUNDARIES[0], generation=len(prompt))
+            work = Submit(str(self._count), tokens, Sampling(temperature=0), ANSWER, sink)
+            self._runtime.scheduler.add(work)
+            sinks.append(sink)
+        for _ in range(1000):
+            if not self._runtime.scheduler.busy:
+                break
+            self._runtime.scheduler.step()
+        return [(sink.tokens, sink.done.report.reused if sink.done is not None else 0) for sink in sinks]
+
+    def end(self) -> None:
+        at_once(self._runtime.unloading())
+
+
+@contextmanager
+def engine(name: str, model: Any, check: DecodingCheck, folder: Path) -> Iterator[Engine]:
+    found = Engine(name, model, check, folder)
+    try:
+        yield found
+    finally:
+        found.end()
+
+
+def truth(model: Any, prompt: Sequence[int]) -> list[int]:
+    return [token for token, _ in generate_step(mx.array(list(prompt)), model, max_tokens=ANSWER)]
+
+
+def try_architecture(name: str) -> dict[str, Any]:
+    """What came of each way, by its name: ``equal``, or what differs. ``refused``: it cannot be made here."""
+    try:
+        model = make(name)
+        expected = truth(model, PROMPT)
+    except BaseException as error:  # noqa: BLE001 - one module ends the process when it is imported
+        return {"name": name, "refused": f"{type(error).__name__}: {str(error)[:120]}"}
+    make_cache: Any = lambda: list(make_prompt_cache(model))  # noqa: E731
+    check = at_once(check_decoding(model, make_cache, PROMPT)) or DecodingCheck()
+    result: dict[str, Any] = {
+        "name": name,
+        "caches": _kinds(make_cache()),
+        "batches": check.batches,
+        "reuse": check.reuse,
+    }
+    turn = (*PROMPT, *expected, *range(5, 17))
+    fork = (*PROMPT[:25], *range(20, 41))
+    with tempfile.TemporaryDirectory() as folder:
+        with engine(name, model, check, Path(folder)) as served:
+            result["cold"] = _compared(model, served, PROMPT)
+            result["reused"] = _compared(model, served, turn, least=not check.reuse)
+            result["forked"] = _compared(model, served, fork, least=not check.reuse)
+            result["batch"] = _compared(model, served, PROMPT[5:17], PROMPT[3:], turn[7:])
+        last = (*turn, *truth(model, turn), *range(30, 42))
+        with engine(name, model, check, Path(folder)) as served:
+            result["restarted"] = _compared(model, served, last, least=not check.reuse)
+    return result
+
+
+def _compared(model: Any, served: Engine, *prompts: Sequence[int], least: int = 0) -> str:
+    """`least`: tokens of the prompt that have to come from stored KV."""
+    for prompt, (tokens, cached) in zip(prompts, served.say(*prompts), strict=True):
+        expected = truth(model, prompt)
+        if tokens != expected:
+            same = next((i for i, pair in enumerate(zip(tokens, expected, strict=False)) if pair[0] != pair[1]), 0)
+            return f"{len(tokens)} tokens, other ones from {same} on"
+        if cached < least:
+            return "nothing was reused"
+    return "equal"
+
+
+def _kinds(cache: Sequence[Any]) -> list[str]:
+    return sorted({type(layer).__name__ for layer in cache})
