@@ -54,6 +54,9 @@ class Lru[K, V]:
         with self._lock:
             return list(self._entries.items())
 
+    def values(self) -> list[V]:
+        return [value for _, value in self.items()]
+
     def __iter__(self) -> Iterator[K]:
         return iter([key for key, _ in self.items()])
 

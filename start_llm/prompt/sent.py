@@ -7,11 +7,10 @@ again, behind a line that has changed, does not pass for new. Knows nothing of w
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from start_llm.core.messages import Message, Tool
+from start_llm.files.lru import Lru
 from start_llm.prompt.reading import MessageChain
 from start_llm.prompt.tree import Node, Rendering, ShownMessage, definition
 from start_llm.prompt.view import View
@@ -26,8 +25,7 @@ class SentTexts:
 
     def __init__(self, count_tokens: Callable[[str], int]) -> None:
         self._count_tokens = count_tokens
-        self._hashes: OrderedDict[int, None] = OrderedDict()
-        self._lock = threading.Lock()
+        self._hashes: Lru[int, None] = Lru(_KEPT)
 
     def add(self, owner: str | None, chain: MessageChain, view: View, rendering: Rendering) -> None:
         """A request that was sent."""
@@ -46,12 +44,8 @@ class SentTexts:
             self._add(hashed for hashed, _ in _pieces(node.owner, text))
 
     def _add(self, hashes: Iterable[int]) -> None:
-        with self._lock:
-            for hashed in hashes:
-                self._hashes[hashed] = None
-                self._hashes.move_to_end(hashed)
-            while len(self._hashes) > _KEPT:
-                self._hashes.popitem(last=False)
+        for hashed in hashes:
+            self._hashes.put(hashed, None)
 
     def knows(self, owner: str | None, item: bytes | str) -> bool:
         """Whether this owner sent a message of that digest, or a system text with that line, or was so answered."""

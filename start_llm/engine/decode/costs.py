@@ -23,13 +23,14 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+
+from start_llm.files.lru import Lru
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 MOST_DRAFTED = WIDTHS[-1] - 1
@@ -121,7 +122,7 @@ class PassCosts:
         parts += [(_WINDOW[0], _WINDOW[1] / window)] if window else []
         self._believed, self._deviation = (np.array(column) for column in zip(*parts, strict=True))
         self._set(self._believed * UNKNOWN_SECONDS)
-        self._kinds: OrderedDict[tuple[int, int], _Kind] = OrderedDict()
+        self._kinds: Lru[tuple[int, int], _Kind] = Lru(_KINDS)
         self._slowness = 1.0
         self._passes = self._fitted = 0
         self._as_usual = -_LATELY, (0, 0)  # when a pass was as usual last, and of which kind
@@ -136,10 +137,8 @@ class PassCosts:
         self._quickest, self._slowest = min(self._quickest, seconds), max(self._slowest, seconds)
         self._longest = max(self._longest, context)
         key = round(4 * math.log2(width)), round(2 * math.log2(1 + context / 64))
-        kind = self._kinds.setdefault(key, _Kind(width, context))
-        self._kinds.move_to_end(key)
-        if len(self._kinds) > _KINDS:
-            self._kinds.popitem(last=False)
+        kind = self._kinds.get(key) or _Kind(width, context)
+        self._kinds.put(key, kind)
         brought = self._modelled(kind.width, kind.context) / self._modelled(width, context) / self._slowness
         was_settled = kind.usual > 0
         factor = kind.add(self._passes, seconds * brought)
@@ -205,7 +204,7 @@ class PassCosts:
         for kind in self._kinds.values():
             kind.slow_down(factor, since)
         if not 1 / _MOST_SLOWNESS < self._slowness < _MOST_SLOWNESS:  # what was seen before was no machine
-            last = next(reversed(self._kinds.values())).recent[-1][1] * self._slowness
+            last = self._kinds.values()[-1].recent[-1][1] * self._slowness
             self._kinds.clear()
             self._slowness = 1.0
             self._set(self._believed * last)
@@ -238,7 +237,7 @@ class PassCosts:
             kinds: the only ones that count; empty: all.
         """
         self._fitted = self._passes
-        kinds = kinds or list(self._kinds.values())
+        kinds = kinds or self._kinds.values()
         if not kinds:
             return
         times = np.array([kind.seconds for kind in kinds])
