@@ -17,7 +17,7 @@ Reasoning stays free:
 - Tags that are plain text: a block that the prompt has opened is the grammar's first part, "anything up to the closing
   tag". The model may not open one itself: where only a tag or the answer may come first, a weak model begins the tag,
   is free from then on, and its answer holds no JSON at all.
-- gpt-oss writes messages with headers instead (`structured_harmony`).
+- gpt-oss writes messages with headers instead (`_harmony_answer`).
 
 Known limits: with ``auto``, a marker that the model spells otherwise than its format does (a bare ``<function=`` in
 the Qwen format, Hermes JSON in a GLM model) is text to the grammar, though the parser may read it as a call. After
@@ -38,9 +38,7 @@ from start_llm.core.limits import SUBSCHEMAS
 from start_llm.core.reasoning_tags import REASONING_STYLES, ReasoningStyle
 from start_llm.core.request import ChatRequest, ResponseFormat
 from start_llm.core.work import Constraint
-from start_llm.parsing.schema_form import size
-from start_llm.parsing.structured_harmony import harmony_answer
-from start_llm.parsing.structured_schema import any_object, check_schema, embed, too_large
+from start_llm.parsing.schema_form import any_object, check_schema, embed, size, too_large
 from start_llm.parsing.structured_tools import (
     ANY_TEXT,
     CallableTool,
@@ -49,6 +47,7 @@ from start_llm.parsing.structured_tools import (
     as_call,
     call_rests,
     call_tail,
+    json_arguments,
     literal,
     pick_format,
 )
@@ -57,6 +56,8 @@ PARAMETERS = {"messages": "input_schema", "responses": "parameters"}
 """What a dialect calls the schema of a tool; the others have ``function.parameters``."""
 MOST_CALLS = 16
 """Of one forced answer. Without a limit a weak model that is only asked "another call or the end?" may never stop."""
+MOST_THOUGHTS = 8
+"""Messages before the one that was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +176,7 @@ def _answer(request: ChatRequest, model: ModelText, lark: Lark, markers: Markers
         return None
     calls = _as_calls(request, wanted.calls, auto=wanted.free)
     if model.reasoning.channels:
-        return harmony_answer(lark, markers, wanted.json_text, calls, free=wanted.free)
+        return _harmony_answer(lark, markers, wanted.json_text, calls, free=wanted.free)
     if wanted.free:
         return _text_and_calls(request, calls, model, lark, markers)
     lark.rule("SPACE", r"/[ \t\r\n]{1,4}/")
@@ -258,3 +259,33 @@ def _text_and_calls(
         head = lark.rule("head", f"TEXT {markers(call_format.open)}", "" if token else "[lazy]")
         lark.rule("text_call", f"{head} {call_tail(lark, call_format, calls, markers)}")
     return "text_call* end_text" if request.parallel_tool_calls else "(text_call | end_text)"
+
+
+def _harmony_answer(
+    lark: Lark, markers: Markers, json_text: str | None, calls: Sequence[CallableTool], *, free: bool
+) -> str:
+    """The start rule's body for gpt-oss, which writes messages with headers: ``<|channel|>final<|message|>text``.
+
+    Its reasoning is messages of their own, so the whole answer is one grammar: some messages of thought, then the message
+    that was asked for. The prompt ends in ``<|start|>assistant``.
+
+    Args:
+        json_text: body of the rule for a final message that is JSON.
+        calls: the tools that may be called; one of them, since the token that ends a call ends the answer.
+        free: the final message may be any text.
+    """
+    lark.rule("SPACE", r"/[ \t\r\n]{1,4}/")
+    lark.rule("TEXT", f"/{ANY_TEXT}/")
+    before = f'{markers("<|channel|>")} ("analysis" | "commentary") {markers("<|message|>")} TEXT'
+    lark.rule("thought", f'{before} {markers("<|end|>")} {markers("<|start|>")} "assistant"')
+    final = f'{markers("<|channel|>")} "final" {markers("<|message|>")}'
+    options = [f"{final} SPACE? {lark.rule('json_text', json_text)}"] if json_text is not None else []
+    if free:
+        options.append(f"{final} TEXT")
+    if calls:
+        head = f'{markers("<|channel|>")} "commentary to=functions."'
+        json_type = f'" " {markers("<|constrain|>")}' if markers.is_token("<|constrain|>") else '" "'
+        message = f'{json_type} "json" {markers("<|message|>")}'
+        bodies = [f"{literal(call.name)} {message} {json_arguments(call)}" for call in calls]
+        options.append(f"{head} ({' | '.join(lark.rule(f'call_{i}', body) for i, body in enumerate(bodies))})")
+    return f"thought{{0,{MOST_THOUGHTS}}} ({' | '.join(options)})"

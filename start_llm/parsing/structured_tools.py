@@ -19,8 +19,7 @@ from llguidance import regex_to_lark
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Tool
-from start_llm.parsing.schema_form import Schema, pointed, subschemas
-from start_llm.parsing.structured_schema import any_object, check_schema, embed, is_supported
+from start_llm.parsing.schema_form import Schema, any_object, check_schema, embed, is_supported, pointed, subschemas
 
 MOST_BRANCHES = 1_000
 """Of a parameter's schema that are looked at for whether it may be a string."""
