@@ -38,9 +38,8 @@ from start_llm.core.messages import Message
 from start_llm.core.report import Background, CacheReport, Miss
 from start_llm.core.request import ChatRequest
 from start_llm.core.work import Constraint, Engine, Submit, ThinkingLimit
-from start_llm.parsing.choice import ChoiceParser, Detokenizer, Ending
-from start_llm.parsing.raw import RawChoiceParser, RawParser
-from start_llm.parsing.stream import OutputParser
+from start_llm.parsing.choice import ChoiceParser, Detokenizer, Ending, RawChoiceParser
+from start_llm.parsing.stream import OutputParser, RawParser
 from start_llm.prompt.pipeline import Pipeline, Prepared
 
 _MISS_SLACK_TOKENS = 16

@@ -1,9 +1,9 @@
-"""One of the answers of a request, while its tokens come in: text, calls, and how it ended."""
+"""One of the answers of a request, while its tokens come in: text, calls, logprobs, and how it ended."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from enum import Enum, auto
+from enum import Enum
 from typing import Literal, Protocol
 
 from start_llm.core.events import (
@@ -16,7 +16,7 @@ from start_llm.core.events import (
     ToolCallStarted,
 )
 from start_llm.core.messages import Message
-from start_llm.parsing.stream import Parsed
+from start_llm.parsing.stream import OutputParser, RawParser
 
 _BROKEN = "\ufffd"
 _BEFORE = "\n"
@@ -58,28 +58,19 @@ class Detokenizer:
 
 
 class Ending(Enum):
-    """Why an answer ends where it does."""
+    """Why an answer ends where it does.
 
-    MODEL = auto()
-    """The model ended its turn."""
+    Attributes:
+        MODEL: the model ended its turn.
+        LIMIT: `max_tokens` were generated.
+        STOP_STRING: a stop string of the client's came; the model had gone on.
+        OTHERS_TURN: the model began to write somebody else's turn.
+        SECOND_CALL: a second call came where one at most is allowed. It is not passed on.
+        WATCHDOG: it took too long.
+        CANCELLED: nobody wants it any more.
+    """
 
-    LIMIT = auto()
-    """`max_tokens` were generated."""
-
-    STOP_STRING = auto()
-    """A stop string of the client's came. The model had gone on."""
-
-    OTHERS_TURN = auto()
-    """The model began to write somebody else's turn."""
-
-    SECOND_CALL = auto()
-    """A second call came where one at most is allowed. It is not passed on."""
-
-    WATCHDOG = auto()
-    """It took too long."""
-
-    CANCELLED = auto()
-    """Nobody wants it any more."""
+    MODEL, LIMIT, STOP_STRING, OTHERS_TURN, SECOND_CALL, WATCHDOG, CANCELLED = range(7)
 
 
 _BY_ENGINE = {
@@ -88,37 +79,11 @@ _BY_ENGINE = {
     "deadline": Ending.WATCHDOG,
     "cancelled": Ending.CANCELLED,
 }
-_TOLD: dict[Ending, FinishReason] = {
-    Ending.MODEL: "stop",
+_FINISH_REASONS: dict[Ending | None, FinishReason] = {
     Ending.LIMIT: "length",
-    Ending.STOP_STRING: "stop",
-    Ending.OTHERS_TURN: "stop",
-    Ending.SECOND_CALL: "stop",
     Ending.WATCHDOG: "length",
     Ending.CANCELLED: "cancelled",
 }
-
-
-class AnswerParser(Protocol):
-    """`OutputParser`, or `raw.RawParser`."""
-
-    @property
-    def stopped(self) -> str | None: ...
-
-    @property
-    def ended(self) -> bool: ...
-
-    @property
-    def faithful(self) -> bool: ...
-
-    @property
-    def in_reasoning(self) -> bool: ...
-
-    def feed(self, text: str) -> list[Event]: ...
-
-    def finish(self, *, cut: bool = False) -> list[Event]: ...
-
-    def parsed(self) -> Parsed: ...
 
 
 @dataclass(slots=True)
@@ -136,7 +101,7 @@ class ChoiceParser:
     """
 
     index: int
-    parser: AnswerParser
+    parser: OutputParser | RawParser
     detokenizer: Detokenizer
     work_id: str
     single_call: bool = False
@@ -151,8 +116,7 @@ class ChoiceParser:
     def message(self) -> Message:
         """The answer as an assistant message."""
         parsed = self.parser.parsed()
-        calls = parsed.tool_calls[:1] if self.single_call else parsed.tool_calls
-        return Message("assistant", parsed.content, parsed.reasoning, calls)
+        return replace(parsed, tool_calls=parsed.tool_calls[:1]) if self.single_call else parsed
 
     def sampled(self, token: int, logprob: TokenLogprob | None) -> list[Event]:
         """A token was generated."""
@@ -186,8 +150,8 @@ class ChoiceParser:
         return [*events, ChoiceDone(self._finish_reason(), self.index, self.parser.stopped)]
 
     def _finish_reason(self) -> FinishReason:
-        told = _TOLD[self.ending or Ending.MODEL]
-        return "tool_calls" if told == "stop" and self.parser.parsed().tool_calls else told
+        reason = _FINISH_REASONS.get(self.ending, "stop")
+        return "tool_calls" if reason == "stop" and self.parser.parsed().tool_calls else reason
 
     def _take(self, text: str) -> list[Event]:
         return self._passed(self.parser.feed(text))
@@ -224,3 +188,39 @@ class ChoiceParser:
                 break
         self._pending.clear()
         return events
+
+
+@dataclass(slots=True)
+class RawChoiceParser(ChoiceParser):
+    """Each token's logprob has the text that the token completed, and goes out with the beginning of that text.
+
+    So the texts of the tokens, joined, are the answer's text. Tokens of a stop string have none.
+    """
+
+    _passed_on: int = 0
+    """Characters that went out."""
+    _begin: int = 0
+    """Where the text of the first token that waits begins."""
+
+    def _completed(self, text: str, logprob: TokenLogprob | None) -> None:
+        if logprob is not None:
+            self._pending.append(replace(logprob, text=text))
+
+    def _rest(self, text: str) -> None:
+        if self._pending:
+            last = self._pending[-1]
+            self._pending[-1] = replace(last, text=(last.text or "") + text)
+
+    def _with_logprobs(self, events: list[Event]) -> list[Event]:
+        for index, event in enumerate(events):
+            if isinstance(event, TextDelta):
+                self._passed_on += len(event.text)
+                events[index] = replace(event, logprobs=tuple(self._due()))
+        return events
+
+    def _due(self) -> list[TokenLogprob]:
+        due = []
+        while self._pending and self._begin < self._passed_on:
+            due.append(self._pending.pop(0))
+            self._begin += len(due[-1].text or "")
+        return due

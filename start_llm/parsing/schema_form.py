@@ -2,8 +2,9 @@
 
 A schema must be one (every keyword has a value of the right kind), must not be too large, and must end.
 
-jsonschema's own check of the form applies the meta-schema. That takes a third of a millisecond for every schema inside of the
-schema, so seconds for a large one. This one takes microseconds, and knows the keywords that a grammar can be made of.
+jsonschema's own check of the form applies the meta-schema. That takes a third of a millisecond for every schema
+inside of the schema, so seconds for a large one. This one takes microseconds, and knows the keywords that a grammar
+can be made of.
 """
 
 from __future__ import annotations

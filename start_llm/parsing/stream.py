@@ -1,32 +1,99 @@
-"""From generated text to events. `OutputParser` is what the rest of the server uses; `reader` decides what is what."""
+"""How generated text becomes events: reasoning, text and tool calls of one answer (`OutputParser`).
+
+Text comes in pieces (`feed`). They go into a `Source`. A coroutine reads from it, character by character, and waits
+where what follows is not there yet. It never sees how the text was cut, so a streamed answer and the same answer at
+once come out alike. The coroutine looks for literals (`AnswerLiterals`, found by a `LiteralScanner`): tags of
+reasoning, openers of calls, turn tokens, stop strings. Text between them goes through a `TextChannel`, which leaves
+out white space beside markup. The reader of a tool format (`tools/`) reads a call and gives its arguments to `Calls`
+as they come. All of them fill an `EventBuffer`, which `feed` empties. This file does not know how calls are written,
+nor tokens.
+
+What is decided here:
+
+- **Reasoning** stands between the model's own tags, or at the very beginning between ``<think>``, ``<thinking>`` or
+  ``<reasoning>`` tags, which models without tags of their own write. Line breaks right behind an opening tag and around
+  a closing one belong to the tags.
+- A **stray** closing tag (nothing opened it, the prompt neither): while the text before is held back, that text is
+  reasoning. Else it has been sent: the tag is dropped and both sides stay text. See `registry.StrayEndTags`.
+- **Calls** count outside of Markdown code only. One inside reasoning counts (the model forgot to close the block) if it
+  begins a line and names a known tool.
+- **Behind a call** there is no more text: a model that goes on mostly makes up what the tool will say. Further calls
+  count, until the model writes a tool's result itself.
+- **Turn tokens** are left out; where one begins somebody else's turn, the answer is over.
+- **Stop strings** end visible text only: not reasoning, not a call, and nothing behind a call.
+- Tags and turn tokens that stand apart in a sentence ("the <think> tag") are talked about, and text.
+"""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
 
 from start_llm.core.events import Event
-from start_llm.core.messages import Tool, ToolCall
-from start_llm.parsing.calls import NewId
-from start_llm.parsing.reader import AnswerReader
+from start_llm.core.messages import Message, Tool
+from start_llm.core.reasoning_tags import REASONING_STYLES
+from start_llm.parsing.calls import NAME, Calls, NewId
+from start_llm.parsing.code import CodeTracker
+from start_llm.parsing.output import EventBuffer, TextChannel
 from start_llm.parsing.registry import OutputStyle
+from start_llm.parsing.scan import LiteralScanner
+from start_llm.parsing.source import LEAKED, STARTS, Source, Step, other_turn
+from start_llm.parsing.tools import harmony
+from start_llm.parsing.tools.base import Opener
+
+_BEFORE_MENTION = " \t\"'`("
+_AFTER_MENTION = " \t\"'`).,;:!?"
 
 
-@dataclass(frozen=True)
-class Parsed:
-    """What was said so far. `reasoning` is ``None`` where there was none."""
+RESULTS = ("<tool_response>",)
+"""What opens a tool's result in a prompt: behind a call the model plays the tool."""
 
-    content: str
-    reasoning: str | None
-    tool_calls: tuple[ToolCall, ...]
+
+class AnswerLiterals:
+    """The literals that mean something in one answer. Immutable; made once per choice.
+
+    Attributes:
+        openers: what may begin a call, by its text; empty where nothing is taken for a call.
+        closers: markup that is dropped where it stands alone behind a call.
+        blocks: opening tags of reasoning and what closes each.
+        own: the model's own closing tag, ``""`` if it has none.
+        drop: structural markup that is never shown.
+        channel: harmony's markup; empty for other models.
+        stops: the client's stop strings.
+        text, thought: scanners for visible text and for reasoning.
+    """
+
+    def __init__(self, style: OutputStyle, tools: Sequence[Tool], stop: Collection[str]) -> None:
+        reasoning = style.reasoning
+        self.openers: dict[str, Opener] = {opener.text: opener for opener in style.openers(tools)} if tools else {}
+        self.closers = style.closers if tools else frozenset[str]()
+        self.own = reasoning.end
+        self.blocks: dict[str, str] = {}
+        if reasoning.start:
+            spoken = {other.start: other.end for other in REASONING_STYLES.values() if other.spoken}
+            self.blocks = {**spoken, reasoning.start: reasoning.end}
+        self.own_start = reasoning.start
+        self.drop = frozenset(reasoning.drop)
+        self.channel = frozenset((*harmony.HEADS, *harmony.ENDS)) if reasoning.channels else frozenset[str]()
+        self.stops = frozenset(stop) - {""}
+        ends = {*self.blocks.values(), self.own} - {""}
+        self.tags = frozenset({*self.blocks, *ends, *self.drop, *self.channel})
+        results = RESULTS if tools else ()
+        self.text = LiteralScanner({*self.stops, *self.tags, *LEAKED, *self.openers, *self.closers, *results})
+        in_thought = {text for text, opener in self.openers.items() if not (opener.keep or opener.first)}
+        self.thought = LiteralScanner({*ends, *self.drop, *self.channel, *LEAKED, *in_thought})
+
+    def half(self, text: str) -> bool:
+        """Whether `text` is the beginning of some markup, and so long that it hardly is anything else."""
+        markers = (*self.openers, *self.closers, *self.tags)
+        return len(text) > 2 and text[0] in "<[" and any(marker.startswith(text) for marker in markers)
 
 
 def call_id() -> str:
     return f"call_{uuid.uuid4().hex[:24]}"
 
 
-class OutputParser(AnswerReader):
+class OutputParser:
     """One per choice; one thread.
 
     Args:
@@ -38,6 +105,12 @@ class OutputParser(AnswerReader):
         whole: nobody reads the events before the end. Text is then held back while it may turn out to be reasoning
             whose block was never opened.
         new_id: makes ids for calls that bring none.
+
+    Attributes:
+        stopped: the stop string that ended the text.
+        ended: the answer is complete, whatever the model goes on to write.
+        in_reasoning: the text now being generated is reasoning.
+        behind_call: a call has begun, so text is no longer passed on.
     """
 
     def __init__(
@@ -52,18 +125,24 @@ class OutputParser(AnswerReader):
         choice: int = 0,
         new_id: NewId = call_id,
     ) -> None:
-        in_reasoning = in_reasoning and bool(style.reasoning.end)
-        self._waits_for_end_tag = style.stray_ends.likely and bool(style.reasoning.end) and not in_reasoning
-        super().__init__(
-            *(style, tools, stop),
-            in_reasoning=in_reasoning,
-            tool_calls=tool_calls,
-            holding=self._waits_for_end_tag or (whole and not in_reasoning),
-            choice=choice,
-            new_id=new_id,
+        self.stopped: str | None = None
+        self.ended = self.behind_call = False
+        self.in_reasoning = in_reasoning and bool(style.reasoning.end)
+        self._hidden = False  # some text was not passed on
+        self._stray_ends = style.stray_ends
+        self._waits_for_end = self._stray_ends.likely and bool(style.reasoning.end) and not self.in_reasoning
+        self._source = Source()
+        self._buffer = EventBuffer(choice, holding=self._waits_for_end or (whole and not self.in_reasoning))
+        self._content = TextChannel(self._buffer.text, gap=" \t\r\n")
+        self._thinking = TextChannel(self._buffer.reasoning, gap="\r\n")
+        self._calls = Calls(
+            self._source, tools, emit=self._buffer.emit, on_call=self._call_begins, new_id=new_id, choice=choice
         )
-        self._steps = self._read()
+        self._literals = AnswerLiterals(style, tools if tool_calls else (), stop)
+        self._closer = self._literals.own
+        self._code, self._thought_code = CodeTracker(), CodeTracker()
         self._done = False
+        self._steps = self._read()
         self._resume()
 
     def feed(self, text: str) -> list[Event]:
@@ -93,17 +172,256 @@ class OutputParser(AnswerReader):
         if self.stopped is None:
             self._thinking.end()
             self._content.end()
-        if self._waits_for_end_tag and self._buffer.holding:
+        if self._waits_for_end and self._buffer.holding:
             self._stray_ends.missed()
         self._buffer.release()
         return self._buffer.drain()
 
-    def parsed(self) -> Parsed:
-        """Everything so far; O(length of the answer)."""
-        return Parsed(self._content.text, self._thinking.text or None, tuple(self._calls.finished))
+    @property
+    def faithful(self) -> bool:
+        """What the model wrote is what the client was told: no text and no call was left out."""
+        return not (self._hidden or self._calls.dropped)
+
+    def parsed(self) -> Message:
+        """Everything so far, as an assistant message; O(length of the answer)."""
+        calls = tuple(self._calls.finished)
+        return Message("assistant", self._content.text, self._thinking.text or None, calls)
 
     def _resume(self) -> None:
         try:
             next(self._steps)
         except StopIteration:
             self._done = True
+
+    # --- the coroutine ---
+
+    def _read(self) -> Step[None]:
+        """The coroutine; ends with the text or with `over`."""
+        if self.in_reasoning:
+            yield from self._open_block(self._literals.own_start)
+        while not self.ended:
+            scanner = self._literals.thought if self.in_reasoning else self._literals.text
+            text, literal = yield from scanner.step(self._source)
+            if not text and not literal:
+                return
+            self._say(text)
+            if literal and self.in_reasoning:
+                yield from self._in_thought(literal)
+            elif literal:
+                yield from self._in_text(literal)
+
+    # --- text ---------------------------------------------------------------
+
+    def _say(self, text: str) -> None:
+        if not text:
+            return
+        if self.in_reasoning:
+            self._thought_code.add(text)
+            self._thinking.add(text)
+            return
+        self._code.add(text)
+        if not self.behind_call:
+            self._content.add(text)
+        elif not text.isspace():
+            self._hidden = True
+
+    def _give_back(self, literal: str) -> None:
+        """What looked like markup is text. Only its first character is sure to be: the rest is scanned again."""
+        if literal in self._literals.stops and not self.in_reasoning and not self.behind_call:
+            self._stop(literal)
+            return
+        self._source.pos -= len(literal) - 1
+        self._say(literal[0])
+
+    def _stop(self, literal: str) -> None:
+        self._content.flush()
+        self.stopped, self.ended = literal, True
+
+    def _mentioned(self, literal: str) -> Step[bool]:
+        """The markup just read stands apart from the text around it, in the middle of its line."""
+        channel = self._thinking if self.in_reasoning else self._content
+        if self.behind_call or channel.line_start or channel.last not in _BEFORE_MENTION:
+            return False
+        self._source.pos -= len(literal)  # not given up yet: what is consumed may be gone when more text comes
+        after = yield from self._source.ahead(len(literal))
+        self._source.pos += len(literal)
+        return bool(after) and after in _AFTER_MENTION
+
+    # --- literals -----------------------------------------------------------
+
+    def _in_text(self, literal: str) -> Step[None]:
+        literals = self._literals
+        opener = literals.openers.get(literal)
+        if opener:
+            yield from self._call(opener)
+        elif literal in literals.stops and literal not in literals.tags and not self.behind_call:
+            self._stop(literal)
+        elif literal in literals.channel:
+            yield from self._channel(literal)
+        elif self._code.inside or (literal not in literals.drop and (yield from self._mentioned(literal))):
+            self._give_back(literal)
+        elif literal in LEAKED:
+            yield from self._turn_token(literal)
+        elif literal in literals.blocks and self._may_think(literal):
+            yield from self._open_block(literal)
+        elif literal == literals.own:
+            yield from self._stray_end()
+        else:
+            self._left_over(literal)
+
+    def _left_over(self, literal: str) -> None:
+        """Markup that opens nothing here: dropped, the end of the turn, or text."""
+        if literal in self._literals.drop or (self.behind_call and literal in self._literals.closers):
+            return
+        if self.behind_call and literal in RESULTS:
+            self.ended = True
+        else:
+            self._give_back(literal)
+
+    def _in_thought(self, literal: str) -> Step[None]:
+        literals = self._literals
+        opener = literals.openers.get(literal)
+        if opener:
+            yield from self._call(opener)
+        elif literal in literals.channel:
+            yield from self._channel(literal)
+        elif literal == self._closer:
+            self._thinking.drop_gap()
+            self.in_reasoning = False
+            yield from self._source.skip("\n")
+        elif literal in LEAKED and not (yield from self._mentioned(literal)):
+            yield from self._turn_token(literal)
+        elif literal not in literals.drop:
+            self._give_back(literal)
+
+    def _turn_token(self, literal: str) -> Step[None]:
+        (self._thinking if self.in_reasoning else self._content).leak()
+        if literal in STARTS and (yield from other_turn(self._source, literal)):
+            self.ended = True
+
+    # --- reasoning ----------------------------------------------------------
+
+    def _may_think(self, start: str) -> bool:
+        """The model's own tag opens a block anywhere, one of other models only where nothing was said before."""
+        return start == self._literals.own_start or not (self._content.started or self.behind_call)
+
+    def _open_block(self, start: str) -> Step[None]:
+        """Behind an opening tag; a second one right behind it is dropped."""
+        self._buffer.release()
+        if not self._content.started:
+            self._content.drop_gap()
+        self.in_reasoning = True
+        self._closer = self._literals.blocks.get(start, self._literals.own)
+        self._thought_code = CodeTracker()
+        yield from self._source.skip("\n")
+        if start and (yield from self._source.accept((start,))):
+            yield from self._source.skip("\n")
+        self._thinking.begin()
+
+    def _stray_end(self) -> Step[None]:
+        """A closing tag of a block that was never opened. What stands behind it begins anew."""
+        if self.behind_call:
+            self._calls.reasoning_closed()
+        else:
+            self._stray_ends.seen()
+        if self._buffer.holding:
+            thought = self._buffer.withdraw()
+            self._content.clear()
+            self._thinking.begin()
+            self._thinking.add(thought.lstrip("\n"))
+            self._thinking.drop_gap()
+        self._code = CodeTracker()
+        yield from self._source.skip("\n")
+
+    # --- calls --------------------------------------------------------------
+
+    def _call_begins(self) -> None:
+        """A call's first event is next: what stood between the text and it goes."""
+        self._buffer.release()
+        self._thinking.drop_gap()
+        self._content.drop_gap()
+        self.in_reasoning = False
+        self.behind_call = True
+
+    def _may_open(self, opener: Opener) -> bool:
+        if self.in_reasoning:
+            return self._thinking.line_start and not self._thought_code.inside and not opener.first
+        if self._code.inside or (opener.line_start and not self._code.line_start):
+            return False
+        if opener.first and (self._content.started or self.behind_call):
+            return False
+        first_is_name = opener.keep and NAME.match(opener.text)
+        return not (first_is_name and NAME.match(self._content.last or " "))
+
+    def _call(self, opener: Opener) -> Step[None]:
+        source, length = self._source, len(opener.text)
+        if not self._may_open(opener):
+            self._give_back(opener.text)
+            return
+        source.pos -= length
+        known_only = opener.known_only or self.in_reasoning
+        if (
+            yield from self._calls.read_block(
+                opener.parse, skip=0 if opener.keep else length, known_only=known_only, in_reasoning=self.in_reasoning
+            )
+        ):
+            return
+        source.pos += length
+        self._give_back(opener.text)
+
+    def _channel(self, literal: str) -> Step[None]:
+        """Harmony: a message's head says what it is; its end leads to the next head."""
+        self._thinking.drop_gap()
+        self.in_reasoning = False
+        if literal in harmony.ENDS:
+            return
+        self._calls.reading = True
+        head = yield from harmony.header(self._source, literal)
+        self._calls.reading = False
+        if head is None:
+            return
+        if head.other:
+            self.ended = True
+        elif head.recipient and self._literals.openers:
+            yield from self._calls.read_block(harmony.call_to(head.recipient))
+        elif head.channel == "analysis":
+            self.in_reasoning = True
+            self._thinking.begin()
+
+
+class RawParser:
+    """The text of `/v1/completions` as it was decoded: no reasoning, no calls, no turns. Only a stop string ends it."""
+
+    in_reasoning = False
+    faithful = True
+
+    def __init__(self, stop: Collection[str], choice: int) -> None:
+        self.stopped: str | None = None
+        self._source, self._buffer = Source(), EventBuffer(choice, holding=False)
+        self._scanner = LiteralScanner(stop)
+        self._steps = self._read()
+
+    @property
+    def ended(self) -> bool:
+        return self.stopped is not None
+
+    def feed(self, text: str) -> list[Event]:
+        self._source.push(text)
+        next(self._steps, None)
+        return self._buffer.drain()
+
+    def finish(self, *, cut: bool = False) -> list[Event]:
+        self._source.close()
+        return self.feed("")
+
+    def parsed(self) -> Message:
+        """A raw answer is no message."""
+        return Message("assistant")
+
+    def _read(self) -> Step[None]:
+        text = "..."
+        while text and not self.stopped:
+            text, stop = yield from self._scanner.step(self._source)
+            self.stopped = stop or None
+            if text:
+                self._buffer.text(text)

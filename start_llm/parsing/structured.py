@@ -266,8 +266,8 @@ def _harmony_answer(
 ) -> str:
     """The start rule's body for gpt-oss, which writes messages with headers: ``<|channel|>final<|message|>text``.
 
-    Its reasoning is messages of their own, so the whole answer is one grammar: some messages of thought, then the message
-    that was asked for. The prompt ends in ``<|start|>assistant``.
+    Its reasoning is messages of their own, so the whole answer is one grammar: some messages of thought, then the
+    message that was asked for. The prompt ends in ``<|start|>assistant``.
 
     Args:
         json_text: body of the rule for a final message that is JSON.

@@ -14,9 +14,9 @@ from start_llm.core.events import (
     ToolCallFinished,
     ToolCallStarted,
 )
-from start_llm.core.messages import Tool
+from start_llm.core.messages import Message, Tool
 from start_llm.parsing.registry import OutputStyle, output_style
-from start_llm.parsing.stream import OutputParser, Parsed
+from start_llm.parsing.stream import OutputParser
 
 READ = Tool(
     "read",
@@ -59,7 +59,7 @@ def run(
     in_reasoning: bool = False,
     tool_calls: bool = True,
     whole: bool = False,
-) -> tuple[list[Event], Parsed, str | None]:
+) -> tuple[list[Event], Message, str | None]:
     """Parse `text` cut at the offsets `cuts` (or every `cuts` characters)."""
     ids = count()
     parser = OutputParser(
@@ -80,7 +80,7 @@ def run(
     return events, parser.parsed(), parser.stopped
 
 
-def check(events: Sequence[Event], parsed: Parsed) -> None:
+def check(events: Sequence[Event], parsed: Message) -> None:
     """The deltas add up to the whole, and every call's events come in order."""
     assert "".join(e.text for e in events if isinstance(e, TextDelta)) == parsed.content
     assert "".join(e.text for e in events if isinstance(e, ReasoningDelta)) == (parsed.reasoning or "")
@@ -104,5 +104,5 @@ def check(events: Sequence[Event], parsed: Parsed) -> None:
     assert [(c.id, c.name, c.arguments) for c in parsed.tool_calls] == [(e.id, e.name, e.arguments) for e in finished]
 
 
-def calls(parsed: Parsed) -> list[tuple[str, object]]:
+def calls(parsed: Message) -> list[tuple[str, object]]:
     return [(call.name, json.loads(call.arguments)) for call in parsed.tool_calls]

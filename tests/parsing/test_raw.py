@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.core.events import ChoiceDone, Event, TextDelta, TokenLogprob
-from start_llm.parsing.choice import Ending
-from start_llm.parsing.raw import RawChoiceParser, RawParser
+from start_llm.parsing.choice import Ending, RawChoiceParser
+from start_llm.parsing.stream import RawParser
 
 
 class Pieces:
