@@ -226,13 +226,15 @@ def warn_of_room(client: AgentClient, endpoint: Endpoint) -> None:
 
 def print_plan(client: AgentClient, plan: LaunchPlan) -> None:
     """Shell text that does by hand what `launch` does."""
-    for path, text in plan.files.items():
-        print(f"mkdir -p {shlex.quote(str(path.parent))}")
-        print(f"cat > {shlex.quote(str(path))} <<'END'\n{text.rstrip()}\nEND")
-    for path, text in plan.initial.items():
+    print("(umask 077  # keys stand in these files: they are their owner's only")
+    for path, text in (plan.files | plan.initial).items():
         kept = shlex.quote(str(path))
         print(f"mkdir -p {shlex.quote(str(path.parent))}")
-        print(f"[ -e {kept} ] || cat > {kept} <<'END'\n{text.rstrip()}\nEND")
+        print(
+            f"[ -e {kept} ] ||" if path in plan.initial else f"rm -f {kept};",
+            f"cat > {kept} <<'END'\n{text.rstrip()}\nEND",
+        )
+    print(")")
     for name in plan.unset:
         print(f"unset {name}")
     for name, value in plan.defaults.items():

@@ -246,6 +246,23 @@ def test_the_printed_text_makes_a_secret_too(tmp_path: Path, capsys: pytest.Capt
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize("name", CLIENTS)
+def test_the_printed_text_writes_nothing_that_others_can_read(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name, "--print"], settings(tmp_path, mlx_port=1, api_key="sk-secret")) == 0
+    *lines, command = capsys.readouterr().out.splitlines()
+    assert command.startswith(CLIENTS[name].command)
+    for _ in range(2):  # the second time over files that were readable
+        told = subprocess.check_output(["sh", "-c", "\n".join(["umask 022", *lines, "umask"])], text=True)
+        assert int(told, 8) == 0o022, "the client writes the user's files as the user wants them"
+        made = list((tmp_path / "cache").rglob("*"))
+        assert {stat.S_IMODE(path.stat().st_mode) for path in made} <= {0o600, 0o700}
+        for path in made:
+            if path.is_file() and "sk-secret" in path.read_text():
+                path.chmod(0o644)
+
+
 def test_the_environment_loses_what_is_for_this_python_only() -> None:
     given = {"LD_PRELOAD": f"{sys.prefix}/lib/shim.so:/opt/theirs.so", "A": "1", "B": "2", "NO_PROXY": "x"}
     made = client_environment(given, LaunchPlan(env={"C": "3"}, defaults={"B": "0", "D": "4"}, unset=("A",)))
