@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from start_llm.launch.clients import CLIENTS
+from start_llm.clients import CLIENTS
 
 AddFlags = Callable[[argparse.ArgumentParser], None]
 SETTING_FLAGS = ("model_path", "mlx_host", "mlx_port", "proxy_port", "proxy", "max_kv_size", "log_level", "log_json")

@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 import start_llm
 from start_llm.cli.commands import COMMANDS, SETTING_FLAGS, SHOWN, Command
+from start_llm.clients import CLIENTS
 from start_llm.host.home import command as program
-from start_llm.launch.clients import CLIENTS
 
 HELP = {"-h", "--help"}
 

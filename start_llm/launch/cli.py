@@ -18,15 +18,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from start_llm.clients import CLIENTS
+from start_llm.clients.agent import AgentClient, Endpoint, LaunchPlan
 from start_llm.core.settings import Settings
 from start_llm.files.atomic import write_atomic
 from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.host.ports import address, free_port, get_json
-from start_llm.launch.clients import CLIENTS
 from start_llm.launch.folder import claimed, mark_of
 from start_llm.launch.mine import bring, own_folder, take_away
-from start_llm.launch.plan import AgentClient, Endpoint, LaunchPlan
 from start_llm.launch.server import LaunchError, from_root, running_server, wait_for
 from start_llm.models.catalog import expected_model
 from start_llm.models.recommended import full_name

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from start_llm.clients.agent import LaunchPlan
 from start_llm.files.locks import FileLock, locked
-from start_llm.launch.plan import LaunchPlan
 
 MARK = ".set-up"
 MOST = 100

@@ -18,8 +18,8 @@ from typing import Any
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
+from start_llm.clients.agent import Fields, Own
 from start_llm.files.atomic import write_atomic
-from start_llm.launch.plan import Fields, Own
 
 NOTE = ".brought.json"
 MOST_FILES, MOST_BYTES = 5_000, 100 << 20

@@ -1,5 +1,7 @@
 """What agent clients change in text that was answered already: the declared places, grouped by client.
 
+The built-in ones stand in `clients/`, with what else is known of an agent.
+
 A client is known by its system text. Its rules hold in its conversations only, and each is anchored to whole lines,
 tags or messages that the client writes. For every client, known or not, the lines of the system text may change.
 
@@ -24,6 +26,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from start_llm.clients import CLIENTS
 from start_llm.core.messages import Message
 
 Kind = Literal["drop", "stamp", "state", "transient", "cleared"]
@@ -96,102 +99,7 @@ class ClientRules(BaseModel):
 
 UNKNOWN = ClientRules.model_construct(name="unknown", system="", rules=(), habits=())
 
-_CLEARED = Rule(
-    name="cleared_result",
-    kind="cleared",
-    role="tool",
-    place="whole",
-    opens=r"\[Old tool result content cleared\]\s*\Z",
-)
-
-
-def _reminder(name: str, place: Place) -> Rule:
-    return Rule(name=name, kind="state", place=place, opens=r"<system-reminder>", closes=r"</system-reminder>[ \t]*$")
-
-
-def _aider(name: str, opens: str, reply: str) -> Rule:
-    return Rule(name=name, kind="state", place="whole", opens=opens, reply=reply, moves=True)
-
-
-BUILT_IN = (
-    # Claude Code 2.1.329
-    ClientRules(
-        name="claude_code",
-        system=r"^x-anthropic-billing-header:|^You are (?:Claude Code|a Claude agent)\b",
-        rules=(
-            Rule(
-                name="billing_header", kind="drop", role="system", place="head", opens=r"x-anthropic-billing-header:.*"
-            ),
-            Rule(name="cch", kind="drop", role="system", place="head", opens=r"cch=\w+;[ \t]*"),
-            _reminder("reminder_before", "start"),
-            _reminder("reminder_behind", "end"),
-            _CLEARED,
-        ),
-        habits=(Habit(tool="Edit", key="replace_all", value=False),),
-    ),
-    # OpenClaw 2026.9.6; message ids and stats as in the versions before it
-    ClientRules(
-        name="openclaw",
-        system=r"^<!-- openclaw:|^You are a personal assistant running inside OpenClaw\b",
-        rules=(
-            Rule(
-                name="internal_context",
-                kind="transient",
-                place="whole",
-                opens=r"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>",
-                closes=r"<<<END_OPENCLAW_INTERNAL_CONTEXT>>>\s*\Z",
-            ),
-            Rule(
-                name="metadata",
-                kind="stamp",
-                place="start",
-                opens=r"[\w ]+ \(untrusted[^)\n]*\):[ \t]*\n```",
-                closes=r"^```[ \t]*$",
-            ),
-            Rule(name="message_id", kind="stamp", place="end", opens=r"\[message_id: ?[^\]\n]+\][ \t]*"),
-            Rule(name="runtime", kind="state", place="end", opens=r"Runtime: agent=[^|\n]+\| session=.*"),
-            Rule(name="subagent_stats", kind="stamp", place="line", opens=r"[ \t]*Stats: runtime\b.*"),
-            _CLEARED,
-        ),
-    ),
-    # Qwen Code 0.24.4: date and folders when a process of it starts
-    ClientRules(name="qwen", system=r"^You are Qwen Code\b", rules=(_reminder("reminder_before", "start"), _CLEARED)),
-    # OpenCode 1.18.33
-    ClientRules(name="opencode", system=r"^You are opencode\b", rules=(_CLEARED,)),
-    # aider 0.86.2
-    ClientRules(
-        name="aider",
-        system=r"^Act as an expert (?:software developer|code analyst|architect engineer)\b"
-        r"|^You are an expert on the AI coding tool called Aider\b",
-        rules=(
-            _aider(
-                "aider_files",
-                r"I have \*added these files to the chat\*.*|I am not sharing any files that you can edit yet\.",
-                r"Ok, any changes I propose will be to those files\.|Ok\.",
-            ),
-            _aider("aider_no_files", r"Don't try and edit any existing code without asking me\b.*", r"Ok, based on .*"),
-            _aider(
-                "aider_read_only",
-                r"Here are some READ ONLY files, provided for your reference\.",
-                r"Ok, I will use these files as references\.",
-            ),
-            _aider(
-                "aider_map",
-                r"Here are summaries of some files present in my git repository\."
-                r"|I am working with you on code in a git repository\.",
-                r"Ok, I won't try and edit those files without asking first\.",
-            ),
-            Rule(
-                name="aider_edit_rules",
-                kind="state",
-                place="rest",
-                opens=r"# (?:\*SEARCH/REPLACE block\*|V4A Diff Format|File editing) [Rr]ules:"
-                r"|To suggest changes to a file you MUST return the entire content of the updated file\.",
-                moves=True,
-            ),
-        ),
-    ),
-)
+BUILT_IN = tuple(ClientRules.model_validate(client.requests) for client in CLIENTS.values() if client.requests)
 
 
 @dataclass(frozen=True, slots=True)

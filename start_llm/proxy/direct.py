@@ -11,14 +11,14 @@ import re
 from starlette.requests import Request
 
 from start_llm.proxy.asgi import START, App, Message, Receive, Scope, Send, read_body, replay
-from start_llm.proxy.outcome import Outcome, current
+from start_llm.proxy.outcome import RequestOutcome, current
 from start_llm.proxy.passthrough import ServerRoutes
 
 _PATHS = re.compile(r"(?:/v1)?/(chat/completions|messages|responses)")
 
 
 class Direct:
-    """ASGI middleware around LiteLLM, within `bodies.RequestBodies`. Each request has an `Outcome` from here on."""
+    """ASGI middleware around LiteLLM, within `bodies.RequestBodies`. Each request has an `RequestOutcome` from here on."""
 
     def __init__(self, app: App, *, server: ServerRoutes, most_bytes: int) -> None:
         self._app, self._server, self._most_bytes = app, server, most_bytes
@@ -27,14 +27,14 @@ class Direct:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        outcome = Outcome()
+        outcome = RequestOutcome()
         mark = current.set(outcome)
         try:
             await self._ask(outcome, scope, receive, send)
         finally:
             current.reset(mark)
 
-    async def _ask(self, outcome: Outcome, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _ask(self, outcome: RequestOutcome, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST" or not _PATHS.fullmatch(scope["path"]):
             await self._app(scope, receive, send)
             return

@@ -15,7 +15,7 @@ from typing import Any
 
 from start_llm.core.protocol import responses_code
 from start_llm.proxy.asgi import BODY, START, App, Message, Receive, Scope, Send, replay, with_body
-from start_llm.proxy.outcome import Outcome, current
+from start_llm.proxy.outcome import RequestOutcome, current
 from start_llm.proxy.own_fields import for_provider
 from start_llm.proxy.sent import SentRecord
 
@@ -44,7 +44,7 @@ class Fallback:
         if path is None:
             await self._app(scope, receive, send)
             return
-        outcome, kept_body = current.get() or Outcome(), _KeptBody(receive)
+        outcome, kept_body = current.get() or RequestOutcome(), _KeptBody(receive)
         first = _FirstAnswer(path[1], send, outcome, kept_body)
         await self._ask_litellm(outcome, scope, kept_body, first)
         if outcome.reason and first.kept and not _asks_off(scope):
@@ -52,7 +52,7 @@ class Fallback:
         elif first.kept:
             await first.release()
 
-    async def _ask_litellm(self, outcome: Outcome, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _ask_litellm(self, outcome: RequestOutcome, scope: Scope, receive: Receive, send: Send) -> None:
         mark = current.set(outcome)
         try:
             await self._app(dict(scope) | {"state": dict(scope.get("state") or {})}, receive, send)
@@ -67,7 +67,7 @@ class Fallback:
         if body is None:
             await first.release()
             return
-        outcome, label = Outcome(of_fallback=True), f"{self._model}; {reason}"
+        outcome, label = RequestOutcome(of_fallback=True), f"{self._model}; {reason}"
         second = _SecondAnswer(first, outcome, label)
         await self._ask_litellm(outcome, with_body(scope, body), replay(body, kept_body), second)
         if not second.arrived:
@@ -109,7 +109,7 @@ class _FirstAnswer:
         kept: messages of the answer that were kept back.
     """
 
-    def __init__(self, dialect: str, send: Send, outcome: Outcome, kept_body: _KeptBody) -> None:
+    def __init__(self, dialect: str, send: Send, outcome: RequestOutcome, kept_body: _KeptBody) -> None:
         self._dialect = dialect
         self.send = send
         self.head_sent = False
@@ -151,7 +151,7 @@ class _SecondAnswer:
         arrived: the answer has gone to the client.
     """
 
-    def __init__(self, first: _FirstAnswer, outcome: Outcome, label: str) -> None:
+    def __init__(self, first: _FirstAnswer, outcome: RequestOutcome, label: str) -> None:
         self.arrived = False
         self._first, self._outcome, self._label = first, outcome, label
         self._is_answer = False

@@ -24,7 +24,7 @@ _WORD = re.compile(r"[a-z_]{1,40}")
 
 
 @dataclass(slots=True)
-class Outcome:
+class RequestOutcome:
     """How LiteLLM's handling of one request ended.
 
     Attributes:
@@ -40,7 +40,7 @@ class Outcome:
     error: dict[str, Any] | None = None
 
 
-current: ContextVar[Outcome | None] = ContextVar("start_llm_outcome", default=None)
+current: ContextVar[RequestOutcome | None] = ContextVar("start_llm_outcome", default=None)
 """That of the request which the running task belongs to."""
 
 

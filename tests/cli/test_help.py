@@ -14,8 +14,8 @@ from start_llm.__main__ import main
 from start_llm.cli.commands import SHOWN
 from start_llm.cli.completion import script
 from start_llm.cli.reading import overview, read
+from start_llm.clients import CLIENTS
 from start_llm.host.home import COMMAND_VARIABLE
-from start_llm.launch.clients import CLIENTS
 
 
 def test_the_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from start_llm.launch.clients.openclaw import GATEWAY_PORT
+from start_llm.clients.openclaw import GATEWAY_PORT
 from tests.oracle.oracle import script
 
 TRY = "python3 -c 'import src.calc as c; print(c.add(1, 2))' > out.txt"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from start_llm.launch.clients import CLIENTS
+from start_llm.clients import CLIENTS
 from tests.e2e.counting import NewTokens, is_opening
 from tests.e2e.install import search_path
 from tests.e2e.scenarios import NOTES, SCENARIOS, Scenario

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from start_llm.launch.clients import CLIENTS
+from start_llm.clients import CLIENTS
 from tests.e2e.install import search_path
 from tests.e2e.scenarios import SCENARIOS, Scenario, call
 from tests.e2e.served import Target, make_served

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.launch.clients import CLIENTS
+from start_llm.clients import CLIENTS
 from tests.e2e.install import search_path
 from tests.e2e.scenarios import SCENARIOS
 from tests.e2e.served import Target, make_served

@@ -16,8 +16,8 @@ from typing import IO
 
 import pytest
 
+from start_llm.clients import CLIENTS
 from start_llm.host.ports import free_port, is_free
-from start_llm.launch.clients import CLIENTS
 from tests.e2e.install import search_path
 from tests.e2e.scenarios import NOTES, SCENARIOS, typed
 from tests.e2e.world import ROOT, World, end

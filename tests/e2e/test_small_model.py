@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.launch.clients import CLIENTS
+from start_llm.clients import CLIENTS
 from start_llm.models.catalog import EMBEDDED_NAME
 from tests.e2e.counting import NewTokens
 from tests.e2e.install import search_path

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from start_llm.cli.reading import read
+from start_llm.clients import CLIENTS
+from start_llm.clients.agent import LaunchPlan
 from start_llm.core.settings import Settings, load_settings
 from start_llm.host.home import home
 from start_llm.launch import cli
 from start_llm.launch.cli import client_environment
-from start_llm.launch.clients import CLIENTS
-from start_llm.launch.plan import LaunchPlan
 from start_llm.service import control
 from start_llm.service.control import changed_settings
 from start_llm.service.place import Place, ServerState

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from start_llm.clients import CLIENTS
+from start_llm.clients.agent import LaunchPlan, Own
 from start_llm.launch import cli, mine
-from start_llm.launch.clients import CLIENTS
 from start_llm.launch.mine import NOTE, bring, take_away
-from start_llm.launch.plan import LaunchPlan, Own
 from tests.launch.stub import make_client, serving
 from tests.launch.test_cli import main, settings
 

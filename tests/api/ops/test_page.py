@@ -16,7 +16,7 @@ import pytest
 from start_llm.api import server as serving
 from start_llm.api.ops.page import AGENTS
 from start_llm.api.server import ApiServer
-from start_llm.launch.clients import CLIENTS
+from start_llm.clients import CLIENTS
 from tests.api.fakes import FakeService
 
 Serve = Callable[..., ApiServer]

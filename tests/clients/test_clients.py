@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from start_llm.launch.clients import CLIENTS
-from start_llm.launch.clients.claude import LARGE, SMALL
-from start_llm.launch.plan import Endpoint
+from start_llm.clients import CLIENTS
+from start_llm.clients.agent import Endpoint
+from start_llm.clients.claude import LARGE, SMALL
 
 ENDPOINT = Endpoint(url="http://127.0.0.1:4321", key="the-key", model="the-model", context=54_321, answer=4_096)
 DOCS = Path(__file__).parents[2] / "docs" / "clients"

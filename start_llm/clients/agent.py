@@ -1,4 +1,4 @@
-"""What launching a client takes: the nouns of this package. No I/O."""
+"""A coding agent: its name, how its requests are known, and what launching it takes. No I/O."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+Declared = dict[str, Any]
+"""Rules as plain data: whoever lists the agents need not import what checks them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +118,8 @@ class AgentClient:
         node: the Node versions it needs, as told by its package; empty where it needs none.
         first_prompt: about how many tokens its first request has.
         own: what ``--my-config`` brings along.
+        requests: how its requests are known, and what it changes in text that was answered already: the fields of
+            `prompt.clients.ClientRules`, as in CACHE_RULES_FILE. Empty: nothing in them tells.
     """
 
     name: str
@@ -125,7 +130,24 @@ class AgentClient:
     node: str = ""
     first_prompt: int = 0
     own: Own = Own()
+    requests: Declared = field(default_factory=dict)
 
 
 def to_json(value: Any) -> str:
     return json.dumps(value, indent=2) + "\n"
+
+
+def reminder(name: str, place: str) -> Declared:
+    """A rule for blocks of text that several agents put before or behind what their user says."""
+    opens, closes = r"<system-reminder>", r"</system-reminder>[ \t]*$"
+    return {"name": name, "kind": "state", "place": place, "opens": opens, "closes": closes}
+
+
+CLEARED: Declared = {
+    "name": "cleared_result",
+    "kind": "cleared",
+    "role": "tool",
+    "place": "whole",
+    "opens": r"\[Old tool result content cleared\]\s*\Z",
+}
+"""A rule for what several agents put in the place of an old tool result."""

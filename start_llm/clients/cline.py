@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.launch.plan import AgentClient, Endpoint, LaunchPlan, Own, to_json
+from start_llm.clients.agent import AgentClient, Endpoint, LaunchPlan, Own, to_json
 
 
 def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
@@ -46,4 +46,5 @@ CLINE = AgentClient(
         copied=("settings/cline_mcp_settings.json",),
         anyway="skills, rules and plugins of ~/.cline",
     ),
+    requests={"name": "cline", "system": r"^You are Cline\b"},
 )

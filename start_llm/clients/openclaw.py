@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.launch.plan import AgentClient, Endpoint, Fields, LaunchPlan, Own, to_json
+from start_llm.clients.agent import CLEARED, AgentClient, Declared, Endpoint, Fields, LaunchPlan, Own, to_json
 
 REQUEST_SECONDS = 3600
 # A gateway takes this port and the 110 above it; that of a user's own OpenClaw stands on 18789.
@@ -81,6 +81,32 @@ def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
     )
 
 
+# OpenClaw 2026.9.6; message ids and stats as in the versions before it
+REQUESTS: Declared = {
+    "name": "openclaw",
+    "system": r"^<!-- openclaw:|^You are a personal assistant running inside OpenClaw\b",
+    "rules": (
+        {
+            "name": "internal_context",
+            "kind": "transient",
+            "place": "whole",
+            "opens": r"<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>",
+            "closes": r"<<<END_OPENCLAW_INTERNAL_CONTEXT>>>\s*\Z",
+        },
+        {
+            "name": "metadata",
+            "kind": "stamp",
+            "place": "start",
+            "opens": r"[\w ]+ \(untrusted[^)\n]*\):[ \t]*\n```",
+            "closes": r"^```[ \t]*$",
+        },
+        {"name": "message_id", "kind": "stamp", "place": "end", "opens": r"\[message_id: ?[^\]\n]+\][ \t]*"},
+        {"name": "runtime", "kind": "state", "place": "end", "opens": r"Runtime: agent=[^|\n]+\| session=.*"},
+        {"name": "subagent_stats", "kind": "stamp", "place": "line", "opens": r"[ \t]*Stats: runtime\b.*"},
+        CLEARED,
+    ),
+}
+
 OPENCLAW = AgentClient(
     name="openclaw",
     title="OpenClaw",
@@ -95,4 +121,5 @@ OPENCLAW = AgentClient(
         copied=("skills",),
         fields=(Fields(("openclaw.json",), "openclaw.json", ("mcp.servers", "skills")),),
     ),
+    requests=REQUESTS,
 )

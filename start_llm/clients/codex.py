@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from start_llm.launch.plan import AgentClient, Endpoint, Fields, LaunchPlan, Own
+from start_llm.clients.agent import AgentClient, Endpoint, Fields, LaunchPlan, Own
 
 IDLE_MILLISECONDS = 3600 * 1000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.launch.plan import AgentClient, Endpoint, Fields, LaunchPlan, Own, to_json
+from start_llm.clients.agent import CLEARED, AgentClient, Declared, Endpoint, Fields, LaunchPlan, Own, reminder, to_json
 
 
 def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
@@ -38,6 +38,13 @@ def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
     )
 
 
+# Qwen Code 0.24.4: date and folders when a process of it starts
+REQUESTS: Declared = {
+    "name": "qwen",
+    "system": r"^You are Qwen Code\b",
+    "rules": (reminder("reminder_before", "start"), CLEARED),
+}
+
 QWEN = AgentClient(
     name="qwen",
     title="Qwen Code",
@@ -52,4 +59,5 @@ QWEN = AgentClient(
         copied=("skills", "commands", "agents", "QWEN.md"),
         fields=(Fields(("settings.json",), "settings.json", ("mcpServers", "ui.theme")),),
     ),
+    requests=REQUESTS,
 )
