@@ -18,7 +18,7 @@ _PATHS = re.compile(r"(?:/v1)?/(chat/completions|messages|responses)")
 
 
 class Direct:
-    """ASGI middleware around LiteLLM, within `bodies.RequestBodies`. Each request has an `RequestOutcome` from here on."""
+    """ASGI middleware around LiteLLM, within `bodies.RequestBodies`. Each request has a `RequestOutcome`."""
 
     def __init__(self, app: App, *, server: ServerRoutes, most_bytes: int) -> None:
         self._app, self._server, self._most_bytes = app, server, most_bytes
