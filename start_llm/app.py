@@ -40,7 +40,7 @@ from start_llm.modelpool.pool import Pool
 from start_llm.modelpool.registry import ModelRegistry
 from start_llm.modelpool.resolve import NameResolver
 from start_llm.models.device import GIB, inspect_device
-from start_llm.models.loader import accelerator
+from start_llm.models.loader import Progress, accelerator
 from start_llm.models.recommended import recommended_model
 from start_llm.prompt.clients import Clients
 from start_llm.proxy.config import KEY_NAME
@@ -68,7 +68,8 @@ class App:
         self._shows_key = say is None and console.is_terminal and not settings.log_json
         self._say = say or _speaker(console, as_json=settings.log_json)
         tell = self._say if settings.log_json else None
-        self._progress: Callable[[str, float], None] = ProgressBars(console, tell) if say is None else _quiet
+        self._bars = ProgressBars(console, tell) if say is None else None
+        self._progress: Progress = self._bars or (lambda step, part: None)
         clients = Clients.load(settings.cache_rules_file)
         registry = ModelRegistry(settings, NameResolver(settings))
         self._builder = ModelBuilder(settings, registry, self._say, self._progress)
@@ -103,7 +104,7 @@ class App:
         self._server.metrics.watch_figures(self.pool.figures)
         self._server.metrics.watch_figures(self.encoders.figures)
         self._server.metrics.watch_figures(self.audio.figures)
-        self._proxy: LiteLLMProxy | None = None
+        self.proxy: LiteLLMProxy | None = None
         self._keeper: ProxyKeeper | None = None
         self._ends: SimpleQueue[ExitCode] = SimpleQueue()
 
@@ -118,11 +119,9 @@ class App:
     @property
     def url(self) -> str:
         """Where clients connect, without ``/v1``."""
-        return self.server_url
-
-    @property
-    def server_url(self) -> str:
         return self._server.url
+
+    server_url = url
 
     @property
     def port(self) -> int:
@@ -131,11 +130,7 @@ class App:
 
     @property
     def proxy_url(self) -> str | None:
-        return self._proxy.url if self._proxy is not None else None
-
-    @property
-    def proxy(self) -> LiteLLMProxy | None:
-        return self._proxy
+        return self.proxy.url if self.proxy is not None else None
 
     def start(self) -> None:
         """Raises StartLLMError if the model cannot be loaded or a port is taken."""
@@ -171,12 +166,12 @@ class App:
             False: the model thread or a worker has not ended. The process must be left with `os._exit`: a thread that
             is inside a library when the interpreter goes away can end it with an abort.
         """
-        if isinstance(self._progress, ProgressBars):
-            self._progress.close()
+        if self._bars is not None:
+            self._bars.close()
         if self._keeper is not None:
             self._keeper.stop()
-        if self._proxy is not None:
-            self._proxy.stop()
+        if self.proxy is not None:
+            self.proxy.stop()
         # Requests of a model thread that died have been told so, but their workers may not have said it yet.
         died = self.engine.status().state == "failed"
         idle = self._server.stop(graceful_seconds=2.0 if self._answers() else 1.0 if died else 0.0)
@@ -227,14 +222,8 @@ class App:
 
     def _start_proxy(self, main: ModelCard, settings: Settings) -> None:
         """The server does its work without the proxy, so what goes wrong here is said and no more."""
-        model_id = self.settings.proxy_model_id or main.id
-        proxy = LiteLLMProxy(
-            settings,
-            server_url=self.server_url,
-            model_id=model_id,
-            card=main,
-            log_path=self.settings.log_root / "proxy.log",
-        )
+        model_id, log_path = self.settings.proxy_model_id or main.id, self.settings.log_root / "proxy.log"
+        proxy = LiteLLMProxy(settings, server_url=self.server_url, model_id=model_id, card=main, log_path=log_path)
         try:
             proxy.start()
         except ProxyError as error:
@@ -242,7 +231,7 @@ class App:
             return
         # `stop` may come at any time from here on: a keeper that was stopped before its start does nothing.
         self._keeper = ProxyKeeper(proxy, self._say, fallback=settings.fallback_model)
-        self._proxy = proxy
+        self.proxy = proxy
         self._server.metrics.watch_figures(self._keeper.figures)
         key = proxy.master_key if self._shows_key else f"{KEY_NAME} in .env or the environment"
         self._say(f"proxy     {proxy.url}  (key {key})")
@@ -278,7 +267,3 @@ def _speaker(console: Console, *, as_json: bool) -> Callable[[str], None]:
         console.print(text, markup=False)
 
     return say
-
-
-def _quiet(step: str, part: float) -> None:
-    """No progress: the caller gave its own `say`."""

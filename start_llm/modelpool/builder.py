@@ -5,11 +5,11 @@ Knows nothing of requests, nor of who wants which model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
@@ -23,33 +23,19 @@ from start_llm.engine.schedule.memory import MemoryGuard, Pooled
 from start_llm.engine.vision import VisionModel
 from start_llm.files.lru import Lru
 from start_llm.kvcache.disk.tier import DiskTier
+from start_llm.modelpool.registry import ModelRegistry
 from start_llm.modelpool.vocabularies import Vocabularies
 from start_llm.models.adapters import Chosen
 from start_llm.models.background import in_background
 from start_llm.models.device import GIB, Device, default_disk_bytes, inspect_device
 from start_llm.models.inspection import inspect_once
-from start_llm.models.loader import LoadedModel, LoadInputs, accelerator, load_model, load_steps, read_ahead
+from start_llm.models.loader import LoadedModel, LoadInputs, Progress, accelerator, load_model, load_steps, read_ahead
 from start_llm.models.probe import limit_context, probe_model
 from start_llm.models.room import Weights
 from start_llm.models.stepwise import free_memory
 from start_llm.models.weights import BasesInMemory, group_of
 
 READ_AHEAD_SHARE = 0.5  # of the machine's memory: larger weights are not read ahead
-
-
-class SideModel(Protocol):
-    """A loaded model that is no language model."""
-
-    nbytes: int
-    """What its weights take of the memory that models share."""
-
-
-class MemoryOwner(Protocol):
-    """Who unloads models for memory, see `registry.ModelRegistry`."""
-
-    def reclaim(self, need: int) -> bool: ...
-
-    def pinned_weights(self, key: str) -> Sequence[Weights]: ...
 
 
 class ModelBuilder:
@@ -63,17 +49,13 @@ class ModelBuilder:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        registry: MemoryOwner,
-        say: Callable[[str], None],
-        progress: Callable[[str, float], None],
+        self, settings: Settings, registry: ModelRegistry, say: Callable[[str], None], progress: Progress
     ) -> None:
         self._settings, self._registry, self._say, self._progress = settings, registry, say, progress
         self._device: Device
         self.usable = 0
         self.shared = self._new_shared()
-        self._side: dict[str, SideModel] = {}
+        self._side: dict[str, Any] = {}
         self._wired = False
         self.stored_where = ""
         self.bases = BasesInMemory()
@@ -149,10 +131,10 @@ class ModelBuilder:
             made.pop_all()
         return runtime
 
-    def side_steps[T: SideModel](
-        self, model: str, weights: Weights, steps: Generator[float, None, T]
-    ) -> Generator[float, None, T]:
-        """Loads by `steps` what is no language model: its weights count, and it has no KV. Arguments as of `steps`."""
+    def side_steps(
+        self, model: str, weights: Weights, steps: Generator[float, None, Any]
+    ) -> Generator[float, None, Any]:
+        """Loads by `steps` what is no language model: its `nbytes` count, and it has no KV. Arguments as of `steps`."""
         self._unwire()
         self.shared.place(model, weights)
         try:

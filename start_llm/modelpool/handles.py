@@ -41,10 +41,11 @@ def make_handle(
         model: its name on the model thread.
         anchor: takes a guess of a conversation's next request, and its session.
     """
-    loaded = runtime.loaded
+    loaded, capabilities = runtime.loaded, runtime.loaded.capabilities
     # The closures below keep tokenizers only: what holds a model beyond its end holds its memory.
     tokenizer, wrapper = loaded.tokenizer, loaded.wrapper
-    context = min(settings.max_kv_size, loaded.capabilities.context)
+    context = min(settings.max_kv_size, capabilities.context)
+    folder = settings.disk_dir  # the conversation tree lives and dies with the KV on disk
     encoder = HFTokenizer(tokenizer, eos_ids=loaded.eos)
     try:
         pipeline = Pipeline(
@@ -52,14 +53,20 @@ def make_handle(
             encoder,
             settings=settings,
             clients=clients,
-            store=_turns(settings, loaded),
+            store=TurnDB(folder / f"turns-{loaded.fingerprint[:16]}.sqlite3") if folder is not None else None,
             context=context,
             eyes=loaded.vision,
-            traits=loaded.capabilities.traits,
+            traits=capabilities.traits,
         )
     except TemplateError as error:
         raise NotSupported(f"The chat template of {loaded.source} cannot be used: {error}") from error
-    style, vocab = _style(loaded), len(tokenizer)
+    style, vocab, size = _style(loaded), tokenizer.get_vocab(), len(tokenizer)
+    opens, closes = vocab.get(style.reasoning.start), vocab.get(style.reasoning.end)
+
+    def check(request: ChatRequest) -> None:
+        check_logit_bias(request.sampling, size)
+        check_prompt_tokens(request.prompt, size)
+
     return ModelHandle(
         name=loaded.name,
         source=loaded.source,
@@ -70,13 +77,13 @@ def make_handle(
         style=style,
         detokenizer=lambda: wrapper.detokenizer,
         token_text=lambda token: str(tokenizer.decode([token])),
-        check=lambda request: _check(request, vocab),
+        check=check,
         constraint=_constraints(settings, runtime.grammars, style, tokenizer),
         eyes=loaded.vision,
-        think_tokens=_think_tokens(loaded, style),
+        think_tokens=None if opens is None or closes is None else (opens, closes),
         views=Views(encoder.encode, escaped=style.tools.id not in RAW_STRINGS),
         model=model,
-        sampling={name: fact.value for name, fact in loaded.capabilities.sampling.items()},
+        sampling={name: fact.value for name, fact in capabilities.sampling.items()},
     )
 
 
@@ -105,18 +112,6 @@ def make_card(settings: Settings, handle: ModelHandle, loaded: LoadedModel, base
     )
 
 
-def _turns(settings: Settings, loaded: LoadedModel) -> TurnDB | None:
-    """The conversation tree lives and dies with the KV on disk."""
-    folder = settings.disk_dir
-    return TurnDB(folder / f"turns-{loaded.fingerprint[:16]}.sqlite3") if folder is not None else None
-
-
-def _check(request: ChatRequest, vocab: int) -> None:
-    """Token ids that come from the client itself."""
-    check_logit_bias(request.sampling, vocab)
-    check_prompt_tokens(request.prompt, vocab)
-
-
 def _style(loaded: LoadedModel) -> OutputStyle:
     capabilities = loaded.capabilities
     return output_style(
@@ -125,12 +120,6 @@ def _style(loaded: LoadedModel) -> OutputStyle:
         external=loaded.tool_format,
         reasoning_tags=capabilities.think_tags,
     )
-
-
-def _think_tokens(loaded: LoadedModel, style: OutputStyle) -> tuple[int, int] | None:
-    vocab = loaded.tokenizer.get_vocab()
-    opens, closes = vocab.get(style.reasoning.start), vocab.get(style.reasoning.end)
-    return None if opens is None or closes is None else (opens, closes)
 
 
 def _constraints(

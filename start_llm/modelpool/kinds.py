@@ -9,8 +9,9 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Generator
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from start_llm.audio import speech, transcription
 from start_llm.audio.samples import check_installed
@@ -32,16 +33,16 @@ log = logging.getLogger(__name__)
 
 
 class LoadProgress:
-    """Notices a load that hangs. Any thread.
+    """Notices that the loader's thread hangs; for the model thread there is a watchdog. Any thread.
 
     Attributes:
-        limit: seconds after which a load that does not move is taken to hang; 0: it is waited for.
+        limit: seconds without a move after which it is taken to hang; 0: it is waited for.
     """
 
     def __init__(self, limit: float) -> None:
         self.limit = limit
         self._name = ""
-        self._moved: float | None = None  # when something was read or computed last; None: nothing is watched
+        self._moved: float | None = None  # when something was read last; None: nothing is watched
 
     def begin(self, name: str) -> None:
         self._name = name
@@ -63,47 +64,18 @@ class LoadProgress:
             retry_after=self.limit,
         )
 
-    def steps[T](self, steps: Generator[float, None, T]) -> Generator[float, None, T]:
-        """The steps, on the model thread, of which each is a sign of life."""
-        try:
-            while True:
-                self.moved()
-                try:
-                    pause = next(steps)
-                except StopIteration as end:
-                    result: T = end.value
-                    return result
-                yield pause
-        finally:
-            steps.close()
-
-
-class Kind(Protocol):
-    def read(self, entry: PoolEntry) -> Any:
-        """What is read before others go for it. Raises NotFound and the like if it cannot be loaded anyway."""
-        ...
-
-    def load(self, entry: PoolEntry, inputs: Any, progress: LoadProgress) -> None:
-        """Loads it and gives it to those who wait. Leaves nothing behind if it fails. `inputs`: what `read` found."""
-        ...
-
-    def unload(self, entry: PoolEntry) -> weakref.ref[Any] | None:
-        """Frees it. What fails here is logged: the model is gone all the same, and may be loaded anew.
-
-        Returns:
-            What is to be out of memory soon; ``None``: it is out already.
-        """
-        ...
-
 
 class LanguageModels:
-    """Text and vision models."""
+    """Text and vision models. `SideModels` has the same three methods."""
 
     def __init__(self, registry: ModelRegistry, engine: EngineThread, builder: ModelBuilder, clients: Clients) -> None:
         self._registry, self._engine, self._builder, self._clients = registry, engine, builder, clients
 
     def read(self, entry: PoolEntry) -> LoadInputs | None:
-        """``None``: the model that the server is started with. It may still have to be fetched."""
+        """Reads what can be read before others go for it. Raises NotFound and the like if it cannot be loaded anyway.
+
+        ``None``: the model that the server is started with. It may still have to be fetched.
+        """
         if entry.is_starting:
             return None
         known = entry.known
@@ -117,15 +89,19 @@ class LanguageModels:
         return self._builder.read(entry.settings, folder, eos, known.adapter)
 
     def load(self, entry: PoolEntry, inputs: LoadInputs | None, progress: LoadProgress) -> None:
+        """Loads it, with what `read` has read, and gives it to those who wait. Leaves nothing behind if it fails."""
         if inputs is not None and inputs.folder is not None:
             self._builder.read_weights(inputs.folder, progress.moved)
         steps = self._builder.steps(entry.settings, entry.key, entry.weights, inputs)
-        runtime = self._engine.load(entry.key, progress.steps(steps))
+        progress.end()
+        runtime = self._engine.load(entry.key, steps)
         handle = None
         try:
             if entry.is_starting:
                 self._make_vocabulary(runtime)
-            handle = self.handle(entry, runtime)
+            handle = make_handle(
+                entry.settings, self._clients, runtime, entry.key, partial(self._engine.anchor, model=entry.key)
+            )
             card = make_card(entry.settings, handle, runtime.loaded, entry.known.base)
             if entry.known.default:
                 self._registry.names.default_loaded(handle.name, handle.source, runtime.loaded.folder)
@@ -141,15 +117,11 @@ class LanguageModels:
         except NotSupported as error:
             log.warning("%s", error.message)
 
-    def handle(self, entry: PoolEntry, runtime: TextRuntime) -> ModelHandle:
-        """Raises NotSupported if the model cannot be served."""
-
-        def anchor(guess: Any, session: str) -> None:
-            self._engine.anchor(guess, session, entry.key)
-
-        return make_handle(entry.settings, self._clients, runtime, entry.key, anchor)
-
     def unload(self, entry: PoolEntry) -> weakref.ref[Any] | None:
+        """Frees it. What fails here is logged: the model is gone all the same, and may be loaded anew.
+
+        Returns what is to be out of memory soon; ``None``: it is out already.
+        """
         with self._registry.lock:
             model = None if entry.runtime is None else weakref.ref(entry.runtime.loaded.model)
             handle = entry.release()
@@ -177,7 +149,7 @@ _LIBRARIES: dict[SideTask, Callable[[Path, str], Generator[float, None, Any]]] =
 
 
 class SideModels:
-    """Models that are no language models: they transcribe, speak, or make vectors."""
+    """Models that are no language models: they transcribe, speak, or make vectors. See `LanguageModels`."""
 
     def __init__(self, registry: ModelRegistry, engine: EngineThread, builder: ModelBuilder) -> None:
         self._registry, self._engine, self._builder = registry, engine, builder
@@ -191,8 +163,8 @@ class SideModels:
         return _LIBRARIES[task](entry.known.stored.folder, entry.name)
 
     def load(self, entry: PoolEntry, inputs: Generator[float, None, Any], progress: LoadProgress) -> None:
-        steps = self._builder.side_steps(entry.key, entry.weights, inputs)
-        model = self._engine.guest(progress.steps(steps))
+        progress.end()
+        model = self._engine.guest(self._builder.side_steps(entry.key, entry.weights, inputs))
         try:
             self._registry.ready(entry, model, Weights(model.nbytes))
         except BaseException:

@@ -19,7 +19,7 @@ from start_llm.core.errors import NOT_LOADABLE, BadRequest, Internal, OutOfMemor
 from start_llm.core.settings import Settings
 from start_llm.engine.thread import EngineThread
 from start_llm.modelpool.builder import ModelBuilder
-from start_llm.modelpool.kinds import Kind, LoadProgress, try_all
+from start_llm.modelpool.kinds import LanguageModels, LoadProgress, SideModels, try_all
 from start_llm.modelpool.known import SideTask
 from start_llm.modelpool.registry import ModelRegistry, PoolEntry
 from start_llm.models.room import PoolLimits, room_for, there_will_be_room
@@ -49,7 +49,7 @@ class Loader:
         registry: ModelRegistry,
         engine: EngineThread,
         builder: ModelBuilder,
-        kinds: Mapping[SideTask | None, Kind],
+        kinds: Mapping[SideTask | None, LanguageModels | SideModels],
         say: Callable[[str], None],
         prepare: Callable[[], None],
     ) -> None:
@@ -122,7 +122,7 @@ class Loader:
             shared = self._builder.bases.find(entry.weights.group)
             if self._room(entry) is None:
                 return
-            inputs = kind.read(entry)
+            inputs: Any = kind.read(entry)
             if not self._make_room(entry):
                 return
             kind.load(entry, inputs, self.progress)

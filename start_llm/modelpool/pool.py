@@ -21,8 +21,8 @@ from start_llm.engine.runtime import TextRuntime
 from start_llm.engine.thread import EngineThread
 from start_llm.modelpool.builder import ModelBuilder
 from start_llm.modelpool.cards import ModelCards
-from start_llm.modelpool.kinds import Kind, LanguageModels, SideModels
-from start_llm.modelpool.known import KnownModel, SideTask
+from start_llm.modelpool.kinds import LanguageModels, SideModels
+from start_llm.modelpool.known import SIDE_TASKS, KnownModel, SideTask
 from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.registry import ModelLease, ModelRegistry
 from start_llm.models.catalog import StoredModel
@@ -54,7 +54,7 @@ class Pool:
         self._engine, self._builder = engine, builder
         self._cards = ModelCards(settings, registry)
         language, side = LanguageModels(registry, engine, builder, clients), SideModels(registry, engine, builder)
-        kinds: dict[SideTask | None, Kind] = {None: language, "transcription": side, "speech": side, "embedding": side}
+        kinds = dict[SideTask | None, LanguageModels | SideModels]({None: language}) | dict.fromkeys(SIDE_TASKS, side)
         self._loader = Loader(settings, registry, engine, builder, kinds, say, prepare)
 
     # --- start and stop: the app's thread ---------------------------------------------

@@ -100,7 +100,6 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
     monkeypatch.setattr(Chores, "step", chore_seen)
     monkeypatch.setattr(LoadedModels, "step", step_seen)
-    monkeypatch.setattr(kinds.LoadProgress, "steps", lambda progress, steps: steps)  # else it hides where they are
     for module in IN_BACKGROUND:
         monkeypatch.setattr(module, "in_background", background_seen)
     for module, name in READS:

@@ -59,7 +59,7 @@ def builder(model: Path, tmp_path: Path) -> ModelBuilder:
     settings = load_settings(
         None, model_path=str(model), trust_remote_code=True, start_llm_cache_dir=tmp_path, kv_disk_dir="auto"
     )
-    registry = SimpleNamespace(reclaim=lambda need: False, pinned_weights=lambda model: [])
+    registry: Any = SimpleNamespace(reclaim=lambda need: False, pinned_weights=lambda model: [])
     made = ModelBuilder(settings, registry, lambda line: None, lambda step, part: None)
     made.begin(0)
     return made

@@ -28,7 +28,6 @@ from start_llm.core.settings import Settings, load_settings
 from start_llm.engine.decode.runner import DecodeRow
 from start_llm.engine.thread import EngineThread
 from start_llm.modelpool import kinds, loader, registry
-from start_llm.modelpool.kinds import LanguageModels
 from start_llm.modelpool.known import DEFAULT_KEY
 from start_llm.modelpool.pool import Pool
 from start_llm.modelpool.registry import ModelLease, ModelRegistry, RoomQueue
@@ -238,14 +237,13 @@ METHODS: dict[Any, tuple[str, ...]] = {
     RoomQueue: ("look_again", "end_waits", "remove"),
     ModelLease: ("settle",),
     NameResolver: ("find", "all", "is_pinned", "settings_for"),
-    LanguageModels: ("handle",),
     Builder: ("read", "steps", "last_step"),
     EngineThread: ("load", "unload"),
     Recorder: ("close",),
     Pipeline: ("close", "counters"),
     Life: ("hear",),
     loader: ("room_for",),
-    kinds: ("read_config",),
+    kinds: ("read_config", "make_handle"),
     registry: ("to_free", "outlived"),
 }
 
