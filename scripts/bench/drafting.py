@@ -132,6 +132,9 @@ class Fixed:
     def saw(self, match: int, right: bool) -> None:
         pass
 
+    def passed(self, width: int, context: int) -> None:
+        pass
+
 
 class Published:
     """Costs of a pass that are known and stay as they are. Implements `gate.Costs`.
@@ -163,6 +166,10 @@ class Gated:
 
     def saw(self, match: int, right: bool) -> None:
         self._gate.acceptance.observe(match, right)
+
+    def passed(self, width: int, context: int) -> None:
+        costs = self._gate.costs.by_width(context)
+        self._gate.observe(width, context, costs[min(width, len(costs) - 1)])
 
 
 def replay(
@@ -202,6 +209,7 @@ def _play(answer: list[int], index: SuffixIndex, policy: Fixed | Gated, carry: b
             for i in range(min(accepted + 1, max(1, len(draft)))):
                 policy.saw(proposal.match + i, proposal.tokens[i] == answer[at + i])
         totals.forward(carried + 1 + len(draft), len(draft), accepted)
+        policy.passed(carried + 1 + len(draft), len(index))
         carried = carried + 1 + accepted if carry and accepted < len(draft) else 0
         index.append(answer[at : at + accepted])
         at += accepted

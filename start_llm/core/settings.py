@@ -185,6 +185,11 @@ class Settings(BaseSettings):
         "auto",
         description="Prompt tokens per prefill chunk. auto: large while nobody else waits, small when somebody does.",
     )
+    decode_share: Annotated[float, Field(ge=0, le=0.9)] = Field(
+        0.5,
+        description="Share of the model's time that answers in progress get while other prompts are computed; 0 = one "
+        "token per prefill chunk.",
+    )
     idle_shutdown_minutes: Annotated[float, Field(ge=0)] = Field(
         0.0,
         description="End the server when it was not asked anything for so long and no launched agent runs; 0 = never.",

@@ -141,6 +141,7 @@ class TextRuntime:
                 step=step,
                 idle_step=IDLE_STEP if step is None else min(IDLE_STEP, step),
                 deadline=settings.generation_watchdog_seconds,
+                decode_share=settings.decode_share,
             ),
             max_concurrency=settings.max_concurrency,
             memory=memory,

@@ -18,6 +18,7 @@ from start_llm.engine.decode.draft import LEAST_MATCH, Acceptance
 LEAST_GAIN = 1.05
 TRIED_SHARE = 0.008
 """Of the seconds that decoding takes: what passes may take that are only tried."""
+_FIRST_TRY = 250  # narrow passes before it
 _TRIED_LENGTHS = (7, 31, 15)
 _WIDE_AT_MOST = 128
 """Passes in a row that may be wide: what a narrow one takes has to be known, too."""
@@ -44,7 +45,7 @@ class DraftGate:
     def __init__(self, costs: Costs, carries: bool = False) -> None:
         self.costs, self.carries = costs, carries
         self.acceptance = Acceptance()
-        self._seconds = self._seconds_tried = 0.0
+        self._seconds = self._seconds_tried = self._narrow = 0.0
         self._tries, self._is_trying = 0, False
         self._wide = _WIDE_AT_MOST  # passes in a row
 
@@ -80,13 +81,14 @@ class DraftGate:
         self.costs.observe(width, context, seconds)
         self._seconds += seconds
         self._wide = 0 if width == 1 else self._wide + 1
+        self._narrow = seconds if width == 1 else self._narrow
         if self._is_trying and width > 1:
             self._is_trying = False
             self._tries += 1
             self._seconds_tried += seconds
 
     def _may_try(self) -> bool:
-        return not self._is_trying and self._seconds_tried <= TRIED_SHARE * self._seconds
+        return not self._is_trying and self._seconds_tried < TRIED_SHARE * (self._seconds - _FIRST_TRY * self._narrow)
 
     def _best(self, acceptance: Acceptance, match: int, most: int, carried: int, seconds: list[float]) -> int:
         """The length that gains most, if passes take so long by their width; 0: none gains enough."""

@@ -52,7 +52,7 @@ class IdlePrefill:
             if job.cache is None and not self._restore(job):
                 self._job = None
                 return
-            self.tokens += self._prefill.chunk(job, self._step)
+            self.tokens += self._prefill.chunk(job, self._prefill.short_step(job, self._step))
             if job.position >= job.until:
                 self.end()
         except Exception:

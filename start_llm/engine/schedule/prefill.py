@@ -53,6 +53,10 @@ class Prefill:
             self.keep(job)
         return end - before
 
+    def short_step(self, job: Job, most: int) -> int:
+        """Tokens of a chunk that nobody should notice: at most so many, and under half a second."""
+        return min(most, self._steps.next(job.position, shared=True))
+
     def keep(self, job: Job, *, checkpoint: bool = True) -> None:
         """Stores what the job's prefill has computed so far."""
         if job.cache is not None:

@@ -31,7 +31,7 @@ from start_llm.engine.schedule.prompts import Prompts, report_of
 from start_llm.engine.schedule.requests import Requests
 from start_llm.engine.schedule.rows import Draw, Rows
 from start_llm.engine.schedule.shared_prefill import SharedPrefills
-from start_llm.engine.schedule.steps import StepSize
+from start_llm.engine.schedule.steps import DecodeShare, StepSize
 from start_llm.engine.schedule.trials import Trials
 from start_llm.kvcache.blocks import as_tokens
 from start_llm.models.device import PREFILL_BYTES
@@ -50,6 +50,7 @@ class SchedulerLimits:
 
     `deadline`: seconds of decoding, or of prefill that does not move, after which a request is ended; 0 is none.
     `join`: a shared prefix shorter than this is computed again rather than waited for.
+    `decode_share`: see `steps.DecodeShare`.
     """
 
     step: int | None
@@ -57,6 +58,7 @@ class SchedulerLimits:
     step_bytes: int = PREFILL_BYTES
     deadline: float = 0.0
     join: int = 64
+    decode_share: float = 0.0
 
 
 class Scheduler:
@@ -83,6 +85,7 @@ class Scheduler:
         self._eos, self._limits, self._clock = eos, limits, clock
         self._room = min(max_concurrency, runner.max_rows)
         self._steps = StepSize(limits.step, limits.step_bytes)
+        self._share = DecodeShare(limits.decode_share)
         self._prefill = Prefill(runner, store, self._steps, clock)
         self.anchoring = IdlePrefill(self._prefill, store, limits.idle_step, clock)
         self._prompts = Prompts(store, self._prefill, SharedPrefills(limits.join), self.anchoring, clock)
@@ -115,7 +118,8 @@ class Scheduler:
         self._pressure.relieve()
         self._admit()
         self._decode()
-        self._compute()
+        if not len(self._rows) or self._share.may_prefill:
+            self._compute()
 
     def rest(self) -> None:
         """To be called now and then while there is nothing to do."""
@@ -179,6 +183,7 @@ class Scheduler:
                 self._prompts.begin(job)
 
     def _decode(self) -> None:
+        began = self._clock()
         try:
             rows = self._rows.step()
         except Exception as error:
@@ -190,6 +195,8 @@ class Scheduler:
             log.warning("a step of %d rows failed; each is tried alone", len(jobs), exc_info=True)
             self._trials.begin(jobs)
             return
+        if rows:
+            self._share.decoded(self._clock() - began)
         for job, row in rows:
             if job.stage is not Stage.DECODE:
                 continue  # put back meanwhile: it will draw this token again
@@ -213,6 +220,7 @@ class Scheduler:
 
     def _compute(self) -> None:
         """Up to a step's worth of prompt tokens, so that several short prompts join the batch together."""
+        began, decoding = self._clock(), len(self._rows) > 0
         left: float = math.inf
         while left > 0:
             for job in self._prompts.released():
@@ -220,7 +228,7 @@ class Scheduler:
                     self._prompts.take_over(job)
             next_job = self._prompts.next(self._trials.may_decode)
             if next_job is None:
-                return
+                break
             done = 0
             left = min(left, self._steps.next(next_job.position, shared=self.crowded or len(self.requests) > 1))
             with self.requests.failing(next_job):
@@ -228,6 +236,8 @@ class Scheduler:
                 if next_job.position >= next_job.prefix and self._trials.may_decode(next_job):
                     self._start_decoding(next_job)
             left -= max(1, done)
+        if decoding and left < math.inf:
+            self._share.prefilled(self._clock() - began)
 
     def _start_decoding(self, job: Job) -> None:
         assert job.cache is not None

@@ -1,4 +1,4 @@
-"""How many prompt tokens go through the model at a time. Arithmetic only; model thread.
+"""How many prompt tokens go through the model at a time, and how often. Arithmetic only; model thread.
 
 Large steps keep a GPU busy, small ones let a new request, a cancel or another row's next token come soon. So a step
 takes a while where nobody else is there and a moment where somebody is. What a step may take of memory is bounded
@@ -13,7 +13,7 @@ FIRST, LEAST, MOST = 512, 256, 4096
 TIGHT = 64
 """Fewer tokens than this are never worth a step, however short memory is."""
 _NEWEST = 0.5  # weight of the last step in the average
-_WORTH_TIMING = LEAST  # below that, what a step costs in any case hides what its tokens cost
+_EVEN = 16  # steps are multiples of it
 
 
 class StepSize:
@@ -42,11 +42,13 @@ class StepSize:
         size = float(self._reach)
         if self._seconds:
             size = min(size, (SHARED_SECONDS if shared else ALONE_SECONDS) / self._seconds)
-        size = max(size, LEAST)
+        elif shared:  # nobody knows how long a large one would take
+            size = TIGHT
+        size = max(size, TIGHT if shared else LEAST)
         if self._bytes:
             grown = max(1.0, (context + size) / self._context)
             size = min(size, self._most_bytes / (self._bytes * grown))
-        return max(TIGHT, int(size) // TIGHT * TIGHT)
+        return max(TIGHT, int(size) // _EVEN * _EVEN)
 
     def measure(self, tokens: int, context: int, seconds: float, nbytes: int) -> None:
         """What the last step took.
@@ -60,6 +62,36 @@ class StepSize:
             self._reach = min(2 * tokens, MOST)
         if tokens >= TIGHT:
             self._bytes, self._context = nbytes / tokens, max(1, context)
-        if tokens >= _WORTH_TIMING:
             cost = seconds / tokens
             self._seconds = cost if not self._seconds else (1 - _NEWEST) * self._seconds + _NEWEST * cost
+
+
+class DecodeShare:
+    """Shares the model's time between rows that decode and prompts that are computed.
+
+    With both there, several decode passes stand between two chunks of a prompt: they take `share` of the time. A chunk
+    reads all weights once, as a decode pass does. That part of it is not charged to the prompt, for its chunks are
+    small only because of the rows.
+
+    Args:
+        share: from 0 (one decode pass between two chunks) to under 1.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._ratio = share / (1 - share)
+        self._owed = 0.0  # seconds that rows get before the next chunk
+        self._pass = 0.0  # seconds of the last decode pass
+
+    @property
+    def may_prefill(self) -> bool:
+        """Whether the rows have had their time; half a pass is no reason for another one."""
+        return self._owed <= self._pass / 2
+
+    def decoded(self, seconds: float) -> None:
+        """A decode pass of all rows took so long."""
+        self._pass = seconds
+        self._owed = max(self._owed - seconds, -seconds / 2)
+
+    def prefilled(self, seconds: float) -> None:
+        """A chunk took so long while rows waited."""
+        self._owed += self._ratio * max(0.0, seconds - self._pass)

@@ -218,7 +218,7 @@ def real(
     if kv_bits is not None:
         how = Quantisation(kv_bits, 32, LONGEST + 8)
         batch = QuantisingRunner(model(name), eos=eos, max_rows=4, how=how)
-        quantise = {"quantise": how.apply, "quantised_from": how.start}
+        quantise = {"quantisation": how}
     gate = drafts.gate if drafts is not None else None
     runner = AloneRunner(model(name), batch, eos=eos, gate=gate, **quantise)
     guarded.learn(*runner.sample())

@@ -420,7 +420,7 @@ def test_prefill_steps_follow_what_they_take_and_who_waits() -> None:
     scheduler.add(other)
     for _ in range(3):
         scheduler.step()
-    assert [size for _, size in runner.prefilled] == [512, 1024, 1984, 448, 448, 448]  # two seconds, then half of one
+    assert [size for _, size in runner.prefilled] == [512, 1024, 1984, 496, 496, 496]  # two seconds, then half of one
 
 
 def test_prefill_steps_keep_within_memory() -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from start_llm.engine.schedule.steps import ALONE_SECONDS, FIRST, LEAST, MOST, SHARED_SECONDS, TIGHT, StepSize
+from start_llm.engine.schedule.steps import ALONE_SECONDS, FIRST, MOST, SHARED_SECONDS, TIGHT, StepSize
 
 GIB = 2**30
 MIB = 2**20
@@ -69,7 +69,7 @@ def test_steps_shrink_as_soon_as_somebody_waits_and_grow_again() -> None:
 
 def test_a_slow_machine_keeps_to_the_least() -> None:
     found = prefill(StepSize(None, GIB), 5_000, seconds=lambda t, c: t / 100, shared=True)
-    assert {size for size, _, _ in found[1:-1]} == {LEAST}
+    assert {size for size, _, _ in found[1:-1]} == {TIGHT}
 
 
 def test_short_pieces_neither_grow_nor_shrink_the_steps() -> None:
