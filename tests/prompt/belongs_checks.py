@@ -4,7 +4,8 @@
 (b) every value that the request carries is in it, and the newest of a place stands last;
 (c) what was withdrawn is told as withdrawn;
 (d) it is not much longer than what was sent;
-(e) with no answer of ours in the request, and under ``strict``, it is the template's rendering.
+(e) with no answer of ours in the request, and under ``strict``, it is the template's rendering;
+(f) what another key is told of it is what a new server tells (`belongs_world`).
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from itertools import permutations, product
 
 from start_llm.core.messages import Message, Tool
 from tests.prompt.belongs_clients import CLEARED, FILES, SYSTEM, SYSTEM_LINES, TOOLS, Place, files_text, private_words
-from tests.prompt.belongs_conversation import Made, Said, Sent, declared_words
+from tests.prompt.belongs_conversation import Made, Said, Sent, arguments_of, declared_words
 from tests.prompt.belongs_reading import (
+    Shown,
     count,
     frames,
     last_mention,
@@ -32,6 +34,8 @@ from tests.prompt.belongs_reading import (
 )
 
 SLACK = 64
+_DEFAULT = '"dry_run"'
+_NOW = re.compile(re.escape(SYSTEM_LINES["clock"]).replace(r"\{\}", r"\d\d:\d\d:\d\d"))
 
 
 @dataclass
@@ -140,8 +144,9 @@ def _face(message: Message) -> tuple[object, ...]:
     text = message.content.rpartition("</think>")[2].strip() if message.role == "assistant" else message.content.strip()
     if text.startswith("x-anthropic-billing-header") and message.role == "system":
         text = text.partition("\n")[2]
-    calls = tuple((c.name, json.dumps(json.loads(c.arguments), sort_keys=True)) for c in message.tool_calls)
-    return message.role, text, calls
+    calls = tuple((call.name, arguments_of(call)) for call in message.tool_calls)
+    # Of two conversations of one owner that differ in the time only, either may go on as the other.
+    return message.role, _NOW.sub("", text) if message.role == "system" else text, calls
 
 
 def _made_here(prompt: Seen) -> list[Made]:
@@ -242,8 +247,9 @@ def _in_its_place(truth: Truth, prompt: Seen) -> Iterator[str]:
         (message, said)
         for index, (message, said) in enumerate(zip(sent.request.messages, sent.said, strict=True))
         if index and (said is not None or (message.role == "user" and sent.transient is not None))
+        if said is None or not said.block
     ]
-    read = messages_read(prompt.text)[1:]
+    read = [shown for shown in messages_read(prompt.text)[1:] if not _is_block(sent, shown, truth)]
     if [shown.role for shown in read] != [message.role for message, _ in pairs]:
         roles = [message.role for message, _ in pairs]
         yield f"(b) the messages are {roles}, the prompt shows {[shown.role for shown in read]}"
@@ -252,6 +258,7 @@ def _in_its_place(truth: Truth, prompt: Seen) -> Iterator[str]:
     for index, ((message, said), shown) in enumerate(zip(pairs, read, strict=True)):
         if message.role == "assistant":
             right = all(part in shown.body for part in _parts(message))
+            right = right and (_DEFAULT in shown.body) == any(_DEFAULT in call.arguments for call in message.tool_calls)
         else:
             body = without_notes(shown.body, truth.tags).strip()
             right = body in (_as_written(sent, message, said) if index <= answered else {message.content.strip()})
@@ -259,10 +266,16 @@ def _in_its_place(truth: Truth, prompt: Seen) -> Iterator[str]:
             yield f"(b) message {index}, a {message.role}'s: {message.content!r} was sent, {shown.body!r} is shown"
 
 
+def _is_block(sent: Sent, shown: Shown, truth: Truth) -> bool:
+    """A message of a declared block only: what it says is looked for by `_places`."""
+    return shown.role == "user" and without_notes(shown.body, truth.tags).strip() in sent.blocks
+
+
 def _parts(answer: Message) -> Iterator[str]:
     yield answer.content.rpartition("</think>")[2].strip()
     for call in answer.tool_calls:
-        yield from (str(value) for value in json.loads(call.arguments).values())
+        for name, value in json.loads(call.arguments).items():
+            yield value if isinstance(value, str) and value else f'"{name}": {json.dumps(value)}'
 
 
 def _as_written(sent: Sent, message: Message, said: Said | None) -> set[str]:

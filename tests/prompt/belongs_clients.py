@@ -31,6 +31,7 @@ class Place(NamedTuple):
 Values = Mapping[Place, str | None]
 SYSTEM_LINES = {
     "time": "Current time: {}",
+    "clock": "Now it is {} UTC.",
     "mode": "Mode: {}",
     "customer": "The customer is {}",
     "branch": "Current branch: {}",
@@ -51,6 +52,7 @@ class Kind:
     Attributes:
         stamps: labels that were true when they were said; a stamp that is gone need not be told.
         clears: takes old tool results out of its history.
+        alone: label of the block that may be a user message by itself.
     """
 
     name: str
@@ -59,6 +61,7 @@ class Kind:
     result: Mapping[str, str]
     stamps: frozenset[str] = frozenset()
     clears: bool = False
+    alone: str | None = None
 
     def system_text(self, values: Values) -> str:
         lines = [self.system]
@@ -81,7 +84,7 @@ def _with_blocks(text: str, number: int, forms: Mapping[str, str], values: Value
         value = values.get(Place(number, label))
         if value is not None:
             (before if form.startswith("^") else after).append(form.removeprefix("^").format(value))
-    return "\n".join([*before, text, *after])
+    return "\n".join([*before, *([text] if text else []), *after])
 
 
 def files_text(values: Values) -> str | None:
@@ -114,6 +117,7 @@ KINDS = {
             },
             {"file": _reminder("This file was changed by the user: {}")},
             clears=True,
+            alone="todo",
         ),
         Kind(
             "openclaw",
@@ -127,6 +131,7 @@ KINDS = {
             {},
             stamps=frozenset(["info", "id", "stats"]),
             clears=True,
+            alone="runtime",
         ),
         Kind(
             "aider",

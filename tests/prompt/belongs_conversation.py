@@ -39,7 +39,7 @@ SHARED = ("alpha", "beta", "gamma", "delta")
 class Said:
     """A message of a conversation. `made`: what the server generated there, None where it did not.
 
-    `number` is its own within the conversation; the places in it are named by that.
+    `number` is its own within the conversation; the places in it are named by that. `block`: it says nothing else.
     """
 
     number: int
@@ -50,6 +50,7 @@ class Said:
     reasoning: str | None = None
     made: Made | None = None
     cleared: bool = False
+    block: bool = False
 
     def matches(self, other: Said) -> bool:
         """The same but for what stands in declared places."""
@@ -58,7 +59,12 @@ class Said:
         if self.role != other.role or self.text.strip() != other.text.strip() or len(self.calls) != len(other.calls):
             return False
         pairs = zip(self.calls, other.calls, strict=True)
-        return all(a.name == b.name and json.loads(a.arguments) == json.loads(b.arguments) for a, b in pairs)
+        return all(a.name == b.name and arguments_of(a) == arguments_of(b) for a, b in pairs)
+
+
+def arguments_of(call: ToolCall) -> str:
+    """Equal for equal JSON values: `false` is not 0."""
+    return json.dumps(json.loads(call.arguments), sort_keys=True)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +94,7 @@ class Sent:
         said: for every message of the request the one of the conversation, None for system text, files, transient.
         values: what stands in declared places; earlier: other values that stood there before.
         stamps: places that need not be told as gone.
+        blocks: all that messages of a block only have ever said.
     """
 
     request: ChatRequest
@@ -97,10 +104,12 @@ class Sent:
     earlier: Mapping[Place, tuple[str, ...]]
     stamps: frozenset[Place]
     transient: str | None
+    blocks: frozenset[str]
 
     @property
     def history(self) -> tuple[Said, ...]:
-        return tuple(said for said in self.said if said is not None)
+        """Without messages of declared blocks only: they come and go as these do."""
+        return tuple(said for said in self.said if said is not None and not said.block)
 
 
 @dataclass
@@ -144,6 +153,7 @@ class Conversation:
     earlier: dict[Place, list[str]] = field(default_factory=dict)
     stamps: set[Place] = field(default_factory=set)
     numbers: int = 0
+    ticks: int = 36_000
 
     def __post_init__(self) -> None:
         if not self.values:
@@ -171,6 +181,9 @@ class Conversation:
             name = f"{place.label}{place.where if place.where >= 0 else ''}"
             count = len(self.earlier.get(place, ()))
             value = f"{name}-{self.words.new() if self.private else SHARED[count % len(SHARED)]}"
+            if place.label == "clock":
+                self.ticks += 1
+                value = f"{self.ticks // 3600 % 24:02}:{self.ticks // 60 % 60:02}:{self.ticks % 60:02}"
         self.values[place] = value
         if value not in self.earlier.setdefault(place, []):
             self.earlier[place].append(value)
@@ -248,7 +261,8 @@ class Conversation:
         for index, said in enumerate(self.history):
             if aside is not None and index == self._files_index():
                 pairs += [(Message("user", aside), None), (Message("assistant", FILES_REPLY), None)]
-            pairs.append((self._message(said), said))
+            if not said.block or self.values.get(self._block(said)) is not None:
+                pairs.append((self._message(said), said))
         transient = None
         if self.kind.name == "openclaw":
             transient = self.words.new()
@@ -268,7 +282,23 @@ class Conversation:
             for place, values in self.earlier.items()
         }
         said_of = tuple(said for _, said in pairs)
-        return Sent(request, self.kind, said_of, carried, earlier, frozenset(self.stamps), transient)
+        return Sent(request, self.kind, said_of, carried, earlier, frozenset(self.stamps), transient, self._blocks())
+
+    def _block(self, said: Said) -> Place:
+        assert self.kind.alone is not None
+        return Place(said.number, self.kind.alone)
+
+    def _blocks(self) -> frozenset[str]:
+        places = [self._block(said) for said in self.history if said.block]
+        forms = ((place, value) for place in places for value in self.earlier.get(place, ()))
+        return frozenset(self.kind.user_text("", place.where, {place: value}).strip() for place, value in forms)
+
+    def say_block(self, index: int) -> None:
+        """A message of a declared block only, at this place of the history."""
+        self.numbers += 1
+        said = Said(self.numbers, "user", "", block=True)
+        self.history.insert(index, said)
+        self.set(self._block(said))
 
     def _files_index(self) -> int:
         """The files stand in front of the newest user message."""
@@ -283,6 +313,8 @@ class Conversation:
         return text.replace(BILLING, BILLING.format(self.words.new())) if self.kind.name == "claude" else text
 
     def _message(self, said: Said) -> Message:
+        if said.role == "system":
+            return Message("system", said.text)
         if said.role == "assistant":
             return Message("assistant", said.text, said.reasoning, said.calls)
         if said.role == "tool":
@@ -320,4 +352,4 @@ def declared_words(sent: Sent) -> set[str]:
     return private_words(" ".join(value for value in sent.values.values() if value is not None))
 
 
-__all__ = ["KINDS", "Conversation", "Made", "Said", "Sent", "Words", "declared_words", "imported"]
+__all__ = ["KINDS", "Conversation", "Made", "Said", "Sent", "Words", "arguments_of", "declared_words", "imported"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
@@ -29,6 +30,9 @@ class World(Protocol):
     def tag(self) -> str: ...
     def add(self, conversation: Conversation) -> None: ...
     def restart(self) -> None: ...
+
+    def guess(self, conversation: Conversation, n: int) -> None:
+        """A key that never asked before sends the conversation's request: it is told what a new server tells."""
 
     def turn(self, conversation: Conversation, n: int) -> None:
         """The client says something if it is its turn, asks, and hears the answer."""
@@ -132,7 +136,7 @@ def undo(world: World, conversation: Conversation, n: int) -> None:
 
 def edit(world: World, conversation: Conversation, n: int) -> None:
     """A question is asked in other words; what came behind it goes, or stays."""
-    users = [i for i, said in enumerate(conversation.history) if said.role == "user"]
+    users = [i for i, said in enumerate(conversation.history) if said.role == "user" and not said.block]
     if users:
         index = users[n % len(users)]
         texts = typed_texts(conversation.kind.name)
@@ -146,7 +150,11 @@ def edit(world: World, conversation: Conversation, n: int) -> None:
 def word_edited(world: World, conversation: Conversation, n: int) -> None:
     """A question is asked with another word in it; what came behind it stays."""
     world.turn(conversation, n)
-    users = [i for i, said in enumerate(conversation.history) if said.role == "user" and PRIVATE.search(said.text)]
+    users = [
+        i
+        for i, said in enumerate(conversation.history)
+        if said.role == "user" and not said.block and PRIVATE.search(said.text)
+    ]
     if users:
         index = users[n % len(users)]
         said = conversation.history[index]
@@ -179,7 +187,7 @@ def answer_edited(world: World, conversation: Conversation, n: int) -> None:
 
 
 def insertion(world: World, conversation: Conversation, n: int) -> None:
-    users = [i for i, said in enumerate(conversation.history) if said.role == "user"]
+    users = [i for i, said in enumerate(conversation.history) if said.role == "user" and not said.block]
     if users:
         conversation.numbers += 1
         note = Said(conversation.numbers, "user", f"(A note from the editor: {conversation.words.new()})")
@@ -232,7 +240,7 @@ def newcomer(world: World, conversation: Conversation, n: int) -> None:
 
 def compaction(world: World, conversation: Conversation, n: int) -> None:
     """The client sums its history up and goes on from that, with the last turn or without it."""
-    users = [i for i, said in enumerate(conversation.history) if said.role == "user"]
+    users = [i for i, said in enumerate(conversation.history) if said.role == "user" and not said.block]
     if users:
         kept = conversation.history[users[-1] :] if n % 2 else []
         conversation.numbers += 2
@@ -269,6 +277,79 @@ def clear(world: World, conversation: Conversation, n: int) -> None:
     world.turn(conversation, n)
 
 
+def block_messages(world: World, conversation: Conversation, n: int) -> None:
+    """Messages of one declared block only come, change and go, two of them in a row, at the end and in the middle."""
+    if conversation.kind.alone is not None:
+        blocks = [said for said in conversation.history if said.block]
+        if n % 3 == 0 or not blocks:
+            conversation.say(n)
+            at = len(conversation.history) if n % 2 else max(0, len(conversation.history) - 1)
+            for _ in range(1 + n % 2):
+                conversation.say_block(at)
+        else:
+            place = Place(blocks[n % len(blocks)].number, conversation.kind.alone)
+            if n % 3 == 1:
+                conversation.take_away(place)
+            else:
+                conversation.set(place)
+    world.turn(conversation, n // 2)
+
+
+NOTHINGS = ("false", "null", '""', "[]", "{}", "0")
+
+
+def default_comes(world: World, conversation: Conversation, n: int) -> None:
+    """A call of the history gets a member that says nothing, or loses it: it is another call now."""
+    calling = [index for index, said in enumerate(conversation.history) if said.calls]
+    if calling:
+        index = calling[n % len(calling)]
+        said = conversation.history[index]
+        arguments = json.loads(said.calls[0].arguments)
+        if "dry_run" in arguments and n % 3 == 0:
+            del arguments["dry_run"]
+        else:
+            arguments["dry_run"] = json.loads(NOTHINGS[n % len(NOTHINGS)])
+        call = replace(said.calls[0], arguments=json.dumps(arguments))
+        conversation.history[index] = replace(said, calls=(call, *said.calls[1:]), made=None, reasoning=None)
+    world.turn(conversation, n)
+
+
+def clock_ticks(world: World, conversation: Conversation, n: int) -> None:
+    """The system text tells the time."""
+    for number in range(1 + n % 3):
+        conversation.ticks += 1 + n
+        conversation.set(Place(SYSTEM, "clock"))
+        world.turn(conversation, n + number)
+
+
+def copied(world: World, conversation: Conversation, n: int) -> None:
+    """The same customer's other conversation begins with a copy of this one, in which a value is another one."""
+    own = Words(world.tag())
+    twin = imported(conversation, own, same_values=True, ours=n % 2 == 0)
+    twin.owner, twin.ticks = conversation.owner, conversation.ticks + 7000
+    twin.session = f"copy{world.tag_count}" if n % 3 == 2 else None
+    twin.set(Place(SYSTEM, ("customer", "clock", "mode")[n % 3]))
+    world.add(twin)
+    world.turn(twin, n // 2)
+
+
+def system_in_the_middle(world: World, conversation: Conversation, n: int) -> None:
+    """A system message that is no head, with lines that look like telemetry."""
+    world.turn(conversation, 1)
+    conversation.numbers += 1
+    text = f"x-anthropic-billing-header: cc_version={conversation.words.new()};\nThe build is broken."
+    conversation.history.append(Said(conversation.numbers, "system", text))
+    conversation.numbers += 1
+    conversation.history.append(Said(conversation.numbers, "user", "Why?"))
+    world.ask(conversation, n)
+
+
+def guessed(world: World, conversation: Conversation, n: int) -> None:
+    """Another key sends what it guesses of this conversation, word for word or nearly so."""
+    world.turn(conversation, n // 2)
+    world.guess(conversation, n)
+
+
 def restart(world: World, conversation: Conversation, n: int) -> None:
     world.restart()
     world.turn(conversation, n)
@@ -303,5 +384,11 @@ EVENTS: tuple[tuple[str, Event], ...] = tuple(
         many_lines,
         insertion,
         answer_edited,
+        block_messages,
+        default_comes,
+        clock_ticks,
+        copied,
+        system_in_the_middle,
+        guessed,
     )
 )

@@ -6,20 +6,24 @@ conversation that it knows by the id of a tool call. Each of the others differs 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
-from start_llm.core.messages import Message
+from start_llm.core.messages import Message, ToolCall
 from start_llm.core.request import ChatRequest
 from tests.prompt.belongs_clients import CLEARED, PRIVATE
 from tests.prompt.belongs_events import EVENTS
 from tests.prompt.belongs_model import remembering
 from tests.prompt.belongs_reading import rendering
+from tests.prompt.belongs_story import NAMES
 from tests.prompt.belongs_world import Premises
 
+BACKEND = NAMES.index((None, "backend"))
+NOW = re.compile(r"Now it is \S+ UTC\.")
 BILLING = re.compile(r"x-anthropic-billing-header: .*\n")
 CLAUDE = "You are Claude Code"
 
@@ -260,6 +264,8 @@ class NotesGrow(AsSent):
 class KeepsResults(AsSent):
     """A result that its client took back is shown as the newest one of any conversation."""
 
+    events = ("go on", "go on", "clear", "fork", "stranger")
+
     def __init__(self, where: Premises) -> None:
         super().__init__(where)
         self.result = ""
@@ -268,6 +274,75 @@ class KeepsResults(AsSent):
         result = [replace(m, content=self.result) if m.content == CLEARED else m for m in messages]
         self.result = next((m.content for m in reversed(messages) if m.role == "tool"), self.result)
         return result
+
+
+class HidesSecondBlock(AsSent):
+    """Of two messages in a row that consist of a declared block, one is shown."""
+
+    groups = MappingProxyType({"kind": "claude"})
+    events = ("go on", "block messages")
+
+    def view(self, request: ChatRequest, messages: list[Message]) -> list[Message]:
+        alone = [message.role == "user" and message.content.startswith("<system-reminder>") for message in messages]
+        pairs = zip(messages, alone, [False, *alone], strict=False)
+        return [message for message, block, before in pairs if not (block and before)]
+
+
+class DropsDefaults(AsSent):
+    """A call is shown without members that say nothing."""
+
+    groups = MappingProxyType({"kind": "unknown"})
+    events = ("go on", "default comes")
+
+    def view(self, request: ChatRequest, messages: list[Message]) -> list[Message]:
+        return [replace(m, tool_calls=tuple(map(self.plainer, m.tool_calls))) for m in messages]
+
+    def plainer(self, call: ToolCall) -> ToolCall:
+        kept = {name: value for name, value in json.loads(call.arguments).items() if value}
+        return replace(call, arguments=json.dumps(kept))
+
+
+class CountsForAll(AsSent):
+    """What anybody has sent before is not new for anybody."""
+
+    events = ("go on", "guessed")
+
+    def __init__(self, where: Premises) -> None:
+        super().__init__(where)
+        self.said: set[str] = set()
+
+    def prepared(self, request: ChatRequest, messages: Sequence[Message], thinking: bool, **more: Any) -> Any:
+        new = sum(message.content not in self.said for message in messages)
+        return super().prepared(request, messages, thinking, new=new, **more)
+
+    def record(self, prepared: Any, answer: Message, tokens: Sequence[int]) -> None:
+        self.said.update(message.content for message in prepared.request.messages)
+
+
+class TelemetryAnywhere(AsSent):
+    """Leaves a line out of every system message where it looks like telemetry."""
+
+    events = ("go on", "system in the middle")
+
+    def view(self, request: ChatRequest, messages: list[Message]) -> list[Message]:
+        rest = (replace(m, content=BILLING.sub("", m.content)) if m.role == "system" else m for m in messages[1:])
+        return [messages[0], *rest]
+
+
+class ForgetsTheTime(AsSent):
+    """Shows the clock of a conversation's first turn, and tells no other."""
+
+    groups = MappingProxyType({"kind": "unknown"})
+    events = ("go on", "clock ticks")
+
+    def __init__(self, where: Premises) -> None:
+        super().__init__(where)
+        self.heads: dict[str, str] = {}
+
+    def view(self, request: ChatRequest, messages: list[Message]) -> list[Message]:
+        head = messages[0].content
+        known = self.heads.setdefault(NOW.sub("", head) + messages[1].content, head)
+        return [replace(messages[0], content=known), *messages[1:]]
 
 
 class StrictIsNot(AsSent):
@@ -335,6 +410,12 @@ class CallIdsAreNoProof(Noting):
         return len(node.request.messages) == index
 
 
+class JoinsByUser(CallIdsAreNoProof):
+    """One user's conversations with equal words are one conversation, whatever their customers are called."""
+
+    groups = MappingProxyType(dict(CallIdsAreNoProof.groups) | {"names": BACKEND})
+
+
 # With the property that each of them lacks.
 DEFECTS: dict[type[AsSent], str] = {
     LeaksFirstMessage: "a",
@@ -351,4 +432,10 @@ DEFECTS: dict[type[AsSent], str] = {
     OldestLast: "b",
     NoTenth: "d",
     CallIdsAreNoProof: "a",
+    HidesSecondBlock: "b",
+    DropsDefaults: "b",
+    CountsForAll: "f",
+    JoinsByUser: "a",
+    TelemetryAnywhere: "b",
+    ForgetsTheTime: "b",
 }

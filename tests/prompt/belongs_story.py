@@ -37,7 +37,13 @@ ECHOES = (
     in_content,
 )
 # Sessions and keys of a group's conversations.
-NAMES: tuple[tuple[str | None, str | None], ...] = ((None, None), ("session", None), (None, "key"), ("session", "key"))
+NAMES: tuple[tuple[str | None, str | None], ...] = (
+    (None, None),
+    ("session", None),
+    (None, "key"),
+    ("session", "key"),
+    (None, "backend"),  # one user for many customers
+)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -110,7 +110,7 @@ class World:
             ECHOES[group.echo],
             group.thinking,
             session=f"{session}{number}" if session else None,
-            owner=f"{key}{number}" if key else None,
+            owner=key if key == "backend" else f"{key}{number}" if key else None,
         )
 
     # --- running ----------------------------------------------------------------
@@ -183,9 +183,36 @@ class World:
         if len(self.conversations) < CONVERSATIONS:
             self.conversations.append(conversation)
 
+    def guess(self, conversation: Conversation, n: int) -> None:
+        """What it is told is what a server tells that never saw anybody else."""
+        twin = conversation.fork(Words(self.tag()))
+        twin.owner = f"guesser{self.tag_count}"
+        if n % 3 == 1 and twin.history:
+            twin.history[n % len(twin.history)] = replace(twin.history[n % len(twin.history)], text="another guess")
+        twin.say(n)
+        sent = twin.sent()
+        with memory_folder() as folder:
+            alone = self.start(replace(self.where, folder=folder))
+            try:
+                told = [_told(server, sent, twin.thinking) for server in (self.server, alone)]
+            finally:
+                alone.close()
+        if told[0] != told[1]:
+            raise Broken("\n".join([f"(f) a guess is told {told[0]}, by a new server {told[1]}", *self.log]))
+
     def restart(self) -> None:
         self.server.close()
         self.server = self.start(self.where)
+
+
+def _told(server: Server, sent: Sent, thinking: bool) -> tuple[Any, ...]:
+    """All that is told of a request."""
+    try:
+        prepared = server.prepare(sent.request, thinking=thinking)
+    except ContextLengthExceeded as error:
+        return (str(error),)
+    more = (getattr(prepared, name, None) for name in ("new", "miss", "served", "in_reasoning"))
+    return (prepared.prompt.tokens, tuple(prepared.notes), *more)
 
 
 def _sent_lines(sent: Sent) -> list[str]:
