@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from start_llm.core.errors import BadRequest, NotSupported, StartLLMError, TooLarge
-from start_llm.core.images import Attachment, Picture
+from start_llm.core.images import MARK, Attachment, Picture
 from start_llm.core.messages import Message
 from start_llm.core.settings import Settings
 from start_llm.files.lru import Lru
@@ -301,10 +301,14 @@ def _name(image: Attachment, known: KnownImage) -> str:
 
 
 def _joined(pieces: Sequence[str]) -> str:
-    """With a line break between neighbours that have none."""
-    text = ""
-    for piece in filter(None, pieces):
-        text += ("\n" if text and not text.endswith("\n") and not piece.startswith("\n") else "") + piece
+    """Text and what stands for images, in turn: a mark as the client put it, a line of text as a line of its own."""
+    text, own_line = "", False
+    for number, piece in enumerate(pieces):
+        own_line = own_line or (number % 2 == 1 and MARK.fullmatch(piece) is None)
+        if own_line and text and piece and not text.endswith("\n") and not piece.startswith("\n"):
+            text += "\n"
+        text += piece
+        own_line = own_line and (number % 2 == 1 or not piece)
     return text
 
 

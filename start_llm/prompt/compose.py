@@ -17,6 +17,7 @@ from start_llm.core.request import ChatRequest
 from start_llm.core.vision import ImageSpan
 from start_llm.prompt.clients import Clients
 from start_llm.prompt.clock import OWN_DATES, VARIABLE, Clock
+from start_llm.prompt.image_marks import ImageMarks
 from start_llm.prompt.length import LengthCheck
 from start_llm.prompt.match import BaseMatch, BaseSearch, MatchQuery, Proof
 from start_llm.prompt.ports import Template, Tokenizer
@@ -25,7 +26,6 @@ from start_llm.prompt.probe import Traits
 from start_llm.prompt.reading import ChainReader, MessageChain
 from start_llm.prompt.render import Renderer
 from start_llm.prompt.sent import SentTexts
-from start_llm.prompt.sights import ImageMarks
 from start_llm.prompt.tokenise import Coder
 from start_llm.prompt.tree import ConversationTree, Difference, Path, Rendering
 from start_llm.prompt.view import View, as_sent, going_on, strictly
@@ -63,7 +63,7 @@ class Composer:
         """
         self._strict = strict
         self.length = LengthCheck(tokenizer, context)
-        self.renderer = Renderer(template, traits, preserve_thinking=preserve_thinking)
+        self.renderer = Renderer(template, traits, preserve_thinking=preserve_thinking, images=image_marks is not None)
         self.coder = Coder(tokenizer, traits, image_marks, self.length)
         self.sent = SentTexts(lambda text: len(self.coder.encode(text)[0]))
         self._image_marks = image_marks

@@ -6,9 +6,11 @@ import hashlib
 import json
 import threading
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from start_llm.core.errors import BadRequest
+from start_llm.core.images import MARK
 from start_llm.core.messages import Message, Tool
 from start_llm.prompt.fit import Dicts, Fitter
 from start_llm.prompt.ports import Template, TemplateError
@@ -58,11 +60,13 @@ def common_prefix(a: str, b: str, chunk: int = 65536) -> int:
 class Renderer:
     """Renders with one template. Thread-safe."""
 
-    def __init__(self, template: Template, traits: Traits, *, preserve_thinking: bool) -> None:
+    def __init__(self, template: Template, traits: Traits, *, preserve_thinking: bool, images: bool = False) -> None:
+        """`images`: messages may hold marks of images; a template that takes parts is given their texts as parts."""
         self._template = template
         self.traits = traits
         self._preserve = preserve_thinking
         self._fit = Fitter(traits, preserve_thinking=preserve_thinking).fit
+        self._joins = images and self._takes_parts()
         self._suffixes: dict[str, str] = {}
         self._heads: dict[bytes, int] = {}
         self._lock = threading.Lock()
@@ -93,6 +97,8 @@ class Renderer:
             BadRequest: the template refuses the conversation.
         """
         dicts, functions = self._fit(messages, tools)
+        if self._joins:
+            dicts = [{**each, "content": _parts(each.get("content"))} for each in dicts]
         text = self._text(dicts, functions, True, variables)
         suffix = self._suffix(variables)
         if suffix and text.endswith(suffix):
@@ -100,6 +106,15 @@ class Renderer:
         else:
             generation = common_prefix(text, self._text(dicts, functions, False, variables))
         return Rendering(text, generation, self._head(text, messages, tools, variables))
+
+    def _takes_parts(self) -> bool:
+        """Whether the template takes a message's content as a list of text parts."""
+        parts = [{"type": "text", "text": "alpha7"}, {"type": "text", "text": "bravo7"}]
+        try:
+            text = self._template.render([{"role": "user", "content": parts}], None, True)
+        except TemplateError:
+            return False
+        return 0 <= text.find("alpha7") < text.find("bravo7") and "'text'" not in text
 
     def _text(self, dicts: Dicts, functions: Dicts | None, agp: bool, variables: dict[str, Any]) -> str:
         try:
@@ -147,6 +162,14 @@ class Renderer:
                 self._heads.clear()
             self._heads[key] = head
         return head
+
+
+def _parts(content: Any) -> Any:
+    """A text with marks of images, in parts; any other content as it is."""
+    if not isinstance(content, str) or MARK.search(content) is None:
+        return content
+    ends = sorted({0, len(content), *(place for mark in MARK.finditer(content) for place in mark.span())})
+    return [{"type": "text", "text": content[start:end]} for start, end in pairwise(ends)]
 
 
 def _head_key(systems: Iterable[Message], tools: Sequence[Tool], variables: dict[str, Any]) -> bytes:

@@ -11,11 +11,11 @@ from dataclasses import replace
 from operator import itemgetter
 
 from start_llm.core.images import MARK
+from start_llm.prompt.image_marks import ImageMarks
 from start_llm.prompt.length import LengthCheck
 from start_llm.prompt.ports import Tokenizer
 from start_llm.prompt.probe import Traits, special_pattern
 from start_llm.prompt.render import common_prefix
-from start_llm.prompt.sights import ImageMarks
 from start_llm.prompt.tree import Path, Rendering, SpecialTokenPlace
 
 _CHAR = itemgetter(0)
@@ -26,14 +26,18 @@ class Coder:
     """Encodes prompts. Stateless after construction, so thread-safe."""
 
     def __init__(
-        self, tokenizer: Tokenizer, traits: Traits, sights: ImageMarks | None = None, length: LengthCheck | None = None
+        self,
+        tokenizer: Tokenizer,
+        traits: Traits,
+        image_marks: ImageMarks | None = None,
+        length: LengthCheck | None = None,
     ) -> None:
         """
         Args:
-            sights: of a model with eyes, for the marks of images in texts.
+            image_marks: of a model with eyes, for the marks of images in texts.
             length: refuses what is far too long before it is encoded.
         """
-        self._tokenizer, self._sights = tokenizer, sights
+        self._tokenizer, self._image_marks = tokenizer, image_marks
         self._length = length or LengthCheck(tokenizer, 0)
         special = tokenizer.special_tokens
         self._eos = tokenizer.eos_ids
@@ -51,21 +55,42 @@ class Coder:
         return all(encode(a + name + b) == encode(a) + encode(name + b) for a, b in _PROBES)
 
     def encode(self, text: str, *, char: int = 0, token: int = 0) -> tuple[list[int], list[SpecialTokenPlace]]:
-        """Tokens of `text`, and its anchors; offsets count from `char` and `token`. Raises ContextLengthExceeded."""
+        """Tokens of `text`, and its anchors; offsets count from `char` and `token`. Raises ContextLengthExceeded.
+
+        What a processor writes around an image (for gemma3 line breaks) is encoded together with the text beside it.
+        """
         self._length.check((text,), token)
-        if self._sights is None or MARK.search(text) is None:
+        marks = list(MARK.finditer(text)) if self._image_marks is not None else []
+        if not marks or self._image_marks is None:
             return self._encode(text, char, token)
         tokens: list[int] = []
         anchors: list[SpecialTokenPlace] = []
+        opens = [self._image_marks.around(mark)[0] for mark in marks]
+        behind: tuple[int, ...] = ()
         at = 0
-        for mark in MARK.finditer(text):
-            before, places = self._encode(text[at : mark.start()], char + at, token + len(tokens))
-            tokens += before
-            anchors += places
-            tokens += self._sights.tokens(mark[1], int(mark[2]), int(mark[3]))
-            at = mark.end()
-        rest, behind = self._encode(text[at:], char + at, token + len(tokens))
-        return tokens + rest, anchors + behind
+        for mark, before in zip([*marks, None], [*opens, ()], strict=True):
+            end = mark.start() if mark is not None else len(text)
+            piece, places = self._between(behind, text[at:end], before)
+            anchors += [SpecialTokenPlace(char + at + c, token + len(tokens) + t, starts) for c, t, starts in places]
+            tokens += piece
+            if mark is not None:
+                tokens += self._image_marks.places(mark)
+                behind, at = self._image_marks.around(mark)[1], mark.end()
+        return tokens, anchors
+
+    def _between(
+        self, behind: tuple[int, ...], text: str, before: tuple[int, ...]
+    ) -> tuple[list[int], list[SpecialTokenPlace]]:
+        """Tokens of a text with what processors write behind the image in front of it and before the one that follows.
+
+        The anchors are those of the text itself, their characters counted from its beginning.
+        """
+        around = [self._tokenizer.decode(tokens) for tokens in (behind, before)]
+        if [tuple(self._tokenizer.encode(written)) for written in around] != [behind, before]:
+            tokens, anchors = self._encode(text, 0, len(behind))  # not to be written as text
+            return [*behind, *tokens, *before], anchors
+        tokens, anchors = self._encode(around[0] + text + around[1], -len(around[0]), 0)
+        return tokens, [anchor for anchor in anchors if 0 <= anchor.char < len(text)]
 
     def _encode(self, text: str, char: int, token: int) -> tuple[list[int], list[SpecialTokenPlace]]:
         """`encode` for text without images."""

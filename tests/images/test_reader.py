@@ -176,7 +176,7 @@ def test_a_table_of_all_images_is_appended_where_it_is_asked_for() -> None:
 def test_marks_stand_where_the_images_were() -> None:
     (shown,), pictures = made().shown([user("ab", image(png(), at=1))])
     ((identity, picture),) = pictures.items()
-    assert shown.content == f"a\n{picture.mark}\nb" and shown.images == (identity,)
+    assert shown.content == f"a{picture.mark}b" and shown.images == (identity,)
     assert MARK.findall(shown.content) == [(identity, "64", "48")]
     assert picture.load().size == (64, 48)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 
@@ -16,10 +17,15 @@ class ImageMarks:
     def __init__(self, eyes: Eyes) -> None:
         self._eyes = eyes
 
-    def tokens(self, identity: str, width: int, height: int) -> list[int]:
-        """What stands for a mark."""
-        before, length, after = self._eyes.places(width, height)
-        return [*before, *image_ids(self._eyes.key(identity), length), *after]
+    def around(self, mark: re.Match[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Tokens that the processor writes before and behind an image."""
+        before, _, behind = self._eyes.places(int(mark[2]), int(mark[3]))
+        return before, behind
+
+    def places(self, mark: re.Match[str]) -> tuple[int, ...]:
+        """Ids of the image's places."""
+        _, length, _ = self._eyes.places(int(mark[2]), int(mark[3]))
+        return image_ids(self._eyes.key(mark[1]), length)
 
     def unknown(self, text: str, pictures: Mapping[str, Picture]) -> bool:
         """Whether `text` shows an image that is not at hand (its client has cleared the message that held it)."""
