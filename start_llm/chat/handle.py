@@ -89,7 +89,10 @@ def loaded[Handle](lease: Lease[Handle], name: str) -> Iterator[Handle]:
 
 
 class Models(Protocol):
-    """The models that there are, loaded or not. Any thread; none of these methods waits for a model."""
+    """The models that there are, loaded or not. Any thread; none of these methods waits for a model.
+
+    What `core.service.Service` has, too, is described there.
+    """
 
     def open(self, name: str) -> Lease[ModelHandle]:
         """A hold on the model that `name` means; it is loaded if it is not.
@@ -104,29 +107,19 @@ class Models(Protocol):
 
     @property
     def main(self) -> ModelCard | None:
-        """The model that the server was started with, loaded or not; ``None`` before it was loaded once."""
-        ...
-
-    def cards(self) -> tuple[ModelCard, ...]:
-        """All that are known; the main one first."""
+        """The default model, loaded or not; ``None`` before it was loaded once."""
         ...
 
     def card(self, name: str) -> ModelCard:
         """Raises NotFound."""
         ...
 
-    def served_name(self, asked: str) -> str:
-        """The name of the model that answers who asks for `asked`; `asked` itself where none does."""
-        ...
+    def cards(self) -> tuple[ModelCard, ...]: ...
 
-    def token_text(self, token: int, name: str) -> str:
-        """A token's text in the vocabulary of a loaded model; empty if it is not loaded."""
-        ...
+    def served_name(self, asked: str) -> str: ...
 
-    def unload(self, name: str) -> ModelCard:
-        """Returns when its KV is on disk and its memory is free. Raises NotFound, Conflict while it works."""
-        ...
+    def token_text(self, token: int, model: str = "") -> str: ...
 
-    def pin(self, name: str, pinned: bool) -> ModelCard:
-        """A pinned model is not unloaded for another one. Raises NotFound."""
-        ...
+    def unload(self, name: str) -> ModelCard: ...
+
+    def pin(self, name: str, pinned: bool) -> ModelCard: ...

@@ -16,9 +16,9 @@ from datetime import UTC, datetime
 
 from start_llm.chat.handle import ModelHandle, Models, loaded
 from start_llm.chat.reports import RecentReports
-from start_llm.chat.stream import ChatStream, Generation, WaitingStream, explained
+from start_llm.chat.stream import ChatStream, WaitingStream, explained
 from start_llm.core.errors import ContextLengthExceeded
-from start_llm.core.report import Background, CacheReport
+from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
 from start_llm.core.service import EventStream, Health, ModelCard
 from start_llm.core.settings import Settings
@@ -37,12 +37,16 @@ class ChatService:
     """Implements `core.service.Service`."""
 
     def __init__(
-        self, settings: Settings, engine: Engine, models: Models, shown: Callable[[str, str], None] | None = None
+        self, settings: Settings, engine: Engine, models: Models, on_prompt: Callable[[str, str], None] | None = None
     ) -> None:
-        """`shown`: is told each request's id, and the text that the model is going to read."""
-        self._settings, self._engine, self._models, self._shown = settings, engine, models, shown
+        """`on_prompt`: is told each request's id, and the text that the model is going to read."""
+        self._settings, self._engine, self._models, self._on_prompt = settings, engine, models, on_prompt
         self._reports = RecentReports()
         self._images = ImageReader(settings)
+        # What is asked of the models, and of recent requests, goes there as it is.
+        self.models, self.served_name, self.token_text = models.cards, models.served_name, models.token_text
+        self.unload_model, self.pin_model = models.unload, models.pin
+        self.cache_report, self.background = self._reports.report, self._reports.background
 
     def chat(self, request: ChatRequest) -> EventStream:
         lease = self._models.open(request.model)
@@ -52,69 +56,54 @@ class ChatService:
             stream.begin()
         return stream
 
-    def _begin(self, served: ModelHandle, request: ChatRequest, poll: float) -> ChatStream:
+    def _begin(self, model: ModelHandle, request: ChatRequest, poll: float) -> ChatStream:
         """Everything that is done for a request whose model is there."""
-        served.check(request)
-        request = replace(request, sampling=request.sampling.with_defaults(served.sampling))
+        model.check(request)
+        request = replace(request, sampling=request.sampling.with_defaults(model.sampling))
         # 1. messages -> tokens
-        request = self._read(served, request)
-        prepared = self._prepare(served, request)
+        request = self._read(model, request)
+        prepared = self._prepare(model, request)
         prompt = prepared.prompt
-        if self._shown is not None:
-            self._shown(request.id, _text(request, prepared))
+        if self._on_prompt is not None:
+            self._on_prompt(request.id, _text(request, prepared))
         # 2. does it fit?
-        room = served.context - len(prompt.tokens)
+        room = model.context - len(prompt.tokens)
         asked = request.max_tokens or self._settings.default_max_tokens or room
         if room < 1:
-            raise ContextLengthExceeded(prompt=len(prompt.tokens), asked=1, limit=served.context)
+            raise ContextLengthExceeded(prompt=len(prompt.tokens), asked=1, limit=model.context)
         # 3. off to the model thread
-        run = Generation(self._reports, request, served, prepared, max_tokens=min(asked, room))
-        run.submit(self._engine, served.constraint(request, prepared.in_reasoning))
-        served.pipeline.sent(prepared)
+        stream = ChatStream(self._engine, self._reports, request, model, prepared, poll)
+        stream.submit(model.constraint(request, prepared.in_reasoning), min(asked, room))
+        model.pipeline.sent(prepared)
         # 4. tokens come back as events
-        return ChatStream(run, self._engine, poll)
+        return stream
 
-    def _read(self, served: ModelHandle, request: ChatRequest) -> ChatRequest:
+    def _read(self, model: ModelHandle, request: ChatRequest) -> ChatRequest:
         """The request with its images read."""
-        appended = self._images.appended(request.messages, fetched=served.eyes is not None)
+        appended = self._images.appended(request.messages, fetched=model.eyes is not None)
         request = replace(request, appended=appended)
-        if served.eyes is None:
+        if model.eyes is None:
             return replace(request, messages=self._images.told(request.messages))
-        messages, pictures = self._images.shown(request.messages, served.eyes.problem)
+        messages, pictures = self._images.shown(request.messages, model.eyes.problem)
         return replace(request, messages=messages, pictures=pictures)
 
-    def _prepare(self, served: ModelHandle, request: ChatRequest) -> Prepared:
+    def _prepare(self, model: ModelHandle, request: ChatRequest) -> Prepared:
         thinking = self._settings.default_thinking if request.thinking is None else request.thinking
-        return served.pipeline.prepare(request, thinking=thinking)
+        return model.pipeline.prepare(request, thinking=thinking)
 
     # --- the rest of Service ----------------------------------------------------
 
     def count_tokens(self, request: ChatRequest) -> int:
-        with loaded(self._models.open(request.model), request.model) as served:
-            return len(self._prepare(served, self._read(served, request)).prompt.tokens)
+        with loaded(self._models.open(request.model), request.model) as model:
+            return len(self._prepare(model, self._read(model, request)).prompt.tokens)
 
     def explain(self, request: ChatRequest) -> CacheReport:
-        with loaded(self._models.open(request.model), request.model) as served:
-            prepared = self._prepare(served, self._read(served, request))
-            return explained(self._engine.plan(prepared.prompt, served.model), served.pipeline, prepared)
-
-    def cache_report(self, request_id: str) -> CacheReport | None:
-        return self._reports.report(request_id)
-
-    def background(self, request_id: str) -> Background:
-        return self._reports.background(request_id)
+        with loaded(self._models.open(request.model), request.model) as model:
+            prepared = self._prepare(model, self._read(model, request))
+            return explained(self._engine.plan(prepared.prompt, model.model), model.pipeline, prepared)
 
     def stored(self) -> StoredTree:
         return self._engine.stored()
-
-    def token_text(self, token: int, model: str = "") -> str:
-        return self._models.token_text(token, model)
-
-    def models(self) -> tuple[ModelCard, ...]:
-        return self._models.cards()
-
-    def served_name(self, asked: str) -> str:
-        return self._models.served_name(asked)
 
     def context_scale(self, model: str) -> float:
         return self._models.card(model).context_scale
@@ -122,12 +111,6 @@ class ChatService:
     def load_model(self, name: str) -> ModelCard:
         with loaded(self._models.open_any(name), name):
             return self._models.card(name)
-
-    def unload_model(self, name: str) -> ModelCard:
-        return self._models.unload(name)
-
-    def pin_model(self, name: str, pinned: bool) -> ModelCard:
-        return self._models.pin(name, pinned)
 
     def health(self) -> Health:
         status, main = self._engine.status(), self._models.main

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 from start_llm.chat.handle import Lease, ModelHandle
+from start_llm.chat.reports import RecentReports
 from start_llm.core.errors import Internal, StartLLMError, TimedOut
 from start_llm.core.events import (
     Admitted,
@@ -55,77 +56,6 @@ _LAST_WORD_SECONDS = 0.5  # the rest of a chunk takes about that at most
 _Queue = SimpleQueue[tuple[int, EngineEvent | None]]
 
 
-class Reports(Protocol):
-    """Who keeps what is known of recent requests."""
-
-    def remember(self, request_id: str, report: CacheReport) -> None: ...
-
-    def remember_background(self, request_id: str, background: Background) -> None: ...
-
-
-class Generation:
-    """A request on its way: its choices and the queue that all their events come through."""
-
-    def __init__(
-        self, reports: Reports, request: ChatRequest, served: ModelHandle, prepared: Prepared, max_tokens: int
-    ) -> None:
-        self.reports, self.request, self.served, self.prepared = reports, request, served, prepared
-        self.max_tokens = max_tokens
-        self.queue: _Queue = SimpleQueue()
-        self.choices = [self._choice(i) for i in range(request.n)]
-
-    def _choice(self, index: int) -> ChoiceParser:
-        work_id = f"{self.request.id}#{index}"
-        if self.request.prompt is not None:
-            raw = Detokenizer(self.served.detokenizer(), raw=True)
-            return RawChoiceParser(index, RawParser(self.request.stop, index), raw, work_id)
-        parser = OutputParser(
-            self.served.style,
-            tools=self.request.tools,
-            stop=self.request.stop,
-            in_reasoning=self.prepared.in_reasoning,
-            tool_calls=bool(self.request.tools) and self.request.tool_choice.mode != "none",
-            whole=not self.request.stream,
-            choice=index,
-        )
-        detokenizer = Detokenizer(self.served.detokenizer())
-        return ChoiceParser(index, parser, detokenizer, work_id, single_call=not self.request.parallel_tool_calls)
-
-    def submit(self, engine: Engine, constraint: Constraint | None) -> None:
-        """All choices or none."""
-        for choice in self.choices:
-            sampling = self.request.sampling
-            if sampling.seed is not None:
-                sampling = replace(sampling, seed=sampling.seed + choice.index)
-            work = Submit(
-                id=choice.work_id,
-                prompt=self.prepared.prompt,
-                sampling=sampling,
-                max_tokens=self.max_tokens,
-                sink=_Tagged(self.queue, choice.index),
-                logprobs=self.request.logprobs,
-                constraint=constraint,
-                thinking=self._thinking_limit(),
-                views=None if self.served.views is None else partial(self.served.views, self.request.messages),
-                session=self.prepared.session,
-                conversation=self.request.conversation,
-                one_shot=self.prepared.one_shot and len(self.prepared.prompt.tokens) < _ONE_SHOT_TOKENS,
-                model=self.served.model,
-            )
-            try:
-                engine.submit(work)
-            except StartLLMError:
-                for other in self.choices:
-                    engine.cancel(other.work_id)
-                raise
-
-    def _thinking_limit(self) -> ThinkingLimit | None:
-        budget, tags = self.request.thinking_budget, self.served.think_tokens
-        if budget is None or tags is None:
-            return None
-        return ThinkingLimit(budget, *tags, inside=self.prepared.in_reasoning)
-
-
 class _Tagged:
     """A sink that says which choice an event belongs to."""
 
@@ -137,23 +67,91 @@ class _Tagged:
 
 
 class ChatStream:
-    """Implements `core.service.EventStream`. Iterated by one thread; `close` may come from another."""
+    """One request on its way: its choices, and the queue that all their events come through.
 
-    def __init__(self, run: Generation, engine: Engine, poll: float) -> None:
-        self._run, self._engine, self._poll = run, engine, poll
+    Implements `core.service.EventStream`. Iterated by one thread; `close` may come from another.
+
+    Args:
+        poll: seconds between two signs of life.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        reports: RecentReports,
+        request: ChatRequest,
+        model: ModelHandle,
+        prepared: Prepared,
+        poll: float,
+    ) -> None:
+        self._engine, self._reports, self._poll = engine, reports, poll
+        self._request, self._model, self._prepared = request, model, prepared
+        self._queue: _Queue = SimpleQueue()
+        self._choices = [self._choice(index) for index in range(request.n)]
         self._ready: deque[Event] = deque()
-        self._shown = time.monotonic()
+        self._last_sent = time.monotonic()
         self._progress = Progress(0, 0)
         self._over = False
         self._closed = threading.Event()
         # The choice that was admitted first, and the engine's report of it: the prompt's KV is that one's work.
         self._first: ChoiceParser | None = None
-        self._planned = CacheReport(prompt=len(run.prepared.prompt.tokens), session=run.prepared.session)
+        self._planned = CacheReport(prompt=len(prepared.prompt.tokens), session=prepared.session)
         self._computed = 0
         self._seconds_prefill = 0.0
         self._answering = False
         self._answer: Message | None = None
         self._drafts: dict[str, Any] = {"forwards": 0, "drafted": 0, "accepted": 0}
+
+    def _choice(self, index: int) -> ChoiceParser:
+        work_id = f"{self._request.id}#{index}"
+        if self._request.prompt is not None:
+            raw = Detokenizer(self._model.detokenizer(), raw=True)
+            return RawChoiceParser(index, RawParser(self._request.stop, index), raw, work_id)
+        parser = OutputParser(
+            self._model.style,
+            tools=self._request.tools,
+            stop=self._request.stop,
+            in_reasoning=self._prepared.in_reasoning,
+            tool_calls=bool(self._request.tools) and self._request.tool_choice.mode != "none",
+            whole=not self._request.stream,
+            choice=index,
+        )
+        detokenizer = Detokenizer(self._model.detokenizer())
+        return ChoiceParser(index, parser, detokenizer, work_id, single_call=not self._request.parallel_tool_calls)
+
+    def submit(self, constraint: Constraint | None, max_tokens: int) -> None:
+        """Sends all choices to the model thread, or none. Raises QueueFull, Unavailable."""
+        for choice in self._choices:
+            sampling = self._request.sampling
+            if sampling.seed is not None:
+                sampling = replace(sampling, seed=sampling.seed + choice.index)
+            work = Submit(
+                id=choice.work_id,
+                prompt=self._prepared.prompt,
+                sampling=sampling,
+                max_tokens=max_tokens,
+                sink=_Tagged(self._queue, choice.index),
+                logprobs=self._request.logprobs,
+                constraint=constraint,
+                thinking=self._thinking_limit(),
+                views=None if self._model.views is None else partial(self._model.views, self._request.messages),
+                session=self._prepared.session,
+                conversation=self._request.conversation,
+                one_shot=self._prepared.one_shot and len(self._prepared.prompt.tokens) < _ONE_SHOT_TOKENS,
+                model=self._model.model,
+            )
+            try:
+                self._engine.submit(work)
+            except StartLLMError:
+                for other in self._choices:
+                    self._engine.cancel(other.work_id)
+                raise
+
+    def _thinking_limit(self) -> ThinkingLimit | None:
+        budget, tags = self._request.thinking_budget, self._model.think_tokens
+        if budget is None or tags is None:
+            return None
+        return ThinkingLimit(budget, *tags, inside=self._prepared.in_reasoning)
 
     def __iter__(self) -> Iterator[Event]:
         return self
@@ -161,19 +159,19 @@ class ChatStream:
     def __next__(self) -> Event:
         while not self._closed.is_set():
             if self._ready:
-                self._shown = time.monotonic()
+                self._last_sent = time.monotonic()
                 return self._ready.popleft()
             if self._over:
                 break
             # Tokens that show nothing yet (a call that is read as a whole) are no sign of life to the client.
-            left = self._shown + self._poll - time.monotonic()
+            left = self._last_sent + self._poll - time.monotonic()
             try:
-                index, event = self._run.queue.get(timeout=max(left, 0.0))
+                index, event = self._queue.get(timeout=max(left, 0.0))
             except Empty:
                 self._watch()
                 continue
             if event is not None:
-                self._handle(self._run.choices[index], event)
+                self._handle(self._choices[index], event)
             if left <= 0 and not self._ready:
                 self._ready.append(self._progress)
         raise StopIteration
@@ -181,12 +179,12 @@ class ChatStream:
     def close(self) -> None:
         """Ends the stream; the turn of a complete answer is recorded now, other work is cancelled."""
         self._closed.set()
-        self._run.queue.put((0, None))
+        self._queue.put((0, None))
         if not self._over:
             self._cancel()
         answer, self._answer = self._answer, None
         if answer is not None:
-            self._run.served.recorder.finish(self._run.prepared, answer, self._run.choices[0].tokens)
+            self._model.recorder.finish(self._prepared, answer, self._choices[0].tokens)
 
     def _watch(self) -> None:
         """Nothing happened for a while: a sign of life, or the end if the model thread gives none."""
@@ -197,7 +195,7 @@ class ChatStream:
             self._ready.append(self._progress)
 
     def _cancel(self) -> None:
-        for choice in self._run.choices:
+        for choice in self._choices:
             if not choice.over:
                 self._engine.cancel(choice.work_id)
 
@@ -220,14 +218,14 @@ class ChatStream:
     def _admitted(self, choice: ChoiceParser, report: CacheReport) -> None:
         if self._first is None:
             self._first = choice
-            report = replace(report, session=self._run.prepared.session)
-            pipeline, prepared = self._run.served.pipeline, self._run.prepared
+            report = replace(report, session=self._prepared.session)
+            pipeline, prepared = self._model.pipeline, self._prepared
             self._planned = explained(report, pipeline, prepared)
             parted = report.miss if report.miss is not None and report.miss.stored else None
             if parted is not None:
                 expected = pipeline.text_at(prepared, parted.token, parted.stored)
                 parted = replace(located(parted, pipeline, prepared), expected=expected)
-            self._run.reports.remember_background(self._run.request.id, Background(prepared.notes, parted))
+            self._reports.remember_background(self._request.id, Background(prepared.notes, parted))
             self._ready.append(Started(replace(self._report(), computed=self._planned.computed)))
 
     def _sampled(self, choice: ChoiceParser, event: Sampled) -> None:
@@ -247,7 +245,7 @@ class ChatStream:
             self._fail(TimedOut(_CUT_EMPTY))
             return
         self._ready.extend(self._with_appended(choice, events))
-        if all(c.over for c in self._run.choices):
+        if all(c.over for c in self._choices):
             self._all_done()
 
     def _count(self, choice: ChoiceParser, report: CacheReport | None) -> None:
@@ -262,7 +260,7 @@ class ChatStream:
 
     def _with_appended(self, choice: ChoiceParser, events: list[Event]) -> list[Event]:
         """Adds what the client gets at the end of a text; not behind calls, nor where the text has a form."""
-        request, ended = self._run.request, choice.ending in (Ending.MODEL, Ending.LIMIT)
+        request, ended = self._request, choice.ending in (Ending.MODEL, Ending.LIMIT)
         if not request.appended or not ended or choice.parser.parsed().tool_calls:
             return events
         if request.response_format.kind != "text" or not choice.seen:
@@ -273,43 +271,43 @@ class ChatStream:
         self._over = True
         report = self._report()
         usage = Usage(
-            prompt=len(self._run.prepared.prompt.tokens),
+            prompt=len(self._prepared.prompt.tokens),
             completion=report.generated,
             cached=report.reused,
-            reasoning=sum(c.reasoning for c in self._run.choices),
+            reasoning=sum(c.reasoning for c in self._choices),
         )
-        self._run.reports.remember(self._run.request.id, report)
-        first = self._run.choices[0]
-        if self._run.request.prompt is None and first.ending is not Ending.WATCHDOG:  # a turn that was cut is none
+        self._reports.remember(self._request.id, report)
+        first = self._choices[0]
+        if self._request.prompt is None and first.ending is not Ending.WATCHDOG:  # a turn that was cut is none
             self._answer = first.message()
-            self._run.served.pipeline.expect(self._run.prepared, self._answer)
+            self._model.pipeline.expect(self._prepared, self._answer)
         self._ready.append(Done(usage, report))
 
     def _fail(self, error: StartLLMError) -> None:
         self._over = True
         self._cancel()
-        self._run.reports.remember(self._run.request.id, self._report())
+        self._reports.remember(self._request.id, self._report())
         self._ready.append(Failed(error))
 
     def last_report(self) -> CacheReport:
         """See `core.service.EventStream`. Called by the thread that iterated."""
         until = time.monotonic() + _LAST_WORD_SECONDS
-        while not (self._over or all(choice.over for choice in self._run.choices)):
+        while not (self._over or all(choice.over for choice in self._choices)):
             try:
-                index, event = self._run.queue.get(timeout=max(until - time.monotonic(), 0.0))
+                index, event = self._queue.get(timeout=max(until - time.monotonic(), 0.0))
             except Empty:
                 break
-            choice = self._run.choices[index]
+            choice = self._choices[index]
             if isinstance(event, EngineDone | EngineFailed):
                 self._count(choice, event.report)
             elif isinstance(event, Admitted | Prefilled):
                 self._handle(choice, event)
-        self._run.reports.remember(self._run.request.id, self._report())
+        self._reports.remember(self._request.id, self._report())
         return self._report()
 
     def _report(self) -> CacheReport:
         """The request's report, as far as it is known: the only place that makes it."""
-        choices = self._run.choices
+        choices = self._choices
         return replace(
             self._planned,
             computed=self._computed,

@@ -145,9 +145,9 @@ class Pool:
         except (NotFound, BadRequest, Unavailable):
             return asked
 
-    def token_text(self, token: int, name: str) -> str:
+    def token_text(self, token: int, model: str = "") -> str:
         try:
-            entry = self._registry.entry(self._find(name))
+            entry = self._registry.entry(self._find(model))
         except (NotFound, BadRequest, Unavailable):
             return ""
         handle = entry.handle if entry.known.task is None else None

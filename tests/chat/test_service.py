@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from start_llm.chat.stream import ChatStream, Generation, explained
+from start_llm.chat.stream import ChatStream, explained
 from start_llm.core.events import (
     ChoiceDone,
     Done,
@@ -75,20 +74,18 @@ def stream_of(
 ) -> tuple[list[Event], Any, Any]:
     """All events of an answer, the engine, and the choice."""
     request = ChatRequest("r", "chat", "m", tools=TOOLS, parallel_tool_calls=parallel)
-    run: Any = Generation.__new__(Generation)
-    service = Service()
-    run.reports, run.request, run.served = service, request, SimpleNamespace(pipeline=service, recorder=service)
-    run.prepared = SimpleNamespace(prompt=Prompt((1, 2)), session=None, in_reasoning=False)
+    service, engine = Service(), FakeEngine()
     style = output_style(tool_parser="hermes_json", reasoning_parser="think_tag")
+    model = SimpleNamespace(pipeline=service, recorder=service, style=style, detokenizer=lambda: None)
+    prepared = SimpleNamespace(prompt=Prompt((1, 2)), session=None, in_reasoning=False)
+    stream = ChatStream(engine, service, request, model, prepared, poll)  # type: ignore[arg-type]
     parser = OutputParser(style, tools=TOOLS, stop=stop)
     choice = ChoiceParser(0, parser, Letters(), "r#0", single_call=not parallel)  # type: ignore[arg-type]
-    run.choices = [choice]
-    engine = FakeEngine()
-    run.queue = SimpleQueue()
+    stream._choices = [choice]
     for letter in text:
-        run.queue.put((0, Sampled(ord(letter))))
-    run.queue.put((0, EngineDone(end, tuple(map(ord, text)), CacheReport())))  # type: ignore[arg-type]
-    return list(ChatStream(run, engine, poll=poll)), engine, choice  # type: ignore[arg-type]
+        stream._queue.put((0, Sampled(ord(letter))))
+    stream._queue.put((0, EngineDone(end, tuple(map(ord, text)), CacheReport())))  # type: ignore[arg-type]
+    return list(stream), engine, choice
 
 
 def calls(events: list[Event]) -> list[str]:
