@@ -32,6 +32,22 @@ class Clock:
 
 
 @dataclass(frozen=True)
+class Customer:
+    """A line in the system prompt that names a customer: after three requests it is another one."""
+
+    shows = ""
+
+    def apply(self, messages: list[Json], n: int) -> list[Json]:
+        head, *rest = messages
+        lines = head["content"].split("\n")
+        lines.insert(2, f"The customer is {self.value(n)}.")
+        return [_with_text(head, "\n".join(lines)), *rest]
+
+    def value(self, n: int) -> str:
+        return "Alicia Arnold" if n < 3 else "Robert Brandt"
+
+
+@dataclass(frozen=True)
 class Billing:
     """A telemetry line at the head of the system prompt; nothing that the model must see."""
 

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from scripts.bench.agent import Agent, Asker, Drift, NoDrift, Step, Style
-from scripts.bench.drifts import Billing, Clock, MessageId, Reminder
+from scripts.bench.drifts import Billing, Clock, Customer, MessageId, Reminder
 from scripts.bench.texts import Writer
 
 Json = dict[str, Any]
@@ -77,6 +77,23 @@ def tools_object(bench: Bench) -> None:
 
 def clock(bench: Bench) -> None:
     _conversation(bench, turns=6, calls=1, reasoning=False, drift=Clock())
+
+
+def _plain_chat(bench: Bench, drift: Drift) -> None:
+    """Neither tools nor a name of the conversation."""
+    writer = Writer(bench.seed)
+    agent = Agent(bench, writer.system(), [], drift=drift)
+    for _ in range(6):
+        agent.turn(writer.task(), writer.steps(answer_lines=6))
+
+
+def clock_chat(bench: Bench) -> None:
+    _plain_chat(bench, Clock())
+
+
+def customer_chat(bench: Bench) -> None:
+    """The name of another customer is nothing that may be told in a note: it is shown as sent, and computed."""
+    _plain_chat(bench, Customer())
 
 
 def billing(bench: Bench) -> None:
@@ -185,6 +202,8 @@ SCENARIOS: dict[str, Scenario] = {
         tools_sorted,
         tools_object,
         clock,
+        clock_chat,
+        customer_chat,
         billing,
         reminder,
         message_id,

@@ -13,7 +13,7 @@ from tests.oracle import build_oracle, make_tokenizer
 
 TOKENIZER = make_tokenizer()
 QUICK = ("tools_compact", "clock", "insertion")
-LOOSE = {"insertion": 2.0}
+LOOSE = {"insertion": 2.0, "customer_chat": 2.5}
 
 
 def count(text: str) -> int:
@@ -35,6 +35,14 @@ def test_a_turn_costs_what_is_new_in_it(name: str, ours: Server) -> None:
     result = run_scenario(name, ours, count, "test")
     assert result.wrong == []
     assert result.ratio is not None and result.ratio <= LOOSE.get(name, 1.35)
+
+
+def test_another_customer_is_told_as_unproved(ours: Server) -> None:
+    rows = run_scenario("customer_chat", ours, count, "unproved").rows
+    misses = [(row.report or {}).get("miss") for row in rows]
+    assert [miss is not None for miss in misses] == [False, False, False, True, False, False]
+    assert (misses[3]["reason"], misses[3]["field"], misses[3]["message"]) == ("unproved", "system", 0)
+    assert misses[3]["remedy"] == "send session_id in all turns" and "line 3" in misses[3]["detail"]
 
 
 @pytest.mark.slow
