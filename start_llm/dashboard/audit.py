@@ -10,10 +10,9 @@ from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from start_llm.core.events import Event
 from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
-from start_llm.dashboard.observer import Outcome
+from start_llm.dashboard.observer import Observer, Outcome
 from start_llm.files.batches import BatchWriter
 from start_llm.files.database import CacheDatabase, FileUnavailable
 
@@ -117,8 +116,8 @@ class Wanted:
         return " AND ".join(conditions), [*values, *more]
 
 
-class Audit:
-    """An `Observer` that writes, on a thread of its own. Servers may share the file.
+class Audit(Observer):
+    """Writes, on a thread of its own. Servers may share the file.
 
     Args:
         path: of the SQLite file, made at the first request (0600).
@@ -130,12 +129,6 @@ class Audit:
         self._seconds, self._clock = days * DAY_SECONDS, clock
         self._until_trim = 0
         self._writer = BatchWriter("audit", self._write, _GATHER_SECONDS)
-
-    def started(self, request: ChatRequest) -> None:
-        """A request is written when it has ended."""
-
-    def event(self, request: ChatRequest, event: Event) -> None:
-        """A request is written when it has ended."""
 
     def ended(self, request: ChatRequest, outcome: Outcome) -> None:
         self._writer.put(entry(request, outcome, self._clock()))

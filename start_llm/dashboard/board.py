@@ -12,7 +12,7 @@ from typing import Any
 
 from start_llm.core.events import Event
 from start_llm.core.request import ChatRequest
-from start_llm.dashboard.observer import Outcome
+from start_llm.dashboard.observer import Observer, Outcome
 from start_llm.dashboard.request_log import log_entry
 from start_llm.dashboard.terminal import RequestLine, row_name
 
@@ -36,8 +36,8 @@ class BoardView:
     last: int
 
 
-class Board:
-    """An `Observer`. Thread-safe; one condition wakes whoever waits for news."""
+class Board(Observer):
+    """Thread-safe; one condition wakes whoever waits for news."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, today: Callable[[], datetime] = lambda: datetime.now(UTC)

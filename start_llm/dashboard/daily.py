@@ -7,10 +7,9 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from start_llm.core.events import Event
 from start_llm.core.request import ChatRequest
 from start_llm.dashboard.audit import AuditEntry
-from start_llm.dashboard.observer import Outcome
+from start_llm.dashboard.observer import Observer, Outcome
 
 SLOT_SECONDS = 900
 SLOTS = 96
@@ -18,8 +17,8 @@ MOST_CLIENTS = 16
 OTHERS = "others"
 
 
-class Daily:
-    """An `Observer`. Thread-safe.
+class Daily(Observer):
+    """Thread-safe.
 
     Args:
         clock: unix seconds.
@@ -29,12 +28,6 @@ class Daily:
         self._clock = clock
         self._lock = threading.Lock()
         self._clients: dict[str, dict[int, list[int]]] = {}
-
-    def started(self, request: ChatRequest) -> None:
-        """Only what a request cost in the end counts."""
-
-    def event(self, request: ChatRequest, event: Event) -> None:
-        """Only what a request cost in the end counts."""
 
     def ended(self, request: ChatRequest, outcome: Outcome) -> None:
         report = outcome.report

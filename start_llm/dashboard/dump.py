@@ -15,7 +15,7 @@ from typing import Any
 from start_llm.core.events import Event, ReasoningDelta, TextDelta, ToolCallFinished
 from start_llm.core.messages import Message
 from start_llm.core.request import ChatRequest
-from start_llm.dashboard.observer import Outcome
+from start_llm.dashboard.observer import Observer, Outcome
 from start_llm.dashboard.redact import Redactor
 from start_llm.dashboard.request_log import log_entry
 from start_llm.files.logs import DailyLogs
@@ -41,8 +41,8 @@ class _Open:
     answers: dict[int, _Answer] = field(default_factory=dict)
 
 
-class Dumps:
-    """An `Observer`. Writes ``ROOT/dumps/2026-11-21/ID.json`` (0600) when a request has ended. Thread-safe.
+class Dumps(Observer):
+    """Writes ``ROOT/dumps/2026-11-21/ID.json`` (0600) when a request has ended. Thread-safe.
 
     Args:
         root: folder of the logs.

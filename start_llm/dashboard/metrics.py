@@ -9,10 +9,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from start_llm.core.events import Event
 from start_llm.core.request import ChatRequest
 from start_llm.core.service import Service
-from start_llm.dashboard.observer import Outcome
+from start_llm.dashboard.observer import Observer, Outcome
 
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500)
 
@@ -76,8 +75,8 @@ COUNTERS = {
 }
 
 
-class Metrics:
-    """An `Observer`. One registry per object, so that tests and servers do not share counts."""
+class Metrics(Observer):
+    """One registry per object, so that tests and servers do not share counts."""
 
     content_type = CONTENT_TYPE_LATEST
 
@@ -123,9 +122,6 @@ class Metrics:
 
     def started(self, request: ChatRequest) -> None:
         self.active.inc()
-
-    def event(self, request: ChatRequest, event: Event) -> None:
-        """Nothing is counted per event."""
 
     def ended(self, request: ChatRequest, outcome: Outcome) -> None:
         self.active.dec()

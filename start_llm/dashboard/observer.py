@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from start_llm.core.events import Event, Usage
 from start_llm.core.report import CacheReport
@@ -29,11 +31,38 @@ class Outcome:
     error: str | None = None
 
 
-class Observer(Protocol):
+class Observer:
     """Sees every request: `started`, its events in order, `ended`. Must be quick and must not raise."""
 
-    def started(self, request: ChatRequest) -> None: ...
+    def started(self, request: ChatRequest) -> None:
+        """It has arrived and is valid."""
 
-    def event(self, request: ChatRequest, event: Event) -> None: ...
+    def event(self, request: ChatRequest, event: Event) -> None:
+        """Something has happened."""
 
-    def ended(self, request: ChatRequest, outcome: Outcome) -> None: ...
+    def ended(self, request: ChatRequest, outcome: Outcome) -> None:
+        """It is over."""
+
+
+class Activity(Observer):
+    """How long nobody has asked anything. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._running = 0
+        self._last = clock()
+
+    def idle_seconds(self) -> float:
+        """Since the last request ended, or since the start; 0 while one is running."""
+        with self._lock:
+            return 0.0 if self._running else self._clock() - self._last
+
+    def started(self, request: ChatRequest) -> None:
+        with self._lock:
+            self._running += 1
+
+    def ended(self, request: ChatRequest, outcome: Outcome) -> None:
+        with self._lock:
+            self._running -= 1
+            self._last = self._clock()

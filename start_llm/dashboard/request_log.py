@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from start_llm import __version__
-from start_llm.core.events import Event
 from start_llm.core.request import ChatRequest
-from start_llm.dashboard.observer import Outcome
+from start_llm.dashboard.observer import Observer, Outcome
 from start_llm.files.logs import DailyLogs
 
 log = logging.getLogger(__name__)
@@ -24,8 +23,8 @@ log = logging.getLogger(__name__)
 RECENT = 500
 
 
-class RequestLog:
-    """An `Observer`. Writes ``ROOT/2026-11-21/session-NAME.jsonl`` and remembers the last `RECENT` entries.
+class RequestLog(Observer):
+    """Writes ``ROOT/2026-11-21/session-NAME.jsonl`` and remembers the last `RECENT` entries.
 
     A file that cannot be written is said once, until it can be again.
 
@@ -58,12 +57,6 @@ class RequestLog:
         now = self._now()
         told = {"time": _moment(now), "event": "ready", "version": __version__, "model": model}
         self._file(now, "server.jsonl", told)
-
-    def started(self, request: ChatRequest) -> None:
-        """A request is logged when it has ended."""
-
-    def event(self, request: ChatRequest, event: Event) -> None:
-        """A request is logged when it has ended."""
 
     def ended(self, request: ChatRequest, outcome: Outcome) -> None:
         now = self._now()

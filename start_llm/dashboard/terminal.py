@@ -117,8 +117,8 @@ def summary(request: ChatRequest, outcome: Outcome) -> str:
     return line if outcome.error is None else f"{line}  {outcome.error}"
 
 
-class LiveLines:
-    """An `Observer` for a terminal. Nothing is drawn, and no thread runs, while no request is active."""
+class LiveLines(Observer):
+    """For a terminal. Nothing is drawn, and no thread runs, while no request is active."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console = console
@@ -158,8 +158,8 @@ class LiveLines:
         return table
 
 
-class PlainLines:
-    """An `Observer` for a pipe or a file: a line per request, and now and then one for a long prefill."""
+class PlainLines(Observer):
+    """For a pipe or a file: a line per request, and now and then one for a long prefill."""
 
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._write = write
@@ -185,17 +185,11 @@ class PlainLines:
         self._write(summary(request, outcome))
 
 
-class JsonLines:
-    """An `Observer` that writes the log's entries, one JSON object a line."""
+class JsonLines(Observer):
+    """Writes the log's entries, one JSON object a line."""
 
     def __init__(self, write: Callable[[str], None]) -> None:
         self._write = write
-
-    def started(self, request: ChatRequest) -> None:
-        """A request is told when it has ended."""
-
-    def event(self, request: ChatRequest, event: Event) -> None:
-        """A request is told when it has ended."""
 
     def ended(self, request: ChatRequest, outcome: Outcome) -> None:
         self._write(json.dumps(log_entry(request, outcome, datetime.now(UTC)), ensure_ascii=False))

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from start_llm.dashboard.activity import Activity
+from start_llm.dashboard.observer import Activity
 
 ANY = cast(Any, None)
 
