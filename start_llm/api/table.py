@@ -10,7 +10,8 @@ from typing import Any
 from start_llm.api.anthropic.messages import read_messages
 from start_llm.api.anthropic.stream import scaled
 from start_llm.api.common.dialect import Exchange
-from start_llm.api.common.fields import model_of, word
+from start_llm.api.common.fields import word
+from start_llm.api.common.request import model_of
 from start_llm.api.http import sse
 from start_llm.api.http.access import RequestOwners
 from start_llm.api.http.answers import CACHE_HEADER

@@ -23,8 +23,7 @@ import httpx
 import pytest
 
 from start_llm.api.anthropic.messages import MessagesBody
-from start_llm.api.common.fields import SESSION_FIELDS
-from start_llm.api.common.thinking import FIELDS
+from start_llm.api.common.request import FIELDS, SESSION_FIELDS
 from start_llm.api.http.access import USER_FIELDS
 from start_llm.api.media.embeddings import EmbeddingsBody, RerankBody
 from start_llm.api.openai.chat import ChatBody

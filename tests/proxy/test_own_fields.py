@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from start_llm.api.anthropic.messages import MessagesBody
-from start_llm.api.common.fields import SESSION_FIELDS, BodyModel
-from start_llm.api.common.thinking import FIELDS
+from start_llm.api.common.fields import BodyModel
+from start_llm.api.common.request import FIELDS, SESSION_FIELDS
 from start_llm.api.openai.chat import ChatBody
 from start_llm.api.openai.responses import ResponsesBody
 from start_llm.api.openai.responses_items import seal

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-import time
-import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import FailFast, Field
@@ -15,29 +13,13 @@ from pydantic import FailFast, Field
 from start_llm.api.anthropic.stream import MessageWriter, message_body
 from start_llm.api.common.collect import Collected
 from start_llm.api.common.dialect import StreamWriter
-from start_llm.api.common.fields import (
-    BodyModel,
-    ModelName,
-    SamplingBody,
-    Tokens,
-    bad,
-    model_of,
-    parse_body,
-    sampling_of,
-    session_of,
-    short,
-    stop_of,
-    within,
-    word,
-)
+from start_llm.api.common.fields import BodyModel, ModelName, SamplingBody, Tokens, bad, parse_body, short, word
 from start_llm.api.common.images import IMAGE_TYPES, attachment_of
 from start_llm.api.common.parts import PartContent, join_content, join_text, only_text, string_in, unusable
-from start_llm.api.common.thinking import template_kwargs_of, thinking_of
-from start_llm.api.common.tools import check_unique, response_format_of
-from start_llm.api.http.access import owner_of
+from start_llm.api.common.request import request_of, stop_of
+from start_llm.api.common.tools import check_unique, function_of, response_format_of
 from start_llm.api.http.routes import Request
 from start_llm.core.errors import BadRequest, NotSupported
-from start_llm.core.limits import NAME
 from start_llm.core.messages import Message, Tool, ToolCall
 from start_llm.core.request import ChatRequest, ResponseFormat, ToolChoice
 from start_llm.core.settings import Settings
@@ -66,7 +48,6 @@ class MessagesBody(SamplingBody):
     tools: list[Any] | None = None
     tool_choice: dict[str, Any] | None = None
     stop_sequences: Any = None
-    stream: bool | None = None
     thinking: dict[str, Any] | None = None
     output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = None
@@ -101,31 +82,19 @@ def read_messages(inbound: Request, settings: Settings) -> MessagesExchange:
     body, data = parse_body(MessagesBody, inbound.body)
     tools = _tools(body.tools or [])
     choice, parallel = _choice(body.tool_choice, tools)
-    thinking = thinking_of(data)
-    effort = thinking.effort or (body.output_config.effort if body.output_config else None)
-    request = ChatRequest(
-        id=f"msg_{uuid.uuid4().hex}",
-        dialect="messages",
-        model=model_of(data),
+    request = request_of(
+        *("messages", body, data, inbound, settings),
         messages=(*_system(body.system), *messages_of(body.messages)),
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=parallel,
         response_format=_format(body),
-        sampling=sampling_of(body, settings),
         max_tokens=body.max_tokens,
         stop=stop_of(body.stop_sequences, "stop_sequences"),
-        stream=bool(body.stream),
-        # In this API silence means no thinking: clients that do not ask expect text in the first block.
-        thinking=bool(thinking.enabled),
-        reasoning_effort=effort,
-        thinking_budget=thinking.budget,
-        session=session_of(data, inbound.headers),
-        owner=owner_of(data, inbound.headers),
-        template_kwargs=template_kwargs_of(data),
-        received=inbound.received or time.monotonic(),
     )
-    return MessagesExchange(request)
+    effort = request.reasoning_effort or (body.output_config.effort if body.output_config else None)
+    # In this API silence means no thinking: clients that do not ask expect text in the first block.
+    return MessagesExchange(replace(request, thinking=bool(request.thinking), reasoning_effort=effort))
 
 
 def _system(system: Any) -> tuple[Message, ...]:
@@ -285,25 +254,10 @@ def _tools(items: list[Any]) -> tuple[Tool, ...]:
             raise NotSupported(
                 f"{path}.type: tools of type {short(kind)} run at the vendor; not supported.", param=path
             )
-        tools.append(_tool(item, path))
+        if not isinstance(item.get("input_schema"), dict):
+            raise bad(f"{path}.input_schema", "a JSON schema object", item.get("input_schema"))
+        tools.append(function_of(item, path, schema="input_schema"))
     return check_unique(tools)
-
-
-def _tool(item: dict[str, Any], path: str) -> Tool:
-    name = string_in(item, "name", path)
-    schema = item.get("input_schema")
-    if not name:
-        raise bad(f"{path}.name", "a string that is not empty", name)
-    within(NAME, len(name), f"{path}.name")
-    if not isinstance(schema, dict):
-        raise bad(f"{path}.input_schema", "a JSON schema object", schema)
-    description = item.get("description")
-    if description is not None and not isinstance(description, str):
-        raise bad(f"{path}.description", "a string", description)
-    strict = item.get("strict")
-    if strict is not None and not isinstance(strict, bool):
-        raise bad(f"{path}.strict", "a boolean", strict)
-    return Tool(name, description or "", schema, bool(strict))
 
 
 def _choice(choice: dict[str, Any] | None, tools: tuple[Tool, ...]) -> tuple[ToolChoice, bool]:

@@ -26,7 +26,8 @@ def tool_of(item: Any, path: str) -> Tool:
     return function_of(nested if isinstance(nested, dict) else item, inner)
 
 
-def function_of(item: Any, path: str) -> Tool:
+def function_of(item: Any, path: str, schema: str = "parameters") -> Tool:
+    """A function of this name and description; `schema` is the field that has its arguments'."""
     if not isinstance(item, dict):
         raise bad(path, "an object", item)
     name = item.get("name")
@@ -36,9 +37,9 @@ def function_of(item: Any, path: str) -> Tool:
     description = item.get("description")
     if description is not None and not isinstance(description, str):
         raise bad(f"{path}.description", "a string", description)
-    parameters = item.get("parameters")
+    parameters = item.get(schema)
     if parameters is not None and not isinstance(parameters, dict):
-        raise bad(f"{path}.parameters", "a JSON schema object", parameters)
+        raise bad(f"{path}.{schema}", "a JSON schema object", parameters)
     strict = item.get("strict")
     if strict is not None and not isinstance(strict, bool):
         raise bad(f"{path}.strict", "a boolean", strict)

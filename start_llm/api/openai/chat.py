@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -13,19 +12,7 @@ from pydantic import FailFast, Field
 
 from start_llm.api.common.collect import Collected
 from start_llm.api.common.dialect import StreamWriter
-from start_llm.api.common.fields import (
-    BodyModel,
-    ModelName,
-    SamplingBody,
-    Tokens,
-    bad,
-    model_of,
-    parse_body,
-    sampling_of,
-    session_of,
-    stop_of,
-    word,
-)
+from start_llm.api.common.fields import BodyModel, ModelName, SamplingBody, Tokens, bad, parse_body, word
 from start_llm.api.common.parts import (
     PartContent,
     arguments_in,
@@ -36,9 +23,8 @@ from start_llm.api.common.parts import (
     string_in,
     text_of,
 )
-from start_llm.api.common.thinking import template_kwargs_of, thinking_of
+from start_llm.api.common.request import request_of, stop_of
 from start_llm.api.common.tools import check_unique, choose, function_of, response_format_of, tool_of
-from start_llm.api.http.access import owner_of
 from start_llm.api.http.routes import Request
 from start_llm.api.openai.stream import ChatWriter, chat_body
 from start_llm.core.errors import BadRequest, NotSupported
@@ -83,7 +69,6 @@ class ChatBody(SamplingBody):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     stop: Any = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
     modalities: list[str] | None = None
     user: str | None = None
@@ -118,29 +103,17 @@ def read_chat(inbound: Request, settings: Settings, token_text: Callable[[int], 
     if body.best_of is not None and body.best_of > (body.n or 1):
         raise NotSupported("best_of: more candidates than n are not supported; set n instead.", param="best_of")
     tools, choice = _tools(body)
-    thinking = thinking_of(data)
-    request = ChatRequest(
-        id=f"chatcmpl-{uuid.uuid4().hex}",
-        dialect="chat",
-        model=model_of(data),
+    request = request_of(
+        *("chat", body, data, inbound, settings),
         messages=messages_of(body.messages),
         tools=tools,
         tool_choice=choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         response_format=response_format_of(body.response_format),
-        sampling=sampling_of(body, settings),
         max_tokens=body.max_completion_tokens or body.max_tokens,
         stop=stop_of(body.stop),
         n=body.n or 1,
         logprobs=_logprobs(body),
-        stream=bool(body.stream),
-        thinking=thinking.enabled,
-        reasoning_effort=thinking.effort,
-        thinking_budget=thinking.budget,
-        session=session_of(data, inbound.headers),
-        owner=owner_of(data, inbound.headers),
-        template_kwargs=template_kwargs_of(data),
-        received=inbound.received,
     )
     include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     return ChatExchange(request, include_usage, int(time.time()), token_text)

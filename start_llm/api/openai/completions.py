@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -12,20 +11,9 @@ from pydantic import Field
 
 from start_llm.api.common.collect import Collected
 from start_llm.api.common.dialect import StreamWriter
-from start_llm.api.common.fields import (
-    ModelName,
-    SamplingBody,
-    Tokens,
-    bad,
-    model_of,
-    parse_body,
-    sampling_of,
-    session_of,
-    stop_of,
-    within,
-)
+from start_llm.api.common.fields import ModelName, SamplingBody, Tokens, bad, parse_body, within
+from start_llm.api.common.request import request_of, stop_of
 from start_llm.api.http import sse
-from start_llm.api.http.access import owner_of
 from start_llm.api.http.routes import Request
 from start_llm.api.openai.chat import StreamOptions
 from start_llm.api.openai.stream import finish_word, usage_body
@@ -50,7 +38,6 @@ class CompletionBody(SamplingBody):
     best_of: int | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     stop: Any = None
-    stream: bool | None = None
     stream_options: StreamOptions | None = None
 
 
@@ -101,20 +88,13 @@ def read_completion(inbound: Request, settings: Settings, token_text: TokenText)
     if body.best_of is not None and body.best_of > (body.n or 1):
         raise NotSupported("best_of: more candidates than n are not supported; set n instead.", param="best_of")
     prompts = prompts_of(body.prompt)
-    request = ChatRequest(
-        id=f"cmpl-{uuid.uuid4().hex}",
-        dialect="completions",
-        model=model_of(data),
+    request = request_of(
+        *("completions", body, data, inbound, settings),
         prompt=prompts[0],
-        sampling=sampling_of(body, settings),
         max_tokens=body.max_tokens,
         stop=stop_of(body.stop),
         n=body.n or 1,
         logprobs=body.logprobs,
-        stream=bool(body.stream),
-        session=session_of(data, inbound.headers),
-        owner=owner_of(data, inbound.headers),
-        received=inbound.received,
     )
     include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     echo = tuple(_text(prompt, token_text) if body.echo else "" for prompt in prompts)

@@ -4,30 +4,17 @@ from __future__ import annotations
 
 import logging
 import time
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs
 
 from pydantic import Field
 
-from start_llm.api.common.fields import (
-    ModelName,
-    SamplingBody,
-    Tokens,
-    bad,
-    model_of,
-    parse_body,
-    sampling_of,
-    session_of,
-    short,
-    stop_of,
-    within,
-)
-from start_llm.api.common.thinking import template_kwargs_of, thinking_of
+from start_llm.api.common.fields import ModelName, SamplingBody, Tokens, bad, parse_body, short, within
+from start_llm.api.common.request import request_of, stop_of
 from start_llm.api.common.tools import response_format_of
 from start_llm.api.http import sse
-from start_llm.api.http.access import owner_of, user_of
+from start_llm.api.http.access import user_of
 from start_llm.api.http.routes import Reply, Request
 from start_llm.api.openai.responses_items import messages_of
 from start_llm.api.openai.responses_store import OwnResponses, ResponsesStore, StoredResponse
@@ -36,7 +23,6 @@ from start_llm.api.openai.responses_tools import Toolbox, toolbox
 from start_llm.core.errors import NotFound, NotSupported
 from start_llm.core.limits import MESSAGES
 from start_llm.core.messages import Message
-from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -54,7 +40,6 @@ class ResponsesBody(SamplingBody):
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool | None = None
-    stream: bool | None = None
     tools: list[Any] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
@@ -84,31 +69,19 @@ def read_responses(
     tools = _tools(body, items)
     if body.instructions:
         messages = (Message("system", body.instructions), *messages)
-    thinking = thinking_of(data)
     include = set(body.include or [])
     wants_logprobs = "message.output_text.logprobs" in include or bool(body.top_logprobs)
-    request = ChatRequest(
-        id=f"resp_{uuid.uuid4().hex}",
-        dialect="responses",
-        model=model_of(data),
+    request = request_of(
+        *("responses", body, data, inbound, settings),
         messages=messages,
         tools=tools.tools,
         tool_choice=tools.choice,
         parallel_tool_calls=body.parallel_tool_calls is not False,
         response_format=response_format_of((body.text or {}).get("format"), "text.format"),
-        sampling=sampling_of(body, settings),
         max_tokens=body.max_output_tokens,
         stop=stop_of(body.stop),
         logprobs=(body.top_logprobs or 0) if wants_logprobs else None,
-        stream=bool(body.stream),
-        thinking=thinking.enabled,
-        reasoning_effort=thinking.effort,
-        thinking_budget=thinking.budget,
-        session=session_of(data, inbound.headers),
         continued=body.previous_response_id is not None,
-        owner=owner_of(data, inbound.headers),
-        template_kwargs=template_kwargs_of(data),
-        received=inbound.received,
     )
     thought = body.reasoning or {}
     style = Style(

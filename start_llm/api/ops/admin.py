@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from start_llm.api.common.fields import model_of
+from start_llm.api.common.request import model_of
 from start_llm.api.http import sse
 from start_llm.api.http.routes import Reply, Request
 from start_llm.api.ops.status import model_body

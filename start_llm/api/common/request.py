@@ -1,0 +1,288 @@
+"""What all dialects read alike: sampling, stop strings, names, and every way in which clients ask for thinking."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from start_llm.api.common.fields import MOST_SHOWN, SamplingBody, bad, within
+from start_llm.api.http.access import owner_of
+from start_llm.api.http.routes import Request
+from start_llm.core.jsontext import parse_inner
+from start_llm.core.limits import ADAPTER, BIAS, SESSION, STOP, STOPS, STOPS_TOGETHER, VARIABLES
+from start_llm.core.modelmap import ADAPTER_SIGN, plain_name
+from start_llm.core.request import ChatRequest, Dialect, Sampling
+from start_llm.core.settings import Settings
+
+SESSION_FIELDS = ("session_id", "conversation_id", "thread_id", "chat_id")
+"""These name a conversation. `user`, `safety_identifier` and `prompt_cache_key` name people and groups: they do not."""
+SESSION_HEADERS = (
+    "x-session-id",
+    "x-claude-code-session-id",
+    "session_id",
+    "session-id",
+    "conversation_id",
+)
+AGENT_HEADER = "x-claude-code-agent-id"
+OFF = frozenset({"off", "none", "disabled", "disable", "false", "no", "0"})
+ON = frozenset({"on", "enabled", "enable", "true", "yes", "auto", "adaptive", "default", "1"})
+EFFORTS = frozenset({"minimal", "low", "medium", "high", "xhigh", "max"})
+FIELDS = ("enable_thinking", "thinking", "reasoning_effort", "reasoning")
+WORDS = "a boolean or one of enabled, adaptive, disabled, on, off, minimal, low, medium, high, xhigh, max"
+PREFIXES: Mapping[Dialect, str] = {
+    "chat": "chatcmpl-", "completions": "cmpl-", "messages": "msg_", "responses": "resp_",
+}  # fmt: skip
+"""Of the ids of answers."""
+
+
+def request_of(
+    dialect: Dialect, body: SamplingBody, data: dict[str, Any], inbound: Request, settings: Settings, **own: Any
+) -> ChatRequest:
+    """A request with what all dialects read alike. Raises BadRequest.
+
+    Args:
+        body, data: as `parse_body` returns them.
+        own: the fields that this dialect reads by itself.
+    """
+    is_raw = dialect == "completions"
+    asked = Thinking() if is_raw else thinking_of(data)
+    shared: dict[str, Any] = {
+        "model": model_of(data),
+        "sampling": sampling_of(body, settings),
+        "stream": bool(body.stream),
+        "thinking": asked.enabled,
+        "reasoning_effort": asked.effort,
+        "thinking_budget": asked.budget,
+        "session": session_of(data, inbound.headers),
+        "owner": owner_of(data, inbound.headers),
+        "template_kwargs": {} if is_raw else template_kwargs_of(data),
+        "received": inbound.received,
+    }
+    return ChatRequest(f"{PREFIXES[dialect]}{uuid.uuid4().hex}", dialect, **(shared | own))
+
+
+# --- sampling and stop strings ---
+
+_DRAWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
+def sampling_of(body: SamplingBody, settings: Settings) -> Sampling:
+    """The body's values, the settings' where it says nothing."""
+
+    def pick(value: Any, default: Any) -> Any:
+        return default if value is None else value
+
+    temperature = pick(body.temperature, settings.default_temperature)
+    top_p = pick(body.top_p, settings.default_top_p)
+    left_open = frozenset(name for name in _DRAWN if getattr(body, name) is None)
+    if top_p == 0:  # nothing but the likeliest token is left
+        temperature, top_p = 0.0, 1.0
+        left_open -= {"temperature"}
+    return Sampling(
+        temperature=temperature,
+        top_p=top_p,
+        top_k=max(0, pick(body.top_k, settings.default_top_k)),
+        min_p=pick(body.min_p, settings.default_min_p),
+        repetition_penalty=pick(body.repetition_penalty, settings.default_repetition_penalty),
+        repetition_context_size=pick(body.repetition_context_size, settings.default_repetition_context_size),
+        presence_penalty=pick(body.presence_penalty, 0.0),
+        frequency_penalty=pick(body.frequency_penalty, 0.0),
+        logit_bias=_logit_bias(body.logit_bias),
+        seed=body.seed,
+        drafts=pick(body.drafts, True),
+        left_open=left_open,
+    )
+
+
+def _logit_bias(bias: dict[str, Any] | None) -> tuple[tuple[int, float], ...]:
+    within(BIAS, len(bias or {}), "logit_bias")
+    pairs = []
+    for key, value in (bias or {}).items():
+        path = f"logit_bias.{key[:MOST_SHOWN]}"
+        if not key.isascii() or not key.isdigit() or len(key) > 10:
+            raise bad(path, "named by a token id", key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
+            raise bad(path, "a number from -100 to 100", value)
+        pairs.append((int(key), float(value)))
+    return tuple(sorted(pairs))
+
+
+def stop_of(stop: Any, path: str = "stop") -> tuple[str, ...]:
+    """One stop string, a list of them, or ``None``."""
+    if stop is None:
+        return ()
+    words = [stop] if isinstance(stop, str) else stop
+    if not isinstance(words, list):
+        raise bad(path, f"a string or a list of at most {STOPS.most} strings", stop)
+    within(STOPS, len(words), path)
+    together = 0
+    for index, text in enumerate(words):
+        where = f"{path}[{index}]" if words is stop else path
+        if not isinstance(text, str) or not text:
+            raise bad(where, "a string that is not empty", text)
+        within(STOP, len(text), where)
+        together += len(text)
+    within(STOPS_TOGETHER, together, path)
+    return tuple(words)
+
+
+# --- names ---
+
+
+def model_of(data: Mapping[str, Any]) -> str:
+    """The model that a body names, and its `adapter`, as ``model+adapter``; empty: whatever is served.
+
+    Which names there are is known elsewhere. Raises BadRequest if the adapter is no text.
+    """
+    model, adapter = data.get("model"), data.get("adapter")
+    if adapter is None:
+        adapter = _nested(data, "extra_body", "adapter")
+    named = plain_name(model) if isinstance(model, str) else ""
+    if adapter is None:
+        return named
+    if not isinstance(adapter, str) or not adapter:
+        raise bad("adapter", "the name of an adapter", adapter)
+    within(ADAPTER, len(adapter), "adapter")
+    return f"{named}{ADAPTER_SIGN}{adapter}"
+
+
+def session_of(data: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
+    """The client's own id of the conversation, wherever it puts one. Raises BadRequest if it is too long."""
+    found = _session(data, headers)
+    within(SESSION, len(found or ""), "session_id")
+    return found
+
+
+def _session(data: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
+    places = [data, data.get("metadata"), data.get("extra_body"), _json_object(_nested(data, "metadata", "user_id"))]
+    for place in places:
+        if isinstance(place, dict):
+            for name in SESSION_FIELDS:
+                if isinstance(place.get(name), str | int) and place[name]:
+                    return _with_agent(str(place[name]), headers)
+    for name in SESSION_HEADERS:
+        if headers.get(name):
+            return _with_agent(headers[name], headers)
+    return None
+
+
+def _with_agent(session: str, headers: Mapping[str, str]) -> str:
+    """Sub-agents share their parent's session id; they are conversations of their own."""
+    agent = headers.get(AGENT_HEADER)
+    return f"{session}/{agent}" if agent else session
+
+
+def _nested(data: Mapping[str, Any], *names: str) -> Any:
+    value: Any = data
+    for name in names:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def _json_object(text: Any) -> dict[str, Any] | None:
+    if not isinstance(text, str) or not text.startswith("{"):
+        return None
+    try:
+        value = parse_inner(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+# --- thinking ---
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """What was asked; ``None`` where nothing was said. `budget` is in tokens."""
+
+    enabled: bool | None = None
+    effort: str | None = None
+    budget: int | None = None
+
+    def or_else(self, other: Thinking) -> Thinking:
+        """The same, with what the other says where this one says nothing."""
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return Thinking(*(theirs if mine is None else mine for mine, theirs in pairs))
+
+
+def thinking_of(data: Mapping[str, Any]) -> Thinking:
+    """Reads all fields at all depths; the first that says something wins, field by field.
+
+    Raises:
+        BadRequest: a field at the top has a value that means nothing. What is nested in
+            ``metadata`` may be the client's own, so there it is passed over.
+    """
+    asked = Thinking()
+    for place, path, strict in _places(data):
+        asked = asked.or_else(_first_of(FIELDS, place, path, strict))
+    return asked
+
+
+def template_kwargs_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables for the chat template, without the thinking switch that `thinking_of` reads."""
+    kwargs: dict[str, Any] = {}
+    for place in (data.get("extra_body"), data):
+        if isinstance(place, dict) and place.get("chat_template_kwargs") is not None:
+            given = place["chat_template_kwargs"]
+            if not isinstance(given, dict):
+                raise bad("chat_template_kwargs", "an object", given)
+            within(VARIABLES, len(given), "chat_template_kwargs")
+            kwargs.update(given)
+    kwargs.pop("enable_thinking", None)
+    return kwargs
+
+
+def _places(data: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str, bool]]:
+    yield data, "", True
+    for name in ("chat_template_kwargs", "extra_body", "metadata"):
+        inner = data.get(name)
+        if isinstance(inner, dict):
+            strict = name != "metadata"
+            yield inner, f"{name}.", strict
+            nested = inner.get("chat_template_kwargs")
+            if isinstance(nested, dict):
+                yield nested, f"{name}.chat_template_kwargs.", strict
+
+
+def _first_of(names: tuple[str, ...], place: Mapping[str, Any], path: str, strict: bool) -> Thinking:
+    asked = Thinking()
+    for name in names:
+        if place.get(name) is not None:
+            asked = asked.or_else(_read(place[name], f"{path}{name}", strict))
+    return asked
+
+
+def _read(value: Any, path: str, strict: bool) -> Thinking:
+    if isinstance(value, bool):
+        return Thinking(value)
+    if isinstance(value, dict):
+        return _object(value, path, strict)
+    word = value.strip().lower() if isinstance(value, str) else None
+    if word in OFF:
+        return Thinking(False)
+    if word in EFFORTS:
+        return Thinking(True, word)
+    if word in ON:
+        return Thinking(True)
+    if strict:
+        raise bad(path, WORDS, value)
+    return Thinking()
+
+
+def _object(value: dict[str, Any], path: str, strict: bool) -> Thinking:
+    asked = _first_of(("enabled", "type", "effort", "level"), value, f"{path}.", strict)
+    budget = None
+    for name in ("budget_tokens", "max_tokens"):
+        number = value.get(name)
+        if number is None:
+            continue
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            if strict:
+                raise bad(f"{path}.{name}", "a whole number of tokens", number)
+            continue
+        budget = number
+    enabled = budget > 0 if asked.enabled is None and budget is not None else asked.enabled
+    return Thinking(enabled, asked.effort, budget)
