@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,10 +17,11 @@ from start_llm.api.http.answers import CACHE_HEADER
 from start_llm.api.http.routes import Reply, Request, Route, Routes
 from start_llm.api.media.audio import AudioRoutes
 from start_llm.api.media.embeddings import Encodings
-from start_llm.api.openai.chat import read_chat
+from start_llm.api.openai.chat import ChatExchange, read_chat
 from start_llm.api.openai.completions import CompletionExchange, read_completion
 from start_llm.api.openai.responses import StoredResponses, read_responses
-from start_llm.api.openai.responses_store import OwnResponses, ResponsesStore
+from start_llm.api.openai.responses_store import ResponsesStore
+from start_llm.api.openai.responses_stream import ResponsesExchange
 from start_llm.api.ops.admin import Admin
 from start_llm.api.ops.agents import agent_of
 from start_llm.api.ops.page import Page
@@ -60,26 +60,29 @@ class Dialects:
     owners: RequestOwners
 
     def responses(self, inbound: Request) -> Exchange:
-        exchange = read_responses(inbound, self.settings, self.service.token_text, self._stored(inbound))
-        return replace(exchange, request=self._begun(exchange, inbound), token_text=self._texts(exchange))
+        return self._begin(self._response(inbound), inbound)
 
     def chat(self, inbound: Request) -> Exchange:
-        exchange = read_chat(inbound, self.settings, self.service.token_text)
-        return replace(exchange, request=self._begun(exchange, inbound), token_text=self._texts(exchange))
+        return self._begin(read_chat(inbound, self.settings, self.service.token_text), inbound)
 
     def completions(self, inbound: Request) -> Exchange:
-        exchange = self._completion(inbound)
-        return replace(exchange, request=self._begun(exchange, inbound), token_text=self._texts(exchange))
+        return self._begin(self._completion(inbound), inbound)
+
+    def _begin[E: (ChatExchange, CompletionExchange, ResponsesExchange)](self, exchange: E, inbound: Request) -> E:
+        """The exchange as it is going to run, with the texts of its model's tokens."""
+        request = self._begun(exchange, inbound)
+        return replace(
+            exchange, request=request, token_text=lambda token: self.service.token_text(token, request.model)
+        )
 
     def _completion(self, inbound: Request) -> CompletionExchange:
         """Echoed token ids are read as text while the body is read, in the vocabulary of the model that it names."""
         asked = _model_of(inbound)
         return read_completion(inbound, self.settings, lambda token: self.service.token_text(token, asked))
 
-    def _texts(self, exchange: Exchange) -> Callable[[int], str]:
-        """What a token of this exchange's model says."""
-        model = exchange.request.model
-        return lambda token: self.service.token_text(token, model)
+    def _response(self, inbound: Request) -> ResponsesExchange:
+        store = self.store.of(inbound.visitor.scope)
+        return read_responses(inbound, self.settings, self.service.token_text, store)
 
     def messages(self, inbound: Request) -> Exchange:
         exchange = read_messages(inbound, self.settings)
@@ -93,7 +96,7 @@ class Dialects:
         return Reply(sse.dumps({"input_tokens": scaled(count, self.service.context_scale(request.model))}))
 
     def count_response_tokens(self, inbound: Request) -> Reply:
-        exchange = read_responses(inbound, self.settings, self.service.token_text, self._stored(inbound))
+        exchange = self._response(inbound)
         count = self.service.count_tokens(self._named(exchange.request, inbound))
         return Reply(sse.dumps({"object": "response.input_tokens", "input_tokens": count}))
 
@@ -112,13 +115,10 @@ class Dialects:
         if dialect == "messages":
             return read_messages(inbound, self.settings)
         if dialect == "responses":
-            return read_responses(inbound, self.settings, self.service.token_text, self._stored(inbound))
+            return self._response(inbound)
         if dialect == "completions":
             return self._completion(inbound)
         return read_chat(inbound, self.settings, self.service.token_text)
-
-    def _stored(self, inbound: Request) -> OwnResponses:
-        return self.store.of(inbound.visitor.scope)
 
     def _begun(self, exchange: Exchange, inbound: Request) -> ChatRequest:
         """The request, now that it is going to run: whose it is stays known."""

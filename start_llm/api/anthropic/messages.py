@@ -12,7 +12,7 @@ from pydantic import FailFast, Field
 
 from start_llm.api.anthropic.stream import MessageWriter, message_body
 from start_llm.api.common.collect import Collected
-from start_llm.api.common.dialect import StreamWriter
+from start_llm.api.common.dialect import Exchange, StreamWriter
 from start_llm.api.common.fields import BodyModel, ModelName, SamplingBody, Tokens, bad, parse_body, short, word
 from start_llm.api.common.images import IMAGE_TYPES, attachment_of
 from start_llm.api.common.parts import PartContent, join_content, join_text, only_text, string_in, unusable
@@ -55,7 +55,7 @@ class MessagesBody(SamplingBody):
 
 
 @dataclass(frozen=True, slots=True)
-class MessagesExchange:
+class MessagesExchange(Exchange):
     """A message that is being answered.
 
     Attributes:
@@ -65,10 +65,6 @@ class MessagesExchange:
 
     request: ChatRequest
     scale: Callable[[], float] = lambda: 1.0
-
-    @property
-    def requests(self) -> tuple[ChatRequest, ...]:
-        return (self.request,)
 
     def body(self, result: Collected) -> dict[str, Any]:
         return message_body(self.request, result, self.scale())

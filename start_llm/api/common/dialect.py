@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from http import HTTPStatus
 from typing import Any, Protocol
 
 from start_llm.api.common.collect import Collected
 from start_llm.api.http import sse
 from start_llm.api.http.routes import Reply, WrongMethod
+from start_llm.core.encoding import EncodingProgress
 from start_llm.core.errors import StartLLMError
-from start_llm.core.events import Event
+from start_llm.core.events import Done, Event, Progress, Usage
 from start_llm.core.protocol import error_body, error_headers, style_of
+from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
 
 
 class Task(ABC):
     """A validated request whose answer is computed in steps and sent as a whole.
 
-    Attributes:
+    Args:
         request: as observers see it: its id, its kind and its model; no messages.
+        work: computes; each part is a step. Raises StartLLMError.
     """
 
-    request: ChatRequest
+    def __init__(self, request: ChatRequest, work: Iterable[EncodingProgress]) -> None:
+        self.request, self.work = request, work
 
-    @abstractmethod
     def steps(self) -> Generator[Event]:
-        """Computes; each event is a step. The last one is `Done`. Raises StartLLMError. Closed when the client goes."""
+        """Computes. The last event is `Done`. Raises StartLLMError. Closed when the client goes."""
+        for part in self.work:
+            yield Progress(part.done, part.total)
+        # The counts of a report are of KV that is reused or not; here there is none, and shares must not be thinned.
+        yield Done(Usage(prompt=self.tokens(), completion=0, cached=0), CacheReport())
+
+    def tokens(self) -> int:
+        """That were read, when the steps are over."""
+        return 0
 
     @abstractmethod
     def reply(self) -> Reply:
@@ -50,21 +61,21 @@ class StreamWriter(Protocol):
         ...
 
 
-class Exchange(Protocol):
+class Exchange(ABC):
     """A validated request with the two ways to answer it."""
 
-    @property
-    def request(self) -> ChatRequest: ...
+    request: ChatRequest
 
     @property
     def requests(self) -> tuple[ChatRequest, ...]:
         """What is run: `request`, and where a body has several prompts the others."""
-        ...
+        return (self.request,)
 
+    @abstractmethod
     def body(self, result: Collected) -> dict[str, Any]:
         """The whole answer as JSON."""
-        ...
 
+    @abstractmethod
     def writer(self) -> StreamWriter: ...
 
 

@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from start_llm.api.common.fields import MOST_SHOWN, SamplingBody, bad, within
-from start_llm.api.http.access import owner_of
+from start_llm.api.http.access import RequestOwners, owner_of
 from start_llm.api.http.routes import Request
 from start_llm.core.jsontext import parse_inner
 from start_llm.core.limits import ADAPTER, BIAS, SESSION, STOP, STOPS, STOPS_TOGETHER, VARIABLES
@@ -61,6 +61,16 @@ def request_of(
         "received": inbound.received,
     }
     return ChatRequest(f"{PREFIXES[dialect]}{uuid.uuid4().hex}", dialect, **(shared | own))
+
+
+def counted_request(
+    dialect: Dialect, prefix: str, model: str, data: dict[str, Any], inbound: Request, owners: RequestOwners
+) -> ChatRequest:
+    """A request of another kind, as observers see it; who made it is remembered."""
+    owner = owner_of(data, inbound.headers)
+    request = ChatRequest(f"{prefix}-{uuid.uuid4().hex}", dialect, model, owner=owner, received=inbound.received)
+    owners.remember([request.id], inbound.visitor)
+    return request
 
 
 # --- sampling and stop strings ---

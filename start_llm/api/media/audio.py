@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import uuid
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -12,16 +11,14 @@ from pydantic import Field
 
 from start_llm.api.common.dialect import Task
 from start_llm.api.common.fields import BodyModel, ModelName, parse_body, validate, within
+from start_llm.api.common.request import counted_request
 from start_llm.api.http import sse
-from start_llm.api.http.access import RequestOwners, owner_of
+from start_llm.api.http.access import RequestOwners
 from start_llm.api.http.routes import Reply, Request
 from start_llm.api.media.multipart import Form, read_form
 from start_llm.core.audio import Audio, AudioTask, Hearing, Hints, SoundForm, Speaking, Transcript, TranscriptSegment
-from start_llm.core.encoding import EncodingProgress
 from start_llm.core.errors import BadRequest, NotSupported
-from start_llm.core.events import Done, Event, Progress, Usage
 from start_llm.core.limits import MODEL, SPOKEN_TEXT
-from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
 
 PLAIN = "text/plain; charset=utf-8"
@@ -55,19 +52,7 @@ class SpeechBody(BodyModel):
     user: str | None = None
 
 
-class SoundTask(Task):
-    """The counts of its report are 0: they are of prompts, and shares of reuse must not be thinned."""
-
-    def __init__(self, request: ChatRequest, work: Iterable[EncodingProgress]) -> None:
-        self.request, self._work = request, work
-
-    def steps(self) -> Generator[Event]:
-        for part in self._work:
-            yield Progress(part.done, part.total)
-        yield Done(Usage(prompt=0, completion=0, cached=0), CacheReport())
-
-
-class TranscriptionTask(SoundTask):
+class TranscriptionTask(Task):
     def __init__(self, request: ChatRequest, hearing: Hearing, shape: Shape) -> None:
         super().__init__(request, hearing)
         self._hearing, self._shape = hearing, shape
@@ -85,7 +70,7 @@ class TranscriptionTask(SoundTask):
         return Reply(sse.dumps({**body, "usage": used}))
 
 
-class SpeechTask(SoundTask):
+class SpeechTask(Task):
     def __init__(self, request: ChatRequest, speaking: Speaking, form: SoundForm) -> None:
         super().__init__(request, speaking)
         self._speaking, self._form = speaking, form
@@ -127,15 +112,8 @@ class AudioRoutes:
         return SpeechTask(request, audio.speak(request.model, body.input, form), form)
 
     def _request(self, task: AudioTask, model: str, user: str | None, inbound: Request) -> ChatRequest:
-        request = ChatRequest(
-            id=f"{task}-{uuid.uuid4().hex}",
-            dialect=task,
-            model=self._audio().named(model, task),
-            owner=owner_of({"user": user} if user else {}, inbound.headers),
-            received=inbound.received,
-        )
-        self.owners.remember([request.id], inbound.visitor)
-        return request
+        data = {"user": user} if user else {}
+        return counted_request(task, task, self._audio().named(model, task), data, inbound, self.owners)
 
     def _audio(self) -> Audio:
         if self.audio is None:

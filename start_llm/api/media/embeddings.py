@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import base64
-import uuid
 from abc import abstractmethod
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -14,21 +13,20 @@ from pydantic import Field
 
 from start_llm.api.common.dialect import Task
 from start_llm.api.common.fields import BodyModel, ModelName, bad, parse_body, within
+from start_llm.api.common.request import counted_request
 from start_llm.api.http import sse
-from start_llm.api.http.access import RequestOwners, owner_of
+from start_llm.api.http.access import RequestOwners
 from start_llm.api.http.routes import Reply, Request
 from start_llm.core.encoding import Encoders, Encoding, Text
 from start_llm.core.errors import BadRequest, NotSupported
-from start_llm.core.events import Done, Event, Progress, Usage
 from start_llm.core.limits import DOCUMENTS, EMBEDDED
-from start_llm.core.report import CacheReport
-from start_llm.core.request import ChatRequest
+from start_llm.core.request import ChatRequest, Dialect
 
 CUT_HEADER = "x-start-llm-cut"
 """How many texts were too long and are known by their beginning only."""
 METHOD_HEADER = "x-start-llm-rerank"
 SIMILARITY = "embedding-similarity"
-PREFIXES = {"embeddings": "embd", "rerank": "rerank"}
+PREFIXES: Mapping[Dialect, str] = {"embeddings": "embd", "rerank": "rerank"}
 
 
 class EmbeddingsBody(BodyModel):
@@ -49,19 +47,15 @@ class RerankBody(BodyModel):
     truncate: bool | None = None
 
 
-class _Computed(Task):
-    """What both tasks share: the request as observers see it, and the steps."""
-
+class _EncodingTask(Task):
     headers: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, request: ChatRequest, encoding: Encoding) -> None:
-        self.request, self.encoding = request, encoding
+        super().__init__(request, encoding)
+        self.encoding = encoding
 
-    def steps(self) -> Generator[Event]:
-        for part in self.encoding:
-            yield Progress(part.done, part.total)
-        # The counts of a report are of KV that is reused or not; here there is none, and shares must not be thinned.
-        yield Done(Usage(prompt=self.encoding.result.tokens, completion=0, cached=0), CacheReport())
+    def tokens(self) -> int:
+        return self.encoding.result.tokens
 
     def reply(self) -> Reply:
         cut = self.encoding.result.cut
@@ -71,7 +65,7 @@ class _Computed(Task):
     def body(self) -> bytes: ...
 
 
-class EmbeddingsTask(_Computed):
+class EmbeddingsTask(_EncodingTask):
     def __init__(self, request: ChatRequest, encoding: Encoding, form: str) -> None:
         super().__init__(request, encoding)
         self._form = form
@@ -93,7 +87,7 @@ class EmbeddingsTask(_Computed):
         return vector.tolist()
 
 
-class RerankTask(_Computed):
+class RerankTask(_EncodingTask):
     """Documents by the cosine of their vector and the query's, which is the first."""
 
     headers = MappingProxyType({METHOD_HEADER: SIMILARITY})
@@ -156,22 +150,9 @@ class Encodings:
         return self.encoders
 
     def _request(
-        self,
-        encoders: Encoders,
-        kind: Literal["embeddings", "rerank"],
-        model: str | None,
-        data: dict[str, Any],
-        inbound: Request,
+        self, encoders: Encoders, dialect: Dialect, model: str | None, data: dict[str, Any], inbound: Request
     ) -> ChatRequest:
-        request = ChatRequest(
-            id=f"{PREFIXES[kind]}-{uuid.uuid4().hex}",
-            dialect=kind,
-            model=encoders.named(model or ""),
-            owner=owner_of(data, inbound.headers),
-            received=inbound.received,
-        )
-        self.owners.remember([request.id], inbound.visitor)
-        return request
+        return counted_request(dialect, PREFIXES[dialect], encoders.named(model or ""), data, inbound, self.owners)
 
 
 def texts_of(value: Any) -> tuple[Text, ...]:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import FailFast, Field
 
 from start_llm.api.common.collect import Collected
-from start_llm.api.common.dialect import StreamWriter
+from start_llm.api.common.dialect import Exchange, StreamWriter
 from start_llm.api.common.fields import BodyModel, ModelName, SamplingBody, Tokens, bad, parse_body, word
 from start_llm.api.common.parts import (
     PartContent,
@@ -76,17 +76,13 @@ class ChatBody(SamplingBody):
 
 
 @dataclass(frozen=True, slots=True)
-class ChatExchange:
+class ChatExchange(Exchange):
     """A chat completion that is being answered. `created` is unix seconds."""
 
     request: ChatRequest
     include_usage: bool
     created: int
     token_text: Callable[[int], str]
-
-    @property
-    def requests(self) -> tuple[ChatRequest, ...]:
-        return (self.request,)
 
     def body(self, result: Collected) -> dict[str, Any]:
         return chat_body(self.request, self.created, result, self.token_text)

@@ -10,17 +10,16 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from start_llm.api.common.collect import Collected
-from start_llm.api.common.dialect import StreamWriter
+from start_llm.api.common.dialect import Exchange, StreamWriter
 from start_llm.api.common.fields import ModelName, SamplingBody, Tokens, bad, parse_body, within
 from start_llm.api.common.request import request_of, stop_of
 from start_llm.api.http import sse
 from start_llm.api.http.routes import Request
 from start_llm.api.openai.chat import StreamOptions
-from start_llm.api.openai.stream import finish_word, usage_body
-from start_llm.core.errors import NotSupported, StartLLMError
-from start_llm.core.events import ChoiceDone, Done, Event, Progress, TextDelta, TokenLogprob
+from start_llm.api.openai.stream import ChunkWriter, finish_word, usage_body
+from start_llm.core.errors import NotSupported
+from start_llm.core.events import ChoiceDone, Event, TextDelta, TokenLogprob
 from start_llm.core.limits import CHOICES, PROMPTS
-from start_llm.core.protocol import openai_error
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 
@@ -42,7 +41,7 @@ class CompletionBody(SamplingBody):
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionExchange:
+class CompletionExchange(Exchange):
     """A completion that is being answered.
 
     Attributes:
@@ -145,39 +144,32 @@ def _choice(index: int, text: str, logprobs: dict[str, Any] | None, finish: str 
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
 
-class CompletionWriter:
+class CompletionWriter(ChunkWriter):
     """``text_completion`` chunks."""
 
     def __init__(self, exchange: CompletionExchange) -> None:
+        super().__init__(exchange.include_usage)
         self._exchange = exchange
         self._choices = range(exchange.request.n * len(exchange.prompts))
         self._offsets = [len(exchange.echo_of(index)) for index in self._choices]
 
     def open(self) -> bytes:
         echoes = [(index, self._exchange.echo_of(index)) for index in self._choices]
-        return b"".join(self._chunk(index, echo) for index, echo in echoes if echo)
+        return b"".join(self._text(index, echo) for index, echo in echoes if echo)
 
-    def write(self, event: Event) -> bytes:
+    def _piece(self, event: Event) -> bytes:
         if isinstance(event, TextDelta):
             logprobs = None
             if event.logprobs:
                 logprobs = legacy_logprobs(event.logprobs, self._exchange.token_text, self._offsets[event.choice])
                 self._offsets[event.choice] += sum(map(len, logprobs["tokens"]))
-            return self._chunk(event.choice, event.text, logprobs)
+            return self._text(event.choice, event.text, logprobs)
         if isinstance(event, ChoiceDone):
-            return self._chunk(event.choice, "", finish=finish_word(event.finish_reason))
-        if isinstance(event, Progress):
-            return sse.ping(event.done, event.total)
-        if isinstance(event, Done):
-            usage = b""
-            if self._exchange.include_usage:
-                body = {"choices": [], "usage": usage_body(event.usage, event.report)}
-                usage = sse.data(_head(self._exchange) | body)
-            return usage + sse.DONE
+            return self._text(event.choice, "", finish=finish_word(event.finish_reason))
         return b""
 
-    def fail(self, error: StartLLMError) -> bytes:
-        return sse.data(openai_error(error)) + sse.DONE
+    def _text(self, index: int, text: str, logprobs: dict[str, Any] | None = None, finish: str | None = None) -> bytes:
+        return sse.data(self._chunk([_choice(index, text, logprobs, finish)]))
 
-    def _chunk(self, index: int, text: str, logprobs: dict[str, Any] | None = None, finish: str | None = None) -> bytes:
-        return sse.data(_head(self._exchange) | {"choices": [_choice(index, text, logprobs, finish)]})
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return _head(self._exchange) | {"choices": choices}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from start_llm.api.common.collect import Collected
-from start_llm.api.common.dialect import StreamWriter
+from start_llm.api.common.dialect import Exchange, StreamWriter
 from start_llm.api.http import sse
 from start_llm.api.openai.responses_custom import InputText, input_of
 from start_llm.api.openai.responses_items import seal
@@ -49,7 +49,7 @@ class Style:
 
 
 @dataclass(frozen=True, slots=True)
-class ResponsesExchange:
+class ResponsesExchange(Exchange):
     """A response that is being made.
 
     Attributes:
@@ -70,10 +70,6 @@ class ResponsesExchange:
     store: OwnResponses | None
     must_store: bool
     origin: Callable[[str], Named]
-
-    @property
-    def requests(self) -> tuple[ChatRequest, ...]:
-        return (self.request,)
 
     def body(self, result: Collected) -> dict[str, Any]:
         choice = result.choices[0]

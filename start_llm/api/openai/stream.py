@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -91,54 +92,68 @@ def _choice(request: ChatRequest, index: int, choice: CollectedChoice, token_tex
     }
 
 
-class ChatWriter:
-    """``chat.completion.chunk`` events: one per event, a usage chunk if asked for, ``[DONE]``."""
+class ChunkWriter(ABC):
+    """What the streams of both older APIs share: signs of life, a usage chunk if asked for, ``[DONE]``."""
 
-    def __init__(self, request: ChatRequest, created: int, include_usage: bool, token_text: TokenText) -> None:
-        self._request = request
-        self._created = created
+    def __init__(self, include_usage: bool) -> None:
         self._include_usage = include_usage
-        self._token_text = token_text
-
-    def open(self) -> bytes:
-        return b"".join(self._chunk(index, {"role": "assistant", "content": ""}) for index in range(self._request.n))
 
     def write(self, event: Event) -> bytes:
-        if isinstance(event, TextDelta):
-            return self._chunk(event.choice, {"content": event.text}, logprobs=event.logprobs)
-        if isinstance(event, ReasoningDelta):
-            return self._chunk(event.choice, {"reasoning_content": event.text})
-        if isinstance(event, ToolCallStarted):
-            call = {"index": event.index} | call_body(ToolCall(event.id, event.name, ""))
-            return self._chunk(event.choice, {"tool_calls": [call]})
-        if isinstance(event, ToolCallDelta):
-            piece = {"index": event.index, "function": {"arguments": event.arguments}}
-            return self._chunk(event.choice, {"tool_calls": [piece]})
-        if isinstance(event, ChoiceDone):
-            return self._chunk(event.choice, {}, finish=finish_word(event.finish_reason))
         if isinstance(event, Progress):
             return sse.ping(event.done, event.total)
         if isinstance(event, Done):
-            return self._usage(event) + sse.DONE
-        return b""
+            usage = {"usage": usage_body(event.usage, event.report)}
+            return (sse.data(self._chunk([]) | usage) if self._include_usage else b"") + sse.DONE
+        return self._piece(event)
 
     def fail(self, error: StartLLMError) -> bytes:
         return sse.data(openai_error(error)) + sse.DONE
 
-    def _chunk(
+    @abstractmethod
+    def open(self) -> bytes: ...
+
+    @abstractmethod
+    def _piece(self, event: Event) -> bytes:
+        """A piece of the answer; ``b""`` where the dialect says nothing."""
+
+    @abstractmethod
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]: ...
+
+
+class ChatWriter(ChunkWriter):
+    """``chat.completion.chunk`` events: one per event."""
+
+    def __init__(self, request: ChatRequest, created: int, include_usage: bool, token_text: TokenText) -> None:
+        super().__init__(include_usage)
+        self._request, self._created, self._token_text = request, created, token_text
+
+    def open(self) -> bytes:
+        return b"".join(self._delta(index, {"role": "assistant", "content": ""}) for index in range(self._request.n))
+
+    def _piece(self, event: Event) -> bytes:
+        if isinstance(event, TextDelta):
+            return self._delta(event.choice, {"content": event.text}, logprobs=event.logprobs)
+        if isinstance(event, ReasoningDelta):
+            return self._delta(event.choice, {"reasoning_content": event.text})
+        if isinstance(event, ToolCallStarted):
+            call = {"index": event.index} | call_body(ToolCall(event.id, event.name, ""))
+            return self._delta(event.choice, {"tool_calls": [call]})
+        if isinstance(event, ToolCallDelta):
+            piece = {"index": event.index, "function": {"arguments": event.arguments}}
+            return self._delta(event.choice, {"tool_calls": [piece]})
+        if isinstance(event, ChoiceDone):
+            return self._delta(event.choice, {}, finish=finish_word(event.finish_reason))
+        return b""
+
+    def _delta(
         self, index: int, delta: dict[str, Any], *, finish: str | None = None, logprobs: Sequence[TokenLogprob] = ()
     ) -> bytes:
         choice: dict[str, Any] = {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish}
         if logprobs:
             choice["logprobs"] = {"content": logprobs_body(logprobs, self._token_text), "refusal": None}
-        return sse.data(self._head([choice]))
+        return sse.data(self._chunk([choice]))
 
-    def _usage(self, done: Done) -> bytes:
-        if not self._include_usage:
-            return b""
-        return sse.data(self._head([]) | {"usage": usage_body(done.usage, done.report)})
-
-    def _head(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "id": self._request.id,
             "object": "chat.completion.chunk",
