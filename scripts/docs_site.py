@@ -16,11 +16,28 @@ PAGES = {
     "contributing.md": "CONTRIBUTING.md",
 }
 _LINK = re.compile(r"\]\(docs/?([^)]*)\)")
+_TOP = "|".join(map(re.escape, PAGES.values()))
+_NAMES = {source: name for name, source in PAGES.items()}
 
 
 def page(text: str) -> str:
     """`text` of a page at the repository's top, with its links as they are from inside ``docs``."""
-    return _LINK.sub(lambda link: f"]({_target(link[1])})", text)
+    return _LINK.sub(lambda link: f"]({_target(link[1])})", linked(text, 0))
+
+
+def linked(text: str, depth: int) -> str:
+    """`text` with links to the pages of the repository's top as the site has them.
+
+    Args:
+        depth: how many folders below the repository's top the text lies.
+    """
+    link = re.compile(rf"\]\({re.escape('../' * depth)}({_TOP})(#[^)]*)?\)")
+    return link.sub(lambda found: f"]({'../' * (depth - 1)}{_NAMES[found[1]]}{found[2] or ''})", text)
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Links out of ``docs`` lead somewhere on the site, too; people follow them in the repository."""
+    return linked(markdown, page.file.src_uri.count("/") + 1)
 
 
 def _target(path: str) -> str:

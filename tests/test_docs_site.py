@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from scripts.docs_site import PAGES, page
+from scripts.docs_site import PAGES, linked, page
 
 ROOT = Path(__file__).parents[1]
 _FETCHED = re.compile(
@@ -18,14 +19,34 @@ _FETCHED = re.compile(
 )
 
 
+SOURCES = ["mkdocs.yml", "scripts/docs_site.py", "docs", *PAGES.values()]
+
+
+def build(root: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "http_proxy": "http://127.0.0.1:9", "HTTPS_PROXY": ""}
+    # Not --quiet: what is not logged is not counted, and a warning then fails nothing.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False, timeout=250)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1", "http_proxy": "http://127.0.0.1:9", "HTTPS_PROXY": ""}
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)]
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    run = build(ROOT, folder)
     assert run.returncode == 0, run.stdout + run.stderr
     return folder
+
+
+@pytest.mark.parametrize("planted", ["[x](nowhere.md)", "[x](api.md#nowhere)", "[x](../README.md#no-such-heading)"])
+def test_a_dead_link_fails_the_build(planted: str, tmp_path: Path) -> None:
+    for name in SOURCES:
+        source, target = ROOT / name, tmp_path / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copytree(source, target) if source.is_dir() else shutil.copy(source, target)
+    with (tmp_path / "docs" / "limits.md").open("a") as page:
+        page.write(f"\n{planted}\n")
+    run = build(tmp_path, tmp_path / "site")
+    assert run.returncode != 0 and "limits.md" in run.stderr, run.stderr
 
 
 def test_every_page_is_there_and_fetches_nothing(site: Path) -> None:
@@ -41,6 +62,14 @@ def test_links_of_the_repositorys_pages_lead_to_those_of_the_site() -> None:
     assert page(text) == (
         "[a](api.md) [b](clients/README.md) [c](images.md#limits) [d](https://example.org/docs/x) `docs/api.md`"
     )
+
+
+def test_links_to_the_repositorys_pages_lead_to_those_of_the_site() -> None:
+    assert (
+        linked("[b](CONTRIBUTING.md) [c](.context/LESSONS.md#http)", 0) == "[b](contributing.md) [c](lessons.md#http)"
+    )
+    assert linked("[a](../README.md) [c](README.md) [d](../api.md)", 1) == "[a](index.md) [c](README.md) [d](../api.md)"
+    assert linked("[a](../../README.md#x) [b](../README.md)", 2) == "[a](../index.md#x) [b](../README.md)"
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,9 @@ def test_every_command_is_in_every_script(shell: str) -> None:
     text = script(shell)
     assert all(name in text for name in SHOWN)
     if shutil.which(shell):
-        subprocess.run([shell, "-n", "/dev/stdin"], input=text, text=True, check=True)
+        for given, right in ((text, True), (f"{text}\nif true; then (", False)):
+            run = subprocess.run([shell, "-n", "/dev/stdin"], input=given, text=True, capture_output=True, check=False)
+            assert (run.returncode == 0) is right, run.stderr
 
 
 @pytest.mark.parametrize("line", ["help serve", "models --json"])

@@ -9,6 +9,7 @@ import plistlib
 import shlex
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -42,9 +43,19 @@ def verify(folder: Path, unit: ServiceUnit) -> None:
             (folder / path.name).write_text(text)
         environment = {**os.environ, "XDG_RUNTIME_DIR": str(folder)}
         for path in unit.files:
-            subprocess.run(
-                ["systemd-analyze", "--user", "verify", str(folder / path.name)], env=environment, check=True
-            )
+            command = ["systemd-analyze", "--user", "verify", str(folder / path.name)]
+            run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+            # An unknown key or value is a warning: it ends with 0.
+            assert (run.returncode, run.stderr) == (0, ""), run.stderr
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze")
+@pytest.mark.parametrize("planted", ["Restrt=always", "Restart=sometimes", "ExecStart=/nowhere/true"])
+def test_systemd_finds_what_is_wrong_with_a_unit(planted: str, settings: Settings, tmp_path: Path) -> None:
+    unit = make("linux", settings)
+    ((path, text),) = unit.files.items()
+    with pytest.raises(AssertionError):
+        verify(tmp_path, replace(unit, files={path: text.replace("[Service]\n", f"[Service]\n{planted}\n")}))
 
 
 def test_the_systemd_unit(settings: Settings, tmp_path: Path) -> None:
