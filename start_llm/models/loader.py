@@ -30,7 +30,7 @@ from start_llm.models.room import Weights
 from start_llm.models.tokenizer import read_tokenizer, tool_format, writing_hints
 from start_llm.models.vision import LoadedVision, VisionProcessor, has_vision, load_vision
 from start_llm.models.weights import BasesInMemory, BaseWeights, group_of
-from start_llm.parsing.registry import ExternalFormat
+from start_llm.parsing.tools.base import ExternalFormat
 
 Progress = Callable[[str, float], None]
 READ_BYTES = 8 * 2**20

@@ -20,7 +20,7 @@ from mlx_lm.utils import _tokenizer_defaults
 from transformers import AutoTokenizer
 
 from start_llm.models.capabilities import WritingHints, read_hints
-from start_llm.parsing.registry import ExternalFormat
+from start_llm.parsing.tools.base import ExternalFormat
 
 _SUFFIXES = {".json", ".jinja", ".py", ".model", ".txt", ".tiktoken", ".jsonl"}
 _WEIGHTS = "safetensors.index.json"

@@ -16,8 +16,9 @@ from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, Tool
 from start_llm.models.background import in_background
 from start_llm.parsing.choice import Detokenizer, StreamingDetokenizer
-from start_llm.parsing.registry import SHARED_SIGNS, TOOL_FORMATS, ExternalFormat, OutputStyle, output_style
+from start_llm.parsing.registry import SHARED_SIGNS, TOOL_FORMATS, OutputStyle, output_style
 from start_llm.parsing.stream import OutputParser
+from start_llm.parsing.tools.base import ExternalFormat
 from start_llm.prompt.ports import Template, Tokenizer
 from start_llm.prompt.probe import Traits
 from start_llm.prompt.render import Renderer

@@ -8,30 +8,13 @@ from dataclasses import dataclass, field
 
 from start_llm.core.messages import Tool
 from start_llm.core.reasoning_tags import REASONING_STYLES, ReasoningStyle, reasoning_style
-from start_llm.parsing.tools.base import ExternalFormat, Opener, ToolFormat
-from start_llm.parsing.tools.deepseek import DEEPSEEK
-from start_llm.parsing.tools.external import external_format
-from start_llm.parsing.tools.gemma import FUNCTION_GEMMA, GEMMA4
+from start_llm.parsing.tools.base import ExternalFormat, Opener, ToolFormat, external_format
 from start_llm.parsing.tools.glm import LONGCAT_FORMAT
 from start_llm.parsing.tools.harmony import HARMONY
-from start_llm.parsing.tools.kimi import KIMI_K2
-from start_llm.parsing.tools.mistral import MISTRAL
+from start_llm.parsing.tools.headed import DEEPSEEK, FUNCTION_GEMMA, GEMMA4, KIMI_K2, MISTRAL
 from start_llm.parsing.tools.pythonic import LLAMA, PYTHONIC
 from start_llm.parsing.tools.shared import SHARED
 from start_llm.parsing.tools.tagged import KIMI_K3, MINICPM5, MINIMAX_M2, MUSE_SPARK
-
-__all__ = [
-    "RAW_STRINGS",
-    "REASONING_STYLES",
-    "SHARED_SIGNS",
-    "TOOL_FORMATS",
-    "ExternalFormat",
-    "OutputStyle",
-    "ReasoningStyle",
-    "output_style",
-    "reasoning_style",
-]
-
 
 _HELD_ANSWERS = 8
 
@@ -97,12 +80,9 @@ _SHARED_IDS = ("hermes_json", "json_tools", "qwen3_coder", "glm47", "glm4_native
 SHARED_SIGNS: dict[str, re.Pattern[str]] = {
     ident: re.compile(sign)
     for ident, sign in {
-        "hermes_json": r"<tool_call>\s*(?:```\w*\s*)?[\[{]",
-        "json_tools": r"<tool_call>\s*(?:```\w*\s*)?[\[{]",
+        **dict.fromkeys(("hermes_json", "json_tools"), r"<tool_call>\s*(?:```\w*\s*)?[\[{]"),
         "qwen3_coder": r"<function=[\w.\-:/]+>\s*(?:<parameter=|</function>)",
-        "glm47": r"<tool_call>\s*[\w.\-:/]+\s*(?:<arg_key>|</tool_call>)",
-        "glm4_native": r"<tool_call>\s*[\w.\-:/]+\s*(?:<arg_key>|</tool_call>)",
-        "laguna": r"<tool_call>\s*[\w.\-:/]+\s*(?:<arg_key>|</tool_call>)",
+        **dict.fromkeys(("glm47", "glm4_native", "laguna"), r"<tool_call>\s*[\w.\-:/]+\s*(?:<arg_key>|</tool_call>)"),
         "glm4_xml": r"<tool_call>\s*<name>",
         "llama_xml": r"<function=[\w.\-:/]+>\s*\{",
         "llama": r'(?m)^\s*\{\s*(?:"type"\s*:\s*"function"\s*,\s*)?"name"\s*:\s*"[^"]+"\s*,\s*"parameters"\s*:',

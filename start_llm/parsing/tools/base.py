@@ -1,4 +1,4 @@
-"""What every tool-call format is made of."""
+"""What every tool-call format is made of, and formats whose parser comes from elsewhere (`ExternalFormat`)."""
 
 from __future__ import annotations
 
@@ -7,32 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from start_llm.core.messages import Tool
-from start_llm.parsing.calls import Calls, Parse
+from start_llm.parsing.calls import Calls, NotACall, Parse, as_object
+from start_llm.parsing.scan import LiteralScanner
+from start_llm.parsing.schema import dump
 from start_llm.parsing.source import Step
-
-
-def section(begin: str, end: str, call: str, parse: Parse) -> Parse:
-    """Reads calls of which each begins with `call` and all stand between `begin` and `end`.
-
-    Args:
-        parse: reads one call, from behind `call`.
-    """
-
-    def block(calls: Calls) -> Step[None]:
-        source = calls.source
-        count = 0
-        while True:
-            yield from source.skip()
-            opened = yield from source.accept((call, begin))
-            if opened == begin:
-                continue
-            if count and not opened:
-                break
-            yield from parse(calls)
-            count += 1
-        yield from source.accept((end,))
-
-    return block
 
 
 @dataclass(frozen=True)
@@ -85,3 +63,45 @@ class ExternalFormat:
     start: str
     end: str
     parse: Callable[[str, Any], dict[str, Any] | list[dict[str, Any]]] = field(compare=False)
+
+
+def external_format(ident: str, external: ExternalFormat, tools: Sequence[Tool]) -> ToolFormat:
+    """The format with the request's tools bound to it, since such a parser wants to see them.
+
+    A block is held until its end, then parsed at once.
+    """
+    closers = (external.end,) if external.end else ()
+    return ToolFormat(ident, (Opener(external.start, _external_parse(external, tools)),), closers)
+
+
+def _external_parse(external: ExternalFormat, tools: Sequence[Tool]) -> Parse:
+    definitions = [tool.as_function() for tool in tools]
+    scanner = LiteralScanner((external.end,))
+
+    def parse(calls: Calls) -> Step[None]:
+        held: list[str] = []
+        while True:
+            text, end = yield from scanner.step(calls.source)
+            held.append(text)
+            if end or not text:
+                break
+        for found in _calls(external, "".join(held), definitions):
+            ident = found.get("id")
+            call = calls.begin(str(found.get("name") or ""), ident if isinstance(ident, str) else None)
+            arguments = found.get("arguments")
+            call.write(as_object(dump({} if arguments is None else arguments), call.schema))
+            call.finish(True)
+        calls.settle()
+
+    return parse
+
+
+def _calls(external: ExternalFormat, text: str, definitions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    try:
+        found = external.parse(text, definitions)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, SyntaxError, RecursionError) as error:
+        raise NotACall from error
+    listed = found if isinstance(found, list) else [found]
+    if not listed or not all(isinstance(call, dict) and call.get("name") for call in listed):
+        raise NotACall
+    return listed

@@ -13,6 +13,7 @@ from start_llm.parsing.calls import Calls, Parse
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.source import Source, Step
 from start_llm.parsing.tools.base import ToolFormat
+from start_llm.parsing.tools.headed import headed_call
 
 HEADS = ("<|start|>", "<|channel|>")
 ENDS = ("<|end|>", "<|return|>", "<|call|>", "<|message|>")
@@ -58,10 +59,6 @@ def call_to(recipient: str) -> Parse:
     """Reads the arguments of a call whose header was read."""
 
     def parse(calls: Calls) -> Step[None]:
-        call = calls.begin(recipient)
-        complete = yield from calls.json_arguments(call, _JSON)
-        yield from calls.source.skip()
-        yield from calls.source.accept(("<|call|>", "<|end|>"))
-        calls.finish(call, complete)
+        return headed_call(calls, recipient, _JSON, ends=("<|call|>", "<|end|>"))
 
     return parse

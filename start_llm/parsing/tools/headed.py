@@ -1,0 +1,201 @@
+"""Formats whose calls are a head that names the tool, and JSON: DeepSeek, Gemma, Kimi K2, Mistral."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from start_llm.parsing.calls import MAX_NAME, NAME, Calls, NotACall
+from start_llm.parsing.jsonstream import Dialect
+from start_llm.parsing.source import LEAKED, Step
+from start_llm.parsing.tools.base import Opener, ToolFormat
+from start_llm.parsing.tools.hermes import json_block
+
+_FENCE = "```"
+_MAX_FENCE = 20
+
+
+def headed_call(
+    calls: Calls, name: str, dialect: Dialect, ident: str | None = None, *, ends: tuple[str, ...] = ()
+) -> Step[None]:
+    """The call whose head was read: its arguments, and one of `ends` if it stands behind them."""
+    call = calls.begin(name, ident)
+    complete = yield from calls.json_arguments(call, dialect)
+    if ends:
+        yield from calls.source.skip()
+        yield from calls.source.accept(ends)
+    calls.finish(call, complete)
+
+
+def spaced_name(calls: Calls) -> Step[str]:
+    """A bare name, maybe ``""``, and the white space around it."""
+    yield from calls.source.skip()
+    name = yield from calls.source.span(NAME, MAX_NAME)
+    yield from calls.source.skip()
+    return name
+
+
+def _sections(
+    ident: str,
+    section: tuple[str, str],
+    call: tuple[str, str],
+    separator: str,
+    parse: Callable[[Calls, Dialect], Step[None]],
+) -> ToolFormat:
+    """Calls of which each begins with ``call[0]``, all between the literals of `section`, which may be missing.
+
+    Args:
+        parse: reads one call, from behind ``call[0]``.
+    """
+    dialect = Dialect(enders=(call[1], section[1], call[0], *LEAKED))
+
+    def block(calls: Calls) -> Step[None]:
+        source = calls.source
+        any_read = False
+        while True:
+            yield from source.skip()
+            opened = yield from source.accept((call[0], section[0]))
+            if opened == section[0]:
+                continue
+            if any_read and not opened:
+                break
+            yield from parse(calls, dialect)
+            any_read = True
+        yield from source.accept((section[1],))
+
+    openers = (Opener(section[0], block), Opener(call[0], block, keep=True))
+    return ToolFormat(ident, openers, (section[1], call[1], separator))
+
+
+# --- Kimi K2: ``functions.name:0<|tool_call_argument_begin|>{...}`` ---
+
+_KIMI_ARGUMENTS, _KIMI_END = "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+_KIMI_HEAD = re.compile(r"(?:functions\.)?(.+?)(?::(\d+))?")
+
+
+def _kimi(calls: Calls, dialect: Dialect) -> Step[None]:
+    head = yield from spaced_name(calls)
+    match = _KIMI_HEAD.fullmatch(head)
+    if match is None or not (yield from calls.source.accept((_KIMI_ARGUMENTS,))):
+        raise NotACall
+    yield from headed_call(calls, match[1], dialect, head if match[2] else None, ends=(_KIMI_END,))
+
+
+KIMI_K2 = _sections(
+    "kimi_k2",
+    ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+    ("<|tool_call_begin|>", _KIMI_END),
+    _KIMI_ARGUMENTS,
+    _kimi,
+)
+
+# --- DeepSeek: ``name<｜tool▁sep｜>{...}``; before V3.1 ``function<｜tool▁sep｜>name`` and a fence ---
+
+_SEPARATOR, _DEEPSEEK_END = "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+
+
+def _deepseek(calls: Calls, dialect: Dialect) -> Step[None]:
+    source = calls.source
+    name = yield from spaced_name(calls)
+    if not name or not (yield from source.accept((_SEPARATOR,))):
+        raise NotACall
+    yield from source.skip()
+    if (yield from source.ahead()) not in ("{", "`"):  # what stood in front was the kind of tool
+        name = yield from spaced_name(calls)
+        if not name:
+            raise NotACall
+    if (yield from source.accept((_FENCE,))):
+        yield from source.until(("\n",), _MAX_FENCE)
+        yield from headed_call(calls, name, dialect, ends=(_FENCE,))
+        yield from source.skip()
+        yield from source.accept((_DEEPSEEK_END,))
+    else:
+        yield from headed_call(calls, name, dialect, ends=(_DEEPSEEK_END,))
+
+
+DEEPSEEK = _sections(
+    "deepseek",
+    ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"),
+    ("<｜tool▁call▁begin｜>", _DEEPSEEK_END),
+    _SEPARATOR,
+    _deepseek,
+)
+
+# --- Gemma: ``call:name{key:<|"|>text<|"|>,other:1}``, with ``<escape>`` as the quote in the older form ---
+
+
+def _gemma(ident: str, start: str, end: str, quote: str) -> ToolFormat:
+    dialect = Dialect(quotes=(quote, '"'), enders=(end, *LEAKED), restart=(f"{start}call:",))
+
+    def block(calls: Calls) -> Step[None]:
+        source = calls.source
+        any_read = False
+        while True:
+            yield from source.skip(" \t\r\n,")
+            yield from source.accept((start,))
+            if not (yield from source.accept(("call:",))):
+                break
+            name = yield from spaced_name(calls)
+            if (yield from source.ahead()) != "{":
+                raise NotACall
+            yield from headed_call(calls, name, dialect)
+            any_read = True
+        if not any_read:
+            raise NotACall
+        yield from source.accept((end,))
+
+    return ToolFormat(ident, (Opener(start, block),), (end,))
+
+
+GEMMA4 = _gemma("gemma4", "<|tool_call>", "<tool_call|>", '<|"|>')
+FUNCTION_GEMMA = _gemma("function_gemma", "<start_function_call>", "<end_function_call>", "<escape>")
+
+# --- Mistral: ``[TOOL_CALLS]name[ARGS]{...}``, repeated, or a JSON list behind ``[TOOL_CALLS]`` ---
+
+_OPEN, _ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_MISTRAL_JSON = Dialect(enders=(_OPEN, *LEAKED))
+
+
+def _mistral(calls: Calls) -> Step[None]:
+    source = calls.source
+    while True:
+        yield from source.skip()
+        if not (yield from source.accept((_OPEN,))):
+            break
+    if (yield from source.ahead()) in ("[", "{"):
+        yield from json_block(calls, _MISTRAL_JSON)
+        return
+    yield from _mistral_call(calls)
+    while (yield from _another(calls)):
+        yield from _mistral_call(calls)
+
+
+def _mistral_call(calls: Calls) -> Step[None]:
+    name = yield from spaced_name(calls)
+    ident = ""
+    if (yield from calls.source.accept((_ID,))):
+        ident = yield from spaced_name(calls)
+    if not name or not (yield from calls.source.accept((_ARGS,))):
+        raise NotACall
+    yield from headed_call(calls, name, _MISTRAL_JSON, ident or None)
+
+
+def _another(calls: Calls) -> Step[bool]:
+    """Whether a further call comes, with or without its own opening."""
+    source = calls.source
+    mark = source.mark()
+    yield from source.skip(" \t\r\n,;")
+    yield from source.accept((_OPEN,))
+    yield from source.skip()
+    start = source.mark()
+    name = yield from spaced_name(calls)
+    found = bool(name and (yield from source.starts((_ID, _ARGS))))
+    source.rewind(start)
+    if found:
+        source.unmark(mark)
+    else:
+        source.rewind(mark)
+    return found
+
+
+MISTRAL = ToolFormat("mistral", (Opener(_OPEN, _mistral),))
