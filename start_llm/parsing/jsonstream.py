@@ -121,15 +121,19 @@ class JsonStream:
         self._write(dump(self._source.take(count)))
 
     def _coerced(self, kind: str, schema: Schema, closer: str) -> Step[None]:
-        held: list[str] = []
-        write, self._write = self._write, held.append
-        yield from self._dispatch(kind, Schema({}), closer)
-        self._write = write
-        text = "".join(held)
+        text = yield from self._captured(self._dispatch(kind, Schema({}), closer))
         if kind != "string" and schema.types <= {"string", "null"}:
             self._write(dump(text))
         else:
             self._write(dump(schema.coerce(json.loads(text, strict=False))))
+
+    def _captured(self, steps: Step[None]) -> Step[str]:
+        """What `steps` write, which does not go out."""
+        held: list[str] = []
+        write, self._write = self._write, held.append
+        yield from steps
+        self._write = write
+        return "".join(held)
 
     def _members(self, schema: Schema) -> Step[None]:
         """The members of an object whose opening bracket is consumed, and the closing one."""
@@ -195,11 +199,8 @@ class JsonStream:
         """A key as JSON text; ``None`` if the text ends in it."""
         quote = yield from self._source.starts(self._dialect.quotes)
         if quote:
-            held: list[str] = []
-            write, self._write = self._write, held.append
-            yield from self.string(self._dialect.separator, key=True)
-            self._write = write
-            return None if self.ended else "".join(held)
+            text = yield from self._captured(self.string(self._dialect.separator, key=True))
+            return None if self.ended else text
         stops = (self._dialect.separator, ":", "=", ",", "}", ")", "\n")
         count = 0
         while count < _MAX_KEY:

@@ -9,7 +9,8 @@ parses the whole.
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 type Step[T] = Generator[None, None, T]
 
@@ -55,6 +56,15 @@ class Source:
         """Go back to a mark that is still held, and release it."""
         self.unmark(mark)
         self.pos = mark - self._base
+
+    @contextmanager
+    def lookahead(self) -> Iterator[None]:
+        """What is read inside is not consumed."""
+        mark = self.mark()
+        try:
+            yield
+        finally:
+            self.rewind(mark)
 
     # --- reading ------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from llguidance import regex_to_lark
@@ -145,30 +145,22 @@ def json_arguments(call: CallableTool) -> str:
     return f"%json {embed(call.schema, lenient=call.lenient)}"
 
 
-def _hermes_body(lark: Lark, markers: Markers, call: CallableTool, prefix: str) -> str:
-    head = f'\n{{"name": {json.dumps(call.name)}, "arguments": '
-    return f"{literal(head)} {json_arguments(call)} {literal('}' + chr(10))}"
+def _json_body(head: str, tail: str) -> Body:
+    """`head` with the tool's name in the place of NAME (as JSON: "NAME"), the arguments, `tail`."""
+
+    def body(lark: Lark, markers: Markers, call: CallableTool, prefix: str) -> str:
+        begin = head.replace('"NAME"', json.dumps(call.name)).replace("NAME", call.name)
+        return " ".join(filter(None, [begin and literal(begin), json_arguments(call), tail and literal(tail)]))
+
+    return body
 
 
 def _header_body(lark: Lark, markers: Markers, call: CallableTool, prefix: str) -> str:
     return f"{literal(call.name)} {markers('[ARGS]')} {json_arguments(call)}"
 
 
-def _list_body(lark: Lark, markers: Markers, call: CallableTool, prefix: str) -> str:
-    head = f' [{{"name": {json.dumps(call.name)}, "arguments": '
-    return f"{literal(head)} {json_arguments(call)} {literal('}]')}"
-
-
 def _llama_lead(call: CallableTool) -> str:
     return f'{{"name": {json.dumps(call.name)}, "parameters": '
-
-
-def _llama_body(lark: Lark, markers: Markers, call: CallableTool, prefix: str) -> str:
-    return f'{json_arguments(call)} "}}"'
-
-
-def _function_body(lark: Lark, markers: Markers, call: CallableTool, prefix: str) -> str:
-    return f"{literal(call.name + '>')} {json_arguments(call)}"
 
 
 # --- XML arguments ----------------------------------------------------------
@@ -288,34 +280,23 @@ def _may_be_text(schema: Schema, root: Schema) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class _Text:
-    """Terminals that a string must match, all of them."""
-
-    patterns: list[str] = field(default_factory=list)
-
-    def add(self, regex: str) -> None:
-        self.patterns.append(f"/{regex_to_lark(regex, use_ascii='dw')}/")
-
-
 def _text_terminals(call: CallableTool, schema: Schema, path: str) -> str:
     """A terminal for a string as it stands, by its length and pattern."""
-    text = _Text()
-    least, most = schema.get("minLength", 0), schema.get("maxLength")
-    if schema.get("type") == "string":
-        if least or most is not None:
-            text.add(f"(?s:.{{{least},{'' if most is None else most}}})")
-        if "pattern" in schema:
-            text.add(_unanchored(schema["pattern"], call, path))
-        if "format" in schema and not call.lenient:
-            raise BadRequest(
-                f"{call.param}: keyword 'format' at {path} is not supported in this model's tool format.",
-                param=call.param,
-            )
-        if text.patterns:  # parsers trim a value, so what counts must not be white space
-            text.add(r"(\S((?s:.*)\S)?)?")
-        text.patterns.append("~/[nN][uU][lL][lL]/")  # read as null, whatever the schema says
-    return " & ".join([f"/{ANY_TEXT}/", *text.patterns])
+    least, most, patterns = schema.get("minLength", 0), schema.get("maxLength"), []
+    if schema.get("type") != "string":
+        return f"/{ANY_TEXT}/"
+    if least or most is not None:
+        patterns.append(f"(?s:.{{{least},{'' if most is None else most}}})")
+    if "pattern" in schema:
+        patterns.append(_unanchored(schema["pattern"], call, path))
+    if "format" in schema and not call.lenient:
+        raise BadRequest(
+            f"{call.param}: keyword 'format' at {path} is not supported in this model's tool format.", param=call.param
+        )
+    if patterns:  # parsers trim a value, so what counts must not be white space
+        patterns.append(r"(\S((?s:.*)\S)?)?")
+    terminals = [f"/{regex_to_lark(regex, use_ascii='dw')}/" for regex in patterns]
+    return " & ".join([f"/{ANY_TEXT}/", *terminals, "~/[nN][uU][lL][lL]/"])  # read as null, whatever the schema says
 
 
 def _unanchored(pattern: str, call: CallableTool, path: str) -> str:
@@ -352,14 +333,16 @@ def _operators(pattern: str) -> Iterator[int]:
             yield i
 
 
-_MISTRAL_LIST = CallFormat(_list_body, "[TOOL_CALLS]", "", "")
+_MISTRAL_LIST = CallFormat(_json_body(' [{"name": "NAME", "arguments": ', "}]"), "[TOOL_CALLS]", "", "")
+_HERMES = CallFormat(_json_body('\n{"name": "NAME", "arguments": ', "}\n"))
+_GLM = CallFormat(_glm_body)
 _FORMATS: Mapping[str, CallFormat] = {
-    "hermes_json": CallFormat(_hermes_body),
-    "json_tools": CallFormat(_hermes_body),
+    "hermes_json": _HERMES,
+    "json_tools": _HERMES,
     "qwen3_coder": CallFormat(_qwen_body),
-    "glm47": CallFormat(_glm_body),
-    "glm4_native": CallFormat(_glm_body),
-    "glm4_xml": CallFormat(_glm_body),
-    "llama": CallFormat(_llama_body, "", "", lead=_llama_lead),
-    "llama_xml": CallFormat(_function_body, "<function=", "</function>"),
+    "glm47": _GLM,
+    "glm4_native": _GLM,
+    "glm4_xml": _GLM,
+    "llama": CallFormat(_json_body("", "}"), "", "", lead=_llama_lead),
+    "llama_xml": CallFormat(_json_body("NAME>", ""), "<function=", "</function>"),
 }

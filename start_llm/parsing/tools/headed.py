@@ -181,20 +181,15 @@ def _mistral_call(calls: Calls) -> Step[None]:
 
 
 def _another(calls: Calls) -> Step[bool]:
-    """Whether a further call comes, with or without its own opening."""
+    """Whether a further call comes, with or without its own opening, which is consumed."""
     source = calls.source
-    mark = source.mark()
-    yield from source.skip(" \t\r\n,;")
-    yield from source.accept((_OPEN,))
-    yield from source.skip()
-    start = source.mark()
-    name = yield from spaced_name(calls)
-    found = bool(name and (yield from source.starts((_ID, _ARGS))))
-    source.rewind(start)
+    with source.lookahead():
+        yield from source.skip(" \t\r\n,;")
+        yield from source.accept((_OPEN,))
+        found = bool((yield from spaced_name(calls)) and (yield from source.starts((_ID, _ARGS))))
     if found:
-        source.unmark(mark)
-    else:
-        source.rewind(mark)
+        yield from source.skip(" \t\r\n,;")
+        yield from source.accept((_OPEN,))
     return found
 
 

@@ -140,27 +140,16 @@ def _late(held: list[str], call: CallBuilder) -> str:
 def bare_json(calls: Calls) -> Step[None]:
     """A call object with no markup around it: only ``{"name": "<known>", "arguments|parameters": {``."""
     source = calls.source
-    mark = source.mark()
-    try:
-        yield from _expect(calls, "{")
-        yield from _expect(calls, '"name"')
-        yield from _expect(calls, ":")
+    with source.lookahead():
+        for literal in ("{", '"name"', ":"):
+            yield from _expect(calls, literal)
         yield from source.skip()
-        if (yield from source.ahead()) != '"':
-            raise NotACall
-        name = yield from calls.name()
-        if not calls.knows(name):
+        if (yield from source.ahead()) != '"' or not calls.knows((yield from calls.name())):
             raise NotACall
         yield from _expect(calls, ",")
-        yield from source.skip()
-        if not (yield from source.accept(('"arguments"', '"parameters"'))):
-            raise NotACall
-        yield from _expect(calls, ":")
-        yield from _expect(calls, "{")
-    except NotACall:
-        source.unmark(mark)
-        raise
-    source.rewind(mark)
+        yield from _expect(calls, '"arguments"', '"parameters"')
+        for literal in (":", "{"):
+            yield from _expect(calls, literal)
     yield from json_call(calls)
 
 
@@ -181,7 +170,7 @@ def bare_list(calls: Calls) -> Step[None]:
     yield from calls.source.accept(("]",))
 
 
-def _expect(calls: Calls, literal: str) -> Step[None]:
+def _expect(calls: Calls, *literals: str) -> Step[None]:
     yield from calls.source.skip()
-    if not (yield from calls.source.accept((literal,))):
+    if not (yield from calls.source.accept(literals)):
         raise NotACall

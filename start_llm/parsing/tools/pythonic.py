@@ -138,8 +138,7 @@ def bare_calls(calls: Calls) -> Step[None]:
     if (yield from _is_json(calls)):
         yield from bare_list(calls)
         return
-    mark = source.mark()
-    try:
+    with source.lookahead():
         yield from source.accept(("[",))
         yield from source.skip()
         name = yield from source.span(NAME, MAX_NAME)
@@ -158,10 +157,6 @@ def bare_calls(calls: Calls) -> Step[None]:
             sound = bool(key) and (not keys or key in keys)
         if not sound:
             raise NotACall
-    except NotACall:
-        source.unmark(mark)
-        raise
-    source.rewind(mark)
     yield from _list(calls, _BARE)
 
 
