@@ -14,11 +14,11 @@ from start_llm.core.work import Submit
 class _TrackedSink:
     """Lets exactly one final event through, whichever thread sends it."""
 
-    def __init__(self, work: Submit, closed: Callable[[str], bool]) -> None:
-        self._id, self._sink, self._closed = work.id, work.sink, closed
+    def __init__(self, work: Submit, end: Callable[[str], bool]) -> None:
+        self._id, self._sink, self._end = work.id, work.sink, end
 
     def put(self, event: EngineEvent, /) -> None:
-        if isinstance(event, EngineDone | EngineFailed) and not self._closed(self._id):
+        if isinstance(event, EngineDone | EngineFailed) and not self._end(self._id):
             return
         self._sink.put(event)
 
@@ -34,14 +34,14 @@ class InflightRequests:
     def __len__(self) -> int:
         return len(self._works)
 
-    def opened(self, work: Submit) -> Submit:
+    def add(self, work: Submit) -> Submit:
         """The work with a sink that keeps count. Raises QueueFull."""
         with self._lock:
             open_now = len(self._works)
             if open_now >= self._most:
                 raise QueueFull(f"{open_now} requests are running or waiting already.", retry_after=max(1.0, open_now))
             self._works[work.id] = work
-        return replace(work, sink=_TrackedSink(work, self._closed))
+        return replace(work, sink=_TrackedSink(work, self._end))
 
     def fail(self, error: StartLLMError) -> list[str]:
         """Fails all of them; returns their ids. Clients must not hang on a dead model thread."""
@@ -52,7 +52,7 @@ class InflightRequests:
             work.sink.put(EngineFailed(error))
         return [work.id for work in left]
 
-    def _closed(self, work_id: str) -> bool:
+    def _end(self, work_id: str) -> bool:
         """Marks the work as ended; False if somebody else had ended it before."""
         with self._lock:
             return self._works.pop(work_id, None) is not None

@@ -15,9 +15,8 @@ from typing import Any
 from start_llm.core.errors import Internal, StartLLMError, Unavailable
 from start_llm.core.events import EngineFailed
 from start_llm.core.work import EngineStatus, Submit
-from start_llm.engine.commands import CallFunction, Cancel, Chore, Command, PrefillIdle, Stop
+from start_llm.engine.loaded import TIDY_SECONDS, Chores, EngineModel, LoadedModels, Runtime
 from start_llm.engine.schedule.scheduler import Scheduler
-from start_llm.engine.units import REST_SECONDS, Chores, EngineModel, LoadedModels, Runtime
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +24,9 @@ FIGURES_SECONDS = 1.0
 STUCK_SECONDS = 0.05
 """How often it looks again while all requests wait for memory: what makes room does not always tell it."""
 SHUTTING_DOWN = "The server is shutting down."
+
+Command = Callable[[], None] | None
+"""What another thread has the model thread do, in the order in which it was sent; ``None``: stop."""
 
 
 class Loop:
@@ -40,7 +42,7 @@ class Loop:
 
     def __init__(self, commands: SimpleQueue[Command], idle_seconds: float) -> None:
         self._commands, self._idle_seconds = commands, idle_seconds
-        self._units, self._chores = LoadedModels(), Chores()
+        self._models, self._chores = LoadedModels(), Chores()
         self._began = False  # a model has been loaded
         self.status = EngineStatus("loading", beat=time.monotonic())
         self._figures: Mapping[str, float] = {}
@@ -51,16 +53,38 @@ class Loop:
     @property
     def running(self) -> int:
         """Requests that are computed now."""
-        return self._units.running
+        return self._models.running
 
     def scheduler(self, model: str) -> Scheduler:
         """Raises Unavailable if the model is not loaded."""
-        found = self._units.get(model)
+        found = self._models.get(model)
         if found is None:
             raise Unavailable(self.status.detail or _not_loaded(model))
         return found
 
-    # --- model thread ---------------------------------------------------------
+    # --- commands: what other threads send; model thread ------------------------
+
+    def submit(self, work: Submit) -> None:
+        error = _caught(lambda: self.scheduler(work.model).add(work))
+        if error is not None:
+            work.sink.put(EngineFailed(_refused(error)))
+
+    def cancel(self, work_id: str) -> None:
+        for model in self._models:
+            model.scheduler.cancel(work_id)
+
+    def prefill_idle(self, work: Submit) -> None:
+        scheduler = self._models.get(work.model)
+        if scheduler is not None:
+            _caught(lambda: scheduler.idle_prefill.begin(work))
+
+    def call(self, function: Callable[[Scheduler], Any], model: str, answer: Callable[[Any], None]) -> None:
+        """`answer` gets what the function returns, or what it raises."""
+        answer(_caught(lambda: function(self.scheduler(model))))
+
+    def add_chore(self, steps: Generator[float, None, Any], answer: Callable[[Any], None]) -> None:
+        """Runs these steps between those of the models. `answer` gets what they return, or what they raise."""
+        self._chores.add(steps, answer)
 
     def adding[R: Runtime](self, model: str, steps: Generator[float, None, R]) -> Generator[float, None, R]:
         """A chore: adds what `steps` return. What an unload that failed has left of the model goes first."""
@@ -71,40 +95,42 @@ class Loop:
             if not self._began:
                 self.set("failed", detail=str(error) or type(error).__name__)
             raise
-        self._units.add(model, runtime)
+        self._models.add(model, runtime)
         self._began = True
         self.set("ready")
         return runtime
 
     def removing(self, model: str) -> Generator[float]:
         """A chore: ends the model's requests, brings its KV to disk and frees it."""
-        runtime = self._units.remove(model)
+        runtime = self._models.remove(model)
         if runtime is not None:
             try:
                 runtime.scheduler.requests.fail_all(Unavailable(_not_loaded(model)))
             finally:
                 yield from runtime.unloading()
 
+    # --- model thread -----------------------------------------------------------
+
     def run(self) -> None:
         """Until it is told to stop; then it ends the requests of all models."""
-        while self._drain():
-            unit = self._units.next(others=len(self._chores) > 0)
-            self.set("ready" if unit is None else "busy")
-            if unit is not None:
-                self._step(unit)
-                self._units.rest(REST_SECONDS)
-            elif (idle := self._units.anchoring) is not None:
-                idle.scheduler.anchoring.step()
+        while self._run_commands():
+            model = self._models.next(others=len(self._chores) > 0)
+            self.set("ready" if model is None else "busy")
+            if model is not None:
+                self._step(model)
+                self._models.tidy(TIDY_SECONDS)
+            elif (idle := self._models.with_idle_prefill) is not None:
+                idle.scheduler.idle_prefill.step()
             if self._chores.step():
-                self._units.look_again()
-        for unit in self._units:
-            unit.scheduler.requests.fail_all(Unavailable(SHUTTING_DOWN))
+                self._models.look_again()
+        for model in self._models:
+            model.scheduler.requests.fail_all(Unavailable(SHUTTING_DOWN))
         self.set("stopped", detail=SHUTTING_DOWN)
 
     def close(self) -> None:
         """Gives all chores up and frees all models."""
         self._chores.fail(Unavailable(SHUTTING_DOWN))
-        self._units.close()
+        self._models.close()
 
     def set(self, state: str, detail: str = "") -> None:
         now = time.monotonic()
@@ -115,67 +141,54 @@ class Loop:
             self.status = replace(self.status, beat=now)
             return
         if now - self._figures_at >= FIGURES_SECONDS:
-            self._figures, self._figures_at = self._units.figures(), now
+            self._figures, self._figures_at = self._models.figures(), now
         self.status = EngineStatus(state, beat=now, detail=detail, figures=self._figures)
 
-    def _step(self, unit: EngineModel) -> None:
+    def _step(self, model: EngineModel) -> None:
         try:
-            self._units.step(unit)
+            self._models.step(model)
         except Exception as error:
             log.warning("a scheduler step failed", exc_info=True)
-            unit.scheduler.recover(error)
+            model.scheduler.recover(error)
 
-    def _drain(self) -> bool:
-        """Takes all pending commands; waits for one if there is nothing to do. False: stop."""
+    def _run_commands(self) -> bool:
+        """Runs what other threads have sent. Returns once a model, a chore or idle work can go on. False: stop."""
         while True:
-            wait, busy = self._idle_for(), self._units.busy
-            if wait and not busy and self.status.state == "busy":
+            wait = self._seconds_without_work()
+            if wait and not self._models.busy and self.status.state == "busy":
                 self.set("ready")
             try:
                 command = self._commands.get(timeout=wait) if wait else self._commands.get_nowait()
             except Empty:
-                if wait and busy:
-                    self._units.look_again()
-                elif wait:
-                    self.set("ready")
-                    self._units.rest(REST_SECONDS if self._chores else 0.0)
-                if not wait or busy or self._chores:
+                if not wait or self._waited():
                     return True
                 continue
-            if isinstance(command, Stop):
+            if command is None:
                 return False
-            self._do(command)
-            self._units.look_again()
+            command()
+            self._models.look_again()
 
-    def _idle_for(self) -> float:
-        """Seconds for which there is nothing to do but to wait for a command."""
-        if self._units.stuck:
+    def _waited(self) -> bool:
+        """No command came while there was nothing to do. True: now there is."""
+        if self._models.busy:  # all requests waited for memory
+            self._models.look_again()
+            return True
+        self.set("ready")
+        self._models.tidy(TIDY_SECONDS if self._chores else 0.0)
+        return len(self._chores) > 0
+
+    def _seconds_without_work(self) -> float:
+        """0: somebody can go on now."""
+        if self._models.stuck:
             most = STUCK_SECONDS
-        elif self._units.busy or self._units.anchoring is not None:
+        elif self._models.busy or self._models.with_idle_prefill is not None:
             return 0.0
         else:
             most = self._idle_seconds
         return min(most, self._chores.wait) if self._chores else most
 
-    def _do(self, command: Command) -> None:
-        if isinstance(command, Submit):
-            error = _guard(lambda: self.scheduler(command.model).add(command))
-            if error is not None:
-                command.sink.put(EngineFailed(_refused(error)))
-        elif isinstance(command, Cancel):
-            for unit in self._units:
-                unit.scheduler.cancel(command.work_id)
-        elif isinstance(command, PrefillIdle):
-            scheduler = self._units.get(command.work.model)
-            if scheduler is not None:
-                _guard(lambda: scheduler.anchoring.begin(command.work))
-        elif isinstance(command, CallFunction):
-            command.answer.put(_guard(lambda: command.function(self.scheduler(command.model))))
-        elif isinstance(command, Chore):
-            self._chores.add(command.steps, command.answer.put)
 
-
-def _guard(function: Callable[[], Any]) -> Any:
+def _caught(function: Callable[[], Any]) -> Any:
     """What the function returns, or what it raises."""
     try:
         return function()

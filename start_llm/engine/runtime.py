@@ -32,7 +32,7 @@ from start_llm.models.loader import LoadedModel
 
 log = logging.getLogger(__name__)
 
-IDLE_STEP = 128  # prompt tokens a chunk while re-anchoring: a request that comes then hardly waits
+IDLE_STEP = 128  # prompt tokens a chunk of idle work: a request that comes then hardly waits
 
 WRITE_SECONDS = 20.0  # that writing the rest of the KV may take before a model is unloaded without it
 WRITE_LOOK_SECONDS = 0.02
@@ -110,7 +110,7 @@ class TextDrawing:
 
 
 class TextRuntime:
-    """Implements `engine.units.Runtime` for a text model: the model with its store, scheduler, drafts and grammars.
+    """Implements `engine.loaded.Runtime` for a text model: the model with its store, scheduler, drafts and grammars.
 
     Args:
         drafts: see `drafts_for`.

@@ -1,6 +1,6 @@
 """The model thread: the only one that touches MLX arrays. Commands go in by queue, events come out by sinks.
 
-It serves all models that are loaded, see `units`. It begins without any; each comes by `load` and goes by `unload`, in
+It serves all models that are loaded, see `loaded`. It begins without any; each comes by `load` and goes by `unload`, in
 steps, between the steps of those that work. Here is what other threads may ask of it, and how it begins and ends;
 `loop` is what it does meanwhile.
 """
@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -23,11 +24,10 @@ from start_llm.core.report import CacheReport
 from start_llm.core.request import Sampling
 from start_llm.core.stored import StoredTree
 from start_llm.core.work import EngineStatus, Submit
-from start_llm.engine.commands import CallFunction, Cancel, Chore, Command, PrefillIdle, Stop
 from start_llm.engine.inflight import InflightRequests
-from start_llm.engine.loop import SHUTTING_DOWN, Loop
+from start_llm.engine.loaded import Runtime
+from start_llm.engine.loop import SHUTTING_DOWN, Command, Loop
 from start_llm.engine.schedule.scheduler import Scheduler
-from start_llm.engine.units import Runtime
 from start_llm.engine.watchdog import Watchdog, Watched
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class EngineThread:
         at_end: Callable[[], None] = _nothing,
     ) -> None:
         self._at_end = at_end
-        self._limit = watchdog
+        self._watchdog_seconds = watchdog
         self._on_lost = on_lost
         self._commands: SimpleQueue[Command] = SimpleQueue()
         self._requests = InflightRequests(max_queue + max_concurrency)
@@ -93,7 +93,7 @@ class EngineThread:
             thread_id=lambda: self._thread.ident or 0,
         )
         self._watchdog = Watchdog(watched, unwatched)
-        self._anchors = 0
+        self._idle_prefills = 0
 
     # --- any thread -----------------------------------------------------------
 
@@ -107,15 +107,15 @@ class EngineThread:
         if status.state in {"loading", "failed", "stopped"}:
             raise Unavailable(status.detail or f"The model is {status.state}.")
         self._refuse_wedged(status)
-        self._commands.put(self._requests.opened(work))
+        self._commands.put(partial(self._loop.submit, self._requests.add(work)))
 
     def _refuse_wedged(self, status: EngineStatus) -> None:
         """What waits for a thread that hangs would be too late, and take memory until then."""
-        if status.state == "wedged" and self._limit:
-            raise Unavailable(status.detail, retry_after=min(self._limit, WEDGED_RETRY_SECONDS))
+        if status.state == "wedged" and self._watchdog_seconds:
+            raise Unavailable(status.detail, retry_after=min(self._watchdog_seconds, WEDGED_RETRY_SECONDS))
 
     def cancel(self, work_id: str) -> None:
-        self._commands.put(Cancel(work_id))
+        self._commands.put(partial(self._loop.cancel, work_id))
 
     def plan(self, prompt: Prompt, model: str = "") -> CacheReport:
         """Looks at what is stored now, without the model thread. Raises Unavailable if the model is not loaded."""
@@ -128,14 +128,11 @@ class EngineThread:
     def call(self, function: Callable[[Scheduler], Any], timeout: float = 10.0, model: str = "") -> Any:
         """Runs `function` on the model thread and returns what it returns; for probes and benchmarks."""
         answer: SimpleQueue[Any] = SimpleQueue()
-        self._commands.put(CallFunction(function, model, answer))
+        self._commands.put(partial(self._loop.call, function, model, answer.put))
         try:
-            result = answer.get(timeout=timeout)
+            return _returned(answer.get(timeout=timeout))
         except Empty:
             raise Unavailable("The model thread is busy; try again.") from None
-        if isinstance(result, BaseException):
-            raise result
-        return result
 
     def load[R: Runtime](self, model: str, steps: Generator[float, None, R]) -> R:
         """Runs `steps` on the model thread, between the steps of the models that work, and adds what they return.
@@ -162,31 +159,27 @@ class EngineThread:
         or hangs already, TimedOut if it has not moved for the watchdog's time.
         """
         self._refuse_wedged(self.status())
-        return self._chore(steps, limit=self._limit)
+        return self._chore(steps, limit=self._watchdog_seconds)
 
     def _chore(self, steps: Generator[float, None, Any], limit: float = 0.0) -> Any:
         """`limit`: not 0: a thread that hangs is not waited for."""
         if self._loop.status.state in {"failed", "stopped"}:
             raise Unavailable(self._loop.status.detail or SHUTTING_DOWN)
         answer: SimpleQueue[Any] = SimpleQueue()
-        self._commands.put(Chore(steps, answer))
+        self._commands.put(partial(self._loop.add_chore, steps, answer.put))
         while True:
             try:
-                result = answer.get(timeout=1.0)
-                break
+                return _returned(answer.get(timeout=1.0))
             except Empty:
                 if not self._thread.is_alive():
                     raise Unavailable(self._loop.status.detail or SHUTTING_DOWN) from None
                 if limit and self.status().state == "wedged":
                     raise TimedOut(_hangs(limit)) from None
-        if isinstance(result, BaseException):
-            raise result
-        return result
 
     def anchor(self, prompt: Prompt, session: str | None, model: str = "") -> None:
-        self._anchors += 1
+        self._idle_prefills += 1
         work = Submit(
-            id=f"anchor-{self._anchors}",
+            id=f"anchor-{self._idle_prefills}",
             prompt=prompt,
             sampling=Sampling(),
             max_tokens=1,
@@ -194,7 +187,7 @@ class EngineThread:
             session=session,
             model=model,
         )
-        self._commands.put(PrefillIdle(work))
+        self._commands.put(partial(self._loop.prefill_idle, work))
 
     def status(self) -> EngineStatus:
         status, since = self._loop.status, self._watchdog.since
@@ -212,7 +205,7 @@ class EngineThread:
         in the last `patience` seconds.
         """
         self._stopping = True
-        self._commands.put(Stop())
+        self._commands.put(None)
         gone = self._gone(patience)
         self._watchdog.stop()
         self._requests.fail(Unavailable(SHUTTING_DOWN))
@@ -231,12 +224,12 @@ class EngineThread:
     # --- watchdog's thread --------------------------------------------------------
 
     def _wedged(self) -> None:
-        if self._limit and self._loop.status.state in {"ready", "busy"}:
-            for work_id in self._requests.fail(TimedOut(_hangs(self._limit))):
+        if self._watchdog_seconds and self._loop.status.state in {"ready", "busy"}:
+            for work_id in self._requests.fail(TimedOut(_hangs(self._watchdog_seconds))):
                 self.cancel(work_id)
 
     def _hopeless(self) -> None:
-        if self._limit and self._loop.status.state in {"ready", "busy"} and not self._stopping:
+        if self._watchdog_seconds and self._loop.status.state in {"ready", "busy"} and not self._stopping:
             self._on_lost(ExitCode.WEDGED, _not_moving(self._watchdog.since or time.time()))
 
     # --- model thread -----------------------------------------------------------
@@ -253,6 +246,13 @@ class EngineThread:
         finally:
             self._loop.close()
             self._at_end()
+
+
+def _returned(result: Any) -> Any:
+    """What a call on the model thread returned; what it raised is raised."""
+    if isinstance(result, BaseException):
+        raise result
+    return result
 
 
 def _hangs(limit: float) -> str:

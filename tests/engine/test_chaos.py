@@ -102,13 +102,13 @@ class Life:
     def run(self, steps: int = 10_000) -> None:
         """As `EngineThread` does."""
         for _ in range(steps):
-            if not self.scheduler.busy and not self.scheduler.anchoring.waiting:
+            if not self.scheduler.busy and not self.scheduler.idle_prefill.waiting:
                 return
             try:
                 if self.scheduler.busy:
                     self.scheduler.step()
                 else:
-                    self.scheduler.anchoring.step()
+                    self.scheduler.idle_prefill.step()
             except Exception as error:  # noqa: BLE001 - as it does
                 self.scheduler.recover(error)
         raise AssertionError("it does not come to an end")
@@ -139,7 +139,7 @@ def play(life: Life) -> None:
     history = (f"{shared} a [[find: careful]][[long 6]]", "a guess at the answer", "and then")
     tokens = life.prompt(*history)
     shape = Prompt(tokens, boundaries=(40, 80))
-    scheduler.anchoring.begin(Submit("anchor", shape, GREEDY, 1, Client(), session="a"))
+    scheduler.idle_prefill.begin(Submit("anchor", shape, GREEDY, 1, Client(), session="a"))
     life.run()
     scheduler.plan(tokens)
     scheduler.rest()

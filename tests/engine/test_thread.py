@@ -152,9 +152,9 @@ def test_anchor_prefills_in_the_idle_gap(start: Any) -> None:
     engine, runtime = start()
     engine.anchor(Prompt(tuple(range(1, 300))), "s")
     deadline = time.monotonic() + WAIT
-    while runtime.scheduler.anchoring.tokens < 299 and time.monotonic() < deadline:
+    while runtime.scheduler.idle_prefill.tokens < 299 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert runtime.scheduler.anchoring.tokens == 299
+    assert runtime.scheduler.idle_prefill.tokens == 299
 
 
 def test_stop_ends_running_work_and_closes_on_the_model_thread(start: Any) -> None:

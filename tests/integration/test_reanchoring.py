@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
 
+from start_llm.engine.thread import EngineThread
 from tests.integration.live import TOOLS, WAIT, Live, echoed, live
 from tests.oracle import expected_truth, script
 from tests.unique import unique
@@ -23,15 +25,14 @@ CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py", "line": 1}}\
 @contextmanager
 def server(path: Path, cache: Path, reanchor: str) -> Iterator[tuple[Live, list[int]]]:
     """A server, and the lengths of the guesses that it sent to the engine."""
-    with live(path, cache, reanchor=reanchor) as running:
-        guesses: list[int] = []
-        anchor = running.app.engine.anchor
+    guesses: list[int] = []
+    anchor = EngineThread.anchor
 
-        def seen(prompt: Any, session: str, model: str) -> None:
-            guesses.append(len(prompt.tokens))
-            anchor(prompt, session, model)
+    def seen(engine: EngineThread, prompt: Any, session: str, model: str = "") -> None:
+        guesses.append(len(prompt.tokens))
+        anchor(engine, prompt, session, model)
 
-        running.app.engine.anchor = seen  # type: ignore[method-assign]
+    with patch.object(EngineThread, "anchor", seen), live(path, cache, reanchor=reanchor) as running:
         yield running, guesses
 
 
@@ -44,7 +45,7 @@ def settled(running: Live) -> int:
         assert time.monotonic() < deadline, "an answer is not recorded"
         time.sleep(0.001)
     recorder.flush()
-    while running.app.engine.call(lambda scheduler: scheduler.anchoring.waiting or scheduler.busy, WAIT):
+    while running.app.engine.call(lambda scheduler: scheduler.idle_prefill.waiting or scheduler.busy, WAIT):
         assert time.monotonic() < deadline, "the idle work does not end"
     return running.work()
 

@@ -1,4 +1,4 @@
-"""Re-anchoring: in the idle gap, prefill what a client's next request is going to look like. Model thread only."""
+"""In the idle gap, prefills what a client's next request is expected to look like. Model thread only."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class IdlePrefill:
             if job.position >= job.until:
                 self.end()
         except Exception:
-            log.warning("re-anchoring failed", exc_info=True)
+            log.warning("prefill in an idle gap failed", exc_info=True)
             self._job = None
 
     def end(self) -> None:
@@ -73,8 +73,8 @@ class IdlePrefill:
     def share(self, tokens: Tokens, reused: int) -> int:
         """How many of the `reused` tokens of a prompt had been computed here."""
         best = 0
-        for anchored, start, end in self._done:
-            shared = min(common_prefix(tokens, anchored), reused, end)
+        for prefilled, start, end in self._done:
+            shared = min(common_prefix(tokens, prefilled), reused, end)
             best = max(best, shared - start)
         return best
 

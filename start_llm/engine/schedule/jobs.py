@@ -48,7 +48,7 @@ class Job:
         room: tokens that memory allows it to generate in all.
         failures: steps of several rows that failed while this was one of them.
         alone: tokens that it has to decode alone, because it may be what made such a step fail.
-        idle: a re-anchoring job: it has no client and yields to everyone.
+        idle: work for an idle gap: it has no client and yields to everyone.
     """
 
     work: Submit

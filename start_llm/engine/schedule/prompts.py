@@ -25,12 +25,12 @@ class Prompts:
         self,
         store: GuardedStore,
         prefill: Prefill,
-        leaders: SharedPrefills,
-        anchoring: IdlePrefill,
+        shared: SharedPrefills,
+        idle_prefill: IdlePrefill,
         clock: Callable[[], float],
     ) -> None:
-        self._store, self._prefill, self._leaders = store, prefill, leaders
-        self._anchoring, self._clock = anchoring, clock
+        self._store, self._prefill, self._shared = store, prefill, shared
+        self._idle_prefill, self._clock = idle_prefill, clock
         self._jobs: list[Job] = []
         self._turn = 0
         self.trim_misses = 0
@@ -47,7 +47,7 @@ class Prompts:
         job.stage, job.watched = Stage.PREFILL, self._clock()
         job.admitted = job.admitted or job.watched
         self._jobs.append(job)
-        if not self._leaders.follow(job, plan.length, self._jobs):
+        if not self._shared.follow(job, plan.length, self._jobs):
             self._restore(job, plan, joined=0)
 
     def discard(self, job: Job) -> None:
@@ -60,7 +60,7 @@ class Prompts:
 
     def released(self) -> list[Job]:
         """Jobs that waited for another one's KV, which is there now or will not come."""
-        return [job for job in self._jobs if job.leader is not None and not self._leaders.must_wait(job)]
+        return [job for job in self._jobs if job.leader is not None and not self._shared.must_wait(job)]
 
     def take_over(self, job: Job) -> None:
         """A job of `released` goes on with what is stored."""
@@ -104,7 +104,7 @@ class Prompts:
             reused=restored.length,
             computed=len(job.tokens) - restored.length,
             joined=max(0, min(joined, restored.length)),
-            computed_idle=self._anchoring.share(job.tokens, restored.length),
+            computed_idle=self._idle_prefill.share(job.tokens, restored.length),
             copied_bytes=restored.copied_bytes,
             seconds_queued=job.admitted - job.submitted,
         )

@@ -1,12 +1,15 @@
 """Which work the model does next. Model thread only; knows no MLX: effects go in as `DecodeRunner` and `GuardedStore`.
 
-A step is: end what is cancelled or late, admit what fits, one decode step of
-all rows, one prefill chunk of one request. The collaborators: `prompts` (the
-requests in prefill), `rows` (those that decode), `requests` (all of them, and how
-they end), `pressure` (when memory is short), `trials` (after a step that failed),
-`anchoring` (work for the idle gap).
+The idea: a request is *waiting*, then its prompt is computed in chunks (*prefill*), then its answer token by token
+(*decode*); it is *running* in the last two. A step is: end what is cancelled or late, admit what fits, one decode pass
+of all rows, one prefill chunk of one request. With both kinds of work there, rows that decode get `decode_share` of the
+time, so some steps have no chunk. Prefill is done row by row, so that it can pause, stop or be joined at any token; all
+rows decode together. A request can go back to waiting at any time (*preempt*): what it has generated becomes part of
+its prompt, its KV lies in the store, and it goes on with the token that was next.
 
-What goes wrong with one request ends that request.
+What goes wrong with one request ends that request. The collaborators: `requests` (all of them, and how they end),
+`prompts` (those in prefill), `rows` (those that decode), `preemption` (memory is short), `trials` (a step failed),
+`idle_prefill` (work for the idle gap).
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ MOST_FAILURES = 3
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """`step`: prompt tokens a chunk, ``None`` if it follows what chunks take; `idle_step`: the same while re-anchoring.
+    """`step`: prompt tokens a chunk, ``None`` if it follows what chunks take; `idle_step`: the same while idle work.
 
     `step_bytes`: memory that a chunk may take, where its size is not fixed.
 
@@ -65,7 +68,7 @@ class Scheduler:
     """
     Attributes:
         requests: all that have not ended.
-        anchoring: what is done while there are none.
+        idle_prefill: what is done while there are none.
         crowded: others wait for the thread, too: prefill chunks are small then.
     """
 
@@ -87,12 +90,12 @@ class Scheduler:
         self._steps = StepSize(limits.step, limits.step_bytes)
         self._share = DecodeShare(limits.decode_share)
         self._prefill = Prefill(runner, store, self._steps, clock)
-        self.anchoring = IdlePrefill(self._prefill, store, limits.idle_step, clock)
-        self._prompts = Prompts(store, self._prefill, SharedPrefills(limits.join), self.anchoring, clock)
+        self.idle_prefill = IdlePrefill(self._prefill, store, limits.idle_step, clock)
+        self._prompts = Prompts(store, self._prefill, SharedPrefills(limits.join), self.idle_prefill, clock)
         self._rows = Rows(runner, draw)
         self.requests = Requests(self._prompts, self._rows, self._prefill, memory, clock)
         self._trials = Trials(self.requests, self._rows)
-        self._pressure = Preemption(self.requests, memory)
+        self._preemption = Preemption(self.requests, memory)
         self._tokens_decoded = 0
         self._failed_steps = 0
         self.crowded = False
@@ -114,8 +117,8 @@ class Scheduler:
     def step(self) -> None:
         self._reap()
         if self.busy:
-            self.anchoring.end()
-        self._pressure.relieve()
+            self.idle_prefill.end()
+        self._preemption.relieve()
         self._admit()
         self._decode()
         if not len(self._rows) or self._share.may_prefill:
@@ -131,7 +134,7 @@ class Scheduler:
         A request that was there each of `MOST_FAILURES` times is given up.
         """
         self._failed_steps += 1
-        self.anchoring.forget()
+        self.idle_prefill.forget()
         self.requests.put_back_all()
         for job in self.requests:
             job.failures += 1
@@ -142,14 +145,14 @@ class Scheduler:
         """Totals of the work done and the store's sizes, by the names that `/metrics` shows."""
         return {
             "tokens_prefilled": self._prefill.tokens,
-            "tokens_prefilled_idle": self.anchoring.tokens,
+            "tokens_prefilled_idle": self.idle_prefill.tokens,
             "tokens_decoded": self._tokens_decoded,
             "tokens_drafted": self.requests.decoded.drafted,
             "tokens_accepted": self.requests.decoded.accepted,
             "decode_forwards": self.requests.decoded.forwards,
             "hybrid_trim_miss": self._prompts.trim_misses,
             "failed_steps": self._failed_steps,
-            "requests_paused": self._pressure.paused,
+            "requests_paused": self._preemption.paused,
             **self._store.figures(),
         }
 
@@ -176,10 +179,10 @@ class Scheduler:
         while waiting and self.running < self._room and self._trials.may_start(waiting[0]):
             job = waiting[0]
             with self.requests.failing(job):
-                if not self._pressure.may_start(job):
+                if not self._preemption.may_start(job):
                     return
                 waiting.popleft()
-                self._pressure.start(job)
+                self._preemption.start(job)
                 self._prompts.begin(job)
 
     def _decode(self) -> None:
@@ -214,7 +217,7 @@ class Scheduler:
             self._trials.decoded(job)
             return
         if row.finish == "stop":
-            self._pressure.answered(len(job.generated))
+            self._preemption.answered(len(job.generated))
         kv = None if row.cache is None or row.tokens is None else (row.cache, row.tokens)
         self.requests.finish(job, row.finish, kv)
 
@@ -245,6 +248,6 @@ class Scheduler:
         self._prompts.discard(job)
         if not job.generated:
             job.report = replace(job.report, seconds_prefill=self._clock() - job.admitted)
-        job.room = self._pressure.room(job)
+        job.room = self._preemption.room(job)
         cache, job.cache = job.cache, None
         self._rows.insert(job, cache)

@@ -29,9 +29,9 @@ class Broken(FakeStore):
 def test_a_broken_store_costs_reuse_and_no_answer(method: str, caplog: pytest.LogCaptureFixture) -> None:
     scheduler, *_ = make(store=Broken().break_(method), memory=2**40)
     anchor, _ = submit("anchor", range(300, 350))
-    scheduler.anchoring.begin(anchor)
-    while scheduler.anchoring.waiting:
-        scheduler.anchoring.step()
+    scheduler.idle_prefill.begin(anchor)
+    while scheduler.idle_prefill.waiting:
+        scheduler.idle_prefill.step()
     scheduler.rest()
     sinks = []
     with caplog.at_level(logging.WARNING):

@@ -340,37 +340,37 @@ def test_max_tokens_ends_with_length() -> None:
 def test_reanchoring_runs_when_idle_and_is_reused() -> None:
     scheduler, runner, _, _ = make()
     anchor, _ = submit("anchor", range(1, 101))
-    scheduler.anchoring.begin(anchor)
-    while scheduler.anchoring.waiting:
-        scheduler.anchoring.step()
+    scheduler.idle_prefill.begin(anchor)
+    while scheduler.idle_prefill.waiting:
+        scheduler.idle_prefill.step()
     assert [n for _, n in runner.prefilled] == [10] * 10
     work, sink = submit("a", [*range(1, 101), 500, 501])
     scheduler.add(work)
     drain(scheduler)
     assert sink.done.report.reused == 100
     assert sink.done.report.computed_idle == 100
-    assert scheduler.anchoring.tokens == 100
+    assert scheduler.idle_prefill.tokens == 100
 
 
 def test_reanchoring_yields_to_a_request_and_keeps_its_part() -> None:
     scheduler, _, _, _ = make()
     anchor, _ = submit("anchor", range(1, 101))
-    scheduler.anchoring.begin(anchor)
+    scheduler.idle_prefill.begin(anchor)
     for _ in range(3):
-        scheduler.anchoring.step()
+        scheduler.idle_prefill.step()
     work, sink = submit("a", [*range(1, 101), 500, 501])
     scheduler.add(work)
     drain(scheduler)
-    assert not scheduler.anchoring.waiting
+    assert not scheduler.idle_prefill.waiting
     assert sink.done.report.reused == 30
 
 
 def test_reanchoring_never_evicts() -> None:
     scheduler, runner, _, _ = make(store=FakeStore(room=False))
     anchor, _ = submit("anchor", range(1, 101))
-    scheduler.anchoring.begin(anchor)
-    while scheduler.anchoring.waiting:
-        scheduler.anchoring.step()
+    scheduler.idle_prefill.begin(anchor)
+    while scheduler.idle_prefill.waiting:
+        scheduler.idle_prefill.step()
     assert runner.work == 0
 
 

@@ -106,7 +106,7 @@ def test_half_a_pass_is_no_reason_for_another_one_and_nothing_is_saved_up() -> N
 def test_idle_work_takes_moments() -> None:
     runner = SlowRunner()
     scheduler = scheduler_of(runner, 0.5)
-    scheduler.anchoring.begin(submit("idle", range(1, 2000))[0])
-    while scheduler.anchoring.waiting:
-        scheduler.anchoring.step()
+    scheduler.idle_prefill.begin(submit("idle", range(1, 2000))[0])
+    while scheduler.idle_prefill.waiting:
+        scheduler.idle_prefill.step()
     assert max(runner.chunks) < 0.6 and len(runner.chunks) > 10

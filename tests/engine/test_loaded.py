@@ -13,10 +13,10 @@ import pytest
 
 from start_llm.core.errors import NotFound, Unavailable
 from start_llm.core.events import EngineDone, EngineFailed
+from start_llm.engine.loaded import Chores, LoadedModels
 from start_llm.engine.loop import STUCK_SECONDS
 from start_llm.engine.schedule.memory import Shared
 from start_llm.engine.thread import EngineThread
-from start_llm.engine.units import Chores, LoadedModels
 from tests.engine.fakes import FakeRunner, FakeStore, submit
 from tests.engine.test_thread import WAIT, FakeRuntime, final, ready_made, wait_until
 
@@ -46,25 +46,25 @@ class Worker:
         return {"tokens_decoded": self.steps, "kv_bytes": 10}
 
 
-def units_of(clock: Clock, **workers: Worker) -> LoadedModels:
-    units = LoadedModels(clock)
+def models_of(clock: Clock, **workers: Worker) -> LoadedModels:
+    models = LoadedModels(clock)
     for name, worker in workers.items():
-        units.add(name, SimpleNamespace(scheduler=worker))  # type: ignore[arg-type]
-    return units
+        models.add(name, SimpleNamespace(scheduler=worker))  # type: ignore[arg-type]
+    return models
 
 
-def work(units: LoadedModels, steps: int) -> None:
+def work(models: LoadedModels, steps: int) -> None:
     for _ in range(steps):
-        unit = units.next()
-        assert unit is not None
-        units.step(unit)
+        model = models.next()
+        assert model is not None
+        models.step(model)
 
 
 def test_two_models_get_the_same_time_whatever_their_steps_take() -> None:
     clock = Clock()
     slow, quick = Worker(clock, 0.5), Worker(clock, 0.01)
-    units = units_of(clock, slow=slow, quick=quick)
-    work(units, 520)
+    models = models_of(clock, slow=slow, quick=quick)
+    work(models, 520)
     assert abs(slow.steps * slow.cost - quick.steps * quick.cost) <= slow.cost
     assert slow.crowded and quick.crowded
 
@@ -72,11 +72,11 @@ def test_two_models_get_the_same_time_whatever_their_steps_take() -> None:
 def test_a_model_that_comes_back_has_no_claim_on_what_it_left_to_others() -> None:
     clock = Clock()
     one, two = Worker(clock, 0.1), Worker(clock, 0.1, busy=False)
-    units = units_of(clock, one=one, two=two)
-    work(units, 1000)
+    models = models_of(clock, one=one, two=two)
+    work(models, 1000)
     assert not one.crowded
     two.busy, before = True, one.steps
-    work(units, 20)
+    work(models, 20)
     assert abs((one.steps - before) - two.steps) <= 1
 
 
@@ -84,39 +84,39 @@ def test_a_model_that_waits_for_memory_does_not_take_the_time_of_the_others() ->
     clock = Clock()
     one, waiting = Worker(clock, 0.1), Worker(clock, 0.00001)
     waiting.running = 0
-    units = units_of(clock, one=one, waiting=waiting)
-    work(units, 40)
+    models = models_of(clock, one=one, waiting=waiting)
+    work(models, 40)
     assert one.steps >= 19 and waiting.steps >= 19
 
 
 def test_all_wait_for_memory_only_if_none_got_on_and_until_something_happens() -> None:
     clock = Clock()
     one, two = Worker(clock, 0.1), Worker(clock, 0.1)
-    units = units_of(clock, one=one, two=two)
-    work(units, 2)
-    assert not units.stuck
+    models = models_of(clock, one=one, two=two)
+    work(models, 2)
+    assert not models.stuck
     one.running = 0
-    work(units, 2)
-    assert not units.stuck
+    work(models, 2)
+    assert not models.stuck
     two.running = 0
-    work(units, 2)
-    assert units.stuck and one.steps == two.steps == 3
+    work(models, 2)
+    assert models.stuck and one.steps == two.steps == 3
     two.busy = False
-    assert units.stuck
-    units.look_again()
-    assert not units.stuck
+    assert models.stuck
+    models.look_again()
+    assert not models.stuck
     one.busy = False
-    assert not units.stuck, "there is nothing that could wait"
+    assert not models.stuck, "there is nothing that could wait"
 
 
 def test_what_a_model_counted_outlives_it_and_its_sizes_do_not() -> None:
     clock = Clock()
-    units = units_of(clock, one=Worker(clock, 1.0), two=Worker(clock, 1.0))
-    work(units, 10)
-    assert units.figures() == {"tokens_decoded": 10, "kv_bytes": 20}
-    assert units.remove("two") is not None and units.remove("two") is None
-    assert units.figures() == {"tokens_decoded": 10, "kv_bytes": 10}
-    assert units.get("two") is None
+    models = models_of(clock, one=Worker(clock, 1.0), two=Worker(clock, 1.0))
+    work(models, 10)
+    assert models.figures() == {"tokens_decoded": 10, "kv_bytes": 20}
+    assert models.remove("two") is not None and models.remove("two") is None
+    assert models.figures() == {"tokens_decoded": 10, "kv_bytes": 10}
+    assert models.get("two") is None
 
 
 def test_chores_take_turns_and_wait_as_they_ask() -> None:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from start_llm.engine.schedule.scheduler import Scheduler
 
-REST_SECONDS = 5.0
+TIDY_SECONDS = 5.0
 """How often a model without work is tidied up while others work."""
 _GAUGES = frozenset({"kv_segments", "kv_leaves", "kv_bytes", "kv_budget_bytes", "kv_checkpoints"}) | frozenset(
     {"kv_checkpoint_bytes", "kv_sessions", "kv_disk_files", "kv_disk_bytes"}
@@ -39,15 +39,15 @@ class Runtime(Protocol):
 class EngineModel:
     """
     Attributes:
-        spent: seconds of the thread, as far as they count against others.
-        rested: when it was tidied up last, on `clock`.
+        seconds: of the thread, as far as they count against others.
+        tidied_at: when it was tidied up last, on `clock`.
         blocked: its requests wait for memory that others hold. It looks again after another one's step, after a
             command or chore, and now and then.
     """
 
-    def __init__(self, model: str, runtime: Runtime, now: float) -> None:
-        self.model, self.runtime, self.scheduler = model, runtime, runtime.scheduler
-        self.spent, self.rested = 0.0, now
+    def __init__(self, runtime: Runtime, now: float) -> None:
+        self.runtime, self.scheduler = runtime, runtime.scheduler
+        self.seconds, self.tidied_at = 0.0, now
         self.was_busy = False
         self.blocked = False
 
@@ -55,106 +55,106 @@ class EngineModel:
 class LoadedModels:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._units: dict[str, EngineModel] = {}  # replaced as a whole: other threads read it
-        self._level = 0.0
-        self._gone: dict[str, float] = {}
+        self._models: dict[str, EngineModel] = {}  # replaced as a whole: other threads read it
+        self._least_seconds = 0.0
+        self._unloaded_figures: dict[str, float] = {}
 
     def __iter__(self) -> Iterator[EngineModel]:
         """Any thread."""
-        return iter(self._units.values())
+        return iter(self._models.values())
 
-    def get(self, model: str) -> Scheduler | None:
+    def get(self, name: str) -> Scheduler | None:
         """Any thread."""
-        unit = self._units.get(model)
-        return None if unit is None else unit.scheduler
+        found = self._models.get(name)
+        return None if found is None else found.scheduler
 
     @property
     def running(self) -> int:
         """Requests that are computed now. Any thread."""
-        return sum(unit.scheduler.running for unit in self)
+        return sum(model.scheduler.running for model in self)
 
     @property
     def busy(self) -> bool:
-        return any(unit.scheduler.busy for unit in self)
+        return any(model.scheduler.busy for model in self)
 
     @property
     def stuck(self) -> bool:
         """There is work, and none of it can go on by itself."""
-        busy = [unit for unit in self if unit.scheduler.busy]
-        return bool(busy) and all(unit.blocked for unit in busy)
+        busy = [model for model in self if model.scheduler.busy]
+        return bool(busy) and all(model.blocked for model in busy)
 
     def look_again(self) -> None:
         """Something has happened that may have made room."""
-        for unit in self:
-            unit.blocked = False
+        for model in self:
+            model.blocked = False
 
     @property
-    def anchoring(self) -> EngineModel | None:
+    def with_idle_prefill(self) -> EngineModel | None:
         """One with work for an idle gap."""
-        return next((unit for unit in self if unit.scheduler.anchoring.waiting), None)
+        return next((model for model in self if model.scheduler.idle_prefill.waiting), None)
 
-    def add(self, model: str, runtime: Runtime) -> None:
-        self._units = {**self._units, model: EngineModel(model, runtime, self._clock())}
+    def add(self, name: str, runtime: Runtime) -> None:
+        self._models = {**self._models, name: EngineModel(runtime, self._clock())}
 
-    def remove(self, model: str) -> Runtime | None:
+    def remove(self, name: str) -> Runtime | None:
         """It gets no more steps; what it counted is kept."""
-        unit = self._units.get(model)
-        if unit is None:
+        gone = self._models.get(name)
+        if gone is None:
             return None
-        self._units = {name: other for name, other in self._units.items() if name != model}
-        for name, value in unit.scheduler.figures().items():
-            if name not in _GAUGES:
-                self._gone[name] = self._gone.get(name, 0) + value
-        return unit.runtime
+        self._models = {other: model for other, model in self._models.items() if other != name}
+        for figure, value in gone.scheduler.figures().items():
+            if figure not in _GAUGES:
+                self._unloaded_figures[figure] = self._unloaded_figures.get(figure, 0) + value
+        return gone.runtime
 
     def next(self, *, others: bool = False) -> EngineModel | None:
         """The one that does the next step; `others`: something else waits for the thread, too."""
-        busy = [unit for unit in self if unit.scheduler.busy]
-        for unit in busy:
-            if not unit.was_busy:
-                unit.spent = max(unit.spent, self._level)
-            unit.scheduler.crowded = others or len(busy) > 1
-        for unit in self:
-            unit.was_busy = unit.scheduler.busy
+        busy = [model for model in self if model.scheduler.busy]
+        for model in busy:
+            if not model.was_busy:
+                model.seconds = max(model.seconds, self._least_seconds)
+            model.scheduler.crowded = others or len(busy) > 1
+        for model in self:
+            model.was_busy = model.scheduler.busy
         if not busy:
             return None
-        chosen = min([unit for unit in busy if not unit.blocked] or busy, key=lambda unit: unit.spent)
-        self._level = chosen.spent
+        chosen = min([model for model in busy if not model.blocked] or busy, key=lambda model: model.seconds)
+        self._least_seconds = chosen.seconds
         return chosen
 
-    def step(self, unit: EngineModel) -> None:
+    def step(self, model: EngineModel) -> None:
         """Raises what the scheduler raises."""
-        began, scheduler = self._clock(), unit.scheduler
+        began, scheduler = self._clock(), model.scheduler
         running, there = scheduler.running, len(scheduler.requests)
         try:
             scheduler.step()
         finally:
-            unit.spent += self._clock() - began
+            model.seconds += self._clock() - began
             if running or scheduler.running or len(scheduler.requests) != there:
                 self.look_again()
             else:
-                unit.blocked = scheduler.busy
+                model.blocked = scheduler.busy
 
-    def rest(self, seconds: float = 0.0) -> None:
+    def tidy(self, seconds: float = 0.0) -> None:
         """Tidies up those that have no work, and were not tidied up in the last `seconds`."""
         now = self._clock()
-        for unit in self:
-            if not unit.scheduler.busy and now - unit.rested >= seconds:
-                unit.rested = now
-                unit.scheduler.rest()
+        for model in self:
+            if not model.scheduler.busy and now - model.tidied_at >= seconds:
+                model.tidied_at = now
+                model.scheduler.rest()
 
     def figures(self) -> Mapping[str, float]:
         """Totals over all models, those that are gone included; sizes over those that are loaded."""
-        total = dict(self._gone)
-        for unit in self:
-            for name, value in unit.scheduler.figures().items():
+        total = dict(self._unloaded_figures)
+        for model in self:
+            for name, value in model.scheduler.figures().items():
                 total[name] = total.get(name, 0) + value
         return total
 
     def close(self) -> None:
-        units, self._units = list(self), {}
-        for unit in units:
-            unit.runtime.close()
+        models, self._models = list(self), {}
+        for model in models:
+            model.runtime.close()
 
 
 class _Chore:
