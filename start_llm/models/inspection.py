@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import IO
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
@@ -76,18 +77,9 @@ def inspection_key(folder: Path, vision: bool) -> str:
 def _inspect(source: str, folder: Path, vision: bool, seconds: float) -> ProbeResult | None:
     """Raises NotSupported."""
     name = source.rstrip("/").rsplit("/", 1)[-1]
-    package = Path(__file__).resolve().parents[2]
-    path = os.pathsep.join(filter(None, (str(package), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-P", "-m", "start_llm.models.inspection_child", str(folder.resolve()), name]
-    limits = json.dumps(STAGE_SECONDS)
+    arguments = [str(folder.resolve()), name, "vision" if vision else "text", json.dumps(STAGE_SECONDS)]
     with tempfile.TemporaryFile() as output:
-        child = subprocess.Popen(
-            [*command, "vision" if vision else "text", limits],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.DEVNULL,
-            env=os.environ | {"PYTHONPATH": path},
-        )
+        child = _start(arguments, output)
         try:
             stopped = _wait(child, seconds)
         finally:
@@ -105,6 +97,18 @@ def _inspect(source: str, folder: Path, vision: bool, seconds: float) -> ProbeRe
     if not stopped:
         stopped = f"cannot be read: {last['error']}" if "error" in last else _ending(child.returncode, stage)
     raise NotSupported(f"{source} cannot be loaded: its {stage} {stopped}.")
+
+
+def _start(arguments: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    package = Path(__file__).resolve().parents[2]
+    path = os.pathsep.join(filter(None, (str(package), os.environ.get("PYTHONPATH"))))
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", "start_llm.models.inspection_child", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"PYTHONPATH": path},
+    )
 
 
 def _wait(child: subprocess.Popen[bytes], seconds: float) -> str:

@@ -71,6 +71,16 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 _MIXED = [_SLIDING, _FULL, _SLIDING, _FULL]
 _YARN = {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 2048, "mscale_all_dim": 1.0}
 _LLAMA4 = {"rope_theta": 10000.0, "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 2048}
+_TEXT_CLASSES = {
+    "gemma3n": ("gemma3n", "TextConfig"),
+    "lfm2-vl": ("lfm2", "ModelArgs"),
+    "llama4": ("llama4", "TextArgs"),
+    "muse_spark": ("muse_spark", "TextArgs"),
+    "qwen3_vl_moe": ("qwen3_moe", "ModelArgs"),
+}
+"""Where the fields of a ``text_config`` are declared that has more of them than others."""
+_LFM2 = {"layer_types": ["conv", _FULL, "conv", _FULL], "conv_L_cache": 3, "block_ffn_dim_multiplier": 1.0}
+_LONGCAT = {"mla_scale_q_lora": True, "mla_scale_kv_lora": True, "attention_method": "MLA"}
 SPECIAL: dict[str, dict[str, Any]] = {
     "afm7": {"num_kv_reuse_layers": 1, "hidden_dim_scale_factor": 2.0},
     "afmoe": {"layer_types": _MIXED},
@@ -100,13 +110,37 @@ SPECIAL: dict[str, dict[str, Any]] = {
         },
         "head_dim": 32,
     },
-    "lfm2": {"layer_types": ["conv", _FULL, "conv", _FULL], "conv_L_cache": 3, "block_ffn_dim_multiplier": 1.0},
+    "gemma3n": {
+        "text_config": {
+            "layer_types": _MIXED,
+            "num_kv_shared_layers": 1,
+            "activation_sparsity_pattern": [0.0] * 4,
+            "altup_active_idx": 0,
+            "altup_num_inputs": 2,
+            "final_logit_softcapping": 30.0,
+        }
+    },
+    "lfm2": _LFM2,
+    "lfm2-vl": {"text_config": _LFM2},
+    "lille-130m": {"n_embd": 128},
+    "llama4": {
+        "text_config": {"attention_chunk_size": WINDOW, "interleave_moe_layer_step": 1, "num_experts_per_tok": 1}
+    },
+    "nemotron-nas": {"block_configs": [{"attention": {"n_heads_in_group": 2}, "ffn": {"ffn_mult": 2.0}}] * 4},
     "lfm2_moe": {"layer_types": ["conv", _FULL, "conv", _FULL], "conv_L_cache": 3, "num_dense_layers": 1},
     "llama4_text": {"no_rope_layers": [1, 1, 1, 0]},
-    "longcat_flash": {"mla_scale_q_lora": True, "mla_scale_kv_lora": True, "attention_method": "MLA"},
+    "longcat_flash": {
+        "zero_expert_type": "identity",
+        "mla_scale_q_lora": True,
+        "mla_scale_kv_lora": True,
+        "attention_method": "MLA",
+    },
     "longcat_flash_ngram": {"mla_scale_q_lora": True, "mla_scale_kv_lora": True, "attention_method": "MLA"},
     "mamba2": {"time_step_limit": [0.0, 10.0], "num_heads": 4, "head_dim": 16, "intermediate_size": 64},
-    "mellum": {"layer_types": _MIXED},
+    "mellum": {
+        "layer_types": _MIXED,
+        "rope_parameters": {kind: {"rope_theta": 10000.0} for kind in (_FULL, _SLIDING)},
+    },
     "mimo_v2_flash": {
         "moe_layer_freq": [0, 1, 1, 1],
         "hybrid_layer_pattern": [1, 0, 1, 0],
@@ -129,6 +163,16 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "ministral3": {"rope_parameters": _LLAMA4},
     "mistral4": {"rope_parameters": {**_LLAMA4, "type": "default"}},
     "mistral3": {"text_config": {"model_type": "llama"}},
+    "muse_spark": {
+        "text_config": {
+            "rope_parameters": {"rope_theta": 10000.0},
+            "layer_rope_theta": [10000.0, 0.0, 10000.0, 0.0],
+            "layer_types": _MIXED,
+            "moe_hidden_size": 32,
+            "num_shared_experts": 0,
+            "final_logit_softcapping": 30.0,
+        }
+    },
     "nemotron_h": {
         "hybrid_override_pattern": ["M", "-", "M", "*"],
         "mamba_num_heads": 4,
@@ -149,12 +193,6 @@ SPECIAL: dict[str, dict[str, Any]] = {
     "qwen3_vl_moe": {
         "text_config": {
             "model_type": "qwen3_moe",
-            "num_experts": 4,
-            "num_experts_per_tok": 2,
-            "moe_intermediate_size": 32,
-            "decoder_sparse_step": 1,
-            "mlp_only_layers": [],
-            "norm_topk_prob": True,
         }
     },
     "recurrent_gemma": {"block_types": ["recurrent", "attention"], "logits_soft_cap": 30.0},
@@ -176,9 +214,16 @@ def all_names() -> list[str]:
     return found
 
 
+def _module(name: str) -> Any:
+    return importlib.import_module(f"mlx_lm.models.{name}")
+
+
 def config_of(name: str) -> dict[str, Any]:
     """Raises what importing the architecture raises."""
-    config = {"model_type": name, **_fields(importlib.import_module(f"mlx_lm.models.{name}").ModelArgs)}
+    config = {"model_type": name, **_fields(_module(name).ModelArgs)}
+    if name in _TEXT_CLASSES:
+        module, text = _TEXT_CLASSES[name]
+        config["text_config"] = {"model_type": module, **_fields(getattr(_module(module), text))}
     for key, value in copy.deepcopy(SPECIAL.get(name, {})).items():
         config[key] = (
             {**config[key], **value} if isinstance(config.get(key), dict) and isinstance(value, dict) else value
@@ -217,7 +262,7 @@ def _value(hint: Any) -> Any:
 
 def make(name: str) -> Any:
     """The model, in float32, with weights that make the greedy text varied; the same for every call."""
-    module = importlib.import_module(f"mlx_lm.models.{name}")
+    module = _module(name)
     model = module.Model(module.ModelArgs.from_dict(config_of(name)))
     mx.random.seed(5)
     model.update(tree_unflatten([(path, _weights(path, old)) for path, old in tree_flatten(model.parameters())]))
