@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pytest
 
@@ -169,3 +171,24 @@ def test_a_tokenizer_that_is_none(folder: Path, children: list[str]) -> None:
 def test_a_disk_that_hangs(folder: Path) -> None:
     with pytest.raises(NotSupported, match="its process was not read within 0 s"):
         inspect_in_child(str(folder), folder, False, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("ending", "reason"),
+    [
+        ("os.abort()", "its process ends the process that reads it \\(SIGABRT\\)"),
+        ('print(\'{"stage": "model"}\', flush=True); os.kill(os.getpid(), 11)', "its model ends the process .*SIGSEGV"),
+        ("os._exit(3)", "exit code 3"),
+    ],
+)
+def test_a_model_that_ends_its_process(
+    ending: str, reason: str, folder: Path, children: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As phi3small does when it is made."""
+
+    def start(arguments: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", f"import os; {ending}"], stdout=output)
+
+    monkeypatch.setattr(inspection, "_start", start)
+    with pytest.raises(NotSupported, match=reason):
+        load(folder)
