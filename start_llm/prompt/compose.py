@@ -16,11 +16,10 @@ from start_llm.core.report import Miss
 from start_llm.core.request import ChatRequest
 from start_llm.core.vision import ImageSpan
 from start_llm.prompt.clients import Clients
-from start_llm.prompt.clock import OWN_DATES, VARIABLE, Clock
 from start_llm.prompt.image_marks import ImageMarks
 from start_llm.prompt.length import LengthCheck
 from start_llm.prompt.match import BaseMatch, BaseSearch, MatchQuery, Proof
-from start_llm.prompt.ports import Template, Tokenizer
+from start_llm.prompt.ports import OWN_DATES, VARIABLE, Clock, Template, Tokenizer
 from start_llm.prompt.prepared import Prepared
 from start_llm.prompt.probe import Traits
 from start_llm.prompt.reading import ChainReader, MessageChain

@@ -18,7 +18,6 @@ from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 from start_llm.prompt.clients import Clients
 from start_llm.prompt.compose import Composer
-from start_llm.prompt.counters import PromptCounters
 from start_llm.prompt.image_marks import ImageMarks
 from start_llm.prompt.locate import Where, locate
 from start_llm.prompt.ports import Eyes, Template, Tokenizer
@@ -30,6 +29,10 @@ from start_llm.prompt.tree import ConversationTree, Path, extended
 from start_llm.prompt.turndb import TurnDB
 
 _WAIT_SECONDS = 2.0
+COUNTERS = ("healed_turns", "notes", "shown_as_sent", "guesses_right", "guesses_wrong")
+"""``healed_turns``: answers that came back without their reasoning or otherwise written. ``notes``: requests that an
+update note was added to. ``shown_as_sent``: requests with a history that went on from no answer of this server.
+``guesses_*``: what re-anchoring expected of a client's next request."""
 
 
 class Pipeline:
@@ -74,7 +77,8 @@ class Pipeline:
         )
         self._awaited: dict[bytes, threading.Event] = {}
         self._guesses = Guesses()
-        self._counters = PromptCounters()
+        self._totals = dict.fromkeys(COUNTERS, 0)
+        self._totals_lock = threading.Lock()
         self._store = store
         if store is not None:
             policy = "strict" if self._strict else "append"
@@ -194,16 +198,17 @@ class Pipeline:
     # --- figures ------------------------------------------------------------
 
     def _count(self, prepared: Prepared, guessed: bool | None) -> None:
-        counters = self._counters
-        counters.add("notes", bool(prepared.notes))
-        counters.add("shown_as_sent", prepared.view.base is None and len(prepared.chain.keys) > 1)
-        counters.add("healed_turns", prepared.heals())
-        if guessed is not None:
-            counters.add("guesses_right" if guessed else "guesses_wrong")
+        with self._totals_lock:
+            self._totals["notes"] += bool(prepared.notes)
+            self._totals["shown_as_sent"] += prepared.view.base is None and len(prepared.chain.keys) > 1
+            self._totals["healed_turns"] += prepared.heals()
+            if guessed is not None:
+                self._totals["guesses_right" if guessed else "guesses_wrong"] += 1
 
     def counters(self) -> dict[str, int]:
-        """Totals since the start, for metrics: see `counters.NAMES`; `records` is how many answers are remembered."""
-        return {**self._counters.totals(), "records": len(self._tree)}
+        """Totals since the start, for metrics: see `COUNTERS`; `records` is how many answers are remembered."""
+        with self._totals_lock:
+            return {**self._totals, "records": len(self._tree)}
 
     def locate(self, prepared: Prepared, token_index: int) -> Where:
         """Which message and field of the client's request the prompt token `token_index` comes from."""

@@ -3,7 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Protocol
+
+VARIABLE = "strftime_now"
+"""The function that templates ask for the date. Passed to `Template.render`, it takes the real one's place."""
+OWN_DATES = frozenset([VARIABLE, "date_string"])
+"""Template variables by which a client sets the date itself."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Clock:
+    """A stopped clock, local time. `formats`: what the template asks it for."""
+
+    moment: datetime
+    formats: tuple[str, ...]
+
+    def __call__(self, form: str) -> str:
+        return self.moment.strftime(form)
+
+    def __repr__(self) -> str:
+        return f"Clock({self.value!r})"
+
+    @property
+    def value(self) -> str:
+        """What the template prints, its formats joined."""
+        return ", ".join(self.moment.strftime(form) for form in self.formats)
 
 
 class TemplateError(ValueError):
@@ -20,7 +46,7 @@ class Template(Protocol):
     ) -> str:
         """The prompt's text. Raises TemplateError.
 
-        `kwargs` are extra template variables: plain data, or `clock.VARIABLE`, a callable.
+        `kwargs` are extra template variables: plain data, or `VARIABLE`, a callable.
         """
         ...
 

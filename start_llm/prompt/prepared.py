@@ -11,7 +11,7 @@ from start_llm.core.messages import Message
 from start_llm.core.prompt import Prompt
 from start_llm.core.report import Miss
 from start_llm.core.request import ChatRequest
-from start_llm.prompt.clock import Clock
+from start_llm.prompt.ports import Clock
 from start_llm.prompt.reading import MessageChain, answer_digest, call_id, link
 from start_llm.prompt.tree import Difference, Node, Path, Rendering, nonce_after, rendering_delta
 from start_llm.prompt.view import View

@@ -9,8 +9,7 @@ from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from start_llm.prompt.clock import VARIABLE, Clock
-from start_llm.prompt.ports import Template, TemplateError, Tokenizer
+from start_llm.prompt.ports import VARIABLE, Clock, Template, TemplateError, Tokenizer
 
 _A, _B, _C, _D = "alpha7", "bravo7", "carol7", "delta7"
 _MOMENTS = (datetime(2001, 2, 3, 4, 5, 6), datetime(2012, 11, 10, 21, 48, 57))

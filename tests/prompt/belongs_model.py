@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from start_llm.prompt.clock import VARIABLE
-from start_llm.prompt.ports import Template, Tokenizer
+from start_llm.prompt.ports import VARIABLE, Template, Tokenizer
 from tests.prompt.belongs_reading import START
 from tests.prompt.models import model
 

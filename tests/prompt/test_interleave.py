@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from start_llm.core.messages import Message, Tool, ToolCall
-from start_llm.prompt.interleave import interleaved
+from start_llm.prompt.fit import interleaved
 from start_llm.prompt.probe import probe
 from start_llm.prompt.render import Renderer
 from tests.prompt.models import model

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers.utils import chat_template_utils
 
-from start_llm.prompt.hf import HFTemplate
-from start_llm.prompt.jinja import read_items_first
+from start_llm.prompt.hf import HFTemplate, read_items_first
 from start_llm.prompt.ports import TemplateError
 from tests.prompt.models import fast_tokenizer
 
