@@ -17,6 +17,7 @@ from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.sampling import check_logit_bias, check_prompt_tokens
 from start_llm.engine.patience import Patience
 from start_llm.engine.runtime import TextRuntime
+from start_llm.models.catalog import is_embedded
 from start_llm.models.loader import LoadedModel
 from start_llm.parsing.registry import RAW_STRINGS, OutputStyle, output_style
 from start_llm.parsing.structured import is_free, make_constraint, model_text
@@ -90,6 +91,11 @@ def make_handle(
 def make_card(settings: Settings, handle: ModelHandle, loaded: LoadedModel, base: str) -> ModelCard:
     """What clients are told of it. `base`: of a model with an adapter: what it is called without; else empty."""
     traits = handle.pipeline.traits
+    probe = loaded.capabilities.probe
+    # Its template has room for calls, and it makes none. The embedded model's is ours: it has to be seen calling.
+    outcome = "open" if probe is None else probe.trial.outcome
+    silent = outcome != "called" if is_embedded(handle.source) else outcome == "silent"
+    by_template = bool(traits.reasoning_key or traits.reasoning_inline or traits.switches)
     facts = {
         name: {"value": fact.value, "source": fact.source}
         for name, fact in loaded.capabilities.facts.items()
@@ -102,8 +108,8 @@ def make_card(settings: Settings, handle: ModelHandle, loaded: LoadedModel, base
         handle.name,
         handle.created,
         handle.context,
-        tools=traits.tools,
-        reasoning=bool(traits.reasoning_key or traits.reasoning_inline or traits.switches or handle.think_tokens),
+        tools=traits.tools and not silent,
+        reasoning=bool(handle.think_tokens) or (by_template and not silent),
         vision=handle.eyes is not None,
         images="shown" if handle.eyes is not None else settings.images_on_text_model,
         weight_bytes=loaded.weights.own if base else loaded.weight_bytes,

@@ -172,8 +172,14 @@ def describe(name: str, folder: Path, *, removable: bool = False) -> StoredModel
     return StoredModel(name, folder, size, context, can, problem, removable, audio, weight_bytes)
 
 
+def is_embedded(source: str) -> bool:
+    return Path(source).name.startswith(EMBEDDED_NAME)
+
+
 def abilities(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
     """What it can do, by its config and chat template."""
+    if is_embedded(str(folder)):
+        return ()  # its template is ours, and has room for what so small a model does not do
     template = ""
     for name in _TEMPLATES:
         path = folder / name

@@ -39,3 +39,16 @@ def test_calls_of_a_model_that_writes_otherwise_than_its_template_says(
         assert facts["tool_parser"] == {"value": "mistral", "source": "probe"}
         (call,) = message["tool_calls"]
         assert call["function"] == {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+
+
+@pytest.mark.parametrize(("said", "calls"), [("I cannot know that.", False), (WRITES.reply(), True)])
+def test_a_model_that_makes_no_call_is_not_said_to_call_tools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, calls: bool
+) -> None:
+    reply = tmp_path / "reply"
+    reply.write_text(said)
+    monkeypatch.setenv("ORACLE_REPLIES", str(reply))
+    with live(build_caller(tmp_path, "Qwen3-8B", "hermes"), tmp_path / "cache", model_probe="on") as server:
+        (model,) = httpx.get(f"{server.url}/v1/models", timeout=WAIT).json()["data"]
+        health = httpx.get(f"{server.url}/health", timeout=WAIT).json()
+    assert model["capabilities"]["tools"] is health["capabilities"]["tools"] is calls
