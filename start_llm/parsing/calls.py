@@ -33,6 +33,9 @@ class CallBuilder:
     """One call being written.
 
     It is held until it is complete if it may still turn out to be text (its tool is unknown), or one that was planned.
+
+    Attributes:
+        keys: of the arguments, as far as `key` has written them.
     """
 
     def __init__(self, calls: Calls, name: str, ident: str | None) -> None:
@@ -40,6 +43,7 @@ class CallBuilder:
         self.schema = calls.schema(name)
         self._calls = calls
         self._ident = ident
+        self.keys: set[str] = set()
         self._arguments: list[str] = []
         self._index = -1
         if calls.knows(name) and (ident or not calls.has_planned(name)):
@@ -52,6 +56,14 @@ class CallBuilder:
         self._arguments.append(fragment)
         if self._index >= 0:
             self._calls.emit(ToolCallDelta(self._index, fragment, self._calls.choice))
+
+    def key(self, key: str) -> None:
+        """The key of the next argument, for formats that give them one by one; its value is written next."""
+        self.write(("{" if not self.keys else ", ") + dump(key) + ": ")
+        self.keys.add(key)
+
+    def end_keys(self) -> None:
+        self.write("}" if self.keys else "{}")
 
     def finish(self, complete: bool) -> None:
         """The arguments are valid JSON now. `complete`: the markup ended as it should.

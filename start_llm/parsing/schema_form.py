@@ -209,20 +209,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_count(value: Any) -> bool:
-    return _is_number(value) and value >= 0 and value == int(value)
-
-
 def _is_schema(value: Any) -> bool:
     return isinstance(value, dict | bool)
 
 
 def _are_schemas(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_schema, value))
-
-
-def _is_map(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_is_schema, value.values()))
 
 
 def _are_words(value: Any) -> bool:
@@ -234,16 +226,15 @@ def _are_types(value: Any) -> bool:
     return _are_words(words) and bool(words) and TYPES.issuperset(words)
 
 
-def _is_word_map(value: Any) -> bool:
-    return isinstance(value, dict) and all(map(_are_words, value.values()))
-
-
 _TYPE: Kind = (_are_types, f"one of {', '.join(sorted(TYPES))}, or a list of those")
 _NUMBER: Kind = (_is_number, "a number")
-_COUNT: Kind = (_is_count, "a whole number of 0 or more")
+_COUNT: Kind = (lambda value: _is_number(value) and value >= 0 and value == int(value), "a whole number of 0 or more")
 _SCHEMA: Kind = (_is_schema, "a schema: an object or a boolean")
 _SCHEMAS: Kind = (_are_schemas, "a list of schemas that is not empty")
-_MAP: Kind = (_is_map, "an object whose values are schemas")
+_MAP: Kind = (
+    lambda value: isinstance(value, dict) and all(map(_is_schema, value.values())),
+    "an object whose values are schemas",
+)
 _TEXT: Kind = (lambda value: isinstance(value, str), "a string")
 _FLAG: Kind = (lambda value: isinstance(value, bool), "a boolean")
 _MULTIPLE: Kind = (lambda value: _is_number(value) and 0 < value <= MULTIPLE.most, f"a number up to {MULTIPLE.most:,}")
@@ -252,7 +243,10 @@ KINDS: Mapping[str, Kind] = {
     "type": _TYPE,
     "enum": (lambda value: isinstance(value, list), "a list"),
     "required": (_are_words, "a list of different strings"),
-    "dependentRequired": (_is_word_map, "an object whose values are lists of strings"),
+    "dependentRequired": (
+        lambda value: isinstance(value, dict) and all(map(_are_words, value.values())),
+        "an object whose values are lists of strings",
+    ),
     "items": (lambda value: _is_schema(value) or value == [] or _are_schemas(value), "a schema, or a list of them"),
     "multipleOf": _MULTIPLE,
     "uniqueItems": _FLAG,

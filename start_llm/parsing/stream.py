@@ -56,34 +56,34 @@ class AnswerLiterals:
         openers: what may begin a call, by its text; empty where nothing is taken for a call.
         closers: markup that is dropped where it stands alone behind a call.
         blocks: opening tags of reasoning and what closes each.
-        own: the model's own closing tag, ``""`` if it has none.
+        start_tag, end_tag: of the model's own reasoning, ``""`` if it has none.
         drop: structural markup that is never shown.
         channel: harmony's markup; empty for other models.
         stops: the client's stop strings.
-        text, thought: scanners for visible text and for reasoning.
+        in_text, in_reasoning: scanners for visible text and for reasoning.
     """
 
     def __init__(self, style: OutputStyle, tools: Sequence[Tool], stop: Collection[str]) -> None:
         reasoning = style.reasoning
         self.openers: dict[str, Opener] = {opener.text: opener for opener in style.openers(tools)} if tools else {}
         self.closers = style.closers if tools else frozenset[str]()
-        self.own = reasoning.end
+        self.end_tag = reasoning.end
         self.blocks: dict[str, str] = {}
         if reasoning.start:
             spoken = {other.start: other.end for other in REASONING_STYLES.values() if other.spoken}
             self.blocks = {**spoken, reasoning.start: reasoning.end}
-        self.own_start = reasoning.start
+        self.start_tag = reasoning.start
         self.drop = frozenset(reasoning.drop)
         self.channel = frozenset((*harmony.HEADS, *harmony.ENDS)) if reasoning.channels else frozenset[str]()
         self.stops = frozenset(stop) - {""}
-        ends = {*self.blocks.values(), self.own} - {""}
+        ends = {*self.blocks.values(), self.end_tag} - {""}
         self.tags = frozenset({*self.blocks, *ends, *self.drop, *self.channel})
         results = RESULTS if tools else ()
-        self.text = LiteralScanner({*self.stops, *self.tags, *LEAKED, *self.openers, *self.closers, *results})
-        in_thought = {text for text, opener in self.openers.items() if not (opener.keep or opener.first)}
-        self.thought = LiteralScanner({*ends, *self.drop, *self.channel, *LEAKED, *in_thought})
+        self.in_text = LiteralScanner({*self.stops, *self.tags, *LEAKED, *self.openers, *self.closers, *results})
+        inside = {text for text, opener in self.openers.items() if not (opener.keep or opener.first)}
+        self.in_reasoning = LiteralScanner({*ends, *self.drop, *self.channel, *LEAKED, *inside})
 
-    def half(self, text: str) -> bool:
+    def is_cut(self, text: str) -> bool:
         """Whether `text` is the beginning of some markup, and so long that it hardly is anything else."""
         markers = (*self.openers, *self.closers, *self.tags)
         return len(text) > 2 and text[0] in "<[" and any(marker.startswith(text) for marker in markers)
@@ -139,8 +139,8 @@ class OutputParser:
             self._source, tools, emit=self._buffer.emit, on_call=self._call_begins, new_id=new_id, choice=choice
         )
         self._literals = AnswerLiterals(style, tools if tool_calls else (), stop)
-        self._closer = self._literals.own
-        self._code, self._thought_code = CodeTracker(), CodeTracker()
+        self._closer = self._literals.end_tag
+        self._code, self._reasoning_code = CodeTracker(), CodeTracker()
         self._done = False
         self._steps = self._read()
         self._resume()
@@ -165,7 +165,7 @@ class OutputParser:
             self._calls.cut()
         elif not self._done:
             held = self._source.peek(self._source.left)
-            if cut and self._literals.half(held):
+            if cut and self._literals.is_cut(held):
                 self._source.take(len(held))
             self._source.close()
             self._resume()
@@ -198,25 +198,25 @@ class OutputParser:
     def _read(self) -> Step[None]:
         """The coroutine; ends with the text or with `over`."""
         if self.in_reasoning:
-            yield from self._open_block(self._literals.own_start)
+            yield from self._open_block(self._literals.start_tag)
         while not self.ended:
-            scanner = self._literals.thought if self.in_reasoning else self._literals.text
+            scanner = self._literals.in_reasoning if self.in_reasoning else self._literals.in_text
             text, literal = yield from scanner.step(self._source)
             if not text and not literal:
                 return
-            self._say(text)
+            self._add_text(text)
             if literal and self.in_reasoning:
-                yield from self._in_thought(literal)
+                yield from self._in_reasoning(literal)
             elif literal:
                 yield from self._in_text(literal)
 
     # --- text ---------------------------------------------------------------
 
-    def _say(self, text: str) -> None:
+    def _add_text(self, text: str) -> None:
         if not text:
             return
         if self.in_reasoning:
-            self._thought_code.add(text)
+            self._reasoning_code.add(text)
             self._thinking.add(text)
             return
         self._code.add(text)
@@ -231,13 +231,13 @@ class OutputParser:
             self._stop(literal)
             return
         self._source.pos -= len(literal) - 1
-        self._say(literal[0])
+        self._add_text(literal[0])
 
     def _stop(self, literal: str) -> None:
         self._content.flush()
         self.stopped, self.ended = literal, True
 
-    def _mentioned(self, literal: str) -> Step[bool]:
+    def _is_mention(self, literal: str) -> Step[bool]:
         """The markup just read stands apart from the text around it, in the middle of its line."""
         channel = self._thinking if self.in_reasoning else self._content
         if self.behind_call or channel.line_start or channel.last not in _BEFORE_MENTION:
@@ -258,13 +258,13 @@ class OutputParser:
             self._stop(literal)
         elif literal in literals.channel:
             yield from self._channel(literal)
-        elif self._code.inside or (literal not in literals.drop and (yield from self._mentioned(literal))):
+        elif self._code.inside or (literal not in literals.drop and (yield from self._is_mention(literal))):
             self._give_back(literal)
         elif literal in LEAKED:
             yield from self._turn_token(literal)
         elif literal in literals.blocks and self._may_think(literal):
             yield from self._open_block(literal)
-        elif literal == literals.own:
+        elif literal == literals.end_tag:
             yield from self._stray_end()
         else:
             self._left_over(literal)
@@ -278,7 +278,7 @@ class OutputParser:
         else:
             self._give_back(literal)
 
-    def _in_thought(self, literal: str) -> Step[None]:
+    def _in_reasoning(self, literal: str) -> Step[None]:
         literals = self._literals
         opener = literals.openers.get(literal)
         if opener:
@@ -289,7 +289,7 @@ class OutputParser:
             self._thinking.drop_gap()
             self.in_reasoning = False
             yield from self._source.skip("\n")
-        elif literal in LEAKED and not (yield from self._mentioned(literal)):
+        elif literal in LEAKED and not (yield from self._is_mention(literal)):
             yield from self._turn_token(literal)
         elif literal not in literals.drop:
             self._give_back(literal)
@@ -303,7 +303,7 @@ class OutputParser:
 
     def _may_think(self, start: str) -> bool:
         """The model's own tag opens a block anywhere, one of other models only where nothing was said before."""
-        return start == self._literals.own_start or not (self._content.started or self.behind_call)
+        return start == self._literals.start_tag or not (self._content.started or self.behind_call)
 
     def _open_block(self, start: str) -> Step[None]:
         """Behind an opening tag; a second one right behind it is dropped."""
@@ -311,8 +311,8 @@ class OutputParser:
         if not self._content.started:
             self._content.drop_gap()
         self.in_reasoning = True
-        self._closer = self._literals.blocks.get(start, self._literals.own)
-        self._thought_code = CodeTracker()
+        self._closer = self._literals.blocks.get(start, self._literals.end_tag)
+        self._reasoning_code = CodeTracker()
         yield from self._source.skip("\n")
         if start and (yield from self._source.accept((start,))):
             yield from self._source.skip("\n")
@@ -345,7 +345,7 @@ class OutputParser:
 
     def _may_open(self, opener: Opener) -> bool:
         if self.in_reasoning:
-            return self._thinking.line_start and not self._thought_code.inside and not opener.first
+            return self._thinking.line_start and not self._reasoning_code.inside and not opener.first
         if self._code.inside or (opener.line_start and not self._code.line_start):
             return False
         if opener.first and (self._content.started or self.behind_call):

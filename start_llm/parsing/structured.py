@@ -45,7 +45,7 @@ from start_llm.parsing.structured_tools import (
     Lark,
     Markers,
     as_call,
-    call_rests,
+    call_bodies,
     call_tail,
     json_arguments,
     literal,
@@ -250,8 +250,8 @@ def _text_and_calls(
     lark.rule("end_text", "TEXT")
     if not call_format.open:  # a call begins with the text that names its tool
         heads = [
-            f"{lark.rule(f'head_{i}', f'TEXT {literal(call_format.lead(call))}', '[lazy]')} {rest}"
-            for i, (call, rest) in enumerate(call_rests(lark, call_format, calls, markers))
+            f"{lark.rule(f'head_{i}', f'TEXT {literal(call_format.lead(call))}', '[lazy]')} {body}"
+            for i, (call, body) in enumerate(call_bodies(lark, call_format, calls, markers))
         ]
         lark.rule("text_call", " | ".join(heads))
     else:

@@ -88,7 +88,7 @@ class CallFormat:
     lead: Callable[[CallableTool], str] = lambda call: ""
 
 
-def call_rests(
+def call_bodies(
     lark: Lark, call_format: CallFormat, calls: Sequence[CallableTool], markers: Markers
 ) -> list[tuple[CallableTool, str]]:
     """For each of `calls` a rule for what follows its lead."""
@@ -102,9 +102,9 @@ def call_rests(
 def call_tail(lark: Lark, call_format: CallFormat, calls: Sequence[CallableTool], markers: Markers) -> str:
     """Adds rule ``call_tail``: what follows the opening marker of a call, for any of `calls`."""
     parts = []
-    for call, rest in call_rests(lark, call_format, calls, markers):
+    for call, body in call_bodies(lark, call_format, calls, markers):
         lead = call_format.lead(call)
-        parts.append(f"{literal(lead)} {rest}" if lead else rest)
+        parts.append(f"{literal(lead)} {body}" if lead else body)
     return lark.rule("call_tail", " | ".join(parts))
 
 

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from start_llm.core.messages import Tool
 from start_llm.parsing.calls import MAX_NAME, NAME, CallBuilder, Calls, NotACall
 from start_llm.parsing.jsonstream import Dialect
-from start_llm.parsing.schema import dump
 from start_llm.parsing.source import LEAKED, Step, turn_ends
 from start_llm.parsing.tools.base import Opener, ToolFormat
 from start_llm.parsing.tools.hermes import json_block
-from start_llm.parsing.tools.values import Trim, ValueEnd, ValueReader, ValueSink
+from start_llm.parsing.tools.values import Trim, ValueEnd, ValueReader, ValueWriter
 
 _MAX_KEY = 200
 
@@ -57,7 +56,6 @@ def keyed_call(calls: Calls, tags: Arguments = GLM) -> Step[None]:
 
 def _arguments(calls: Calls, call: CallBuilder, tags: Arguments) -> Step[bool]:
     source = calls.source
-    count = 0
     complete = True
     while complete:
         yield from source.skip()
@@ -69,10 +67,9 @@ def _arguments(calls: Calls, call: CallBuilder, tags: Arguments) -> Step[bool]:
             break
         yield from source.skip()
         yield from source.accept((tags.value[0],))
-        call.write(("{" if not count else ", ") + dump(key.strip()) + ": ")
-        count += 1
+        call.key(key.strip())
         complete = yield from _value(calls, call, tags, key.strip())
-    call.write("}" if count else "{}")
+    call.end_keys()
     return complete
 
 
@@ -87,10 +84,8 @@ def _value(calls: Calls, call: CallBuilder, tags: Arguments, key: str) -> Step[b
         restart=(tags.outer[0],),
         anywhere=True,
     )
-    sink = ValueSink(call, call.schema.member(key), Trim.PAIR)
-    reader = ValueReader(calls.source, close, sink, plausible)
-    yield from reader.run()
-    return reader.complete
+    writer = ValueWriter(call, call.schema.member(key), Trim.PAIR)
+    return (yield from ValueReader(calls.source, close, writer, plausible).read_value())
 
 
 def _ends_value(calls: Calls, call: CallBuilder, tags: Arguments, tag: str) -> Step[bool]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from start_llm.core.messages import Tool
 from start_llm.parsing.calls import ANYTHING, MAX_NAME, NAME, CallBuilder, Calls, NotACall, Parse
 from start_llm.parsing.jsonstream import Dialect, JsonStream
-from start_llm.parsing.schema import dump
 from start_llm.parsing.source import LEAKED, WHITESPACE, Step, turn_ends
 from start_llm.parsing.tools.base import Opener, ToolFormat
 from start_llm.parsing.tools.hermes import bare_list, json_block
@@ -76,7 +75,6 @@ def _arguments(calls: Calls, call: CallBuilder, dialect: Dialect) -> Step[bool]:
     source = calls.source
     stream = JsonStream(source, call.write, dialect)
     free = iter(call.schema.keys)
-    seen: set[str] = set()
     clean = closed = True
     while True:
         yield from source.skip(WHITESPACE + ",")
@@ -86,16 +84,15 @@ def _arguments(calls: Calls, call: CallBuilder, dialect: Dialect) -> Step[bool]:
             break
         key = yield from _keyword(calls)
         if not key:
-            key = next((key for key in free if key not in seen), "")
-        if not key or key in seen:
+            key = next((key for key in free if key not in call.keys), "")
+        if not key or key in call.keys:
             clean = False
             yield from JsonStream(source, _nowhere, dialect).value(ANYTHING, ")")
             continue
-        call.write(("{" if not seen else ", ") + dump(key) + ": ")
-        seen.add(key)
+        call.key(key)
         if not (yield from stream.value(call.schema.member(key), ")")):
             call.write("null")
-    call.write("}" if seen else "{}")
+    call.end_keys()
     return clean and closed and not stream.ended
 
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from start_llm.parsing.calls import NAME, CallBuilder, Calls, NotACall, Parse
 from start_llm.parsing.jsonstream import Dialect
-from start_llm.parsing.schema import Schema, dump
+from start_llm.parsing.schema import Schema
 from start_llm.parsing.source import ENDS, LEAKED, STARTS, Step, turn_ends
 from start_llm.parsing.tools.base import Opener, ToolFormat
-from start_llm.parsing.tools.values import Trim, ValueEnd, ValueReader, ValueSink
+from start_llm.parsing.tools.values import Trim, ValueEnd, ValueReader, ValueWriter
 
 _ATTRIBUTE = re.compile(r"""([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
 _MAX_HEAD = 300
@@ -111,7 +111,6 @@ def _head(calls: Calls, tags: Tags, start: str) -> Step[dict[str, str]]:
 def _parameters(calls: Calls, call: CallBuilder, tags: Tags) -> Step[bool]:
     """All parameters, as one JSON object. False if the text ended inside one."""
     source = calls.source
-    seen: set[str] = set()
     complete = True
     while complete:
         yield from source.skip()
@@ -120,22 +119,18 @@ def _parameters(calls: Calls, call: CallBuilder, tags: Tags) -> Step[bool]:
         try:
             head = yield from _head(calls, tags, tags.param[0])
         except NotACall:  # cut inside the head
-            complete = False
-            break
+            head = {}
         key = head.get("name") or head.get("key") or head.get("") or ""
-        if not key:
-            complete = False
-            break
-        call.write(("{" if not seen else ", ") + dump(key) + ": ")
-        seen.add(key)
-        complete = yield from _value(calls, call, tags, head, key, seen)
-    call.write("}" if seen else "{}")
+        if key:
+            call.key(key)
+        complete = bool(key) and (yield from _value(calls, call, tags, head, key))
+    call.end_keys()
     return complete
 
 
-def _value(calls: Calls, call: CallBuilder, tags: Tags, head: dict[str, str], key: str, seen: set[str]) -> Step[bool]:
+def _value(calls: Calls, call: CallBuilder, tags: Tags, head: dict[str, str], key: str) -> Step[bool]:
     def plausible(tag: str) -> Step[bool]:
-        return _ends_value(calls, call, tags, tag, seen, equals="" in head)
+        return _ends_value(calls, call, tags, tag, equals="" in head)
 
     source = calls.source
     schema = call.schema.member(key)
@@ -151,13 +146,12 @@ def _value(calls: Calls, call: CallBuilder, tags: Tags, head: dict[str, str], ke
     if wrapped:
         close = ValueEnd(tags=("]]>",), followers=(tags.param[1],))
     trim = Trim.NONE if wrapped else Trim.BOTH if tags.trim_end else Trim.PAIR
-    sink = ValueSink(call, schema, trim, as_string=head.get("string") == "true")
-    reader = ValueReader(source, close, sink, plausible)
-    yield from reader.run()
+    writer = ValueWriter(call, schema, trim, as_string=head.get("string") == "true")
+    complete = yield from ValueReader(source, close, writer, plausible).read_value()
     if wrapped:
         yield from source.skip()
         yield from source.accept((tags.param[1],))
-    return reader.complete
+    return complete
 
 
 def _opens_cdata(calls: Calls) -> Step[bool]:
@@ -169,7 +163,7 @@ def _opens_cdata(calls: Calls) -> Step[bool]:
     return bool(found)
 
 
-def _ends_value(calls: Calls, call: CallBuilder, tags: Tags, tag: str, seen: set[str], *, equals: bool) -> Step[bool]:
+def _ends_value(calls: Calls, call: CallBuilder, tags: Tags, tag: str, *, equals: bool) -> Step[bool]:
     """Whether markup inside a value shows that the value's closing tag is missing.
 
     Args:
@@ -177,7 +171,7 @@ def _ends_value(calls: Calls, call: CallBuilder, tags: Tags, tag: str, seen: set
     """
     source = calls.source
     if tag == tags.param[0]:
-        keys = [key for key in call.schema.keys if key not in seen]
+        keys = [key for key in call.schema.keys if key not in call.keys]
         return bool((yield from source.starts(_equal_heads(tags, tag, keys) if equals else _named_heads(tag, keys))))
     again = _heads(tags, tags.call[0], calls.names)
     if tags.outer[0]:

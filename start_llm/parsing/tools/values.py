@@ -36,22 +36,23 @@ class ValueEnd:
 
 
 class ValueReader:
-    """Reads one value. `complete` is False if the turn ended before the value did."""
+    """Reads one value."""
 
     def __init__(
-        self, source: Source, close: ValueEnd, sink: ValueSink, plausible: Callable[[str], Step[bool]] | None = None
+        self, source: Source, close: ValueEnd, writer: ValueWriter, plausible: Callable[[str], Step[bool]] | None = None
     ) -> None:
-        self.complete = True
+        self._complete = True
         self._source = source
         self._close = close
-        self._sink = sink
+        self._writer = writer
         self._plausible = plausible
         self._last = "\n"
         self._held: list[str] = []
         self._mark: int | None = None
         self._mark_tag = ""
 
-    def run(self) -> Step[None]:
+    def read_value(self) -> Step[bool]:
+        """False if the turn ended before the value did."""
         source, close = self._source, self._close
         tags = (*close.tags, *close.breaks, *close.restart, *LEAKED)
         leads = "".join({tag[0] for tag in tags})
@@ -82,7 +83,8 @@ class ValueReader:
                     self._fall_back()
                 break
             self._content(source.take(1))
-        self._sink.close()
+        self._writer.end_value()
+        return self._complete
 
     def _breaks(self, tag: str) -> Step[bool]:
         if self._last != "\n" and not self._close.anywhere:
@@ -97,19 +99,19 @@ class ValueReader:
     def _content(self, text: str) -> None:
         self._last = text[-1]
         if self._mark is None:
-            self._sink.add(text)
+            self._writer.add(text)
         else:
             self._held.append(text)
 
     def _release(self) -> None:
         if self._mark is not None:
             self._source.unmark(self._mark)
-            self._sink.add("".join(self._held))
+            self._writer.add("".join(self._held))
 
     def _fall_back(self) -> None:
         """No closing tag was sure: take the first that was seen, or the end of the turn."""
         if self._mark is None:
-            self.complete = False
+            self._complete = False
         else:
             self._source.rewind(self._mark)
             self._source.take(len(self._mark_tag))
@@ -124,7 +126,7 @@ class Trim(enum.Enum):
     NONE = enum.auto()
 
 
-class ValueSink:
+class ValueWriter:
     """Text of one parameter, written into the call's JSON as the schema says.
 
     A value that must be a string is written as it comes. Anything else is held until its end, then read as a
@@ -140,15 +142,15 @@ class ValueSink:
         self._string = as_string or types == {"string"}
         self._nullable = not as_string and types == {"string", "null"}
         self._started = False
-        self._led = False
+        self._has_begun = False
         self._gap = ""
         self._text: list[str] = []
 
     def add(self, text: str) -> None:
         if not text:
             return
-        if not self._led:
-            self._led = True
+        if not self._has_begun:
+            self._has_begun = True
             if self._trim_start and text[0] == "\n":
                 text, self._trim_end = text[1:], True
         text = self._gap + text
@@ -172,7 +174,7 @@ class ValueSink:
         self._call.write(escape(text) if self._started else '"' + escape(text))
         self._started = True
 
-    def close(self) -> None:
+    def end_value(self) -> None:
         if self._string:
             self._call.write('"' if self._started else '""')
             return
