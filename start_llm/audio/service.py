@@ -22,8 +22,10 @@ from start_llm.core.encoding import EncodingProgress
 from start_llm.core.errors import BadRequest, NotFound, NotSupported, StartLLMError, Unavailable
 from start_llm.core.limits import RECORDED
 from start_llm.core.settings import Settings
-from start_llm.embeddings.checkpoint import find_encoder
+from start_llm.core.work import ChoreThread
+from start_llm.embeddings.checkpoint import whole_encoder
 from start_llm.models.checkpoint import SETTINGS, architectures_of, read_config, task_of
+from start_llm.models.pull import find_folder
 
 STEP_SECONDS = 0.1
 """What the work of one step may take, so that a row that decodes hardly waits; a step of the model is not cut."""
@@ -33,12 +35,6 @@ SHORT, LONGEST = 30, 300
 _WRITTEN_SPACE = re.compile(r"\\[nt]")
 """A line's end or a tab written as a backslash and a letter: mlx-audio begins a new sound there."""
 _SENTENCE_END = re.compile(r"(?<=[.!?…。！？]) ")
-
-
-class AudioThread(Protocol):
-    def chore(self, steps: Generator[float, None, Any]) -> Any:
-        """Runs `steps` on the model thread, between those of the models; returns what they return."""
-        ...
 
 
 class AudioModels(Protocol):
@@ -74,7 +70,7 @@ class Room:
 class AudioService:
     """Implements `core.audio.Audio`."""
 
-    def __init__(self, settings: Settings, models: AudioModels, thread: AudioThread) -> None:
+    def __init__(self, settings: Settings, models: AudioModels, thread: ChoreThread) -> None:
         self._sources: dict[AudioTask, str | None] = {
             "transcription": settings.transcription_model,
             "speech": settings.speech_model,
@@ -91,7 +87,7 @@ class AudioService:
                 continue
             try:
                 check_installed()
-                config = read_config(find_encoder(source, SETTINGS[task], progress))
+                config = read_config(find_folder(source, SETTINGS[task], progress, whole_encoder))
                 if task_of(config) != task:
                     raise NotSupported(
                         f"{SETTINGS[task]}={source}: its architecture is {config.get('model_type')!r}; for this there "
@@ -115,18 +111,17 @@ class AudioService:
                 raise self._problems[task].again() from None
             raise
 
-    def transcribe(self, model: str, file: bytes, hints: Hints) -> Transcription:
-        return Transcription(self, model, file, hints)
+    def transcribe(self, model: str, file: bytes, hints: Hints) -> AudioWork[Transcript]:
+        return AudioWork(self._transcribe(model, file, hints))
 
-    def speak(self, model: str, text: str, form: SoundForm) -> Speech:
-        return Speech(self, model, text, form)
+    def speak(self, model: str, text: str, form: SoundForm) -> AudioWork[bytes]:
+        return AudioWork(self._speak(model, text, form))
 
     def figures(self) -> dict[str, float]:
         """Totals, by the names that `/metrics` shows."""
         return {"transcribed_seconds": self._heard, "spoken_seconds": self._spoken}
 
-    def hear(self, model: str, file: bytes, hints: Hints) -> Generator[EncodingProgress, None, Transcript]:
-        """The work of a `Transcription`. Raises what `core.audio.Hearing` says."""
+    def _transcribe(self, model: str, file: bytes, hints: Hints) -> Generator[EncodingProgress, None, Transcript]:
         recording = look_at(file, "file")
         if recording.seconds > RECORDED.most:
             raise BadRequest(
@@ -150,8 +145,7 @@ class AudioService:
             self._heard += found.seconds
         return found
 
-    def say(self, model: str, text: str, form: SoundForm) -> Generator[EncodingProgress, None, bytes]:
-        """The work of a `Speech`. Raises what `core.audio.Speaking` says."""
+    def _speak(self, model: str, text: str, form: SoundForm) -> Generator[EncodingProgress, None, bytes]:
         pieces = pieces_of(text)
         with contextlib.closing(self._models.open_audio(model, "speech")) as lease:
             yield from _waiting(lease.wait, still_loading(model))
@@ -174,28 +168,16 @@ class AudioService:
             raise
 
 
-class Transcription:
-    """Implements `core.audio.Hearing`."""
+class AudioWork[Result]:
+    """Implements `core.audio.Hearing` and `core.audio.Speaking`."""
 
-    result: Transcript
+    result: Result
 
-    def __init__(self, service: AudioService, model: str, file: bytes, hints: Hints) -> None:
-        self._service, self._model, self._file, self._hints = service, model, file, hints
-
-    def __iter__(self) -> Generator[EncodingProgress]:
-        self.result = yield from self._service.hear(self._model, self._file, self._hints)
-
-
-class Speech:
-    """Implements `core.audio.Speaking`."""
-
-    result: bytes
-
-    def __init__(self, service: AudioService, model: str, text: str, form: SoundForm) -> None:
-        self._service, self._given = service, (model, text, form)
+    def __init__(self, work: Generator[EncodingProgress, None, Result]) -> None:
+        self._work = work
 
     def __iter__(self) -> Generator[EncodingProgress]:
-        self.result = yield from self._service.say(*self._given)
+        self.result = yield from self._work
 
 
 def pieces_of(text: str) -> list[str]:

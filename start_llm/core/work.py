@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -106,6 +106,17 @@ class EngineStatus:
     detail: str = ""
     since: float | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
+
+
+class ChoreThread(Protocol):
+    """The model thread, as those see it who compute beside the models."""
+
+    def chore(self, steps: Generator[float, None, Any]) -> Any:
+        """Runs `steps` between those of the models; returns what they return. Raises TimedOut if the thread hangs.
+
+        Each yields the seconds that it wants to wait.
+        """
+        ...
 
 
 class Engine(Protocol):

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from tokenizers import Tokenizer
 
-from start_llm.core.errors import NotFound, NotSupported
+from start_llm.core.errors import NotSupported
 from start_llm.models.capabilities import context_length
 from start_llm.models.catalog import snapshot
-from start_llm.models.checkpoint import is_path, read_config, safetensors_bytes
-from start_llm.models.pull import PullError, pull
+from start_llm.models.checkpoint import read_config, safetensors_bytes
 
 Pooling = Literal["cls", "mean", "max", "last"]
 
@@ -58,27 +57,15 @@ class EncoderFiles:
         return (*self.before, *ids, *self.after)
 
 
-def find_encoder(source: str, setting: str, progress: Callable[[str, float], None]) -> Path:
-    """A folder, or a repository's: as it is here if it is whole, else fetched. Raises NotFound."""
-    folder = Path(source).expanduser()
-    if (folder / "config.json").is_file():
-        return folder
-    if is_path(source):
-        raise NotFound(f"{setting}={source}: there is no config.json in that folder.")
-    here = snapshot(source)
-    if here is not None and _is_whole(here):
-        return here
-    try:
-        return pull(source, progress).folder
-    except PullError as error:
-        raise NotFound(f"{setting}={source}: {error}") from error
-
-
-def _is_whole(folder: Path) -> bool:
-    weights = list(folder.glob("model*.safetensors"))
-    sizes = [(safetensors_bytes(path), path.stat().st_size) for path in weights if path.exists()]
-    whole = all(wanted is not None and size >= wanted for wanted, size in sizes)
-    return bool(sizes) and whole and all((folder / name).is_file() for name in ("config.json", "tokenizer.json"))
+def whole_encoder(repository: str) -> Path | None:
+    """The repository's folder, if all that an encoder or an audio model needs of it is here."""
+    folder = snapshot(repository)
+    if folder is None or not all((folder / name).is_file() for name in ("config.json", "tokenizer.json")):
+        return None
+    weights = [path for path in folder.glob("model*.safetensors") if path.exists()]
+    sizes = [(safetensors_bytes(path), path.stat().st_size) for path in weights]
+    whole = bool(sizes) and all(wanted is not None and size >= wanted for wanted, size in sizes)
+    return folder if whole else None
 
 
 def read_encoder(source: str, folder: Path) -> EncoderFiles:

@@ -21,23 +21,16 @@ from start_llm.core.errors import BadRequest, ContextLengthExceeded, NotFound, N
 from start_llm.core.limits import EMBEDDED_TOKENS
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
-from start_llm.embeddings.checkpoint import EncoderFiles, find_encoder, read_encoder
+from start_llm.core.work import ChoreThread
+from start_llm.embeddings.checkpoint import EncoderFiles, read_encoder, whole_encoder
 from start_llm.embeddings.compute import Encoder, is_installed
+from start_llm.models.pull import find_folder
 
 INSTALL = "pip install '.[embeddings]' -c constraints.txt"
 CHARACTERS = 64
 """A text that has more of them for each token that it may have is not counted."""
 # Names that clients are hard-wired to.
 _FOREIGN_NAMES = re.compile(r"(text-embedding-|rerank-)[\w.-]*$")
-
-
-class EncoderThread(Protocol):
-    def chore(self, steps: Generator[float, None, Any]) -> Any:
-        """Runs `steps` on the model thread, between those of the models; returns what they return.
-
-        Raises TimedOut if the thread hangs.
-        """
-        ...
 
 
 class EncoderPool(Protocol):
@@ -49,7 +42,7 @@ class EncoderPool(Protocol):
 class EncoderService:
     """Implements `core.encoding.Encoders`."""
 
-    def __init__(self, settings: Settings, pool: EncoderPool, thread: EncoderThread) -> None:
+    def __init__(self, settings: Settings, pool: EncoderPool, thread: ChoreThread) -> None:
         self._source, self._pool, self._thread = settings.embedding_model, pool, thread
         self._files: EncoderFiles | None = None
         self._created = int(time.time())
@@ -68,7 +61,8 @@ class EncoderService:
             return 0
         try:
             self._check_installed()
-            self._files = read_encoder(self._source, find_encoder(self._source, "EMBEDDING_MODEL", progress))
+            folder = find_folder(self._source, "EMBEDDING_MODEL", progress, whole_encoder)
+            self._files = read_encoder(self._source, folder)
         except StartLLMError as error:
             self._problem = error.again()
             return 0
@@ -197,12 +191,7 @@ class Batches:
     """Implements `core.encoding.Encoding`: texts of about the same length share a step."""
 
     def __init__(
-        self,
-        rows: Sequence[tuple[int, ...]],
-        cut: int,
-        encoder: Encoder,
-        thread: EncoderThread,
-        dimensions: int | None,
+        self, rows: Sequence[tuple[int, ...]], cut: int, encoder: Encoder, thread: ChoreThread, dimensions: int | None
     ) -> None:
         self._rows, self._encoder, self._thread = rows, encoder, thread
         self._dimensions = dimensions or encoder.dimensions

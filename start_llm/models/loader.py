@@ -14,18 +14,18 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.tuner.utils import linear_to_lora_layers
 from mlx_lm.utils import load_model as mlx_load_model
 
-from start_llm.core.errors import NotFound, NotSupported, Unavailable
+from start_llm.core.errors import NotSupported, Unavailable
 from start_llm.core.settings import Settings
 from start_llm.models.adapter import Adapter, check_fits, other_base, read_adapter, stamp_of, unusable
 from start_llm.models.background import at_once, in_background
 from start_llm.models.capabilities import Capabilities, ProbeResult, read_capabilities, sampling_report
 from start_llm.models.catalog import EMBEDDED_NAME, whole_snapshot
-from start_llm.models.checkpoint import INDEX, is_path, read_config, read_json
+from start_llm.models.checkpoint import INDEX, read_config, read_json
 from start_llm.models.device import Accelerator, Device, check_fit, check_vision_fit
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.models.fingerprint import fingerprint
 from start_llm.models.inspection import inspect_once
-from start_llm.models.pull import PullError, pull
+from start_llm.models.pull import find_folder
 from start_llm.models.room import Weights
 from start_llm.models.tokenizer import read_tokenizer, tool_format, writing_hints
 from start_llm.models.vision import LoadedVision, VisionProcessor, has_vision, load_vision
@@ -218,7 +218,9 @@ def _find(
     try:
         if settings.model_path is not None:
             name = source.rstrip("/").rsplit("/", 1)[-1]
-            folder = folder or _resolve(source, lambda found: _check_room(settings, name, found, device), progress)
+            folder = folder or find_folder(
+                source, "MODEL_PATH", progress, whole_snapshot, lambda found: _check_room(settings, name, found, device)
+            )
             warning = _check_room(settings, name, folder, device)
             if warning is not None:
                 say(f"memory    {warning}")
@@ -365,26 +367,6 @@ def weights_on_disk(folder: Path) -> int:
         return int(index["metadata"]["total_size"])
     except (OSError, ValueError, KeyError, TypeError):  # no index, or one without the total: many have none
         return sum(path.stat().st_size for path in folder.glob("model*.safetensors"))
-
-
-def _resolve(source: str, check: Callable[[Path], object], progress: Progress) -> Path:
-    """A local folder, or a repository's: as it is here if it is whole, else fetched.
-
-    Args:
-        check: called with a folder that has the JSON files only, before the weights are downloaded.
-    """
-    folder = Path(source).expanduser()
-    if (folder / "config.json").is_file():
-        return folder
-    if is_path(source):
-        raise NotFound(f"MODEL_PATH={source}: there is no config.json in that folder.")
-    here = whole_snapshot(source)
-    if here is not None:
-        return here
-    try:
-        return pull(source, progress, check=check).folder
-    except PullError as error:
-        raise NotFound(f"MODEL_PATH={source}: {error}") from error
 
 
 def _check_code(config: Mapping[str, Any], source: str, settings: Settings) -> None:

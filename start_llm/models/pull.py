@@ -30,9 +30,11 @@ from huggingface_hub.errors import (
 )
 from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
+from start_llm.core.errors import NotFound
 from start_llm.files.atomic import write_atomic
 from start_llm.files.locks import FileLock
 from start_llm.models.catalog import DEFAULT_REVISION, hub_folder
+from start_llm.models.checkpoint import is_path
 
 PATTERNS = ("*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja")
 SPARE_BYTES = 256 << 20  # of the disk that stay free
@@ -116,6 +118,34 @@ def pull(
     finally:
         lock.drop()
     return Pulled(place, sum(file.size for file in files), fetched, commit)
+
+
+def find_folder(
+    source: str,
+    setting: str,
+    progress: Progress,
+    here: Callable[[str], Path | None],
+    check: Callable[[Path], object] | None = None,
+) -> Path:
+    """A folder, or a repository's: as it is on this disk if that is whole, else fetched. Raises NotFound.
+
+    Args:
+        setting: which setting names it, for the error.
+        here: a repository's folder, if all of it is here.
+        check: see `pull`.
+    """
+    folder = Path(source).expanduser()
+    if (folder / "config.json").is_file():
+        return folder
+    if is_path(source):
+        raise NotFound(f"{setting}={source}: there is no config.json in that folder.")
+    found = here(source)
+    if found is not None:
+        return found
+    try:
+        return pull(source, progress, check=check).folder
+    except PullError as error:
+        raise NotFound(f"{setting}={source}: {error}") from error
 
 
 def fetch_lock(folder: Path) -> FileLock:

@@ -125,7 +125,7 @@ class TestVectors:
         (path / "config.json").write_text(json.dumps(CONFIG | {"model_type": "unheard"}))
         encoders = service(path)
         why = "mlx-embeddings cannot load odd"
-        for said in (f"^{why}", f"^odd could not be loaded 0 s ago, and is tried again in 60 s: {why}"):
+        for said in (f"^{why}", rf"^odd could not be loaded \d+ s ago, and is tried again in \d+ s: {why}"):
             with pytest.raises(NotSupported, match=said):
                 encoders.encode(["a"], "input", truncate=False, dimensions=None)
         assert thread.chores == 1

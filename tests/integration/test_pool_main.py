@@ -12,7 +12,6 @@ import pytest
 from huggingface_hub import constants
 
 from start_llm.modelpool.vocabularies import Vocabularies
-from start_llm.models import loader
 from start_llm.models.device import PREFILL_BYTES
 from tests.integration.live import WAIT, Live, live
 from tests.integration.pooled import TURN, admin, link_oracles, states
@@ -51,7 +50,7 @@ def test_a_main_model_that_was_removed_meanwhile_is_not_fetched_again(
     hub: Path, folders: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetched: list[str] = []
-    monkeypatch.setattr(loader, "pull", lambda source, *_, **__: fetched.append(source))
+    monkeypatch.setattr("start_llm.models.pull.pull", lambda source, *_, **__: fetched.append(source))
     with begin(hub, folders, tmp_path, max_loaded_models=1) as server:
         assert ask(server, "oracle-hybrid").status_code == 200
         shutil.rmtree(hub)

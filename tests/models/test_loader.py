@@ -116,7 +116,7 @@ def test_weights_that_do_not_fit_are_not_downloaded(
         check(tmp_path)
         raise AssertionError("the weights were downloaded")
 
-    monkeypatch.setattr(loader, "pull", pull)
+    monkeypatch.setattr("start_llm.models.pull.pull", pull)
     settings: Any = load_settings(None, model_path="someone/large-model")
     with pytest.raises(OutOfMemory, match=words):
         load_model(settings, MACHINE, quiet, print)
