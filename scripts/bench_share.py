@@ -56,9 +56,10 @@ class Answer(threading.Thread):
             "messages": [{"role": "user", "content": "go"}],
             "stream": True,
             "drafts": False,
-            "max_tokens": 100_000,
+            "max_tokens": 20_000,
         }
         with httpx.stream("POST", f"{self._url}/v1/chat/completions", json=body, timeout=WAIT) as response:
+            response.raise_for_status()
             for line in response.iter_lines():
                 if self.over.is_set():
                     return
@@ -82,10 +83,12 @@ def main() -> int:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, patch.dict(os.environ, {"DECODE_SHARE": options.share}):
         work = Path(folder)
-        (work / "reply.txt").write_text(words(100_000, 1), "utf-8")
+        (work / "reply.txt").write_text(words(10_000, 1), "utf-8")
         with serving(build_oracle(work / "oracle", "plain"), work, {1: 1.0}, passes=PASSES) as url:
             answer = Answer(url)
             answer.start()
+            while not answer.times:
+                time.sleep(0.1)
             time.sleep(ALONE_SECONDS)
             began = time.monotonic()
             beside, computed = prompt(url, options.tokens, 2)
