@@ -11,7 +11,7 @@ from rich.table import Table
 
 from start_llm.cli.loaded import Card, card_of, state_of
 from start_llm.core.modelmap import ADAPTER_SIGN
-from start_llm.models.adapters import Chosen
+from start_llm.models.adapter import StoredAdapter
 from start_llm.models.catalog import StoredModel
 from start_llm.models.recommended import SHORT_NAMES
 
@@ -31,7 +31,7 @@ class ListedModel(NamedTuple):
     can: str = ""
 
 
-def print_models(found: Sequence[StoredModel], cards: Sequence[Card] | None, adapters: Sequence[Chosen]) -> None:
+def print_models(found: Sequence[StoredModel], cards: Sequence[Card] | None, adapters: Sequence[StoredAdapter]) -> None:
     """`cards`: of the running server, which tell of adapters, too; ``None`` where none runs."""
     columns = [name for name in ListedModel._fields if cards is not None or name not in _OF_A_SERVER]
     table = Table(box=None, pad_edge=False)
@@ -42,7 +42,7 @@ def print_models(found: Sequence[StoredModel], cards: Sequence[Card] | None, ada
     Console(highlight=False, markup=False, width=max(120, shutil.get_terminal_size().columns)).print(table)
 
 
-def fitting(model: StoredModel, adapters: Iterable[Chosen]) -> list[Chosen]:
+def fitting(model: StoredModel, adapters: Iterable[StoredAdapter]) -> list[StoredAdapter]:
     """Those that can be put on the model."""
     if model.problem:
         return []
@@ -50,7 +50,7 @@ def fitting(model: StoredModel, adapters: Iterable[Chosen]) -> list[Chosen]:
 
 
 def _rows(
-    found: Sequence[StoredModel], cards: Sequence[Card] | None, adapters: Sequence[Chosen]
+    found: Sequence[StoredModel], cards: Sequence[Card] | None, adapters: Sequence[StoredAdapter]
 ) -> Iterator[ListedModel]:
     left = list(cards or ())
     for model in found:
@@ -77,7 +77,7 @@ def _of_model(model: StoredModel, card: Card | None) -> ListedModel:
     return ListedModel(name, size, _tokens(card.get("context_length")), *state_of(card), can)
 
 
-def _of_adapter(model: StoredModel, adapter: Chosen) -> ListedModel:
+def _of_adapter(model: StoredModel, adapter: StoredAdapter) -> ListedModel:
     name = f"{model.name.rpartition('/')[2]}{ADAPTER_SIGN}{adapter.name}"
     return ListedModel(name, _added(adapter), _tokens(model.context))
 
@@ -89,7 +89,7 @@ def _of_card(card: Card) -> ListedModel:
     return ListedModel(str(card.get("id")), size, _tokens(card.get("context_length")), *state_of(card), can)
 
 
-def _added(adapter: Chosen) -> str:
+def _added(adapter: StoredAdapter) -> str:
     return f"+{adapter.size / GB:.1f} GB"
 
 

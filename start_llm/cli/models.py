@@ -23,7 +23,7 @@ from start_llm.dashboard.progress import ProgressBars
 from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.host.ports import served_model
-from start_llm.models.adapters import Adapters, Chosen
+from start_llm.models.adapter import AdapterFolder, StoredAdapter
 from start_llm.models.catalog import StoredModel, hub_folder, stored_models
 from start_llm.models.checkpoint import is_path
 from start_llm.models.device import GIB, Accelerator, inspect_device
@@ -49,7 +49,7 @@ def main_models(settings: Settings, options: argparse.Namespace) -> int:
     if options.what is not None:
         return change(settings, options)
     found = list(stored_models(home() / settings.cache_dir, settings.model_path))
-    adapters = Adapters(home() / settings.adapters_folder).all()
+    adapters = AdapterFolder(home() / settings.adapters_folder).all()
     cards = server_cards(settings)
     if options.json:
         print(json.dumps([_plain(model, cards, adapters) for model in found], indent=1))
@@ -63,7 +63,7 @@ def main_models(settings: Settings, options: argparse.Namespace) -> int:
     return 0
 
 
-def _plain(model: StoredModel, cards: list[Card] | None, adapters: Iterable[Chosen]) -> dict[str, Any]:
+def _plain(model: StoredModel, cards: list[Card] | None, adapters: Iterable[StoredAdapter]) -> dict[str, Any]:
     """``server``: what a running one tells of it; ``null`` where none runs, or that one does not know it."""
     card = card_of(cards or [], model.name)
     details = {} if card is None else card["details"]

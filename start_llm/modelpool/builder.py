@@ -25,7 +25,7 @@ from start_llm.files.lru import Lru
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.modelpool.registry import ModelRegistry
 from start_llm.modelpool.vocabularies import Vocabularies
-from start_llm.models.adapters import Chosen
+from start_llm.models.adapter import StoredAdapter
 from start_llm.models.background import in_background
 from start_llm.models.device import GIB, Device, default_disk_bytes, inspect_device
 from start_llm.models.inspection import inspect_once
@@ -73,7 +73,7 @@ class ModelBuilder:
         registry = self._registry
         return Pooled(self.usable, self._settings.cache_memory_bytes, registry.reclaim, registry.pinned_weights)
 
-    def read(self, settings: Settings, folder: Path, eos: Any, adapter: Chosen | None = None) -> LoadInputs:
+    def read(self, settings: Settings, folder: Path, eos: Any, adapter: StoredAdapter | None = None) -> LoadInputs:
         """What needs no MLX, and little memory. Any thread but the model thread.
 
         Raises NotFound, BadRequest, NotSupported.

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 from start_llm.core.modelmap import ADAPTER_SIGN, MOST_NAME
 from start_llm.core.settings import Settings
-from start_llm.models.adapters import Chosen
+from start_llm.models.adapter import StoredAdapter
 from start_llm.models.catalog import EMBEDDED_NAME, StoredModel, describe, folder_of, seen, stored_models
 from start_llm.models.recommended import SHORT_NAMES, full_name
 from start_llm.models.room import Weights
@@ -55,7 +55,7 @@ class KnownModel:
     source: str
     aliases: frozenset[str]
     stored: StoredModel
-    adapter: Chosen | None = None
+    adapter: StoredAdapter | None = None
     base: str = ""
     default: bool = False
 
@@ -74,7 +74,7 @@ class KnownModel:
         """Its name in the pool and on the model thread."""
         return DEFAULT_KEY if self.default else self.key
 
-    def with_adapter(self, adapter: Chosen) -> KnownModel:
+    def with_adapter(self, adapter: StoredAdapter) -> KnownModel:
         """The same model with an adapter."""
         key = f"{self.key}{_ADAPTED}{adapter.name}"
         name = f"{self.name}{ADAPTER_SIGN}{adapter.name}"

@@ -37,7 +37,7 @@ from start_llm.core.settings import Settings
 from start_llm.engine.runtime import TextRuntime
 from start_llm.modelpool.known import KnownModel
 from start_llm.modelpool.resolve import NameResolver
-from start_llm.models.adapters import Chosen
+from start_llm.models.adapter import StoredAdapter
 from start_llm.models.room import Resident, Weights, outlived, to_free, together
 
 RETRY_SECONDS = 60.0
@@ -411,6 +411,6 @@ class ModelRegistry:
             return [entry.resident for entry in found if not entry.known.is_reserved]
 
 
-def _files(known: KnownModel) -> tuple[str, int, Chosen | None]:
+def _files(known: KnownModel) -> tuple[str, int, StoredAdapter | None]:
     """Differs once the files of a model, or of its adapter, do, or its name."""
     return known.name, known.stored.size, known.adapter

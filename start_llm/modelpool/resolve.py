@@ -13,8 +13,7 @@ from start_llm.core.errors import BadRequest, NotFound, NotSupported
 from start_llm.core.modelmap import ADAPTER_SIGN, MAIN_NAME
 from start_llm.core.settings import Settings
 from start_llm.modelpool.known import KnownModel, ModelListing, aliases_of
-from start_llm.models.adapter import CONFIG, shown, unusable
-from start_llm.models.adapters import Adapters, Chosen, check_name
+from start_llm.models.adapter import CONFIG, AdapterFolder, StoredAdapter, check_name, shown, unusable
 from start_llm.models.catalog import StoredModel, describe, folder_of
 from start_llm.models.checkpoint import SETTINGS
 from start_llm.models.recommended import full_name
@@ -51,7 +50,7 @@ class NameResolver:
             means for name in settings.pinned for means in (name, self._table.resolve(name), self._base_meant(name))
         }
         self._pinned = {full_name(name) or name for name in meant} | meant
-        self._adapters = Adapters(settings.adapters_folder)
+        self._adapters = AdapterFolder(settings.adapters_folder)
 
     def default_loaded(self, name: str, source: str, folder: Path) -> None:
         """Says what the default model is called, and where it lies: only now, for it may just have been fetched.
@@ -162,7 +161,7 @@ class NameResolver:
             )
         return model.with_adapter(adapter)
 
-    def _is_own(self, model: KnownModel, adapter: Chosen) -> bool:
+    def _is_own(self, model: KnownModel, adapter: StoredAdapter) -> bool:
         """Whether it is ADAPTER_PATH's, with which the default model is served anyway."""
         path = self._settings.adapter_path
         return model.default and path is not None and group_of(Path(path).expanduser()) == group_of(adapter.folder)

@@ -25,7 +25,7 @@ from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.pool import Pool
 from start_llm.modelpool.registry import ModelLease, ModelRegistry, PoolEntry
 from start_llm.modelpool.resolve import NameResolver
-from start_llm.models.adapters import Chosen
+from start_llm.models.adapter import StoredAdapter
 from start_llm.models.catalog import StoredModel
 from start_llm.models.room import Weights
 
@@ -272,7 +272,7 @@ def test_some_threads_are_left_to_the_models_that_are_loaded(tmp_path: Path) -> 
 
 def test_nothing_asks_the_disk_while_the_book_is_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may hang, and every request needs the book."""
-    adapter = Chosen("titles", tmp_path / "titles", "", 10, "stamp")
+    adapter = StoredAdapter("titles", tmp_path / "titles", "", 10, "stamp")
     registry = make_registry(tmp_path)
     monkeypatch.setattr("os.path.realpath", Mock(side_effect=AssertionError("the disk was asked")))
     plain = registry.entry(known("one", 1000)).weights

@@ -21,7 +21,7 @@ from start_llm.core.errors import BadRequest, NotFound
 from start_llm.core.settings import load_settings
 from start_llm.modelpool import known as names_module
 from start_llm.modelpool.resolve import NameResolver
-from start_llm.models.adapters import Adapters
+from start_llm.models.adapter import AdapterFolder
 from start_llm.models.catalog import EMBEDDED_NAME, stored_models
 from start_llm.models.recommended import RECOMMENDED
 from tests.oracle import build_oracle
@@ -178,7 +178,7 @@ def test_a_disk_that_does_not_tell_case_has_one_adapter_of_a_name(
     """As disks of Macs are: the folder is found by each spelling, and is listed by its own."""
     write_adapter(tmp_path, "titles")
     os.symlink("titles", tmp_path / "adapters" / "Titles")
-    adapters = Adapters(tmp_path / "adapters")
+    adapters = AdapterFolder(tmp_path / "adapters")
     found = adapters.find("Titles")
     assert found is not None and found.name == "titles" and found.links == ("Titles",), (
         "a link is a name that is listed"
