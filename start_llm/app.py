@@ -17,8 +17,7 @@ from rich.console import Console
 from start_llm.api.server import ApiServer, make_server
 from start_llm.audio.service import AudioService
 from start_llm.chat.service import ChatService
-from start_llm.core.errors import StartLLMError, Unavailable
-from start_llm.core.exitcodes import ExitCode
+from start_llm.core.errors import ExitCode, StartLLMError, Unavailable
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.dashboard.audit import AUDIT_FILE, Audit

@@ -31,10 +31,9 @@ from start_llm.core.audio import Audio
 from start_llm.core.encoding import Encoders
 from start_llm.core.jsontext import parse_json
 from start_llm.core.modelmap import MAIN_NAME
-from start_llm.core.request import ChatRequest, Dialect
+from start_llm.core.request import ChatRequest, Dialect, is_side_request, names_tools
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings
-from start_llm.core.side import is_side_request, names_tools
 from start_llm.dashboard.board import Board
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.request_log import RequestLog

@@ -18,11 +18,10 @@ from start_llm.chat.handle import ModelHandle, Models, loaded
 from start_llm.chat.reports import RecentReports
 from start_llm.chat.stream import ChatStream, WaitingStream, explained
 from start_llm.core.errors import ContextLengthExceeded
-from start_llm.core.report import CacheReport
+from start_llm.core.report import CacheReport, StoredTree
 from start_llm.core.request import ChatRequest
 from start_llm.core.service import EventStream, Health, ModelCard
 from start_llm.core.settings import Settings
-from start_llm.core.stored import StoredTree
 from start_llm.core.work import Engine
 from start_llm.images.reader import ImageReader as ImageReader
 from start_llm.prompt.pipeline import Prepared

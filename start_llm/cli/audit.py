@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from start_llm.core.exitcodes import ExitCode
+from start_llm.core.errors import ExitCode
 from start_llm.core.settings import Settings
 from start_llm.dashboard.audit import AUDIT_FILE, AuditEntry, Sum, Wanted, entries, sums
 from start_llm.files.database import FileUnavailable

@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from start_llm.core.exitcodes import ExitCode
+from start_llm.core.errors import ExitCode
 from start_llm.core.settings import Settings
 from start_llm.dashboard.progress import LINE_SECONDS
 from start_llm.host.home import command as program

@@ -17,7 +17,7 @@ from rich.table import Table
 from start_llm.cli.listing import GB, fitting, print_models
 from start_llm.cli.loaded import Card, card_of, change, server_cards
 from start_llm.cli.show import show
-from start_llm.core.exitcodes import ExitCode
+from start_llm.core.errors import ExitCode
 from start_llm.core.settings import Settings
 from start_llm.dashboard.progress import ProgressBars
 from start_llm.host.home import command as program

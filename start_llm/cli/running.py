@@ -12,7 +12,7 @@ from dotenv import dotenv_values
 
 from start_llm.cli.preflight import PreflightError, check
 from start_llm.cli.reading import Typed
-from start_llm.core.exitcodes import ExitCode
+from start_llm.core.errors import ExitCode
 from start_llm.core.settings import Settings, SettingsError, load_settings
 from start_llm.dashboard.jsonlines import json_line
 from start_llm.host.blas import begin_again

@@ -1,7 +1,7 @@
 """The command `serve`: runs the server until somebody asks it to end, or it cannot go on.
 
-Every end has its own exit code (`core.exitcodes`), and comes soon, whatever a thread is stuck in: an interpreter that
-shuts down under a thread inside MLX ends with an abort, so a process with such a thread leaves without that.
+Every end has its own exit code (`core.errors.ExitCode`), and comes soon, whatever a thread is stuck in: an interpreter
+that shuts down under a thread inside MLX ends with an abort, so a process with such a thread leaves without that.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from typing import Protocol
 
 from start_llm.api.http.listener import raise_descriptor_limit
 from start_llm.app import App
-from start_llm.core.errors import StartLLMError
-from start_llm.core.exitcodes import ExitCode
+from start_llm.core.errors import ExitCode, StartLLMError
 from start_llm.core.settings import Settings, SettingsError, doubtful_names
 from start_llm.dashboard.jsonlines import json_line, log_as_json
 from start_llm.dashboard.terminal import log_as_lines

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 
 MAIN_NAME = "default"
 """Means the main model, whatever that is called."""
@@ -100,18 +101,5 @@ def parse_model_map(text: str) -> ModelMap:
 
 
 def _fits(pattern: str, name: str) -> bool:
-    """Goes back to the last ``*`` only: at most pattern x name steps. A regular expression would try all of them."""
-    at, star, after = 0, -1, 0
-    i = 0
-    while i < len(name):
-        if at < len(pattern) and pattern[at] == "*":
-            star, after = at, i
-            at += 1
-        elif at < len(pattern) and pattern[at] in ("?", name[i]):
-            at, i = at + 1, i + 1
-        elif star >= 0:
-            after += 1
-            at, i = star + 1, after
-        else:
-            return False
-    return not pattern[at:].strip("*")
+    """At most pattern x name steps: what Python makes of a pattern never goes back behind its last ``*``."""
+    return fnmatchcase(name, pattern.replace("[", "[[]"))

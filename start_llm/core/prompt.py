@@ -1,10 +1,19 @@
-"""A prompt ready for the model: what `prompt` makes, `engine` runs and `kvcache` stores."""
+"""A prompt ready for the model: what `prompt` makes, `engine` runs and `kvcache` stores; what stands for an image.
+
+The language model reads the same pad token at every place of an image. Here each place has an id of its own, made of
+the image's identity and beyond any vocabulary: two prompts have equal tokens there only if they show the same image,
+in memory, on disk and in the conversation tree.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
 
-from start_llm.core.vision import ImageSpan
+import numpy as np
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +39,35 @@ class Prompt:
     def image_at(self, offset: int) -> ImageSpan | None:
         """The image that `offset` would cut in two."""
         return next((image for image in self.images if image.start < offset < image.end), None)
+
+
+FIRST_IMAGE_ID = 1 << 30
+"""Token ids from here on are places of images; none of them may reach the model's embedding."""
+
+
+@lru_cache(maxsize=256)
+def image_ids(key: str, length: int) -> tuple[int, ...]:
+    """The ids of an image's places: 30 bits each of a digest of `key`, which names pixels and processor."""
+    words = np.frombuffer(hashlib.shake_256(key.encode()).digest(4 * length), dtype=np.uint32)
+    return tuple((words >> 2 | FIRST_IMAGE_ID).tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSpan:
+    """An image in a prompt.
+
+    Attributes:
+        start, length: its places, in tokens.
+        key: names its pixels and the processor.
+        prepare: what the model's processor makes of it (arrays by name). Decodes the image, so it is called only if the
+            image has to be computed; any thread. Raises StartLLMError.
+    """
+
+    start: int
+    length: int
+    key: str
+    prepare: Callable[[], dict[str, Any]] = field(compare=False, repr=False)
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length

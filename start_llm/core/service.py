@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 from start_llm.core.events import Event
-from start_llm.core.report import Background, CacheReport
+from start_llm.core.report import Background, CacheReport, StoredTree
 from start_llm.core.request import ChatRequest
-from start_llm.core.stored import StoredTree
 
 
 @dataclass(frozen=True, slots=True)

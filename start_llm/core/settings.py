@@ -32,28 +32,29 @@ Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0)]
 
 
-def _host_names(value: str) -> str:
-    names = [name.strip() for name in value.split(",") if name.strip()]
-    for name in names:
-        if name != "*" and not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?", name):
-            raise ValueError(f"{name!r} is no host name; give names without scheme and port, e.g. mac.local,llm.lan")
-    return ",".join(names)
+def _list_of(pattern: str, wanted: str, *, lower: bool = False) -> AfterValidator:
+    """Names separated by commas, each of which fits the pattern."""
+
+    def check(value: str) -> str:
+        names = [name.strip() for name in (value.lower() if lower else value).split(",") if name.strip()]
+        for name in names:
+            if not re.fullmatch(pattern, name):
+                raise ValueError(f"{name[:80]!r} is {wanted}")
+        return ",".join(names)
+
+    return AfterValidator(check)
 
 
-def _image_hosts(value: str) -> str:
-    names = [name.strip().lower() for name in value.split(",") if name.strip()]
-    for name in names:
-        if not re.fullmatch(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*(:\d{1,5})?", name):
-            raise ValueError(f"{name!r} is no host; give names without scheme and path, e.g. example.org,cdn.lan:8443")
-    return ",".join(names)
-
-
-def _model_names(value: str) -> str:
-    names = [name.strip() for name in value.split(",") if name.strip()]
-    for name in names:
-        if len(name) > MOST_NAME or re.search(r"\s", name):
-            raise ValueError(f"{name[:40]!r} is no model's name; give names or folders without spaces, e.g. a,b")
-    return ",".join(names)
+HostNames = _list_of(
+    r"\*|[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?",
+    "no host name; give names without scheme and port, e.g. mac.local,llm.lan",
+)
+ImageHosts = _list_of(
+    r"[a-z0-9_-]+(\.[a-z0-9_-]+)*(:\d{1,5})?",
+    "no host; give names without scheme and path, e.g. example.org,cdn.lan:8443",
+    lower=True,
+)
+ModelNames = _list_of(rf"\S{{1,{MOST_NAME}}}", "no model's name; give names or folders without spaces, e.g. a,b")
 
 
 def _fallback_model(value: str | None) -> str | None:
@@ -129,10 +130,10 @@ class Settings(BaseSettings):
         description="Repository or folder of the Soprano model that tts-1 and the like mean in /v1/audio/speech; "
         "needs the extra audio.",
     )
-    preload_models: Annotated[str, AfterValidator(_model_names)] = Field(
+    preload_models: Annotated[str, ModelNames] = Field(
         "", description="Models that are loaded at the start beside MODEL_PATH: names, separated by commas."
     )
-    pinned_models: Annotated[str, AfterValidator(_model_names)] = Field(
+    pinned_models: Annotated[str, ModelNames] = Field(
         "",
         description="Models that are never unloaded for others once they are loaded: names, separated by commas.",
     )
@@ -168,7 +169,7 @@ class Settings(BaseSettings):
     allow_open_bind: bool = Field(
         False, description="Let the server listen beyond this machine (MLX_HOST) without API_KEY: to everybody there."
     )
-    allowed_hosts: Annotated[str, AfterValidator(_host_names)] = Field(
+    allowed_hosts: Annotated[str, HostNames] = Field(
         "",
         description="Host names, separated by commas, by which clients may address the server, beside localhost and "
         "IP addresses; * is any, and gives up the protection against web pages that rebind a name.",
@@ -302,7 +303,7 @@ class Settings(BaseSettings):
     image_max_new: Annotated[int, Field(ge=1, le=1000)] = Field(
         5, description="Most new images of a request (behind the last answer; the history is not counted)."
     )
-    image_url_hosts: Annotated[str, AfterValidator(_image_hosts)] = Field(
+    image_url_hosts: Annotated[str, ImageHosts] = Field(
         "", description="Hosts that images may be fetched from, separated by commas; none: addresses are refused."
     )
     image_url_seconds: Annotated[float, Field(gt=0, le=120)] = Field(

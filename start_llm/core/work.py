@@ -8,9 +8,8 @@ from typing import Any, Protocol
 
 from start_llm.core.events import EngineEvent
 from start_llm.core.prompt import Prompt
-from start_llm.core.report import CacheReport
+from start_llm.core.report import CacheReport, StoredTree
 from start_llm.core.request import Sampling
-from start_llm.core.stored import StoredTree
 
 
 class Sink(Protocol):

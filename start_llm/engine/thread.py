@@ -17,12 +17,10 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from start_llm.core.errors import Internal, TimedOut, Unavailable
-from start_llm.core.exitcodes import ExitCode
+from start_llm.core.errors import ExitCode, Internal, TimedOut, Unavailable
 from start_llm.core.prompt import Prompt
-from start_llm.core.report import CacheReport
+from start_llm.core.report import CacheReport, StoredTree
 from start_llm.core.request import Sampling
-from start_llm.core.stored import StoredTree
 from start_llm.core.work import EngineStatus, Submit
 from start_llm.engine.inflight import InflightRequests
 from start_llm.engine.loaded import Runtime

@@ -24,7 +24,7 @@ import numpy as np
 from mlx_lm.models.cache import ArraysCache, KVCache, RotatingKVCache
 
 from start_llm.core.errors import NotSupported
-from start_llm.core.vision import FIRST_IMAGE_ID, ImageSpan
+from start_llm.core.prompt import FIRST_IMAGE_ID, ImageSpan
 from start_llm.engine.features import Features, FeatureStore
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from start_llm.core.stored import MOST_SEGMENTS, StoredSegment, StoredTree
+from start_llm.core.report import MOST_SEGMENTS, StoredSegment, StoredTree
 from start_llm.kvcache.tree import Segment, SegmentTree
 
 

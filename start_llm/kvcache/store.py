@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from start_llm.core.prompt import Prompt
-from start_llm.core.stored import StoredTree
+from start_llm.core.report import StoredTree
 from start_llm.kvcache import planner
 from start_llm.kvcache.blocks import TokenMemo, Tokens, TokenSequence
 from start_llm.kvcache.disk.paging import Paging

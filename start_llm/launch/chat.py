@@ -13,7 +13,7 @@ import httpx
 from rich.console import Console
 
 from start_llm.clients.agent import Endpoint
-from start_llm.core.exitcodes import ExitCode
+from start_llm.core.errors import ExitCode
 from start_llm.core.settings import Settings
 from start_llm.launch.cli import STARTUP_SECONDS, check_joined, connect
 from start_llm.launch.server import LaunchError, running_server

@@ -11,10 +11,9 @@ from datetime import datetime
 from typing import Any
 
 from start_llm.core.errors import ContextLengthExceeded
-from start_llm.core.prompt import Prompt
+from start_llm.core.prompt import ImageSpan, Prompt
 from start_llm.core.report import Miss
 from start_llm.core.request import ChatRequest
-from start_llm.core.vision import ImageSpan
 from start_llm.prompt.clients import Clients
 from start_llm.prompt.image_marks import ImageMarks
 from start_llm.prompt.length import LengthCheck

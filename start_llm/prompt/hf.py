@@ -10,7 +10,7 @@ from jinja2.exceptions import TemplateError as JinjaError
 from jinja2.runtime import LoopContext
 from transformers.utils import chat_template_utils
 
-from start_llm.core.vision import FIRST_IMAGE_ID
+from start_llm.core.prompt import FIRST_IMAGE_ID
 from start_llm.prompt.ports import VARIABLE, TemplateError
 
 _TRIED = (

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 from start_llm.core.images import MARK, Picture
-from start_llm.core.vision import FIRST_IMAGE_ID, ImageSpan, image_ids
+from start_llm.core.prompt import FIRST_IMAGE_ID, ImageSpan, image_ids
 from start_llm.prompt.ports import Eyes
 
 

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from start_llm.core.exitcodes import ExitCode
+from start_llm.core.errors import ExitCode
 from start_llm.files.logs import begin_log, trim_log
 from start_llm.host.activation import LISTEN_FD, take_from_system
 from start_llm.host.home import module_command

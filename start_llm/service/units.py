@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from start_llm.core.exitcodes import ExitCode
+from start_llm.core.errors import ExitCode
 from start_llm.core.settings import Settings
 from start_llm.host.activation import LAUNCHD_SOCKET
 from start_llm.host.home import home, made_home, module_command, python_path

@@ -10,10 +10,9 @@ from typing import Any
 
 from start_llm.core.errors import NotFound
 from start_llm.core.events import ChoiceDone, Done, Event, Started, TextDelta, Usage
-from start_llm.core.report import Background, CacheReport, Miss
+from start_llm.core.report import Background, CacheReport, Miss, StoredTree
 from start_llm.core.request import ChatRequest
 from start_llm.core.service import Health, ModelCard
-from start_llm.core.stored import StoredTree
 
 REPORT = CacheReport(prompt=120, reused=100, computed=20, new=16, generated=3, miss=Miss("diverged", token=100))
 DONE = Done(Usage(prompt=120, completion=3, cached=100, reasoning=1), REPORT)

@@ -14,9 +14,8 @@ from start_llm.api.anthropic.messages import read_messages
 from start_llm.api.http.routes import Request
 from start_llm.api.http.wire import Headers
 from start_llm.api.openai.chat import read_chat
-from start_llm.core.request import ChatRequest
+from start_llm.core.request import ChatRequest, is_side_request, names_tools
 from start_llm.core.settings import Settings
-from start_llm.core.side import is_side_request, names_tools
 
 FOLDER = Path(os.environ.get("START_LLM_TRACES") or Path(__file__).parents[3] / "shared" / "traces")
 SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]

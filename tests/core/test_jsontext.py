@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from start_llm.core import jsontext, longtext
+from start_llm.core import jsontext
 from start_llm.core.errors import BadRequest, TooLarge
 from start_llm.core.jsontext import check_structure, parse_inner, parse_json, too_much_to_read
 from start_llm.core.limits import DEPTH, Limit
@@ -85,7 +85,7 @@ def test_long_strings_are_read_in_pieces(value: Any, chunk: int, ascii_only: boo
     with pytest.MonkeyPatch.context() as patch:
         wanted = _read(bytes(raw))
         patch.setattr(jsontext, "CHUNK", chunk)
-        patch.setattr(longtext, "_BLOCK", 3)
+        patch.setattr(jsontext, "_BLOCK", 3)
         assert _read(bytes(raw)) == wanted
 
 
@@ -124,7 +124,7 @@ def test_a_string_of_backslashes_is_looked_at_in_blocks() -> None:
     raw = json.dumps(value).encode()
     inner = check_structure(raw)
     assert len(inner) == 2
-    assert longtext.decode(Counted(raw), inner, json.JSONDecoder()) == value
+    assert jsontext.decode_in_pieces(Counted(raw), inner, json.JSONDecoder()) == value
     assert 0 < Counted.looks < 1000
 
 

@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from start_llm.api.server import make_server
+from start_llm.core.report import StoredSegment, StoredTree
 from start_llm.core.service import Health
 from start_llm.core.settings import Settings
-from start_llm.core.stored import StoredSegment, StoredTree
 from start_llm.models.pull import Pulled, PullError
 from tests.api.fakes import FakeService
 from tests.dashboard.browser import WAIT, Browser, browser

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.errors import QueueFull, TimedOut, Unavailable
+from start_llm.core.errors import ExitCode, QueueFull, TimedOut, Unavailable
 from start_llm.core.events import EngineDone, EngineFailed
-from start_llm.core.exitcodes import ExitCode
 from start_llm.core.prompt import Prompt
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard, Shared

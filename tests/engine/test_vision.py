@@ -15,9 +15,8 @@ import pytest
 from mlx_vlm.generate import generate_step
 
 from start_llm.core.errors import NotSupported
-from start_llm.core.prompt import Prompt
+from start_llm.core.prompt import FIRST_IMAGE_ID, ImageSpan, Prompt, image_ids
 from start_llm.core.request import Sampling
-from start_llm.core.vision import FIRST_IMAGE_ID, ImageSpan, image_ids
 from start_llm.engine.decode.alone import AloneRunner
 from start_llm.engine.decode.text import BatchRunner
 from start_llm.engine.features import FeatureStore

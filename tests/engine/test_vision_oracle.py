@@ -13,9 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from start_llm.core.prompt import Prompt
+from start_llm.core.prompt import ImageSpan, Prompt, image_ids
 from start_llm.core.request import Sampling
-from start_llm.core.vision import ImageSpan, image_ids
 from start_llm.engine.decode.alone import AloneRunner
 from start_llm.engine.decode.text import BatchRunner
 from start_llm.engine.runtime import TextDrawing

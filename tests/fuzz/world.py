@@ -25,9 +25,8 @@ from start_llm.app import App
 from start_llm.core.errors import StartLLMError, Unavailable
 from start_llm.core.events import Admitted, EngineDone, Sampled, TokenLogprob
 from start_llm.core.prompt import Prompt
-from start_llm.core.report import CacheReport
+from start_llm.core.report import CacheReport, StoredTree
 from start_llm.core.settings import load_settings
-from start_llm.core.stored import StoredTree
 from start_llm.core.work import EngineStatus, Submit
 from start_llm.models.pull import PullError
 from tests.fuzz.bodies import LAST

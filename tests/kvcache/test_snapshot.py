@@ -9,7 +9,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from start_llm.core.stored import StoredSegment
+from start_llm.core.report import StoredSegment
 from start_llm.kvcache.planner import plan
 from start_llm.kvcache.sessions import Sessions
 from start_llm.kvcache.snapshot import snapshot

@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import numpy as np
 
-from start_llm.core.vision import ImageSpan
+from start_llm.core.prompt import ImageSpan
 from tests.oracle.answers import FIRST_SEEN
 
 

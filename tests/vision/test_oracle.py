@@ -10,8 +10,8 @@ import pytest
 
 from start_llm.core.images import Attachment
 from start_llm.core.messages import Message
+from start_llm.core.prompt import FIRST_IMAGE_ID
 from start_llm.core.settings import load_settings
-from start_llm.core.vision import FIRST_IMAGE_ID
 from start_llm.images.reader import ImageReader
 from tests.images.pictures import b64, data_url, encoded, noise, png
 from tests.integration.live import TOOLS, WAIT, Live, live

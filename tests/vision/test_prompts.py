@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from start_llm.core.images import Picture
 from start_llm.core.messages import Message
-from start_llm.core.vision import FIRST_IMAGE_ID
+from start_llm.core.prompt import FIRST_IMAGE_ID
 from start_llm.models.vision import VisionProcessor, image_text
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.pipeline import Pipeline

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from start_llm.core.vision import FIRST_IMAGE_ID
+from start_llm.core.prompt import FIRST_IMAGE_ID
 from tests.engine.vision_zoo import CONFIGS
 from tests.images.corpus import CASES
 from tests.images.pictures import data_url, encoded, noise, png

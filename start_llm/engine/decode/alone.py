@@ -10,7 +10,7 @@ from typing import Any
 import mlx.core as mx
 from mlx_lm.generate import generation_stream
 
-from start_llm.core.vision import ImageSpan
+from start_llm.core.prompt import ImageSpan
 from start_llm.engine.decode.draft import RowDrafts
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.rewind import leaves

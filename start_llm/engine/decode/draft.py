@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from start_llm.core.vision import FIRST_IMAGE_ID
+from start_llm.core.prompt import FIRST_IMAGE_ID
 
 LEAST_MATCH = 3
 """A proposal needs at least this many equal tokens in front of it."""

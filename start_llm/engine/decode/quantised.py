@@ -14,7 +14,7 @@ from mlx_lm.models.cache import KVCache, QuantizedKVCache
 from mlx_vlm.models.cache import BatchQuantizedKVCache
 
 from start_llm.core.errors import NotSupported
-from start_llm.core.vision import ImageSpan
+from start_llm.core.prompt import ImageSpan
 from start_llm.engine.decode.draft import RowDrafts
 from start_llm.engine.decode.runner import Cache, DecodeRow, Processors, Sampler, Suspended
 from start_llm.engine.decode.text import BatchRunner, eval_cache

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from start_llm.core.vision import ImageSpan
+from start_llm.core.prompt import ImageSpan
 from start_llm.engine.decode.draft import RowDrafts
 
 Cache = list[Any]

@@ -23,8 +23,8 @@ from mlx_lm.sample_utils import greedy_sampler, make_logits_processors, make_rep
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.events import TokenLogprob
+from start_llm.core.prompt import FIRST_IMAGE_ID
 from start_llm.core.request import Sampling
-from start_llm.core.vision import FIRST_IMAGE_ID
 
 Sampler = Callable[[mx.array], mx.array]
 Processor = Callable[[mx.array, mx.array], mx.array]

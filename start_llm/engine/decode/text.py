@@ -9,7 +9,7 @@ import mlx.core as mx
 from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import make_prompt_cache
 
-from start_llm.core.vision import ImageSpan
+from start_llm.core.prompt import ImageSpan
 from start_llm.engine.decode.draft import RowDrafts
 from start_llm.engine.decode.runner import Cache, DecodeRow, Processors, Sampler, Suspended
 from start_llm.engine.decode.wired import no_wired_limit

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from start_llm.core.prompt import Prompt
-from start_llm.core.stored import StoredTree
+from start_llm.core.report import StoredTree
 from start_llm.engine.decode.runner import Cache
 from start_llm.kvcache.blocks import Tokens, TokenSequence
 from start_llm.kvcache.store import KVStore

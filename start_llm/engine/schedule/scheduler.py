@@ -20,8 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from start_llm.core.events import Sampled
-from start_llm.core.report import CacheReport
-from start_llm.core.stored import StoredTree
+from start_llm.core.report import CacheReport, StoredTree
 from start_llm.core.work import Submit
 from start_llm.engine.decode.runner import DecodeRow, DecodeRunner
 from start_llm.engine.schedule.guarded import GuardedStore

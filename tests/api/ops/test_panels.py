@@ -16,8 +16,8 @@ from start_llm.api.ops.panels import Panels
 from start_llm.api.ops.pulling import Pulls
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import BadRequest, Conflict
+from start_llm.core.report import StoredSegment, StoredTree
 from start_llm.core.request import ChatRequest
-from start_llm.core.stored import StoredSegment, StoredTree
 from start_llm.dashboard.audit import AUDIT_FILE, Audit
 from start_llm.dashboard.observer import Outcome
 from start_llm.dashboard.redact import HIDDEN

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from start_llm.core.vision import image_ids
+from start_llm.core.prompt import image_ids
 from start_llm.engine.decode.draft import LEAST_MATCH, LONGEST_MATCH, SuffixIndex
 
 TOKENS = st.lists(st.integers(0, 3), max_size=60)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from start_llm.core.messages import Message, Tool
-from start_llm.core.request import ChatRequest
-from start_llm.core.side import MOST_CHARACTERS, MOST_TOKENS, is_side_request, names_tools
+from start_llm.core.request import MOST_CHARACTERS, MOST_TOKENS, ChatRequest, is_side_request, names_tools
 
 TITLE = ChatRequest(
     "chatcmpl-1",
