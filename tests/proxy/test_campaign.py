@@ -1,6 +1,6 @@
 """Random bodies through the real LiteLLM, with parameters of LiteLLM's own in many of them.
 
-``--slow`` sends 20,000. Whatever is sent: an answer or a clear refusal, no error of the proxy's own, no traceback in
+``--slow`` sends 20,000, in parts. Whatever is sent: an answer or a clear refusal, no error of the proxy's own, no traceback in
 its log, no connection to an address and no look at a file that a client named.
 """
 
@@ -44,7 +44,7 @@ from tests.proxy.stub import CARD
 from tests.vendors import anthropic, openai
 
 START_SECONDS = 360.0
-FEW, MANY, BYTES = 300, 20_000, 350
+FEW, PARTS, IN_A_PART, BYTES = 300, 8, 2_500, 350
 pytestmark = [pytest.mark.timeout(1200), pytest.mark.thorough]
 
 PATHS = [path for path in BODIES if path.startswith("/v1/") and "models" not in path and "cache" not in path]
@@ -165,9 +165,12 @@ def body_of(random: Random, traps: Traps) -> tuple[str, bytes, dict[str, str], s
     return made.path, raw, headers, planted
 
 
-@pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
-def test_random_bodies_are_answered_or_refused(proxy: LiteLLMProxy, traps: Traps, count: int) -> None:
-    random, seen, wrong = Random(f"bodies {count}"), Counter[int](), []
+CAMPAIGN = [pytest.param(IN_A_PART, f"part {part}", marks=pytest.mark.slow) for part in range(PARTS)]
+
+
+@pytest.mark.parametrize(("count", "seed"), [(FEW, "few"), *CAMPAIGN])
+def test_random_bodies_are_answered_or_refused(proxy: LiteLLMProxy, traps: Traps, count: int, seed: str) -> None:
+    random, seen, wrong = Random(f"bodies {seed}"), Counter[int](), []
     key = {"Authorization": f"Bearer {proxy.master_key}"}
     with httpx.Client(base_url=proxy.url, timeout=120) as client, ThreadPoolExecutor(8) as threads:
 
