@@ -7,10 +7,11 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from start_llm.clients import CLIENTS
 
-AddFlags = Callable[[argparse.ArgumentParser], None]
+Flag = tuple[tuple[str, ...], dict[str, Any]]
 SETTING_FLAGS = ("model_path", "mlx_host", "mlx_port", "proxy_port", "proxy", "max_kv_size", "log_level", "log_json")
 """Names of options that are settings: they win over the environment and `.env`."""
 BY = ("client", "model", "session", "day", "outcome", "miss")
@@ -25,7 +26,7 @@ class Command:
         group: the heading under which help lists it.
         what: one line for that list.
         place: ``module:function`` that runs it, as ``function(settings, options)``; imported only then.
-        flags: adds its flags and arguments.
+        flags: its flags and arguments.
         examples: what follows the program's name, and what it does.
         in_home: runs in the folder of `.env` and logs, not in the caller's.
         more: what help says besides.
@@ -37,12 +38,16 @@ class Command:
     group: str
     what: str
     place: str
-    flags: AddFlags
+    flags: tuple[Flag, ...]
     examples: tuple[tuple[str, str], ...] = ()
     in_home: bool = False
     more: str = ""
     tail: bool = False
     begins: Callable[[argparse.Namespace], str] = lambda options: ""
+
+    def add_flags(self, parser: argparse.ArgumentParser) -> None:
+        for names, how in self.flags:
+            parser.add_argument(*names, **how)
 
 
 def model_word(name: str) -> str:
@@ -51,151 +56,40 @@ def model_word(name: str) -> str:
     return str(folder.resolve()) if folder.exists() else name
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model",
-        dest="model_path",
-        type=model_word,
-        metavar="MODEL",
-        help="repository, folder or short name (MODEL_PATH)",
-    )
-
-
-def add_port(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--port", dest="mlx_port", metavar="PORT", help="port of the server (MLX_PORT)")
-
-
-def add_context(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--context", dest="max_kv_size", metavar="TOKENS", help="most tokens of one request's context (MAX_KV_SIZE)"
-    )
-
-
-def add_server(parser: argparse.ArgumentParser) -> None:
-    """Flags of everything that starts a server."""
-    parser.add_argument("model", nargs="?", type=model_word, metavar="MODEL", help="as --model")
-    add_model(parser)
-    parser.add_argument("--host", dest="mlx_host", metavar="HOST", help="address of the server (MLX_HOST)")
-    add_port(parser)
-    add_context(parser)
-    parser.add_argument("--proxy-port", metavar="PORT", help="port of the proxy, 0 for a free one (PROXY_PORT)")
-    parser.add_argument("--no-proxy", dest="proxy", action="store_const", const="off", help="no proxy (PROXY=off)")
-    add_log(parser)
-
-
-def add_serve(parser: argparse.ArgumentParser) -> None:
-    add_server(parser)
-    parser.add_argument(
-        "--supervised", action="store_true", help="events as JSON lines on stdout, commands on stdin: for a program"
-    )
-
-
-def add_supervise(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--flags", type=json.loads, default={}, help="settings that were given as flags, as JSON")
-
-
-def add_stop(parser: argparse.ArgumentParser) -> None:
-    add_port(parser)
-    parser.add_argument("--all", action="store_true", help="every server of this user")
-
-
-def add_status(parser: argparse.ArgumentParser) -> None:
-    add_port(parser)
-    add_json(parser)
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="for programs")
-
-
-def add_logs(parser: argparse.ArgumentParser) -> None:
-    add_port(parser)
-    parser.add_argument("-f", "--follow", action="store_true", help="go on with what comes, until Ctrl-C")
-    parser.add_argument("-n", "--lines", type=int, default=50, metavar="N", help="so many of the last lines (50)")
-    parser.add_argument("--proxy", action="store_true", dest="proxy_log", help="the proxy's log")
-
-
-def add_service(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=["install", "uninstall"], metavar="install|uninstall", help="which of both")
-    parser.add_argument("--yes", action="store_true", help="write it without asking")
-    parser.add_argument(
-        "--on-demand", action="store_true", help="the system listens; the first request starts the server"
-    )
-    add_model(parser)
-    add_port(parser)
-    add_context(parser)
-
-
-def add_pull(parser: argparse.ArgumentParser) -> None:
-    add_name(parser)
-    parser.add_argument("--revision", help="branch, tag or commit; main by default")
-
-
-def add_name(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="owner/name on Hugging Face, or a short name of recommend")
-
-
-MODEL_WORDS = ("show", "load", "unload", "pin")
-
-
-def add_models(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", nargs="?", choices=MODEL_WORDS, metavar="WHAT", help="show, load, unload or pin one")
-    name = "repository, folder or short name; show: MODEL_PATH if unset"
-    parser.add_argument("name", nargs="?", metavar="NAME", help=name)
-    parser.add_argument("--off", action="store_true", help="pin: the model may go again when its memory is needed")
-    add_port(parser)
-    add_json(parser)
-
-
-def add_recommend(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--memory", type=int, metavar="GIB", help="for a machine with so much memory")
-
-
-def add_log(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--log-level", metavar="LEVEL", help="debug, info, warning or error (LOG_LEVEL)")
-    parser.add_argument(
-        "--log-json", action="store_const", const="true", help="JSON lines in place of live lines (LOG_JSON)"
-    )
-
-
-def add_launch(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("client", choices=list(CLIENTS), metavar="AGENT", help=", ".join(CLIENTS))
-    parser.add_argument("--print", action="store_true", help="show what would be set, as shell text; run nothing")
-    parser.add_argument("--via-proxy", action="store_true", help="connect through the LiteLLM proxy")
-    parser.add_argument(
-        "--my-config", action="store_true", help="with copies of your own skills, MCP servers, theme for that agent"
-    )
-    add_model(parser)
-    add_port(parser)
-    add_context(parser)
+def flag(*names: str, **how: Any) -> Flag:
+    """As for `argparse.ArgumentParser.add_argument`."""
+    return names, how
 
 
 def launch_begins(options: argparse.Namespace) -> str:
     return "" if options.print else f"launch: {CLIENTS[options.client].title}; looking for the server ..."
 
 
-def add_chat(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="TEXT", help="what to ask; standard input is added to it")
-    add_json(parser)
-    add_model(parser)
-    add_port(parser)
-    add_context(parser)
-
-
-def add_audit(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--since", default="1d", metavar="AGE", help="no older than that: 30m, 12h, 7d (1d); all for everything"
-    )
-    parser.add_argument("--by", choices=BY, metavar="WHAT", help=f"added up by {', '.join(BY)}")
-    parser.add_argument("--client", metavar="NAME", help="of one agent")
-    parser.add_argument("--model", metavar="NAME", dest="of_model", help="of one model")
-    parser.add_argument("--outcome", choices=ENDS, metavar="HOW", help=", ".join(ENDS))
-    parser.add_argument("-n", "--lines", type=int, default=20, metavar="N", help="so many of the last ones (20)")
-    add_json(parser)
-
-
-def add_shell(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=["bash", "zsh", "fish"], metavar="SHELL", help="bash, zsh or fish")
+MODEL_WORDS = ("show", "load", "unload", "pin")
+MODEL = flag(
+    "--model", dest="model_path", type=model_word, metavar="MODEL", help="repository, folder or short name (MODEL_PATH)"
+)
+PORT = flag("--port", dest="mlx_port", metavar="PORT", help="port of the server (MLX_PORT)")
+CONTEXT = flag(
+    "--context", dest="max_kv_size", metavar="TOKENS", help="most tokens of one request's context (MAX_KV_SIZE)"
+)
+JSON = flag("--json", action="store_true", help="for programs")
+NAME = flag("name", metavar="NAME", help="owner/name on Hugging Face, or a short name of recommend")
+LOG = (
+    flag("--log-level", metavar="LEVEL", help="debug, info, warning or error (LOG_LEVEL)"),
+    flag("--log-json", action="store_const", const="true", help="JSON lines in place of live lines (LOG_JSON)"),
+)
+SERVER = (
+    flag("model", nargs="?", type=model_word, metavar="MODEL", help="as --model"),
+    MODEL,
+    flag("--host", dest="mlx_host", metavar="HOST", help="address of the server (MLX_HOST)"),
+    PORT,
+    CONTEXT,
+    flag("--proxy-port", metavar="PORT", help="port of the proxy, 0 for a free one (PROXY_PORT)"),
+    flag("--no-proxy", dest="proxy", action="store_const", const="off", help="no proxy (PROXY=off)"),
+    *LOG,
+)
+"""Flags of everything that starts a server."""
 
 
 COMMANDS = {
@@ -206,7 +100,14 @@ COMMANDS = {
             "Server",
             "run the server and the LiteLLM proxy in front of it, here in the terminal (default)",
             "start_llm.cli.serve:main",
-            add_serve,
+            (
+                *SERVER,
+                flag(
+                    "--supervised",
+                    action="store_true",
+                    help="events as JSON lines on stdout, commands on stdin: for a program",
+                ),
+            ),
             (
                 ("serve", "the model of MODEL_PATH, or a small embedded one"),
                 ("serve mlx-community/Qwen3.6-27B-4bit --port 8081", "another model and port"),
@@ -220,7 +121,7 @@ COMMANDS = {
             "Server",
             "start the server in the background; it is started again if it dies",
             "start_llm.service.commands:main_start",
-            add_server,
+            SERVER,
             (
                 ("start", "returns when it answers"),
                 ("start mlx-community/Qwen3.6-27B-4bit --port 8081", "a second one beside it"),
@@ -231,7 +132,10 @@ COMMANDS = {
             "Server",
             "end the server on a port, and all that belongs to it",
             "start_llm.service.commands:main_stop",
-            add_stop,
+            (
+                PORT,
+                flag("--all", action="store_true", help="every server of this user"),
+            ),
             (("stop", "the one on MLX_PORT"), ("stop --all", "every server of yours")),
         ),
         Command(
@@ -239,7 +143,7 @@ COMMANDS = {
             "Server",
             "stop and start, with the flags of the last start",
             "start_llm.service.commands:main_restart",
-            add_server,
+            SERVER,
             (("restart", ""), ("restart --context 65536", "the rest as before")),
         ),
         Command(
@@ -247,7 +151,10 @@ COMMANDS = {
             "Server",
             "what the server on a port does, how it was restarted and why",
             "start_llm.service.commands:main_status",
-            add_status,
+            (
+                PORT,
+                JSON,
+            ),
             (("status", "exit code 0: it answers, 1: not yet, 3: it does not run"), ("status --json", "")),
         ),
         Command(
@@ -255,7 +162,7 @@ COMMANDS = {
             "Server",
             "all servers of yours: requests, models, memory, KV",
             "start_llm.service.commands:main_ps",
-            add_json,
+            (JSON,),
             (("ps", ""),),
         ),
         Command(
@@ -263,7 +170,12 @@ COMMANDS = {
             "Server",
             "the last lines of the server's log",
             "start_llm.service.commands:main_logs",
-            add_logs,
+            (
+                PORT,
+                flag("-f", "--follow", action="store_true", help="go on with what comes, until Ctrl-C"),
+                flag("-n", "--lines", type=int, default=50, metavar="N", help="so many of the last lines (50)"),
+                flag("--proxy", action="store_true", dest="proxy_log", help="the proxy's log"),
+            ),
             (("logs -f", "goes on with what comes"), ("logs --proxy", "those of the LiteLLM proxy")),
         ),
         Command(
@@ -271,7 +183,20 @@ COMMANDS = {
             "Server",
             "what was asked: when, by which agent, what was reused, what it took, how it ended",
             "start_llm.cli.audit:main",
-            add_audit,
+            (
+                flag(
+                    "--since",
+                    default="1d",
+                    metavar="AGE",
+                    help="no older than that: 30m, 12h, 7d (1d); all for everything",
+                ),
+                flag("--by", choices=BY, metavar="WHAT", help=f"added up by {', '.join(BY)}"),
+                flag("--client", metavar="NAME", help="of one agent"),
+                flag("--model", metavar="NAME", dest="of_model", help="of one model"),
+                flag("--outcome", choices=ENDS, metavar="HOW", help=", ".join(ENDS)),
+                flag("-n", "--lines", type=int, default=20, metavar="N", help="so many of the last ones (20)"),
+                JSON,
+            ),
             (
                 ("audit", "the last 20 requests of the last day"),
                 ("audit --by client --since 7d", "added up"),
@@ -284,7 +209,16 @@ COMMANDS = {
             "Server",
             "have the system start the server when you log in (systemd, launchd)",
             "start_llm.service.units:main",
-            add_service,
+            (
+                flag("what", choices=["install", "uninstall"], metavar="install|uninstall", help="which of both"),
+                flag("--yes", action="store_true", help="write it without asking"),
+                flag(
+                    "--on-demand", action="store_true", help="the system listens; the first request starts the server"
+                ),
+                MODEL,
+                PORT,
+                CONTEXT,
+            ),
             (
                 ("service install", "shows the unit and asks"),
                 ("service install --on-demand", "started by the first request, ended when it is not used"),
@@ -292,14 +226,30 @@ COMMANDS = {
             ),
         ),
         Command(
-            "supervise", "", "what start runs in the background", "start_llm.service.supervisor:main", add_supervise
+            "supervise",
+            "",
+            "what start runs in the background",
+            "start_llm.service.supervisor:main",
+            (flag("--flags", type=json.loads, default={}, help="settings that were given as flags, as JSON"),),
         ),
         Command(
             "launch",
             "Agents",
             "run a coding agent connected to the server; starts one if none runs",
             "start_llm.launch.cli:main",
-            add_launch,
+            (
+                flag("client", choices=list(CLIENTS), metavar="AGENT", help=", ".join(CLIENTS)),
+                flag("--print", action="store_true", help="show what would be set, as shell text; run nothing"),
+                flag("--via-proxy", action="store_true", help="connect through the LiteLLM proxy"),
+                flag(
+                    "--my-config",
+                    action="store_true",
+                    help="with copies of your own skills, MCP servers, theme for that agent",
+                ),
+                MODEL,
+                PORT,
+                CONTEXT,
+            ),
             (
                 ("launch pi", "PI in this folder"),
                 ("launch claude -- --continue", "words behind -- are the agent's own"),
@@ -314,7 +264,13 @@ COMMANDS = {
             "Agents",
             "talk to the model here in the terminal, or ask it one thing from a pipe",
             "start_llm.launch.chat:main",
-            add_chat,
+            (
+                flag("words", nargs="*", metavar="TEXT", help="what to ask; standard input is added to it"),
+                JSON,
+                MODEL,
+                PORT,
+                CONTEXT,
+            ),
             (
                 ("chat", "a conversation; Ctrl-D ends it"),
                 ("chat What is RoPE?", "one answer"),
@@ -326,7 +282,18 @@ COMMANDS = {
             "Models",
             "what is on this disk, and which of it a running server has loaded; load, unload, pin",
             "start_llm.cli.models:main_models",
-            add_models,
+            (
+                flag("what", nargs="?", choices=MODEL_WORDS, metavar="WHAT", help="show, load, unload or pin one"),
+                flag(
+                    "name",
+                    nargs="?",
+                    metavar="NAME",
+                    help="repository, folder or short name; show: MODEL_PATH if unset",
+                ),
+                flag("--off", action="store_true", help="pin: the model may go again when its memory is needed"),
+                PORT,
+                JSON,
+            ),
             (
                 ("models", "sizes, context, what each can do; state and KV where a server runs"),
                 ("models show qwen3.6-27b", "how it calls tools, thinks, ..., and who says so"),
@@ -340,7 +307,10 @@ COMMANDS = {
             "Models",
             "fetch a model; one that was broken off goes on where it was",
             "start_llm.cli.models:main_pull",
-            add_pull,
+            (
+                NAME,
+                flag("--revision", help="branch, tag or commit; main by default"),
+            ),
             (("pull qwen3.6-27b", ""), ("pull mlx-community/Qwen3.5-9B-4bit --revision main", "")),
         ),
         Command(
@@ -348,7 +318,7 @@ COMMANDS = {
             "Models",
             "remove a model that was fetched",
             "start_llm.cli.models:main_rm",
-            add_name,
+            (NAME,),
             (("rm qwen3.6-27b", ""),),
         ),
         Command(
@@ -356,7 +326,7 @@ COMMANDS = {
             "Models",
             "models for this machine, with the KV of a long conversation",
             "start_llm.cli.models:main_recommend",
-            add_recommend,
+            (flag("--memory", type=int, metavar="GIB", help="for a machine with so much memory"),),
             (("recommend", ""), ("recommend --memory 64", "for another machine")),
         ),
         Command(
@@ -364,7 +334,7 @@ COMMANDS = {
             "Look around",
             "start both on free ports, run a short agent conversation, print what each turn cost",
             "start_llm.cli.demo:main",
-            add_server,
+            SERVER,
             (("demo", "with the embedded model"),),
             in_home=True,
         ),
@@ -373,7 +343,7 @@ COMMANDS = {
             "Look around",
             "say what this machine has and what is missing",
             "start_llm.cli.doctor:main",
-            add_server,
+            SERVER,
             (("doctor", ""),),
             in_home=True,
         ),
@@ -382,7 +352,7 @@ COMMANDS = {
             "Look around",
             "print a script that completes these commands in your shell",
             "start_llm.cli.completion:main",
-            add_shell,
+            (flag("shell", choices=["bash", "zsh", "fish"], metavar="SHELL", help="bash, zsh or fish"),),
             (
                 ("completion bash >> ~/.bashrc", ""),
                 ("completion zsh > ~/.zfunc/_start-llm", "with that folder in fpath"),

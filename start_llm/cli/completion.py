@@ -74,7 +74,7 @@ def _fish() -> str:
 def words_of(command: Command) -> list[str]:
     """What may follow a command: its choices and its long flags."""
     parser = argparse.ArgumentParser(add_help=False)
-    command.flags(parser)
+    command.add_flags(parser)
     words: list[str] = []
     for action in parser._actions:
         words += [str(choice) for choice in action.choices or ()]

@@ -52,7 +52,7 @@ class _Parser(argparse.ArgumentParser):
         )
         self._command = command
         self.add_argument("-h", "--help", action="store_true", help="show this")
-        command.flags(self)
+        command.add_flags(self)
 
     def flag_names(self) -> list[str]:
         return [name for action in self._actions for name in action.option_strings]

@@ -1,7 +1,7 @@
 """Random bodies through the real LiteLLM, with parameters of LiteLLM's own in many of them.
 
-``--slow`` sends 20,000, in parts. Whatever is sent: an answer or a clear refusal, no error of the proxy's own, no traceback in
-its log, no connection to an address and no look at a file that a client named.
+``--slow`` sends 20,000, in parts. Whatever is sent: an answer or a clear refusal, no error of the proxy's own, no
+traceback in its log, no connection to an address and no look at a file that a client named.
 """
 
 from __future__ import annotations
