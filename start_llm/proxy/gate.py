@@ -38,6 +38,7 @@ _ROUTES = {
     ),
     "DELETE": re.compile(r"(/v1)?/responses/[^/]+"),
 }
+_VALUE = re.compile(rb"(?:[\x21-\x7e\x80-\xff](?:[\t\x20-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?")
 _KEY_HEADERS = (b"authorization", b"x-api-key", b"api-key", b"x-litellm-api-key", b"x-goog-api-key")
 
 
@@ -130,11 +131,18 @@ def _headers_of(error: StartLLMError, path: str) -> list[Header]:
 
 
 def _with_cors(send: Send, origin: bytes | None) -> Send:
-    """LiteLLM lets every page read its answers; here only the page that asked may, and only if it is a local one."""
+    """LiteLLM lets every page read its answers; here only the page that asked may, and only if it is a local one.
+
+    It also puts words of the client into headers (the model's name). A line break there would end the connection.
+    """
 
     async def restricted(message: Message) -> None:
         if message["type"] == START:
-            kept = [header for header in message.get("headers", []) if not header[0].startswith(b"access-control-")]
+            kept = [
+                (name, value)
+                for name, value in message.get("headers", [])
+                if not name.startswith(b"access-control-") and _VALUE.fullmatch(value)
+            ]
             message = dict(message) | {"headers": [*kept, *_cors(origin)]}
         await send(message)
 

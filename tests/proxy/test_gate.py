@@ -20,6 +20,7 @@ class Behind:
     def __init__(self) -> None:
         self.scopes: list[dict[str, Any]] = []
         self.bodies: list[bytes] = []
+        self.more: list[tuple[bytes, bytes]] = []
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         self.scopes.append(dict(scope))
@@ -32,7 +33,7 @@ class Behind:
             body += message.get("body", b"")
             more = message.get("more_body", False)
         self.bodies.append(body)
-        headers = [(b"content-type", b"text/plain"), (b"access-control-allow-origin", b"*")]
+        headers = [(b"content-type", b"text/plain"), (b"access-control-allow-origin", b"*"), *self.more]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b"through"})
 
@@ -150,3 +151,14 @@ def test_start_and_stop_get_through() -> None:
 def test_errors_of_messages_are_in_their_dialect() -> None:
     _, _, body = ask(Behind(), path="/v1/messages", headers=GOOD[:1])
     assert b'"type": "error", "error": {"type": "authentication_error"' in body
+
+
+def test_words_of_the_client_in_a_header_do_not_end_the_connection() -> None:
+    """A header with a line break is none: the connection would close without an answer."""
+    behind = Behind()
+    behind.more = [(b"a", b"x\ny"), (b"b", b"x\r\nset-cookie: 1"), (b"c", b"\x00"), (b"d", b" x ")]
+    behind.more += [(b"e", b"x y\xe9"), (b"f", b"")]
+    status, answer, _ = ask(behind)
+    assert status == 200
+    assert {name: answer[name] for name in (b"e", b"f")} == {b"e": b"x y\xe9", b"f": b""}
+    assert answer.keys().isdisjoint({b"a", b"b", b"c", b"d"})
