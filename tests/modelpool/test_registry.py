@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import Mock
 
 import pytest
@@ -19,11 +19,12 @@ from start_llm.core.errors import (
     Unavailable,
 )
 from start_llm.core.settings import load_settings
+from start_llm.core.work import EngineStatus
 from start_llm.engine.loop import SHUTTING_DOWN
 from start_llm.modelpool.known import KnownModel
 from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.pool import Pool
-from start_llm.modelpool.registry import ModelLease, ModelRegistry, PoolEntry
+from start_llm.modelpool.registry import Event, ModelLease, ModelRegistry, PoolEntry, State
 from start_llm.modelpool.resolve import NameResolver
 from start_llm.models.adapter import StoredAdapter
 from start_llm.models.catalog import StoredModel
@@ -35,9 +36,10 @@ def make_registry(folder: Path, **settings: Any) -> ModelRegistry:
     return ModelRegistry(given, NameResolver(given))
 
 
-def make_loader(registry: ModelRegistry) -> Loader:
+def make_loader(registry: ModelRegistry, status: EngineStatus | None = None) -> Loader:
     builder = Mock(usable=0, **{"shared.running": 0})
-    return Loader(registry.default.settings, registry, Mock(), builder, {}, Mock(), Mock())
+    engine = Mock(**{"status.return_value": status or EngineStatus("ready")})
+    return Loader(registry.default.settings, registry, engine, builder, {}, Mock(), Mock())
 
 
 def make_pool(folder: Path, say: Any = None, weight_bytes: int = 0, **settings: Any) -> Pool:
@@ -279,3 +281,62 @@ def test_nothing_asks_the_disk_while_the_book_is_locked(tmp_path: Path, monkeypa
     adapted = registry.entry(known("one", 1000).with_adapter(adapter)).weights
     assert plain.group == adapted.group == "/nowhere/one" and (plain.all, adapted.own) == (1000, 10)
     assert registry.entry(known("one", 5000)).weights.all == 5000
+
+
+ALLOWED = {
+    ("stored", "wanted"): "loading",
+    ("loading", "loaded"): "ready",
+    ("loading", "failed"): "stored",
+    ("loading", "unwanted"): "stored",
+    ("ready", "evicted"): "unloading",
+    ("ready", "failed"): "stored",
+    ("unloading", "evicted"): "unloading",
+    ("unloading", "unloaded"): "stored",
+    ("unloading", "failed"): "stored",
+}
+
+
+@pytest.mark.parametrize("state", get_args(State))
+@pytest.mark.parametrize("event", get_args(Event))
+def test_a_state_changes_as_the_table_says_and_in_no_other_way(tmp_path: Path, state: State, event: Event) -> None:
+    entry = make_registry(tmp_path).entry(known("one"))
+    entry.state = state
+    if (state, event) in ALLOWED:
+        entry.move(event)
+        assert entry.state == ALLOWED[state, event]
+    else:
+        with pytest.raises(KeyError):
+            entry.move(event)
+        assert entry.state == state
+
+
+@pytest.mark.parametrize("state", ["wedged", "failed", "stopped"])
+def test_nobody_waits_for_a_model_thread_that_will_not_answer(tmp_path: Path, state: str) -> None:
+    registry = make_registry(tmp_path)
+    waiting = registry.lease(known("one"))
+    make_loader(registry, EngineStatus(state, detail="it is gone"))
+    assert refusal(waiting) == "it is gone"
+    with pytest.raises(Unavailable, match="it is gone"):
+        registry.lease(known("two"))
+
+
+def test_a_lease_that_is_closed_holds_no_arrays(tmp_path: Path) -> None:
+    registry = make_registry(tmp_path)
+    lease = registry.lease(known("one"))
+    registry.ready(registry.entry(known("one")), Mock(), Weights(1))
+    assert lease.handle is registry.entry(known("one")).handle
+    lease.close()
+    with pytest.raises(Unavailable, match="given up"):
+        _ = lease.handle
+
+
+def test_an_encoder_takes_no_part_in_who_goes_for_whom(tmp_path: Path) -> None:
+    """Its memory is set aside: it fits wherever the server has started, and no listing makes it forgotten."""
+    pool = make_pool(tmp_path, max_loaded_models=1)
+    registry, lease = pool._registry, pool.open_encoder("tiny", tmp_path)
+    entry = registry.load_queue.get_nowait()
+    assert entry is not None and pool._loader._room(entry) == []
+    registry.ready(entry, Mock(nbytes=0), Weights(0))
+    registry.forget([])
+    assert lease.handle is entry.handle and entry in registry.entries()
+    assert registry.residents() == [] and pool.figures()["models_loaded"] == 0 and pool._cards.all()[1:] == ()
