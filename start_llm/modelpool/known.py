@@ -15,7 +15,6 @@ from start_llm.core.settings import Settings
 from start_llm.models.adapter import StoredAdapter
 from start_llm.models.catalog import EMBEDDED_NAME, StoredModel, describe, folder_of, seen, stored_models
 from start_llm.models.recommended import SHORT_NAMES, full_name
-from start_llm.models.room import Weights
 from start_llm.models.weights import group_of
 
 log = logging.getLogger(__name__)
@@ -87,25 +86,13 @@ class KnownModel:
         """The key of the model without an adapter: `weights.group_of` its folder, as it was when the disk was read."""
         return self.key if self.adapter is None else self.key.rpartition(_ADAPTED)[0]
 
-    def weights(self, *, sees: bool) -> Weights:
-        """About what it takes, before it is loaded; the disk is not asked.
-
-        Args:
-            sees: one with eyes is loaded with them, and shares nothing.
-        """
-        if self.adapter is not None:
-            return Weights(self.adapter.size, self.group, self.stored.weight_bytes)
-        if self.task is not None or (sees and "images" in self.stored.can):
-            return Weights(self.stored.weight_bytes)
-        return Weights(0, self.group, self.stored.weight_bytes)
-
 
 class ModelListing:
     """The listing. Any thread. The default model is not in it, see `leave_out`."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._own, self._own_names = "", frozenset[str]()
+        self._left_out, self._left_out_names = "", frozenset[str]()
         self._lock = threading.Lock()
         self._known: tuple[KnownModel, ...] = ()
         self._by_alias: dict[str, KnownModel] = {}
@@ -116,7 +103,7 @@ class ModelListing:
 
     def leave_out(self, key: str, names: frozenset[str]) -> None:
         """From now on this model is not listed, and no other one is called as it is."""
-        self._own, self._own_names = key, names
+        self._left_out, self._left_out_names = key, names
         self._refresh(0.0)
 
     def all(self) -> tuple[KnownModel, ...]:
@@ -157,7 +144,7 @@ class ModelListing:
                 return
             now = seen(self._settings.cache_dir)  # first: what comes meanwhile is noticed later
             try:
-                self._known = tuple(known_models(self._settings, self._own, self._own_names))
+                self._known = tuple(known_models(self._settings, self._left_out, self._left_out_names))
                 self._seen = now
             except OSError as error:  # a file that was deleted, or a folder renamed, while it was looked at
                 log.warning("the models on this disk cannot be listed now: %s", error)
@@ -167,18 +154,18 @@ class ModelListing:
             self._lock.release()
 
 
-def known_models(settings: Settings, own: str, own_names: frozenset[str]) -> list[KnownModel]:
+def known_models(settings: Settings, left_out: str, taken_names: frozenset[str]) -> list[KnownModel]:
     """What the settings name comes first, so that its short name is the model's.
 
     Args:
-        own, own_names: key and names of a model that is left out.
+        left_out, taken_names: key and names of a model that is left out.
     """
     found: dict[str, StoredModel] = {}
     for stored in [*_named(settings), *stored_models(settings.cache_dir)]:
         key = group_of(stored.folder)
-        if key != own and not stored.problem:
+        if key != left_out and not stored.problem:
             found.setdefault(key, stored)
-    taken = set(own_names)
+    taken = set(taken_names)
     return [_known(key, stored, taken) for key, stored in found.items()]
 
 

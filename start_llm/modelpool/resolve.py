@@ -42,7 +42,7 @@ class NameResolver:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._names = ModelListing(settings)
+        self._listing = ModelListing(settings)
         unknown = StoredModel(MAIN_NAME, Path(), 0, None, ())
         self.default = KnownModel("", MAIN_NAME, MAIN_NAME, MAIN_NAMES, unknown, default=True)
         self._table = settings.models_by_name
@@ -57,9 +57,9 @@ class NameResolver:
 
         Again whenever it has been loaded anew: its repository may have another commit by then.
         """
-        key, own = group_of(folder), aliases_of(name, source)
-        self._names.leave_out(key, own)
-        self.default = KnownModel(key, name, source, MAIN_NAMES | own | {key}, describe(source, folder), default=True)
+        key, names = group_of(folder), aliases_of(name, source)
+        self._listing.leave_out(key, names)
+        self.default = KnownModel(key, name, source, MAIN_NAMES | names | {key}, describe(source, folder), default=True)
 
     def folder_now(self, known: KnownModel) -> Path:
         """Where the model lies now. Raises NotFound if it is not on this disk any more: nothing is fetched."""
@@ -75,8 +75,8 @@ class NameResolver:
         """MODEL_MAP's word on it. What a model itself is called always means that model."""
         if name in (self.default.name, self.default.source):
             return name
-        own = self._names.find(name, look=False)
-        if own is not None and name in (own.name, own.source):
+        listed = self._listing.find(name, look=False)
+        if listed is not None and name in (listed.name, listed.source):
             return name
         return self._table.resolve(name)
 
@@ -93,15 +93,15 @@ class NameResolver:
         """
         base, adapter = self._parts(name)
         meant = self.meant(base)
-        model_name, own = self._parts(meant)
-        if adapter and own:
+        model_name, mapped = self._parts(meant)
+        if adapter and mapped:
             raise BadRequest(f"adapter: {base[:100]!r} means {meant!r}, which has one already.", param="adapter")
         model = self._model(model_name, name)
-        return self._adapted(model, adapter or own) if adapter or own else model
+        return self._adapted(model, adapter or mapped) if adapter or mapped else model
 
     def _parts(self, name: str) -> tuple[str, str]:
         """A model's name and its adapter's, which is empty for most. A model that is called so itself has none."""
-        if ADAPTER_SIGN not in name or name in self.default.aliases or self._names.find(name, look=False) is not None:
+        if ADAPTER_SIGN not in name or name in self.default.aliases or self._listing.find(name, look=False) is not None:
             return name, ""
         base, _, adapter = name.rpartition(ADAPTER_SIGN)
         return base, check_name(adapter, "adapter")
@@ -111,7 +111,7 @@ class NameResolver:
         if meant in self.default.aliases:
             return self.default
         foreign = _FOREIGN_NAMES.match(meant.rsplit("/", 1)[-1]) is not None
-        known = self._names.find(meant, look=not foreign)
+        known = self._listing.find(meant, look=not foreign)
         if known is None and not foreign:
             raise NotFound(self._sentence(name), param="model", code="model_not_found")
         return known or self.default
@@ -170,7 +170,7 @@ class NameResolver:
         """Those beside the default one. Every model is followed by itself with each adapter that was trained on it."""
         adapters = [adapter for adapter in self._adapters.all() if not adapter.problem]
         found = []
-        for model in (self.default, *self._names.all()):
+        for model in (self.default, *self._listing.all()):
             if not model.default:
                 found.append(model)
             for adapter in adapters if model.stored.audio is None else ():
@@ -201,8 +201,13 @@ class NameResolver:
         return self._settings.model_copy(update=changes)
 
     def weights(self, known: KnownModel) -> Weights:
-        """About what it takes, before it is loaded."""
-        return known.weights(sees=self._settings.vision == "auto" and self._settings.kv_bits is None)
+        """About what it takes, before it is loaded; the disk is not asked."""
+        stored, sees = known.stored, self._settings.vision == "auto" and self._settings.kv_bits is None
+        if known.adapter is not None:
+            return Weights(known.adapter.size, known.group, stored.weight_bytes)
+        if known.task is not None or (sees and "images" in stored.can):  # it shares its weights with no adapter
+            return Weights(stored.weight_bytes)
+        return Weights(0, known.group, stored.weight_bytes)
 
     def _no_adapter(self, name: str, model: KnownModel) -> str:
         names = [each.name for each in self._adapters.all() if not each.problem and each.fits(*_names_of(model))]
