@@ -15,8 +15,6 @@ from start_llm.core.prompt import ImageSpan, Prompt
 from start_llm.core.report import Miss
 from start_llm.core.request import ChatRequest
 from start_llm.prompt.clients import Clients
-from start_llm.prompt.image_marks import ImageMarks
-from start_llm.prompt.length import LengthCheck
 from start_llm.prompt.match import BaseMatch, BaseSearch, MatchQuery, Proof
 from start_llm.prompt.ports import OWN_DATES, VARIABLE, Clock, Template, Tokenizer
 from start_llm.prompt.prepared import Prepared
@@ -24,7 +22,7 @@ from start_llm.prompt.probe import Traits
 from start_llm.prompt.reading import ChainReader, MessageChain
 from start_llm.prompt.render import Renderer
 from start_llm.prompt.sent import SentTexts
-from start_llm.prompt.tokenise import Coder
+from start_llm.prompt.tokenise import Coder, ImageMarks, LengthCheck
 from start_llm.prompt.tree import ConversationTree, Difference, Path, Rendering
 from start_llm.prompt.view import View, as_sent, going_on, strictly
 

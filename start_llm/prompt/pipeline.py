@@ -18,13 +18,13 @@ from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 from start_llm.prompt.clients import Clients
 from start_llm.prompt.compose import Composer
-from start_llm.prompt.image_marks import ImageMarks
 from start_llm.prompt.locate import Where, locate
 from start_llm.prompt.ports import Eyes, Template, Tokenizer
 from start_llm.prompt.predict import Guesses, followers, known_until
 from start_llm.prompt.prepared import Prepared
 from start_llm.prompt.probe import Traits, probe
 from start_llm.prompt.reading import MessageChain
+from start_llm.prompt.tokenise import ImageMarks
 from start_llm.prompt.tree import ConversationTree, Path, extended
 from start_llm.prompt.turndb import TurnDB
 

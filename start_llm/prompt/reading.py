@@ -23,6 +23,7 @@ from start_llm.prompt.clients import UNKNOWN, ClientRules, Clients, DeclaredPlac
 _EMBEDDED = re.compile(r"\s*<(think|thinking)>((?:(?!</?\1>)[\s\S])*)</\1>")
 _EDGES = ("start", "end", "rest")
 _ID_CHARS = 1024
+_KEPT_CHARS = 32_000_000
 _NOT_WORDS = re.compile(r"[^0-9a-z]")
 
 
@@ -232,35 +233,15 @@ def _cut(text: str, parts: Sequence[DeclaredPlace]) -> str:
     return "".join(text[end:start] for end, start in zip([0, *ends], [*starts, len(text)], strict=True))
 
 
-class FactsMemory:
-    """Facts of recent messages, bounded by their characters. Thread-safe."""
-
-    def __init__(self, limit_chars: int = 32_000_000) -> None:
-        self._facts: Lru[tuple[str, Message], Facts] = Lru(limit_chars, lambda key, _: len(key[1].content) + 500)
-
-    def get(self, messages: Sequence[Message], client: ClientRules, lead: int, system: str) -> list[Facts]:
-        """Facts of `messages`, in order. A system message behind the `lead` ones is searched for nothing."""
-        result = []
-        for index, message in enumerate(messages):
-            rules = UNKNOWN if message.role == "system" and index >= lead else client
-            facts = self._facts.get((rules.name, message))
-            if facts is None:
-                facts = facts_of(message, rules, system)
-                if all(part.rule.place != "rest" for part in facts.parts):  # that depends on the system text
-                    self._facts.put((rules.name, message), facts)
-            result.append(facts)
-        return result
-
-
 # --- the request ------------------------------------------------------------------------------------------------------
 
 
 class ChainReader:
-    """Reads requests. Thread-safe."""
+    """Reads requests. Facts of recent messages are kept, bounded by their characters. Thread-safe."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
-        self._facts = FactsMemory()
+        self._facts: Lru[tuple[str, Message], Facts] = Lru(_KEPT_CHARS, lambda key, _: len(key[1].content) + 500)
 
     def read(
         self,
@@ -278,16 +259,25 @@ class ChainReader:
         client = self._clients.of(messages)
         lead = leading_systems(messages)
         system = "\n\n".join(message.content for message in messages[:lead])
-        facts = self._facts.get(messages, client, lead, system)
         chain = _Chain(root_of(owner), result_of)
-        for index, (message, fact) in enumerate(zip(messages, facts, strict=True)):
+        for index, message in enumerate(messages):
+            # A system message behind the leading ones is searched for nothing.
+            facts = self._facts_of(message, UNKNOWN if message.role == "system" and index >= lead else client, system)
             if index < lead:
-                chain.begin(message, fact)
+                chain.begin(message, facts)
             else:
-                chain.add(message, fact, last=index == len(messages) - 1)
+                chain.add(message, facts, last=index == len(messages) - 1)
         return MessageChain(
             client, chain.root, tuple(chain.entries), tuple(chain.keys), tuple(chain.indices), chain.values
         )
+
+    def _facts_of(self, message: Message, rules: ClientRules, system: str) -> Facts:
+        facts = self._facts.get((rules.name, message))
+        if facts is None:
+            facts = facts_of(message, rules, system)
+            if all(part.rule.place != "rest" for part in facts.parts):  # that depends on the system text
+                self._facts.put((rules.name, message), facts)
+        return facts
 
 
 class _Chain:

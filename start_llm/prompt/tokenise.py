@@ -6,20 +6,111 @@ checked at load for every special token that the template writes; with none that
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from operator import itemgetter
 
-from start_llm.core.images import MARK
-from start_llm.prompt.image_marks import ImageMarks
-from start_llm.prompt.length import LengthCheck
-from start_llm.prompt.ports import Tokenizer
+from start_llm.core.errors import ContextLengthExceeded
+from start_llm.core.images import MARK, Picture
+from start_llm.core.prompt import FIRST_IMAGE_ID, ImageSpan, image_ids
+from start_llm.prompt.ports import Eyes, Tokenizer
 from start_llm.prompt.probe import Traits, special_pattern
 from start_llm.prompt.render import common_prefix
 from start_llm.prompt.tree import Path, Rendering, SpecialTokenPlace
 
 _CHAR = itemgetter(0)
 _PROBES = (("word", "word"), ("x \n", "\n y"), ("  ", "1"), ("ü", " ünï"), ("a.", ""), ("", "\n\nA"))
+
+
+PIECE = 1 << 16
+"""Characters that are encoded at a time to find out whether a text is too long."""
+_COUNTED = 2  # contexts
+_PLAIN = 8  # characters a token: a text under this is encoded at once, it takes a few seconds at most
+
+
+class LengthCheck:
+    """Refuses a prompt that cannot fit the context before it costs what it would cost to encode it.
+
+    A tokenizer does one to three million characters a second, so 40 MB hold a thread for most of a minute. What is
+    within twice the context is counted to its end, for the error to have the exact number.
+
+    Args:
+        context: tokens that a prompt and its answer may have; 0: there is no limit.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, context: int) -> None:
+        self._tokenizer, self._context = tokenizer, context
+        self._most = _COUNTED * context
+
+    def check(self, texts: Sequence[str], before: int = 0) -> None:
+        """Raises ContextLengthExceeded if the tokens of `texts`, behind so many others, are far too many.
+
+        Where a text is cut changes its tokens by a few: no matter beside a whole context.
+        """
+        chars = sum(map(len, texts))
+        if not self._context or chars <= _PLAIN * self._context:
+            return
+        count = before + chars // self._tokenizer.longest_token
+        if count > self._most:  # whatever they say
+            raise self._exceeded(count)
+        count = before
+        for text in texts:
+            for start in range(0, len(text), PIECE):
+                count += len(self._tokenizer.encode(text[start : start + PIECE]))
+                if count > self._most:
+                    raise self._exceeded(count)
+
+    def _exceeded(self, tokens: int) -> ContextLengthExceeded:
+        return ContextLengthExceeded(prompt=tokens, asked=1, limit=self._context, at_least=True)
+
+
+class ImageMarks:
+    """Marks of images to tokens, and where the images stand in a prompt; for models with eyes. Thread-safe."""
+
+    def __init__(self, eyes: Eyes) -> None:
+        self._eyes = eyes
+
+    def around(self, mark: re.Match[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Tokens that the processor writes before and behind an image."""
+        before, _, behind = self._eyes.places(int(mark[2]), int(mark[3]))
+        return before, behind
+
+    def places(self, mark: re.Match[str]) -> tuple[int, ...]:
+        """Ids of the image's places."""
+        _, length, _ = self._eyes.places(int(mark[2]), int(mark[3]))
+        return image_ids(self._eyes.key(mark[1]), length)
+
+    def unknown(self, text: str, pictures: Mapping[str, Picture]) -> bool:
+        """Whether `text` shows an image that is not at hand (its client has cleared the message that held it)."""
+        return any(match[1] not in pictures for match in MARK.finditer(text))
+
+    def spans(self, text: str, tokens: Sequence[int], pictures: Mapping[str, Picture]) -> tuple[ImageSpan, ...] | None:
+        """The images of a prompt; None if its tokens are not those of its text (another processor made them).
+
+        Images that `tokens` end before are left out.
+        """
+        spans: list[ImageSpan] = []
+        at = 0
+        for match in MARK.finditer(text):
+            while at < len(tokens) and tokens[at] < FIRST_IMAGE_ID:
+                at += 1
+            if at == len(tokens):
+                return tuple(spans)
+            picture = pictures[match[1]]
+            _, length, _ = self._eyes.places(picture.width, picture.height)
+            key = self._eyes.key(picture.identity)
+            if tuple(tokens[at : at + length]) != image_ids(key, length):
+                return None
+            spans.append(ImageSpan(at, length, key, partial(_prepare, self._eyes, picture)))
+            at += length
+        return tuple(spans) if all(token < FIRST_IMAGE_ID for token in tokens[at:]) else None
+
+
+def _prepare(eyes: Eyes, picture: Picture) -> dict[str, object]:
+    return eyes.prepare(picture.load())
 
 
 class Coder:

@@ -205,3 +205,24 @@ def test_a_miss_where_the_turn_was_served_before_is_a_lost_state() -> None:
     assert reason(6, "diverged") == reason(0, "first_turn") == "evicted"
     assert reason(spoken, "diverged") == "diverged"
     assert reason(6, "no_checkpoint") == "no_checkpoint"
+
+
+def test_what_only_the_prompt_side_knows_of_a_miss_is_told() -> None:
+    """The place and what to send; a state that is gone is told first."""
+    client = Client("chatml", pipeline("chatml"))
+    client.ask(Message("system", "You help.\nCustomer: Alicia"), Message("user", "Go"))
+    client.answer(say("A long answer. " * 40, None))
+    client.messages[0] = Message("system", "You help.\nCustomer: Robert")
+    prepared = client.ask(Message("user", "More"))
+    length = len(prepared.prompt.tokens)
+
+    def miss(given: str, computed: int) -> Miss | None:
+        report = CacheReport(prompt=length, computed=computed, miss=Miss(given, 7))
+        return explained(report, client.pipe, prepared).miss
+
+    told = miss("no_checkpoint", length)
+    assert told is not None and (told.reason, told.token, told.field) == ("unproved", 7, "system")
+    assert told.remedy == "send session_id in all turns" and told.found
+    lost = miss("evicted", length)
+    assert lost is not None and lost.reason == "evicted"
+    assert miss("diverged", prepared.new) is None

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from start_llm.core.errors import ContextLengthExceeded
-from start_llm.prompt.length import PIECE, LengthCheck
+from start_llm.prompt.tokenise import PIECE, LengthCheck
 
 
 class Pairs:
