@@ -22,9 +22,9 @@ from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.dashboard.audit import AUDIT_FILE, Audit
 from start_llm.dashboard.dump import Dumps
-from start_llm.dashboard.jsonlines import json_line
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.observer import Activity
+from start_llm.dashboard.process_log import json_line
 from start_llm.dashboard.progress import ProgressBars
 from start_llm.dashboard.redact import Redactor
 from start_llm.dashboard.request_log import RequestLog

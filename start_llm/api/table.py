@@ -162,8 +162,8 @@ def _dialect_of_tools(tools: list[dict[str, Any]]) -> Dialect | None:
 def _dialect_of_messages(messages: list[dict[str, Any]]) -> Dialect | None:
     if any(map(_has_blocks, messages)):
         return "messages"
-    told = any(word(message.get("role")) in CHAT_ROLES or "tool_calls" in message for message in messages)
-    return "chat" if told else None
+    has_chat_signs = any(word(message.get("role")) in CHAT_ROLES or "tool_calls" in message for message in messages)
+    return "chat" if has_chat_signs else None
 
 
 def _dialect_of_fields(fields: AbstractSet[str]) -> Dialect | None:

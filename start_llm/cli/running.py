@@ -14,7 +14,7 @@ from start_llm.cli.preflight import PreflightError, check
 from start_llm.cli.reading import Typed
 from start_llm.core.errors import ExitCode
 from start_llm.core.settings import Settings, SettingsError, load_settings
-from start_llm.dashboard.jsonlines import json_line
+from start_llm.dashboard.process_log import json_line
 from start_llm.host.blas import begin_again
 from start_llm.host.home import home, made_home
 from start_llm.host.importing import import_transformers

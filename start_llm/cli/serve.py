@@ -21,7 +21,7 @@ from start_llm.api.http.listener import raise_descriptor_limit
 from start_llm.app import App
 from start_llm.core.errors import ExitCode, StartLLMError
 from start_llm.core.settings import Settings, SettingsError, doubtful_names
-from start_llm.dashboard.jsonlines import json_line, log_as_json
+from start_llm.dashboard.process_log import json_line, log_as_json
 from start_llm.dashboard.terminal import log_as_lines
 from start_llm.host.heap import bound_heaps
 from start_llm.host.home import home

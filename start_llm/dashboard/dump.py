@@ -92,7 +92,7 @@ class Dumps(Observer):
         with self._lock:
             found = self._open.pop(request.id, _Open())
         now = self._now()
-        told = {
+        entry = {
             **log_entry(request, outcome, now),
             "sent": [self._message(message) for message in request.messages],
             "tools": [tool.as_function()["function"] for tool in request.tools],
@@ -103,19 +103,19 @@ class Dumps(Observer):
             ],
         }
         name = re.sub(r"[^A-Za-z0-9_-]+", "-", request.id)[:100] + ".json"
-        text = json.dumps(self._redactor.all(told), ensure_ascii=False, indent=1)
+        text = json.dumps(self._redactor.all(entry), ensure_ascii=False, indent=1)
         try:
             self._files.append(now.strftime("%Y-%m-%d"), name, text)
         except OSError as error:
             log.warning("the dump of %s could not be written: %s", request.id, error)
 
     def _message(self, message: Message) -> dict[str, Any]:
-        told: dict[str, Any] = {"role": message.role, "content": self._cut(message.content)}
+        entry: dict[str, Any] = {"role": message.role, "content": self._cut(message.content)}
         if message.reasoning is not None:
-            told["reasoning"] = self._cut(message.reasoning)
+            entry["reasoning"] = self._cut(message.reasoning)
         if message.tool_calls:
-            told["calls"] = [{"name": c.name, "arguments": self._cut(c.arguments)} for c in message.tool_calls]
-        return told
+            entry["calls"] = [{"name": c.name, "arguments": self._cut(c.arguments)} for c in message.tool_calls]
+        return entry
 
     def _cut(self, text: str) -> str:
         most = self._longest

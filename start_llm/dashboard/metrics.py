@@ -149,9 +149,9 @@ class _Figures(Collector):
 
     def collect(self) -> Iterator[Metric]:
         for name, value in self._figures().items():
-            shown = f"start_llm_{name}"
+            full_name = f"start_llm_{name}"
             if name in GAUGES:
-                yield GaugeMetricFamily(shown, GAUGES[name], value)
+                yield GaugeMetricFamily(full_name, GAUGES[name], value)
             else:
-                yield CounterMetricFamily(shown, COUNTERS.get(name, f"{name.replace('_', ' ')}."), value)
-                yield GaugeMetricFamily(shown, f"Deprecated: {shown}_total.", value)
+                yield CounterMetricFamily(full_name, COUNTERS.get(name, f"{name.replace('_', ' ')}."), value)
+                yield GaugeMetricFamily(full_name, f"Deprecated: {full_name}_total.", value)

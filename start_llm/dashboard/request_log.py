@@ -55,8 +55,8 @@ class RequestLog(Observer):
     def begin(self, model: str) -> None:
         """A server is ready: a line in ``server.jsonl`` with what it begins with."""
         now = self._now()
-        told = {"time": _moment(now), "event": "ready", "version": __version__, "model": model}
-        self._file(now, "server.jsonl", told)
+        entry = {"time": _moment(now), "event": "ready", "version": __version__, "model": model}
+        self._file(now, "server.jsonl", entry)
 
     def ended(self, request: ChatRequest, outcome: Outcome) -> None:
         now = self._now()
@@ -65,11 +65,11 @@ class RequestLog(Observer):
             self._recent.append(entry)
         self._file(now, f"session-{session_name(entry['session'])}.jsonl", entry)
 
-    def _file(self, now: datetime, name: str, told: dict[str, Any]) -> None:
+    def _file(self, now: datetime, name: str, entry: dict[str, Any]) -> None:
         if self._files is None:
             return
         counters = {name: value for name, value in self._counters().items() if value}
-        line = json.dumps(told | {"counters": counters}, ensure_ascii=False)
+        line = json.dumps(entry | {"counters": counters}, ensure_ascii=False)
         try:
             self._files.append(now.strftime("%Y-%m-%d"), name, line)
         except OSError as error:

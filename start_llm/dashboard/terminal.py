@@ -24,8 +24,8 @@ from start_llm.core.events import Event, FirstToken, Progress, ReasoningDelta, S
 from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
-from start_llm.dashboard.jsonlines import set_level
 from start_llm.dashboard.observer import Observer, Outcome
+from start_llm.dashboard.process_log import set_level
 from start_llm.dashboard.request_log import log_entry
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class RequestLine:
     prefill_from: int = 0
     pieces: int = 0
     answer_began: float = 0.0
-    told: float = 0.0
+    line_at: float = 0.0
 
     def see(self, event: Event, now: float) -> None:
         if isinstance(event, Started):
@@ -86,11 +86,11 @@ class RequestLine:
 
 def span(seconds: float) -> str:
     """A time in whole seconds; minutes and hours where there are some."""
-    minutes, rest = divmod(max(0, round(seconds)), 60)
+    minutes, left = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
-        return f"{hours}:{minutes:02}:{rest:02} h"
-    return f"{minutes}:{rest:02} min" if minutes else f"{rest} s"
+        return f"{hours}:{minutes:02}:{left:02} h"
+    return f"{minutes}:{left:02} min" if minutes else f"{left} s"
 
 
 def row_name(request: ChatRequest) -> str:
@@ -168,7 +168,7 @@ class PlainLines(Observer):
 
     def started(self, request: ChatRequest) -> None:
         now = self._clock()
-        self._rows[request.id] = RequestLine(row_name(request), now, told=now)
+        self._rows[request.id] = RequestLine(row_name(request), now, line_at=now)
 
     def event(self, request: ChatRequest, event: Event) -> None:
         row = self._rows.get(request.id)
@@ -176,8 +176,8 @@ class PlainLines(Observer):
             return
         now = self._clock()
         row.see(event, now)
-        if isinstance(event, Progress) and now - row.told >= PROGRESS_SECONDS:
-            row.told = now
+        if isinstance(event, Progress) and now - row.line_at >= PROGRESS_SECONDS:
+            row.line_at = now
             self._write(row.line(now))
 
     def ended(self, request: ChatRequest, outcome: Outcome) -> None:

@@ -5,11 +5,11 @@ import logging
 import subprocess
 import sys
 
-from start_llm.dashboard.jsonlines import JsonFormatter, json_line
+from start_llm.dashboard.process_log import JsonFormatter, json_line
 
 CRASHES = """
 import logging, threading, warnings
-from start_llm.dashboard.jsonlines import log_as_json
+from start_llm.dashboard.process_log import log_as_json
 log_as_json()
 logging.getLogger("a").warning("two\\nlines")
 warnings.warn("look out")
@@ -47,7 +47,7 @@ def test_warnings_and_crashes_are_lines_too() -> None:
 
 def test_the_level_is_that_of_our_own_records() -> None:
     code = (
-        "import logging; from start_llm.dashboard.jsonlines import log_as_json; log_as_json('info')\n"
+        "import logging; from start_llm.dashboard.process_log import log_as_json; log_as_json('info')\n"
         "for name in ('start_llm.x', 'library'):\n"
         " logging.getLogger(name).info('said'); logging.getLogger(name).debug('no')"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from start_llm.dashboard.logtail import KEPT, LINE_CHARS, LogTail, tail_of
+from start_llm.dashboard.process_log import KEPT, LINE_CHARS, LogTail, tail_of
 from start_llm.dashboard.redact import HIDDEN, Redactor
 
 

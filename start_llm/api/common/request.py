@@ -38,13 +38,13 @@ PREFIXES: Mapping[Dialect, str] = {
 
 
 def request_of(
-    dialect: Dialect, body: SamplingBody, data: dict[str, Any], inbound: Request, settings: Settings, **own: Any
+    dialect: Dialect, body: SamplingBody, data: dict[str, Any], inbound: Request, settings: Settings, **fields: Any
 ) -> ChatRequest:
     """A request with what all dialects read alike. Raises BadRequest.
 
     Args:
         body, data: as `parse_body` returns them.
-        own: the fields that this dialect reads by itself.
+        fields: those that this dialect reads by itself.
     """
     is_raw = dialect == "completions"
     asked = Thinking() if is_raw else thinking_of(data)
@@ -60,7 +60,7 @@ def request_of(
         "template_kwargs": {} if is_raw else template_kwargs_of(data),
         "received": inbound.received,
     }
-    return ChatRequest(f"{PREFIXES[dialect]}{uuid.uuid4().hex}", dialect, **(shared | own))
+    return ChatRequest(f"{PREFIXES[dialect]}{uuid.uuid4().hex}", dialect, **(shared | fields))
 
 
 def counted_request(

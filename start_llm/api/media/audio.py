@@ -63,9 +63,9 @@ class TranscriptionTask(Task):
             return Reply(_TEXTS[self._shape](found).encode("utf-8", "replace"), content_type=PLAIN)
         body: dict[str, Any] = {"text": found.text.strip()}
         if self._shape == "verbose_json":
-            shown = [_shown(index, segment) for index, segment in enumerate(found.segments)]
+            segments = [_shown(index, segment) for index, segment in enumerate(found.segments)]
             seconds = round(found.seconds, 3)
-            body = {"task": "transcribe", "language": found.language, "duration": seconds, **body, "segments": shown}
+            body = {"task": "transcribe", "language": found.language, "duration": seconds, **body, "segments": segments}
         used = {"type": "duration", "seconds": math.ceil(found.seconds)}
         return Reply(sse.dumps({**body, "usage": used}))
 
@@ -197,8 +197,8 @@ def _cue(segment: TranscriptSegment) -> str:
 def _clock(seconds: float, point: str) -> str:
     """``01:02:03.004``."""
     thousandths = round(seconds * 1000)
-    minutes, rest = divmod(thousandths, 60_000)
-    return f"{minutes // 60:02d}:{minutes % 60:02d}:{rest // 1000:02d}{point}{rest % 1000:03d}"
+    minutes, milliseconds = divmod(thousandths, 60_000)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}:{milliseconds // 1000:02d}{point}{milliseconds % 1000:03d}"
 
 
 _TEXTS: dict[str, Callable[[Transcript], str]] = {"text": _text, "srt": _srt, "vtt": _vtt}

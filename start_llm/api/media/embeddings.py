@@ -78,8 +78,8 @@ class EmbeddingsTask(_EncodingTask):
         ]
         tokens = self.encoding.result.tokens
         usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        rest = sse.dumps({"model": self.request.model, "usage": usage})
-        return b'{"object":"list","data":[' + b",".join(items) + b"]," + rest[1:]
+        tail = sse.dumps({"model": self.request.model, "usage": usage})
+        return b'{"object":"list","data":[' + b",".join(items) + b"]," + tail[1:]
 
     def _shown(self, vector: Any) -> Any:
         if self._form == "base64":
@@ -92,18 +92,18 @@ class RerankTask(_EncodingTask):
 
     headers = MappingProxyType({METHOD_HEADER: SIMILARITY})
 
-    def __init__(self, request: ChatRequest, encoding: Encoding, shown: Sequence[str] | None, top: int) -> None:
+    def __init__(self, request: ChatRequest, encoding: Encoding, documents: Sequence[str] | None, top: int) -> None:
         super().__init__(request, encoding)
-        self._shown, self._top = shown, top
+        self._documents, self._top = documents, top
 
     def body(self) -> bytes:
         vectors, tokens = self.encoding.result.vectors, self.encoding.result.tokens
         scores = (vectors[1:] @ vectors[0]).tolist()
         best = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._top]
         results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in best]
-        if self._shown is not None:
+        if self._documents is not None:
             for result in results:
-                result["document"] = {"text": self._shown[result["index"]]}
+                result["document"] = {"text": self._documents[result["index"]]}
         return sse.dumps(
             {
                 "id": self.request.id,
@@ -141,8 +141,8 @@ class Encodings:
         encoding = encoders.encode(
             [body.query, *documents], "documents", truncate=body.truncate is not False, dimensions=None
         )
-        shown = None if body.return_documents is False else documents
-        return RerankTask(request, encoding, shown, min(body.top_n or len(documents), len(documents)))
+        returned = None if body.return_documents is False else documents
+        return RerankTask(request, encoding, returned, min(body.top_n or len(documents), len(documents)))
 
     def _encoders(self) -> Encoders:
         if self.encoders is None:

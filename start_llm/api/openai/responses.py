@@ -184,12 +184,12 @@ class StoredResponses:
         return Reply(sse.dumps(self._find(inbound).body))
 
     def delete(self, inbound: Request) -> Reply:
-        wanted = inbound.params[0]
+        response_id = inbound.params[0]
         with telling("response_id"):
-            deleted = self._own(inbound).delete(wanted)
+            deleted = self._own(inbound).delete(response_id)
         if not deleted:
-            raise _missing(wanted)
-        return Reply(sse.dumps({"id": wanted, "object": "response", "deleted": True}))
+            raise _missing(response_id)
+        return Reply(sse.dumps({"id": response_id, "object": "response", "deleted": True}))
 
     def input_items(self, inbound: Request) -> Reply:
         items = self._find(inbound).items

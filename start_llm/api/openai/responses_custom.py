@@ -48,9 +48,9 @@ class InputText:
     def finish(self, arguments: str) -> str:
         """What `feed` still owed, given all of the arguments."""
         known, whole = self.text, _whole(arguments)
-        rest = whole[len(known) :] if whole.startswith(known) else ""
-        self._parts.append(rest)
-        return rest
+        missing = whole[len(known) :] if whole.startswith(known) else ""
+        self._parts.append(missing)
+        return missing
 
 
 def input_of(arguments: str) -> str:

@@ -110,8 +110,8 @@ class ResponsesStore:
 
         def read(database: sqlite3.Connection) -> StoredResponse | None:
             now = self._expire(database)
-            wanted = (response_id, owner)
-            row = database.execute("SELECT body, items FROM responses WHERE id = ? AND owner = ?", wanted).fetchone()
+            key = (response_id, owner)
+            row = database.execute("SELECT body, items FROM responses WHERE id = ? AND owner = ?", key).fetchone()
             if row is None:
                 return None
             database.execute("UPDATE responses SET used = ? WHERE id = ?", (now, response_id))
@@ -122,9 +122,9 @@ class ResponsesStore:
     def delete(self, response_id: str, owner: str) -> bool:
         if not self.enabled:
             return False
-        wanted = (response_id, owner)
+        key = (response_id, owner)
         query = "DELETE FROM responses WHERE id = ? AND owner = ?"
-        return self._base.run(lambda database: database.execute(query, wanted).rowcount > 0)
+        return self._base.run(lambda database: database.execute(query, key).rowcount > 0)
 
     def close(self) -> None:
         self._base.close()

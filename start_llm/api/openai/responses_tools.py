@@ -77,8 +77,8 @@ def toolbox(found: Sequence[tuple[str, Any]], choice: Any) -> Toolbox:
     for path, tool in found:
         reader.read(tool, path)
         within(TOOLS, len(reader.tools), "tools")
-    wanted = _flat_choice(choice, reader.named)
-    picked, tools = choose(wanted, tuple(reader.tools))
+    flat_choice = _flat_choice(choice, reader.named)
+    picked, tools = choose(flat_choice, tuple(reader.tools))
     return Toolbox(reader.introduced(tools), picked, tuple(reader.notes), reader.named)
 
 

@@ -23,7 +23,7 @@ from start_llm.core.service import Service
 from start_llm.core.settings import Settings
 from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
 from start_llm.dashboard.daily import SLOT_SECONDS, SLOTS, Daily
-from start_llm.dashboard.logtail import LogTail, tail_of
+from start_llm.dashboard.process_log import LogTail, tail_of
 from start_llm.dashboard.redact import Redactor
 from start_llm.files.database import FileUnavailable
 from start_llm.models.catalog import StoredModel, stored_models
@@ -125,10 +125,10 @@ class Panels:
 
         The words that are stored there may be another client's: they are for who may see everything.
         """
-        wanted, everything = inbound.params[0], self.sees_all(inbound)
-        if not (everything or self._owners.may_see(inbound.visitor, wanted)):
-            raise NotFound(f"There is no request {wanted[:80]!r} of this key.")
-        return _reply(self._service.background(wanted).as_dict(everything=everything))
+        request_id, everything = inbound.params[0], self.sees_all(inbound)
+        if not (everything or self._owners.may_see(inbound.visitor, request_id)):
+            raise NotFound(f"There is no request {request_id[:80]!r} of this key.")
+        return _reply(self._service.background(request_id).as_dict(everything=everything))
 
     # --- acting -------------------------------------------------------------------
 

@@ -58,40 +58,41 @@ class Status:
         return Reply(sse.dumps(body))
 
     def model(self, inbound: Request) -> Reply:
-        wanted = inbound.params[0]
+        name = inbound.params[0]
         cards = self._cards()
         for card in cards:
-            if card.id == wanted:
+            if card.id == name:
                 return Reply(sse.dumps(model_body(card)))
-        meant = self._service.served_name(wanted)  # an alias, a name of MODEL_MAP
+        meant = self._service.served_name(name)  # an alias, a name of MODEL_MAP
         for card in cards:
             if card.id == meant:
-                return Reply(sse.dumps(model_body(card) | {"id": wanted}))
+                return Reply(sse.dumps(model_body(card) | {"id": name}))
         names = ", ".join(card.id for card in cards) or "none"
-        raise NotFound(f"There is no model {wanted!r}. Served: {names}.", param="model", code="model_not_found")
+        raise NotFound(f"There is no model {name!r}. Served: {names}.", param="model", code="model_not_found")
 
     def _cards(self) -> tuple[ModelCard, ...]:
         """Those that answer come first."""
         return (*self._service.models(), *(() if self._encoders is None else self._encoders.cards()))
 
     def cache_request(self, inbound: Request) -> Reply:
-        wanted = self._whole_id(inbound)
-        report = self._service.cache_report(wanted) if self._owners.may_see(inbound.visitor, wanted) else None
+        request_id = self._whole_id(inbound)
+        report = self._service.cache_report(request_id) if self._owners.may_see(inbound.visitor, request_id) else None
         if report is None:
             raise NotFound(
-                f"There is no report of a request {wanted[:80]!r}. Recent ones are kept, for the key that made them."
+                f"There is no report of a request {request_id[:80]!r}. Recent ones are kept, "
+                "for the key that made them."
             )
-        return Reply(sse.dumps({"id": wanted} | report.as_dict()))
+        return Reply(sse.dumps({"id": request_id} | report.as_dict()))
 
     def _whole_id(self, inbound: Request) -> str:
         """The id that is meant by the end of one, as the terminal shows it. Raises NotFound where it is of several."""
-        wanted = inbound.params[0]
-        if len(wanted) < SHORT_ID or len(wanted) > LONGEST_SHORT_ID:
-            return wanted
-        found = self._owners.ending(inbound.visitor, wanted)
+        request_id = inbound.params[0]
+        if len(request_id) < SHORT_ID or len(request_id) > LONGEST_SHORT_ID:
+            return request_id
+        found = self._owners.ending(inbound.visitor, request_id)
         if len(found) > 1:
-            raise NotFound(f"{wanted!r} ends the ids of {len(found)} requests: {', '.join(found[:5])}.")
-        return found[0] if found else wanted
+            raise NotFound(f"{request_id!r} ends the ids of {len(found)} requests: {', '.join(found[:5])}.")
+        return found[0] if found else request_id
 
     def cache_requests(self, inbound: Request) -> Reply:
         """Those of the asking key. Without API_KEY, a client of this machine that sends no key sees everybody's."""
@@ -121,7 +122,7 @@ def model_body(card: ModelCard) -> dict[str, Any]:
 
 def _loaded(card: ModelCard) -> dict[str, Any]:
     """Where the model is: on disk, in memory, between the two."""
-    told: dict[str, Any] = {"state": card.state, "pinned": card.pinned, "weight_bytes": card.weight_bytes}
-    told["kv_bytes"] = card.kv_bytes
-    told["context_scale"] = card.context_scale
-    return told | ({"problem": card.problem} if card.problem else {})
+    details: dict[str, Any] = {"state": card.state, "pinned": card.pinned, "weight_bytes": card.weight_bytes}
+    details["kv_bytes"] = card.kv_bytes
+    details["context_scale"] = card.context_scale
+    return details | ({"problem": card.problem} if card.problem else {})
