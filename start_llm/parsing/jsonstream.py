@@ -95,9 +95,10 @@ class JsonStream:
         self._depth += 1
         if kind == "object":
             self._source.take(1)
-            yield from self._members(schema)
+            yield from self._container("}", lambda comma, before: self._member(schema, comma, before))
         else:
-            yield from self._array(schema)
+            closer = ")" if self._source.take(1) == "(" else "]"
+            yield from self._container(closer, lambda comma, before: self._item(schema.items, closer, comma + before))
         self._depth -= 1
 
     def _deep(self) -> Step[None]:
@@ -135,31 +136,36 @@ class JsonStream:
         self._write = write
         return "".join(held)
 
-    def _members(self, schema: Schema) -> Step[None]:
-        """The members of an object whose opening bracket is consumed, and the closing one."""
-        self._write("{")
+    def _container(self, closer: str, read: Callable[[str, str], Step[tuple[bool, bool]]]) -> Step[None]:
+        """What stands behind an opening bracket that was consumed, up to its `closer`.
+
+        Args:
+            read: reads a member, given the comma and the space before it; gives (more may come, it was written).
+        """
+        opened, closed = "{}" if closer == "}" else "[]"
+        self._write(opened)
         before = yield from self._source.skip()
-        first = True
+        comma = ""
         while not (yield from self.at_end()):
             char = yield from self._source.ahead()
-            if char == "}":
+            if char == closer:
                 self._source.take(1)
-                self._write(before + "}")
+                self._write(before + closed)
                 return
             if char == ",":
                 self._source.take(1)
                 yield from self._source.skip(WHITESPACE + ",")
                 continue
-            if char in ")]":  # a bracket that closes something further out
+            if char in ")]}":  # a bracket that closes something further out
                 break
-            more, written = yield from self._member(schema, "" if first else ",", before)
-            first = first and not written
+            more, written = yield from read(comma, before)
+            comma = "," if written else comma
             if not more:
                 break
             before = yield from self._comma()
-        if not (yield from self.at_end()):
+        if closer == "}" and not (yield from self.at_end()):
             yield from self._source.skip()
-        self._write("}")
+        self._write(closed)
 
     def _comma(self) -> Step[str]:
         """Consume white space, a comma and white space; gives the white space that stood before the next thing."""
@@ -214,28 +220,10 @@ class JsonStream:
         self.ended = True
         return None
 
-    def _array(self, schema: Schema) -> Step[None]:
-        closer = ")" if self._source.take(1) == "(" else "]"
-        self._write("[")
-        before = yield from self._source.skip()
-        first = True
-        while not (yield from self.at_end()):
-            char = yield from self._source.ahead()
-            if char == closer:
-                self._source.take(1)
-                self._write(before + "]")
-                return
-            if char == ",":
-                self._source.take(1)
-                yield from self._source.skip(WHITESPACE + ",")
-                continue
-            if char in ")]}":
-                break
-            self._write(("" if first else ",") + before)
-            yield from self.value(schema.items, closer)
-            first = False
-            before = yield from self._comma()
-        self._write("]")
+    def _item(self, schema: Schema, closer: str, lead: str) -> Step[tuple[bool, bool]]:
+        self._write(lead)
+        yield from self.value(schema, closer)
+        return True, True
 
     # --- scalars ------------------------------------------------------------
 

@@ -10,8 +10,7 @@ from start_llm.core.messages import Tool
 from start_llm.core.reasoning_tags import REASONING_STYLES, ReasoningStyle, reasoning_style
 from start_llm.parsing.tools.base import ExternalFormat, Opener, ToolFormat, external_format
 from start_llm.parsing.tools.glm import LONGCAT_FORMAT
-from start_llm.parsing.tools.harmony import HARMONY
-from start_llm.parsing.tools.headed import DEEPSEEK, FUNCTION_GEMMA, GEMMA4, KIMI_K2, MISTRAL
+from start_llm.parsing.tools.headed import DEEPSEEK, FUNCTION_GEMMA, GEMMA4, HARMONY, KIMI_K2, MISTRAL
 from start_llm.parsing.tools.pythonic import LLAMA, PYTHONIC
 from start_llm.parsing.tools.shared import SHARED
 from start_llm.parsing.tools.tagged import KIMI_K3, MINICPM5, MINIMAX_M2, MUSE_SPARK

@@ -36,10 +36,9 @@ from start_llm.parsing.calls import NAME, Calls, NewId
 from start_llm.parsing.code import CodeTracker
 from start_llm.parsing.output import EventBuffer, TextChannel
 from start_llm.parsing.registry import OutputStyle
-from start_llm.parsing.scan import LiteralScanner
-from start_llm.parsing.source import LEAKED, STARTS, Source, Step, other_turn
-from start_llm.parsing.tools import harmony
+from start_llm.parsing.source import LEAKED, STARTS, LiteralScanner, Source, Step, other_turn
 from start_llm.parsing.tools.base import Opener
+from start_llm.parsing.tools.headed import HARMONY_ENDS, HARMONY_HEADS, harmony_call, harmony_header
 
 _BEFORE_MENTION = " \t\"'`("
 _AFTER_MENTION = " \t\"'`).,;:!?"
@@ -74,7 +73,7 @@ class AnswerLiterals:
             self.blocks = {**spoken, reasoning.start: reasoning.end}
         self.start_tag = reasoning.start
         self.drop = frozenset(reasoning.drop)
-        self.channel = frozenset((*harmony.HEADS, *harmony.ENDS)) if reasoning.channels else frozenset[str]()
+        self.channel = frozenset((*HARMONY_HEADS, *HARMONY_ENDS)) if reasoning.channels else frozenset[str]()
         self.stops = frozenset(stop) - {""}
         ends = {*self.blocks.values(), self.end_tag} - {""}
         self.tags = frozenset({*self.blocks, *ends, *self.drop, *self.channel})
@@ -373,17 +372,17 @@ class OutputParser:
         """Harmony: a message's head says what it is; its end leads to the next head."""
         self._thinking.drop_gap()
         self.in_reasoning = False
-        if literal in harmony.ENDS:
+        if literal in HARMONY_ENDS:
             return
         self._calls.reading = True
-        head = yield from harmony.header(self._source, literal)
+        head = yield from harmony_header(self._source, literal)
         self._calls.reading = False
         if head is None:
             return
         if head.other:
             self.ended = True
         elif head.recipient and self._literals.openers:
-            yield from self._calls.read_block(harmony.call_to(head.recipient))
+            yield from self._calls.read_block(harmony_call(head.recipient))
         elif head.channel == "analysis":
             self.in_reasoning = True
             self._thinking.begin()

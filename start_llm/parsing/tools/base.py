@@ -8,9 +8,8 @@ from typing import Any
 
 from start_llm.core.messages import Tool
 from start_llm.parsing.calls import Calls, NotACall, Parse, as_object
-from start_llm.parsing.scan import LiteralScanner
 from start_llm.parsing.schema import dump
-from start_llm.parsing.source import Step
+from start_llm.parsing.source import LiteralScanner, Step
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from start_llm.parsing.scan import LiteralScanner
-from start_llm.parsing.source import Source
+from start_llm.parsing.source import LiteralScanner, Source
 
 LITERALS = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=4)
 
