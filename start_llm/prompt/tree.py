@@ -9,6 +9,7 @@ Nodes are immutable. The tree is shared by the HTTP threads and has its own lock
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 import secrets
@@ -221,10 +222,11 @@ def nonce_after(path: Path | None, session: str | None) -> str:
     The ids of nodes are random and nobody is told them, so a file's content cannot guess it.
     """
     if path is None:
-        return secrets.token_hex(4)
+        return secrets.token_urlsafe(4)
     if path.node.session == session:
         return path.node.nonce
-    return hashlib.blake2b(f"{path.node.id} {session}".encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
+    digest = hashlib.blake2b(f"{path.node.id} {session}".encode("utf-8", "surrogatepass"), digest_size=4).digest()
+    return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
 
 def extended(path: Path | None, node: Node, rendering: Rendering | None = None) -> Path:

@@ -123,7 +123,7 @@ def lived(path: Path, on_call: Callable[[Site], None]) -> Life:
 
 @pytest.mark.timeout(120)
 def test_a_fault_anywhere_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree.secrets, "token_hex", lambda size: "0" * 2 * size)  # a note's tag
+    monkeypatch.setattr(tree.secrets, "token_urlsafe", lambda size: "0" * 6)  # a note's tag
     sites: dict[Site, None] = {}
     plain = lived(tmp_path / "plain", lambda site: sites.setdefault(site))
     assert plain.faults == []
