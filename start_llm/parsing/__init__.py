@@ -1,4 +1,5 @@
-"""From generated tokens to events. `registry` names the formats, `stream` runs them, `detokenise` comes before it.
+"""From generated tokens to events: `choice` takes tokens, `stream` reads their text, `registry` names the formats.
 
-A tool-call format is one file in `tools`: its openers, and a coroutine that reads from a `Source` and writes a `Call`.
+A tool-call format is a `ToolFormat` in `tools`: its openers, and a coroutine that reads calls from the source.
+`structured` makes grammars of what a request demands of its answer.
 """
