@@ -136,6 +136,15 @@ def test_a_vorbis_file_is_refused_that_claims_what_it_does_not_hold(data: bytes,
         look_at(data, "file")
 
 
+def test_an_ogg_that_is_cut_in_its_headers_and_a_flac_without_a_rate_are_refused() -> None:
+    with pytest.raises(BadRequest, match="file: the file cannot be decoded as audio"):
+        look_at(real_file("OGG")[:502], "file")
+    flac = bytearray(real_file("FLAC"))
+    flac[18:21] = bytes((0, 0, flac[20] & 0x0F))
+    with pytest.raises(BadRequest, match="file: "):
+        look_at(bytes(flac), "file")
+
+
 @pytest.fixture
 def child_decoder() -> Iterator[Decoder]:
     made = Decoder()
