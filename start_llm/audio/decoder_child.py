@@ -149,6 +149,8 @@ def _packets(data: bytes) -> Iterator[bytes]:
         for size in sizes:
             packet += data[at : at + size]
             at += size
+            if at > len(data):
+                raise ValueError("it ends in its Vorbis headers")
             if len(packet) > LARGEST_PACKET:
                 raise ValueError(f"a header of over {LARGEST_PACKET:,} bytes")
             if size < 255:
