@@ -29,11 +29,19 @@ from start_llm.models.adapter import StoredAdapter
 from start_llm.models.background import in_background
 from start_llm.models.device import GIB, Device, default_disk_bytes, inspect_device
 from start_llm.models.inspection import inspect_once
-from start_llm.models.loader import LoadedModel, LoadInputs, Progress, accelerator, load_model, load_steps, read_ahead
+from start_llm.models.loader import (
+    BasesInMemory,
+    LoadedModel,
+    LoadInputs,
+    Progress,
+    accelerator,
+    load_model,
+    load_steps,
+    read_ahead,
+)
 from start_llm.models.probe import limit_context, probe_model
-from start_llm.models.room import Weights
+from start_llm.models.room import Weights, group_of
 from start_llm.models.stepwise import free_memory
-from start_llm.models.weights import BasesInMemory, group_of
 
 READ_AHEAD_SHARE = 0.5  # of the machine's memory: larger weights are not read ahead
 

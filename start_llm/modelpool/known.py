@@ -15,7 +15,7 @@ from start_llm.core.settings import Settings
 from start_llm.models.adapter import StoredAdapter
 from start_llm.models.catalog import EMBEDDED_NAME, StoredModel, describe, folder_of, seen, stored_models
 from start_llm.models.recommended import SHORT_NAMES, full_name
-from start_llm.models.weights import group_of
+from start_llm.models.room import group_of
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,7 @@ from start_llm.models.adapter import CONFIG, AdapterFolder, StoredAdapter, check
 from start_llm.models.catalog import StoredModel, describe, folder_of
 from start_llm.models.checkpoint import SETTINGS
 from start_llm.models.recommended import full_name
-from start_llm.models.room import Weights
-from start_llm.models.weights import group_of
+from start_llm.models.room import Weights, group_of
 
 # Names that clients are hard-wired to; where MODEL_MAP says nothing of them they mean the default model.
 _FOREIGN_NAMES = re.compile(r"(claude|gpt|chatgpt|codex|o\d)([-.:].*)?$", re.IGNORECASE)

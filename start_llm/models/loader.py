@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Generator, Iterator, Mapping
+import weakref
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,9 @@ from start_llm.models.embedded import ensure_embedded_model
 from start_llm.models.fingerprint import fingerprint
 from start_llm.models.inspection import inspect_once
 from start_llm.models.pull import find_folder
-from start_llm.models.room import Weights
+from start_llm.models.room import Weights, group_of
 from start_llm.models.tokenizer import read_tokenizer, tool_format, writing_hints
 from start_llm.models.vision import LoadedVision, VisionProcessor, has_vision, load_vision
-from start_llm.models.weights import BasesInMemory, BaseWeights, group_of
 from start_llm.parsing.tools.base import ExternalFormat
 
 Progress = Callable[[str, float], None]
@@ -39,6 +39,35 @@ LIBRARY_ERRORS = (
     *(OSError, RuntimeError, ImportError, MemoryError),
 )
 """What libraries raise of a checkpoint that they cannot load."""
+
+
+@dataclass(frozen=True, eq=False)
+class BaseWeights:
+    """A checkpoint's arrays as a text model has them, without an adapter. Whoever computes with them holds this.
+
+    Attributes:
+        group: what those who share them are counted under.
+        files: `fingerprint.fingerprint` of it when it was read.
+        arrays: by the parameter's name. They belong to the model thread.
+    """
+
+    group: str
+    files: str
+    arrays: dict[str, Any]
+    nbytes: int
+
+
+class BasesInMemory:
+    """By `group_of` their folder. What no model holds is not here. Filled by the model thread; any thread may look."""
+
+    def __init__(self) -> None:
+        self._bases: weakref.WeakValueDictionary[str, BaseWeights] = weakref.WeakValueDictionary()
+
+    def find(self, key: str) -> BaseWeights | None:
+        return self._bases.get(key)
+
+    def add(self, key: str, base: BaseWeights) -> None:
+        self._bases[key] = base
 
 
 @dataclass(frozen=True)
@@ -228,7 +257,6 @@ def _find(
         capabilities, makers = read_capabilities(settings, settings.model_files, source, folder)
     except (OSError, ValueError) as error:
         raise NotSupported(f"{source} cannot be loaded: {error}") from error
-    _check_code(capabilities.config, source, settings)
     for line in sampling_report(capabilities.sampling, makers):
         say(f"sampling  {line}")
     return _Checkpoint(source, folder, capabilities)
@@ -367,14 +395,6 @@ def weights_on_disk(folder: Path) -> int:
         return int(index["metadata"]["total_size"])
     except (OSError, ValueError, KeyError, TypeError):  # no index, or one without the total: many have none
         return sum(path.stat().st_size for path in folder.glob("model*.safetensors"))
-
-
-def _check_code(config: Mapping[str, Any], source: str, settings: Settings) -> None:
-    if config.get("model_file") and not settings.trust_remote_code:
-        raise NotSupported(
-            f"The checkpoint {source} brings its own Python code ({config['model_file']}). "
-            "Set TRUST_REMOTE_CODE=true to run it, if you trust where it comes from."
-        )
 
 
 def _described(

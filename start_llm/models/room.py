@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from start_llm.core.errors import OutOfMemory
 from start_llm.models.device import GIB, LEAST_CACHE_BYTES, PREFILL_BYTES
@@ -174,3 +176,8 @@ def _no_room(new: Resident, stay: Sequence[Resident], limits: PoolLimits, runnin
 
 def _size(count: int) -> str:
     return f"{count / GIB:.2f} GiB"
+
+
+def group_of(folder: Path) -> str:
+    """Links resolved: two names of one folder are one checkpoint."""
+    return os.path.realpath(folder)

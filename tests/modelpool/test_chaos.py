@@ -32,8 +32,8 @@ from start_llm.modelpool.known import DEFAULT_KEY
 from start_llm.modelpool.pool import Pool
 from start_llm.modelpool.registry import ModelLease, ModelRegistry, RoomQueue
 from start_llm.modelpool.resolve import NameResolver
+from start_llm.models.loader import BasesInMemory
 from start_llm.models.room import Weights
-from start_llm.models.weights import BasesInMemory
 from start_llm.prompt.clients import Clients
 from tests.engine.fakes import FakeRunner, submit
 from tests.engine.test_chaos import Site, site_of

@@ -17,9 +17,8 @@ from start_llm.core.settings import load_settings
 from start_llm.models.adapter import read_adapter
 from start_llm.models.background import at_once
 from start_llm.models.device import GIB, Device
-from start_llm.models.loader import LoadedModel, LoadInputs, load_model, load_steps
-from start_llm.models.room import Weights, together
-from start_llm.models.weights import BasesInMemory, group_of
+from start_llm.models.loader import BasesInMemory, LoadedModel, LoadInputs, load_model, load_steps
+from start_llm.models.room import Weights, group_of, together
 from tests.integration.live import Live, live
 from tests.memory_folder import memory_folder
 from tests.models.lora import FAULTS, LORA, build_adapter, build_base, change, fuse, quantise
