@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from start_llm.files.lru import Lru
 from start_llm.kvcache.tree import Segment
 
+_USUAL_IDLE = 1800.0  # seconds, where conversations never lose their protection
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class Session:
-    """A conversation. `ends`: the segments where its last stored turns end, oldest first."""
+    """A conversation.
+
+    Attributes:
+        ends: the segments where its last stored turns end, oldest first.
+        caller: name of the conversation that is taken to have begun this one, as an agent begins sub-agents.
+        called: when one that it began was used last.
+    """
 
     created: float
     used: float
     ends: list[Segment] = field(default_factory=list)
+    caller: str = ""
+    called: float = -math.inf
 
 
 class Sessions:
@@ -29,36 +40,54 @@ class Sessions:
     def __init__(self, idle: float, keep: int, most: int = 4096) -> None:
         self._idle = idle
         self._keep = keep
+        self._lately = (idle or _USUAL_IDLE) / 6
         self._known: Lru[str, Session] = Lru(most)
 
     def add_end(self, name: str, end: Segment, now: float) -> None:
         """A turn of `name` was stored up to `end`; ends that it grew out of are no ends any more."""
-        session = self._known.get(name) or Session(now, now)
+        session = self._known.get(name) or Session(now, now, caller=self._caller_of(end, now))
         session.used = now
+        if (caller := self._known.get(session.caller)) is not None:
+            caller.called = now
         above = set(map(id, end.ancestors()))
         kept = [e for e in session.ends if e is not end and e.rows is not None and id(e) not in above]
         session.ends = [*kept, end][-self._keep :] if self._keep else []
         self._known.put(name, session)
 
+    def _caller_of(self, end: Segment, now: float) -> str:
+        """Of a new conversation: the eldest that was active lately and begins with the same segment; or ``""``."""
+        first = _first(end)
+        alike = [
+            (session.created, name)
+            for name, session in self._known.items()
+            if now - max(session.used, session.called) <= self._lately
+            and any(_first(known) is first for known in session.ends[-1:])
+        ]
+        return min(alike, default=(0.0, ""))[1]
+
     def protection(self, now: float, budget_bytes: int) -> dict[int, tuple[int, float]]:
         """For each protected end (by `id`): how strongly, greater is stronger.
 
-        Up to half of the budget is reserved for the conversations that began first, so that a dozen
-        sub-agents do not push out the one that called them. The eldest is reserved even where it takes
-        more, as long as it was active lately (a sixth of the idle limit). The others share the rest
-        by last use, so that no conversation that runs now starves beside finished ones.
+        The longer a conversation is silent, the later it is likely to come back, so the longest unused is the
+        weakest. One that waits for conversations that it began will come back for sure: up to half of the budget is
+        reserved for such ones, the eldest first, so that a dozen sub-agents do not push out the one that called them.
+        (By `bench_sessions.py` reserving room for all in progress costs more than it saves.)
         """
         strengths: dict[int, tuple[int, float]] = {}
         left, seen = budget_bytes // 2, set[int]()
-        reserving = True
-        for number, session in enumerate(sorted(self._live(now), key=lambda s: s.created)):
-            ends = [end for end in session.ends if end.rows is not None]
-            left -= sum(_path_bytes(end, seen) for end in ends)
-            lately = not self._idle or now - session.used <= self._idle / 6
-            reserving = reserving and (left >= 0 or (number == 0 and lately))
-            strength = (2, -session.created) if reserving else (1, session.used)
-            for end in ends:
-                strengths[id(end)] = max(strengths.get(id(end), strength), strength)
+        waiting = [s for s in self._live(now) if s.called > s.used and now - s.called <= self._lately]
+        waiting = [s for s in waiting if now - s.used <= 2 * self._lately]
+        reserved = set[int]()
+        for session in sorted(waiting, key=lambda s: s.created):
+            left -= sum(_path_bytes(end, seen) for end in session.ends if end.rows is not None)
+            if left < 0 and reserved:
+                break
+            reserved.add(id(session))
+        for session in self._live(now):
+            strength = (2, -session.created) if id(session) in reserved else (1, session.used)
+            for end in session.ends:
+                if end.rows is not None:
+                    strengths[id(end)] = max(strengths.get(id(end), strength), strength)
         return strengths
 
     def protected_bytes(self, now: float) -> int:
@@ -90,3 +119,8 @@ def _path_bytes(end: Segment, seen: set[int]) -> int:
         seen.add(id(segment))
         total += segment.nbytes
     return total
+
+
+def _first(end: Segment) -> Segment:
+    """The first segment of the path to `end`."""
+    return next(reversed([end, *end.ancestors()]))

@@ -30,24 +30,47 @@ def test_no_end_is_protected_if_none_is_kept() -> None:
     assert sessions.protection(0.0, BUDGET) == {}
 
 
-def test_the_eldest_that_fit_half_of_the_budget_are_reserved() -> None:
+def test_the_longest_unused_are_the_weakest() -> None:
     tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
-    ends = [grow(tree, run(n * 1000, 20)) for n in range(4)]
+    ends = [grow(tree, run(n * 1000, 20)) for n in range(3)]
     for number, end in enumerate(ends):
         sessions.add_end(str(number), end, float(number))
-    strengths = sessions.protection(10.0, BUDGET)
-    assert [strengths[id(end)] for end in ends] == [(2, -0.0), (2, -1.0), (1, 2.0), (1, 3.0)]
+    sessions.add_end("0", ends[0], 5.0)
+    assert [sessions.protection(10.0, BUDGET)[id(end)] for end in ends] == [(1, 5.0), (1, 1.0), (1, 2.0)]
 
 
-def test_a_large_eldest_is_reserved_while_it_is_active() -> None:
+def test_who_waits_for_those_it_called_is_reserved() -> None:
     tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
-    large, small = grow(tree, run(0, 90)), grow(tree, run(1000, 5))
-    sessions.add_end("large", large, 0.0)
-    sessions.add_end("small", small, 1.0)
-    assert sessions.protection(100.0, BUDGET)[id(large)][0] == 2
-    assert sessions.protection(101.0, BUDGET)[id(large)][0] == 1
-    sessions.add_end("large", large, 101.0)
-    assert sessions.protection(101.0, BUDGET)[id(large)][0] == 2
+    tools = run(0, 10)
+    main, agent, other = grow(tree, [*tools, 1, 2]), grow(tree, [*tools, 7]), grow(tree, run(1000, 5))
+    sessions.add_end("other", other, 0.0)
+    sessions.add_end("main", main, 1.0)
+    sessions.add_end("agent", agent, 50.0)
+    strengths = sessions.protection(60.0, BUDGET)
+    assert (strengths[id(main)], strengths[id(agent)], strengths[id(other)]) == ((2, -1.0), (1, 50.0), (1, 0.0))
+    sessions.add_end("main", main, 61.0)  # it has come back
+    assert sessions.protection(61.0, BUDGET)[id(main)] == (1, 61.0)
+    sessions.add_end("agent", agent, 100.0)
+    assert sessions.protection(200.0, BUDGET)[id(main)][0] == 2
+    assert sessions.protection(200.1, BUDGET)[id(main)][0] == 1  # the agent is silent, too
+
+
+def test_a_conversation_of_long_ago_called_nobody() -> None:
+    tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
+    first, second = grow(tree, [1, 2]), grow(tree, [1, 3])
+    sessions.add_end("first", first, 0.0)
+    sessions.add_end("second", second, 101.0)
+    assert sessions.protection(102.0, BUDGET)[id(first)] == (1, 0.0)
+
+
+def test_half_of_the_budget_is_reserved_and_the_eldest_in_any_case() -> None:
+    tree, sessions = fake_tree(), Sessions(idle=600, keep=2)
+    large, small = grow(tree, [1, *run(10, 90)]), grow(tree, [2, 3])
+    for name, end, called in (("large", large, [1, 5]), ("small", small, [2, 5])):
+        sessions.add_end(name, end, 0.0)
+        sessions.add_end(f"by {name}", grow(tree, called), 1.0)
+    strengths = sessions.protection(2.0, BUDGET)
+    assert (strengths[id(large)][0], strengths[id(small)][0]) == (2, 1)
 
 
 def test_idle_conversations_are_not_protected() -> None:
