@@ -13,10 +13,11 @@ Theory of operation:
   slowness: one time changes it by a little, whatever it says.
 - The coefficients are fitted to the usual times, by relative errors. What was seen lately weighs more, and what was
   never seen stays near what is believed at first: that wide passes cost little. A pass that is tried tells the truth.
-- Three times in a row that are none of the usual ones mean a change. If another kind was as usual meanwhile, the usual
-  time of this kind has changed. If not, the slowness has: somebody else is busy, or there is another power mode.
-- If no coefficients explain the first three times of a new kind together with what was seen long ago, the slowness has
-  changed, too: the machine was busy when the model was loaded.
+- Three times in a row that are none of the usual ones mean a change. The slowness is what narrow passes say, for there
+  are many of them: if those of a narrow kind have changed and no other narrow kind was as usual meanwhile, somebody
+  else is busy, or there is another power mode. In all other cases the usual time of this kind alone has changed.
+- If no coefficients explain the first three times of a new narrow kind together with what was seen long ago, the
+  slowness has changed, too: the machine was busy when the model was loaded.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ UNKNOWN_SECONDS = 0.05
 
 _KINDS = 192  # that are kept; those seen last
 _SETTLED = 3  # times that make a kind's usual time, or change the machine's speed
+_NARROW = 4  # tokens
 _CHANGED = 1.4  # a time that differs by more is none of the usual ones
 _NEWEST, _NEWEST_USUAL = 0.1, 0.05  # weight of one time in the slowness, and in the usual time of its kind
 _NOISE = 0.1  # of a usual time, as a share
@@ -71,12 +73,19 @@ class _Kind:
         width, context: of the first of them.
         usual: seconds that such a pass takes; 0 until `_SETTLED` were seen.
         recent: number and seconds of the last ones, brought to that width and context.
+        as_usual, changed: numbers of the last one that was as usual, and at which the usual time changed.
     """
 
     width: int
     context: int
     usual: float = 0.0
     recent: list[tuple[int, float]] = field(default_factory=list)
+    as_usual: int = 0
+    changed: int = 0
+
+    @property
+    def is_narrow(self) -> bool:
+        return self.width <= _NARROW
 
     @property
     def seconds(self) -> float:
@@ -94,19 +103,19 @@ class _Kind:
             if len(self.recent) == _SETTLED:
                 self.usual = statistics.median(seconds for _, seconds in self.recent)
             return 1.0
-        if self.is_usual(seconds):
+        if self.usual / _CHANGED <= seconds <= self.usual * _CHANGED:
+            self.as_usual = number
             self.usual *= (seconds / self.usual) ** _NEWEST_USUAL
         times = [seconds for _, seconds in self.recent]
         if min(times) > self.usual * _CHANGED or max(times) < self.usual / _CHANGED:
             return statistics.median(times) / self.usual
         return 1.0
 
-    def is_usual(self, seconds: float) -> bool:
-        return self.usual / _CHANGED <= seconds <= self.usual * _CHANGED
-
     def slow_down(self, factor: float, since: int) -> None:
         """The machine is slower by this factor since a pass of that number."""
         self.recent = [(number, seconds / factor if number >= since else seconds) for number, seconds in self.recent]
+        if self.changed >= since:
+            self.usual /= factor
 
 
 class PassCosts:
@@ -125,7 +134,6 @@ class PassCosts:
         self._kinds: Lru[tuple[int, int], _Kind] = Lru(_KINDS)
         self._slowness = 1.0
         self._passes = self._fitted = 0
-        self._as_usual = -_LATELY, (0, 0)  # when a pass was as usual last, and of which kind
         self._quickest, self._slowest, self._longest = math.inf, 0.0, 1
         self._near, self._widths = (-1, -1, -1), list[float]()
 
@@ -142,11 +150,10 @@ class PassCosts:
         brought = self._modelled(kind.width, kind.context) / self._modelled(width, context) / self._slowness
         was_settled = kind.usual > 0
         factor = kind.add(self._passes, seconds * brought)
-        if was_settled and kind.is_usual(seconds * brought):
-            self._as_usual = self._passes, key
+        if kind.is_narrow and kind.as_usual == self._passes:
             self._slowness *= (seconds * brought / kind.usual) ** _NEWEST
         if factor != 1.0:
-            self._change(key, kind, factor)
+            self._change(kind, factor)
         elif not was_settled and kind.usual:
             self._settle(kind)
         elif self._is_off(kind):
@@ -190,14 +197,19 @@ class PassCosts:
         off = abs(kind.seconds / self._modelled(kind.width, kind.context) - 1)
         return off > _OFF and (not kind.usual or self._passes - self._fitted >= _PATIENCE)
 
-    def _change(self, key: tuple[int, int], kind: _Kind, factor: float) -> None:
+    def _change(self, kind: _Kind, factor: float) -> None:
         """Passes of this kind have become slower by a factor: is it the kind, or the machine?"""
-        number, other = self._as_usual
-        if other != key and number >= kind.recent[0][0]:
-            kind.usual *= factor
+        first = kind.recent[0][0]
+        if kind.is_narrow and not self._narrow_as_usual(first, kind):
+            self._slow_down(factor, kind.as_usual or first)
         else:
-            self._slow_down(factor, kind.recent[0][0])
+            kind.usual *= factor
+            kind.changed = self._passes
         self._fit()
+
+    def _narrow_as_usual(self, since: int, but: _Kind) -> bool:
+        """A narrow pass of another kind was as usual, at that number or behind it."""
+        return any(k.as_usual >= since for k in self._kinds.values() if k.is_narrow and k is not but)
 
     def _slow_down(self, factor: float, since: int) -> None:
         self._slowness *= factor
@@ -215,7 +227,7 @@ class PassCosts:
         Not so if a kind was as usual lately.
         """
         old = [other for other in self._kinds.values() if self._passes - other.seen > _NOW]
-        if old and self._passes - self._as_usual[0] > _LATELY and kind.width <= MOST_WIDE:
+        if old and kind.is_narrow and not self._narrow_as_usual(max(1, self._passes - _LATELY), kind):
             self._fit(old)
             expected, apart = self._modelled(kind.width, kind.context), self._misfit(old)
             self._fit([*old, kind])

@@ -59,15 +59,18 @@ class DraftGate:
             context: tokens in the KV.
         """
         if self._wide >= _WIDE_AT_MOST:
+            self._wide = 0
             return 0
         seconds = self.costs.by_width(context)
         length = self._best(acceptance, match, most, carried, seconds)
         if not self._may_try():
             return length
         longest = self._best(acceptance, match, most, carried, [seconds[1]] * len(seconds))
-        tried = min(longest, _TRIED_LENGTHS[self._tries % len(_TRIED_LENGTHS)])
-        self._is_trying = tried > length
-        return max(length, tried)
+        longer = [tried for tried in _TRIED_LENGTHS if tried > length]
+        if longest <= length or not longer:
+            return length
+        self._is_trying = True
+        return min(longest, longer[self._tries % len(longer)])
 
     def hopeful(self, acceptance: Acceptance, outlook: int, *, context: int) -> bool:
         """Whether a match of at most this length could be worth a draft, or a try."""

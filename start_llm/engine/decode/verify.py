@@ -237,6 +237,7 @@ class SingleRow:
         self.state.drafts.counts.forwards += not self.state.fresh  # that pass belongs to the prompt
         self._timer.launch(fed.size)
         logits: mx.array = self._model(fed[None], cache=self.state.cache)
+        self._timer.launched()
         return logits
 
     def _commit(self, tokens: Sequence[int]) -> None:
@@ -352,11 +353,14 @@ class SingleRow:
 
 
 class _PassTimer:
-    """Tells the gate how long passes take: from when a pass could start to when its result was there."""
+    """Tells the gate how long passes take: from when a pass could start to when its result was there.
+
+    A pass takes at least as long as it took to launch it.
+    """
 
     def __init__(self, gate: DraftGate | None) -> None:
         self._gate = gate
-        self._launched: deque[tuple[float, int]] = deque()
+        self._launched: deque[tuple[float, int, float]] = deque()  # began, width, seconds to launch it
         self._last_result = self._left_at = 0.0
         self._disturbed = False
 
@@ -368,15 +372,19 @@ class _PassTimer:
         self._left_at = time.perf_counter()
 
     def launch(self, width: int) -> None:
-        self._launched.append((time.perf_counter(), width))
+        self._launched.append((time.perf_counter(), width, 0.0))
+
+    def launched(self) -> None:
+        began, width, _ = self._launched.pop()
+        self._launched.append((began, width, time.perf_counter() - began))
 
     def result(self, held: int) -> None:
         if not self._launched:
             return
         now = time.perf_counter()
-        started, width = self._launched.popleft()
+        started, width, least = self._launched.popleft()
         if self._gate is not None and not (self._disturbed and started < self._left_at):
-            self._gate.observe(width, held, now - max(started, self._last_result))
+            self._gate.observe(width, held, max(least, now - max(started, self._last_result)))
         self._last_result = now
 
 
