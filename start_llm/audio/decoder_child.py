@@ -33,7 +33,7 @@ MEMORY = 256 << 20
 SECONDS = 30
 """Of a processor, for one order. Two hours take 1 to 10 of them."""
 LARGEST_PACKET = 16 << 20
-"""Of the first two of a Vorbis file, in bytes: the second one may hold a picture."""
+"""Of the first three of a Vorbis file, in bytes: the second one may hold a picture."""
 
 
 def main(miniaudio: Any) -> None:
@@ -120,7 +120,7 @@ def _address_space() -> int:
 
 
 def check_vorbis(data: bytes) -> None:
-    """Raises ValueError: the first two headers claim what they do not hold. stb_vorbis allocates what they claim."""
+    """Raises ValueError: a header is cut, or claims what it does not hold. stb_vorbis allocates what they claim."""
     packets = _packets(data)
     first = next(packets)
     if len(first) != 30 or first[:7] != b"\x01vorbis":
@@ -138,6 +138,8 @@ def check_vorbis(data: bytes) -> None:
         raise ValueError(f"it claims {count} Vorbis comments")
     for _ in range(count):
         at = _after_text(comments, at)
+    if next(packets)[:7] != b"\x05vorbis":
+        raise ValueError("it has no Vorbis code books")
 
 
 def _packets(data: bytes) -> Iterator[bytes]:
