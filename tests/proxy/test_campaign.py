@@ -143,6 +143,8 @@ def body_of(random: Random, traps: Traps) -> tuple[str, bytes, dict[str, str], s
             [traps.url],
             {"a": 1},
         ]
+        if random.random() < 0.1:
+            body[random.choice(["model", "input", "user", "prompt", "metadata"])] = random.choice(values)
         if random.random() < 0.3:
             planted = random.choice(PARAMETERS)
             place = random.choice(
@@ -154,8 +156,6 @@ def body_of(random: Random, traps: Traps) -> tuple[str, bytes, dict[str, str], s
                 planted = ""
         if random.random() < 0.2:
             body[random.choice(ARGUMENTS)] = random.choice(values)
-        if random.random() < 0.1:
-            body[random.choice(["model", "input", "user", "prompt", "metadata"])] = random.choice(values)
     raw = json.dumps(body).encode()
     if random.random() < 0.05:
         raw = random.choice([raw[:-1], b"[" + raw + b"]", raw.replace(b"1", b"NaN"), b"", b"null", b"\xff" + raw])
