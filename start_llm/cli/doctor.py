@@ -30,8 +30,7 @@ from start_llm.models.catalog import snapshot
 from start_llm.models.checkpoint import CheckpointError, check_source
 from start_llm.models.device import GIB, Accelerator, Device, default_cache_bytes, inspect_device
 from start_llm.models.recommended import recommended_model
-from start_llm.service.ondemand import is_waiting
-from start_llm.service.place import Place
+from start_llm.service.place import Place, is_waiting
 
 Verdict = Literal["ok", "note", "bad"]
 

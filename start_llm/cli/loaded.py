@@ -23,8 +23,7 @@ from start_llm.host.ports import get_json, post_json, server_state
 from start_llm.models.device import GIB
 from start_llm.models.recommended import full_name
 from start_llm.service.commands import NOT_RUNNING
-from start_llm.service.ondemand import is_waiting
-from start_llm.service.place import Place, running_ports
+from start_llm.service.place import Place, is_waiting, running_ports
 
 _ASK_SECONDS = 2.0
 _CHANGE_SECONDS = 3600.0  # the server gives up earlier

@@ -27,10 +27,11 @@ from start_llm.host.home import home
 from start_llm.host.ports import address, free_port, get_json
 from start_llm.launch.folder import claimed, mark_of
 from start_llm.launch.mine import bring, own_folder, take_away
-from start_llm.launch.server import LaunchError, from_root, running_server, wait_for
+from start_llm.launch.server import LaunchError, from_root, running_server
 from start_llm.models.catalog import expected_model
 from start_llm.models.recommended import full_name
 from start_llm.proxy.config import master_key
+from start_llm.service.control import wait_until
 
 STARTUP_SECONDS = 3600.0  # a first start downloads the model
 SMALL_NAME = "claude-haiku-4-5"
@@ -165,7 +166,7 @@ def connect(settings: Settings, server_url: str, proxy_port: int | None, model: 
     url, key = server_url, settings.api_key or "none"
     if proxy_port is not None:
         url = address(settings.mlx_host, proxy_port)
-        if not wait_for(lambda: get_json(f"{url}/health/readiness")[0] == 200, lambda: True, PROXY_SECONDS):
+        if not wait_until(lambda: get_json(f"{url}/health/readiness")[0] == 200, PROXY_SECONDS):
             raise LaunchError(f"The proxy at {url} does not answer. Is the server running with PROXY=on?")
         key = master_key(settings, home() / ".env")[0]
     sees = bool((card.get("capabilities") or {}).get("vision"))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -14,8 +13,6 @@ from start_llm.host.ports import free_port
 from start_llm.service.control import Say, ServiceError, bring_up
 from start_llm.service.place import Place
 
-_POLL_SECONDS = 0.1
-
 
 class LaunchError(RuntimeError):
     """The client cannot be launched. The message says why and what to do."""
@@ -24,15 +21,6 @@ class LaunchError(RuntimeError):
 def from_root(path: Path) -> Path:
     """A path of the settings as the server takes it: it runs in `home`, the agent in the user's repository."""
     return home() / path.expanduser()
-
-
-def wait_for(done: Callable[[], bool], alive: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while alive() and time.monotonic() < deadline:
-        if done():
-            return True
-        time.sleep(_POLL_SECONDS)
-    return False
 
 
 @contextmanager

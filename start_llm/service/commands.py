@@ -23,8 +23,7 @@ from start_llm.host.home import home
 from start_llm.host.ports import free_port, get, get_json
 from start_llm.models.device import GIB
 from start_llm.service.control import ServiceError, bring_up, stop
-from start_llm.service.ondemand import is_waiting
-from start_llm.service.place import Place, ServerState, holder, running_ports
+from start_llm.service.place import Place, ServerState, holder, is_waiting, running_ports
 from start_llm.service.supervisor import how, last_lines
 
 STARTUP_SECONDS = 3600.0  # a first start downloads the model

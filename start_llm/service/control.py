@@ -18,8 +18,7 @@ import psutil
 from start_llm.core.settings import Settings
 from start_llm.host.home import home, made_home, module_command, python_path
 from start_llm.host.ports import get_json, is_free, who_listens
-from start_llm.service.ondemand import is_waiting
-from start_llm.service.place import Place, holder
+from start_llm.service.place import Place, holder, is_waiting
 from start_llm.service.supervisor import STOP_SECONDS, how, last_lines
 
 Say = Callable[[str], None]
@@ -89,7 +88,7 @@ def _wake(place: Place, say: Say) -> None:
     """Has the system start the server, whose port it holds. Raises ServiceError."""
     say(f"the system starts the server on port {place.port}; its log: {place.log}")
     get_json(f"{place.url}/health", seconds=POLL_SECONDS)
-    if not _wait_until(lambda: place.is_running, WAKE_SECONDS):
+    if not wait_until(lambda: place.is_running, WAKE_SECONDS):
         raise ServiceError(
             f"The system holds port {place.port}, but has not started the server; see `systemctl --user status "
             f"start-llm` or `launchctl list`."
@@ -207,13 +206,13 @@ def stop(place: Place, seconds: float = STOP_SECONDS + 10) -> bool:
         raise ServiceError(f"{place.folder}/server-{place.port}.json does not tell whose the lock beside it is.")
     family = _family(process)
     _signal(process, signal.SIGTERM)
-    if not _wait_until(lambda: not place.is_running, seconds):
+    if not wait_until(lambda: not place.is_running, seconds):
         for member in _family(process):
             _signal(member, signal.SIGKILL)
     left = [each for each in psutil.wait_procs(family, timeout=GONE_SECONDS)[1] if not _is_zombie(each)]
     if left:
         raise ServiceError(f"Processes of the server on port {place.port} are left: {[each.pid for each in left]}.")
-    if not state.activated and not _wait_until(lambda: is_free(place.host, place.port), ASK_SECONDS):
+    if not state.activated and not wait_until(lambda: is_free(place.host, place.port), ASK_SECONDS):
         raise ServiceError(f"Port {place.port} is still in use by {who_listens(place.port)}.")
     place.forget()
     return True
@@ -239,7 +238,8 @@ def _signal(process: psutil.Process, number: signal.Signals) -> None:
         process.send_signal(number)
 
 
-def _wait_until(done: Callable[[], bool], seconds: float) -> bool:
+def wait_until(done: Callable[[], bool], seconds: float) -> bool:
+    """Whether it is done within so many seconds."""
     deadline = time.monotonic() + seconds
     while not done():
         if time.monotonic() >= deadline:

@@ -1,4 +1,4 @@
-"""What is known on disk of the server of one port: its lock, its state, who uses it.
+"""What is known on disk of the server of one port: its lock, its state, who uses it, and the unit that starts it.
 
 All lies in ``START_LLM_CACHE_DIR/run``. Locks are what counts: the system drops them with their holder. A state without
 a held lock tells how the last server ended.
@@ -7,9 +7,14 @@ a held lock tells how the last server ended.
 from __future__ import annotations
 
 import json
+import logging
 import os
+import plistlib
 import re
-from collections.abc import Iterator
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -20,13 +25,17 @@ import psutil
 from start_llm.files.atomic import write_atomic
 from start_llm.files.locks import FileLock, is_locked
 from start_llm.host.home import home
-from start_llm.host.ports import address
+from start_llm.host.ports import address, is_free
 
 if TYPE_CHECKING:
     from start_llm.core.settings import Settings
 
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 1.0
 Phase = Literal["starting", "ready", "waiting", "ending", "gave up"]
 _LONGEST_STATE = 1 << 20
+LABEL = "io.start-llm.server"
 _LOCK = re.compile(r"server-(\d+)\.lock")
 
 
@@ -165,6 +174,47 @@ class Place:
         return count
 
 
+class IdleWatch:
+    """A thread that calls `end` once nothing was asked for `seconds`, and nobody is there who may ask.
+
+    Args:
+        idle_seconds: how long nothing was asked.
+        place: knows the agents that are connected, and whether the server is to stay.
+        end: called once, on this thread.
+    """
+
+    def __init__(
+        self,
+        idle_seconds: Callable[[], float],
+        place: Place,
+        seconds: float,
+        end: Callable[[], None],
+        *,
+        look_seconds: float = LOOK_SECONDS,
+    ) -> None:
+        self._idle_seconds, self._place, self._seconds, self._end = idle_seconds, place, seconds, end
+        self._look_seconds = min(look_seconds, max(seconds / 4, 0.02))
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="idle-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+
+    def _run(self) -> None:
+        unused_since = time.monotonic()
+        while not self._over.wait(self._look_seconds):
+            if self._place.is_kept or self._place.users():
+                unused_since = time.monotonic()
+                continue
+            if min(self._idle_seconds(), time.monotonic() - unused_since) >= self._seconds:
+                log.warning("nobody has used the server for %.0f s: it ends", self._seconds)
+                self._end()
+                return
+
+
 def _read_own(path: Path) -> bytes:
     """A file of this user, no link and no pipe: what it says decides which process is ended. Raises OSError."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -214,3 +264,42 @@ def _state(data: Any) -> ServerState:
     told = {name: value for name, value in data.items() if name in known}
     last = told.get("last_exit")
     return ServerState(**told | {"last_exit": Exit(**last) if last else None})
+
+
+# --- units of systemd and launchd: one of them may hold a server's port for it ---
+
+
+def service_path() -> Path:
+    return Path("~/.config/systemd/user/start-llm.service").expanduser()
+
+
+def socket_path() -> Path:
+    return service_path().with_suffix(".socket")
+
+
+def agent_path() -> Path:
+    return Path(f"~/Library/LaunchAgents/{LABEL}.plist").expanduser()
+
+
+def installed_on_demand() -> bool | None:
+    """Whether the service that is installed is started by its first request; ``None`` if there is none."""
+    if on_demand_port() is not None:
+        return True
+    return False if service_path().exists() or agent_path().exists() else None
+
+
+def on_demand_port() -> int | None:
+    """The port that the system listens on for the server, by the unit that is installed."""
+    try:
+        if sys.platform == "darwin":
+            sockets = plistlib.loads(agent_path().read_bytes())["Sockets"]
+            return int(next(iter(sockets.values()))["SockServiceName"])
+        found = re.search(r"^ListenStream=.*:(\d+)$", socket_path().read_text("utf-8"), re.MULTILINE)
+        return int(found[1]) if found else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration, plistlib.InvalidFileException):
+        return None
+
+
+def is_waiting(place: Place) -> bool:
+    """Whether the system holds the port and no server runs: asking there would start one."""
+    return on_demand_port() == place.port and not place.is_running and not is_free(place.host, place.port)

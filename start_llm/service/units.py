@@ -18,7 +18,7 @@ from start_llm.core.errors import ExitCode
 from start_llm.core.settings import Settings
 from start_llm.host.activation import LAUNCHD_SOCKET
 from start_llm.host.home import home, made_home, module_command, python_path
-from start_llm.service.ondemand import LABEL, agent_path, installed_on_demand, service_path, socket_path
+from start_llm.service.place import LABEL, agent_path, installed_on_demand, service_path, socket_path
 
 SOCKET = "Listeners"
 _KEPT = ("PATH", "LD_PRELOAD", "HF_HOME", "HF_ENDPOINT", "HF_HUB_CACHE", "START_LLM_CACHE_DIR", "START_LLM_COMMAND")

@@ -12,8 +12,7 @@ import psutil
 import pytest
 
 from start_llm.core.settings import Settings, load_settings
-from start_llm.service.idle import IdleWatch
-from start_llm.service.place import Exit, Place, ServerState, created, holder, running_ports
+from start_llm.service.place import Exit, IdleWatch, Place, ServerState, created, holder, running_ports
 
 HOLD = """
 import sys; from pathlib import Path; from start_llm.core.settings import load_settings

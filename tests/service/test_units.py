@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from start_llm.core.settings import Settings, load_settings
-from start_llm.service import ondemand, units
-from start_llm.service.ondemand import LABEL
+from start_llm.service import place, units
+from start_llm.service.place import LABEL
 from start_llm.service.units import ServiceUnit, unit_for
 
 
@@ -116,15 +116,15 @@ def test_launchd_listens_and_starts_on_demand(settings: Settings) -> None:
 def test_what_is_installed_is_known_by_its_files(
     system: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ondemand.sys, "platform", system)
-    assert ondemand.installed_on_demand() is None
+    monkeypatch.setattr(place.sys, "platform", system)
+    assert place.installed_on_demand() is None
     for on_demand in (False, True):
         unit = make(system, settings, on_demand=on_demand)
         for path, text in unit.files.items():
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        assert ondemand.installed_on_demand() is on_demand
-        assert ondemand.on_demand_port() == (8080 if on_demand else None)
+        assert place.installed_on_demand() is on_demand
+        assert place.on_demand_port() == (8080 if on_demand else None)
         for path in unit.files:
             path.unlink()
 
