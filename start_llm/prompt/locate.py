@@ -105,9 +105,17 @@ def _field(message: Message, rendered: Rendering, offset: int, char: int) -> str
         end = offset + len(message.content.strip())
         return "tools" if char >= end and char < rendered.head else "system"
     if message.role != "assistant":
-        note = message.content.rfind(NOTE_OPEN)
-        return "note" if 0 <= note <= char - offset else "content"
+        return "note" if _is_in_note(message.content, char - offset) else "content"
     return _part_of_answer(message, rendered.text, offset, char)
+
+
+def _is_in_note(content: str, char: int) -> bool:
+    """A note stands at the beginning of a user's message, or at the end of a tool's."""
+    if content.startswith(NOTE_OPEN):
+        end = content.find("</" + content[1 : content.find(" ")])
+        return char <= end
+    note = content.rfind(NOTE_OPEN)
+    return 0 <= note <= char
 
 
 def _part_of_answer(message: Message, text: str, offset: int, char: int) -> str:

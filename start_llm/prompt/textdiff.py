@@ -15,6 +15,7 @@ _LONG = (5, 300)  # or of so many, if they have so many characters
 _NAME = 100  # characters; a longer line before a fence is no file's name
 _ALIKE = 6  # characters, as in "Mode: "
 _SAME = "(as before ...)"
+GONE = "no longer valid"
 _NAMES = 24  # characters that stand around what is left out of a line
 _WORTH = 40  # a shorter part is not left out; so much names a line
 _WORD = re.compile(r"\s*\S+|\s+$")
@@ -47,11 +48,12 @@ def diff(old: str, new: str) -> list[str] | None:
             pairs = zip(gone, came, strict=True)
             lines += [f"{place}, now:", *(f"+{changed(*pair, within=len(lines) < _MOST_WITHIN)}" for pair in pairs)]
             continue
+        head_line = f"{place}:" if came else f"{place}, {GONE}:"
         if len(gone) >= _ELIDE or (len(gone) >= _LONG[0] and sum(map(len, gone)) > _LONG[1]):
             ends = [f"-{_name(line, before)}" for line in (gone[0], gone[-1])]
-            lines += [f"{place}:", ends[0], f"(-{len(gone) - 2} more lines, down to)", ends[1]]
+            lines += [head_line, ends[0], f"(-{len(gone) - 2} more lines, down to)", ends[1]]
         else:
-            lines += [f"{place}:", *(f"-{_name(line, before)}" for line in gone)]
+            lines += [head_line, *(f"-{_name(line, before)}" for line in gone)]
         lines += (f"+{line}" for line in came)
     return lines
 

@@ -190,8 +190,10 @@ def _note_place(messages: Sequence[ShownMessage], transient: bool) -> int | None
 
 
 def _with_note(shown: ShownMessage, note: str) -> ShownMessage:
+    """A user's words stand behind the note: a model answers what it reads last. A tool's result stands before it."""
     content = shown.message.content
-    return replace(shown, message=replace(shown.message, content=f"{content}\n\n{note}" if content else note))
+    parts = (note, content) if shown.message.role == "user" else (content, note)
+    return replace(shown, message=replace(shown.message, content="\n\n".join(filter(None, parts))))
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,8 +36,8 @@ def test_of_a_line_that_begins_as_it_did_only_what_it_says_now_is_told():
 
 def test_of_a_long_run_of_lines_that_are_gone_the_ends_are_told():
     old = "\n".join(f"line {n}" for n in range(40))
-    assert diff(old, "line 0") == ["line 2:", "-line 1", "(-37 more lines, down to)", "-line 39"]
-    assert diff("a\nb\nc", "a") == ["line 2:", "-b", "-c"]
+    assert diff(old, "line 0") == ["line 2, no longer valid:", "-line 1", "(-37 more lines, down to)", "-line 39"]
+    assert diff("a\nb\nc", "a") == ["line 2, no longer valid:", "-b", "-c"]
 
 
 def test_texts_too_long_to_compare_have_no_changes():
@@ -52,7 +52,7 @@ def applied(old: list[str], told: list[str]) -> list[str]:
     rest = list(old)
     index = 0
     while index < len(told):
-        place = re.fullmatch(r"line (\d+)(, now)?:", told[index])
+        place = re.fullmatch(r"line (\d+)(, now|, no longer valid)?:", told[index])
         assert place is not None
         index += 1
         gone, came = [], []
@@ -61,7 +61,7 @@ def applied(old: list[str], told: list[str]) -> list[str]:
             index += 1
         until = int(place[1]) - 1 - len(result)
         result += [*rest[:until], *came]
-        gone = rest[until : until + len(came)] if place[2] else gone
+        gone = rest[until : until + len(came)] if place[2] == ", now" else gone
         assert rest[until : until + len(gone)] == gone
         rest = rest[until + len(gone) :]
     return result + rest
@@ -98,9 +98,9 @@ def test_a_long_line_stands_beside_what_it_was_though_lines_came_in_front_of_it(
 
 
 def test_a_long_line_that_is_gone_is_named_by_its_beginning():
-    assert diff(f"One.\n{RULE}", "One.") == ["line 2:", "-Before anything is deleted, moved, ..."]
+    assert diff(f"One.\n{RULE}", "One.") == ["line 2, no longer valid:", "-Before anything is deleted, moved, ..."]
     # Not if another line begins so.
-    assert diff(f"{RULE} Yes.\n{RULE}", f"{RULE} Yes.") == ["line 2:", f"-{RULE}"]
+    assert diff(f"{RULE} Yes.\n{RULE}", f"{RULE} Yes.") == ["line 2, no longer valid:", f"-{RULE}"]
 
 
 def test_of_five_long_lines_that_are_gone_the_ends_are_told():

@@ -413,7 +413,7 @@ def test_aiders_changed_files_are_told_as_lines_if_they_are_few():
     text = aider(client, code("\nnew_line = 1"), "Second question")
     assert client.prepared is not None and client.prepared.prompt.tokens[: len(spoken)] == spoken
     assert text.count("added these files") == 1
-    assert "a.py, line 31:\n+new_line = 1" in text[text.index("Second question") :]
+    assert "a.py, line 31:\n+new_line = 1" in text[: text.index("Second question")]
 
 
 def test_aiders_files_that_changed_altogether_are_shown_where_it_puts_them():
