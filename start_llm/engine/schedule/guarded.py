@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from start_llm.core.prompt import Prompt
@@ -24,6 +23,7 @@ STORE_ERROR = "store_error"
 """The reason of a miss: the store could not be asked."""
 NOT_RESTORABLE = "not_restorable"
 """The reason of a miss: this model cannot go on from stored KV."""
+_FAILED, _NOT_RESTORABLE = RestorePlan(0, 0, 0, STORE_ERROR), RestorePlan(0, 0, 0, NOT_RESTORABLE)
 
 
 class GuardedStore:
@@ -38,17 +38,13 @@ class GuardedStore:
 
     def __init__(self, store: KVStore, fresh: Callable[[], Cache], *, reuse: bool = True) -> None:
         self._store, self._fresh, self._reuse = store, fresh, reuse
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._figures: dict[str, float] = {}
         self.errors = 0
         self.retreats = 0
 
     def lookup(self, tokens: TokenSequence, limit: int) -> RestorePlan:
-        if not self._reuse:
-            return RestorePlan(0, 0, 0, NOT_RESTORABLE)
-        with self._guarded("lookup"):
-            return self._store.lookup(tokens, limit=limit)
-        return RestorePlan(0, 0, 0, STORE_ERROR)
+        return self._or(_FAILED, self._store.lookup, tokens, limit=limit) if self._reuse else _NOT_RESTORABLE
 
     def find(self, prompt: Prompt, tokens: TokenSequence, limit: int) -> RestorePlan:
         """`lookup` for `tokens` that begin with the prompt's; what is found never ends inside an image.
@@ -61,97 +57,75 @@ class GuardedStore:
             return plan
         self.retreats += 1
         log.warning("stored KV ends inside an image (%d of %d)", plan.length - image.start, image.length)
-        with self._guarded("forget"):
-            self._store.forget(tokens, image.start)
+        self._or(None, self._store.forget, tokens, image.start)
         return self.lookup(tokens, image.start)
 
     def peek(self, tokens: Tokens, limit: int) -> RestorePlan:
         """`lookup` for other threads."""
-        if not self._reuse:
-            return RestorePlan(0, 0, 0, NOT_RESTORABLE)
-        with self._guarded("peek"):
-            return self._store.peek(tokens, limit)
-        return RestorePlan(0, 0, 0, STORE_ERROR)
+        return self._or(_FAILED, self._store.peek, tokens, limit) if self._reuse else _NOT_RESTORABLE
 
     def show(self) -> StoredTree:
         """The whole tree, for people; for other threads. Raises TimeoutError."""
         return self._store.snapshot()
 
     def restore(self, tokens: TokenSequence, plan: RestorePlan) -> Restored:
-        with self._guarded("restore"):
-            return self._store.restore(tokens, plan)
-        return Restored(self._fresh(), 0, 0)
+        return self._or(None, self._store.restore, tokens, plan) or Restored(self._fresh(), 0, 0)
 
     def pauses(self, prompt: Prompt, start: int) -> tuple[int, ...]:
-        with self._guarded("pauses"):
-            return () if not self._reuse else self._store.pauses(prompt, start)
-        return ()
+        return self._or((), self._store.pauses, prompt, start) if self._reuse else ()
 
     def put(self, tokens: TokenSequence, cache: Cache, **about: Any) -> None:
         """`about`: the keyword arguments of `KVStore.put`."""
-        if not self._reuse:
-            return
-        with self._guarded("put"):
-            self._store.put(tokens, cache, **about)
+        if self._reuse:
+            self._or(None, self._store.put, tokens, cache, **about)
 
     def idle(self) -> None:
-        with self._guarded("idle"):
-            self._store.idle()
+        self._or(None, self._store.idle)
 
     def leave(self) -> None:
         """All that is stored is to be written, side requests included: the model goes, see `written`."""
-        with self._guarded("leave"):
-            self._store.disk.write_all()
+        self._or(None, lambda: self._store.disk.write_all(), method="leave")
 
     def written(self) -> bool:
         """Hands on what waits for the disk. True: all of it is there, or cannot be written."""
-        with self._guarded("written"):
-            return self._store.disk.written()
-        return True
+        return self._or(True, lambda: self._store.disk.written(), method="written")
 
     def has_room(self, tokens: int) -> bool:
-        with self._guarded("has_room"):
-            return self._reuse and self._store.has_room(tokens)
-        return False
+        return self._reuse and self._or(False, self._store.has_room, tokens)
 
     def learn(self, tokens: int, cache: Cache) -> None:
-        with self._guarded("learn"):
-            self._store.learn(tokens, cache)
+        self._or(None, self._store.learn, tokens, cache)
 
     def estimate(self, tokens: int) -> int:
-        with self._guarded("estimate"):
-            return self._store.estimate(tokens)
-        return 0
+        return self._or(0, self._store.estimate, tokens)
 
     @property
     def nbytes(self) -> int:
         """Bytes of KV in memory."""
-        with self._guarded("nbytes"):
-            return self._store.nbytes
-        return 0
+        return self._or(0, lambda: self._store.nbytes, method="nbytes")
 
     def set_budget(self, budget_bytes: int) -> None:
-        with self._guarded("set_budget"):
-            self._store.set_budget(budget_bytes)
+        self._or(None, self._store.set_budget, budget_bytes)
 
     def figures(self) -> dict[str, float]:
         """The store's sizes, by the names that `/metrics` shows; the last ones if the store cannot be asked."""
-        with self._guarded("stats"):
-            stats = self._store.stats()
+        stats = self._or(None, self._store.stats)
+        if stats is not None:
             self._figures = {f"kv_{name}": getattr(stats, name) for name in KV_FIGURES}
             self._figures |= {f"kv_disk_{name}": value for name, value in stats.disk.items()}
         return self._figures | {"kv_errors": self.errors, "vlm_retreat": self.retreats}
 
     def close(self) -> None:
-        with self._guarded("close"):
-            self._store.close()
+        self._or(None, self._store.close)
 
-    @contextmanager
-    def _guarded(self, method: str) -> Iterator[None]:
+    def _or[T, I](self, instead: I, function: Callable[..., T], *args: Any, method: str = "", **kwargs: Any) -> T | I:
+        """What `function` returns, or `instead` if it raises."""
         try:
-            yield
+            return function(*args, **kwargs)
         except Exception as error:
             self.errors += 1
-            first = method not in self._told
-            self._told.add(method)
+            method = method or function.__name__
+            first = method not in self._logged
+            self._logged.add(method)
             log.warning("the KV store failed in %s: %s: %s", method, type(error).__name__, error, exc_info=first)
+            return instead

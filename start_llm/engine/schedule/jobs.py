@@ -84,6 +84,12 @@ class Job:
         return len(self.tokens) - (self.pending is None)
 
     @property
+    def must_wait(self) -> bool:
+        """False once its leader got there or is gone, and for a job without one."""
+        leader = self.leader
+        return leader is not None and leader.stage is Stage.PREFILL and leader.position < self.leader_until
+
+    @property
     def until(self) -> int:
         """Where prefill ends."""
         return len(self.tokens) if self.idle else self.prefix

@@ -1,4 +1,7 @@
-"""The jobs whose prompts are being computed, and which of them is next. Model thread only."""
+"""The jobs whose prompts are being computed, and which of them is next. Model thread only.
+
+Of prompts that share a beginning which nobody has computed yet, one computes it (the leader), the others wait for it.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,15 @@ from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.idle_prefill import IdlePrefill
 from start_llm.engine.schedule.jobs import Job, Stage
 from start_llm.engine.schedule.prefill import Prefill
-from start_llm.engine.schedule.shared_prefill import SharedPrefills
+from start_llm.kvcache.blocks import common_prefix
 from start_llm.kvcache.types import RestorePlan
 
 
 class Prompts:
     """
+    Args:
+        least_shared: a shared beginning that is shorter than this is computed again rather than waited for.
+
     Attributes:
         trim_misses: restores that were shorter than what is stored, for want of a checkpoint.
     """
@@ -25,11 +31,11 @@ class Prompts:
         self,
         store: GuardedStore,
         prefill: Prefill,
-        shared: SharedPrefills,
+        least_shared: int,
         idle_prefill: IdlePrefill,
         clock: Callable[[], float],
     ) -> None:
-        self._store, self._prefill, self._shared = store, prefill, shared
+        self._store, self._prefill, self._least_shared = store, prefill, least_shared
         self._idle_prefill, self._clock = idle_prefill, clock
         self._jobs: list[Job] = []
         self._turn = 0
@@ -47,7 +53,7 @@ class Prompts:
         job.stage, job.watched = Stage.PREFILL, self._clock()
         job.admitted = job.admitted or job.watched
         self._jobs.append(job)
-        if not self._shared.follow(job, plan.length, self._jobs):
+        if not self._follow(job, plan.length):
             self._restore(job, plan, joined=0)
 
     def discard(self, job: Job) -> None:
@@ -60,7 +66,27 @@ class Prompts:
 
     def released(self) -> list[Job]:
         """Jobs that waited for another one's KV, which is there now or will not come."""
-        return [job for job in self._jobs if job.leader is not None and not self._shared.must_wait(job)]
+        return [job for job in self._jobs if job.leader is not None and not job.must_wait]
+
+    def _follow(self, job: Job, stored: int) -> bool:
+        """Makes `job` wait if another one is computing more of its prompt than the `stored` tokens.
+
+        The leader will pause where the two part.
+        """
+        leader: Job | None = None
+        reach = stored + self._least_shared
+        for other in self._jobs:
+            if other is job or other.leader is not None:
+                continue
+            shared = min(common_prefix(job.tokens, other.tokens), job.prefix, other.prefix)
+            if shared > reach:
+                leader, reach = other, shared
+        if leader is None:
+            return False
+        job.leader, job.leader_until, job.stored = leader, reach, stored
+        if reach not in leader.pauses and reach > leader.position:
+            leader.pauses = sorted({*leader.pauses, reach})
+        return True
 
     def take_over(self, job: Job) -> None:
         """A job of `released` goes on with what is stored."""

@@ -32,7 +32,6 @@ from start_llm.engine.schedule.prefill import Prefill
 from start_llm.engine.schedule.prompts import Prompts, report_of
 from start_llm.engine.schedule.requests import Requests
 from start_llm.engine.schedule.rows import Draw, Rows
-from start_llm.engine.schedule.shared_prefill import SharedPrefills
 from start_llm.engine.schedule.steps import DecodeShare, StepSize
 from start_llm.engine.schedule.trials import Trials
 from start_llm.kvcache.blocks import as_tokens
@@ -90,7 +89,7 @@ class Scheduler:
         self._share = DecodeShare(limits.decode_share)
         self._prefill = Prefill(runner, store, self._steps, clock)
         self.idle_prefill = IdlePrefill(self._prefill, store, limits.idle_step, clock)
-        self._prompts = Prompts(store, self._prefill, SharedPrefills(limits.join), self.idle_prefill, clock)
+        self._prompts = Prompts(store, self._prefill, limits.join, self.idle_prefill, clock)
         self._rows = Rows(runner, draw)
         self.requests = Requests(self._prompts, self._rows, self._prefill, memory, clock)
         self._trials = Trials(self.requests, self._rows)

@@ -21,6 +21,7 @@ class Broken(FakeStore):
         def fail(*_: Any, **__: Any) -> Any:
             raise MemoryError("out of memory")
 
+        fail.__name__ = method
         setattr(self, method, fail)
         return self
 
