@@ -79,9 +79,9 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Watch:
         if loading is not None:
             watch.done.append((began, time.perf_counter(), f"step from {before} to {_place(loading)}"))
 
-    def step_seen(units: Any, unit: Any) -> None:
-        step(units, unit)
-        if unit.model == "":
+    def step_seen(models: Any, model: Any) -> None:
+        step(models, model)
+        if models.get("") is model.scheduler:
             watch.steps.append(time.perf_counter())
 
     def background_seen(function: Callable[[], Any], *more: Any) -> Generator[float, None, Any]:
