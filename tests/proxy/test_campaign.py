@@ -199,6 +199,32 @@ def test_random_bodies_are_answered_or_refused(proxy: LiteLLMProxy, traps: Traps
     assert "Traceback" not in log
 
 
+HI = [{"role": "user", "content": "Hi"}]
+UNREADABLE: list[tuple[str, dict[str, Any], int, str]] = [
+    ("responses", {"model": "default", "input": 1}, 400, "input"),
+    (
+        "chat/completions",
+        {"model": "default", "messages": [{"role": "user", "content": [{"type": "file"}]}]},
+        501,
+        "file",
+    ),
+    ("completions", {"model": "default", "prompt": [1, 2, 3]}, 200, "From here"),
+    ("completions", {"model": "default", "prompt": "Hi", "prompt_cache_key": "k", "top_k": 4}, 200, "From here"),
+    ("rerank", {"model": "rerank-2", "query": "q", "documents": ["d"], "top_n": "x"}, 400, "top_n"),
+    ("messages", {"model": "a\nb", "max_tokens": 5, "messages": HI}, 200, "From here"),
+]
+"""What LiteLLM answered with 500, or not at all: the path, the body, and what the server makes of it."""
+
+
+@pytest.mark.parametrize(("path", "body", "status", "words"), UNREADABLE)
+def test_what_litellm_cannot_read_gets_the_servers_own_answer(
+    proxy: LiteLLMProxy, path: str, body: dict[str, Any], status: int, words: str
+) -> None:
+    headers = {"Authorization": f"Bearer {proxy.master_key}", "Content-Type": "application/x-www-form-urlencoded"}
+    answer = httpx.post(f"{proxy.url}/v1/{path}", content=json.dumps(body), headers=headers, timeout=120)
+    assert (answer.status_code, words in answer.text) == (status, True), answer.text
+
+
 NAMES = """
 import json
 from start_llm.proxy.application import litellm_names
