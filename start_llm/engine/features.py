@@ -85,7 +85,7 @@ class _Files:
 
     def __init__(self, folder: Path, most: int) -> None:
         self._folder, self._most = folder, most
-        self._told = False
+        self._warned = False
 
     def read(self, name: str) -> Features | None:
         path = self._folder / (name + _SUFFIX)
@@ -110,9 +110,9 @@ class _Files:
             self._make_room(len(data))
             write_atomic(self._folder / (name + _SUFFIX), data)
         except OSError as error:
-            if not self._told:
+            if not self._warned:
                 log.warning("image features are kept in memory only: %s", error)
-            self._told = True
+            self._warned = True
 
     def _make_room(self, new: int) -> None:
         """For so many bytes more; what a killed process left half written goes too, when it is the oldest."""

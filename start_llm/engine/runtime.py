@@ -17,9 +17,8 @@ from start_llm.engine.decode.constraint import GrammarProcessor, Grammars
 from start_llm.engine.decode.costs import PassCosts
 from start_llm.engine.decode.drafting import Drafts, make_drafts
 from start_llm.engine.decode.gate import DraftGate
-from start_llm.engine.decode.sampling import LogprobTap, make_processors, make_sampler, top_logprobs
+from start_llm.engine.decode.sampling import LogprobTap, ThinkingBudget, make_processors, make_sampler, top_logprobs
 from start_llm.engine.decode.text import BatchRunner
-from start_llm.engine.decode.thinking import ThinkingBudget
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.rows import Processors

@@ -45,7 +45,7 @@ class Watchdog:
         self._tick = min(TICK, limit / 8)
         self._beat = self._silent = 0.0
         self._since: float | None = None
-        self._told = False
+        self._given_up = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
 
@@ -77,7 +77,7 @@ class Watchdog:
         if beat != self._beat:
             if self._since is not None:
                 log.warning("the model thread goes on, after %.0f s", self._silent)
-            self._beat, self._silent, self._since, self._told = beat, 0.0, None, False
+            self._beat, self._silent, self._since, self._given_up = beat, 0.0, None, False
             return
         self._silent += passed
         if self._silent < self._limit:
@@ -86,8 +86,8 @@ class Watchdog:
             self._since = time.time() - self._silent
             self._complain()
         self._watched.wedged()
-        if self._silent >= 2 * self._limit and not self._told:
-            self._told = True
+        if self._silent >= 2 * self._limit and not self._given_up:
+            self._given_up = True
             self._watched.hopeless()
 
     def _complain(self) -> None:

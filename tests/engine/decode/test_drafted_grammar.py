@@ -13,9 +13,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from start_llm.core.request import Sampling
 from start_llm.core.work import Constraint, ThinkingLimit
 from start_llm.engine.decode.constraint import Grammars
-from start_llm.engine.decode.sampling import make_processors, make_sampler
+from start_llm.engine.decode.sampling import ThinkingBudget, make_processors, make_sampler
 from start_llm.engine.decode.text import BatchRunner
-from start_llm.engine.decode.thinking import ThinkingBudget
 from start_llm.engine.decode.verify import RowState, SingleRow
 from tests.engine.decode.test_verify import Eager, Prophet, said
 from tests.engine.tiny import make_model, make_tokenizer
