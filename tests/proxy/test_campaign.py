@@ -202,12 +202,6 @@ def test_random_bodies_are_answered_or_refused(proxy: LiteLLMProxy, traps: Traps
 HI = [{"role": "user", "content": "Hi"}]
 UNREADABLE: list[tuple[str, dict[str, Any], int, str]] = [
     ("responses", {"model": "default", "input": 1}, 400, "input"),
-    (
-        "chat/completions",
-        {"model": "default", "messages": [{"role": "user", "content": [{"type": "file"}]}]},
-        501,
-        "file",
-    ),
     ("completions", {"model": "default", "prompt": [1, 2, 3]}, 200, "From here"),
     ("completions", {"model": "default", "prompt": "Hi", "prompt_cache_key": "k", "top_k": 4}, 200, "From here"),
     ("rerank", {"model": "rerank-2", "query": "q", "documents": ["d"], "top_n": "x"}, 400, "top_n"),
