@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from start_llm.app import App
     from start_llm.core.settings import Settings, load_settings
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["App", "Settings", "load_settings"]
 
 _PLACES = {"App": "start_llm.app", "Settings": "start_llm.core.settings", "load_settings": "start_llm.core.settings"}
