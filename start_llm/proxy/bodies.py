@@ -101,6 +101,8 @@ class RequestBodies:
     def _checked(self, dialect: str, raw: bytes) -> bytes:
         """`raw` as LiteLLM gets it. Raises BadRequest, TooLarge."""
         body = parse_object(raw)
+        if not isinstance(body.get("model"), str | None):  # LiteLLM looks it up before it looks at it
+            raise BadRequest("model: this must be a string, the name of a model.", param="model", code="invalid_value")
         self._litellm_names.check(body)
         changed = self._litellm_names.without_arguments(body)
         if _CONVERSATION.fullmatch(dialect):

@@ -95,6 +95,14 @@ def test_a_parameter_of_litellms_is_400_that_names_it(path: str, place: str, mor
     assert path == MESSAGES or error["param"] == place
 
 
+@pytest.mark.parametrize("model", [[[0]], ["a"], {"a": {}}, 5, True])
+def test_a_model_that_is_no_name_is_400(model: Any) -> None:
+    for path in (CHAT, MESSAGES):
+        status, error = refused(path, json.dumps({"model": model}).encode())
+        assert status == 400 and "model" in error["message"]
+    assert through(CHAT, b'{"model": null}')[0] == 200
+
+
 def test_what_a_client_calls_its_own_data_is_its_own() -> None:
     body = {"model": "m", "metadata": {"tags": "a", "user_id": "u"}, "litellm_session_id": "s", "unknown": 1}
     raw = json.dumps(body).encode()

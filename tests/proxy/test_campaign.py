@@ -206,6 +206,7 @@ UNREADABLE: list[tuple[str, dict[str, Any], int, str]] = [
     ("completions", {"model": "default", "prompt": "Hi", "prompt_cache_key": "k", "top_k": 4}, 200, "From here"),
     ("rerank", {"model": "rerank-2", "query": "q", "documents": ["d"], "top_n": "x"}, 400, "top_n"),
     ("messages", {"model": "a\nb", "max_tokens": 5, "messages": HI}, 200, "From here"),
+    ("messages", {"model": [[0]], "max_tokens": 5, "messages": HI}, 400, "model"),
 ]
 """What LiteLLM answered with 500, or not at all: the path, the body, and what the server makes of it."""
 
