@@ -297,7 +297,7 @@ def test_a_page_that_was_left_holds_no_connection(page: Browser, server: Live) -
         page.open("about:blank")
         page.open(server.url)
         page.until_text("#state", "ready")
-    feeds = server.app._server._feeds
+    feeds = server.app._server._pools["feed"]
     page.until(lambda: feeds._tasks == 1, "the end of the feeds of pages that were left")
 
 

@@ -52,7 +52,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         """Has the index at the first token, however busy the machine is."""
         row = begin(self, work, generated)
         if row is not None:
-            row._future.result(WAIT)
+            row._index.result(WAIT)
         return row
 
     monkeypatch.setattr(drafting, "SuffixIndex", Watched)

@@ -19,12 +19,12 @@ def common(a: tuple[int, ...], b: tuple[int, ...]) -> int:
     return low
 
 
-@pytest.mark.parametrize(("client", "family", "limit"), [
-    ("pi", "qwen35", 1.01), ("pi", "chatml", 1.01), ("openclaw", "qwen35", 1.06), ("opencode", "qwen35", 1.15),
+@pytest.mark.parametrize(("client", "family", "most"), [
+    ("pi", "qwen35", 6_600), ("pi", "chatml", 6_300), ("openclaw", "qwen35", 103_000), ("opencode", "qwen35", 31_500),
 ])  # fmt: skip
-def test_computed_over_new(client, family, limit):
-    """`new` counts from the first message that no earlier request carried; a sub-agent's other tools, and notes on a
-    changed head of the prompt, come on top."""
+def test_computed_over_new(client, family, most):
+    """The records are fixed, so is what may be computed of them. `new` is what no earlier request had sent: OpenClaw's
+    other routes send the same words behind another system text, which is computed again and is not new."""
     pipe = pipeline(family)
     tokenizer = model(family)[1]
     held: list[tuple[int, ...]] = []
@@ -39,23 +39,23 @@ def test_computed_over_new(client, family, limit):
         pipe.record(prepared, answer, generated)
         hits += prepared.view.base is not None
         held.append((*tokens, *generated[:-1]))
-    assert computed <= limit * new
+    assert computed <= most
+    assert client == "openclaw" or computed <= 1.01 * new
     assert hits >= (0 if client == "openclaw" else len(held) // 2)
 
 
-def test_openclaw_with_guesses_computes_less_than_new_and_transient():
+def test_guesses_spare_openclaw_its_transient_messages():
     pipe = pipeline("qwen35")
     tokenizer = model("qwen35")[1]
     held: list[tuple[int, ...]] = []
     sessions: set[str] = set()
-    computed = new = 0
+    computed = 0
     for _, request, answer in requests("openclaw"):
         prepared = pipe.prepare(request, thinking=True)
         tokens = prepared.prompt.tokens
         assert prepared.prompt.transient is not None
         if prepared.session in sessions:
             computed += len(tokens) - max(common(tokens, other) for other in held)
-            new += prepared.new
         sessions.add(prepared.session)
         generated = tokenizer.encode(raw_answer("qwen35", answer, prepared.in_reasoning))
         generated.append(tokenizer.special_tokens["<|im_end|>"])
@@ -63,7 +63,7 @@ def test_openclaw_with_guesses_computes_less_than_new_and_transient():
         guess = pipe.predict(prepared, answer, generated)
         held.append((*tokens, *generated[:-1]))
         held += [guess.tokens] if guess is not None else []
-    assert computed <= 1.15 * new
+    assert computed <= 37_000  # without guesses 40,074: each turn's transient message once more
 
 
 def test_every_word_of_every_request_reaches_the_prompt():
