@@ -224,7 +224,7 @@ def why_slow(environment: Mapping[str, str], load: float, cores: int = os.cpu_co
 
 
 def port(subject: str, variable: str, host: str, number: int, runs: str | None = None) -> Finding:
-    """Whether a port is free, else who has it. `runs`: what we know to run there, and rightly so."""
+    """Whether a port is free; if not, which program has it. `runs`: our own program, which is expected there."""
     if runs:
         return Finding(subject, "ok", f"{number}, {runs} runs there now")
     if number == 0:

@@ -178,7 +178,7 @@ class Chores:
 
     @property
     def wait(self) -> float:
-        """Seconds until there is something to do; only if there is a chore."""
+        """Seconds until the first chore is due. There must be a chore."""
         return max(0.0, min(chore.due for chore in self._waiting) - self._clock())
 
     def step(self) -> bool:

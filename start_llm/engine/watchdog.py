@@ -55,7 +55,7 @@ class Watchdog:
         return self._since
 
     def start(self) -> None:
-        """May be called again, by the same thread."""
+        """Starts the thread. A second call, by the same thread, does nothing."""
         if self._thread.ident is None:
             self._thread.start()
 

@@ -275,7 +275,7 @@ def with_secrets(plan: LaunchPlan) -> LaunchPlan:
 
 
 def client_environment(inherited: Mapping[str, str], plan: LaunchPlan) -> dict[str, str]:
-    """The client's variables: the user's, less what was set up for this Python, with the plan's."""
+    """The client's variables: the user's and the plan's, without those that were set up for this Python."""
     environment = {name: value for name, value in inherited.items() if name not in plan.unset}
     own = [part for part in environment.pop("LD_PRELOAD", "").split(":") if part]
     kept = [part for part in own if not part.startswith(sys.prefix)]  # the server's BLAS is none of the client's

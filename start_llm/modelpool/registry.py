@@ -117,7 +117,7 @@ class PoolEntry:
         return handle
 
     def give_up(self, error: StartLLMError, before: float = math.inf, most: int = 0) -> None:
-        """Who has waited for it since `before` (``time.monotonic()``) waits no more; of the others `most` do."""
+        """Fails requests that have waited since `before` (``time.monotonic()``) or longer; of the others `most` stay."""
         younger = [lease for lease in self.waiting if lease.since > before][: max(0, most)]
         for lease in self.waiting:
             if lease not in younger:

@@ -30,7 +30,7 @@ WIRED_SHARE = 0.9  # of usable memory that weights may take and still be wired: 
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """What only MLX knows.
+    """What only MLX knows of the device.
 
     Attributes:
         backend: ``metal``, ``cuda`` or ``cpu``.

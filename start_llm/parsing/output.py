@@ -131,7 +131,7 @@ class TextChannel:
         self.drop_gap()
 
     def clear(self) -> None:
-        """Everything so far was something else."""
+        """Forgets the text so far: it was no visible text."""
         self._parts.clear()
         self.drop_gap()
         self._last, self._blank_line = "", True

@@ -175,10 +175,10 @@ class Place:
 
 
 class IdleWatch:
-    """A thread that calls `end` once nothing was asked for `seconds`, and nobody is there who may ask.
+    """A thread that calls `end` once there was no request for `seconds`, and no agent is connected.
 
     Args:
-        idle_seconds: how long nothing was asked.
+        idle_seconds: seconds since the last request.
         place: knows the agents that are connected, and whether the server is to stay.
         end: called once, on this thread.
     """

@@ -167,7 +167,7 @@ class RequestOwners:
             self._scopes.put(request_id, visitor.scope)
 
     def ending(self, visitor: Visitor, end: str) -> list[str]:
-        """The requests of `visitor` whose ids end so: the terminal and the page show the end only."""
+        """Ids of the requests of `visitor` that end with `end`: the terminal and the page show only that end."""
         return [each for each in self._scopes if each.endswith(end) and self.may_see(visitor, each)]
 
     def may_see(self, visitor: Visitor, request_id: str) -> bool:

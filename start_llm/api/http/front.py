@@ -83,10 +83,11 @@ class Front:
         self._thread.start()
 
     def take_back(self, connection: Connection, outgoing: bytes, *, keep: bool) -> None:
-        """A connection whose request has been answered, up to what is `outgoing`.
+        """Takes back a connection whose request has been answered.
 
         Args:
-            keep: it stays open for a next request.
+            outgoing: the end of the answer, which is still to be sent.
+            keep: the connection stays open for a next request.
         """
         if not self._thread.is_alive():
             connection.close()

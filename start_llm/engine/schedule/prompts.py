@@ -89,7 +89,7 @@ class Prompts:
         return True
 
     def take_over(self, job: Job) -> None:
-        """A job of `released` goes on with what is stored."""
+        """A job of `released` goes on from the KV that is stored by now."""
         leader = job.leader
         if leader is not None and leader.stage is Stage.PREFILL:
             self._prefill.keep(leader)
