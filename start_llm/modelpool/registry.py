@@ -117,7 +117,7 @@ class PoolEntry:
         return handle
 
     def give_up(self, error: StartLLMError, before: float = math.inf, most: int = 0) -> None:
-        """Fails requests that have waited since `before` (``time.monotonic()``) or longer; of the others `most` stay."""
+        """Fails those who have waited since `before` (``time.monotonic()``) or longer; of the others, `most` stay."""
         younger = [lease for lease in self.waiting if lease.since > before][: max(0, most)]
         for lease in self.waiting:
             if lease not in younger:
