@@ -301,7 +301,7 @@ def run_checks(folder: Path, flags: list[str]) -> int:
     """All checks, each named, all of them even if one fails. Flags go to pytest, beside --thorough.
 
     `--retry`: tests that failed are run once more, one after the other. Those that pass only then are named at the end:
-    each is a fault of the test. `--retry=0`: and the command fails, as in CI.
+    each is a fault of the test. `--retry=0`: and the command fails.
     """
     python = [str(folder / "bin" / "python"), "-m"]
     retry = [flag for flag in flags if flag in ("--retry", "--retry=0")]
