@@ -327,22 +327,27 @@ def run_checks(folder: Path, flags: list[str]) -> int:
             wrong.append(name)
         took.append(f"{name} {time.monotonic() - started:.0f} s")
     if retry and "pytest" in wrong:
-        say("=== pytest: what failed, once more")
-        before = last_failed()
-        again = [*python, "pytest", "-n", "0", "--last-failed", "--last-failed-no-failures", "none", *flags]
-        if subprocess.run(again, cwd=ROOT, env=environment, check=False).returncode == 0:
+        passed, chancy = second_try(python, flags, environment)
+        if passed:
             wrong.remove("pytest")
-        chancy = sorted(before - last_failed())
-        if chancy:
-            say(
-                "These tests failed and then passed, a fault of each: it goes by chance, or by how busy the machine is."
-            )
-            say("\n".join(f"  {name}" for name in chancy))
         if chancy and "--retry=0" in retry:
             wrong.append(f"{len(chancy)} tests needed a second try, and none may")
     say(", ".join(took))
     say(f"FAILED: {', '.join(wrong)}" if wrong else "all checks passed")
     return 1 if wrong else 0
+
+
+def second_try(python: list[str], flags: list[str], environment: dict[str, str]) -> tuple[bool, list[str]]:
+    """Runs what failed once more: whether all of it passes now, and the tests that passed only now, which it names."""
+    say("=== pytest: what failed, once more")
+    before = last_failed()
+    again = [*python, "pytest", "-n", "0", "--last-failed", "--last-failed-no-failures", "none", *flags]
+    passed = subprocess.run(again, cwd=ROOT, env=environment, check=False).returncode == 0
+    chancy = sorted(before - last_failed())
+    if chancy:
+        say("These tests failed and then passed, a fault of each: it goes by chance, or by how busy the machine is.")
+        say("\n".join(f"  {name}" for name in chancy))
+    return passed, chancy
 
 
 def last_failed() -> set[str]:

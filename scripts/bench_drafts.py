@@ -336,7 +336,7 @@ def tell(console: Console, name: str, line: str) -> None:
     console.print(f"{name}: {line}", highlight=False)
 
 
-def main() -> int:
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--session", type=Path, default=None, help="a PI session; without one, 1. is left out")
     parser.add_argument("--served", nargs="*", choices=[f"{s}-{k}" for s in STYLES for k in KINDS], help="only 2.")
@@ -354,7 +354,11 @@ def main() -> int:
     )
     parser.add_argument("--case", default=None, help="only this one of 3.: edits, never repeats, misleads, two rows")
     parser.add_argument("--no-wall", action="store_true", help="leave 3. out")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = arguments()
     console = Console(width=150)
     cache = Path(load_settings(None).cache_dir)
     folder = ensure_embedded_model(cache, quantised=accelerator().backend != "cpu", progress=lambda *_: None)
