@@ -12,7 +12,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from start_llm.core.settings import Settings  # noqa: E402 - the script runs from any folder
+from start_llm.core.settings import Settings, meaning  # noqa: E402 - the script runs from any folder
 
 PAGE = ROOT / "docs" / "settings.md"
 COMMAND = "python3.12 install_and_run.py run scripts/settings_docs.py"
@@ -33,7 +33,7 @@ def env_example() -> str:
     lines = [HEAD]
     for name, field in Settings.model_fields.items():
         default = "OFF" if name == "kv_bits" else shown(field.default)
-        lines.append(f"# {field.description}\n# {name.upper()}={default}\n")
+        lines.append(f"# {meaning(name)}\n# {name.upper()}={default}\n")
     return "\n".join(lines)
 
 
@@ -41,7 +41,7 @@ def table() -> str:
     rows = ["| Variable | Default | Meaning |", "|---|---|---|"]
     for name, field in Settings.model_fields.items():
         default = "OFF" if name == "kv_bits" else shown(field.default)
-        text = (field.description or "").replace("|", "\\|")
+        text = meaning(name).replace("|", "\\|")
         rows.append(f"| `{name.upper()}` | {f'`{default}`' if default else 'unset'} | {text} |")
     return "\n".join(rows)
 

@@ -79,303 +79,237 @@ class SettingsError(ValueError):
 
 
 class Settings(BaseSettings):
-    """One frozen object, built once by `app`. Field names are the variables' names in lower case."""
+    """One frozen object, built once by `app`. Field names are the variables' names in lower case.
 
-    model_config = SettingsConfigDict(env_file=".env", env_file_encoding="utf-8", extra="ignore", frozen=True)
+    The text below a field is its description in the documents and on the page.
+    """
+
+    model_config = SettingsConfigDict(
+        env_file=".env", env_file_encoding="utf-8", extra="ignore", frozen=True, use_attribute_docstrings=True
+    )
 
     # Model
-    model_path: Annotated[str | None, OffOr] = Field(
-        None, description="Hugging Face repository or local folder. Unset: the embedded SmolLM2-135M."
-    )
-    model_family: Annotated[str | None, OffOr] = Field(
-        None, description="qwen3, glm4, llama and others (docs/models.md), or generic. Unset: detected from the model."
-    )
-    model_files: Path = Field(
-        Path("models"), description="Folder of NAME.toml files, which set what was found out wrongly about a model."
-    )
-    model_probe: Literal["on", "off"] = Field(
-        "on",
-        description="on: a model that is loaded for the first time is asked to call a tool, and what it writes says "
-        "how its calls are read; off: its template and family say it.",
-    )
-    adapter_path: Annotated[str | None, OffOr] = Field(
-        None,
-        description="Folder of a LoRA adapter (mlx_lm.lora's) that MODEL_PATH is served with; a vision model is then "
-        "served as a text model.",
-    )
-    adapters_dir: Annotated[Path | None, OffOr] = Field(
-        None,
-        description="Folder of LoRA adapters that requests may name: each a folder in it, as mlx_lm.lora writes them. "
-        "Unset: adapters inside START_LLM_CACHE_DIR.",
-    )
-    served_model_name: Annotated[str | None, OffOr] = Field(
-        None, description="The name clients see. Unset: the last part of MODEL_PATH."
-    )
-    model_map: Annotated[str, AfterValidator(_model_map)] = Field(
-        "",
-        description="Which model answers who asks for a name: pattern=model, separated by commas, the first that fits "
-        "counts, e.g. claude-haiku-*=small,*-mini=small; @side=small for side requests. See docs/models.md.",
-    )
-    embedding_model: Annotated[str | None, OffOr] = Field(
-        None,
-        description="Repository or folder of an encoder for /v1/embeddings and /v1/rerank; needs the extra embeddings.",
-    )
-    transcription_model: Annotated[str | None, OffOr] = Field(
-        None,
-        description="Repository or folder of the Whisper model that whisper-1 and the like mean in "
-        "/v1/audio/transcriptions; needs the extra audio.",
-    )
-    speech_model: Annotated[str | None, OffOr] = Field(
-        None,
-        description="Repository or folder of the Soprano model that tts-1 and the like mean in /v1/audio/speech; "
-        "needs the extra audio.",
-    )
-    preload_models: Annotated[str, ModelNames] = Field(
-        "", description="Models that are loaded at the start beside MODEL_PATH: names, separated by commas."
-    )
-    pinned_models: Annotated[str, ModelNames] = Field(
-        "",
-        description="Models that are never unloaded for others once they are loaded: names, separated by commas.",
-    )
-    model_ttl_seconds: Seconds = Field(
-        0.0, description="A model that was not asked for so long is unloaded, its KV goes to disk (0 = never)."
-    )
-    pool_wait_seconds: Seconds = Field(
-        30.0,
-        description="How long a request waits for a model that has no room because others work, before it is refused "
-        "with 507 (0 = not at all).",
-    )
-    max_loaded_models: Count = Field(
-        0, description="Most models that are loaded at the same time (0 = as many as fit)."
-    )
-    pool_memory_bytes: Annotated[Annotated[int, Field(ge=2**20)] | None, OffOr] = Field(
-        None,
-        description="Bytes that weights and KV of all loaded models may take together. Unset: what the machine allows.",
-    )
-    trust_remote_code: bool = Field(
-        False, description="Run Python code that a checkpoint brings (its config's model_file)."
-    )
-    start_llm_cache_dir: Path = Field(
-        Path("~/.cache/start_llm"), description="Where converted models and stored KV live."
-    )
+    model_path: Annotated[str | None, OffOr] = None
+    """Hugging Face repository or local folder. Unset: the embedded SmolLM2-135M."""
+    model_family: Annotated[str | None, OffOr] = None
+    """qwen3, glm4, llama and others (docs/models.md), or generic. Unset: detected from the model."""
+    model_files: Path = Path("models")
+    """Folder of NAME.toml files, which set what was found out wrongly about a model."""
+    model_probe: Literal["on", "off"] = "on"
+    """on: a model that is loaded for the first time is asked to call a tool, and what it writes says how its calls are
+    read; off: its template and family say it."""
+    adapter_path: Annotated[str | None, OffOr] = None
+    """Folder of a LoRA adapter (mlx_lm.lora's) that MODEL_PATH is served with; a vision model is then served as a text
+    model."""
+    adapters_dir: Annotated[Path | None, OffOr] = None
+    """Folder of LoRA adapters that requests may name: each a folder in it, as mlx_lm.lora writes them. Unset: adapters
+    inside START_LLM_CACHE_DIR."""
+    served_model_name: Annotated[str | None, OffOr] = None
+    """The name clients see. Unset: the last part of MODEL_PATH."""
+    model_map: Annotated[str, AfterValidator(_model_map)] = ""
+    """Which model answers who asks for a name: pattern=model, separated by commas, the first that fits counts, e.g.
+    claude-haiku-*=small,*-mini=small; @side=small for side requests. See docs/models.md."""
+    embedding_model: Annotated[str | None, OffOr] = None
+    """Repository or folder of an encoder for /v1/embeddings and /v1/rerank; needs the extra embeddings."""
+    transcription_model: Annotated[str | None, OffOr] = None
+    """Repository or folder of the Whisper model that whisper-1 and the like mean in /v1/audio/transcriptions; needs the
+    extra audio."""
+    speech_model: Annotated[str | None, OffOr] = None
+    """Repository or folder of the Soprano model that tts-1 and the like mean in /v1/audio/speech; needs the extra
+    audio."""
+    preload_models: Annotated[str, ModelNames] = ""
+    """Models that are loaded at the start beside MODEL_PATH: names, separated by commas."""
+    pinned_models: Annotated[str, ModelNames] = ""
+    """Models that are never unloaded for others once they are loaded: names, separated by commas."""
+    model_ttl_seconds: Seconds = 0.0
+    """A model that was not asked for so long is unloaded, its KV goes to disk (0 = never)."""
+    pool_wait_seconds: Seconds = 30.0
+    """How long a request waits for a model that has no room because others work, before it is refused with 507 (0 = not
+    at all)."""
+    max_loaded_models: Count = 0
+    """Most models that are loaded at the same time (0 = as many as fit)."""
+    pool_memory_bytes: Annotated[Annotated[int, Field(ge=2**20)] | None, OffOr] = None
+    """Bytes that weights and KV of all loaded models may take together. Unset: what the machine allows."""
+    trust_remote_code: bool = False
+    """Run Python code that a checkpoint brings (its config's model_file)."""
+    start_llm_cache_dir: Path = Path("~/.cache/start_llm")
+    """Where converted models and stored KV live."""
 
     # Server
-    mlx_host: str = Field("127.0.0.1", description="Address the server binds to.")
-    mlx_port: Port = Field(8080, description="Port of the server; 0 picks a free one.")
-    http_threads: Annotated[int, Field(ge=1, le=1024)] = Field(
-        16, description="HTTP worker threads; 1 is a strictly single-threaded accept loop."
-    )
-    api_key: Annotated[str | None, OffOr] = Field(None, description="If set, clients must send it as a bearer token.")
-    allow_open_bind: bool = Field(
-        False, description="Let the server listen beyond this machine (MLX_HOST) without API_KEY: to everybody there."
-    )
-    allowed_hosts: Annotated[str, HostNames] = Field(
-        "",
-        description="Host names, separated by commas, by which clients may address the server, beside localhost and "
-        "IP addresses; * is any, and gives up the protection against web pages that rebind a name.",
-    )
-    max_body_bytes: Annotated[int, Field(ge=1024)] = Field(64 * 2**20, description="Largest request body, in bytes.")
-    max_concurrency: Annotated[int, Field(ge=1, le=256)] = Field(
-        8, description="Requests that are computed at the same time."
-    )
-    max_queue: Count = Field(64, description="Requests that may wait; more get 429.")
-    sse_ping_seconds: Annotated[float, Field(gt=0)] = Field(
-        5.0, description="A streaming answer shows life at least this often, in seconds."
-    )
-    prefill_step_size: Literal["auto"] | Annotated[int, Field(ge=16)] = Field(
-        "auto",
-        description="Prompt tokens per prefill chunk. auto: large while nobody else waits, small when somebody does.",
-    )
-    decode_share: Annotated[float, Field(ge=0, le=0.9)] = Field(
-        0.5,
-        description="Share of the model's time that answers in progress get while other prompts are computed; 0 = one "
-        "token per prefill chunk.",
-    )
-    idle_shutdown_minutes: Annotated[float, Field(ge=0)] = Field(
-        0.0,
-        description="End the server when it was not asked anything for so long and no launched agent runs; 0 = never.",
-    )
-    launch_idle_minutes: Annotated[float, Field(gt=0)] = Field(
-        10.0, description="IDLE_SHUTDOWN_MINUTES of a server that launch started, if that is 0."
-    )
-    context_scale: Literal["auto"] | Annotated[float, Field(gt=0, le=100)] = Field(
-        1.0,
-        description="Anthropic API: token counts told to the client are multiplied by this; auto: so that a client "
-        "that takes each model to have room for 200,000 tokens compacts in time.",
-    )
-    responses_store_max: Count = Field(1000, description="Responses API: stored responses kept; 0 stores none.")
-    responses_store_ttl_seconds: Seconds = Field(
-        86400.0, description="Responses API: how long a stored response is kept, in seconds (0 = for ever)."
-    )
+    mlx_host: str = "127.0.0.1"
+    """Address the server binds to."""
+    mlx_port: Port = 8080
+    """Port of the server; 0 picks a free one."""
+    http_threads: Annotated[int, Field(ge=1, le=1024)] = 16
+    """HTTP worker threads; 1 is a strictly single-threaded accept loop."""
+    api_key: Annotated[str | None, OffOr] = None
+    """If set, clients must send it as a bearer token."""
+    allow_open_bind: bool = False
+    """Let the server listen beyond this machine (MLX_HOST) without API_KEY: to everybody there."""
+    allowed_hosts: Annotated[str, HostNames] = ""
+    """Host names, separated by commas, by which clients may address the server, beside localhost and IP addresses; * is
+    any, and gives up the protection against web pages that rebind a name."""
+    max_body_bytes: Annotated[int, Field(ge=1024)] = 64 * 2**20
+    """Largest request body, in bytes."""
+    max_concurrency: Annotated[int, Field(ge=1, le=256)] = 8
+    """Requests that are computed at the same time."""
+    max_queue: Count = 64
+    """Requests that may wait; more get 429."""
+    sse_ping_seconds: Annotated[float, Field(gt=0)] = 5.0
+    """A streaming answer shows life at least this often, in seconds."""
+    prefill_step_size: Literal["auto"] | Annotated[int, Field(ge=16)] = "auto"
+    """Prompt tokens per prefill chunk. auto: large while nobody else waits, small when somebody does."""
+    decode_share: Annotated[float, Field(ge=0, le=0.9)] = 0.5
+    """Share of the model's time that answers in progress get while other prompts are computed; 0 = one token per
+    prefill chunk."""
+    idle_shutdown_minutes: Annotated[float, Field(ge=0)] = 0.0
+    """End the server when it was not asked anything for so long and no launched agent runs; 0 = never."""
+    launch_idle_minutes: Annotated[float, Field(gt=0)] = 10.0
+    """IDLE_SHUTDOWN_MINUTES of a server that launch started, if that is 0."""
+    context_scale: Literal["auto"] | Annotated[float, Field(gt=0, le=100)] = 1.0
+    """Anthropic API: token counts told to the client are multiplied by this; auto: so that a client that takes each
+    model to have room for 200,000 tokens compacts in time."""
+    responses_store_max: Count = 1000
+    """Responses API: stored responses kept; 0 stores none."""
+    responses_store_ttl_seconds: Seconds = 86400.0
+    """Responses API: how long a stored response is kept, in seconds (0 = for ever)."""
 
     # Proxy
-    proxy: Literal["on", "off"] = Field("on", description="Start the LiteLLM proxy in front of the server.")
-    proxy_port: Port = Field(4000, description="Port of the LiteLLM proxy.")
-    proxy_model_id: Annotated[str | None, OffOr] = Field(
-        None, description="Model name exposed through LiteLLM. Unset: openai/{MODEL_PATH}."
-    )
-    proxy_startup_wait_seconds: Seconds = Field(
-        2.0, description="How long start-up waits for the proxy before it goes on without; it is watched after that."
-    )
-    litellm_master_key: Annotated[str | None, OffOr] = Field(
-        None, description="Key for the proxy. Made on first start and kept in .env."
-    )
+    proxy: Literal["on", "off"] = "on"
+    """Start the LiteLLM proxy in front of the server."""
+    proxy_port: Port = 4000
+    """Port of the LiteLLM proxy."""
+    proxy_model_id: Annotated[str | None, OffOr] = None
+    """Model name exposed through LiteLLM. Unset: openai/{MODEL_PATH}."""
+    proxy_startup_wait_seconds: Seconds = 2.0
+    """How long start-up waits for the proxy before it goes on without; it is watched after that."""
+    litellm_master_key: Annotated[str | None, OffOr] = None
+    """Key for the proxy. Made on first start and kept in .env."""
 
-    fallback_model: Annotated[str | None, OffOr, AfterValidator(_fallback_model)] = Field(
-        None,
-        description="LiteLLM name of a model elsewhere, e.g. anthropic/claude-sonnet-4-5, that gets through the proxy "
-        "what this server cannot answer: model not loadable, no memory, queue full, context too long. Off: nothing "
-        "leaves this machine. See docs/operations.md.",
-    )
-    fallback_api_key: Annotated[str | None, OffOr] = Field(
-        None, description="Key for FALLBACK_MODEL. Unset: the provider's own variable, e.g. ANTHROPIC_API_KEY."
-    )
-    fallback_api_base: Annotated[str | None, OffOr, AfterValidator(_web_address)] = Field(
-        None, description="Address of the server that has FALLBACK_MODEL, if it is not the provider's usual one."
-    )
+    fallback_model: Annotated[str | None, OffOr, AfterValidator(_fallback_model)] = None
+    """LiteLLM name of a model elsewhere, e.g. anthropic/claude-sonnet-4-5, that gets through the proxy what this server
+    cannot answer: model not loadable, no memory, queue full, context too long. Off: nothing leaves this machine. See
+    docs/operations.md."""
+    fallback_api_key: Annotated[str | None, OffOr] = None
+    """Key for FALLBACK_MODEL. Unset: the provider's own variable, e.g. ANTHROPIC_API_KEY."""
+    fallback_api_base: Annotated[str | None, OffOr, AfterValidator(_web_address)] = None
+    """Address of the server that has FALLBACK_MODEL, if it is not the provider's usual one."""
 
     # KV
-    max_kv_size: Annotated[int, Field(ge=256)] = Field(196608, description="Most tokens of one request's context.")
-    kv_group_size: Literal[32, 64, 128] = Field(64, description="Group size of KV quantisation (uniform scheme).")
-    kv_bits: Annotated[Literal[4, 8] | None, BeforeValidator(lambda v: _bits(v))] = Field(
-        None, description="KV quantisation bits: 4, 8 or OFF. Takes less memory; answers change a little."
-    )
-    kv_quant_scheme: Literal["uniform", "turboquant"] = Field(
-        "uniform", description="uniform. turboquant is refused: mlx-lm's models cannot compute with it."
-    )
-    quantized_kv_start: Count = Field(5000, description="Token position from which KV is quantised.")
+    max_kv_size: Annotated[int, Field(ge=256)] = 196608
+    """Most tokens of one request's context."""
+    kv_group_size: Literal[32, 64, 128] = 64
+    """Group size of KV quantisation (uniform scheme)."""
+    kv_bits: Annotated[Literal[4, 8] | None, BeforeValidator(lambda v: _bits(v))] = None
+    """KV quantisation bits: 4, 8 or OFF. Takes less memory; answers change a little."""
+    kv_quant_scheme: Literal["uniform", "turboquant"] = "uniform"
+    """uniform. turboquant is refused: mlx-lm's models cannot compute with it."""
+    quantized_kv_start: Count = 5000
+    """Token position from which KV is quantised."""
 
     # Cache
-    cache_drift_policy: Literal["append", "strict"] = Field(
-        "append", description="append: what was shown stays, changes come in a note; strict: the client's bytes."
-    )
-    cache_rules_file: Annotated[Path | None, OffOr] = Field(None, description="TOML file with more clients and rules.")
-    cache_memory_bytes: Annotated[int | None, OffOr] = Field(
-        None, description="Bytes of KV kept in memory. Unset: a share of the machine's memory."
-    )
-    wired_limit: Literal["auto", "off"] | Count = Field(
-        "auto",
-        description="Memory that the GPU keeps resident (macOS): off, bytes, or auto, which wires the weights alone, "
-        "once, and only if they take 32 GiB or more. See docs/memory.md.",
-    )
-    cache_checkpoints_recent: Count = Field(
-        8, description="Message boundaries near the end that keep a checkpoint (models whose state cannot be cut)."
-    )
-    cache_checkpoint_grid: Annotated[int, Field(ge=64)] = Field(
-        1024, description="Most tokens between two restore points in a long run (such models)."
-    )
-    reanchor: Literal["on", "off"] = Field(
-        "on", description="Prefill in idle gaps what the client's next request is going to look like."
-    )
-    kv_disk_dir: str = Field(
-        "auto", description="Folder of the disk tier; auto is inside START_LLM_CACHE_DIR, off turns it off."
-    )
-    kv_disk_bytes: Annotated[int | None, OffOr] = Field(
-        None, description="Bytes of KV on disk. Unset: 20 GB or 10% of the free disk, whichever is less."
-    )
-    prompt_cache_max_entries_global: Count = Field(
-        0, description="Most stored conversation ends; 0: bounded by bytes only."
-    )
-    prompt_cache_max_entries_per_session: Count = Field(
-        2, description="Conversation ends of one session that are protected from eviction."
-    )
-    prompt_cache_ttl_seconds: Count = Field(
-        1800, description="Seconds after which unused KV leaves memory (0 = never); the disk tier keeps it."
-    )
-    prompt_cache_session_max_idle_seconds: Count = Field(
-        1800, description="Seconds after which an idle session loses its protection (0 = never)."
-    )
-    cache_canonicalize_tool_context: bool = Field(True, description="false: as CACHE_DRIFT_POLICY=strict.")
+    cache_drift_policy: Literal["append", "strict"] = "append"
+    """append: what was shown stays, changes come in a note; strict: the client's bytes."""
+    cache_rules_file: Annotated[Path | None, OffOr] = None
+    """TOML file with more clients and rules."""
+    cache_memory_bytes: Annotated[int | None, OffOr] = None
+    """Bytes of KV kept in memory. Unset: a share of the machine's memory."""
+    wired_limit: Literal["auto", "off"] | Count = "auto"
+    """Memory that the GPU keeps resident (macOS): off, bytes, or auto, which wires the weights alone, once, and only if
+    they take 32 GiB or more. See docs/memory.md."""
+    cache_checkpoints_recent: Count = 8
+    """Message boundaries near the end that keep a checkpoint (models whose state cannot be cut)."""
+    cache_checkpoint_grid: Annotated[int, Field(ge=64)] = 1024
+    """Most tokens between two restore points in a long run (such models)."""
+    reanchor: Literal["on", "off"] = "on"
+    """Prefill in idle gaps what the client's next request is going to look like."""
+    kv_disk_dir: str = "auto"
+    """Folder of the disk tier; auto is inside START_LLM_CACHE_DIR, off turns it off."""
+    kv_disk_bytes: Annotated[int | None, OffOr] = None
+    """Bytes of KV on disk. Unset: 20 GB or 10% of the free disk, whichever is less."""
+    prompt_cache_max_entries_global: Count = 0
+    """Most stored conversation ends; 0: bounded by bytes only."""
+    prompt_cache_max_entries_per_session: Count = 2
+    """Conversation ends of one session that are protected from eviction."""
+    prompt_cache_ttl_seconds: Count = 1800
+    """Seconds after which unused KV leaves memory (0 = never); the disk tier keeps it."""
+    prompt_cache_session_max_idle_seconds: Count = 1800
+    """Seconds after which an idle session loses its protection (0 = never)."""
+    cache_canonicalize_tool_context: bool = True
+    """false: as CACHE_DRIFT_POLICY=strict."""
 
     # Images
-    images_on_text_model: Literal["placeholder", "reject"] = Field(
-        "placeholder",
-        description="An image that the model cannot see: a line that tells its number, name and size, or error 501.",
-    )
-    image_max_bytes: Annotated[int, Field(ge=1024)] = Field(20_000_000, description="Largest image file, in bytes.")
-    image_max_pixels: Annotated[int, Field(ge=1024, le=500_000_000)] = Field(
-        50_000_000, description="Most pixels of an image."
-    )
+    images_on_text_model: Literal["placeholder", "reject"] = "placeholder"
+    """An image that the model cannot see: a line that tells its number, name and size, or error 501."""
+    image_max_bytes: Annotated[int, Field(ge=1024)] = 20_000_000
+    """Largest image file, in bytes."""
+    image_max_pixels: Annotated[int, Field(ge=1024, le=500_000_000)] = 50_000_000
+    """Most pixels of an image."""
 
-    image_max_request_bytes: Annotated[int, Field(ge=1024)] = Field(
-        50_000_000, description="Most bytes of all new images of a request together."
-    )
-    image_max_new: Annotated[int, Field(ge=1, le=1000)] = Field(
-        5, description="Most new images of a request (behind the last answer; the history is not counted)."
-    )
-    image_url_hosts: Annotated[str, ImageHosts] = Field(
-        "", description="Hosts that images may be fetched from, separated by commas; none: addresses are refused."
-    )
-    image_url_seconds: Annotated[float, Field(gt=0, le=120)] = Field(
-        10.0, description="Seconds that fetching one image may take."
-    )
-    image_map: Literal["on", "off"] = Field(
-        "off", description="on: an answer in a conversation with images ends with a table of their numbers and names."
-    )
-    vision_history: Literal["full", "last"] = Field(
-        "full",
-        description="What a model that sees is shown: the whole conversation, or the system text and what begins with "
-        "the last message of the user.",
-    )
-    vision: Literal["auto", "off"] = Field(
-        "auto", description="auto: a model that can see images is loaded with its eyes; off: as a text model."
-    )
+    image_max_request_bytes: Annotated[int, Field(ge=1024)] = 50_000_000
+    """Most bytes of all new images of a request together."""
+    image_max_new: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Most new images of a request (behind the last answer; the history is not counted)."""
+    image_url_hosts: Annotated[str, ImageHosts] = ""
+    """Hosts that images may be fetched from, separated by commas; none: addresses are refused."""
+    image_url_seconds: Annotated[float, Field(gt=0, le=120)] = 10.0
+    """Seconds that fetching one image may take."""
+    image_map: Literal["on", "off"] = "off"
+    """on: an answer in a conversation with images ends with a table of their numbers and names."""
+    vision_history: Literal["full", "last"] = "full"
+    """What a model that sees is shown: the whole conversation, or the system text and what begins with the last message
+    of the user."""
+    vision: Literal["auto", "off"] = "auto"
+    """auto: a model that can see images is loaded with its eyes; off: as a text model."""
 
     # Generation
-    makers_sampling: bool = Field(
-        True,
-        description="A request that does not say is drawn with what the model's makers recommend "
-        "(generation_config.json), as far as no DEFAULT_ setting or file says something else; false: with the values "
-        "below, which copy more to the letter: drafts then save much more time (docs/drafts.md has figures).",
-    )
-    default_temperature: Annotated[float, Field(ge=0, le=2)] = Field(0.1, description="Sampling temperature.")
-    default_top_p: Annotated[float, Field(gt=0, le=1)] = Field(0.9, description="Top-p (nucleus) sampling.")
-    default_top_k: Count = Field(40, description="Top-k sampling; 0 is off.")
-    default_min_p: Annotated[float, Field(ge=0, le=1)] = Field(0.05, description="Minimum probability threshold.")
-    default_repetition_penalty: Annotated[float, Field(gt=0, le=2)] = Field(
-        1.0, description="Repetition penalty; 1.0 is off. Above it the model is punished for copying, code too."
-    )
-    default_repetition_context_size: Count = Field(256, description="Tokens the repetition penalty looks back.")
-    default_max_tokens: Annotated[Annotated[int, Field(ge=1)] | None, OffOr] = Field(
-        None, description="Most tokens of an answer whose request sets no limit. Unset: what the context has left."
-    )
-    default_thinking: bool = Field(True, description="Let models that can think do so by default.")
-    drafts: Literal["auto", "off"] = Field(
-        "auto",
-        description="auto: text that repeats the conversation is verified in blocks, where that is quicker.",
-    )
-    preserve_thinking: bool = Field(True, description="Show old reasoning to the model where its template can.")
-    generation_watchdog_seconds: Seconds = Field(
-        600.0,
-        description="Seconds an answer may take once its prompt is computed, and that the model may go without a move "
-        "(0 = for ever).",
-    )
-    watchdog_exit: Literal["on", "off"] = Field(
-        "on",
-        description="End the process with code 75 when the model has not moved for twice GENERATION_WATCHDOG_SECONDS.",
-    )
+    makers_sampling: bool = True
+    """A request that does not say is drawn with what the model's makers recommend (generation_config.json), as far as
+    no DEFAULT_ setting or file says something else; false: with the values below, which copy more to the letter: drafts
+    then save much more time (docs/drafts.md has figures)."""
+    default_temperature: Annotated[float, Field(ge=0, le=2)] = 0.1
+    """Sampling temperature."""
+    default_top_p: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Top-p (nucleus) sampling."""
+    default_top_k: Count = 40
+    """Top-k sampling; 0 is off."""
+    default_min_p: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Minimum probability threshold."""
+    default_repetition_penalty: Annotated[float, Field(gt=0, le=2)] = 1.0
+    """Repetition penalty; 1.0 is off. Above it the model is punished for copying, code too."""
+    default_repetition_context_size: Count = 256
+    """Tokens the repetition penalty looks back."""
+    default_max_tokens: Annotated[Annotated[int, Field(ge=1)] | None, OffOr] = None
+    """Most tokens of an answer whose request sets no limit. Unset: what the context has left."""
+    default_thinking: bool = True
+    """Let models that can think do so by default."""
+    drafts: Literal["auto", "off"] = "auto"
+    """auto: text that repeats the conversation is verified in blocks, where that is quicker."""
+    preserve_thinking: bool = True
+    """Show old reasoning to the model where its template can."""
+    generation_watchdog_seconds: Seconds = 600.0
+    """Seconds an answer may take once its prompt is computed, and that the model may go without a move (0 = for
+    ever)."""
+    watchdog_exit: Literal["on", "off"] = "on"
+    """End the process with code 75 when the model has not moved for twice GENERATION_WATCHDOG_SECONDS."""
 
     # Logs
-    enable_request_logging: bool = Field(True, description="Write a log line per request to LOG_ROOT.")
-    log_root: Path = Field(Path("logs"), description="Folder of the session logs.")
-    log_max_bytes: Annotated[int, Field(ge=2**20)] = Field(
-        256 * 2**20, description="Most bytes of session logs; the oldest go first."
-    )
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = Field(
-        "warning", description="debug, info, warning or error: what the process logs of itself."
-    )
-    log_json: bool = Field(False, description="JSON lines on the terminal instead of live lines.")
-    audit_days: Annotated[float, Field(ge=0)] = Field(
-        30.0,
-        description="Days that a row for each request (time, client, model, tokens, seconds, outcome; no text) is kept "
-        "for start-llm audit; 0 = none.",
-    )
-    dump_requests: bool = Field(
-        False,
-        validation_alias=AliasChoices("dump_requests", "vlm_cache_debug"),
-        description="Write prompt and answer of each request to LOG_ROOT/dumps (0600, keys taken out, at most "
-        "LOG_MAX_BYTES). VLM_CACHE_DEBUG means the same.",
-    )
+    enable_request_logging: bool = True
+    """Write a log line per request to LOG_ROOT."""
+    log_root: Path = Path("logs")
+    """Folder of the session logs."""
+    log_max_bytes: Annotated[int, Field(ge=2**20)] = 256 * 2**20
+    """Most bytes of session logs; the oldest go first."""
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], BeforeValidator(_lower)] = "warning"
+    """debug, info, warning or error: what the process logs of itself."""
+    log_json: bool = False
+    """JSON lines on the terminal instead of live lines."""
+    audit_days: Annotated[float, Field(ge=0)] = 30.0
+    """Days that a row for each request (time, client, model, tokens, seconds, outcome; no text) is kept for start-llm
+    audit; 0 = none."""
+    dump_requests: bool = Field(False, validation_alias=AliasChoices("dump_requests", "vlm_cache_debug"))
+    """Write prompt and answer of each request to LOG_ROOT/dumps (0600, keys taken out, at most LOG_MAX_BYTES).
+    VLM_CACHE_DEBUG means the same."""
 
     @property
     def cache_dir(self) -> Path:
@@ -425,6 +359,11 @@ class Settings(BaseSettings):
 def _bits(value: Any) -> Any:
     value = _off_is_none(value)
     return int(value) if isinstance(value, str) and value.strip().isdigit() else value
+
+
+def meaning(name: str) -> str:
+    """What the setting of that field is for, in one line."""
+    return " ".join((Settings.model_fields[name].description or "").split())
 
 
 def load_settings(env_file: str | os.PathLike[str] | None = ".env", **overrides: Any) -> Settings:

@@ -20,7 +20,7 @@ from start_llm.api.ops.pulling import Pulls
 from start_llm.core.errors import BadRequest, Forbidden, NotFound, Unavailable
 from start_llm.core.jsontext import parse_json
 from start_llm.core.service import Service
-from start_llm.core.settings import Settings
+from start_llm.core.settings import Settings, meaning
 from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
 from start_llm.dashboard.daily import SLOT_SECONDS, SLOTS, Daily
 from start_llm.dashboard.process_log import LogTail, tail_of
@@ -108,9 +108,9 @@ class Panels:
                 "name": name.upper(),
                 "value": self._shown(name),
                 "set": name in self._settings.model_fields_set,
-                "about": field.description or "",
+                "about": meaning(name),
             }
-            for name, field in Settings.model_fields.items()
+            for name in Settings.model_fields
         ]
         return _reply({"settings": rows, "proxy_log": tail_of(self._settings.log_root / "proxy.log", self._redact)})
 
