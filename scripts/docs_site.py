@@ -16,13 +16,14 @@ PAGES = {
     "contributing.md": "CONTRIBUTING.md",
 }
 _LINK = re.compile(r"\]\(docs/?([^)]*)\)")
+_IMAGE = re.compile(r'\b(src|srcset)="docs/')
 _TOP = "|".join(map(re.escape, PAGES.values()))
 _NAMES = {source: name for name, source in PAGES.items()}
 
 
 def page(text: str) -> str:
     """`text` of a page at the repository's top, with its links as they are from inside ``docs``."""
-    return _LINK.sub(lambda link: f"]({_target(link[1])})", linked(text, 0))
+    return _LINK.sub(lambda link: f"]({_target(link[1])})", _IMAGE.sub(r'\1="', linked(text, 0)))
 
 
 def linked(text: str, depth: int) -> str:

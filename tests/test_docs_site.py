@@ -54,6 +54,9 @@ def test_every_page_is_there_and_fetches_nothing(site: Path) -> None:
     assert {name.replace(".md", ".html") for name in PAGES} <= set(pages)
     assert "clients/index.html" in pages and "Each line cost somebody an hour" in pages["lessons.html"]
     assert [name for name, text in pages.items() if _FETCHED.search(text)] == []
+    sources = re.findall(r'\b(?:src|srcset)="([^"]+)"', pages["index.html"])
+    assert {"images/reuse-light.svg", "images/reuse-dark.svg"} <= set(sources)
+    assert [source for source in sources if not (site / source.split("?")[0]).exists()] == []
     assert not any("fonts.googleapis" in text or "fonts.gstatic" in text for text in pages.values())
 
 
