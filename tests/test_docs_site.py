@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from scripts.docs_site import PAGES, linked, page
+from start_llm.cli.commands import COMMANDS
+from start_llm.core.settings import Settings
 
 ROOT = Path(__file__).parents[1]
 _FETCHED = re.compile(
@@ -93,3 +95,25 @@ def test_what_agents_are_told_is_there() -> None:
     names = r"`?((?:docs|start_llm|tests|scripts|\.context)/[\w./]+|[A-Z]+\.md|[\w-]+\.(?:txt|toml|py))"
     paths = re.findall(names, text)
     assert len(paths) > 10 and [path for path in paths if not (ROOT / path.rstrip(".")).exists()] == []
+
+
+#: Variables of other programs that pages name.
+OTHERS = {"ANTHROPIC_API_KEY", "OPENAI_API_KEY", "OLLAMA_CONTEXT_LENGTH", "ORACLE_LOG"}
+
+
+def unknown(text: str) -> set[str]:
+    """Commands and settings in `text` that there are none of."""
+    commands = set(re.findall(r"start-llm ([a-z]+)", text)) - set(COMMANDS)
+    names = set(re.findall(r"`([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)(?:=[^`]*)?`", text)) - OTHERS
+    return commands | {name for name in names if name.lower() not in Settings.model_fields}
+
+
+@pytest.mark.parametrize(
+    "path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name
+)
+def test_pages_name_commands_and_settings_that_there_are(path: Path) -> None:
+    assert unknown(path.read_text("utf-8")) == set()
+
+
+def test_a_command_or_setting_that_is_none_is_found() -> None:
+    assert unknown("`start-llm begin`, `KV_DISK_MAX_BYTES=1`, `KV_BITS`") == {"begin", "KV_DISK_MAX_BYTES"}
