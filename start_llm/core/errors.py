@@ -1,29 +1,9 @@
-"""Every error that a client can see. One tree; dialects map it to a body once.
-
-StartLLMError 500
-├── BadRequest 400             names the field
-│   └── ContextLengthExceeded 400
-├── Unauthorized 401
-├── Forbidden 403
-├── NotFound 404
-├── MethodNotAllowed 405
-├── RequestTimeout 408         the client sends too slowly
-├── Conflict 409               something else has to end first
-├── TooLarge 413
-├── UnsupportedMediaType 415
-├── QueueFull 429              with Retry-After
-├── ClientGone 499             logged, never sent
-├── Internal 500
-├── NotSupported 501           not supported by this model, or not yet by this server
-├── Unavailable 503            loading, wedged or shutting down
-├── TimedOut 504               the watchdog ended it
-└── OutOfMemory 507            does not fit
-"""
+"""Every error that a client can see. One tree; dialects map it to a body once."""
 
 from __future__ import annotations
 
 from enum import IntEnum
-from typing import Self
+from typing import Any, Self
 
 NOT_LOADABLE = "model_not_loadable"
 """The `refusal` of a request whose model could not be loaded."""
@@ -34,6 +14,8 @@ class StartLLMError(Exception):
 
     `refusal`: the request is sound, and it is this server that cannot answer it now: the word for why. Another model
     could, see FALLBACK_MODEL.
+
+    A subclass gives its status, type, code and refusal in the line of its name.
     """
 
     status = 500
@@ -49,6 +31,10 @@ class StartLLMError(Exception):
         if code is not None:
             self.code = code
 
+    def __init_subclass__(cls, **attributes: Any) -> None:
+        for name, value in attributes.items():
+            setattr(cls, name, value)
+
     def again(self) -> Self:
         """The same error without its traceback, to be kept or to be raised once more.
 
@@ -60,15 +46,11 @@ class StartLLMError(Exception):
         return same
 
 
-class BadRequest(StartLLMError):
-    status = 400
-    type = "invalid_request_error"
+class BadRequest(StartLLMError, status=400, type="invalid_request_error"):
+    """It names the field."""
 
 
-class ContextLengthExceeded(BadRequest):
-    code = "context_length_exceeded"
-    refusal = "context_length_exceeded"
-
+class ContextLengthExceeded(BadRequest, code="context_length_exceeded", refusal="context_length_exceeded"):
     """`at_least`: the prompt was not counted to its end."""
 
     def __init__(self, *, prompt: int, asked: int, limit: int, at_least: bool = False) -> None:
@@ -81,81 +63,51 @@ class ContextLengthExceeded(BadRequest):
         self.prompt, self.asked, self.limit = prompt, asked, limit
 
 
-class Unauthorized(StartLLMError):
-    status = 401
-    type = "authentication_error"
-    code = "invalid_api_key"
+class Unauthorized(StartLLMError, status=401, type="authentication_error", code="invalid_api_key"): ...
 
 
-class Forbidden(StartLLMError):
-    status = 403
-    type = "permission_error"
-    code = "forbidden"
+class Forbidden(StartLLMError, status=403, type="permission_error", code="forbidden"): ...
 
 
-class NotFound(StartLLMError):
-    status = 404
-    type = "not_found_error"
+class NotFound(StartLLMError, status=404, type="not_found_error"): ...
 
 
-class MethodNotAllowed(StartLLMError):
-    status = 405
-    type = "invalid_request_error"
+class MethodNotAllowed(StartLLMError, status=405, type="invalid_request_error"): ...
 
 
-class RequestTimeout(StartLLMError):
-    status = 408
-    type = "invalid_request_error"
-    code = "request_timeout"
+class RequestTimeout(StartLLMError, status=408, type="invalid_request_error", code="request_timeout"):
+    """The client sends too slowly."""
 
 
-class Conflict(StartLLMError):
-    status = 409
-    type = "invalid_request_error"
-    code = "conflict"
+class Conflict(StartLLMError, status=409, type="invalid_request_error", code="conflict"):
+    """Something else has to end first."""
 
 
-class TooLarge(StartLLMError):
-    status = 413
-    type = "request_too_large"
+class TooLarge(StartLLMError, status=413, type="request_too_large"): ...
 
 
-class UnsupportedMediaType(StartLLMError):
-    status = 415
-    type = "invalid_request_error"
+class UnsupportedMediaType(StartLLMError, status=415, type="invalid_request_error"): ...
 
 
-class QueueFull(StartLLMError):
-    status = 429
-    type = "rate_limit_error"
-    code = "queue_full"
-    refusal = "queue_full"
-
+class QueueFull(StartLLMError, status=429, type="rate_limit_error", code="queue_full", refusal="queue_full"):
     def __init__(self, message: str, *, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 
 
-class ClientGone(StartLLMError):
-    status = 499
-    type = "client_closed_request"
+class ClientGone(StartLLMError, status=499, type="client_closed_request"):
+    """Logged, never sent."""
 
 
-class Internal(StartLLMError):
-    status = 500
-    type = "server_error"
+class Internal(StartLLMError): ...
 
 
-class NotSupported(StartLLMError):
-    status = 501
-    type = "not_supported_error"
-    code = "not_supported"
+class NotSupported(StartLLMError, status=501, type="not_supported_error", code="not_supported"):
+    """Not by this model, or not yet by this server."""
 
 
-class Unavailable(StartLLMError):
-    status = 503
-    type = "overloaded_error"
-    code = "unavailable"
+class Unavailable(StartLLMError, status=503, type="overloaded_error", code="unavailable"):
+    """Loading, wedged or shutting down."""
 
     def __init__(
         self, message: str, *, param: str | None = None, code: str | None = None, retry_after: float = 2.0
@@ -164,17 +116,12 @@ class Unavailable(StartLLMError):
         self.retry_after = retry_after
 
 
-class TimedOut(StartLLMError):
-    status = 504
-    type = "timeout_error"
-    code = "watchdog"
+class TimedOut(StartLLMError, status=504, type="timeout_error", code="watchdog"):
+    """The watchdog ended it."""
 
 
-class OutOfMemory(StartLLMError):
-    status = 507
-    type = "server_error"
-    code = "out_of_memory"
-    refusal = "out_of_memory"
+class OutOfMemory(StartLLMError, status=507, code="out_of_memory", refusal="out_of_memory"):
+    """It does not fit."""
 
 
 class ExitCode(IntEnum):
