@@ -27,9 +27,8 @@ from start_llm.api.http.wire import Head
 from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.api.ops.panels import Panels
 from start_llm.api.table import build_routes
-from start_llm.core.audio import Audio
-from start_llm.core.encoding import Encoders
 from start_llm.core.errors import QueueFull, StartLLMError, Unavailable
+from start_llm.core.media import Audio, Encoders
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings, SettingsError
 from start_llm.dashboard.board import Board

@@ -27,9 +27,8 @@ from start_llm.api.ops.agents import agent_of
 from start_llm.api.ops.page import Page
 from start_llm.api.ops.panels import Panels
 from start_llm.api.ops.status import Status
-from start_llm.core.audio import Audio
-from start_llm.core.encoding import Encoders
 from start_llm.core.jsontext import parse_json
+from start_llm.core.media import Audio, Encoders
 from start_llm.core.modelmap import MAIN_NAME
 from start_llm.core.request import ChatRequest, Dialect, is_side_request, names_tools
 from start_llm.core.service import Service

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from start_llm.audio.decoder import Decoder, NotDecoded
-from start_llm.core.audio import Sound, SoundForm
 from start_llm.core.errors import BadRequest, NotSupported
+from start_llm.core.media import Sound, SoundForm
 
 LIBRARY = "mlx_audio"
 NOT_INSTALLED = (

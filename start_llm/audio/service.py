@@ -17,10 +17,10 @@ from typing import Any, Protocol
 
 from start_llm.audio.samples import RATE, check_installed, encode, look_at, samples_of
 from start_llm.chat.handle import WAIT_SECONDS, Lease, still_loading
-from start_llm.core.audio import AudioTask, Hints, Sound, SoundForm, Transcript
-from start_llm.core.encoding import EncodingProgress
 from start_llm.core.errors import BadRequest, NotFound, NotSupported, StartLLMError, Unavailable
+from start_llm.core.events import Progress
 from start_llm.core.limits import RECORDED
+from start_llm.core.media import AudioTask, Hints, Sound, SoundForm, Transcript
 from start_llm.core.settings import Settings
 from start_llm.core.work import ChoreThread
 from start_llm.embeddings.checkpoint import whole_encoder
@@ -68,7 +68,7 @@ class Room:
 
 
 class AudioService:
-    """Implements `core.audio.Audio`."""
+    """Implements `core.media.Audio`."""
 
     def __init__(self, settings: Settings, models: AudioModels, thread: ChoreThread) -> None:
         self._sources: dict[AudioTask, str | None] = {
@@ -121,7 +121,7 @@ class AudioService:
         """Totals, by the names that `/metrics` shows."""
         return {"transcribed_seconds": self._heard, "spoken_seconds": self._spoken}
 
-    def _transcribe(self, model: str, file: bytes, hints: Hints) -> Generator[EncodingProgress, None, Transcript]:
+    def _transcribe(self, model: str, file: bytes, hints: Hints) -> Generator[Progress, None, Transcript]:
         recording = look_at(file, "file")
         if recording.seconds > RECORDED.most:
             raise BadRequest(
@@ -145,7 +145,7 @@ class AudioService:
             self._heard += found.seconds
         return found
 
-    def _speak(self, model: str, text: str, form: SoundForm) -> Generator[EncodingProgress, None, bytes]:
+    def _speak(self, model: str, text: str, form: SoundForm) -> Generator[Progress, None, bytes]:
         pieces = pieces_of(text)
         with contextlib.closing(self._models.open_audio(model, "speech")) as lease:
             yield from _waiting(lease.wait, still_loading(model))
@@ -154,14 +154,14 @@ class AudioService:
             self._spoken += len(found.samples) / found.rate
         return encode(found, form)
 
-    def _steps(self, work: Generator[float, None, Any], seconds: float) -> Generator[EncodingProgress, None, Any]:
+    def _steps(self, work: Generator[float, None, Any], seconds: float) -> Generator[Progress, None, Any]:
         """Has the model thread do `work`, a while at a time; given up, it is ended there, too."""
         try:
             while True:
                 done, result = self._thread.chore(_slice(work))
                 if done is None:
                     return result
-                yield EncodingProgress(int(done), int(seconds))
+                yield Progress(int(done), int(seconds))
         except GeneratorExit:
             with contextlib.suppress(StartLLMError):  # the thread has ended, or hangs: nothing will be computed there
                 self._thread.chore(_ending(work))
@@ -169,14 +169,14 @@ class AudioService:
 
 
 class AudioWork[Result]:
-    """Implements `core.audio.Hearing` and `core.audio.Speaking`."""
+    """Implements `core.media.Computation`."""
 
     result: Result
 
-    def __init__(self, work: Generator[EncodingProgress, None, Result]) -> None:
+    def __init__(self, work: Generator[Progress, None, Result]) -> None:
         self._work = work
 
-    def __iter__(self) -> Generator[EncodingProgress]:
+    def __iter__(self) -> Generator[Progress]:
         self.result = yield from self._work
 
 
@@ -192,7 +192,7 @@ def pieces_of(text: str) -> list[str]:
     return pieces
 
 
-def _waiting(there: Callable[[float], bool], problem: str) -> Generator[EncodingProgress]:
+def _waiting(there: Callable[[float], bool], problem: str) -> Generator[Progress]:
     """Signs of life until it is `there`, which is given the seconds that it may take to look.
 
     Raises Unavailable with `problem` after `WAIT_SECONDS`.
@@ -201,7 +201,7 @@ def _waiting(there: Callable[[float], bool], problem: str) -> Generator[Encoding
     while not there(LOOK_SECONDS):
         if time.monotonic() > until:
             raise Unavailable(problem)
-        yield EncodingProgress(0, 0)
+        yield Progress(0, 0)
 
 
 def _slice(work: Generator[float, None, Any]) -> Generator[float, None, tuple[float | None, Any]]:

@@ -14,9 +14,9 @@ import mlx.core as mx
 import numpy as np
 
 from start_llm.audio.samples import LIBRARY
-from start_llm.core.audio import Sound
 from start_llm.core.errors import BadRequest
 from start_llm.core.limits import SPOKEN
+from start_llm.core.media import Sound
 from start_llm.models.stepwise import bytes_of, reading, refusing
 
 

@@ -18,8 +18,8 @@ import mlx.core as mx
 import numpy as np
 
 from start_llm.audio.samples import LIBRARY, RATE
-from start_llm.core.audio import Hints, Transcript, TranscriptSegment
 from start_llm.core.errors import BadRequest
+from start_llm.core.media import Hints, Transcript, TranscriptSegment
 from start_llm.models.stepwise import bytes_of, reading, refusing
 
 HOP, FFT = 160, 400

@@ -20,15 +20,12 @@ from start_llm.chat.handle import Lease, ModelHandle
 from start_llm.chat.reports import RecentReports
 from start_llm.core.errors import Internal, StartLLMError, TimedOut
 from start_llm.core.events import (
-    Admitted,
     Done,
     EngineDone,
     EngineEvent,
-    EngineFailed,
     Event,
     Failed,
     FirstToken,
-    Prefilled,
     Progress,
     Sampled,
     Started,
@@ -200,18 +197,18 @@ class ChatStream:
                 self._engine.cancel(choice.work_id)
 
     def _handle(self, choice: ChoiceParser, event: EngineEvent) -> None:
-        if isinstance(event, Admitted):
+        if isinstance(event, Started):
             self._admitted(choice, event.report)
-        elif isinstance(event, Prefilled):
+        elif isinstance(event, Progress):
             if choice is self._first:
                 self._computed = event.computed
-            self._progress = Progress(event.done, event.total)
+            self._progress = event
             self._ready.append(self._progress)
         elif isinstance(event, Sampled):
             self._sampled(choice, event)
         elif isinstance(event, EngineDone):
             self._choice_done(choice, event)
-        elif isinstance(event, EngineFailed):
+        elif isinstance(event, Failed):
             self._count(choice, event.report)
             self._fail(event.error)
 
@@ -298,9 +295,9 @@ class ChatStream:
             except Empty:
                 break
             choice = self._choices[index]
-            if isinstance(event, EngineDone | EngineFailed):
+            if isinstance(event, EngineDone | Failed):
                 self._count(choice, event.report)
-            elif isinstance(event, Admitted | Prefilled):
+            elif isinstance(event, Started | Progress):
                 self._handle(choice, event)
         self._reports.remember(self._request.id, self._report())
         return self._report()

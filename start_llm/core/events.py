@@ -3,7 +3,7 @@
 Two streams exist. The *engine* (model thread) sends `EngineEvent`s: tokens and
 numbers. `chat` (an HTTP thread) turns them into `Event`s: text, reasoning and
 tool calls, which the dialects write down. Each stream ends in exactly one
-final event (`EngineDone` or `EngineFailed`; `Done` or `Failed`).
+final event (`EngineDone` or `Failed`; `Done` or `Failed`).
 """
 
 from __future__ import annotations
@@ -30,28 +30,39 @@ class TokenLogprob:
     text: str | None = None
 
 
-# --- engine -> chat ---------------------------------------------------------
+# --- both streams: from the model thread, and with more in it from `chat` -----
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
-    """Planning is done. `report` says how many prompt tokens are reused; its `computed` is still a plan."""
+class Started:
+    """The prompt is planned; `report.prompt` and `report.reused` are final, its `computed` is still a plan."""
 
     report: CacheReport
 
 
 @dataclass(frozen=True, slots=True)
-class Prefilled:
-    """A chunk of the prompt went through the model.
+class Progress:
+    """A sign of life while queued or computing.
 
     Attributes:
-        done: prompt tokens in the KV so far, reused ones included, of `total`.
-        computed: prompt tokens that went through the model for this request so far.
+        done: prompt tokens in the KV so far, reused ones included, of `total`; 0 of 0 while queued.
+        computed: prompt tokens that went through the model for this request so far; the model thread tells it.
     """
 
     done: int
     total: int
     computed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """`report`: counts of the work that was done for it; ``None``: the model thread cannot tell, or `chat` has it."""
+
+    error: StartLLMError
+    report: CacheReport | None = None
+
+
+# --- engine -> chat ---------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,37 +88,10 @@ class EngineDone:
     report: CacheReport
 
 
-@dataclass(frozen=True, slots=True)
-class EngineFailed:
-    """The generation failed.
-
-    Attributes:
-        report: counts of the work that was done for it; ``None``: the model thread cannot tell.
-    """
-
-    error: StartLLMError
-    report: CacheReport | None = None
-
-
-EngineEvent = Admitted | Prefilled | Sampled | EngineDone | EngineFailed
+EngineEvent = Started | Progress | Sampled | EngineDone | Failed
 
 
 # --- chat -> dialects -------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The prompt is planned; `report.prompt` and `report.reused` are final."""
-
-    report: CacheReport
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """A sign of life while queued or prefilling: tokens `done` of `total` (0 of 0 while queued)."""
-
-    done: int
-    total: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,11 +171,6 @@ class Usage:
 class Done:
     usage: Usage
     report: CacheReport
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    error: StartLLMError
 
 
 Event = (

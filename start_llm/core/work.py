@@ -57,7 +57,7 @@ class ThinkingLimit:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """Run this prompt. Events go to `sink`, the last one is `EngineDone` or `EngineFailed`.
+    """Run this prompt. Events go to `sink`, the last one is `EngineDone` or `Failed`.
 
     Attributes:
         id: unique among running work; a request with n choices submits n of them.

@@ -16,9 +16,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from start_llm.chat.handle import Lease, loaded
-from start_llm.core.encoding import Encoded, EncodingProgress, Text
 from start_llm.core.errors import BadRequest, ContextLengthExceeded, NotFound, NotSupported, StartLLMError, Unavailable
+from start_llm.core.events import Progress
 from start_llm.core.limits import EMBEDDED_TOKENS
+from start_llm.core.media import Encoded, Text
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.core.work import ChoreThread
@@ -40,7 +41,7 @@ class EncoderPool(Protocol):
 
 
 class EncoderService:
-    """Implements `core.encoding.Encoders`."""
+    """Implements `core.media.Encoders`."""
 
     def __init__(self, settings: Settings, pool: EncoderPool, thread: ChoreThread) -> None:
         self._source, self._pool, self._thread = settings.embedding_model, pool, thread
@@ -188,7 +189,7 @@ def _too_long(param: str, tokens: int, files: EncoderFiles, *, at_least: bool = 
 
 
 class Batches:
-    """Implements `core.encoding.Encoding`: texts of about the same length share a step."""
+    """Implements `core.media.Computation`: texts of about the same length share a step."""
 
     def __init__(
         self, rows: Sequence[tuple[int, ...]], cut: int, encoder: Encoder, thread: ChoreThread, dimensions: int | None
@@ -197,7 +198,7 @@ class Batches:
         self._dimensions = dimensions or encoder.dimensions
         self.result = Encoded(np.zeros((len(rows), self._dimensions), np.float32), sum(map(len, rows)), cut)
 
-    def __iter__(self) -> Iterator[EncodingProgress]:
+    def __iter__(self) -> Iterator[Progress]:
         rows, done = self._rows, 0
         order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
         begin = 0
@@ -206,7 +207,7 @@ class Batches:
             chosen = [rows[index] for index in order[begin:end]]
             self.result.vectors[order[begin:end]] = self._cut(self._thread.chore(_step(self._encoder, chosen)))
             begin, done = end, done + sum(map(len, chosen))
-            yield EncodingProgress(done, self.result.tokens)
+            yield Progress(done, self.result.tokens)
 
     def _end(self, order: Sequence[int], begin: int) -> int:
         """Where the batch ends that begins there: it holds one text at least."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from start_llm.core.errors import QueueFull, StartLLMError
-from start_llm.core.events import EngineDone, EngineEvent, EngineFailed
+from start_llm.core.events import EngineDone, EngineEvent, Failed
 from start_llm.core.work import Submit
 
 
@@ -18,7 +18,7 @@ class _TrackedSink:
         self._id, self._sink, self._end = work.id, work.sink, end
 
     def put(self, event: EngineEvent, /) -> None:
-        if isinstance(event, EngineDone | EngineFailed) and not self._end(self._id):
+        if isinstance(event, EngineDone | Failed) and not self._end(self._id):
             return
         self._sink.put(event)
 
@@ -49,7 +49,7 @@ class InflightRequests:
             left = list(self._works.values())
             self._works.clear()
         for work in left:
-            work.sink.put(EngineFailed(error))
+            work.sink.put(Failed(error))
         return [work.id for work in left]
 
     def _end(self, work_id: str) -> bool:

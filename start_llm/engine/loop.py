@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from start_llm.core.errors import Internal, StartLLMError, Unavailable
-from start_llm.core.events import EngineFailed
+from start_llm.core.events import Failed
 from start_llm.core.work import EngineStatus, Submit
 from start_llm.engine.loaded import TIDY_SECONDS, Chores, EngineModel, LoadedModels, Runtime
 from start_llm.engine.schedule.scheduler import Scheduler
@@ -67,7 +67,7 @@ class Loop:
     def submit(self, work: Submit) -> None:
         error = _caught(lambda: self.scheduler(work.model).add(work))
         if error is not None:
-            work.sink.put(EngineFailed(_refused(error)))
+            work.sink.put(Failed(_refused(error)))
 
     def cancel(self, work_id: str) -> None:
         for model in self._models:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 
-from start_llm.core.audio import AudioTask
 from start_llm.core.errors import BadRequest, Conflict, NotFound, StartLLMError, Unavailable
+from start_llm.core.media import AudioTask
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.engine.loop import SHUTTING_DOWN

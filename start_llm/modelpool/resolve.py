@@ -8,8 +8,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from start_llm.core.audio import AudioTask
 from start_llm.core.errors import BadRequest, NotFound, NotSupported
+from start_llm.core.media import AudioTask
 from start_llm.core.modelmap import ADAPTER_SIGN, MAIN_NAME
 from start_llm.core.settings import Settings
 from start_llm.modelpool.known import KnownModel, ModelListing, aliases_of

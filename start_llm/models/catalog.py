@@ -13,7 +13,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
-from start_llm.core.audio import AudioTask
+from start_llm.core.media import AudioTask
 from start_llm.models.capabilities import context_length
 from start_llm.models.checkpoint import (
     MOST_JSON_BYTES,

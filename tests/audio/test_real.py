@@ -16,7 +16,7 @@ import pytest
 
 from start_llm.audio.samples import look_at, samples_of
 from start_llm.audio.transcription import load_steps
-from start_llm.core.audio import Hints
+from start_llm.core.media import Hints
 from tests.audio.real import convert
 from tests.audio.test_transcription import both, on_a_thread, through
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from start_llm.audio.service import AudioService, Room
-from start_llm.core.audio import Hints, Transcript
 from start_llm.core.errors import BadRequest, NotFound, NotSupported, Unavailable
 from start_llm.core.limits import RECORDED
+from start_llm.core.media import Hints, Transcript
 from start_llm.core.settings import Settings
 from tests.audio.tiny import RATE, tone, wav
 

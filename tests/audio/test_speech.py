@@ -14,9 +14,9 @@ from start_llm.audio import speech as speaking
 from start_llm.audio.samples import SPOKEN_RATE, WRITTEN, encode, look_at, samples_of
 from start_llm.audio.service import LONGEST, pieces_of
 from start_llm.audio.speech import Speaker, load_steps
-from start_llm.core.audio import Sound
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import Limit
+from start_llm.core.media import Sound
 from tests.audio.test_transcription import on_a_thread, through
 from tests.audio.tiny import tone
 

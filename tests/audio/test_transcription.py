@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from start_llm.audio.transcription import FFT, HOP, WINDOW, Transcriber, load_steps
-from start_llm.core.audio import Hints, Transcript
 from start_llm.core.errors import BadRequest, NotSupported
+from start_llm.core.media import Hints, Transcript
 from tests.audio.tiny import RATE, build_whisper, tone
 
 pytestmark = pytest.mark.thorough

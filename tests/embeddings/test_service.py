@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from start_llm.chat.handle import loaded
-from start_llm.core.encoding import Text
 from start_llm.core.errors import BadRequest, NotFound, NotSupported, StartLLMError
 from start_llm.core.limits import Limit
+from start_llm.core.media import Text
 from start_llm.embeddings import compute as engine
 from start_llm.embeddings.service import EncoderService
 from tests.embeddings.conftest import OneThread

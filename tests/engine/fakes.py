@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from start_llm.core.events import EngineDone, EngineEvent, EngineFailed, Sampled
+from start_llm.core.events import EngineDone, EngineEvent, Failed, Sampled
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
@@ -207,8 +207,8 @@ class Collected:
         return [e.token for e in self.events if isinstance(e, Sampled)]
 
     @property
-    def final(self) -> EngineDone | EngineFailed | None:
-        finals = [e for e in self.events if isinstance(e, EngineDone | EngineFailed)]
+    def final(self) -> EngineDone | Failed | None:
+        finals = [e for e in self.events if isinstance(e, EngineDone | Failed)]
         assert len(finals) <= 1, "a request ends once"
         return finals[0] if finals else None
 

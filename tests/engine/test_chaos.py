@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.events import EngineDone, EngineEvent, EngineFailed, Sampled
+from start_llm.core.events import EngineDone, EngineEvent, Failed, Sampled
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
@@ -57,7 +57,7 @@ class Client:
         if isinstance(event, Sampled):
             self.tokens.append(event.token)
             self.on_token(len(self.tokens))
-        elif isinstance(event, EngineDone | EngineFailed):
+        elif isinstance(event, EngineDone | Failed):
             self.finals.append(event)
 
 
@@ -267,7 +267,7 @@ def test_a_fault_anywhere_is_nobody_elses(
 
         life = lived(oracle, folder(str(number)), on_call)
         assert raised, fault
-        failed = [name for name, client in life.clients.items() if isinstance(client.finals[0], EngineFailed)]
+        failed = [name for name, client in life.clients.items() if isinstance(client.finals[0], Failed)]
         assert len(failed) <= (1 if fault[0].startswith(ONE_ENDS) else 0), (fault, failed)
         for name, client in life.clients.items():
             assert len(client.finals) == 1, (fault, name)

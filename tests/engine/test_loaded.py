@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from start_llm.core.errors import NotFound, Unavailable
-from start_llm.core.events import EngineDone, EngineFailed
+from start_llm.core.events import EngineDone, Failed
 from start_llm.engine.loaded import Chores, LoadedModels
 from start_llm.engine.loop import STUCK_SECONDS
 from start_llm.engine.schedule.memory import Shared
@@ -196,7 +196,7 @@ def test_a_request_for_a_model_that_is_not_loaded_fails_and_the_thread_goes_on(e
     lost, sink = submit("a", [1, 2, 3])
     engine.submit(_for(lost, "nobody"))
     ended = final(sink)
-    assert isinstance(ended, EngineFailed) and ended.error.status == 503 and "'nobody'" in ended.error.message
+    assert isinstance(ended, Failed) and ended.error.status == 503 and "'nobody'" in ended.error.message
     with pytest.raises(Unavailable, match="nobody"):
         engine.plan(lost.prompt, "nobody")
     with pytest.raises(Unavailable, match="nobody"):
@@ -213,7 +213,7 @@ def test_unloading_ends_what_runs_and_frees_the_model_on_its_thread(engine: Engi
     wait_until(lambda: len(sink.tokens) > 3)
     engine.unload("other")
     ended = final(sink)
-    assert isinstance(ended, EngineFailed) and ended.error.status == 503
+    assert isinstance(ended, Failed) and ended.error.status == 503
     assert runtime.closed_on == "model"
     engine.unload("other")
     engine.unload("")

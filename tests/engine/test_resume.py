@@ -11,7 +11,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
-from start_llm.core.events import EngineFailed, Sampled
+from start_llm.core.events import Failed, Sampled
 from start_llm.core.request import Sampling
 from start_llm.core.work import Constraint, ThinkingLimit
 from start_llm.engine.decode.constraint import Grammars
@@ -128,7 +128,7 @@ def test_what_a_rows_own_processor_raises_ends_that_row_only(monkeypatch: pytest
 
     monkeypatch.setattr("start_llm.engine.decode.sampling.CountPenalty.__call__", fail)
     drain(scheduler)
-    assert isinstance(bad_sink.final, EngineFailed) and "OverflowError" in bad_sink.final.error.message
+    assert isinstance(bad_sink.final, Failed) and "OverflowError" in bad_sink.final.error.message
     assert good_sink.done.tokens == whole.done.tokens
     assert scheduler.figures()["failed_steps"] == steps  # nobody was interrupted
 

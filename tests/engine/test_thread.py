@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from start_llm.core.errors import ExitCode, QueueFull, TimedOut, Unavailable
-from start_llm.core.events import EngineDone, EngineFailed
+from start_llm.core.events import EngineDone, Failed
 from start_llm.core.prompt import Prompt
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard, Shared
@@ -68,10 +68,10 @@ def start() -> Iterator[Callable[..., tuple[EngineThread, FakeRuntime]]]:
         engine.stop(WAIT)
 
 
-def final(sink: Collected) -> EngineDone | EngineFailed:
+def final(sink: Collected) -> EngineDone | Failed:
     while True:
         event = sink.queue.get(timeout=WAIT)
-        if isinstance(event, EngineDone | EngineFailed):
+        if isinstance(event, EngineDone | Failed):
             return event
 
 
@@ -162,7 +162,7 @@ def test_stop_ends_running_work_and_closes_on_the_model_thread(start: Any) -> No
     engine.submit(work)
     engine.stop(WAIT)
     ended = final(sink)
-    assert isinstance(ended, EngineFailed)
+    assert isinstance(ended, Failed)
     assert ended.error.status == 503
     assert runtime.closed_on == "model"
     with pytest.raises(Unavailable):
@@ -196,7 +196,7 @@ def test_a_model_thread_that_hangs_is_wedged_until_it_moves_again(start: Any) ->
     engine.submit(work)
     ended = final(sink)
     assert 0.9 < time.monotonic() - began < 30
-    assert isinstance(ended, EngineFailed)
+    assert isinstance(ended, Failed)
     assert ended.error.status == 504 and "GENERATION_WATCHDOG_SECONDS" in ended.error.message
     status = engine.status()
     assert status.state == "wedged" and "has not moved" in status.detail
@@ -341,7 +341,7 @@ def test_a_model_thread_that_dies_says_so_and_leaves_nobody_waiting(start: Any, 
     engine.submit(other)
     for one in (sink, second):
         ended = final(one)
-        assert isinstance(ended, EngineFailed) and ended.error.status == 500
+        assert isinstance(ended, Failed) and ended.error.status == 500
         assert type(error).__name__ in ended.error.message
     wait_until(lambda: bool(lost))
     assert lost[0][0] == ExitCode.ENGINE_DIED
@@ -356,7 +356,7 @@ def test_a_prompt_that_is_none_ends_that_request_and_not_the_thread(start: Any, 
     engine, _ = start()
     work, sink = submit("a", tokens)
     engine.submit(work)
-    assert isinstance(final(sink), EngineFailed)
+    assert isinstance(final(sink), Failed)
     engine.anchor(Prompt(tokens), "s")
     again, after = submit("b", [1, 2, 3])
     engine.submit(again)
@@ -377,7 +377,7 @@ def test_an_error_in_a_step_fails_the_requests_and_not_the_thread(start: Any) ->
     work, sink = submit("a", [1, 2, 3])
     engine.submit(work)
     ended = final(sink)
-    assert isinstance(ended, EngineFailed)
+    assert isinstance(ended, Failed)
     assert "the device is gone" in ended.error.message
     again, after = submit("b", [1, 2, 3])
     engine.submit(again)

@@ -23,7 +23,7 @@ from start_llm.api.http.routes import Feed, Reply
 from start_llm.api.http.wire import Head, Headers
 from start_llm.app import App
 from start_llm.core.errors import StartLLMError, Unavailable
-from start_llm.core.events import Admitted, EngineDone, Sampled, TokenLogprob
+from start_llm.core.events import EngineDone, Sampled, Started, TokenLogprob
 from start_llm.core.prompt import Prompt
 from start_llm.core.report import CacheReport, StoredTree
 from start_llm.core.settings import load_settings
@@ -94,7 +94,7 @@ class ScriptedEngine:
         if work.constraint is not None:
             runtime.grammars.processor(work.constraint)
         report = CacheReport(prompt=len(work.prompt.tokens), computed=len(work.prompt.tokens))
-        work.sink.put(Admitted(report))
+        work.sink.put(Started(report))
         tokens = self.answer[: work.max_tokens]
         top = None if work.logprobs is None else ((1, -1.0), (2, -2.0))[: work.logprobs]
         for token in tokens:

@@ -6,8 +6,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from start_llm.core.audio import Hints
-from start_llm.core.encoding import EncodingProgress, Text
 from start_llm.core.errors import (
     NOT_LOADABLE,
     BadRequest,
@@ -21,6 +19,7 @@ from start_llm.core.errors import (
     Unavailable,
 )
 from start_llm.core.events import Failed, Progress, TextDelta
+from start_llm.core.media import Hints, Text
 from start_llm.core.request import ChatRequest
 from tests.api.fakes import FakeService, answer
 from tests.api.media.test_audio import FakeAudio, FakeHearing
@@ -98,12 +97,12 @@ class _Endless:
     def __init__(self, sounds: Sounds) -> None:
         self._sounds = sounds
 
-    def __iter__(self) -> Iterator[EncodingProgress]:
+    def __iter__(self) -> Iterator[Progress]:
         self._sounds.begun.set()
         try:
             while True:
                 threading.Event().wait(0.02)
-                yield EncodingProgress(0, 1)
+                yield Progress(0, 1)
         finally:
             self._sounds.left.set()
 

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 from start_llm.api.common.collect import Collected
 from start_llm.api.http import sse
 from start_llm.api.http.routes import Reply, WrongMethod
-from start_llm.core.encoding import EncodingProgress
 from start_llm.core.errors import StartLLMError
 from start_llm.core.events import Done, Event, Progress, Usage
 from start_llm.core.protocol import error_body, error_headers, style_of
@@ -26,13 +25,12 @@ class Task(ABC):
         work: computes; each part is a step. Raises StartLLMError.
     """
 
-    def __init__(self, request: ChatRequest, work: Iterable[EncodingProgress]) -> None:
+    def __init__(self, request: ChatRequest, work: Iterable[Progress]) -> None:
         self.request, self.work = request, work
 
     def steps(self) -> Generator[Event]:
         """Computes. The last event is `Done`. Raises StartLLMError. Closed when the client goes."""
-        for part in self.work:
-            yield Progress(part.done, part.total)
+        yield from self.work
         # The counts of a report are of KV that is reused or not; here there is none, and shares must not be thinned.
         yield Done(Usage(prompt=self.tokens(), completion=0, cached=0), CacheReport())
 

@@ -16,9 +16,9 @@ from start_llm.api.http import sse
 from start_llm.api.http.access import RequestOwners
 from start_llm.api.http.routes import Reply, Request
 from start_llm.api.media.multipart import Form, read_form
-from start_llm.core.audio import Audio, AudioTask, Hearing, Hints, SoundForm, Speaking, Transcript, TranscriptSegment
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import MODEL, SPOKEN_TEXT
+from start_llm.core.media import Audio, AudioTask, Computation, Hints, SoundForm, Transcript, TranscriptSegment
 from start_llm.core.request import ChatRequest
 
 PLAIN = "text/plain; charset=utf-8"
@@ -53,7 +53,7 @@ class SpeechBody(BodyModel):
 
 
 class TranscriptionTask(Task):
-    def __init__(self, request: ChatRequest, hearing: Hearing, shape: Shape) -> None:
+    def __init__(self, request: ChatRequest, hearing: Computation[Transcript], shape: Shape) -> None:
         super().__init__(request, hearing)
         self._hearing, self._shape = hearing, shape
 
@@ -71,7 +71,7 @@ class TranscriptionTask(Task):
 
 
 class SpeechTask(Task):
-    def __init__(self, request: ChatRequest, speaking: Speaking, form: SoundForm) -> None:
+    def __init__(self, request: ChatRequest, speaking: Computation[bytes], form: SoundForm) -> None:
         super().__init__(request, speaking)
         self._speaking, self._form = speaking, form
 

@@ -17,9 +17,9 @@ from start_llm.api.common.request import counted_request
 from start_llm.api.http import sse
 from start_llm.api.http.access import RequestOwners
 from start_llm.api.http.routes import Reply, Request
-from start_llm.core.encoding import Encoders, Encoding, Text
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import DOCUMENTS, EMBEDDED
+from start_llm.core.media import Computation, Encoded, Encoders, Text
 from start_llm.core.request import ChatRequest, Dialect
 
 CUT_HEADER = "x-start-llm-cut"
@@ -50,7 +50,7 @@ class RerankBody(BodyModel):
 class _EncodingTask(Task):
     headers: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(self, request: ChatRequest, encoding: Encoding) -> None:
+    def __init__(self, request: ChatRequest, encoding: Computation[Encoded]) -> None:
         super().__init__(request, encoding)
         self.encoding = encoding
 
@@ -66,7 +66,7 @@ class _EncodingTask(Task):
 
 
 class EmbeddingsTask(_EncodingTask):
-    def __init__(self, request: ChatRequest, encoding: Encoding, form: str) -> None:
+    def __init__(self, request: ChatRequest, encoding: Computation[Encoded], form: str) -> None:
         super().__init__(request, encoding)
         self._form = form
 
@@ -92,7 +92,9 @@ class RerankTask(_EncodingTask):
 
     headers = MappingProxyType({METHOD_HEADER: SIMILARITY})
 
-    def __init__(self, request: ChatRequest, encoding: Encoding, documents: Sequence[str] | None, top: int) -> None:
+    def __init__(
+        self, request: ChatRequest, encoding: Computation[Encoded], documents: Sequence[str] | None, top: int
+    ) -> None:
         super().__init__(request, encoding)
         self._documents, self._top = documents, top
 

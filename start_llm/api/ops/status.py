@@ -9,8 +9,8 @@ from typing import Any
 from start_llm.api.http import sse
 from start_llm.api.http.access import RequestOwners
 from start_llm.api.http.routes import Reply, Request
-from start_llm.core.encoding import Encoders
 from start_llm.core.errors import Forbidden, NotFound
+from start_llm.core.media import Encoders
 from start_llm.core.service import ModelCard, Service
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.request_log import RequestLog

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from start_llm.core.errors import StartLLMError
-from start_llm.core.events import EngineDone, EngineEvent, EngineFailed
+from start_llm.core.events import EngineDone, EngineEvent, Failed
 from start_llm.core.report import CacheReport
 from start_llm.core.work import Submit
 from start_llm.engine.decode.draft import Counts
@@ -36,7 +36,7 @@ class Job:
             fast comparison.
         position: how many of `tokens` are in `cache` so far.
         pauses: offsets at which prefill stops to store KV, ascending.
-        planned: `Admitted` has been sent; `report` is about the first admission.
+        planned: `Started` has been sent; `report` is about the first admission.
         computed: prompt tokens that went through the model before the first token of the answer.
         watched: clock reading from which the watchdog counts, ``None`` while it does not.
         counted: seconds that the watchdog has counted before that.
@@ -158,5 +158,5 @@ class Job:
     def fail(self, error: StartLLMError) -> None:
         if self.stage is Stage.ENDED:
             return
-        self.send(EngineFailed(error, self.final_report()))
+        self.send(Failed(error, self.final_report()))
         self.stage = Stage.ENDED

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from start_llm.core.events import Admitted, Prefilled
+from start_llm.core.events import Progress, Started
 from start_llm.core.report import CacheReport, Miss
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.idle_prefill import IdlePrefill
@@ -112,7 +112,7 @@ class Prompts:
     def compute(self, job: Job, step: int) -> int:
         """A chunk of at most `step` tokens. Returns the tokens done."""
         done = self._prefill.chunk(job, step)
-        job.send(Prefilled(min(job.position + 1, len(job.tokens)), len(job.tokens), job.computed))
+        job.send(Progress(min(job.position + 1, len(job.tokens)), len(job.tokens), job.computed))
         now = self._clock()
         for waiting in self._jobs:  # where prefill makes progress, nobody's time runs out
             waiting.watched = now
@@ -134,7 +134,7 @@ class Prompts:
             copied_bytes=restored.copied_bytes,
             seconds_queued=job.admitted - job.submitted,
         )
-        job.send(Admitted(job.report))
+        job.send(Started(job.report))
         job.planned = True
 
 

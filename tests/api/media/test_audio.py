@@ -12,10 +12,10 @@ import httpx
 import pytest
 
 from start_llm.api.server import ApiServer, make_server
-from start_llm.core.audio import AudioTask, Hints, Transcript, TranscriptSegment
-from start_llm.core.encoding import EncodingProgress
 from start_llm.core.errors import BadRequest, NotSupported
+from start_llm.core.events import Progress
 from start_llm.core.limits import FORM_HEADER, FORM_PARTS, FORM_VALUE
+from start_llm.core.media import AudioTask, Hints, Transcript, TranscriptSegment
 from start_llm.core.settings import Settings
 from tests.api.fakes import FakeService
 
@@ -37,11 +37,11 @@ class FakeHearing:
     def __init__(self, bad: str) -> None:
         self.result, self._bad = SAID, bad
 
-    def __iter__(self) -> Iterator[EncodingProgress]:
-        yield EncodingProgress(0, 3)
+    def __iter__(self) -> Iterator[Progress]:
+        yield Progress(0, 3)
         if self._bad:
             raise BadRequest(self._bad, param="file")
-        yield EncodingProgress(3, 3)
+        yield Progress(3, 3)
 
 
 class FakeAudio:

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 from start_llm.api.server import ApiServer, make_server
-from start_llm.core.encoding import Encoded, EncodingProgress, Text
 from start_llm.core.errors import NotSupported
+from start_llm.core.events import Progress
+from start_llm.core.media import Encoded, Text
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.dashboard.observer import Outcome
@@ -31,10 +32,10 @@ class FakeEncoding:
         self.result = Encoded(vectors, 3 * len(texts), cut)
         self._held = held
 
-    def __iter__(self) -> Iterator[EncodingProgress]:
+    def __iter__(self) -> Iterator[Progress]:
         while not self._held.wait(0.01):
-            yield EncodingProgress(1, self.result.tokens)
-        yield EncodingProgress(self.result.tokens, self.result.tokens)
+            yield Progress(1, self.result.tokens)
+        yield Progress(self.result.tokens, self.result.tokens)
 
 
 class FakeEncoders:

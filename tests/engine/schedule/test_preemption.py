@@ -10,7 +10,7 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from start_llm.core.errors import OutOfMemory
-from start_llm.core.events import EngineFailed, Sampled
+from start_llm.core.events import Failed, Sampled
 from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
 from start_llm.engine.decode.alone import AloneRunner
@@ -149,7 +149,7 @@ def test_only_what_can_never_fit_is_refused() -> None:
     scheduler.add(never)
     drain(scheduler)
     assert fits_sink.done.reason == "stop"
-    assert isinstance(never_sink.final, EngineFailed)
+    assert isinstance(never_sink.final, Failed)
     assert never_sink.final.error.status == 507
     assert "for 1064 tokens" in never_sink.final.error.message
 
@@ -168,7 +168,7 @@ def test_a_prompt_that_turns_out_too_large_ends_in_its_prefill() -> None:
     scheduler.step()
     store.token_bytes = 2 * MIB
     drain(scheduler)
-    assert isinstance(sink.final, EngineFailed) and sink.final.error.status == 507
+    assert isinstance(sink.final, Failed) and sink.final.error.status == 507
     assert runner.work <= 200
 
 

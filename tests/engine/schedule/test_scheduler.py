@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.events import EngineFailed, Prefilled
+from start_llm.core.events import Failed, Progress
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
@@ -59,7 +59,7 @@ def test_a_request_is_prefilled_decoded_and_stored() -> None:
     assert len(sink.tokens) == 3
     assert sink.done.tokens == (*sink.tokens, EOS)
     assert [n for _, n in runner.prefilled] == [100, 100, 49]
-    assert [e.done for e in sink.events if isinstance(e, Prefilled)] == [101, 201, 250]
+    assert [e.done for e in sink.events if isinstance(e, Progress)] == [101, 201, 250]
     assert len(store.entries[-1]) == 254
     assert sink.done.report.computed == 250
     assert sink.done.report.generated == 4
@@ -89,7 +89,7 @@ def test_a_request_that_ends_early_reports_what_was_computed_and_not_what_was_pl
     drain(scheduler)
     done = sink.done
     assert (done.reason, done.report.prompt, done.report.computed) == ("cancelled", 5000, 100)
-    assert [e.computed for e in sink.events if isinstance(e, Prefilled)] == [100]
+    assert [e.computed for e in sink.events if isinstance(e, Progress)] == [100]
     waiting, never = submit("b", range(1, 50))
     scheduler.add(waiting)
     scheduler.cancel("b")
@@ -102,7 +102,7 @@ def test_a_request_that_fails_reports_what_was_computed() -> None:
     work, sink = submit("a", range(1, 301))
     scheduler.add(work)
     drain(scheduler)
-    assert isinstance(sink.final, EngineFailed)
+    assert isinstance(sink.final, Failed)
     assert sink.final.report is not None and sink.final.report.computed == 200
 
 
@@ -297,7 +297,7 @@ def test_one_failing_request_leaves_the_others_alone() -> None:
     scheduler.add(bad)
     scheduler.add(good)
     drain(scheduler)
-    assert isinstance(bad_sink.final, EngineFailed)
+    assert isinstance(bad_sink.final, Failed)
     assert bad_sink.final.error.status == 500
     assert good_sink.done.reason == "stop"
 
@@ -382,7 +382,7 @@ def test_a_request_that_can_never_fit_is_refused_with_the_numbers() -> None:
     work, sink = submit("a", range(1, 2000), max_tokens=10)
     scheduler.add(work)
     drain(scheduler)
-    assert isinstance(sink.final, EngineFailed)
+    assert isinstance(sink.final, Failed)
     assert sink.final.error.status == 507
     assert "2.0 GiB" in sink.final.error.message
     assert "1.0 GiB" in sink.final.error.message

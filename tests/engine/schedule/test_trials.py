@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.core.events import EngineFailed, Sampled
+from start_llm.core.events import Failed, Sampled
 from start_llm.engine.decode.runner import DecodeRow
 from tests.engine.fakes import Collected, FakeRunner, FakeStore, submit
 from tests.engine.schedule.test_scheduler import drain, make
@@ -73,7 +73,7 @@ def test_the_row_to_blame_is_found_and_the_others_go_on_together(expected: list[
     runner.when = poisoned
     sinks = answers(runner, [*PROMPTS[:3], [5, POISON, 6, 7], *PROMPTS[3:]])
     bad = sinks.pop(3)
-    assert isinstance(bad.final, EngineFailed)
+    assert isinstance(bad.final, Failed)
     assert "the step failed" in bad.final.error.message and bad.final.error.status == 500
     assert [sink.tokens for sink in sinks] == expected
     assert runner.widest == len(PROMPTS)  # after the trials
@@ -98,7 +98,7 @@ def test_a_request_that_comes_during_the_trials_waits_for_them(expected: list[li
         sinks.append(sink)
         scheduler.step()
     drain(scheduler)
-    assert isinstance(sinks[0].final, EngineFailed)
+    assert isinstance(sinks[0].final, Failed)
     assert [sink.tokens for sink in sinks[1:]] == expected
 
 
@@ -159,7 +159,7 @@ def test_a_step_that_always_fails_elsewhere_gives_up_and_serves_the_next(monkeyp
     for _ in range(3):
         assert scheduler.busy
         scheduler.recover(RuntimeError("out of nowhere"))
-    assert not scheduler.busy and isinstance(sink.final, EngineFailed)
+    assert not scheduler.busy and isinstance(sink.final, Failed)
     again, after = submit("b", range(1, 300))
     scheduler.add(again)
     drain(scheduler)
