@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import pairwise
 from typing import Any
 
 from start_llm.prompt.ports import VARIABLE, Template, Tokenizer
@@ -46,13 +47,15 @@ class _Tokenizer:
         self.longest_token = tokenizer.longest_token
         self._encoded = lru_cache(maxsize=_KEPT)(lambda text: tuple(tokenizer.encode(text)))
         self._decoded = lru_cache(maxsize=_KEPT)(tokenizer.decode)
+        self._start = tokenizer.special_tokens["<|im_start|>"]
 
     def encode(self, text: str) -> list[int]:
         """A special token parts a text: the tokens of the parts are those of the whole."""
         return [token for part in START.split(text) for token in self._encoded(part)]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return self._decoded(tuple(tokens))
+        starts = [0, *(at for at, token in enumerate(tokens) if token == self._start and at), len(tokens)]
+        return "".join(self._decoded(tuple(tokens[at:end])) for at, end in pairwise(starts))
 
 
 @lru_cache

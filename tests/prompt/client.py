@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 from start_llm.core.messages import Message, Tool, ToolCall
@@ -36,7 +37,9 @@ BASH = Tool("bash", "Runs a command", {"type": "object", "properties": {"command
 EDIT = Tool("edit", "Edits a file", {"type": "object", "properties": {"path": {"type": "string"}}})
 
 
+@lru_cache
 def settings(**changes: Any) -> Settings:
+    """Read once for the same changes: pydantic reads the environment for longer than a short conversation takes."""
     return Settings(_env_file=None, **changes)  # type: ignore[call-arg]
 
 
