@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import random
 import sys
@@ -114,6 +115,19 @@ def _same_random_numbers() -> None:
     random.seed(0)
     np.random.seed(0)
     mx.random.seed(0)
+
+
+def _log_levels_as_before() -> Generator[None]:
+    """A program that is run in this process says what is logged: not for the tests behind it."""
+    loggers = (logging.getLogger(), logging.getLogger("start_llm"))
+    levels = [logger.level for logger in loggers]
+    yield
+    for logger, level in zip(loggers, levels, strict=True):
+        logger.setLevel(level)
+
+
+_after_each_test = pytest.fixture(autouse=True)(_log_levels_as_before)
+_after_each_module = pytest.fixture(autouse=True, scope="module")(_log_levels_as_before)
 
 
 @pytest.fixture(scope="session", autouse=True)
