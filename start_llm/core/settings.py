@@ -172,7 +172,7 @@ class Settings(BaseSettings):
     responses_store_max: Count = 1000
     """Responses API: stored responses kept; 0 stores none."""
     responses_store_ttl_seconds: Seconds = 86400.0
-    """Responses API: how long a stored response is kept, in seconds (0 = for ever)."""
+    """Responses API: how long a stored response is kept, in seconds (0 = no limit)."""
 
     # Proxy
     proxy: Literal["on", "off"] = "on"
