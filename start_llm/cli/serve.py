@@ -25,8 +25,9 @@ from start_llm.dashboard.process_log import json_line, log_as_json
 from start_llm.dashboard.terminal import log_as_lines
 from start_llm.host.heap import bound_heaps
 from start_llm.host.home import home
+from start_llm.host.processes import created
 from start_llm.prompt.clients import RuleError
-from start_llm.service.place import IdleWatch, Place, ServerState, created
+from start_llm.service.place import IdleWatch, Place, ServerState
 from start_llm.service.wire import Owner
 
 log = logging.getLogger(__name__)

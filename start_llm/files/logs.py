@@ -13,6 +13,7 @@ _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _SHARE = 8  # one file is at most this part of all
 _LOOKS = 32  # the folder is looked through once for each such part of the bytes
 _OLDER = ".1"
+_TAIL_BYTES = 65_536
 
 
 class DailyLogs:
@@ -121,6 +122,18 @@ def trim_log(path: Path, most_bytes: int) -> None:
             file.truncate(0)
         with open(path, "ab") as file:
             file.write(b"(earlier lines were dropped)\n" + kept.partition(b"\n")[2])
+
+
+def last_lines(path: Path, count: int, begin: int = 0) -> str:
+    """The last lines of a log, but none before byte `begin`."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(min(begin, size), size - _TAIL_BYTES))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+    return "\n".join([line for line in text.splitlines() if line.strip()][-count:])
 
 
 def _private(path: str, flags: int) -> int:

@@ -25,13 +25,13 @@ from start_llm.files.atomic import write_atomic
 from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.host.ports import address, free_port, get_json
+from start_llm.host.processes import wait_until
 from start_llm.launch.folder import claimed, mark_of
 from start_llm.launch.mine import bring, own_folder, take_away
 from start_llm.launch.server import LaunchError, from_root, running_server
 from start_llm.models.catalog import expected_model
 from start_llm.models.recommended import full_name
 from start_llm.proxy.config import master_key
-from start_llm.service.control import wait_until
 
 STARTUP_SECONDS = 3600.0  # a first start downloads the model
 SMALL_NAME = "claude-haiku-4-5"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import json
 import logging
@@ -13,43 +12,30 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import psutil
 
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.files.atomic import write_atomic
-from start_llm.files.logs import begin_log, trim_log
+from start_llm.files.logs import begin_log, last_lines, trim_log
 from start_llm.host.home import python_path
-from start_llm.host.ports import address, free_port, is_free, who_listens
+from start_llm.host.ports import address, free_port, get, is_free, who_listens
+from start_llm.host.processes import created, running, wait_until
 from start_llm.proxy import config as proxy_config
 from start_llm.proxy.child import MODULE
 from start_llm.proxy.sent import Sent, read_sent
 
 log = logging.getLogger(__name__)
 
-_POLL_SECONDS = 0.05
 _STOP_SECONDS = 5.0
 _LOG_BYTES = 16 << 20
 
 
 class ProxyError(RuntimeError):
     """The proxy cannot be started. The message says what stands in the way and what to do."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    """What is remembered about a running proxy; times are the processes' creation times (unix seconds)."""
-
-    pid: int
-    created: float
-    owner: int
-    owner_created: float
 
 
 class LiteLLMProxy:
@@ -75,12 +61,10 @@ class LiteLLMProxy:
             env_file: where a made master key is kept.
         """
         self._settings = settings
-        self._server_url = _reachable(server_url)
-        self._model_id = model_id
-        self._card = card
-        self._log_path = log_path
+        self._server_url = server_url
+        self._model_id, self._card = model_id, card
+        self.log_path, self._env_file = log_path, env_file
         self._log_begun = False
-        self._env_file = env_file
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._pipe: int | None = None
@@ -115,7 +99,7 @@ class LiteLLMProxy:
             ProxyError: the port is taken by something that is no leftover proxy of ours, or a file cannot be written.
         """
         with self._lock:
-            if self._process is not None and self._process.poll() is None:
+            if self.alive():
                 return
             host = self._settings.mlx_host
             if self._port:
@@ -123,12 +107,12 @@ class LiteLLMProxy:
             else:
                 self._port = free_port(host)
             try:
-                self._launch(host)
+                self._launch()
             except OSError as error:
                 self._clean()
                 raise ProxyError(f"it cannot be started: {error}") from error
 
-    def _launch(self, host: str) -> None:
+    def _launch(self) -> None:
         config = proxy_config.proxy_config(
             self._settings,
             server_url=self._server_url,
@@ -139,24 +123,16 @@ class LiteLLMProxy:
         self._folder = Path(tempfile.mkdtemp(prefix="start_llm-proxy-"))  # 0700
         additions = proxy_config.additions(self._settings, self.master_key, self._folder)
         proxy_config.write_config(self._folder, config, additions)
-        self._process = self._spawn(host, self._folder)
+        self._process = self._spawn(self._folder)
         self._remember(self._process.pid)
 
-    def _spawn(self, host: str, folder: Path) -> subprocess.Popen[bytes]:
-        log = begin_log(self._log_path, go_on=self._log_begun)
+    def _spawn(self, folder: Path) -> subprocess.Popen[bytes]:
+        log = begin_log(self.log_path, go_on=self._log_begun)
         self._log_begun = True
         read, self._pipe = os.pipe()
         command = [sys.executable, "-P", "-m", MODULE, str(read), str(folder), "--"]
-        command += [
-            "--config",
-            str(folder / proxy_config.CONFIG),
-            "--host",
-            host,
-            "--port",
-            str(self._port),
-            "--num_workers",
-            "1",
-        ]
+        command += ["--config", str(folder / proxy_config.CONFIG), "--host", self._settings.mlx_host]
+        command += ["--port", str(self._port), "--num_workers", "1"]
         try:
             return subprocess.Popen(
                 command,
@@ -174,26 +150,11 @@ class LiteLLMProxy:
 
     def wait_ready(self, seconds: float) -> bool:
         """Waits until the health route answers; False after `seconds`, or as soon as the process has ended."""
-        deadline = time.monotonic() + seconds
-        while self.alive():
-            if self.healthy():
-                return True
-            if time.monotonic() >= deadline:
-                return False
-            time.sleep(_POLL_SECONDS)
-        return False
+        return wait_until(lambda: not self.alive() or self.healthy(), seconds) and self.alive()
 
     def healthy(self) -> bool:
         """Whether the health route answers now (at most 2 s)."""
-        address = urlsplit(self.url)
-        connection = http.client.HTTPConnection(address.hostname or "127.0.0.1", address.port, timeout=2)
-        try:
-            connection.request("GET", "/health/readiness")
-            return connection.getresponse().status == 200
-        except (OSError, http.client.HTTPException):
-            return False
-        finally:
-            connection.close()
+        return get(f"{self.url}/health/readiness", seconds=2)[0] == 200
 
     def alive(self) -> bool:
         """Whether the process runs (it may not answer yet)."""
@@ -222,15 +183,11 @@ class LiteLLMProxy:
 
     def trim_log(self) -> None:
         """Keeps the log of a long run short."""
-        trim_log(self._log_path, _LOG_BYTES)
+        trim_log(self.log_path, _LOG_BYTES)
 
     def log_tail(self, lines: int = 20) -> str:
         """The last lines of LiteLLM's output, for an error message."""
-        try:
-            text = self._log_path.read_text(encoding="utf-8", errors="replace")
-        except OSError:
-            return ""
-        return "\n".join(text.splitlines()[-lines:])
+        return last_lines(self.log_path, lines)
 
     def _clean(self) -> None:
         sent = self.sent()
@@ -248,15 +205,11 @@ class LiteLLMProxy:
         return self._settings.cache_dir / "run" / f"proxy-{port}.json"
 
     def _remember(self, pid: int) -> None:
-        try:
-            created = psutil.Process(pid).create_time()
-        except psutil.NoSuchProcess:
-            return
-        owner = psutil.Process()
-        path = self._record_path(self._port)
+        path, owner = self._record_path(self._port), os.getpid()
+        record = {"pid": pid, "created": created(pid), "owner": owner, "owner_created": created(owner)}
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            write_atomic(path, json.dumps(asdict(_Record(pid, created, owner.pid, owner.create_time()))))
+            write_atomic(path, json.dumps(record))
         except OSError as error:
             log.warning("the proxy runs, but is not remembered: %s", error)
 
@@ -273,42 +226,18 @@ class LiteLLMProxy:
         with suppress(psutil.NoSuchProcess, ProcessLookupError, PermissionError):
             os.killpg(leftover.pid, signal.SIGKILL)
             leftover.wait(_STOP_SECONDS)
-        deadline = time.monotonic() + _STOP_SECONDS
-        while not is_free(host, port):
-            if time.monotonic() >= deadline:
-                raise ProxyError(f"PROXY_PORT={port} is still taken by {who_listens(port)} after its end.")
-            time.sleep(_POLL_SECONDS)
+        if not wait_until(lambda: is_free(host, port), _STOP_SECONDS):
+            raise ProxyError(f"PROXY_PORT={port} is still taken by {who_listens(port)} after its end.")
 
     def _leftover(self, port: int) -> psutil.Process | None:
         """A proxy of ours on `port` whose server is gone: record, creation time and command line must all agree."""
         try:
-            record = _Record(**json.loads(self._record_path(port).read_text()))
-            process = psutil.Process(record.pid)
+            record = json.loads(self._record_path(port).read_text())
+            process = running(record["pid"], record["created"])
+            owner = running(record["owner"], record["owner_created"])
+            if process is None or (owner is not None and owner.pid != os.getpid()):
+                return None  # it has ended, or another server of ours is using it
             command = process.cmdline()
-            ours = process.create_time() == record.created and MODULE in command and _port_of(command) == port
-        except (OSError, ValueError, TypeError, psutil.Error):
+        except (OSError, ValueError, KeyError, TypeError, psutil.Error):
             return None
-        owned = psutil.pid_exists(record.owner) and _created(record.owner) == record.owner_created
-        if owned and record.owner != os.getpid():
-            return None  # another server of ours is using it: not stale
-        return process if ours else None
-
-
-def _port_of(command: list[str]) -> int | None:
-    for name, value in itertools.pairwise(command):
-        if name == "--port" and value.isdigit():
-            return int(value)
-    return None
-
-
-def _created(pid: int) -> float | None:
-    try:
-        return float(psutil.Process(pid).create_time())
-    except psutil.Error:
-        return None
-
-
-def _reachable(url: str) -> str:
-    """`url` with a wildcard host replaced by loopback."""
-    parts = urlsplit(url)
-    return address(parts.hostname or "", parts.port or 80)
+        return process if MODULE in command and ("--port", str(port)) in itertools.pairwise(command) else None

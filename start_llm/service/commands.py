@@ -18,13 +18,15 @@ from rich.console import Console
 from rich.table import Table
 
 from start_llm.core.settings import Settings, load_settings
+from start_llm.files.logs import last_lines
 from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.host.ports import free_port, get, get_json
+from start_llm.host.processes import running
 from start_llm.models.device import GIB
 from start_llm.service.control import ServiceError, bring_up, stop
-from start_llm.service.place import Place, ServerState, holder, is_waiting, running_ports
-from start_llm.service.supervisor import how, last_lines
+from start_llm.service.place import Place, ServerState, is_waiting, running_ports
+from start_llm.service.supervisor import how
 
 STARTUP_SECONDS = 3600.0  # a first start downloads the model
 NOT_RUNNING = 3  # what init scripts say
@@ -156,7 +158,7 @@ def _served(place: Place, key: str | None) -> dict[str, Any]:
 
 def _memory(state: ServerState) -> int:
     """Bytes that the server's processes hold."""
-    process = holder(state)
+    process = running(state.pid, state.created)
     total = 0
     if process is not None:
         for member in [process, *process.children(recursive=True)]:

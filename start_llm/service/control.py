@@ -16,13 +16,14 @@ from typing import IO
 import psutil
 
 from start_llm.core.settings import Settings
+from start_llm.files.logs import last_lines
 from start_llm.host.home import home, made_home, module_command, python_path
 from start_llm.host.ports import get_json, is_free, who_listens
-from start_llm.service.place import Place, holder, is_waiting
-from start_llm.service.supervisor import STOP_SECONDS, how, last_lines
+from start_llm.host.processes import POLL_SECONDS, running, wait_until
+from start_llm.service.place import Place, is_waiting
+from start_llm.service.supervisor import STOP_SECONDS, how
 
 Say = Callable[[str], None]
-POLL_SECONDS = 0.1
 ASK_SECONDS = 2.0
 GONE_SECONDS = 10.0
 WAKE_SECONDS = 30.0
@@ -201,7 +202,7 @@ def stop(place: Place, seconds: float = STOP_SECONDS + 10) -> bool:
         place.forget()
         place.lock.drop()
         return False
-    process = holder(state) if state is not None else None
+    process = running(state.pid, state.created) if state is not None else None
     if state is None or process is None:
         raise ServiceError(f"{place.folder}/server-{place.port}.json does not tell whose the lock beside it is.")
     family = _family(process)
@@ -236,16 +237,6 @@ def _is_zombie(process: psutil.Process) -> bool:
 def _signal(process: psutil.Process, number: signal.Signals) -> None:
     with suppress(psutil.NoSuchProcess):
         process.send_signal(number)
-
-
-def wait_until(done: Callable[[], bool], seconds: float) -> bool:
-    """Whether it is done within so many seconds."""
-    deadline = time.monotonic() + seconds
-    while not done():
-        if time.monotonic() >= deadline:
-            return False
-        time.sleep(POLL_SECONDS)
-    return True
 
 
 def changed_settings(settings: Settings) -> dict[str, str]:

@@ -20,8 +20,6 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import psutil
-
 from start_llm.files.atomic import write_atomic
 from start_llm.files.locks import FileLock, is_locked
 from start_llm.host.home import home
@@ -237,23 +235,6 @@ def running_ports(settings: Settings) -> list[int]:
             if name and is_locked(path):
                 found.append(int(name[1]))
     return sorted(found)
-
-
-def created(pid: int) -> float:
-    """When the process began, by which another one of the same number is told from it; 0.0 if there is none."""
-    try:
-        return float(psutil.Process(pid).create_time())
-    except psutil.Error:
-        return 0.0
-
-
-def holder(state: ServerState) -> psutil.Process | None:
-    """The process that wrote the state, if it still runs."""
-    try:
-        process = psutil.Process(state.pid)
-        return process if process.create_time() == state.created else None
-    except psutil.Error:
-        return None
 
 
 def _state(data: Any) -> ServerState:

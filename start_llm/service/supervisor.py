@@ -18,14 +18,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from start_llm.core.errors import ExitCode
-from start_llm.files.logs import begin_log, trim_log
+from start_llm.files.logs import begin_log, last_lines, trim_log
 from start_llm.host.activation import LISTEN_FD, take_from_system
 from start_llm.host.home import module_command
-from start_llm.service.place import Exit, Place, ServerState, created
+from start_llm.host.processes import created
+from start_llm.service.place import Exit, Place, ServerState
 from start_llm.service.wire import read_event
 
 if TYPE_CHECKING:
@@ -273,18 +273,6 @@ def how(code: int) -> str:
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
     return f"{known.get(code, 'it ended')} (exit code {code})"
-
-
-def last_lines(path: Path, count: int, begin: int = 0) -> str:
-    """The last lines of a log, but none before byte `begin`."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(min(begin, size), size - 65_536))
-            text = file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
-    return "\n".join([line for line in text.splitlines() if line.strip()][-count:])
 
 
 def _noted(number: int, frame: object) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from start_llm.host.ports import free_port, get_json
-from start_llm.service.control import wait_until
+from start_llm.host.processes import wait_until
 from tests.e2e.world import ROOT, World, end
 
 KEY = "sk-end-to-end"

@@ -195,7 +195,7 @@ def test_random_bodies_are_answered_or_refused(proxy: LiteLLMProxy, traps: Traps
     assert wrong == []
     assert seen[200] > count / 10 and seen[400] > count / 10
     assert traps.touched == []
-    log = proxy.log_tail(10_000_000)
+    log = proxy.log_path.read_text("utf-8", "replace")
     assert "Traceback" not in log
 
 

@@ -218,7 +218,7 @@ def test_the_servers_own_error_comes_back_if_the_fallback_fails(
     fails_everywhere(web, dialect, stream)
     assert len(cloud.seen) == 1
     until(lambda: proxy.sent().failed == failed + 1)
-    assert KEY not in proxy.log_tail(10**6)
+    assert KEY not in proxy.log_path.read_text()
 
 
 @pytest.mark.parametrize("status", [401, 500])
@@ -228,7 +228,7 @@ def test_a_wrong_key_and_a_provider_that_is_down_end_the_same_way(
     cloud.fails[:] = [status]
     fails_everywhere(web, "chat/completions", False)
     assert len(cloud.seen) == (1 if status == 401 else 2), "LiteLLM tries again what may pass"
-    assert KEY not in proxy.log_tail(10**6)
+    assert KEY not in proxy.log_path.read_text()
 
 
 @pytest.mark.parametrize("word", ["queue_full", "internal"])

@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from start_llm.core.settings import Settings, load_settings
-from start_llm.service.place import Exit, IdleWatch, Place, ServerState, created, holder, running_ports
+from start_llm.host.processes import created, running
+from start_llm.service.place import Exit, IdleWatch, Place, ServerState, running_ports
 
 HOLD = """
 import sys; from pathlib import Path; from start_llm.core.settings import load_settings
@@ -59,9 +60,8 @@ def test_only_locked_ports_run(tmp_path: Path) -> None:
 
 
 def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
-    mine = ServerState(7, os.getpid(), created(os.getpid()), "")
-    assert holder(mine) == psutil.Process()
-    assert holder(ServerState(7, os.getpid(), 1.0, "")) is None and holder(ServerState(7, 2**22 - 1, 1.0, "")) is None
+    assert running(os.getpid(), created(os.getpid())) == psutil.Process()
+    assert running(os.getpid(), 1.0) is None and running(2**22 - 1, created(2**22 - 1)) is None
 
 
 def test_users_are_counted_until_they_end_however_they_end(tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ import psutil
 import pytest
 
 from start_llm.core.settings import load_settings
+from start_llm.files.logs import last_lines
 from start_llm.service.place import Place, ServerState
-from start_llm.service.supervisor import how, last_lines
+from start_llm.service.supervisor import how
 
 ROOT = Path(__file__).resolve().parents[2]
 WAIT = 60.0
