@@ -1,7 +1,7 @@
 """LiteLLM's application with this project's layers around it. Imported by the proxy's process only: LiteLLM takes
 seconds and hundreds of megabytes.
 
-A request passes `gate` (who may ask), `bodies` (what may be asked), `direct` (what LiteLLM fails on goes past it),
+A request passes `gate` (who may ask), `bodies` (what may be asked), `Direct` (what LiteLLM fails on goes past it),
 `fallback` (only with FALLBACK_MODEL), then the routes of `passthrough` or LiteLLM's own.
 
 Used of LiteLLM: its application, its lists of its own parameters, and its rules for models that it does not know.
@@ -26,11 +26,10 @@ from litellm.types.utils import StandardCallbackDynamicParams, all_litellm_param
 
 from start_llm.proxy.bodies import ALLOWED, LiteLLMNames, RequestBodies
 from start_llm.proxy.config import ADDITIONS, CONFIG, abilities, names_behind, wildcard_prefix
-from start_llm.proxy.direct import Direct
 from start_llm.proxy.fallback import Fallback
 from start_llm.proxy.gate import ProxyGate
 from start_llm.proxy.outcome import LOGGERS, Hooks, OneLine
-from start_llm.proxy.passthrough import ServerRoutes
+from start_llm.proxy.passthrough import Direct, ServerRoutes
 
 _CLIENT_OPTIONS = frozenset({"default_headers", "deployment_id", "extra_headers", "extra_query", "specific_deployment"})
 _FALLBACKS = frozenset({"fallbacks", "context_window_fallbacks", "content_policy_fallbacks", "litellm_params"})
@@ -64,7 +63,7 @@ def add_layers(app: Any, config: dict[str, Any], additions: dict[str, Any]) -> N
         logging.getLogger(name).addFilter(OneLine())
     if fallback:
         app.add_middleware(Fallback, **fallback)
-    app.add_middleware(Direct, server=server, **additions["bodies"])
+    app.add_middleware(Direct, server=server)
     app.add_middleware(RequestBodies, litellm_names=litellm_names(), names=names_behind(config), **additions["bodies"])
     app.add_middleware(ProxyGate, **additions["gate"])
 

@@ -6,6 +6,7 @@ It knows neither LiteLLM nor what a request asks for.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 
@@ -23,6 +24,13 @@ START = "http.response.start"
 BODY = "http.response.body"
 JSON = b"application/json"
 _OF_THE_BODY = (b"content-length", b"transfer-encoding")
+_CONVERSATION = re.compile(r"(?:/v1)?/(chat/completions|messages|responses)")
+
+
+def dialect_of(scope: Scope) -> str | None:
+    """``chat/completions``, ``messages`` or ``responses``; ``None`` where no answer of a model is asked for."""
+    path = _CONVERSATION.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
+    return path and path[1]
 
 
 def header_values(scope: Scope, name: bytes) -> list[bytes]:

@@ -34,6 +34,7 @@ class LiteLLMNames:
         parameters: its own parameters, which no client may set.
         nested: those that it also takes from inside `metadata`.
         arguments: of its functions that get a body's fields as keywords. A field of that name would be given twice.
+            The server ignores fields that it does not know, so these can go.
     """
 
     parameters: frozenset[str]
@@ -53,12 +54,6 @@ class LiteLLMNames:
 
     def _is_parameter(self, name: str, known: frozenset[str]) -> bool:
         return name not in ALLOWED and (name in known or name.startswith(_PREFIXES))
-
-    def without_arguments(self, body: dict[str, Any]) -> dict[str, Any]:
-        """The server ignores fields that it does not know, so these can go."""
-        if self.arguments.isdisjoint(body):
-            return body
-        return {name: value for name, value in body.items() if name not in self.arguments}
 
 
 def _refused(path: str) -> BadRequest:
@@ -104,8 +99,8 @@ class RequestBodies:
         if not isinstance(body.get("model"), str | None):  # LiteLLM looks it up before it looks at it
             raise BadRequest("model: this must be a string, the name of a model.", param="model", code="invalid_value")
         self._litellm_names.check(body)
-        changed = self._litellm_names.without_arguments(body)
+        changed = {name: value for name, value in body.items() if name not in self._litellm_names.arguments}
         if _CONVERSATION.fullmatch(dialect):
             changed = fold(dialect, changed, self._names)
         halves = b"\\ud" in raw or b"\\uD" in raw  # the parser has replaced them, LiteLLM refuses them
-        return raw if changed is body and not halves else json.dumps(changed).encode()
+        return raw if changed == body and not halves else json.dumps(changed).encode()

@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dotenv import dotenv_values
+
 from start_llm.core.modelmap import MAIN_NAME, PROXIED
 from start_llm.core.protocol import HEAD_HEADER, WHEN_PLANNED
 from start_llm.core.service import ModelCard
@@ -216,11 +218,10 @@ def master_key(settings: Settings, env_file: Path) -> tuple[str, bool]:
 
 def _stored_key(env_file: Path) -> str | None:
     try:
-        lines = env_file.read_text(encoding="utf-8").splitlines()
+        stored = dotenv_values(env_file, interpolate=False).get(KEY_NAME) or ""
     except (OSError, UnicodeDecodeError):
         return None
-    values = [line.split("=", 1)[1].strip().strip("'\"") for line in lines if _names(line, KEY_NAME)]
-    return values[-1] if values and values[-1].lower() not in {"", "off", "none"} else None
+    return None if stored.lower() in {"", "off", "none"} else stored
 
 
 def set_line(env_file: Path, name: str, value: str) -> None:

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from start_llm.core.protocol import responses_code
-from start_llm.proxy.asgi import BODY, START, App, Message, Receive, Scope, Send, replay, with_body
+from start_llm.proxy.asgi import BODY, START, App, Message, Receive, Scope, Send, dialect_of, replay, with_body
 from start_llm.proxy.outcome import RequestOutcome, current
 from start_llm.proxy.own_fields import for_provider
 from start_llm.proxy.sent import SentRecord
 
 HEADER = "x-start-llm-fallback"
 """Of a request: ``off`` (or ``on``). Of an answer: ``MODEL; REASON``, then ``; failed`` with the server's own error."""
-_PATHS = re.compile(r"(?:/v1)?/(chat/completions|messages|responses)")
 _SIGN_OF_LIFE = re.compile(rb"(: ?ping|event: ping\r?\ndata: ?\{[^\n]*\})\s*")
 
 
@@ -40,24 +39,20 @@ class Fallback:
         self._record = SentRecord(Path(record))
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = _PATHS.fullmatch(scope["path"]) if scope["type"] == "http" and scope["method"] == "POST" else None
-        if path is None:
+        dialect, outcome = dialect_of(scope), current.get() or RequestOutcome()
+        if dialect is None:
             await self._app(scope, receive, send)
             return
-        outcome, kept_body = current.get() or RequestOutcome(), _KeptBody(receive)
-        first = _FirstAnswer(path[1], send, outcome, kept_body)
+        kept_body, first = _KeptBody(receive), _FirstAnswer(dialect, send, outcome)
         await self._ask_litellm(outcome, scope, kept_body, first)
         if outcome.reason and first.kept and not _asks_off(scope):
-            await self._ask_fallback(path[1], scope, kept_body, first, outcome.reason)
+            await self._ask_fallback(dialect, scope, kept_body, first, outcome.reason)
         elif first.kept:
             await first.release()
 
     async def _ask_litellm(self, outcome: RequestOutcome, scope: Scope, receive: Receive, send: Send) -> None:
-        mark = current.set(outcome)
-        try:
-            await self._app(dict(scope) | {"state": dict(scope.get("state") or {})}, receive, send)
-        finally:
-            current.reset(mark)
+        current.set(outcome)
+        await self._app(dict(scope) | {"state": dict(scope.get("state") or {})}, receive, send)
 
     async def _ask_fallback(
         self, dialect: str, scope: Scope, kept_body: _KeptBody, first: _FirstAnswer, reason: str
@@ -109,13 +104,10 @@ class _FirstAnswer:
         kept: messages of the answer that were kept back.
     """
 
-    def __init__(self, dialect: str, send: Send, outcome: RequestOutcome, kept_body: _KeptBody) -> None:
-        self._dialect = dialect
-        self.send = send
-        self.head_sent = False
+    def __init__(self, dialect: str, send: Send, outcome: RequestOutcome) -> None:
+        self._dialect, self.send, self._outcome = dialect, send, outcome
+        self.head_sent = self._final = False
         self.kept: list[Message] = []
-        self._outcome, self._kept_body = outcome, kept_body
-        self._final = False
 
     async def __call__(self, message: Message) -> None:
         refused = self._outcome.failed and (self.head_sent or self._outcome.reason is not None)
@@ -127,7 +119,6 @@ class _FirstAnswer:
             self._final = not self.head_sent
         elif _says_something(message):
             self._final = True
-            self._kept_body.body = b""
         await self.send(message)
 
     async def release(self, label: str = "") -> None:
@@ -152,9 +143,8 @@ class _SecondAnswer:
     """
 
     def __init__(self, first: _FirstAnswer, outcome: RequestOutcome, label: str) -> None:
-        self.arrived = False
         self._first, self._outcome, self._label = first, outcome, label
-        self._is_answer = False
+        self.arrived = self._is_answer = False
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == START:
@@ -167,12 +157,11 @@ class _SecondAnswer:
         self._is_answer = message["status"] < 400
         if not self._is_answer:
             return
+        message = _with_header(message, self._label)
         if self._first.head_sent:  # the head is out, so the stream says it
             message = {"type": BODY, "body": _comment(self._label), "more_body": True}
-            await self._first.send(message)
-            return
         self._first.head_sent = True
-        await self._first.send(_with_header(message, self._label))
+        await self._first.send(message)
 
 
 def _asks_off(scope: Scope) -> bool:

@@ -39,14 +39,12 @@ class ProxyKeeper:
         pauses: Sequence[float] = PAUSES,
         ready_seconds: float = READY_SECONDS,
         stable_seconds: float = STABLE_SECONDS,
-        clock: Callable[[], float] = time.monotonic,
         fallback: str | None = None,
     ) -> None:
         """`fallback`: FALLBACK_MODEL, whose use is logged."""
         self._proxy, self._say, self._fallback = proxy, say, fallback
         self._logged = 0
         self._pauses, self._ready_seconds, self._stable_seconds = tuple(pauses), ready_seconds, stable_seconds
-        self._clock = clock
         self._restarts = 0
         self._announced = False
         self._over = threading.Event()
@@ -71,11 +69,11 @@ class ProxyKeeper:
     def _run(self) -> None:
         failures = 0
         while not self._over.is_set():
-            began = self._clock()
+            began = time.monotonic()
             self._watch()
             if self._over.is_set():
                 return
-            failures = 1 if self._clock() - began >= self._stable_seconds else failures + 1
+            failures = 1 if time.monotonic() - began >= self._stable_seconds else failures + 1
             if failures > len(self._pauses):
                 log.error(
                     "the proxy has died %d times in a row and is given up; the server goes on without it at its own "
@@ -88,11 +86,10 @@ class ProxyKeeper:
 
     def _watch(self) -> None:
         """Returns when the proxy has died, or the watch is over."""
-        late = self._clock() + self._ready_seconds
-        trim = self._clock() + TRIM_SECONDS
+        late, trim = time.monotonic() + self._ready_seconds, time.monotonic() + TRIM_SECONDS
         while self._proxy.alive() and not self._over.wait(LOOK_SECONDS):
             self._log_sent()
-            now = self._clock()
+            now = time.monotonic()
             if now >= trim:
                 self._proxy.trim_log()
                 trim = now + TRIM_SECONDS

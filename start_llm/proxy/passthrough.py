@@ -1,4 +1,4 @@
-"""Routes that the server behind answers by itself: all but conversations.
+"""What goes past LiteLLM: routes that the server behind answers by itself, and requests on which LiteLLM fails.
 
 LiteLLM counts with another tokenizer, lists the entries of its start, makes JSON of every transcript, and refuses
 prompts of token ids.
@@ -17,14 +17,14 @@ from starlette.background import BackgroundTask
 from starlette.responses import StreamingResponse
 
 from start_llm.core.modelmap import MAIN_NAME
+from start_llm.proxy.asgi import START, App, Message, Receive, Scope, Send, dialect_of, replay
 from start_llm.proxy.config import abilities, name_behind, names_behind
+from start_llm.proxy.outcome import RequestOutcome, current
 
-COUNTS = ("/v1/messages/count_tokens", "/v1/responses/input_tokens")
-LISTS = ("/v1/models", "/models")
-INFOS = ("/v1/model/info", "/model/info")
-FORWARDED = ("completions", "embeddings", "rerank", "audio/transcriptions", "audio/speech")
+COUNTS = ("messages/count_tokens", "responses/input_tokens")
+FORWARDED = (*COUNTS, "completions", "embeddings", "rerank", "audio/transcriptions", "audio/speech")
 """LiteLLM leaves out or refuses much of what these may ask for, and nothing of them can be answered elsewhere."""
-COUNT_SECONDS = 120.0
+LIST_SECONDS = 120.0
 JSON = "application/json"
 
 
@@ -45,7 +45,7 @@ class ServerRoutes:
         self._made_up = [name for name, behind in self._names.items() if behind == MAIN_NAME != name]
         self._base = parameters["api_base"].removesuffix("/v1")
         self._key = {"x-api-key": parameters["api_key"]}
-        self._client = httpx.AsyncClient(timeout=COUNT_SECONDS, trust_env=False)
+        self._client = httpx.AsyncClient(timeout=LIST_SECONDS, trust_env=False)
         self._answer_seconds = float(parameters["timeout"])
 
     def add_to(self, app: FastAPI, key_check: Any) -> None:
@@ -55,18 +55,17 @@ class ServerRoutes:
             app: LiteLLM's application.
             key_check: LiteLLM's dependency that refuses a wrong key.
         """
-        routes: list[tuple[str, Any, str]] = [(path, self.count, "POST") for path in COUNTS]
-        routes += [(f"{prefix}/{path}", self.forward, "POST") for path in FORWARDED for prefix in ("", "/v1")]
-        routes += [(path, self.info, "GET") for path in INFOS]
-        routes += [(path, self.models, "GET") for path in LISTS]
-        routes += [(f"{path}/{{name:path}}", self.model, "GET") for path in LISTS]
+        lists: list[tuple[str, Any]] = [
+            ("model/info", self.info),
+            ("models", self.models),
+            ("models/{name:path}", self.model),
+        ]
+        routes = [(path, self.forward, "POST") for path in FORWARDED] + [(path, ask, "GET") for path, ask in lists]
+        checks = [Depends(_read_whole), Depends(key_check)]
         for path, handler, method in routes:
-            app.add_api_route(path, handler, methods=[method], dependencies=[Depends(_read_whole), Depends(key_check)])
-            app.router.routes.insert(0, app.router.routes.pop())
-
-    async def count(self, request: Request) -> Response:
-        """The count of the prompt that the server would make."""
-        return _response(await self._ask("POST", request.url.path, self._renamed(await request.body())))
+            for prefix in ("", "/v1"):
+                app.add_api_route(f"{prefix}/{path}", handler, methods=[method], dependencies=checks)
+                app.router.routes.insert(0, app.router.routes.pop())
 
     async def forward(self, request: Request) -> Response:
         """The server's own answer, as it comes."""
@@ -85,7 +84,7 @@ class ServerRoutes:
                 return Response(status_code=499)
             answer = asking.result()
         except httpx.HTTPError as error:
-            return _response(error)
+            return _response(_no_answer(error))
         finally:
             asking.cancel()
             leaving.cancel()
@@ -101,8 +100,8 @@ class ServerRoutes:
         return json.dumps(given | {"model": self._names[model]}).encode() if known else body
 
     async def models(self, request: Request) -> Response:
-        answer = await self._ask("GET", "/v1/models")
-        if not isinstance(answer, httpx.Response) or answer.status_code != 200:
+        answer = await self._get("/v1/models")
+        if answer.status_code != 200:
             return _response(answer)
         listed = answer.json()
         main = listed["data"][:1]
@@ -111,8 +110,8 @@ class ServerRoutes:
 
     async def info(self, request: Request) -> Response:
         """LiteLLM's list of what its entries can do, for the models that the server has now."""
-        answer = await self._ask("GET", "/v1/models")
-        if not isinstance(answer, httpx.Response) or answer.status_code != 200:
+        answer = await self._get("/v1/models")
+        if answer.status_code != 200:
             return _response(answer)
         cards = {card["id"]: card for card in answer.json()["data"]}
         cards[MAIN_NAME] = next(iter(cards.values()), {})
@@ -128,14 +127,45 @@ class ServerRoutes:
         return Response(json.dumps({"data": data}), media_type=JSON)
 
     async def model(self, name: str) -> Response:
-        return _response(await self._ask("GET", f"/v1/models/{quote(self._names.get(name, name), safe='')}"))
+        return _response(await self._get(f"/v1/models/{quote(self._names.get(name, name), safe='')}"))
 
-    async def _ask(self, method: str, path: str, body: bytes | None = None) -> httpx.Response | httpx.HTTPError:
+    async def _get(self, path: str) -> httpx.Response:
         try:
-            headers = self._key | {"content-type": JSON}
-            return await self._client.request(method, self._base + path, content=body, headers=headers)
+            return await self._client.get(self._base + path, headers=self._key)
         except httpx.HTTPError as error:
-            return error
+            return _no_answer(error)
+
+
+class Direct:
+    """ASGI middleware around LiteLLM, within `bodies.RequestBodies`. Each request has a `RequestOutcome`.
+
+    LiteLLM reads much of a body on the way and ends with a status of 500 where it does not understand it. Such a
+    request is put to the server, which answers it, or says in a sentence what is wrong, as it does at its own port.
+    """
+
+    def __init__(self, app: App, *, server: ServerRoutes) -> None:
+        self._app, self._server = app, server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        outcome = RequestOutcome()
+        if scope["type"] == "http":
+            current.set(outcome)  # of the task that the server runs this request in
+        if dialect_of(scope) is None:
+            await self._app(scope, receive, send)
+            return
+        body, failed = (await receive())["body"], False
+
+        async def unless_failed(message: Message) -> None:
+            nonlocal failed
+            if message["type"] == START:
+                failed = message["status"] >= 500 and outcome.error is None
+            if not failed:
+                await send(message)
+
+        await self._app(scope, replay(body, receive), unless_failed)
+        if failed:
+            response = await self._server.forward(Request(scope, replay(body, receive)))
+            await response(scope, receive, send)
 
 
 def _abilities_of(card: dict[str, Any]) -> dict[str, Any]:
@@ -160,11 +190,12 @@ async def _disconnected(request: Request) -> None:
         pass
 
 
-def _response(answer: httpx.Response | httpx.HTTPError) -> Response:
-    if isinstance(answer, httpx.HTTPError):
-        message = f"the server behind does not answer: {answer or type(answer).__name__}"
-        problem = {"type": "error", "error": {"type": "api_error", "message": message}}
-        return Response(json.dumps(problem), 502, media_type=JSON)
+def _no_answer(error: httpx.HTTPError) -> httpx.Response:
+    message = f"the server behind does not answer: {error or type(error).__name__}"
+    return httpx.Response(502, json={"type": "error", "error": {"type": "api_error", "message": message}})
+
+
+def _response(answer: httpx.Response) -> Response:
     return Response(answer.content, answer.status_code, _headers(answer), answer.headers.get("content-type"))
 
 

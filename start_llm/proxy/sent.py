@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
@@ -36,10 +37,8 @@ class Sent:
 
     def after(self, earlier: Sent) -> Sent:
         """With what an earlier proxy had sent."""
-        counts = {
-            name: self.counts.get(name, 0) + earlier.counts.get(name, 0) for name in {*self.counts, *earlier.counts}
-        }
         last = self if self.time else earlier
+        counts = dict(Counter(self.counts) + Counter(earlier.counts))
         return Sent(counts, self.failed + earlier.failed, last.reason, last.ok, last.time)
 
     def figures(self) -> dict[str, float]:

@@ -233,8 +233,9 @@ def test_a_count_needs_the_key_and_a_model(back: StubServer, proxy: LiteLLMProxy
     assert httpx.post(url, json={"model": "stub"}, headers={"x-api-key": "sk-wrong"}).status_code == 401
     assert len(back.seen) == before
     # What is wrong with a request, the server says.
-    httpx.post(url, json={"model": "unknown"}, headers={"x-api-key": proxy.master_key})
-    assert back.seen[-1].body == {"model": "unknown"}
+    for asked in (url, url.replace("/v1/", "/")):
+        httpx.post(asked, json={"model": "unknown"}, headers={"x-api-key": proxy.master_key})
+        assert back.seen[-1].path == "/v1/messages/count_tokens" and back.seen[-1].body == {"model": "unknown"}
 
 
 def test_responses_namespaces_and_custom_tools(back: StubServer, chat: openai.OpenAI) -> None:
