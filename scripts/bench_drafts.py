@@ -49,14 +49,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts.bench import drafted
 from scripts.bench.drafting import MACHINES, CallStyle, Fixed, Gated, Totals, replay, turns
 from start_llm.core.settings import load_settings
-from start_llm.engine.decode.alone import AloneRunner
+from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.decode.costs import MOST_DRAFTED, WIDTHS, PassCosts
 from start_llm.engine.decode.draft import RowDrafts, SuffixIndex
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.measure import measuring
-from start_llm.engine.decode.runner import DecodeRunner
+from start_llm.engine.decode.model_runner import ModelRunner
+from start_llm.engine.decode.row import RowState
 from start_llm.engine.decode.sampling import Remembering
-from start_llm.engine.decode.text import BatchRunner
 from start_llm.models.background import at_once
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.models.loader import accelerator
@@ -249,22 +249,17 @@ class Saying:
         heard: tokens that each of its rows has said.
     """
 
-    def __init__(self, runner: DecodeRunner, cache: list[Any], prompt: list[int], said: list[int], rows: int) -> None:
+    def __init__(
+        self, runner: BatchRunner | ModelRunner, cache: list[Any], prompt: list[int], said: list[int], rows: int
+    ) -> None:
         self.wall, self.cpu = list[float](), list[float]()
         self._runner, self._said, self._first = runner, said, 0
         self._heard: dict[int, int] = {}
         for _ in range(rows):
             index = SuffixIndex(prompt)
             self.drafts = RowDrafts(lambda index=index: index)  # type: ignore[misc]
-            uid = runner.insert(
-                prompt,
-                copy.deepcopy(cache),
-                max_tokens=NEVER,
-                sampler=Recorded(said),
-                processors=[],
-                drafts=self.drafts,
-            )
-            self._heard[uid] = 0
+            state = RowState(copy.deepcopy(cache), prompt[:-1], prompt[-1], NEVER, Recorded(said), drafts=self.drafts)
+            self._heard[runner.insert(state)] = 0
         self.go_on(1)
         self._first, self.wall, self.cpu = self.heard, [], []
 
@@ -295,10 +290,9 @@ def side_by_side(
     prompt, said = case.prompt, case.said
     cache, loops = prefilled(model, prompt), dict[str, Saying]()
     for name in LOOPS:
-        batch = BatchRunner(model, eos=[NEVER], max_rows=2)
-        runner: DecodeRunner = batch
+        runner: BatchRunner | ModelRunner = BatchRunner(model, eos=[NEVER], max_rows=2)
         if name != TODAY:
-            runner = AloneRunner(model, batch, eos=[NEVER], gate=gate if name == DRAFTING else None)
+            runner = ModelRunner(model, eos=[NEVER], max_rows=2, gate=gate if name == DRAFTING else None)
         loops[name] = Saying(runner, cache, prompt, said, case.rows)
     end, slices = time.perf_counter() + limit, range(1 + SLICE, len(said) - MOST_DRAFTED, SLICE)
     for number, tokens in enumerate(slices):

@@ -38,14 +38,14 @@ from start_llm.core.messages import Tool
 from start_llm.core.request import ChatRequest, ResponseFormat, ToolChoice
 from start_llm.core.settings import load_settings
 from start_llm.core.work import Constraint
-from start_llm.engine.decode.alone import AloneRunner
 from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.costs import PassCosts
 from start_llm.engine.decode.draft import RowDrafts
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.measure import measuring
+from start_llm.engine.decode.model_runner import ModelRunner
+from start_llm.engine.decode.row import RowState
 from start_llm.engine.decode.sampling import Processor
-from start_llm.engine.decode.text import BatchRunner
 from start_llm.models.background import at_once
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.parsing.structured import ModelText, make_constraint, special_tokens
@@ -136,15 +136,18 @@ def forced_tokens(
     for _ in range(options.rounds // 3 + 1):
         for name, found in ways.items():
             gate = DraftGate(costs) if "forced" in name else None
-            runner = AloneRunner(model, BatchRunner(model, eos=ends, max_rows=1), eos=ends, gate=gate)
+            runner = ModelRunner(model, eos=ends, max_rows=1, gate=gate)
             drafts = RowDrafts(lambda: None)
             runner.insert(
-                prompt,
-                copy.deepcopy(cache),
-                max_tokens=options.tokens,
-                sampler=lambda logprobs: mx.argmax(logprobs, axis=-1),
-                processors=[] if name == "free" else [grammars.processor(schema)],
-                drafts=drafts,
+                RowState(
+                    copy.deepcopy(cache),
+                    list(prompt[:-1]),
+                    prompt[-1],
+                    options.tokens,
+                    sampler=lambda logprobs: mx.argmax(logprobs, axis=-1),
+                    processors=[] if name == "free" else [grammars.processor(schema)],
+                    drafts=drafts,
+                )
             )
             tokens, began, finished = list[int](), 0.0, False
             while not finished:

@@ -22,7 +22,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from start_llm.core.settings import load_settings
-from start_llm.engine.decode.text import BatchRunner
+from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.schedule.steps import StepSize
 from start_llm.models.device import GIB, PREFILL_BYTES, inspect_device
 from start_llm.models.loader import LoadedModel, accelerator, load_model

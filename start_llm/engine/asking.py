@@ -11,7 +11,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import make_prompt_cache
 
 from start_llm.core.settings import Settings
-from start_llm.engine.decode.text import eval_cache
+from start_llm.engine.decode.batch import eval_cache
 from start_llm.engine.decoding_check import check_decoding
 from start_llm.models.loader import LoadedModel
 from start_llm.models.probe import Check

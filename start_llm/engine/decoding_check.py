@@ -16,8 +16,8 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from start_llm.engine.decode.runner import Cache
-from start_llm.engine.decode.text import BatchRunner, eval_cache
+from start_llm.engine.decode.batch import BatchRunner, eval_cache
+from start_llm.engine.decode.row import Cache, RowState
 from start_llm.kvcache.layers import LayerKit
 from start_llm.models.capabilities import DecodingCheck
 
@@ -139,9 +139,8 @@ def _difference_in_batch(model: Any, rows: list[_Row]) -> Generator[float, None,
         decoding = {}
         for row in rows:
             scripted = partial(_next_of, iter(row.tokens[row.length :]))
-            uid = runner.insert(
-                row.tokens[: row.length], row.copied_cache(), max_tokens=STEPS, sampler=scripted, processors=()
-            )
+            *held, newest = row.tokens[: row.length]
+            uid = runner.insert(RowState(row.copied_cache(), held, newest, STEPS, scripted))
             decoding[uid] = iter(row.expected)
         left, worst = STEPS * len(rows), 0.0
         while left:

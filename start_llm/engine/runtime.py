@@ -12,16 +12,16 @@ import mlx.core as mx
 from start_llm.core.events import TokenLogprob
 from start_llm.core.settings import Settings
 from start_llm.core.work import Submit
-from start_llm.engine.decode.alone import AloneRunner
 from start_llm.engine.decode.constraint import GrammarProcessor, Grammars
 from start_llm.engine.decode.costs import PassCosts
+from start_llm.engine.decode.draft import RowDrafts
 from start_llm.engine.decode.drafting import Drafts, make_drafts
 from start_llm.engine.decode.gate import DraftGate
+from start_llm.engine.decode.model_runner import ModelRunner
+from start_llm.engine.decode.row import Processors
 from start_llm.engine.decode.sampling import LogprobTap, ThinkingBudget, make_processors, make_sampler, top_logprobs
-from start_llm.engine.decode.text import BatchRunner
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
-from start_llm.engine.schedule.rows import Processors
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.files.lru import Lru
 from start_llm.kvcache.layers import LayerKit
@@ -74,14 +74,14 @@ class TextDrawing:
         generated: Sequence[int] = (),
         drafts: Drafts | None = None,
     ) -> None:
-        self.drafter = drafts.begin(work, generated) if drafts is not None else None
+        self.drafts = drafts.begin(work, generated) if drafts is not None else RowDrafts()
         self._error: Exception | None = None
         self._top = work.logprobs
         self._tap = LogprobTap() if work.logprobs is not None else None
         self.sampler: Callable[[Any], Any] = make_sampler(work.sampling, len(generated))
         if work.sampling.seed is not None:  # else it is shared between rows, and has no state that could go wrong
             self.sampler = Guarded(self.sampler, self._failed, lambda logprobs: mx.argmax(logprobs, axis=-1))
-        processors: Processors = [self._tap] if self._tap is not None else []
+        processors: list[Any] = [self._tap] if self._tap is not None else []
         processors += make_processors(work.sampling, work.prompt.tokens, generated)
         if work.thinking is not None:
             processors.append(ThinkingBudget(work.thinking, generated))
@@ -97,8 +97,7 @@ class TextDrawing:
         self._error = self._error or error
 
     def logprob(self, token: int) -> TokenLogprob | None:
-        if self.drafter is not None:
-            self.drafter.said.append(token)
+        self.drafts.said.append(token)
         if self._error is not None:
             raise self._error
         if self._grammar is not None and self._grammar.error is not None:
@@ -173,17 +172,22 @@ def end_streams() -> None:
     mx.clear_streams()
 
 
-def make_runner(settings: Settings, loaded: LoadedModel, gate: DraftGate | None = None) -> AloneRunner:
+def make_runner(settings: Settings, loaded: LoadedModel, gate: DraftGate | None = None) -> ModelRunner:
     """Raises NotSupported if KV is to be quantised and this model cannot."""
-    model, eos, max_rows = loaded.model, loaded.eos, settings.max_concurrency
-    batches = not loaded.capabilities.decoding.batches
-    if settings.kv_bits is None:
-        return AloneRunner(model, BatchRunner(model, eos=eos, max_rows=max_rows), eos=eos, gate=gate, batches=batches)
-    from start_llm.engine.decode.quantised import Quantisation, QuantisingRunner  # noqa: PLC0415 - takes 2 s, few need it
+    quantisation = None
+    if settings.kv_bits is not None:
+        from start_llm.engine.decode.quantised import Quantisation  # noqa: PLC0415 - takes 2 s, few need it
 
-    how = Quantisation(settings.kv_bits, settings.kv_group_size, settings.quantized_kv_start)
-    batch = QuantisingRunner(model, eos=eos, max_rows=max_rows, how=how)
-    return AloneRunner(model, batch, eos=eos, gate=gate, quantisation=how, batches=batches)
+        quantisation = Quantisation(settings.kv_bits, settings.kv_group_size, settings.quantized_kv_start)
+        quantisation.check(loaded.model)
+    return ModelRunner(
+        loaded.model,
+        eos=loaded.eos,
+        max_rows=settings.max_concurrency,
+        gate=gate,
+        quantisation=quantisation,
+        batches=not loaded.capabilities.decoding.batches,
+    )
 
 
 def drafts_for(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -14,7 +14,8 @@ from start_llm.core.events import EngineDone, EngineEvent, Failed, Sampled
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
-from start_llm.engine.decode.runner import DecodeRow, Suspended
+from start_llm.engine.decode.draft import RowDrafts
+from start_llm.engine.decode.row import DecodeRow, RowState
 from start_llm.engine.schedule.guarded import KV_FIGURES
 from start_llm.kvcache.blocks import common_prefix
 from start_llm.kvcache.store import RestorePlan
@@ -44,20 +45,16 @@ class FakeRunner:
         cache.extend(tokens)
         return len(tokens) * self.token_bytes
 
-    def insert(
-        self,
-        tokens: Sequence[int],
-        cache: list[Any],
-        *,
-        max_tokens: int,
-        sampler: Callable[[Any], Any],
-        processors: Sequence[Callable[[Any, Any], Any]],
-        drafts: Any = None,
-    ) -> int:
-        assert list(tokens[:-1]) == cache
+    def insert(self, row: RowState) -> int:
+        assert row.tokens == row.cache
         self.uid += 1
-        drawn = sampler.__self__.drawn  # type: ignore[attr-defined]
-        self.rows[self.uid] = [[*cache, tokens[-1]], len(tokens) - drawn, max_tokens + drawn]
+        if row.fresh:
+            drawn = row.sampler.__self__.drawn  # type: ignore[attr-defined]
+            self.rows[self.uid] = [[*row.cache, row.newest], len(row.tokens) + 1 - drawn, row.left + drawn]
+        else:
+            prompt = self.suspended.pop(tuple(row.tokens))
+            assert row.newest == self.next(row.cache, prompt)
+            self.rows[self.uid] = [list(row.cache), prompt, len(row.cache) - prompt + row.left]
         return self.uid
 
     def decode(self) -> list[DecodeRow]:
@@ -81,21 +78,15 @@ class FakeRunner:
     def next(self, history: list[int], prompt: int) -> int:
         return EOS if len(history) - prompt >= self.answer else sum(history) % 97 + 1
 
-    def suspend(self, uid: int) -> Suspended | None:
+    def suspend(self, uid: int) -> RowState | None:
         history, prompt, most = self.rows.get(uid, [[], 0, 0])
         token = self.next(history, prompt)
-        if not history or token == EOS or len(history) - prompt + 1 >= most:
+        left = most - (len(history) - prompt)
+        if not history or token == EOS or left <= 1:
             return None
         del self.rows[uid]
         self.suspended[tuple(history)] = prompt
-        return Suspended(list(history), list(history), token)
-
-    def resume(self, row: Suspended, *, max_tokens: int, sampler: Any, processors: Any, drafts: Any = None) -> int:
-        prompt = self.suspended.pop(tuple(row.tokens))
-        assert list(row.tokens) == row.cache and row.token == self.next(row.cache, prompt)
-        self.uid += 1
-        self.rows[self.uid] = [list(row.cache), prompt, len(row.cache) - prompt + max_tokens]
-        return self.uid
+        return RowState(list(history), list(history), token, left, lambda logprobs: logprobs, fresh=False)
 
     def remove(self, uid: int) -> tuple[list[Any], list[int]] | None:
         row = self.rows.pop(uid, None)
@@ -182,13 +173,20 @@ class FakeDrawing:
     def __init__(self, work: Submit, generated: Sequence[int]) -> None:
         self.drawn = len(generated)
         self.processors: list[Any] = []
-        self.drafter = None
+        self.drafts = RowDrafts()
 
     def sampler(self, logprobs: Any) -> Any:
         return logprobs
 
     def logprob(self, token: int) -> None:
         return None
+
+
+def new_row(
+    prompt: Sequence[int], cache: list[Any], left: int, sampler: Any, processors: Any = (), **more: Any
+) -> RowState:
+    """A row that begins to decode: `cache` holds all of `prompt` but its last token."""
+    return RowState(cache, list(prompt[:-1]), prompt[-1], left, sampler, processors, **more)
 
 
 class Collected:

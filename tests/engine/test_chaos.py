@@ -26,7 +26,7 @@ from start_llm.core.events import EngineDone, EngineEvent, Failed, Sampled
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
-from start_llm.engine.decode.text import BatchRunner
+from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.runtime import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard

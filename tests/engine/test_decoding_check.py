@@ -9,11 +9,11 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
-from start_llm.engine.decode.alone import AloneRunner
-from start_llm.engine.decode.text import BatchRunner
+from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decoding_check import MOST_LENGTH, check_decoding
 from start_llm.models.background import at_once
 from start_llm.models.capabilities import DecodingCheck
+from tests.engine.fakes import new_row
 from tests.models.architectures import make
 from tests.models.decode_everywhere import ANSWER, PROMPT, truth
 
@@ -98,15 +98,13 @@ def test_the_texts_are_bounded_whatever_a_model_says_of_itself() -> None:
 
 def test_rows_that_are_not_batched_are_decoded_each_as_alone() -> None:
     model = make("afm7")
-    runner = AloneRunner(model, BatchRunner(model, eos=(), max_rows=4), eos=(), batches=False)
+    runner = ModelRunner(model, eos=(), max_rows=4, batches=False)
     said: dict[int, list[int]] = {}
     prompts = {}
     for prompt in (PROMPT[:7], PROMPT, PROMPT[3:20]):
         cache = list(make_prompt_cache(model))
         runner.prefill(cache, prompt[:-1])
-        uid = runner.insert(
-            prompt, cache, max_tokens=ANSWER, sampler=lambda logprobs: mx.argmax(logprobs, axis=-1), processors=[]
-        )
+        uid = runner.insert(new_row(prompt, cache, ANSWER, lambda logprobs: mx.argmax(logprobs, axis=-1)))
         said[uid], prompts[uid] = [], prompt
     while any(len(tokens) < ANSWER for tokens in said.values()):
         for row in runner.decode():

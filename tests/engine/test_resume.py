@@ -14,8 +14,8 @@ from mlx_lm.models.cache import make_prompt_cache
 from start_llm.core.events import Failed, Sampled
 from start_llm.core.request import Sampling
 from start_llm.core.work import Constraint, ThinkingLimit
+from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.decode.constraint import Grammars
-from start_llm.engine.decode.text import BatchRunner
 from start_llm.engine.runtime import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard

@@ -15,10 +15,10 @@ from mlx_lm.models.llama import Model, ModelArgs
 
 from scripts.bench.drafting import Published
 from start_llm.core.request import Sampling
-from start_llm.engine.decode.alone import AloneRunner
+from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.decode.drafting import Drafts
 from start_llm.engine.decode.gate import DraftGate
-from start_llm.engine.decode.text import BatchRunner
+from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.runtime import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
@@ -88,8 +88,10 @@ def continuing_turn(alone: bool, beside: int) -> Taken:
     mx.clear_cache()
     before = mx.get_active_memory()
     store = store_of(history)
-    batch = BatchRunner(model(), eos=[NEVER], max_rows=2)
-    runner = AloneRunner(model(), batch, eos=[NEVER], gate=drafts.gate) if alone else batch
+    if alone:
+        runner = ModelRunner(model(), eos=[NEVER], max_rows=2, gate=drafts.gate)
+    else:
+        runner = BatchRunner(model(), eos=[NEVER], max_rows=2)
     scheduler = Scheduler(
         runner,
         store,

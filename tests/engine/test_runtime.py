@@ -6,12 +6,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from mlx_lm.models.cache import make_prompt_cache
+from mlx_lm.models.cache import KVCache, QuantizedKVCache, make_prompt_cache
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import load_settings
-from start_llm.engine.decode.quantised import QuantisingRunner
-from start_llm.engine.decode.text import BatchRunner
 from start_llm.engine.runtime import make_runner
 from start_llm.models.capabilities import DecodingCheck
 from tests.kvcache.tiny import model
@@ -25,8 +23,8 @@ def loaded(name: str) -> Any:
 
 def test_kv_bits_quantise_and_still_batch() -> None:
     plain = make_runner(load_settings(None), loaded("llama"))
-    assert isinstance(plain.batch, BatchRunner) and plain.max_rows == 8
+    assert plain.max_rows == 8 and type(plain.sample()[1][0]) is KVCache
     quantised = make_runner(load_settings(None, kv_bits=4, kv_group_size=32), loaded("llama"))
-    assert isinstance(quantised.batch, QuantisingRunner) and quantised.max_rows == 8
+    assert quantised.max_rows == 8 and type(quantised.sample()[1][0]) is QuantizedKVCache
     with pytest.raises(NotSupported, match="sinks"):
         make_runner(load_settings(None, kv_bits=4, kv_group_size=32), loaded("gpt_oss"))

@@ -17,8 +17,7 @@ from mlx_vlm.generate import generate_step
 from start_llm.core.errors import NotSupported
 from start_llm.core.prompt import FIRST_IMAGE_ID, ImageSpan, Prompt, image_ids
 from start_llm.core.request import Sampling
-from start_llm.engine.decode.alone import AloneRunner
-from start_llm.engine.decode.text import BatchRunner
+from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.features import FeatureStore
 from start_llm.engine.runtime import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
@@ -98,7 +97,7 @@ class Engine:
         kit = LayerKit(self.model.make_cache)
         self.kv = KVStore(kit, StoreConfig(budget_bytes=1 << 28, checkpoint_grid=64), disk=self.disk)
         store = GuardedStore(self.kv, self.model.make_cache)
-        runner = AloneRunner(self.model, BatchRunner(self.model, eos=[NEVER], max_rows=4), eos=[NEVER])
+        runner = ModelRunner(self.model, eos=[NEVER], max_rows=4)
         self.scheduler = Scheduler(
             runner,
             store,

@@ -15,8 +15,7 @@ import pytest
 
 from start_llm.core.prompt import ImageSpan, Prompt, image_ids
 from start_llm.core.request import Sampling
-from start_llm.engine.decode.alone import AloneRunner
-from start_llm.engine.decode.text import BatchRunner
+from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.runtime import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
@@ -51,7 +50,7 @@ class World:
         config = StoreConfig(budget_bytes=1 << 26, checkpoint_grid=64)
         store = GuardedStore(KVStore(LayerKit(self.model.make_cache), config), self.model.make_cache)
         self.scheduler = Scheduler(
-            AloneRunner(self.model, BatchRunner(self.model, eos=[END], max_rows=4), eos=[END]),
+            ModelRunner(self.model, eos=[END], max_rows=4),
             store,
             lambda work, generated: TextDrawing(work, None, generated),
             eos=frozenset({END}),

@@ -13,7 +13,7 @@ import pytest
 
 from start_llm.core.work import Submit
 from start_llm.engine.decode import drafting
-from start_llm.engine.decode.draft import Proposal, SuffixIndex
+from start_llm.engine.decode.draft import Proposal, RowDrafts, SuffixIndex
 from tests.integration.live import WAIT, Live
 from tests.oracle import make_tokenizer
 
@@ -48,11 +48,11 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
 
     begin = drafting.Drafts.begin
 
-    def waiting(self: drafting.Drafts, work: Submit, generated: Sequence[int]) -> drafting.RowDrafter | None:
+    def waiting(self: drafting.Drafts, work: Submit, generated: Sequence[int]) -> RowDrafts:
         """Has the index at the first token, however busy the machine is."""
         row = begin(self, work, generated)
-        if row is not None:
-            row._index.result(WAIT)
+        if row.find_drafter is not None:
+            row.find_drafter._index.result(WAIT)  # type: ignore[attr-defined]
         return row
 
     monkeypatch.setattr(drafting, "SuffixIndex", Watched)

@@ -25,7 +25,7 @@ import pytest
 from start_llm.core.events import EngineDone
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings, load_settings
-from start_llm.engine.decode.runner import DecodeRow
+from start_llm.engine.decode.row import DecodeRow
 from start_llm.engine.thread import EngineThread
 from start_llm.modelpool import kinds, loader, registry
 from start_llm.modelpool.known import DEFAULT_KEY

@@ -18,11 +18,11 @@ from mlx_lm.models.cache import RotatingKVCache
 
 from start_llm.core.work import Submit
 from start_llm.engine.decode.costs import PassCosts
-from start_llm.engine.decode.draft import Acceptance, Drafter, SuffixIndex
+from start_llm.engine.decode.draft import Acceptance, RowDrafts, SuffixIndex
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.measure import measuring
 from start_llm.engine.decode.rewind import Rewinder, leaves
-from start_llm.engine.decode.runner import Cache
+from start_llm.engine.decode.row import Cache
 from start_llm.files.lru import Lru
 from start_llm.kvcache.blocks import as_tokens
 
@@ -42,19 +42,13 @@ class _Answer:
     said: list[int]
 
 
-class RowDrafter:
-    """Gives a row its drafter once that is ready.
+class _WhenBuilt:
+    """Returns the index once it is ready, ``None`` before, and for ever if it could not be built."""
 
-    Attributes:
-        said: is to be told each token.
-        acceptance: how often proposals were right in the row's conversation.
-    """
+    def __init__(self, index: Future[SuffixIndex]) -> None:
+        self._index, self._failed = index, False
 
-    def __init__(self, index: Future[SuffixIndex], said: list[int], acceptance: Acceptance) -> None:
-        self._index, self.said, self.acceptance = index, said, acceptance
-        self._failed = False
-
-    def __call__(self) -> Drafter | None:
+    def __call__(self) -> SuffixIndex | None:
         if self._failed or not self._index.done():
             return None
         error = self._index.exception()
@@ -74,15 +68,15 @@ class Drafts:
         self._answers: deque[_Answer] = deque(maxlen=_ANSWERS)
         self._acceptances = Lru[str, Acceptance](_CONVERSATIONS)
 
-    def begin(self, work: Submit, generated: Sequence[int]) -> RowDrafter | None:
-        """Starts to build the index of a request's row; ``None`` if it wants no drafts.
+    def begin(self, work: Submit, generated: Sequence[int]) -> RowDrafts:
+        """Starts to build the index of a request's row, unless it wants no drafts.
 
         What this conversation was answered to the very same prompt before is part of it (a client that asks again
         often gets the same answer); nothing of any other conversation is. What a request took tells which words were
         proposed, so a client that shares no more than a session's name, or a question, must not find another one's.
         """
         if not work.sampling.drafts:
-            return None
+            return RowDrafts()
         prompt = as_tokens(work.prompt.tokens)
         same = [answer for answer in self._answers if answer.conversation == work.conversation]
         others = [list(answer.said) for answer in same if _begins_with(prompt, answer.prompt)]
@@ -90,7 +84,7 @@ class Drafts:
         if work.conversation is not None:
             self._answers.append(answer)
         index = self._builder.submit(_build, (*work.prompt.tokens, *generated), work.views, others)
-        return RowDrafter(index, answer.said, self._acceptance(work.conversation))
+        return RowDrafts(_WhenBuilt(index), self._acceptance(work.conversation), answer.said)
 
     def close(self) -> None:
         self._builder.shutdown(wait=False, cancel_futures=True)

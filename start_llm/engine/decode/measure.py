@@ -10,8 +10,8 @@ import mlx.core as mx
 from mlx_lm.models.cache import KVCache
 
 from start_llm.engine.decode.costs import WIDTHS
-from start_llm.engine.decode.rewind import leaves
-from start_llm.engine.decode.runner import Cache
+from start_llm.engine.decode.rewind import held_tokens, leaves
+from start_llm.engine.decode.row import Cache
 
 SHORT, LONG = 64, 4096
 _WARMING = 16  # tokens a pass before anything is measured
@@ -65,7 +65,7 @@ def measuring(
     yield 0.0
     cache = make_cache()
     for _ in range(SHORT // _WARMING):
-        held = max((leaf.offset for leaf in leaves(cache) if hasattr(leaf, "offset")), default=0)
+        held = held_tokens(cache)
         took = passes.run(cache, _WARMING)
         if held:  # the very first one prepares what all others use
             observe(_WARMING, held, took)

@@ -75,3 +75,8 @@ def leaves(cache: Sequence[Any]) -> Iterator[Any]:
             yield from leaves(entry.caches)
         else:
             yield entry
+
+
+def held_tokens(cache: Sequence[Any]) -> int:
+    """Tokens in a row's KV, as far as a layer counts them."""
+    return max((leaf.offset for leaf in leaves(cache) if hasattr(leaf, "offset")), default=0)

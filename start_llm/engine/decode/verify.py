@@ -26,17 +26,20 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, cast, runtime_checkable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
 
 import mlx.core as mx
 import numpy as np
 
 from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE
-from start_llm.engine.decode.draft import FORCED_MATCH, Drafter, Proposal, RowDrafts
+from start_llm.engine.decode.draft import FORCED_MATCH, Proposal, SuffixIndex
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.rewind import Rewinder
-from start_llm.engine.decode.runner import Cache, DecodeRow, Processors, Sampler
+from start_llm.engine.decode.row import DecodeRow, RowState
+
+if TYPE_CHECKING:  # takes seconds to import, and few need it
+    from start_llm.engine.decode.quantised import Quantisation
 
 _PAUSE = 0.005
 
@@ -63,38 +66,6 @@ class Guide(Protocol):
     def forced(self, newest: int) -> list[int]:
         """Tokens that must follow."""
         ...
-
-
-class KVQuantisation(Protocol):
-    """`apply` quantises a row's KV in place, once it holds `start` tokens. To be called after each pass."""
-
-    @property
-    def start(self) -> int: ...
-
-    def apply(self, cache: Cache) -> bool: ...
-
-
-@dataclass(slots=True)
-class RowState:
-    """A row between two passes, as another loop can go on with it.
-
-    Attributes:
-        tokens: what lies in the KV.
-        newest: a token id, or an array of one: drawn, and not in the KV yet.
-        left: tokens that may still be reported, `newest` included.
-        fresh: `newest` ends the prompt, so it is not reported.
-        sampler, processors: what draws the row's tokens, or a wrapper with it as `inner`. Processors look at the
-            newest token only.
-    """
-
-    cache: Cache
-    tokens: list[int]
-    newest: Any
-    left: int
-    sampler: Sampler
-    processors: Processors = ()
-    fresh: bool = True
-    drafts: RowDrafts = field(default_factory=RowDrafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +105,7 @@ class SingleRow:
         *,
         eos: frozenset[int],
         gate: DraftGate | None = None,
-        quantisation: KVQuantisation | None = None,
+        quantisation: Quantisation | None = None,
     ) -> None:
         self.uid, self.state = uid, state
         self._model, self._eos, self._quantisation = model, eos, quantisation
@@ -144,12 +115,12 @@ class SingleRow:
         self._rewinder = Rewinder(state.cache)
         self._gate = gate if self._rewinder.possible else None
         self._timer = _PassTimer(self._gate)
-        self._drafter: Drafter | None = None
+        self._drafter: SuffixIndex | None = None
         self._next: Start | Plain | Block = Start() if state.fresh else Block()
         if not isinstance(state.newest, mx.array):
             state.newest = mx.array([state.newest])
 
-    def offer(self, drafter: Drafter) -> None:
+    def offer(self, drafter: SuffixIndex) -> None:
         """From now on it proposes; it may have missed what was said."""
         if self._gate is not None and self._drafter is not drafter:
             self._drafter = drafter

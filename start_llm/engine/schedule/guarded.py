@@ -8,7 +8,7 @@ from typing import Any
 
 from start_llm.core.prompt import Prompt
 from start_llm.core.report import StoredTree
-from start_llm.engine.decode.runner import Cache
+from start_llm.engine.decode.row import Cache
 from start_llm.kvcache.blocks import Tokens, TokenSequence
 from start_llm.kvcache.store import KVStore
 from start_llm.kvcache.types import Restored, RestorePlan

@@ -14,7 +14,7 @@ from start_llm.core.events import EngineDone, EngineEvent, Failed
 from start_llm.core.report import CacheReport
 from start_llm.core.work import Submit
 from start_llm.engine.decode.draft import Counts
-from start_llm.engine.decode.runner import Cache
+from start_llm.engine.decode.row import Cache
 from start_llm.kvcache.blocks import as_tokens
 
 EndReason = Literal["stop", "length", "cancelled", "deadline"]

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from start_llm.engine.decode.runner import Cache, DecodeRunner
+from start_llm.engine.decode.model_runner import ModelRunner
+from start_llm.engine.decode.row import Cache
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.jobs import Job
 from start_llm.engine.schedule.steps import StepSize
@@ -21,7 +22,7 @@ class Prefill:
         seconds_per_token: moving average of what one costs; eviction weighs KV by it.
     """
 
-    def __init__(self, runner: DecodeRunner, store: GuardedStore, steps: StepSize, clock: Callable[[], float]) -> None:
+    def __init__(self, runner: ModelRunner, store: GuardedStore, steps: StepSize, clock: Callable[[], float]) -> None:
         self._runner, self._store, self._steps, self._clock = runner, store, steps, clock
         self.tokens = 0
         self.seconds_per_token = 0.0

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from start_llm.core.errors import Internal, OutOfMemory, StartLLMError
 from start_llm.core.work import Submit
 from start_llm.engine.decode.draft import Counts
-from start_llm.engine.decode.runner import Cache
+from start_llm.engine.decode.row import Cache
 from start_llm.engine.schedule.jobs import EndReason, Job, Stage
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.prefill import Prefill
@@ -113,7 +113,7 @@ class Requests:
         elif job.position > job.report.reused:
             self._prefill.keep(job)
         self._prompts.discard(job)
-        job.pause(self._clock(), None if row is None else row.token)
+        job.pause(self._clock(), None if row is None else row.newest)
         self.waiting.appendleft(job)
         return True
 

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from start_llm.core.events import TokenLogprob
 from start_llm.core.work import Submit
-from start_llm.engine.decode.draft import DraftSource, RowDrafts
-from start_llm.engine.decode.runner import Cache, DecodeRow, DecodeRunner, Suspended
+from start_llm.engine.decode.draft import RowDrafts
+from start_llm.engine.decode.model_runner import ModelRunner
+from start_llm.engine.decode.row import Cache, DecodeRow, Processors, RowState, Sampler
 from start_llm.engine.schedule.jobs import Job, Stage
-
-Processors = list[Callable[[Any, Any], Any]]
 
 
 class Drawing(Protocol):
     """How one request's tokens are drawn; holds state of its row (seed, grammar, penalties)."""
 
-    sampler: Callable[[Any], Any]
+    sampler: Sampler
     processors: Processors
-
-    @property
-    def drafter(self) -> DraftSource | None:
-        """``None``: nothing is drafted."""
-        ...
+    drafts: RowDrafts
 
     def logprob(self, token: int) -> TokenLogprob | None:
         """Of the row's next reported token, if the client asked; called once per token, in order.
@@ -41,7 +36,7 @@ Draw = Callable[[Submit, Sequence[int]], Drawing]
 class Rows:
     """Which job is which row of the runner."""
 
-    def __init__(self, runner: DecodeRunner, draw: Draw) -> None:
+    def __init__(self, runner: ModelRunner, draw: Draw) -> None:
         self._runner, self._draw = runner, draw
         self._jobs: dict[int, Job] = {}
 
@@ -50,22 +45,19 @@ class Rows:
 
     def insert(self, job: Job, cache: Cache) -> None:
         """The job starts, or goes on, to decode. `cache` holds `job.prefix` of its tokens."""
-        tokens = job.tokens.tolist() if job.generated else job.work.prompt.tokens
+        tokens = job.tokens.tolist()
         pending, job.pending = job.pending, None
         if pending is None:
             job.drawing = self._draw(job.work, job.generated)
-        source = job.drawing.drafter
-        drafts = RowDrafts(counts=job.counts) if source is None else RowDrafts(source, source.acceptance, job.counts)
-        how = {
-            "max_tokens": job.left,
-            "sampler": job.drawing.sampler,
-            "processors": job.drawing.processors,
-            "drafts": drafts,
-        }
-        if pending is None:
-            job.uid = self._runner.insert(tokens, cache, **how)
+            pending, fresh = tokens.pop(), True
         else:
-            job.uid = self._runner.resume(Suspended(cache, tokens, pending), **how)
+            fresh = False
+        drawing = job.drawing
+        drawing.drafts.counts = job.counts
+        row = RowState(
+            cache, tokens, pending, job.left, drawing.sampler, drawing.processors, fresh=fresh, drafts=drawing.drafts
+        )
+        job.uid = self._runner.insert(row)
         job.stage = Stage.DECODE
         self._jobs[job.uid] = job
 
@@ -83,8 +75,8 @@ class Rows:
                 del self._jobs[row.uid]
         return found
 
-    def suspend(self, job: Job) -> Suspended | None:
-        """Takes a job out in the middle of its answer; ``None``: not now, see `DecodeRunner.suspend`."""
+    def suspend(self, job: Job) -> RowState | None:
+        """Takes a job out in the middle of its answer; ``None``: not now, see `ModelRunner.suspend`."""
         row = self._runner.suspend(job.uid)
         if row is not None:
             del self._jobs[job.uid]

@@ -1,4 +1,4 @@
-"""Which work the model does next. Model thread only; knows no MLX: effects go in as `DecodeRunner` and `GuardedStore`.
+"""Which work the model does next. Model thread only; touches no array: effects go in as `ModelRunner`, `GuardedStore`.
 
 The idea: a request is *waiting*, then its prompt is computed in chunks (*prefill*), then its answer token by token
 (*decode*); it is *running* in the last two. A step is: end what is cancelled or late, admit what fits, one decode pass
@@ -22,7 +22,8 @@ from dataclasses import dataclass, replace
 from start_llm.core.events import Sampled
 from start_llm.core.report import CacheReport, StoredTree
 from start_llm.core.work import Submit
-from start_llm.engine.decode.runner import DecodeRow, DecodeRunner
+from start_llm.engine.decode.model_runner import ModelRunner
+from start_llm.engine.decode.row import DecodeRow
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.idle_prefill import IdlePrefill
 from start_llm.engine.schedule.jobs import Job, Stage
@@ -72,7 +73,7 @@ class Scheduler:
 
     def __init__(
         self,
-        runner: DecodeRunner,
+        runner: ModelRunner,
         store: GuardedStore,
         draw: Draw,
         *,

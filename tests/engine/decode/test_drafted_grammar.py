@@ -12,11 +12,12 @@ from mlx_lm.models.cache import make_prompt_cache
 
 from start_llm.core.request import Sampling
 from start_llm.core.work import Constraint, ThinkingLimit
+from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.sampling import ThinkingBudget, make_processors, make_sampler
-from start_llm.engine.decode.text import BatchRunner
 from start_llm.engine.decode.verify import RowState, SingleRow
 from tests.engine.decode.test_verify import Eager, Prophet, said
+from tests.engine.fakes import new_row
 from tests.engine.tiny import make_model, make_tokenizer
 
 TOKENIZER = make_tokenizer()
@@ -58,7 +59,7 @@ def parts(constraint: Constraint, sampling: Sampling, thinking: ThinkingLimit | 
 def one_by_one(constraint: Constraint, sampling: Sampling, thinking: ThinkingLimit | None) -> list[int]:
     runner = BatchRunner(model(), eos=[EOS], max_rows=2)
     sampler, processors = parts(constraint, sampling, thinking)
-    runner.insert(PROMPT, prefilled(), max_tokens=COUNT, sampler=sampler, processors=processors)
+    runner.insert(new_row(PROMPT, prefilled(), COUNT, sampler, processors))
     tokens: list[int] = []
     while True:
         for row in runner.decode():

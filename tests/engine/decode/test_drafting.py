@@ -16,8 +16,8 @@ from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
 from start_llm.engine.decode import drafting
 from start_llm.engine.decode.costs import PassCosts
-from start_llm.engine.decode.draft import Drafter
-from start_llm.engine.decode.drafting import KNOWN_COSTS, Drafts, RowDrafter, make_drafts
+from start_llm.engine.decode.draft import RowDrafts, SuffixIndex
+from start_llm.engine.decode.drafting import KNOWN_COSTS, Drafts, make_drafts
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.files.lru import Lru
 from start_llm.models.background import at_once
@@ -46,10 +46,10 @@ def submit(tokens: Sequence[int], conversation: str | None, **more: Any) -> Subm
     )
 
 
-def ready(row: RowDrafter | None) -> Drafter:
-    assert row is not None
+def ready(row: RowDrafts) -> SuffixIndex:
+    assert row.find_drafter is not None
     for _ in range(1000):
-        drafter = row()
+        drafter = row.find_drafter()
         if drafter is not None:
             return drafter
         time.sleep(0.005)
@@ -114,15 +114,15 @@ def test_views_that_fail_cost_the_drafts_and_nothing_else(drafts: Drafts, caplog
         raise ValueError("no tokenizer")
 
     row = drafts.begin(submit(ASKED, "a", views=broken), [])
-    assert row is not None
+    assert row.find_drafter is not None
     drafts._builder.shutdown(wait=True)
-    assert row() is None and row() is None
+    assert row.find_drafter() is None and row.find_drafter() is None
     assert caplog.text.count("no tokenizer") >= 1
 
 
 def test_a_request_that_wants_none_has_none(drafts: Drafts) -> None:
     work = Submit("id", Prompt(tuple(ASKED), generation=30), Sampling(drafts=False), 10, Collected())
-    assert drafts.begin(work, []) is None
+    assert drafts.begin(work, []).find_drafter is None
 
 
 def test_a_model_that_comes_back_is_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:

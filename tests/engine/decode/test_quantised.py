@@ -10,17 +10,18 @@ from mlx_lm.generate import generate_step
 from mlx_lm.models.cache import QuantizedKVCache, make_prompt_cache
 
 from start_llm.core.errors import NotSupported
-from start_llm.engine.decode.quantised import Quantisation, QuantisingRunner
-from tests.engine.decode.test_text import NEVER, argmax, begin, run
+from start_llm.engine.decode.model_runner import ModelRunner
+from start_llm.engine.decode.quantised import Quantisation
+from tests.engine.decode.test_batch import NEVER, argmax, begin, run
 from tests.kvcache.tiny import model, random_tokens
 
 GROUP_SIZE = 32
 PROMPTS = [random_tokens(n, seed=n) for n in (60, 17, 95, 41)]
 
 
-def make(name: str, start: int, *, bits: int = 8, eos: Sequence[int] = (NEVER,), rows: int = 4) -> QuantisingRunner:
+def make(name: str, start: int, *, bits: int = 8, eos: Sequence[int] = (NEVER,), rows: int = 4) -> ModelRunner:
     how = Quantisation(bits, GROUP_SIZE, start)
-    return QuantisingRunner(model(name), eos=eos, max_rows=rows, how=how)
+    return ModelRunner(model(name), eos=eos, max_rows=rows, quantisation=how)
 
 
 def alone(name: str, prompt: Sequence[int], most: int, start: int, bits: int = 8) -> list[int]:
@@ -84,7 +85,8 @@ def test_a_suspended_row_goes_on_as_if_nothing_had_happened() -> None:
             found += [row.token for row in runner.decode() if row.uid == uid]
             row = runner.suspend(uid)
         assert row is not None
-        uid = runner.resume(row, max_tokens=most - len(found), sampler=argmax, processors=[])
+        assert row.left == most - len(found)
+        uid = runner.insert(row)
         while len(found) < most:
             found += [row.token for row in runner.decode() if row.uid == uid]
         assert found == expected
@@ -132,9 +134,4 @@ def test_an_end_token_ends_a_row_that_is_about_to_change_over() -> None:
 )
 def test_a_model_that_cannot_is_refused_with_the_reason(name: str, group_size: int, reason: str) -> None:
     with pytest.raises(NotSupported, match=f"KV_BITS=8.*{reason}"):
-        QuantisingRunner(
-            model(name),
-            eos=[NEVER],
-            max_rows=2,
-            how=Quantisation(8, group_size, 0),
-        )
+        Quantisation(8, group_size, 0).check(model(name))

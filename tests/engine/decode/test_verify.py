@@ -24,13 +24,16 @@ from mlx_lm.models.cache import (
 
 from scripts.bench.drafting import Published
 from start_llm.core.request import Sampling
+from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.decode.draft import Acceptance, Proposal, SuffixIndex
 from start_llm.engine.decode.gate import DraftGate
-from start_llm.engine.decode.quantised import Quantisation, QuantisingRunner
+from start_llm.engine.decode.model_runner import ModelRunner
+from start_llm.engine.decode.quantised import Quantisation
 from start_llm.engine.decode.rewind import Rewinder, leaves
+from start_llm.engine.decode.row import RowState
 from start_llm.engine.decode.sampling import LogprobTap, make_processors, make_sampler, top_logprobs
-from start_llm.engine.decode.text import BatchRunner
-from start_llm.engine.decode.verify import RowState, SingleRow
+from start_llm.engine.decode.verify import SingleRow
+from tests.engine.fakes import new_row
 from tests.engine.zoo import CONFIGS, VOCAB, WINDOW, make
 
 PROMPT = [3, 9, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4, 6, 2, 6, 4]
@@ -123,10 +126,10 @@ def reference(
     """What `BatchGenerator` says."""
     runner = runner or BatchRunner(model, eos=eos, max_rows=2)
     sampler, processors = drawing(sampling)
-    runner.insert(PROMPT, prefilled(model), max_tokens=count, sampler=sampler, processors=processors)
+    uid = runner.insert(new_row(PROMPT, prefilled(model), count, sampler, processors))
     tokens: list[int] = []
     while True:
-        for row in runner.decode():
+        for row in [row for row in runner.decode() if row.uid == uid]:
             tokens.append(row.token)
             if row.finish is not None:
                 return Said(tokens, row.finish, row.cache, row.tokens)
@@ -266,7 +269,8 @@ def test_many_runs_with_rejections_stops_and_cancels_anywhere(**run: Any) -> Non
 def test_quantised_kv_becomes_so_at_the_same_token(bits: int, start: int) -> None:
     model = make("qwen3_5")
     how = Quantisation(bits, 32, start)
-    runner = QuantisingRunner(model, eos=(), max_rows=1, how=how)
+    runner = ModelRunner(model, eos=(), max_rows=2, quantisation=how)
+    runner.insert(new_row(PROMPT, prefilled(model), 80, *drawing(SAMPLINGS["greedy"])))  # so that both are in a batch
     expected = reference(model, SAMPLINGS["penalties"], 40, runner=runner)
     row = single(
         model,
@@ -292,7 +296,7 @@ def test_reported_logprobs_are_those_of_one_by_one() -> None:
     def batch(sampling: Sampling, tap: LogprobTap) -> list[int]:
         runner = BatchRunner(model, eos=(), max_rows=2)
         sampler, processors = drawing(sampling)
-        runner.insert(PROMPT, prefilled(model), max_tokens=25, sampler=sampler, processors=[tap, *processors])
+        runner.insert(new_row(PROMPT, prefilled(model), 25, sampler, [tap, *processors]))
         tokens: list[int] = []
         while len(tokens) < 25:
             tokens += [row.token for row in runner.decode()]

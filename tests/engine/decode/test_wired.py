@@ -6,7 +6,7 @@ import mlx.core as mx
 import pytest
 from mlx_lm.generate import BatchGenerator
 
-from start_llm.engine.decode.text import BatchRunner
+from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.decode.wired import wire_weights
 from start_llm.models.device import GIB, Device
 from tests.kvcache.tiny import model

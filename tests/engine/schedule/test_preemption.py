@@ -13,11 +13,9 @@ from start_llm.core.errors import OutOfMemory
 from start_llm.core.events import Failed, Sampled
 from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
-from start_llm.engine.decode.alone import AloneRunner
 from start_llm.engine.decode.drafting import Drafts
-from start_llm.engine.decode.quantised import Quantisation, QuantisingRunner
-from start_llm.engine.decode.runner import DecodeRunner
-from start_llm.engine.decode.text import BatchRunner
+from start_llm.engine.decode.model_runner import ModelRunner
+from start_llm.engine.decode.quantised import Quantisation
 from start_llm.engine.runtime import TextDrawing
 from start_llm.engine.schedule import preemption as pressure
 from start_llm.engine.schedule.guarded import GuardedStore
@@ -213,14 +211,9 @@ def real(
     store = KVStore(LayerKit(new), StoreConfig(most))
     guarded = GuardedStore(store, new)
     eos = [10**6]
-    batch: DecodeRunner = BatchRunner(model(name), eos=eos, max_rows=4)
-    quantise: dict[str, Any] = {}
-    if kv_bits is not None:
-        how = Quantisation(kv_bits, 32, LONGEST + 8)
-        batch = QuantisingRunner(model(name), eos=eos, max_rows=4, how=how)
-        quantise = {"quantisation": how}
+    quantisation = None if kv_bits is None else Quantisation(kv_bits, 32, LONGEST + 8)
     gate = drafts.gate if drafts is not None else None
-    runner = AloneRunner(model(name), batch, eos=eos, gate=gate, **quantise)
+    runner = ModelRunner(model(name), eos=eos, max_rows=4, gate=gate, quantisation=quantisation)
     guarded.learn(*runner.sample())
     return Scheduler(
         runner,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.engine.decode.runner import DecodeRow
+from start_llm.engine.decode.row import DecodeRow
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from start_llm.core.events import Failed, Sampled
-from start_llm.engine.decode.runner import DecodeRow
+from start_llm.engine.decode.row import DecodeRow
 from tests.engine.fakes import Collected, FakeRunner, FakeStore, submit
 from tests.engine.schedule.test_scheduler import drain, make
 

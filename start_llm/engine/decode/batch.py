@@ -1,4 +1,4 @@
-"""mlx-lm's `BatchGenerator` as a `Runner`: continuous batching."""
+"""mlx-lm's `BatchGenerator`: rows that decode together. Model thread only."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from mlx_lm.generate import BatchGenerator
 from mlx_lm.models.cache import make_prompt_cache
 
 from start_llm.core.prompt import ImageSpan
-from start_llm.engine.decode.draft import RowDrafts
-from start_llm.engine.decode.runner import Cache, DecodeRow, Processors, Sampler, Suspended
+from start_llm.engine.decode.row import Cache, DecodeRow, RowState
 from start_llm.engine.decode.wired import no_wired_limit
 
 _SAMPLE = (0, 0)
@@ -23,7 +22,7 @@ def eval_cache(cache: Cache) -> None:
 
 
 class BatchRunner:
-    """Decodes all rows together with `BatchGenerator`; prefills one row at a time.
+    """Decodes all rows together; prefills one row at a time. Its methods are those of `ModelRunner`.
 
     Prefill does not go through the generator: a row of its own can pause at any
     token, which checkpoints, cancels and requests that wait for a shared prefix
@@ -38,7 +37,8 @@ class BatchRunner:
         self.max_rows = max_rows
         self._model = model
         self._eos = frozenset(eos)
-        self._resumed: dict[int, int] = {}  # the token that a row begins with, until it is reported
+        self._rows: dict[int, RowState] = {}  # less their KV, tokens and counts, which the generator has
+        self._resumed: set[int] = set()  # rows whose first token was drawn before they came, until it is reported
         self._batch = self._generator()
 
     def _generator(self) -> BatchGenerator:
@@ -68,24 +68,20 @@ class BatchRunner:
         mx.clear_cache()
         return max(0, taken)
 
-    def insert(
-        self,
-        tokens: Sequence[int],
-        cache: Cache,
-        *,
-        max_tokens: int,
-        sampler: Sampler,
-        processors: Processors,
-        drafts: RowDrafts | None = None,
-    ) -> int:
+    def insert(self, row: RowState) -> int:
+        # The generator takes a token that was drawn for the end of a prompt: it feeds it but does not report it.
         (uid,) = self._batch.insert(
-            [[tokens[-1]]],
-            max_tokens=[max_tokens],
-            caches=[cache],
-            all_tokens=[list(tokens[:-1])],
-            samplers=[sampler],
-            logits_processors=[list(processors)],
+            [[row.newest]],
+            max_tokens=[row.left - (not row.fresh)],
+            caches=[row.cache],
+            all_tokens=[row.tokens],
+            samplers=[row.sampler],
+            logits_processors=[list(row.processors)],
         )
+        self._rows[uid] = row
+        if not row.fresh:
+            self._resumed.add(uid)
+        row.cache, row.tokens = [], []
         return int(uid)
 
     def decode(self) -> list[DecodeRow]:
@@ -93,42 +89,35 @@ class BatchRunner:
         rows = []
         for r in responses:
             if r.prompt_cache is not None:
+                del self._rows[r.uid]
                 with mx.stream(self._batch.stream):
                     eval_cache(r.prompt_cache)
             rows.append(DecodeRow(r.uid, r.token, r.logprobs, r.finish_reason, r.prompt_cache, r.all_tokens))
-        for uid in [uid for uid in self._batch._generation_batch.uids if uid in self._resumed]:
-            rows.append(DecodeRow(uid, self._resumed.pop(uid), None))
+        for uid in self._resumed.intersection(self._batch._generation_batch.uids):
+            self._resumed.remove(uid)
+            rows.append(DecodeRow(uid, self._rows[uid].newest))
         return rows
 
-    def suspend(self, uid: int) -> Suspended | None:
+    def suspend(self, uid: int) -> RowState | None:
         running = self._batch._generation_batch
         if uid not in running.uids or uid in self._resumed:
             return None
         index = running.uids.index(uid)
         with mx.stream(self._batch.stream):
             token = cast(int, running._next_tokens[index].item())
-        if token in self._eos or running.max_tokens[index] - running._num_tokens[index] <= 1:
+        left = running.max_tokens[index] - running._num_tokens[index]
+        if token in self._eos or left <= 1:
             return None
-        removed = self.remove(uid)
-        return None if removed is None else Suspended(*removed, token)
+        row, removed = self._rows[uid], self.remove(uid)
+        if removed is None:
+            return None
+        row.cache, row.tokens = removed
+        row.newest, row.left, row.fresh = token, left, False
+        return row
 
-    def resume(
-        self,
-        row: Suspended,
-        *,
-        max_tokens: int,
-        sampler: Sampler,
-        processors: Processors,
-        drafts: RowDrafts | None = None,
-    ) -> int:
-        # The generator takes the drawn token for the end of a prompt: it feeds it but does not report it.
-        tokens = [*row.tokens, row.token]
-        uid = self.insert(tokens, row.cache, max_tokens=max_tokens - 1, sampler=sampler, processors=processors)
-        self._resumed[uid] = row.token
-        return uid
-
-    def remove(self, uid: int) -> tuple[Cache, Sequence[int]] | None:
-        self._resumed.pop(uid, None)
+    def remove(self, uid: int) -> tuple[Cache, list[int]] | None:
+        self._rows.pop(uid, None)
+        self._resumed.discard(uid)
         with mx.stream(self._batch.stream):
             found = self._batch.remove([uid], return_prompt_caches=True).get(uid)
             if found is None:
@@ -138,6 +127,7 @@ class BatchRunner:
         return cache, tokens
 
     def clear(self) -> None:
+        self._rows.clear()
         self._resumed.clear()
         self._batch = self._generator()
         mx.clear_cache()

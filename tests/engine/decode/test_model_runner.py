@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from start_llm.engine.decode.alone import AloneRunner
-from start_llm.engine.decode.draft import Counts, Drafter, RowDrafts
-from start_llm.engine.decode.runner import DecodeRow, DecodeRunner
+from start_llm.engine.decode.draft import Counts, RowDrafts
+from start_llm.engine.decode.model_runner import ModelRunner
+from start_llm.engine.decode.row import DecodeRow
 from start_llm.engine.decode.sampling import make_processors, make_sampler
-from start_llm.engine.decode.text import BatchRunner
 from tests.engine.decode.test_verify import (
     PROMPT,
     SAMPLINGS,
@@ -23,27 +22,22 @@ from tests.engine.decode.test_verify import (
     prefilled,
     reference,
 )
+from tests.engine.fakes import new_row
 from tests.engine.zoo import make
 
 SAID = 14
 MOST_ROWS = 3
 
 
-def begun(model: Any, eos: list[int], rows: int) -> AloneRunner:
-    return AloneRunner(model, BatchRunner(model, eos=eos, max_rows=rows), eos=eos, gate=Eager())
+def begun(model: Any, eos: list[int], rows: int) -> ModelRunner:
+    return ModelRunner(model, eos=eos, max_rows=rows, gate=Eager())
 
 
-def insert(runner: DecodeRunner, model: Any, label: str, count: int, drafter: Drafter | None) -> tuple[int, Counts]:
+def insert(runner: ModelRunner, model: Any, label: str, count: int, drafter: Any) -> tuple[int, Counts]:
     counts = Counts()
-    uid = runner.insert(
-        PROMPT,
-        prefilled(model),
-        max_tokens=count,
-        sampler=make_sampler(SAMPLINGS[label]),
-        processors=make_processors(SAMPLINGS[label], PROMPT),
-        drafts=RowDrafts(lambda: drafter, counts=counts),
-    )
-    return uid, counts
+    drafts = RowDrafts(lambda: drafter, counts=counts)
+    sampler, processors = make_sampler(SAMPLINGS[label]), make_processors(SAMPLINGS[label], PROMPT)
+    return runner.insert(new_row(PROMPT, prefilled(model), count, sampler, processors, drafts=drafts)), counts
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,10 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 
 from start_llm.core.request import Sampling
-from start_llm.engine.decode.runner import DecodeRow, DecodeRunner
+from start_llm.engine.decode.batch import BatchRunner
+from start_llm.engine.decode.row import DecodeRow
 from start_llm.engine.decode.sampling import LogprobTap, make_processors, make_sampler
-from start_llm.engine.decode.text import BatchRunner
+from tests.engine.fakes import new_row
 from tests.kvcache.tiny import greedy, model, random_tokens
 
 NEVER = 10**6  # no such token
@@ -28,14 +29,14 @@ def argmax(logprobs: Any) -> Any:
     return mx.argmax(logprobs, axis=-1)
 
 
-def begin(runner: DecodeRunner, name: str, prompt: Sequence[int], most: int, chunk: int = 20) -> int:
+def begin(runner: Any, name: str, prompt: Sequence[int], most: int, chunk: int = 20) -> int:
     cache = make_prompt_cache(model(name))
     for at in range(0, len(prompt) - 1, chunk):
         runner.prefill(cache, prompt[at : min(at + chunk, len(prompt) - 1)])
-    return runner.insert(prompt, cache, max_tokens=most, sampler=argmax, processors=[])
+    return int(runner.insert(new_row(prompt, cache, most, argmax)))
 
 
-def run(runner: DecodeRunner, uids: Sequence[int], most: int = 200) -> dict[int, list[DecodeRow]]:
+def run(runner: Any, uids: Sequence[int], most: int = 200) -> dict[int, list[DecodeRow]]:
     rows: dict[int, list[DecodeRow]] = {uid: [] for uid in uids}
     for _ in range(most):
         for row in runner.decode():
@@ -67,7 +68,7 @@ def test_a_finished_rows_kv_goes_on_where_it_ended() -> None:
     assert rows[-1].cache is not None
     cache = rows[-1].cache
     runner.prefill(cache, more[len(rows[-1].tokens or ()) : -1])
-    uid = runner.insert(more, cache, max_tokens=8, sampler=argmax, processors=[])
+    uid = runner.insert(new_row(more, cache, 8, argmax))
     found = [row.token for row in run(runner, [uid])[uid]]
     assert found == greedy(name, more, make_prompt_cache(model(name)), 8)
 
@@ -116,10 +117,11 @@ def test_a_suspended_row_goes_on_as_if_nothing_had_happened(name: str) -> None:
             assert row is None  # its next token is its last
         else:
             assert row is not None
-            assert [*row.tokens, row.token] == [*prompt, *alone[: after + 1]]
+            assert [*row.tokens, row.newest] == [*prompt, *alone[: after + 1]]
             assert runner.remove(uid) is None
             runner.decode()
-            uid = runner.resume(row, max_tokens=most - after, sampler=argmax, processors=[])
+            assert row.left == most - after
+            uid = runner.insert(row)
         while rows[-1].finish is None:
             rows += [row for row in runner.decode() if row.uid == uid]
         assert [row.token for row in rows] == alone
@@ -154,14 +156,16 @@ def test_a_resumed_row_can_be_removed_and_suspended_again(when: str) -> None:
         seen += [row.token for row in runner.decode()]
     row = runner.suspend(uid)
     assert row is not None
-    uid = runner.resume(row, max_tokens=97, sampler=argmax, processors=[])
+    assert row.left == 97
+    uid = runner.insert(row)
     if when == "at once":
         assert runner.suspend(uid) is None
     else:
         seen += [row.token for row in runner.decode()]
         row = runner.suspend(uid)
         assert row is not None
-        uid = runner.resume(row, max_tokens=96, sampler=argmax, processors=[])
+        assert row.left == 96
+        uid = runner.insert(row)
         seen += [row.token for row in runner.decode()]
     assert seen == alone[: len(seen)]
     removed = runner.remove(uid)
@@ -183,7 +187,7 @@ def test_samplers_and_processors_do_not_notice_a_suspension() -> None:
         processors = [tap, *make_processors(sampling, prompt)]
         cache = make_prompt_cache(model(name))
         runner.prefill(cache, prompt[:-1])
-        uid = runner.insert(prompt, cache, max_tokens=20, sampler=sampler, processors=processors)
+        uid = runner.insert(new_row(prompt, cache, 20, sampler, processors))
         tokens: list[int] = []
         logprobs: list[float] = []
         while len(tokens) < 20:
@@ -192,9 +196,8 @@ def test_samplers_and_processors_do_not_notice_a_suspension() -> None:
                 logprobs.append(float(tap.take()[row.token].item()))
             if len(tokens) in suspend_at:
                 row_out = runner.suspend(uid)
-                assert row_out is not None
-                left = 20 - len(tokens)
-                uid = runner.resume(row_out, max_tokens=left, sampler=sampler, processors=processors)
+                assert row_out is not None and row_out.left == 20 - len(tokens)
+                uid = runner.insert(row_out)
         return tokens, logprobs
 
     tokens, logprobs = answer(frozenset())
