@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from start_llm.kvcache.tree import Segment
+from start_llm.kvcache.types import StoreConfig
 
 Strengths = dict[int, tuple[int, float]]
 """Protected ends, by `id`: see `Sessions.protection`."""
@@ -15,21 +15,6 @@ _UNPROTECTED = (0, 0.0)
 _TAIL = 3  # checkpoints at a conversation's end where its next request is likely to land
 _HEAD = 4  # how likely a new conversation begins with a known system text, against one landing elsewhere
 _FAR = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """Fixed settings of the eviction.
-
-    Attributes:
-        cuttable: no layer needs checkpoints.
-        recent: checkpoints near a conversation's end that thinning leaves alone at first.
-        grid: most tokens between two restore points.
-    """
-
-    cuttable: bool
-    recent: int
-    grid: int
 
 
 def value(segment: Segment, now: float) -> float:
@@ -42,15 +27,15 @@ Rank = tuple[int, tuple[int, float], float]
 """Order in which things go, smallest first: level, strength of protection, value."""
 
 
-def rank(segment: Segment, strengths: Strengths, policy: Policy, now: float) -> Rank:
+def rank(segment: Segment, strengths: Strengths, cuttable: bool, now: float) -> Rank:
     """Of a leaf. Levels: 0 useless, 1 of side requests only, 2 unprotected, 3 ends of conversations.
 
-    A leaf without a checkpoint restores nothing in a model that needs one.
+    A leaf without a checkpoint restores nothing in a model that needs one (not `cuttable`).
     """
     strength = strengths.get(id(segment), _UNPROTECTED)
     if strength != _UNPROTECTED:
         level = 3
-    elif not policy.cuttable and segment.checkpoint is None:
+    elif not cuttable and segment.checkpoint is None:
         level = 0
     else:
         level = 1 if segment.one_shot else 2
@@ -85,7 +70,7 @@ def checkpoints_to_end(segments: Iterable[Segment], strengths: Strengths) -> dic
     return fewest
 
 
-def thin_after(end: Segment, policy: Policy) -> list[Segment]:
+def thin_after(end: Segment, config: StoreConfig) -> list[Segment]:
     """Checkpoints above a new `end` that its conversation has outgrown.
 
     The most recent ones stay; before them no more than it takes to keep every gap within the grid.
@@ -100,7 +85,8 @@ def thin_after(end: Segment, policy: Policy) -> list[Segment]:
             marks.append(above)
     kept = end
     for index in range(1, len(marks) - 1):
-        if index > policy.recent and not marks[index].head and kept.end - marks[index + 1].end <= policy.grid:
+        gap = kept.end - marks[index + 1].end
+        if index > config.checkpoints_recent and not marks[index].head and gap <= config.checkpoint_grid:
             drop.append(marks[index])
         else:
             kept = marks[index]

@@ -25,7 +25,6 @@ class Eviction:
     def __init__(self, kit: LayerKit, resident: ResidentKV, sessions: Sessions, config: StoreConfig) -> None:
         self.budget_bytes = config.budget_bytes
         self._kit, self._resident, self._sessions, self._config = kit, resident, sessions, config
-        self._policy = budget.Policy(kit.cuttable, config.checkpoints_recent, config.checkpoint_grid)
 
     def enforce(self, now: float) -> None:
         """Evicts as much as all limits together ask for, and hands the freed memory back to the system."""
@@ -34,7 +33,7 @@ class Eviction:
         if config.ttl_seconds:
             self._expire(now - config.ttl_seconds)
         if resident.nbytes > self.budget_bytes:
-            self._evict(now, lambda: resident.nbytes > self.budget_bytes, thin=not self._policy.cuttable)
+            self._evict(now, lambda: resident.nbytes > self.budget_bytes, thin=not self._kit.cuttable)
         if config.max_leaves:
             excess = sum(s.is_leaf for s in resident.tree) - config.max_leaves
             target = resident.counters.evicted_leaves + excess
@@ -46,9 +45,9 @@ class Eviction:
 
     def thin(self, end: Segment) -> list[Segment]:
         """Drops the checkpoints that the conversation of a new `end` has outgrown; returns where they were."""
-        if self._policy.cuttable:
+        if self._kit.cuttable:
             return []
-        outgrown = budget.thin_after(end, self._policy)
+        outgrown = budget.thin_after(end, self._config)
         for segment in outgrown:
             self._resident.drop_checkpoint(segment)
         return outgrown
@@ -60,21 +59,20 @@ class Eviction:
             segment = todo.pop()
             if segment.used >= before:
                 continue
-            above = self._resident.drop_leaf(segment)
-            if above is not None:
+            if (above := self._resident.drop(segment)) is not None:
                 todo.append(above)
 
     def _evict(self, now: float, more: Callable[[], bool], thin: bool) -> None:
         """Gives up leaves, and with `thin` checkpoints above them, in the order of their ranks."""
         if not more():
             return
-        resident, policy = self._resident, self._policy
+        resident = self._resident
         strengths = self._sessions.protection(now, self.budget_bytes)
         below = budget.checkpoints_to_end(resident.tree, strengths) if thin else {}
 
         def rank(segment: Segment) -> budget.Rank:
             if segment.is_leaf:
-                return budget.rank(segment, strengths, policy, now)
+                return budget.rank(segment, strengths, self._kit.cuttable, now)
             return budget.checkpoint_rank(segment, below[id(segment)], now)
 
         queue = [(rank(s), id(s), s) for s in resident.tree if s.is_leaf or (thin and s.checkpoint is not None)]
@@ -88,5 +86,5 @@ class Eviction:
                 heapq.heappush(queue, (here, id(segment), segment))
             elif not segment.is_leaf:
                 resident.drop_checkpoint(segment)
-            elif (above := resident.drop_leaf(segment)) is not None:
+            elif (above := resident.drop(segment)) is not None:
                 heapq.heappush(queue, (rank(above), id(above), above))

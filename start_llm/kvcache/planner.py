@@ -21,12 +21,8 @@ _TELLING = 12  # tokens that show people what is stored at a place
 _WORTH = 16  # tokens that a restore point at a parting must save
 
 
-def has_rows(segment: Segment) -> bool:
-    """In memory or on disk."""
-    return segment.rows is not None or segment.file is not None
-
-
 def has_checkpoint(segment: Segment) -> bool:
+    """In memory or on disk."""
     return segment.checkpoint is not None or segment.checkpoint_file is not None
 
 
@@ -41,7 +37,7 @@ def plan(match: PrefixMatch, limit: int, cuttable: bool) -> RestorePlan:
     restorable = 0
     bound = min(match.length, limit)
     for segment in match.path:
-        if not has_rows(segment):
+        if segment.is_ghost:
             matched = segment.start
             break
         if has_checkpoint(segment) and segment.end <= bound:

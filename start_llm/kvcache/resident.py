@@ -20,11 +20,10 @@ class ResidentKV:
     """
 
     def __init__(self, kit: LayerKit) -> None:
-        self.tree = SegmentTree(self._divide)
+        self.tree = SegmentTree(kit.cut)
         self.nbytes = 0
         self.ghosts = 0
         self.counters = StoreCounters()
-        self._kit = kit
         self._token_bytes: dict[tuple[Form, ...], float] = {}  # of the last rows of each form
         self._state_bytes = 0  # of the largest checkpoint so far
 
@@ -47,26 +46,18 @@ class ResidentKV:
         self.nbytes += checkpoint.hold()
         self._state_bytes = max(self._state_bytes, checkpoint.nbytes)
 
-    def drop(self, segment: Segment) -> None:
-        """The segment becomes a ghost."""
-        before = self.nbytes
+    def drop(self, segment: Segment) -> Segment | None:
+        """The segment becomes a ghost. Returns the one above it, if that is a leaf now."""
         self._empty(segment)
         self.tree.absorb(segment)
         self.counters.evicted_leaves += 1
-        self.counters.evicted_bytes += before - self.nbytes
-
-    def drop_leaf(self, segment: Segment) -> Segment | None:
-        """Drops a leaf; returns the segment above it, if that is a leaf now."""
-        above = segment.parent
-        self.drop(segment)
-        return above if above is not None and above.is_leaf else None
+        return segment.parent if segment.parent is not None and segment.parent.is_leaf else None
 
     def drop_checkpoint(self, segment: Segment) -> None:
         """The segment's checkpoint goes, its rows stay."""
         if segment.checkpoint is not None:
             self.nbytes -= segment.checkpoint.release()
             segment.checkpoint = None
-            self.counters.thinned_checkpoints += 1
 
     def drop_all(self) -> None:
         """Everything becomes a ghost."""
@@ -108,13 +99,7 @@ class ResidentKV:
             self.nbytes -= segment.rows.nbytes
             self.ghosts += segment.length
             segment.rows = None
-        if segment.checkpoint is not None:
-            self.nbytes -= segment.checkpoint.release()
-            segment.checkpoint = None
-
-    def _divide(self, rows: Slices, at: int) -> tuple[Slices, Slices]:
-        self.counters.splits += 1
-        return self._kit.cut(rows, at)
+        self.drop_checkpoint(segment)
 
 
 def _forgettable(segment: Segment) -> bool:

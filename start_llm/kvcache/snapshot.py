@@ -15,20 +15,12 @@ def snapshot(
     token_bytes: float,
     most: int = MOST_SEGMENTS,
 ) -> StoredTree:
-    """
+    """To be called by `SegmentTree.read_consistently`.
+
     Args:
         ends: conversations, the last used one first, with the segments that their turns end in.
         now: on the clock that `Segment.used` is of.
-
-    Raises:
-        TimeoutError: the tree is being changed all the time.
     """
-    return tree.read_consistently(lambda: _drawn(tree, ends, now, token_bytes, most))
-
-
-def _drawn(
-    tree: SegmentTree, ends: Sequence[tuple[str, Sequence[Segment]]], now: float, token_bytes: float, most: int
-) -> StoredTree:
     segments: list[StoredSegment] = []
     places: dict[int, int] = {}
     left_out = 0

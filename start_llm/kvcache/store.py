@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from start_llm.core.prompt import Prompt
@@ -25,24 +26,16 @@ from start_llm.core.report import StoredTree
 from start_llm.kvcache import planner
 from start_llm.kvcache.blocks import TokenMemo, Tokens, TokenSequence
 from start_llm.kvcache.disk.paging import Paging
-from start_llm.kvcache.disk.tier import DiskTier, NoDisk
+from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.evict import Eviction
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.resident import ResidentKV
 from start_llm.kvcache.sessions import Sessions
 from start_llm.kvcache.snapshot import snapshot
 from start_llm.kvcache.tree import PrefixMatch, Segment
-from start_llm.kvcache.types import (
-    Checkpoint,
-    Restored,
-    RestorePlan,
-    StoreConfig,
-    StoreCounters,
-    StoreStats,
-    Unstorable,
-)
+from start_llm.kvcache.types import Checkpoint, Restored, RestorePlan, StoreConfig, StoreStats, Unstorable
 
-__all__ = ["KVStore", "RestorePlan", "Restored", "StoreConfig", "StoreCounters", "StoreStats"]
+__all__ = ["KVStore", "RestorePlan", "Restored", "StoreConfig", "StoreStats"]
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +63,7 @@ class KVStore:
         self._kit, self._config, self._clock = kit, config, clock
         self._memo = TokenMemo()
         self._resident = ResidentKV(kit)
-        self.disk = Paging(kit, disk or NoDisk(), self._resident)
+        self.disk = Paging(kit, disk or DiskTier(None), self._resident)
         self._sessions = Sessions(config.session_idle_seconds, config.sessions_keep)
         self._eviction = Eviction(kit, self._resident, self._sessions, config)
         self._swept = clock()
@@ -94,8 +87,8 @@ class KVStore:
 
     def snapshot(self) -> StoredTree:
         """The whole tree, for people. Any thread; does not change the store. Raises TimeoutError, like `peek`."""
-        resident = self._resident
-        return snapshot(resident.tree, self._sessions.ends(), self._clock(), resident.token_bytes)
+        tree, token_bytes = self._resident.tree, self._resident.token_bytes
+        return tree.read_consistently(lambda: snapshot(tree, self._sessions.ends(), self._clock(), token_bytes))
 
     def pauses(self, prompt: Prompt, start: int) -> tuple[int, ...]:
         """Ascending offsets beyond `start` at which prefill should pause for `put`; none if all layers can be cut."""
@@ -114,9 +107,7 @@ class KVStore:
         whole = self._memo.get(tokens)
         array = whole[: plan.length]
         path = self._ready(array, plan.length)
-        counters = self._resident.counters
         if not path:
-            counters.misses += 1
             return Restored(self._kit.new(), 0, 0)
         length = min(path[-1].end, len(array))
         rows = [segment.rows for segment in path if segment.rows is not None]
@@ -124,9 +115,7 @@ class KVStore:
         cache, copied = self._kit.build(rows, path[-1].checkpoint, length, spare)
         self._resident.use(path, self._clock())
         path[-1].landed += length == path[-1].end
-        counters.hits += 1
-        counters.restored_tokens += length
-        counters.copied_bytes += copied
+        self._resident.counters.copied_bytes += copied
         self.disk.used(path)
         self._eviction.enforce(self._clock())  # what came from disk takes memory
         return Restored(cache, length, copied)
@@ -275,7 +264,6 @@ class KVStore:
         resident = self._resident
         segments = [segment for segment in resident.tree if segment.rows is not None]
         checkpoints = [segment.checkpoint_bytes for segment in segments if segment.checkpoint is not None]
-        counters = {name: getattr(resident.counters, name) for name in StoreCounters.__slots__}
         return StoreStats(
             segments=len(segments),
             leaves=sum(segment.is_leaf for segment in segments),
@@ -285,20 +273,15 @@ class KVStore:
             checkpoint_bytes=sum(checkpoints),
             ghost_tokens=resident.ghosts,
             sessions=len(self._sessions),
-            hits=resident.counters.hits,
-            misses=resident.counters.misses,
             evicted=resident.counters.evicted_leaves,
-            counters=counters,
+            counters=asdict(resident.counters),
             disk=self.disk.stats(),
         )
 
     def close(self) -> None:
         """Writes what is still to be written and lets go of everything."""
         self.disk.close()
-        self._resident = ResidentKV(self._kit)
-        self.disk = Paging(self._kit, NoDisk(), self._resident)
-        self._eviction = Eviction(self._kit, self._resident, self._sessions, self._config)
-        self._sessions.clear()
+        self.clear()
 
 
 def _new_state(kit: LayerKit, tokens: Tokens, match: PrefixMatch, cache: Sequence[Any]) -> Checkpoint | None:

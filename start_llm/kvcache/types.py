@@ -161,16 +161,10 @@ class StoreConfig:
 class StoreCounters:
     """Events since the start."""
 
-    hits: int = 0
-    misses: int = 0
     stored_tokens: int = 0
-    restored_tokens: int = 0
     copied_bytes: int = 0
     paged_tokens: int = 0
     evicted_leaves: int = 0
-    evicted_bytes: int = 0
-    thinned_checkpoints: int = 0
-    splits: int = 0
     refused: int = 0
 
 
@@ -185,8 +179,8 @@ class StoreStats:
         checkpoints, checkpoint_bytes: restore points of layers that cannot be cut.
         ghost_tokens: tokens remembered without KV.
         sessions: conversations known.
-        counters: name to value, see `StoreCounters`.
-        disk: the same of the disk tier, empty if there is none.
+        counters: of `StoreCounters`, by name.
+        disk: figures of the disk tier, empty if there is none.
     """
 
     segments: int
@@ -197,8 +191,6 @@ class StoreStats:
     checkpoint_bytes: int
     ghost_tokens: int
     sessions: int
-    hits: int
-    misses: int
     evicted: int
     counters: dict[str, int]
     disk: dict[str, int]

@@ -4,13 +4,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from start_llm.kvcache.budget import Policy, checkpoint_rank, checkpoints_to_end, near_end, rank, thin_after, value
-from start_llm.kvcache.types import Checkpoint, WindowPiece
+from start_llm.kvcache.budget import checkpoint_rank, checkpoints_to_end, near_end, rank, thin_after, value
+from start_llm.kvcache.types import Checkpoint, StoreConfig, WindowPiece
 from start_llm.kvcache.types import Window as WindowState
 from tests.kvcache.segments import fake_tree, grow
 
-PLAIN = Policy(cuttable=True, recent=2, grid=20)
-HYBRID = Policy(cuttable=False, recent=2, grid=20)
+CONFIG = StoreConfig(0, checkpoints_recent=2, checkpoint_grid=20)
 
 
 def test_value_is_cost_times_use_by_bytes_and_age() -> None:
@@ -26,16 +25,16 @@ def test_rank_goes_from_useless_to_protected() -> None:
     side.one_shot = True
     strengths = {id(young): (1, 5.0), id(old): (2, -3.0)}
     leaves = [old, plain, young, side, useless]
-    ordered = sorted(leaves, key=lambda s: rank(s, strengths, HYBRID, 10.0))
+    ordered = sorted(leaves, key=lambda s: rank(s, strengths, False, 10.0))
     assert ordered == [useless, side, plain, young, old]
-    assert rank(useless, {}, PLAIN, 10.0)[0] == 2  # where all can be cut, no checkpoint is missed
+    assert rank(useless, {}, True, 10.0)[0] == 2  # where all can be cut, no checkpoint is missed
 
 
 def test_a_grown_conversation_keeps_recent_checkpoints_and_the_grid() -> None:
     tree = fake_tree()
     for stop in range(10, 101, 10):
         end = grow(tree, list(range(stop)), checkpoint=True)
-        for segment in thin_after(end, HYBRID):
+        for segment in thin_after(end, CONFIG):
             segment.checkpoint = None
     places = sorted(s.end for s in tree if s.checkpoint is not None)
     assert places[-3:] == [80, 90, 100]
@@ -49,7 +48,7 @@ def test_thinning_stops_at_a_branch() -> None:
         grow(tree, list(range(stop)), checkpoint=True)
     grow(tree, [*range(50), 900], checkpoint=True)
     end = grow(tree, [*range(50), 800], checkpoint=True)
-    assert thin_after(end, HYBRID) == []
+    assert thin_after(end, CONFIG) == []
 
 
 def test_a_head_outlasts_what_lies_before_and_behind_it() -> None:
@@ -65,7 +64,7 @@ def test_a_head_outlasts_what_lies_before_and_behind_it() -> None:
     assert set(ordered[-3:-1]) == {80, 90}  # the next request may well land here
     leaf = next(s for s in tree if s.is_leaf and s is not end)
     levels = {s.end: checkpoint_rank(s, below[id(s)], 10.0)[0] for s in inside}
-    assert levels[40] > rank(leaf, {}, HYBRID, 10.0)[0] == levels[50]
+    assert levels[40] > rank(leaf, {}, False, 10.0)[0] == levels[50]
 
 
 def test_checkpoints_are_worth_what_their_loss_costs() -> None:

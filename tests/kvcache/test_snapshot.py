@@ -62,7 +62,7 @@ def test_it_can_be_looked_at_while_it_changes() -> None:
         looks = 0
         while looks < 100:
             with suppress(TimeoutError):  # it says so, where it cannot
-                told = snapshot(tree, [], 0.0, 0.0)
+                told = tree.read_consistently(lambda: snapshot(tree, [], 0.0, 0.0))
                 assert all(segment.parent < at for at, segment in enumerate(told.segments))
                 looks += 1
     finally:

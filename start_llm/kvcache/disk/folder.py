@@ -18,7 +18,7 @@ import stat
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -43,13 +43,18 @@ class FolderTaken(OSError):
 
 @dataclass(slots=True)
 class _File:
-    """`used`: its time, in nanoseconds. `runs`: files of runs that stand on it."""
+    """`used`: its time, in nanoseconds. `standing`: names of the files that stand on it."""
 
     nbytes: int
     start: int
     above: str
     used: int
-    runs: int = 0
+    standing: set[str] = field(default_factory=set)
+
+    @property
+    def is_end(self) -> bool:
+        """No other run continues it."""
+        return not any(name.startswith("r") for name in self.standing)
 
 
 class DiskFolder:
@@ -75,7 +80,6 @@ class DiskFolder:
         self._model = hashlib.sha256(fingerprint.encode()).digest()
         self._root = folder / self._model.hex()[:32]
         self._files: dict[str, _File] = {}
-        self._standing: dict[str, set[str]] = {}  # by the name of what they stand on
         self._gone: set[str] = set()
         self._last_use = 0
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -144,16 +148,14 @@ class DiskFolder:
     def drop(self, name: str) -> None:
         """Removes the file and all that stands on it."""
         todo = [name]
-        for above in todo:
-            todo += self._standing.pop(above, ())
         for gone in todo:
             if is_file_name(gone):
                 _remove(self._root / gone)
             if (file := self._files.pop(gone, None)) is not None:
                 self.nbytes -= file.nbytes
-                self._standing.get(file.above, set()).discard(gone)
-                if (below := self._files.get(file.above)) is not None:
-                    below.runs -= gone.startswith("r")
+                todo += file.standing
+                if (above := self._files.get(file.above)) is not None:
+                    above.standing.discard(gone)
             self._gone.add(gone)
 
     def take_gone(self) -> set[str]:
@@ -214,14 +216,13 @@ class DiskFolder:
         return read_head(stream, about.st_size, name, self._model)
 
     def _enter(self, piece: StoredPiece, nbytes: int, used: int) -> None:
-        name = piece.name
-        before = self._files.get(name)
-        file = _File(nbytes, piece.start, piece.above, used, before.runs if before is not None else 0)
-        self._files[name] = file
-        self.nbytes += nbytes - (before.nbytes if before is not None else 0)
-        if before is None and piece.above:
-            self._standing.setdefault(piece.above, set()).add(name)
-            self._files[piece.above].runs += bool(piece.tokens)
+        file = self._files.setdefault(piece.name, _File(0, piece.start, piece.above, used))
+        self.nbytes += nbytes - file.nbytes
+        if file.above:
+            self._files[file.above].standing.discard(piece.name)
+        file.nbytes, file.used, file.above = nbytes, used, piece.above
+        if piece.above:
+            self._files[piece.above].standing.add(piece.name)
 
     def _next_use(self) -> int:
         """Later than every use before, whatever the clock says."""
@@ -238,14 +239,16 @@ class DiskFolder:
             pass
         if self.nbytes + self._others.nbytes <= self._max:
             return
-        ends = [(file.used, -file.start, name) for name, file in self._files.items() if _is_end(name, file)]
+        # A checkpoint goes with its run.
+        runs = ((name, file) for name, file in self._files.items() if name.startswith("r"))
+        ends = [(file.used, -file.start, name) for name, file in runs if file.is_end]
         heapq.heapify(ends)
         while ends and self.nbytes + self._others.nbytes > self._max:
             _, _, name = heapq.heappop(ends)
             above, before = self._files[name].above, len(self._files)
             self.drop(name)
             self.evicted += before - len(self._files)
-            if above and _is_end(above, file := self._files[above]):
+            if above and (file := self._files[above]).is_end:
                 heapq.heappush(ends, (file.used, -file.start, above))
 
     def _check_free(self, nbytes: int) -> None:
@@ -284,11 +287,6 @@ class _OtherModels:
                     lock.drop()
                     return True
         return False
-
-
-def _is_end(name: str, file: _File) -> bool:
-    """A run that no other continues. (A checkpoint goes with its run.)"""
-    return not file.runs and name.startswith("r")
 
 
 def _take_lock(folder: Path) -> FileLock | None:

@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -89,7 +89,7 @@ class DiskTier:
     `retry_seconds`, and then goes on; a folder that could only be opened late has its `contents` then.
 
     Args:
-        folder: made with mode 0700 if it is missing.
+        folder: made with mode 0700 if it is missing; ``None``: nothing is kept, and the tier is never ready.
         fingerprint: what the KV depends on (weights, quantisation, tokenizer, mlx-lm version).
         max_bytes: most bytes of files; other models' folders give way first.
         queue_bytes: most bytes waiting to be written.
@@ -97,15 +97,14 @@ class DiskTier:
 
     def __init__(
         self,
-        folder: Path,
-        fingerprint: str,
-        max_bytes: int,
+        folder: Path | None,
+        fingerprint: str = "",
+        max_bytes: int = 0,
         *,
         queue_bytes: int = 512 << 20,
         retry_seconds: float | None = None,
     ) -> None:
-        self._max_bytes = max_bytes
-        self._open: Callable[[], DiskFolder] = lambda: DiskFolder(folder, fingerprint, max_bytes)
+        self._place, self._fingerprint, self._max_bytes = folder, fingerprint, max_bytes
         self.queue = WriteQueue(queue_bytes)
         self._retry = RETRY_SECONDS if retry_seconds is None else retry_seconds
         self._folder: DiskFolder | None = None  # set by the disk thread from its start on
@@ -116,12 +115,13 @@ class DiskTier:
         self._counters = DiskCounters()
         self._paused = ""  # why
         self._next_try = 0.0
-        self._closed = False
+        self._closed = folder is None
         self._abandoned = False
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._try_open()
         self._thread = threading.Thread(target=self._work, name="kv-disk", daemon=True)
-        self._thread.start()
+        if folder is not None:
+            self._try_open()
+            self._thread.start()
 
     # --- for the model thread ----------------------------------------------
 
@@ -147,7 +147,7 @@ class DiskTier:
         """Queues a piece; what it stands on was queued before. Returns the file's name, to be read from now on."""
         write = PendingWrite(piece, buffers, layout)
         self.queue.add(write)
-        self._tasks.put(lambda: self._write(piece.name, write))
+        self._tasks.put(lambda: self._write(write))
         return piece.name
 
     def touch(self, names: tuple[str, ...]) -> None:
@@ -195,7 +195,7 @@ class DiskTier:
         """Waits until everything queued so far is on disk, or lost. False: it took longer than `timeout` seconds."""
         done = threading.Event()
         self._tasks.put(done.set)
-        return done.wait(timeout)
+        return self._closed or done.wait(timeout)
 
     def close(self, timeout: float = 20.0) -> None:
         """Writes what is queued, for at most `timeout` seconds, and lets go of the folder."""
@@ -207,12 +207,14 @@ class DiskTier:
         self._thread.join()
 
     def stats(self) -> dict[str, int]:
+        """Empty where nothing is kept."""
+        if self._place is None:
+            return {}
         folder = self._folder
         files = {"files": folder.count, "bytes": folder.nbytes, "evicted_files": folder.evicted} if folder else {}
         with self._lock:
-            counters = {name: getattr(self._counters, name) for name in DiskCounters.__slots__}
-            now = {"waiting_bytes": self.queue.nbytes, "paused": int(bool(self._paused))}
-        return {"files": 0, "bytes": 0, "budget_bytes": self._max_bytes, "evicted_files": 0, **files, **now, **counters}
+            now = {"waiting_bytes": self.queue.nbytes, "paused": int(bool(self._paused)), **asdict(self._counters)}
+        return {"files": 0, "bytes": 0, "budget_bytes": self._max_bytes, "evicted_files": 0, **files, **now}
 
     # --- the disk thread -------------------------------------------------------
 
@@ -238,10 +240,10 @@ class DiskTier:
 
     def _try_open(self) -> None:
         """Opens the folder, where it is not open."""
-        if self._folder is not None or time.monotonic() < self._next_try:
+        if self._place is None or self._folder is not None or time.monotonic() < self._next_try:
             return
         try:
-            folder = self._open()
+            folder = DiskFolder(self._place, self._fingerprint, self._max_bytes)
         except OSError as error:
             self._pause(error)
             return
@@ -296,7 +298,8 @@ class DiskTier:
 
         self._tasks.put(task)
 
-    def _write(self, name: str, write: PendingWrite) -> None:
+    def _write(self, write: PendingWrite) -> None:
+        name = write.piece.name
         written: int | None = None
         try:
             self._try_open()
@@ -315,33 +318,3 @@ class DiskTier:
                     self._counters.written_files += 1
                     self._counters.written_bytes += written
             self._settle()
-
-
-class NoDisk(DiskTier):
-    """A tier that keeps nothing: it is never ready, so nothing is written to it."""
-
-    def __init__(self) -> None:
-        self.queue = WriteQueue(0)
-
-    @property
-    def ready(self) -> bool:
-        return False
-
-    @property
-    def detail(self) -> str:
-        return ""
-
-    def contents(self) -> list[StoredPiece]:
-        return []
-
-    def take_lost(self) -> set[str]:
-        return set()
-
-    def flush(self, timeout: float | None = None) -> bool:
-        return True
-
-    def close(self, timeout: float = 0.0) -> None:
-        pass
-
-    def stats(self) -> dict[str, int]:
-        return {}
