@@ -14,16 +14,15 @@ Declared = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where the client connects.
+    """Where the client connects: the server or the proxy.
 
     Attributes:
-        url: of the server or the proxy, without ``/v1``.
+        url: without ``/v1``.
         key: sent as bearer token; any text where the server asks for none.
         model: the served name.
-        context: most tokens of a request, prompt and answer.
-        scale: what the counts that the Anthropic API tells are multiplied by (CONTEXT_SCALE).
-        answer: most tokens of an answer.
+        context, answer: most tokens of a request with its answer, and of an answer.
         sees: the model is shown images.
+        scale: what the counts that the Anthropic API tells are multiplied by (CONTEXT_SCALE).
         small: the name of Claude's small model, where the server has another model for it (MODEL_MAP); else empty.
     """
 
@@ -51,8 +50,7 @@ class LaunchPlan:
     """How to run a client once.
 
     Attributes:
-        env: variables to set.
-        defaults: variables to set where the user has not set them.
+        env, defaults: variables to set, and those to set where the user has not set them.
         unset: variables to take away: they would lead the client to another server.
         files: files to write (0600), path to text; all inside the client's private folder.
         initial: the same, but of files that the client goes on with itself: written where there is none yet.
@@ -71,12 +69,9 @@ class LaunchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Fields:
-    """Fields of a settings file, JSON or TOML by its name.
+    """Fields of a settings file, JSON or TOML by its name, as dotted `keys`.
 
-    Attributes:
-        sources: the user's own file: the first of these that is there, from the agent's folder.
-        target: the file in the private folder that takes them.
-        keys: dotted names.
+    They are taken from the first of `sources` that is there (from the agent's folder) to `target` in the private one.
     """
 
     sources: tuple[str, ...]
@@ -110,9 +105,7 @@ class AgentClient:
     """A coding agent.
 
     Attributes:
-        name: the word after ``launch``.
-        title: its name.
-        command: its executable.
+        name, title: the word after ``launch``, which is its executable too, and its name in text.
         install: the command that installs it.
         plan: what it needs to talk to an endpoint, given its private folder.
         node: the Node versions it needs, as told by its package; empty where it needs none.
@@ -124,7 +117,6 @@ class AgentClient:
 
     name: str
     title: str
-    command: str
     install: str
     plan: Callable[[Endpoint, Path], LaunchPlan]
     node: str = ""
@@ -137,17 +129,15 @@ def to_json(value: Any) -> str:
     return json.dumps(value, indent=2) + "\n"
 
 
+def rule(name: str, kind: str, place: str, opens: str, **more: Any) -> Declared:
+    """The fields of a `prompt.clients.Rule`."""
+    return {"name": name, "kind": kind, "place": place, "opens": opens, **more}
+
+
 def reminder(name: str, place: str) -> Declared:
     """A rule for blocks of text that several agents put before or behind what their user says."""
-    opens, closes = r"<system-reminder>", r"</system-reminder>[ \t]*$"
-    return {"name": name, "kind": "state", "place": place, "opens": opens, "closes": closes}
+    return rule(name, "state", place, r"<system-reminder>", closes=r"</system-reminder>[ \t]*$")
 
 
-CLEARED: Declared = {
-    "name": "cleared_result",
-    "kind": "cleared",
-    "role": "tool",
-    "place": "whole",
-    "opens": r"\[Old tool result content cleared\]\s*\Z",
-}
+CLEARED = rule("cleared_result", "cleared", "whole", r"\[Old tool result content cleared\]\s*\Z", role="tool")
 """A rule for what several agents put in the place of an old tool result."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from uuid import uuid4
 
-from start_llm.clients.agent import AgentClient, Declared, Endpoint, LaunchPlan, Own, to_json
+from start_llm.clients.agent import AgentClient, Declared, Endpoint, LaunchPlan, Own, rule, to_json
 
 
 def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
@@ -49,51 +49,51 @@ def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
     )
 
 
-def _aider(name: str, opens: str, reply: str) -> Declared:
-    return {"name": name, "kind": "state", "place": "whole", "opens": opens, "reply": reply, "moves": True}
+def _message(name: str, opens: str, reply: str) -> Declared:
+    """A rule for a message that aider moves, and the reply to it that it makes up."""
+    return rule(name, "state", "whole", opens, reply=reply, moves=True)
 
-
-# aider 0.86.2
-REQUESTS: Declared = {
-    "name": "aider",
-    "system": r"^Act as an expert (?:software developer|code analyst|architect engineer)\b"
-    r"|^You are an expert on the AI coding tool called Aider\b",
-    "rules": (
-        _aider(
-            "aider_files",
-            r"I have \*added these files to the chat\*.*|I am not sharing any files that you can edit yet\.",
-            r"Ok, any changes I propose will be to those files\.|Ok\.",
-        ),
-        _aider("aider_no_files", r"Don't try and edit any existing code without asking me\b.*", r"Ok, based on .*"),
-        _aider(
-            "aider_read_only",
-            r"Here are some READ ONLY files, provided for your reference\.",
-            r"Ok, I will use these files as references\.",
-        ),
-        _aider(
-            "aider_map",
-            r"Here are summaries of some files present in my git repository\."
-            r"|I am working with you on code in a git repository\.",
-            r"Ok, I won't try and edit those files without asking first\.",
-        ),
-        {
-            "name": "aider_edit_rules",
-            "kind": "state",
-            "place": "rest",
-            "opens": r"# (?:\*SEARCH/REPLACE block\*|V4A Diff Format|File editing) [Rr]ules:"
-            r"|To suggest changes to a file you MUST return the entire content of the updated file\.",
-            "moves": True,
-        },
-    ),
-}
 
 AIDER = AgentClient(
     name="aider",
     title="aider",
-    command="aider",
     install="python3.12 -m pip install aider-chat (or: uv tool install aider-chat)",
     plan=plan,
     first_prompt=4_000,
     own=Own(anyway="~/.aider.conf.yml"),
-    requests=REQUESTS,
+    # aider 0.86.2
+    requests={
+        "name": "aider",
+        "system": r"^Act as an expert (?:software developer|code analyst|architect engineer)\b"
+        r"|^You are an expert on the AI coding tool called Aider\b",
+        "rules": (
+            _message(
+                "aider_files",
+                r"I have \*added these files to the chat\*.*|I am not sharing any files that you can edit yet\.",
+                r"Ok, any changes I propose will be to those files\.|Ok\.",
+            ),
+            _message(
+                "aider_no_files", r"Don't try and edit any existing code without asking me\b.*", r"Ok, based on .*"
+            ),
+            _message(
+                "aider_read_only",
+                r"Here are some READ ONLY files, provided for your reference\.",
+                r"Ok, I will use these files as references\.",
+            ),
+            _message(
+                "aider_map",
+                r"Here are summaries of some files present in my git repository\."
+                r"|I am working with you on code in a git repository\.",
+                r"Ok, I won't try and edit those files without asking first\.",
+            ),
+            rule(
+                "aider_edit_rules",
+                "state",
+                "rest",
+                r"# (?:\*SEARCH/REPLACE block\*|V4A Diff Format|File editing) [Rr]ules:"
+                r"|To suggest changes to a file you MUST return the entire content of the updated file\.",
+                moves=True,
+            ),
+        ),
+    },
 )

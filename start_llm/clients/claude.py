@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.clients.agent import CLEARED, AgentClient, Declared, Endpoint, Fields, LaunchPlan, Own, reminder, to_json
+from start_llm.clients.agent import CLEARED, AgentClient, Endpoint, Fields, LaunchPlan, Own, reminder, rule, to_json
 
 LARGE = ("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL")
 SMALL = ("ANTHROPIC_SMALL_FAST_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL")
@@ -38,30 +38,9 @@ def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
     return LaunchPlan(env=env, defaults=defaults, unset=unset, initial=initial)
 
 
-# Claude Code 2.1.329
-REQUESTS: Declared = {
-    "name": "claude_code",
-    "system": r"^x-anthropic-billing-header:|^You are (?:Claude Code|a Claude agent)\b",
-    "rules": (
-        {
-            "name": "billing_header",
-            "kind": "drop",
-            "role": "system",
-            "place": "head",
-            "opens": r"x-anthropic-billing-header:.*",
-        },
-        {"name": "cch", "kind": "drop", "role": "system", "place": "head", "opens": r"cch=\w+;[ \t]*"},
-        reminder("reminder_before", "start"),
-        reminder("reminder_behind", "end"),
-        CLEARED,
-    ),
-    "habits": ({"tool": "Edit", "key": "replace_all", "value": False},),
-}
-
 CLAUDE = AgentClient(
     name="claude",
     title="Claude Code",
-    command="claude",
     install="npm install -g @anthropic-ai/claude-code",
     plan=plan,
     node=">=22",
@@ -75,5 +54,17 @@ CLAUDE = AgentClient(
             Fields(("settings.json",), "settings.json", ("outputStyle", "statusLine", "theme")),
         ),
     ),
-    requests=REQUESTS,
+    # Claude Code 2.1.329
+    requests={
+        "name": "claude_code",
+        "system": r"^x-anthropic-billing-header:|^You are (?:Claude Code|a Claude agent)\b",
+        "rules": (
+            rule("billing_header", "drop", "head", r"x-anthropic-billing-header:.*", role="system"),
+            rule("cch", "drop", "head", r"cch=\w+;[ \t]*", role="system"),
+            reminder("reminder_before", "start"),
+            reminder("reminder_behind", "end"),
+            CLEARED,
+        ),
+        "habits": ({"tool": "Edit", "key": "replace_all", "value": False},),
+    },
 )

@@ -6,37 +6,23 @@ from pathlib import Path
 
 from start_llm.clients.agent import AgentClient, Endpoint, LaunchPlan, Own, to_json
 
+NAME = "openai-compatible"
+
 
 def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
-    settings = {
-        "provider": "openai-compatible",
-        "apiKey": endpoint.key,
-        "model": endpoint.model,
-        "baseUrl": endpoint.v1,
-    }
-    providers = {
-        "version": 1,
-        "lastUsedProvider": "openai-compatible",
-        "modes": {},
-        "providers": {
-            "openai-compatible": {
-                "settings": settings,
-                "updatedAt": "2026-01-01T00:00:00.000Z",
-                "tokenSource": "manual",
-            }
-        },
-    }
+    settings = {"provider": NAME, "apiKey": endpoint.key, "model": endpoint.model, "baseUrl": endpoint.v1}
+    provider = {"settings": settings, "updatedAt": "2026-01-01T00:00:00.000Z", "tokenSource": "manual"}
+    providers = {"version": 1, "lastUsedProvider": NAME, "modes": {}, "providers": {NAME: provider}}
     return LaunchPlan(
         env={"CLINE_DATA_DIR": str(folder), "CLINE_TELEMETRY_DISABLED": "1"},
         files={folder / "settings" / "providers.json": to_json(providers)},
-        arguments=("--data-dir", str(folder), "-P", "openai-compatible", "-m", endpoint.model),
+        arguments=("--data-dir", str(folder), "-P", NAME, "-m", endpoint.model),
     )
 
 
 CLINE = AgentClient(
     name="cline",
     title="Cline",
-    command="cline",
     install="npm install -g cline",
     plan=plan,
     first_prompt=7_000,

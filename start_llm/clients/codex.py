@@ -7,8 +7,6 @@ from pathlib import Path
 
 from start_llm.clients.agent import AgentClient, Endpoint, Fields, LaunchPlan, Own
 
-IDLE_MILLISECONDS = 3600 * 1000
-
 
 def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
     provider = "model_providers.start_llm"
@@ -20,7 +18,7 @@ def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
         f"{provider}.base_url": endpoint.v1,
         f"{provider}.env_key": "START_LLM_KEY",
         f"{provider}.wire_api": "responses",
-        f"{provider}.stream_idle_timeout_ms": IDLE_MILLISECONDS,
+        f"{provider}.stream_idle_timeout_ms": 3600 * 1000,
         "check_for_update_on_startup": False,
         "analytics.enabled": False,
         "web_search": "disabled",
@@ -37,7 +35,6 @@ def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
 CODEX = AgentClient(
     name="codex",
     title="Codex",
-    command="codex",
     install="npm install -g @openai/codex",
     plan=plan,
     node=">=16",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.clients.agent import CLEARED, AgentClient, Declared, Endpoint, LaunchPlan, Own, to_json
+from start_llm.clients.agent import CLEARED, AgentClient, Endpoint, LaunchPlan, Own, to_json
 
 
 def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
@@ -48,16 +48,13 @@ def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
     )
 
 
-# OpenCode 1.18.33
-REQUESTS: Declared = {"name": "opencode", "system": r"^You are (?i:opencode)\b", "rules": (CLEARED,)}
-
 OPENCODE = AgentClient(
     name="opencode",
     title="OpenCode",
-    command="opencode",
     install="npm install -g opencode-ai",
     plan=plan,
     first_prompt=10_000,
     own=Own(anyway="all of ~/.config/opencode: agents, commands, MCP servers, themes"),
-    requests=REQUESTS,
+    # OpenCode 1.18.33
+    requests={"name": "opencode", "system": r"^You are (?i:opencode)\b", "rules": (CLEARED,)},
 )

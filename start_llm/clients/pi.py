@@ -10,20 +10,21 @@ from start_llm.clients.agent import AgentClient, Endpoint, Fields, LaunchPlan, O
 RESERVED_TOKENS = 16_384
 
 
-def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
+def pi_provider(endpoint: Endpoint, key: str, **more: object) -> dict[str, object]:
+    """The server as PI's configuration describes it, and OpenClaw's, which is made of PI, with `more` of the model."""
     model = {
         "id": endpoint.model,
         "reasoning": True,
         "input": endpoint.reads,
         "contextWindow": endpoint.context,
         "maxTokens": endpoint.answer,
+        **more,
     }
-    provider = {
-        "baseUrl": endpoint.v1,
-        "api": "openai-completions",
-        "apiKey": "START_LLM_KEY",  # the name of a variable
-        "models": [model],
-    }
+    return {"baseUrl": endpoint.v1, "api": "openai-completions", "apiKey": key, "models": [model]}
+
+
+def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
+    provider = pi_provider(endpoint, "START_LLM_KEY")  # the name of a variable
     files = {folder / "models.json": to_json({"providers": {"start_llm": provider}})}
     if (share := endpoint.context // 4) < RESERVED_TOKENS:
         compaction = {"enabled": True, "reserveTokens": share, "keepRecentTokens": share}
@@ -43,7 +44,6 @@ def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
 PI = AgentClient(
     name="pi",
     title="PI",
-    command="pi",
     install="npm install -g @mariozechner/pi-coding-agent",
     plan=plan,
     node=">=20.6",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.clients.agent import CLEARED, AgentClient, Declared, Endpoint, Fields, LaunchPlan, Own, reminder, to_json
+from start_llm.clients.agent import CLEARED, AgentClient, Endpoint, Fields, LaunchPlan, Own, reminder, to_json
 
 
 def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
@@ -38,17 +38,9 @@ def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
     )
 
 
-# Qwen Code 0.24.4: date and folders when a process of it starts
-REQUESTS: Declared = {
-    "name": "qwen",
-    "system": r"^You are Qwen Code\b",
-    "rules": (reminder("reminder_before", "start"), CLEARED),
-}
-
 QWEN = AgentClient(
     name="qwen",
     title="Qwen Code",
-    command="qwen",
     install="npm install -g @qwen-code/qwen-code",
     plan=plan,
     node=">=22",
@@ -59,5 +51,10 @@ QWEN = AgentClient(
         copied=("skills", "commands", "agents", "QWEN.md"),
         fields=(Fields(("settings.json",), "settings.json", ("mcpServers", "ui.theme")),),
     ),
-    requests=REQUESTS,
+    # Qwen Code 0.24.4: date and folders when a process of it starts
+    requests={
+        "name": "qwen",
+        "system": r"^You are Qwen Code\b",
+        "rules": (reminder("reminder_before", "start"), CLEARED),
+    },
 )

@@ -50,10 +50,10 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         options: ``client``, ``print``, ``via_proxy``, ``my_config``, and ``arguments``, which are the client's own.
     """
     client = CLIENTS[options.client]
-    executable = shutil.which(client.command)
+    executable = shutil.which(client.name)
     if executable is None and not options.print:
         needs = f" It needs Node {client.node}." if client.node else ""
-        print(f"{client.title} ({client.command}) is not installed. Install it with: {client.install}.{needs}")
+        print(f"{client.title} ({client.name}) is not installed. Install it with: {client.install}.{needs}")
         return 127
     try:
         if options.print:
@@ -80,7 +80,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
                     other = f"another {client.title} runs with another set-up"
                     _say(f"launch: {other}; this one keeps its sessions in {folder}.")
                 plan = with_secrets(client.plan(endpoint, folder))
-                return run(executable or client.command, plan, options.arguments)
+                return run(executable or client.name, plan, options.arguments)
     except LaunchError as error:
         print(f"launch: {error}", file=sys.stderr)
         return 1
@@ -248,7 +248,7 @@ def print_plan(client: AgentClient, plan: LaunchPlan) -> None:
         print(f"[ -s {kept} ] || (umask 077; {made} > {kept})")
         print(f'export {name}="$(cat {kept})"')
     print(" ".join(["export", *(f'{name}="${{{name}:+${name},}}{OWN_HOSTS}"' for name in ("NO_PROXY", "no_proxy"))]))
-    print(shlex.join([client.command, *plan.arguments]))
+    print(shlex.join([client.name, *plan.arguments]))
 
 
 def write_files(plan: LaunchPlan) -> None:

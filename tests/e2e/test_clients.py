@@ -115,7 +115,7 @@ class Session:
 @pytest.mark.parametrize("name", list(CLIENTS))
 def test_agent(name: str, world: World, counter: NewTokens, table: list[str]) -> None:
     path = os.pathsep.join(str(folder) for folder in search_path(name))
-    if shutil.which(CLIENTS[name].command, path=path) is None:
+    if shutil.which(name, path=path) is None:
         pytest.skip(f"{CLIENTS[name].title} is not installed: python3.12 tests/e2e/install.py {name}")
     scenario = SCENARIOS[name]
     session = Session(world, scenario, counter)

@@ -54,7 +54,7 @@ class Session:
 
     def __init__(self, world: World, name: str, part: str) -> None:
         path = os.pathsep.join(str(folder) for folder in search_path(name))
-        if shutil.which(CLIENTS[name].command, path=path) is None:
+        if shutil.which(name, path=path) is None:
             pytest.skip(f"{CLIENTS[name].title} is not installed: python3.12 tests/e2e/install.py {name}")
         self.world, self.name = world, name
         self.scenario: Scenario = SCENARIOS[name]

@@ -123,7 +123,7 @@ def test_responses_stream(target: Target, chat: openai.OpenAI) -> None:
 @pytest.mark.parametrize("name", list(CLIENTS))
 def test_every_agent_through_the_proxy(name: str, served: tuple[dict[str, Target], World]) -> None:
     path = os.pathsep.join(str(folder) for folder in search_path(name))
-    if shutil.which(CLIENTS[name].command, path=path) is None:
+    if shutil.which(name, path=path) is None:
         pytest.skip(f"{CLIENTS[name].title} is not installed: python3.12 tests/e2e/install.py {name}")
     world, scenario = served[1], SCENARIOS[name]
     repository = world.repository(name)

@@ -115,7 +115,7 @@ def launch(machine: Installed, world: World, name: str, stack: ExitStack) -> Age
 def test_of_two_agents_on_one_server_either_may_end_first(first: str, oracle_folder: Path, tmp_path: Path) -> None:
     for name in TALKS:
         path = os.pathsep.join(str(folder) for folder in search_path(name))
-        if shutil.which(CLIENTS[name].command, path=path) is None:
+        if shutil.which(name, path=path) is None:
             pytest.skip(f"{CLIENTS[name].title} is not installed: python3.12 tests/e2e/install.py {name}")
     proxy_port = free_port()
     path = "" if ELSEWHERE else str(ROOT)

@@ -65,7 +65,7 @@ def two_models(
 
 def installed(name: str) -> None:
     path = os.pathsep.join(str(folder) for folder in search_path(name))
-    if shutil.which(CLIENTS[name].command, path=path) is None:
+    if shutil.which(name, path=path) is None:
         pytest.skip(f"{CLIENTS[name].title} is not installed: python3.12 tests/e2e/install.py {name}")
 
 

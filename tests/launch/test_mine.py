@@ -83,7 +83,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for client in CLIENTS.values():
         if client.own.variable:
             monkeypatch.delenv(client.own.variable, raising=False)
-        make_client(tmp_path / "bin", client.command)
+        make_client(tmp_path / "bin", client.name)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("START_LLM_TEST_OUT", str(tmp_path / "out"))
