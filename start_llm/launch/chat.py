@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,15 +15,12 @@ from rich.console import Console
 from start_llm.clients.agent import Endpoint
 from start_llm.core.errors import ExitCode
 from start_llm.core.settings import Settings
-from start_llm.launch.cli import STARTUP_SECONDS, check_joined, connect
 from start_llm.launch.server import LaunchError, running_server
 
 ANSWER_SECONDS = 6 * 3600.0  # a long cold prefill must fit
 CONNECT_SECONDS = 10.0
 INTERRUPTED = 130
 Message = dict[str, str]
-Show = Callable[[str, bool], None]
-"""Is given a piece of text, and whether it is reasoning."""
 
 
 class ChatError(RuntimeError):
@@ -48,13 +45,8 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         print('chat: nothing was asked; for instance: git diff | start-llm chat "review this"', file=sys.stderr)
         return ExitCode.BAD_SETTING
     try:
-        server = running_server(settings, options.overrides, proxy=False, seconds=STARTUP_SECONDS, say=_say)
-        with server as (url, _):
-            check_joined(settings, options.overrides, url)
-            endpoint = connect(settings, url, None)
-            if asked:
-                return once(endpoint, asked, as_json=options.json)
-            return converse(endpoint)
+        with running_server(settings, options.overrides, via_proxy=False) as endpoint:
+            return once(endpoint, asked, as_json=options.json) if asked else converse(endpoint)
     except (LaunchError, ChatError) as error:
         print(f"chat: {error}", file=sys.stderr)
         return 1
@@ -62,15 +54,12 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         return INTERRUPTED
 
 
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
 def once(endpoint: Endpoint, asked: str, *, as_json: bool) -> int:
     """One answer on standard output: its text, or all of it as a JSON object. Raises ChatError."""
     answer = Answer()
-    show: Show = _nothing if as_json else _plain
-    ask(endpoint, [{"role": "user", "content": asked}], answer, show)
+    for text, is_reasoning in ask(endpoint, [{"role": "user", "content": asked}], answer):
+        if not is_reasoning and not as_json:
+            print(text, end="", flush=True)
     print(json.dumps(asdict(answer), ensure_ascii=False) if as_json else "")
     return 0
 
@@ -91,7 +80,8 @@ def converse(endpoint: Endpoint) -> int:
         messages.append({"role": "user", "content": asked})
         answer = Answer()
         try:
-            ask(endpoint, messages, answer, lambda text, thought: _coloured(console, text, thought))
+            for text, is_reasoning in ask(endpoint, messages, answer):
+                console.print(text, style="dim" if is_reasoning else None, end="", markup=False)
         except KeyboardInterrupt:
             console.print(" (ended)", style="dim", end="")
         except ChatError as error:
@@ -102,8 +92,11 @@ def converse(endpoint: Endpoint) -> int:
         messages.append({"role": "assistant", "content": answer.text})
 
 
-def ask(endpoint: Endpoint, messages: list[Message], answer: Answer, show: Show) -> None:
-    """Fills `answer` as the server streams it. Leaving early ends the work behind it. Raises ChatError."""
+def ask(endpoint: Endpoint, messages: list[Message], answer: Answer) -> Iterator[tuple[str, bool]]:
+    """Fills `answer` as the server streams it; gives each piece of text, and whether it is reasoning.
+
+    Leaving early ends the work behind it. Raises ChatError.
+    """
     body = {
         "model": endpoint.model,
         "messages": messages,
@@ -121,20 +114,15 @@ def ask(endpoint: Endpoint, messages: list[Message], answer: Answer, show: Show)
             if response.status_code != httpx.codes.OK:
                 response.read()
                 raise ChatError(_reason(response))
-            for chunk in _chunks(response):
-                _take(chunk, answer, show)
+            for line in response.iter_lines():
+                data = line.removeprefix("data:").strip()
+                if line.startswith("data:") and data != "[DONE]":
+                    yield from _take(json.loads(data), answer)
     except httpx.HTTPError as error:
         raise ChatError(f"{endpoint.url} has broken off: {error or type(error).__name__}") from error
 
 
-def _chunks(response: httpx.Response) -> Iterator[dict[str, Any]]:
-    for line in response.iter_lines():
-        data = line.removeprefix("data:").strip()
-        if line.startswith("data:") and data != "[DONE]":
-            yield json.loads(data)
-
-
-def _take(chunk: dict[str, Any], answer: Answer, show: Show) -> None:
+def _take(chunk: dict[str, Any], answer: Answer) -> Iterator[tuple[str, bool]]:
     if "error" in chunk:
         raise ChatError(str(chunk["error"].get("message", chunk["error"])))
     answer.usage = chunk.get("usage") or answer.usage
@@ -142,10 +130,10 @@ def _take(chunk: dict[str, Any], answer: Answer, show: Show) -> None:
         delta = choice.get("delta", {})
         if thought := delta.get("reasoning_content"):
             answer.reasoning += thought
-            show(thought, True)
+            yield thought, True
         if text := delta.get("content"):
             answer.text += text
-            show(text, False)
+            yield text, False
         answer.finish = choice.get("finish_reason") or answer.finish
 
 
@@ -154,16 +142,3 @@ def _reason(response: httpx.Response) -> str:
         return str(response.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
         return f"the server answered {response.status_code}"
-
-
-def _nothing(text: str, thought: bool) -> None:
-    """All of it is printed at the end."""
-
-
-def _plain(text: str, thought: bool) -> None:
-    if not thought:
-        print(text, end="", flush=True)
-
-
-def _coloured(console: Console, text: str, thought: bool) -> None:
-    console.print(text, style="dim" if thought else None, end="", markup=False)

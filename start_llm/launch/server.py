@@ -2,63 +2,139 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import replace
+from typing import Any
 from urllib.parse import urlsplit
 
+from start_llm.clients.agent import Endpoint
 from start_llm.core.settings import Settings
+from start_llm.host.home import command as program
 from start_llm.host.home import home
-from start_llm.host.ports import free_port
-from start_llm.service.control import Say, ServiceError, bring_up
+from start_llm.host.ports import address, free_port, get_json
+from start_llm.host.processes import wait_until
+from start_llm.models.catalog import expected_model
+from start_llm.models.recommended import full_name
+from start_llm.proxy.config import master_key
+from start_llm.service.control import ServiceError, bring_up
 from start_llm.service.place import Place
+
+STARTUP_SECONDS = 3600.0  # a first start downloads the model
+PROXY_SECONDS = 120.0
+SMALL_NAME = "claude-haiku-4-5"
+"""What Claude Code calls its small model."""
+MIN_ANSWER_TOKENS = 256
+MOST_ANSWER_TOKENS = 16_384  # long enough for any file that is written at once; the rest of the context is for history
 
 
 class LaunchError(RuntimeError):
     """The client cannot be launched. The message says why and what to do."""
 
 
-def from_root(path: Path) -> Path:
-    """A path of the settings as the server takes it: it runs in `home`, the agent in the user's repository."""
-    return home() / path.expanduser()
+def say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager
-def running_server(
-    settings: Settings, flags: dict[str, str], *, proxy: bool, seconds: float, say: Say
-) -> Iterator[tuple[str, int]]:
-    """(server's url, proxy's port): a running server, or one that is started in the background.
+def running_server(settings: Settings, flags: dict[str, str], *, via_proxy: bool) -> Iterator[Endpoint]:
+    """A running server, or one that is started in the background.
 
     While the block runs this process counts as a user of the server. One that was started here ends some time after
     its last user (LAUNCH_IDLE_MINUTES).
 
     Args:
         flags: settings that were given as flags.
-        proxy: the server must have its proxy.
-        seconds: how long a started server may take, model download included.
-        say: is told what goes on until it answers.
+        via_proxy: the endpoint is the server's proxy.
 
     Raises:
-        LaunchError: it does not come up, or something else listens there.
+        LaunchError: it does not come up, something else listens there, or it serves another model than `flags` name.
     """
     place = Place(settings, settings.mlx_port or free_port())
     if not place.is_running:
         place.forget_keep()  # of a server that was killed: nobody has started the next one by name
+    # Nobody started it by name: it ends when nobody uses it.
+    idle = settings.idle_shutdown_minutes or settings.launch_idle_minutes
+    changes = {"idle_shutdown_minutes": idle, **({"proxy": "on"} if via_proxy else {})}
     with place.used():
         try:
-            bring_up(_unattended(settings, proxy), place, flags, say, seconds)
+            bring_up(settings.model_copy(update=changes), place, flags, say, STARTUP_SECONDS)
         except ServiceError as error:
             raise LaunchError(str(error)) from None
         state = place.read() if place.is_running else None
         told = urlsplit(state.proxy_url).port if state is not None and state.proxy_url else None
-        yield place.url, told or settings.proxy_port
+        yield _connect(settings, flags, place.url, (told or settings.proxy_port) if via_proxy else None)
 
 
-def _unattended(settings: Settings, proxy: bool) -> Settings:
-    """The settings of a server that nobody started by name: it ends when nobody uses it."""
-    changes: dict[str, object] = {
-        "idle_shutdown_minutes": settings.idle_shutdown_minutes or settings.launch_idle_minutes
-    }
-    if proxy:
-        changes["proxy"] = "on"
-    return settings.model_copy(update=changes)
+def expected_endpoint(settings: Settings, via_proxy: bool) -> Endpoint:
+    """The running server's endpoint, or what a server with these settings would be; starts nothing."""
+    url = address(settings.mlx_host, settings.mlx_port)
+    if settings.mlx_port and get_json(f"{url}/health")[0] == 200:
+        return _connect(settings, {}, url, settings.proxy_port if via_proxy else None)
+    print(f"# No server answers at {url}; this is what one would be. Start it: {program()} start")
+    name, own = expected_model(settings.model_path)
+    key = settings.api_key or "none"
+    if via_proxy:
+        url = address(settings.mlx_host, settings.proxy_port)
+        if not settings.litellm_master_key:
+            raise LaunchError(
+                "The proxy has no key yet: start the server once, it makes one; or set LITELLM_MASTER_KEY."
+            )
+        key = settings.litellm_master_key
+    context = min(settings.max_kv_size, own or settings.max_kv_size)
+    return _endpoint(settings, url, key, settings.served_model_name or name, context)
+
+
+def _connect(settings: Settings, flags: Mapping[str, str], server_url: str, proxy_port: int | None) -> Endpoint:
+    """Asks the server which models it serves; `proxy_port` is set to go through the proxy. Raises LaunchError."""
+    card, cards = _wanted_card(settings, flags, server_url)
+    context = card.get("context_length") or settings.max_kv_size
+    url, key = server_url, settings.api_key or "none"
+    if proxy_port is not None:
+        url = address(settings.mlx_host, proxy_port)
+        if not wait_until(lambda: get_json(f"{url}/health/readiness")[0] == 200, PROXY_SECONDS):
+            raise LaunchError(f"The proxy at {url} does not answer. Is the server running with PROXY=on?")
+        key = master_key(settings, home() / ".env")[0]
+    sees = bool((card.get("capabilities") or {}).get("vision"))
+    scale = float((card.get("details") or {}).get("context_scale") or settings.context_scale_for(context))
+    small = _small(settings, server_url, [card, cards[0]])
+    return replace(_endpoint(settings, url, key, card["id"], context), sees=sees, scale=scale, small=small)
+
+
+def _wanted_card(settings: Settings, flags: Mapping[str, str], url: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What the server tells of the model that `flags` ask for (the main one where they name none), and of all."""
+    status, body = get_json(f"{url}/v1/models", settings.api_key)
+    cards = body.get("data") if isinstance(body, dict) else None
+    if status != 200 or not cards:
+        raise LaunchError(f"{url}/v1/models answered {status}: {body}")
+    wanted, context = full_name(flags.get("model_path")), flags.get("max_kv_size")
+    card = next((card for card in cards if wanted in {None, card["id"], _served(card)[0]}), None)
+    other = f"Stop it first ({program()} stop), or start another beside it: --port {free_port()}."
+    if card is None:
+        raise LaunchError(f"The server at {url} serves {cards[0]['id']}, not {wanted}. {other}")
+    served = card.get("context_length")
+    if context is not None and served and int(context) > served:
+        say(f"launch: {card['id']} is served with a context of {served:,} tokens, not {int(context):,}. {other}")
+    return card, cards
+
+
+def _small(settings: Settings, server_url: str, large: list[dict[str, Any]]) -> str:
+    """`SMALL_NAME` where the server's MODEL_MAP has a model for it that is none of `large`, else nothing."""
+    status, small = get_json(f"{server_url}/v1/models/{SMALL_NAME}", settings.api_key)
+    if status != 200 or not isinstance(small, dict) or not _served(small)[0]:
+        return ""
+    return SMALL_NAME if _served(small) not in map(_served, large) else ""
+
+
+def _served(card: dict[str, Any]) -> tuple[Any, Any]:
+    """The model, and the adapter that it is served with."""
+    details = card.get("details") or {}
+    return details.get("source"), details.get("adapter")
+
+
+def _endpoint(settings: Settings, url: str, key: str, model: str, context: int) -> Endpoint:
+    # Clients ask for as much as they are told an answer may have, and compact when prompt and answer do not fit.
+    answer = max(MIN_ANSWER_TOKENS, min(settings.default_max_tokens or MOST_ANSWER_TOKENS, context // 4))
+    scale = settings.context_scale_for(context)
+    return Endpoint(url=url, key=key, model=model, context=context, answer=answer, scale=scale)

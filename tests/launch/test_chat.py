@@ -35,7 +35,7 @@ def answering(chunks: list[dict[str, Any]], status: int = 200) -> Iterator[tuple
 
         def do_GET(self) -> None:
             card = {"id": "served", "context_length": 4096}
-            self._send(200, json.dumps({"state": "ready", "data": [card]}).encode())
+            self._send(200, json.dumps({"state": "ready", "data": [card, {**card, "id": "second"}]}).encode())
 
         def do_POST(self) -> None:
             asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
@@ -81,6 +81,13 @@ def test_a_pipe_gets_the_text_alone(run: Any, capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == "Hello\n"
     assert asked[0]["messages"] == [{"role": "user", "content": "review this\n\na diff"}]
     assert asked[0]["model"] == "served"
+
+
+def test_a_flag_names_the_model_that_is_asked(run: Any) -> None:
+    with answering(CHUNKS) as (port, asked):
+        assert run(port, "--model", "second", "hi") == 0
+        assert run(port, "--model", "owner/third", "hi") == 1
+    assert [body["model"] for body in asked] == ["second"]
 
 
 def test_json_is_all_of_it(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
