@@ -14,8 +14,8 @@ from start_llm.core.service import ModelCard
 from start_llm.core.work import Constraint
 from start_llm.parsing.registry import OutputStyle
 from start_llm.prompt.pipeline import Pipeline
-from start_llm.prompt.ports import Eyes
 from start_llm.prompt.recorder import Recorder
+from start_llm.prompt.tokenise import Eyes
 
 WAIT_SECONDS = 600.0
 """What a request waits for its model at most, while it holds an HTTP thread. A stream of chat has no such limit."""

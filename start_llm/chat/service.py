@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 
 from start_llm.chat.handle import ModelHandle, Models, loaded
 from start_llm.chat.reports import RecentReports
-from start_llm.chat.stream import ChatStream, WaitingStream, explained
+from start_llm.chat.stream import ChatStream, WaitingStream
 from start_llm.core.errors import ContextLengthExceeded
 from start_llm.core.report import CacheReport, StoredTree
 from start_llm.core.request import ChatRequest
@@ -72,7 +72,7 @@ class ChatService:
             raise ContextLengthExceeded(prompt=len(prompt.tokens), asked=1, limit=model.context)
         # 3. off to the model thread
         stream = ChatStream(self._engine, self._reports, request, model, prepared, poll)
-        stream.submit(model.constraint(request, prepared.in_reasoning), min(asked, room))
+        stream.submit(model.constraint(request, prepared.rendering.in_reasoning), min(asked, room))
         model.pipeline.sent(prepared)
         # 4. tokens come back as events
         return stream
@@ -99,7 +99,7 @@ class ChatService:
     def explain(self, request: ChatRequest) -> CacheReport:
         with loaded(self._models.open(request.model), request.model) as model:
             prepared = self._prepare(model, self._read(model, request))
-            return explained(self._engine.plan(prepared.prompt, model.model), model.pipeline, prepared)
+            return model.pipeline.explain(self._engine.plan(prepared.prompt, model.model), prepared)
 
     def stored(self) -> StoredTree:
         return self._engine.stored()

@@ -33,14 +33,13 @@ from start_llm.core.events import (
     Usage,
 )
 from start_llm.core.messages import Message
-from start_llm.core.report import Background, CacheReport, Miss
+from start_llm.core.report import Background, CacheReport
 from start_llm.core.request import ChatRequest
 from start_llm.core.work import Constraint, Engine, Submit, ThinkingLimit
 from start_llm.parsing.choice import ChoiceParser, Detokenizer, Ending, RawChoiceParser
 from start_llm.parsing.stream import OutputParser, RawParser
-from start_llm.prompt.pipeline import Pipeline, Prepared
+from start_llm.prompt.pipeline import Prepared
 
-_MISS_SLACK_TOKENS = 16
 _CUT_EMPTY = (
     "The answer took longer than GENERATION_WATCHDOG_SECONDS and was cut before there was any text or call of it. "
     "Allow more time, or less thinking."
@@ -108,7 +107,7 @@ class ChatStream:
             self._model.style,
             tools=self._request.tools,
             stop=self._request.stop,
-            in_reasoning=self._prepared.in_reasoning,
+            in_reasoning=self._prepared.rendering.in_reasoning,
             tool_calls=bool(self._request.tools) and self._request.tool_choice.mode != "none",
             whole=not self._request.stream,
             choice=index,
@@ -148,7 +147,7 @@ class ChatStream:
         budget, tags = self._request.thinking_budget, self._model.think_tokens
         if budget is None or tags is None:
             return None
-        return ThinkingLimit(budget, *tags, inside=self._prepared.in_reasoning)
+        return ThinkingLimit(budget, *tags, inside=self._prepared.rendering.in_reasoning)
 
     def __iter__(self) -> Iterator[Event]:
         return self
@@ -217,11 +216,11 @@ class ChatStream:
             self._first = choice
             report = replace(report, session=self._prepared.session)
             pipeline, prepared = self._model.pipeline, self._prepared
-            self._planned = explained(report, pipeline, prepared)
+            self._planned = pipeline.explain(report, prepared)
             parted = report.miss if report.miss is not None and report.miss.stored else None
             if parted is not None:
                 expected = pipeline.text_at(prepared, parted.token, parted.stored)
-                parted = replace(located(parted, pipeline, prepared), expected=expected)
+                parted = replace(pipeline.locate(prepared, parted), expected=expected)
             self._reports.remember_background(self._request.id, Background(prepared.notes, parted))
             self._ready.append(Started(replace(self._report(), computed=self._planned.computed)))
 
@@ -375,30 +374,3 @@ class WaitingStream:
 
     def last_report(self) -> CacheReport | None:
         return None if self._stream is None else self._stream.last_report()
-
-
-def explained(report: CacheReport, pipeline: Pipeline, prepared: Prepared) -> CacheReport:
-    """Completes the engine's report with what only the prompt side knows: what was new, and where a miss lies."""
-    new = prepared.new
-    if report.miss is None or report.computed <= new + _MISS_SLACK_TOKENS:
-        return replace(report, new=new, miss=None)
-    miss = located(report.miss, pipeline, prepared)
-    if prepared.miss is not None and miss.reason not in ("evicted", "store_error"):
-        miss = replace(prepared.miss, token=miss.token, found=miss.found)
-    return replace(report, new=new, miss=miss)
-
-
-def located(miss: Miss, pipeline: Pipeline, prepared: Prepared) -> Miss:
-    """The same with words of the request: which message it lies in and what stands there."""
-    where = pipeline.locate(prepared, miss.token)
-    # A turn record outlives its KV: these very tokens were served, and what is stored does not hold them any more.
-    gone = miss.token < prepared.served and miss.reason in ("diverged", "first_turn")
-    return Miss(
-        reason="evicted" if gone else miss.reason,
-        token=miss.token,
-        found=where.text,
-        message=where.message,
-        field=where.field,
-        rule=where.rule,
-        detail=miss.detail,
-    )

@@ -25,8 +25,8 @@ from start_llm.prompt.clients import Clients
 from start_llm.prompt.drafts import Views
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.pipeline import Pipeline
-from start_llm.prompt.ports import TemplateError
 from start_llm.prompt.recorder import Recorder
+from start_llm.prompt.traits import TemplateError
 from start_llm.prompt.turndb import TurnDB
 
 GRAMMAR_THREADS = 2

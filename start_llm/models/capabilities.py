@@ -29,7 +29,7 @@ from start_llm.models.family import Family, chosen_family, detect_family, famili
 from start_llm.models.generation_config import GenerationConfig, read_generation_config
 from start_llm.models.overrides import SAMPLING, TRAIT_NAMES, Overrides, read_overrides
 from start_llm.models.tool_probe import ToolCallProbe
-from start_llm.prompt.probe import Traits
+from start_llm.prompt.traits import Traits
 
 DEFAULT_CONTEXT = 32768
 Kind = Literal["text", "vision", "embeddings", "audio"]

@@ -25,8 +25,8 @@ from start_llm.models.tokenizer import read_tokenizer, writing_hints
 from start_llm.models.tool_probe import ToolCallProbe
 from start_llm.models.vision import has_vision
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
-from start_llm.prompt.ports import TemplateError
 from start_llm.prompt.probe import probe
+from start_llm.prompt.traits import TemplateError
 
 
 def inspect_folder(

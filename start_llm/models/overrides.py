@@ -16,7 +16,7 @@ from start_llm.core.errors import NotSupported
 from start_llm.core.reasoning_tags import REASONING_STYLES
 from start_llm.models.family import families, nearest
 from start_llm.parsing.registry import TOOL_FORMATS
-from start_llm.prompt.probe import Traits
+from start_llm.prompt.traits import Traits
 
 KEYS = ("family", "context", "tool_parser", "reasoning_parser", "template", "sampling")
 SAMPLING: Mapping[str, tuple[float, float]] = MappingProxyType(

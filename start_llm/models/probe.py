@@ -16,8 +16,8 @@ from start_llm.models.overrides import LEAST_CONTEXT
 from start_llm.models.probe_table import FILE, keep_probe, probe_key, read_probe
 from start_llm.models.tool_probe import ExpectedStyle, Generate, ToolCallProbe, probe_tool_calls
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
-from start_llm.prompt.ports import TemplateError
-from start_llm.prompt.probe import Traits, probe
+from start_llm.prompt.probe import probe
+from start_llm.prompt.traits import TemplateError, Traits
 
 _ROUND = 1024  # a context is told in whole thousands
 

@@ -20,7 +20,7 @@ from typing import Any
 from start_llm.files.database import CacheDatabase, Damaged, FileUnavailable
 from start_llm.models.capabilities import DecodingCheck, ProbeResult, WritingHints
 from start_llm.models.tool_probe import ToolCallProbe
-from start_llm.prompt.probe import Traits
+from start_llm.prompt.traits import Traits
 
 FILE = "models.sqlite3"
 PROBE_VERSION = 3

@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, Tool
@@ -19,9 +20,11 @@ from start_llm.parsing.choice import Detokenizer, StreamingDetokenizer
 from start_llm.parsing.registry import SHARED_SIGNS, TOOL_FORMATS, OutputStyle, output_style
 from start_llm.parsing.stream import OutputParser
 from start_llm.parsing.tools.base import ExternalFormat
-from start_llm.prompt.ports import Template, Tokenizer
-from start_llm.prompt.probe import Traits
 from start_llm.prompt.render import Renderer
+from start_llm.prompt.traits import Traits
+
+if TYPE_CHECKING:
+    from start_llm.prompt.hf import HFTemplate, HFTokenizer
 
 log = logging.getLogger(__name__)
 
@@ -98,8 +101,8 @@ class ExpectedStyle:
 
 
 def probe_tool_calls(
-    template: Template,
-    tokenizer: Tokenizer,
+    template: HFTemplate,
+    tokenizer: HFTokenizer,
     traits: Traits,
     expected: ExpectedStyle,
     detokenizer: Callable[[], StreamingDetokenizer],
@@ -137,7 +140,7 @@ def probe_tool_calls(
     return ToolCallProbe(outcome, said=text[:_SAID], why=why, tokens=count, seconds=seconds)
 
 
-def _prompt(template: Template, tokenizer: Tokenizer, traits: Traits) -> tuple[list[int], bool]:
+def _prompt(template: HFTemplate, tokenizer: HFTokenizer, traits: Traits) -> tuple[list[int], bool]:
     """Its tokens, and whether the answer begins inside of a thought. Raises BadRequest."""
     renderer = Renderer(template, traits, preserve_thinking=True)
     rendered = renderer.render([ASKED], [TOOL], renderer.variables(thinking=False, effort=None, extra={}))

@@ -31,7 +31,7 @@ Render = Callable[[list[dict[str, Any]]], str]
 
 
 class VisionProcessor:
-    """Implements `prompt.ports.Eyes` on a processor of mlx-vlm (or transformers).
+    """Implements `prompt.tokenise.Eyes` on a processor of mlx-vlm (or transformers).
 
     Args:
         text: what the chat template writes for an image, e.g. ``<|vision_start|><|image_pad|><|vision_end|>``.

@@ -15,14 +15,14 @@ from start_llm.core.prompt import ImageSpan, Prompt
 from start_llm.core.report import Miss
 from start_llm.core.request import ChatRequest
 from start_llm.prompt.clients import Clients
+from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.match import BaseMatch, BaseSearch, MatchQuery, Proof
-from start_llm.prompt.ports import OWN_DATES, VARIABLE, Clock, Template, Tokenizer
 from start_llm.prompt.prepared import Prepared
-from start_llm.prompt.probe import Traits
 from start_llm.prompt.reading import ChainReader, MessageChain
 from start_llm.prompt.render import Renderer
 from start_llm.prompt.sent import SentTexts
 from start_llm.prompt.tokenise import Coder, ImageMarks, LengthCheck
+from start_llm.prompt.traits import OWN_DATES, VARIABLE, Clock, Traits
 from start_llm.prompt.tree import ConversationTree, Difference, Path, Rendering
 from start_llm.prompt.view import View, as_sent, going_on, strictly
 
@@ -39,8 +39,8 @@ class Composer:
 
     def __init__(
         self,
-        template: Template,
-        tokenizer: Tokenizer,
+        template: HFTemplate,
+        tokenizer: HFTokenizer,
         traits: Traits,
         tree: ConversationTree,
         *,

@@ -10,8 +10,8 @@ from typing import Any
 
 from start_llm.core.jsontext import whole_characters
 from start_llm.core.messages import Message, Tool, ToolCall
-from start_llm.prompt.probe import Traits
 from start_llm.prompt.reading import call_id, leading_systems
+from start_llm.prompt.traits import Traits
 
 Dicts = list[dict[str, Any]]
 

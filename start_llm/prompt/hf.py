@@ -1,17 +1,19 @@
-"""Template and Tokenizer made from a Hugging Face tokenizer object (or mlx-lm's wrapper of one)."""
+"""A model's chat template and tokenizer, from a Hugging Face tokenizer (or mlx-lm's wrapper of one). Thread-safe."""
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from jinja2.exceptions import TemplateError as JinjaError
 from jinja2.runtime import LoopContext
+from transformers import PreTrainedTokenizerBase
 from transformers.utils import chat_template_utils
 
 from start_llm.core.prompt import FIRST_IMAGE_ID
-from start_llm.prompt.ports import VARIABLE, TemplateError
+from start_llm.prompt.traits import VARIABLE, TemplateError
 
 _TRIED = (
     "",
@@ -32,7 +34,12 @@ PLAIN_CHATML = (
 
 
 class HFTemplate:
-    """`apply_chat_template` of a tokenizer (or of a processor with the same method)."""
+    """`apply_chat_template` of a tokenizer (or of a processor with the same method).
+
+    `reserved`: names that are no variables of a template.
+    """
+
+    reserved = frozenset(["messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters])
 
     def __init__(self, tokenizer: Any, chat_template: str | None = None) -> None:
         """`chat_template` replaces the tokenizer's own; with neither, plain ChatML is used."""
@@ -47,6 +54,7 @@ class HFTemplate:
         add_generation_prompt: bool,
         **kwargs: Any,
     ) -> str:
+        """The prompt's text. `kwargs`: template variables, plain data, or `VARIABLE`. Raises TemplateError."""
         clock = kwargs.pop(VARIABLE, None)
         try:
             if callable(clock):
@@ -98,23 +106,32 @@ def _backend(tokenizer: Any, special: Iterable[str]) -> Any:
 
 
 class HFTokenizer:
-    """A fast tokenizer. `eos_ids` are the model's own, from its configuration, where the caller knows them."""
+    """A fast tokenizer.
+
+    Attributes:
+        special_tokens: text to id of every special token.
+        eos_ids: ids that end a turn.
+        longest_token: characters of the longest token, at least 1.
+    """
 
     def __init__(self, tokenizer: Any, eos_ids: Iterable[int] | None = None) -> None:
+        """`eos_ids` are the model's own, from its configuration, where the caller knows them."""
         self._tokenizer = tokenizer
         added = getattr(tokenizer, "added_tokens_decoder", {})
         special = {token.content: int(index) for index, token in added.items() if token.special}
         unknown = [name for name in getattr(tokenizer, "all_special_tokens", []) if name not in special]
         special.update((name, int(tokenizer.convert_tokens_to_ids(name))) for name in unknown)
-        self._special = special
+        self.special_tokens: dict[str, int] = special
         if eos_ids is None:
             own = getattr(tokenizer, "eos_token_ids", None) or getattr(tokenizer, "eos_token_id", None)
             eos_ids = [own] if isinstance(own, int) else list(own or ())
-        self._eos = frozenset(int(index) for index in eos_ids)
-        self._longest = max(map(len, tokenizer.get_vocab()), default=1)  # some count bytes: never less than characters
+        self.eos_ids = frozenset(int(index) for index in eos_ids)
+        # Some count bytes: never less than characters.
+        self.longest_token: int = max(map(len, tokenizer.get_vocab()), default=1)
         self._backend = _backend(tokenizer, special)
 
     def encode(self, text: str) -> list[int]:
+        """Nothing is added at either end; special tokens in the text become their ids."""
         if not text.isascii():
             # JSON can carry half a surrogate pair, which has no UTF-8 form. One character stays one character.
             text = _SURROGATES.sub("\N{REPLACEMENT CHARACTER}", text)
@@ -124,21 +141,10 @@ class HFTokenizer:
         return [int(token) for token in self._tokenizer.encode(text, add_special_tokens=False)]
 
     def decode(self, tokens: Sequence[int]) -> str:
+        """The text, special tokens included."""
         written = [token for token in tokens if token < FIRST_IMAGE_ID]
         text = self._tokenizer.decode(written, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         return str(text)
-
-    @property
-    def longest_token(self) -> int:
-        return self._longest
-
-    @property
-    def special_tokens(self) -> dict[str, int]:
-        return dict(self._special)
-
-    @property
-    def eos_ids(self) -> frozenset[int]:
-        return self._eos
 
 
 # --- quick templates. The one place that reaches into transformers' compiled ones; `test_jinja` fails when they change.

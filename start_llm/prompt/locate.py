@@ -4,59 +4,38 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from math import inf
 
 from start_llm.core.messages import Message
+from start_llm.core.report import Miss
 from start_llm.prompt.note import NOTE_OPEN
+from start_llm.prompt.prepared import Prepared
 from start_llm.prompt.reading import ChainEntry, MessageChain
 from start_llm.prompt.tree import Rendering, ShownMessage
 
 _SNIPPET = 80
 
 
-@dataclass(frozen=True, slots=True)
-class Where:
-    """A place in the client's request.
+def locate(prepared: Prepared, miss: Miss, char: int) -> Miss:
+    """`miss` with the client's message, the field and the declared place that character `char` of the text is from.
 
-    Attributes:
-        message: index of the client's message, or None (tools, generation prompt).
-        field: ``system``, ``tools``, ``content``, ``reasoning``, ``tool_calls``, ``note``, ``generation``, ...
-        rule: the declared place that it lies in.
-        text: the prompt's text around it.
+    Tools and the generation prompt have no message.
     """
-
-    message: int | None
-    field: str | None
-    rule: str | None
-    text: str
-
-
-def locate(
-    rendered: Rendering,
-    marks: Sequence[int],
-    shown: Sequence[ShownMessage],
-    chain: MessageChain,
-    char: int,
-    around: str,
-) -> Where:
-    """The message that character `char` of the rendered text belongs to.
-
-    Args:
-        marks: character offsets, ascending, at which messages begin in the text.
-    """
-    if char >= rendered.generation:
-        return Where(None, "generation", None, around)
+    rendering, shown, chain = prepared.rendering, prepared.view.shown, prepared.chain
+    if char >= rendering.generation:
+        return replace(miss, field="generation")
     messages = [one.message for one in shown]
-    offsets = _offsets(rendered.text, messages)
+    offsets = _offsets(rendering.text, messages)
+    marks = [anchor.char for anchor in rendering.anchors if anchor.start]
     best = max((i for i, start in enumerate(_starts(offsets, marks)) if start <= char), default=None)
     if best is None:
-        return Where(None, "tools" if rendered.head and char < rendered.head else None, None, around)
+        return replace(miss, field="tools" if rendering.head and char < rendering.head else None)
     message, offset = messages[best], offsets[best]
     assert offset is not None
     index = _client_index(shown[best], chain)
-    field = _field(message, rendered, offset, char)
-    return Where(index, field, _rule(chain.entries[index], char - offset) if index is not None else None, around)
+    rule = _rule(chain.entries[index], char - offset) if index is not None else None
+    return replace(miss, message=index, field=_field(message, rendering, offset, char), rule=rule)
 
 
 def _snippet(message: Message) -> str:

@@ -14,21 +14,24 @@ from datetime import datetime
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message
 from start_llm.core.prompt import Prompt
+from start_llm.core.report import CacheReport, Miss
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 from start_llm.prompt.clients import Clients
 from start_llm.prompt.compose import Composer
-from start_llm.prompt.locate import Where, locate
-from start_llm.prompt.ports import Eyes, Template, Tokenizer
+from start_llm.prompt.hf import HFTemplate, HFTokenizer
+from start_llm.prompt.locate import locate
 from start_llm.prompt.predict import Guesses, followers, known_until
 from start_llm.prompt.prepared import Prepared
-from start_llm.prompt.probe import Traits, probe
+from start_llm.prompt.probe import probe
 from start_llm.prompt.reading import MessageChain
-from start_llm.prompt.tokenise import ImageMarks
+from start_llm.prompt.tokenise import Eyes, ImageMarks
+from start_llm.prompt.traits import Traits
 from start_llm.prompt.tree import ConversationTree, Path, extended
 from start_llm.prompt.turndb import TurnDB
 
 _WAIT_SECONDS = 2.0
+_MISS_SLACK_TOKENS = 16
 COUNTERS = ("healed_turns", "notes", "shown_as_sent", "guesses_right", "guesses_wrong")
 """``healed_turns``: answers that came back without their reasoning or otherwise written. ``notes``: requests that an
 update note was added to. ``shown_as_sent``: requests with a history that went on from no answer of this server.
@@ -40,8 +43,8 @@ class Pipeline:
 
     def __init__(
         self,
-        template: Template,
-        tokenizer: Tokenizer,
+        template: HFTemplate,
+        tokenizer: HFTokenizer,
         *,
         settings: Settings,
         clients: Clients | None = None,
@@ -210,16 +213,26 @@ class Pipeline:
         with self._totals_lock:
             return {**self._totals, "records": len(self._tree)}
 
-    def locate(self, prepared: Prepared, token_index: int) -> Where:
-        """Which message and field of the client's request the prompt token `token_index` comes from."""
-        text = self._around(prepared.prompt.tokens, token_index)
+    def explain(self, report: CacheReport, prepared: Prepared) -> CacheReport:
+        """Completes the engine's report with what only this side knows: what was new, and where a miss lies."""
+        if report.miss is None or report.computed <= prepared.new + _MISS_SLACK_TOKENS:
+            return replace(report, new=prepared.new, miss=None)
+        miss = self.locate(prepared, report.miss)
+        if prepared.miss is not None and miss.reason not in ("evicted", "store_error"):
+            miss = replace(prepared.miss, token=miss.token, found=miss.found)
+        return replace(report, new=prepared.new, miss=miss)
+
+    def locate(self, prepared: Prepared, miss: Miss) -> Miss:
+        """The same with words of the request: which message and field its token is from, and what stands there."""
+        miss = replace(miss, found=self._around(prepared.prompt.tokens, miss.token), stored=())
         if prepared.raw:
-            return Where(None, "prompt", None, text)
+            return replace(miss, field="prompt")
         rendering = prepared.rendering
-        char, token, _ = rendering.anchor_before(token_index)
-        char += len(self._tokenizer.decode(prepared.prompt.tokens[token:token_index]))
-        marks = [anchor.char for anchor in rendering.anchors if anchor.start]
-        return locate(rendering, marks, prepared.view.shown, prepared.chain, char, text)
+        # A turn record outlives its KV: these very tokens were served, and what is stored does not hold them any more.
+        if miss.token < rendering.taken and miss.reason in ("diverged", "first_turn"):
+            miss = replace(miss, reason="evicted")
+        char, token, _ = rendering.anchor_before(miss.token)
+        return locate(prepared, miss, char + len(self._tokenizer.decode(prepared.prompt.tokens[token : miss.token])))
 
     def text_at(self, prepared: Prepared, index: int, tokens: Sequence[int]) -> str:
         """The end of the prompt's text up to its token `index`, and `tokens` behind it."""
@@ -234,4 +247,4 @@ class Pipeline:
             self._store.close()
 
 
-__all__ = ["Pipeline", "Prepared", "Where"]
+__all__ = ["Pipeline", "Prepared"]

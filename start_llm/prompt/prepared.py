@@ -11,8 +11,8 @@ from start_llm.core.messages import Message
 from start_llm.core.prompt import Prompt
 from start_llm.core.report import Miss
 from start_llm.core.request import ChatRequest
-from start_llm.prompt.ports import Clock
 from start_llm.prompt.reading import MessageChain, answer_digest, call_id, link
+from start_llm.prompt.traits import Clock
 from start_llm.prompt.tree import Difference, Node, Path, Rendering, nonce_after, rendering_delta
 from start_llm.prompt.view import View
 
@@ -48,11 +48,6 @@ class Prepared:
         return self.request.prompt is not None
 
     @property
-    def in_reasoning(self) -> bool:
-        """The generation prompt has opened the reasoning block."""
-        return self.rendering.in_reasoning
-
-    @property
     def notes(self) -> tuple[str, ...]:
         """Lines of the update note that was added."""
         return self.view.notes
@@ -66,11 +61,6 @@ class Prepared:
     def session(self) -> str:
         """Stable id of the conversation: the client's own, else derived from how it begins."""
         return self.request.session or ("completion" if self.raw else _derived_session(self.chain))
-
-    @property
-    def served(self) -> int:
-        """Tokens at its front that an earlier turn had as well, its answer included."""
-        return self.rendering.taken
 
     def key_behind(self, answer: Message) -> bytes:
         """The key of the chain behind `answer`."""

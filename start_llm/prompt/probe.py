@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import re
-from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
-from start_llm.prompt.ports import VARIABLE, Clock, Template, TemplateError, Tokenizer
+from start_llm.prompt.hf import HFTemplate, HFTokenizer
+from start_llm.prompt.traits import VARIABLE, Clock, TemplateError, Traits
 
 _A, _B, _C, _D = "alpha7", "bravo7", "carol7", "delta7"
 _MOMENTS = (datetime(2001, 2, 3, 4, 5, 6), datetime(2012, 11, 10, 21, 48, 57))
@@ -21,57 +21,6 @@ _PROBE_TOOL = {
         "parameters": {"type": "object", "properties": {"k7": {"type": "string"}}, "required": ["k7"]},
     },
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Traits:
-    """What the template does.
-
-    Attributes:
-        system: it shows a leading system message.
-        systems: it shows several leading system messages.
-        mid_system: it shows a system message in the middle, in its place.
-        repeats: it takes two messages of one role in a row.
-        assistant_first: it takes a conversation that begins with an assistant turn.
-        tools: it shows tool definitions.
-        calls: how it takes a call's arguments: ``mapping``, ``string``, or None if it shows no calls.
-        string_too: with ``mapping``, arguments as a string are shown as well.
-        results: it shows tool messages.
-        reasoning_key: the message key it reads reasoning from, or None.
-        reasoning_beside_text: a turn with calls may have both reasoning and text.
-        reasoning_inline: it shows thinking tags in the content of past turns.
-        old_reasoning: it shows reasoning of turns before the last user message.
-        switches: template variables that turn thinking on and off.
-        preserve: it takes ``preserve_thinking``.
-        many_calls: it takes several calls in one assistant message.
-        short_ids: it refuses call ids that are not nine letters and digits.
-        starts: special tokens that begin a message.
-        structure: special tokens that it writes.
-        dates: formats of the dates that it prints by itself, of no message.
-        fingerprint: of everything it rendered here, and the tokens of that.
-    """
-
-    system: bool = True
-    systems: bool = True
-    mid_system: bool = True
-    repeats: bool = True
-    assistant_first: bool = True
-    tools: bool = True
-    calls: str | None = "mapping"
-    string_too: bool = False
-    results: bool = True
-    reasoning_key: str | None = None
-    reasoning_beside_text: bool = True
-    reasoning_inline: bool = False
-    old_reasoning: bool = False
-    switches: tuple[str, ...] = ()
-    preserve: bool = False
-    many_calls: bool = True
-    short_ids: bool = False
-    starts: frozenset[str] = frozenset()
-    structure: frozenset[str] = frozenset()
-    dates: tuple[str, ...] = ()
-    fingerprint: str = field(default="", compare=False)
 
 
 def _user(text: str) -> dict[str, Any]:
@@ -98,7 +47,7 @@ class _Asked:
         return self._moment.strftime(form)
 
 
-def _probe_dates(template: Template) -> tuple[str, ...]:
+def _probe_dates(template: HFTemplate) -> tuple[str, ...]:
     """Formats of the dates in what the template prints, found by rendering with two clocks."""
     found: dict[str, None] = {}
     for messages in ([_user(_A)], [{"role": "system", "content": _D}, _user(_A)]):
@@ -116,7 +65,7 @@ def _probe_dates(template: Template) -> tuple[str, ...]:
 
 
 class _Prober:
-    def __init__(self, template: Template, tokenizer: Tokenizer) -> None:
+    def __init__(self, template: HFTemplate, tokenizer: HFTokenizer) -> None:
         self.template = template
         self.tokenizer = tokenizer
         self.seen = hashlib.sha256()
@@ -146,7 +95,7 @@ class _Prober:
         return True
 
 
-def probe(template: Template, tokenizer: Tokenizer) -> Traits:
+def probe(template: HFTemplate, tokenizer: HFTokenizer) -> Traits:
     """Renders the probes.
 
     Raises:

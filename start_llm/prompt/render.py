@@ -7,38 +7,18 @@ import json
 import threading
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.images import MARK
 from start_llm.core.messages import Message, Tool
 from start_llm.prompt.fit import Dicts, Fitter
-from start_llm.prompt.ports import Template, TemplateError
-from start_llm.prompt.probe import Traits
 from start_llm.prompt.reading import leading_systems
+from start_llm.prompt.traits import TemplateError, Traits
 from start_llm.prompt.tree import Rendering
 
-# Arguments of `apply_chat_template` itself.
-_RESERVED = frozenset(
-    [
-        "self",
-        "messages",
-        "conversation",
-        "tools",
-        "documents",
-        "chat_template",
-        "add_generation_prompt",
-        "continue_final_message",
-        "tokenize",
-        "padding",
-        "truncation",
-        "max_length",
-        "return_tensors",
-        "return_dict",
-        "return_assistant_tokens_mask",
-        "tokenizer_kwargs",
-    ]
-)
+if TYPE_CHECKING:
+    from start_llm.prompt.hf import HFTemplate
 
 
 def common_prefix(a: str, b: str, chunk: int = 65536) -> int:
@@ -60,7 +40,7 @@ def common_prefix(a: str, b: str, chunk: int = 65536) -> int:
 class Renderer:
     """Renders with one template. Thread-safe."""
 
-    def __init__(self, template: Template, traits: Traits, *, preserve_thinking: bool, images: bool = False) -> None:
+    def __init__(self, template: HFTemplate, traits: Traits, *, preserve_thinking: bool, images: bool = False) -> None:
         """`images`: messages may hold marks of images; a template that takes parts is given their texts as parts."""
         self._template = template
         self.traits = traits
@@ -77,7 +57,7 @@ class Renderer:
         Raises:
             BadRequest: the client names something that is no variable of a template.
         """
-        if reserved := sorted(_RESERVED & extra.keys()):
+        if reserved := sorted(self._template.reserved & extra.keys()):
             raise BadRequest(
                 f"chat_template_kwargs.{reserved[0]} is not allowed: it is not a variable of the template",
                 param="chat_template_kwargs",

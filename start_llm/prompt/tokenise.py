@@ -12,13 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
+from typing import Any, Protocol
 
 from start_llm.core.errors import ContextLengthExceeded
 from start_llm.core.images import MARK, Picture
 from start_llm.core.prompt import FIRST_IMAGE_ID, ImageSpan, image_ids
-from start_llm.prompt.ports import Eyes, Tokenizer
-from start_llm.prompt.probe import Traits, special_pattern
+from start_llm.prompt.hf import HFTokenizer
+from start_llm.prompt.probe import special_pattern
 from start_llm.prompt.render import common_prefix
+from start_llm.prompt.traits import Traits
 from start_llm.prompt.tree import Path, Rendering, SpecialTokenPlace
 
 _CHAR = itemgetter(0)
@@ -41,7 +43,7 @@ class LengthCheck:
         context: tokens that a prompt and its answer may have; 0: there is no limit.
     """
 
-    def __init__(self, tokenizer: Tokenizer, context: int) -> None:
+    def __init__(self, tokenizer: HFTokenizer, context: int) -> None:
         self._tokenizer, self._context = tokenizer, context
         self._most = _COUNTED * context
 
@@ -65,6 +67,26 @@ class LengthCheck:
 
     def _exceeded(self, tokens: int) -> ContextLengthExceeded:
         return ContextLengthExceeded(prompt=tokens, asked=1, limit=self._context, at_least=True)
+
+
+class Eyes(Protocol):
+    """How a model with eyes reads an image's mark. Thread-safe."""
+
+    def places(self, width: int, height: int) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
+        """Tokens before an image of this size, how many places it has, and tokens behind it."""
+        ...
+
+    def problem(self, width: int, height: int) -> str:
+        """Why an image of this size cannot be shown, ``""`` if it can."""
+        ...
+
+    def key(self, identity: str) -> str:
+        """Names the image as this model's processor sees it."""
+        ...
+
+    def prepare(self, picture: Any) -> dict[str, Any]:
+        """What the processor makes of a picture (RGB, Pillow's): arrays by name."""
+        ...
 
 
 class ImageMarks:
@@ -118,7 +140,7 @@ class Coder:
 
     def __init__(
         self,
-        tokenizer: Tokenizer,
+        tokenizer: HFTokenizer,
         traits: Traits,
         image_marks: ImageMarks | None = None,
         length: LengthCheck | None = None,

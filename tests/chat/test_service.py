@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.chat.stream import ChatStream, explained
+from start_llm.chat.stream import ChatStream
 from start_llm.core.events import (
     ChoiceDone,
     Done,
@@ -28,6 +28,7 @@ from start_llm.core.request import ChatRequest
 from start_llm.parsing.choice import ChoiceParser, Ending
 from start_llm.parsing.registry import output_style
 from start_llm.parsing.stream import OutputParser
+from start_llm.prompt.tree import Rendering
 from tests.prompt.client import Client, pipeline, say
 
 TOOLS = (Tool("get", "", {"type": "object"}), Tool("put", "", {"type": "object"}))
@@ -77,7 +78,7 @@ def stream_of(
     service, engine = Service(), FakeEngine()
     style = output_style(tool_parser="hermes_json", reasoning_parser="think_tag")
     model = SimpleNamespace(pipeline=service, recorder=service, style=style, detokenizer=lambda: None)
-    prepared = SimpleNamespace(prompt=Prompt((1, 2)), session=None, in_reasoning=False)
+    prepared = SimpleNamespace(prompt=Prompt((1, 2)), session=None, rendering=Rendering("", 0))
     stream = ChatStream(engine, service, request, model, prepared, poll)  # type: ignore[arg-type]
     parser = OutputParser(style, tools=TOOLS, stop=stop)
     choice = ChoiceParser(0, parser, Letters(), "r#0", single_call=not parallel)  # type: ignore[arg-type]
@@ -197,11 +198,11 @@ def test_a_miss_where_the_turn_was_served_before_is_a_lost_state() -> None:
     def reason(token: int, given: str) -> str:
         length = len(prepared.prompt.tokens)
         report = CacheReport(prompt=length, computed=length, new=0, miss=Miss(given, token))
-        miss = explained(report, client.pipe, replace(prepared, new=0)).miss
+        miss = client.pipe.explain(report, replace(prepared, new=0)).miss
         assert miss is not None and miss.token == token
         return miss.reason
 
-    assert prepared.served == spoken
+    assert prepared.rendering.taken == spoken
     assert reason(6, "diverged") == reason(0, "first_turn") == "evicted"
     assert reason(spoken, "diverged") == "diverged"
     assert reason(6, "no_checkpoint") == "no_checkpoint"
@@ -218,7 +219,7 @@ def test_what_only_the_prompt_side_knows_of_a_miss_is_told() -> None:
 
     def miss(given: str, computed: int) -> Miss | None:
         report = CacheReport(prompt=length, computed=computed, miss=Miss(given, 7))
-        return explained(report, client.pipe, prepared).miss
+        return client.pipe.explain(report, prepared).miss
 
     told = miss("no_checkpoint", length)
     assert told is not None and (told.reason, told.token, told.field) == ("unproved", 7, "system")

@@ -11,7 +11,8 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
-from start_llm.prompt.ports import VARIABLE, Template, Tokenizer
+from start_llm.prompt.hf import HFTemplate, HFTokenizer
+from start_llm.prompt.traits import VARIABLE
 from tests.prompt.belongs_reading import START
 from tests.prompt.models import model
 
@@ -19,7 +20,9 @@ _KEPT = 20_000
 
 
 class _Template:
-    def __init__(self, template: Template) -> None:
+    reserved = HFTemplate.reserved
+
+    def __init__(self, template: HFTemplate) -> None:
         self._template = template
 
         @lru_cache(maxsize=_KEPT)
@@ -42,7 +45,7 @@ class _Template:
 
 
 class _Tokenizer:
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: HFTokenizer) -> None:
         self.special_tokens, self.eos_ids = tokenizer.special_tokens, tokenizer.eos_ids
         self.longest_token = tokenizer.longest_token
         self._encoded = lru_cache(maxsize=_KEPT)(lambda text: tuple(tokenizer.encode(text)))
@@ -59,6 +62,6 @@ class _Tokenizer:
 
 
 @lru_cache
-def remembering(family: str) -> tuple[Template, Tokenizer]:
+def remembering(family: str) -> tuple[HFTemplate, HFTokenizer]:
     template, tokenizer = model(family)
     return _Template(template), _Tokenizer(tokenizer)

@@ -50,7 +50,7 @@ class AsSent:
         opened = text.endswith("<think>\n")
         return SimpleNamespace(
             prompt=SimpleNamespace(tokens=tokens),
-            in_reasoning=opened,
+            rendering=SimpleNamespace(in_reasoning=opened),
             notes=(),
             request=request,
             shown=messages,

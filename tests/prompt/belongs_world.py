@@ -31,7 +31,7 @@ class Prepared(Protocol):
     """What a server makes of a request; the real one's has more."""
 
     prompt: Any
-    in_reasoning: bool
+    rendering: Any
     notes: Sequence[str]
 
 
@@ -156,7 +156,7 @@ class World:
         if not heard:
             return
         answer = conversation.answer(n)
-        raw = raw_answer(self.story.family, answer, prepared.in_reasoning)
+        raw = raw_answer(self.story.family, answer, prepared.rendering.in_reasoning)
         end = tokenizer.special_tokens[EOS[self.story.family][0]]
         self.server.record(prepared, answer, [*tokenizer.encode(raw), end])
         made = Made(sent, answer, remembered(prompt))
@@ -211,7 +211,7 @@ def _told(server: Server, sent: Sent, thinking: bool) -> tuple[Any, ...]:
         prepared = server.prepare(sent.request, thinking=thinking)
     except ContextLengthExceeded as error:
         return (str(error),)
-    more = (getattr(prepared, name, None) for name in ("new", "miss", "served", "in_reasoning"))
+    more = (getattr(prepared, name, None) for name in ("new", "miss", "rendering"))
     return (prepared.prompt.tokens, tuple(prepared.notes), *more)
 
 

@@ -161,7 +161,7 @@ class Client:
         tokenizer = model(self.family)[1]
         if self.family in ("gemma", "llama3", "mistral"):
             answer = replace(answer, reasoning=None)
-        text = raw_answer(self.family, answer, self.prepared.in_reasoning)
+        text = raw_answer(self.family, answer, self.prepared.rendering.in_reasoning)
         self.count += 1
         tokens = odd_tokens(tokenizer, text, self.count)
         end = tokenizer.special_tokens[stop or EOS[self.family][0]]

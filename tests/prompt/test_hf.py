@@ -6,7 +6,7 @@ import pytest
 
 from start_llm.core.limits import DEPTH
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
-from start_llm.prompt.ports import TemplateError
+from start_llm.prompt.traits import TemplateError
 from tests.prompt.models import fast_tokenizer, model
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from transformers.utils import chat_template_utils
 
 from start_llm.prompt.hf import HFTemplate, read_items_first
-from start_llm.prompt.ports import TemplateError
+from start_llm.prompt.traits import TemplateError
 from tests.prompt.models import fast_tokenizer
 
 # A new text for this file: transformers keeps what it compiled, and with it what was changed.

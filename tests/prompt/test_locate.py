@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from start_llm.core.messages import Message
+from start_llm.core.report import Miss
 from tests.prompt.client import BASH, OPENCLAW, READ, RULES, pipeline, request, say
 from tests.prompt.models import TEMPLATES, model
 
@@ -23,7 +24,7 @@ TALK = [
 def where(family: str, word: str, messages: list[Message] = TALK):
     pipe = pipeline(family)
     prepared = pipe.prepare(request(messages, (READ, BASH)), thinking=True)
-    return pipe.locate(prepared, first_with(word, family, prepared.prompt.tokens))
+    return pipe.locate(prepared, Miss("policy", first_with(word, family, prepared.prompt.tokens)))
 
 
 def first_with(word: str, family: str, tokens: Sequence[int]) -> int:
@@ -51,7 +52,7 @@ def test_a_token_is_led_back(family, word, message, field, rule):
     if family == "qwen35" and field == "reasoning":
         assert found.message == message  # PRESERVE_THINKING shows it
     assert (found.message, found.field, found.rule) == (message, field, rule)
-    assert word.split()[-1][-3:] in found.text
+    assert word.split()[-1][-3:] in found.found
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
@@ -62,7 +63,7 @@ def test_tools_and_the_generation_prompt_have_no_message(family):
     pipe = pipeline(family)
     prepared = pipe.prepare(request(TALK[:2]), thinking=True)
     if prepared.prompt.generation < len(prepared.prompt.tokens):
-        last = pipe.locate(prepared, len(prepared.prompt.tokens) - 1)
+        last = pipe.locate(prepared, Miss("policy", len(prepared.prompt.tokens) - 1))
         assert (last.message, last.field) == (None, "generation")
 
 
@@ -77,12 +78,12 @@ def test_a_note_is_called_one():
     prepared = pipe.prepare(request(changed), thinking=True)
     text = tokenizer.decode(prepared.prompt.tokens)
     assert "purple" in text
-    found = pipe.locate(prepared, first_with("purple", "chatml", prepared.prompt.tokens))
+    found = pipe.locate(prepared, Miss("policy", first_with("purple", "chatml", prepared.prompt.tokens)))
     assert (found.message, found.field) == (4, "note")
 
 
 def test_a_raw_prompt_has_only_text():
     pipe = pipeline("chatml")
     prepared = pipe.prepare(request([], prompt="one two three"), thinking=False)
-    found = pipe.locate(prepared, 0)
-    assert (found.message, found.field) == (None, "prompt") and "one" in found.text
+    found = pipe.locate(prepared, Miss("policy", 0))
+    assert (found.message, found.field) == (None, "prompt") and "one" in found.found

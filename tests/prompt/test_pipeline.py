@@ -118,16 +118,16 @@ def test_preserve_thinking_keeps_old_reasoning():
 def test_an_empty_think_block_of_the_prompt_stays():
     client = Client("qwen3", pipeline("qwen3"), thinking=False)
     prepared = client.ask(SYSTEM, Message("user", "Hello"))
-    assert not prepared.in_reasoning
+    assert not prepared.rendering.in_reasoning
     spoken = client.answer(say("Hi.", None))
     assert client.ask(Message("user", "And now?")).prompt.tokens[: len(spoken)] == spoken
 
 
 def test_in_reasoning_is_what_the_prompt_ends_in():
     pipe = pipeline("qwen35")
-    assert pipe.prepare(request([Message("user", "x")]), thinking=True).in_reasoning
-    assert not pipe.prepare(request([Message("user", "x")]), thinking=False).in_reasoning
-    assert not pipeline("qwen3").prepare(request([Message("user", "x")]), thinking=True).in_reasoning
+    assert pipe.prepare(request([Message("user", "x")]), thinking=True).rendering.in_reasoning
+    assert not pipe.prepare(request([Message("user", "x")]), thinking=False).rendering.in_reasoning
+    assert not pipeline("qwen3").prepare(request([Message("user", "x")]), thinking=True).rendering.in_reasoning
 
 
 def test_an_edited_turn_is_shown_as_the_client_sent_it():

@@ -13,7 +13,9 @@ def guess_and_answer(client: Client, answer: Message):
     assert client.prepared is not None
     prepared = client.prepared
     client.answer(answer)
-    tokens = odd_tokens(model(client.family)[1], raw_answer(client.family, answer, prepared.in_reasoning), client.count)
+    tokens = odd_tokens(
+        model(client.family)[1], raw_answer(client.family, answer, prepared.rendering.in_reasoning), client.count
+    )
     end = model(client.family)[1].special_tokens[EOS[client.family][0]]
     return client.pipe.predict(prepared, answer, [*tokens, end])
 

@@ -146,7 +146,14 @@ def test_a_tool_whose_schema_says_one_instead_of_true_is_another_tool():
 def numbers(pipe: Pipeline, messages: list[Message], **who: str) -> tuple[object, ...]:
     """All that is told of a request."""
     prepared = pipe.prepare(request(messages, (BASH, READ), **who), thinking=True)
-    return prepared.new, prepared.miss, prepared.served, prepared.notes, prepared.prompt.tokens, prepared.prompt.head
+    return (
+        prepared.new,
+        prepared.miss,
+        prepared.rendering.taken,
+        prepared.notes,
+        prepared.prompt.tokens,
+        prepared.prompt.head,
+    )
 
 
 def test_a_guess_of_another_ones_message_changes_no_number():

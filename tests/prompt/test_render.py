@@ -7,9 +7,9 @@ import pytest
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, Tool, ToolCall
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
-from start_llm.prompt.ports import TemplateError
 from start_llm.prompt.probe import probe
 from start_llm.prompt.render import Renderer, common_prefix
+from start_llm.prompt.traits import TemplateError
 from tests.prompt.client import READ, pipeline, request, say
 from tests.prompt.models import CHATML, TEMPLATES, fast_tokenizer, model
 

@@ -34,7 +34,7 @@ def test_computed_over_new(client, family, most):
         tokens = prepared.prompt.tokens
         computed += len(tokens) - max((common(tokens, other) for other in held), default=0)
         new += prepared.new
-        generated = tokenizer.encode(raw_answer(family, answer, prepared.in_reasoning))
+        generated = tokenizer.encode(raw_answer(family, answer, prepared.rendering.in_reasoning))
         generated.append(tokenizer.special_tokens[EOS[family][0]])
         pipe.record(prepared, answer, generated)
         hits += prepared.view.base is not None
@@ -57,7 +57,7 @@ def test_guesses_spare_openclaw_its_transient_messages():
         if prepared.session in sessions:
             computed += len(tokens) - max(common(tokens, other) for other in held)
         sessions.add(prepared.session)
-        generated = tokenizer.encode(raw_answer("qwen35", answer, prepared.in_reasoning))
+        generated = tokenizer.encode(raw_answer("qwen35", answer, prepared.rendering.in_reasoning))
         generated.append(tokenizer.special_tokens["<|im_end|>"])
         pipe.record(prepared, answer, generated)
         guess = pipe.predict(prepared, answer, generated)
@@ -75,4 +75,6 @@ def test_every_word_of_every_request_reaches_the_prompt():
             text = tokenizer.decode(prepared.prompt.tokens)
             for message in request.messages:
                 assert [line for line in message.content.split("\n") if line.strip() not in text] == []
-            pipe.record(prepared, answer, tokenizer.encode(raw_answer("qwen35", answer, prepared.in_reasoning)))
+            pipe.record(
+                prepared, answer, tokenizer.encode(raw_answer("qwen35", answer, prepared.rendering.in_reasoning))
+            )
