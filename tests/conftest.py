@@ -14,15 +14,13 @@ import mlx.core as mx
 import numpy as np
 import pytest
 from hypothesis import settings as hypothesis_settings
+from hypothesis.internal.conjecture import providers
 from rich.console import Console
 from xdist import is_xdist_controller
 
 from start_llm.dashboard.progress import ProgressBars
-from start_llm.engine import asking
 from start_llm.host.blas import known
 from start_llm.host.importing import import_transformers
-from start_llm.models import inspection
-from start_llm.models.embedded import ensure_embedded_model
 
 LONGEST = {"engine", "fuzz", "integration", "prompt", "proxy", "scripts", "service", "stress", "vision"}
 LONGEST |= {"test_session", "test_small_model"}  # of the agents
@@ -49,6 +47,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("MODEL_PROBE", "off")
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # it advises PyTorch
     hypothesis_settings.load_profile("start_llm-slow" if config.getoption("--slow") else "start_llm")
+    if not config.getoption("--slow"):
+        # Constants of all modules that are imported at that time: other examples with each order of the tests.
+        providers._get_local_constants = lambda: providers._local_constants
 
 
 def _quick_processes() -> None:
@@ -133,6 +134,9 @@ _after_each_module = pytest.fixture(autouse=True, scope="module")(_log_levels_as
 @pytest.fixture(scope="session", autouse=True)
 def _models_are_trusted() -> Generator[None]:
     """A child process for each of the tests' models would take longer than the tests; `test_inspection` has it."""
+    from start_llm.engine import asking
+    from start_llm.models import inspection
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inspection, "_inspect", lambda *_: None)
         patch.setattr(asking, "check_decoding", _nothing_found)
@@ -151,6 +155,8 @@ def smol_path() -> Path:
 
 
 def embedded_model() -> Path:
+    from start_llm.models.embedded import ensure_embedded_model  # imports transformers, which the controller needs not
+
     folder = os.environ.get("START_LLM_CACHE_DIR", "~/.cache/start_llm")
     bars = ProgressBars(Console(stderr=True))
     return ensure_embedded_model(Path(folder).expanduser(), quantised=False, progress=bars)

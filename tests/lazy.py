@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-SLOW_TO_IMPORT = ("anthropic", "openai", "scipy", "selenium")
+SLOW_TO_IMPORT = ("anthropic", "matplotlib", "openai", "scipy", "selenium")
 
 
 class Package:
