@@ -19,7 +19,7 @@ from start_llm.engine.decode.drafting import KNOWN_COSTS
 from start_llm.engine.decode.wired import unwire, wire_weights
 from start_llm.engine.features import MEMORY_BYTES, MOST_DISK_BYTES, FeatureStore
 from start_llm.engine.runtime import TextRuntime, drafts_for, make_store
-from start_llm.engine.schedule.memory import MemoryGuard, Pooled
+from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
 from start_llm.engine.vision import VisionModel
 from start_llm.files.lru import Lru
 from start_llm.kvcache.disk.tier import DiskTier
@@ -77,9 +77,9 @@ class ModelBuilder:
         self.usable = max(1, self._device.usable - reserved) if self._device.usable else 0
         self.shared = self._new_shared()
 
-    def _new_shared(self) -> Pooled:
+    def _new_shared(self) -> SharedMemory:
         registry = self._registry
-        return Pooled(self.usable, self._settings.cache_memory_bytes, registry.reclaim, registry.pinned_weights)
+        return SharedMemory(self.usable, self._settings.cache_memory_bytes, registry.reclaim, registry.pinned_weights)
 
     def read(self, settings: Settings, folder: Path, eos: Any, adapter: StoredAdapter | None = None) -> LoadInputs:
         """What needs no MLX, and little memory. Any thread but the model thread.
@@ -128,7 +128,7 @@ class ModelBuilder:
             made.callback(_close, disk)
             store = yield from make_store(settings, loaded, shared.most_stored, disk)
             made.callback(_close, store)
-            guard = MemoryGuard(store, shared=shared)
+            guard = MemoryGuard(store, shared)
             made.callback(_close, guard)
             runtime = TextRuntime(settings, loaded, store, guard, drafts, grammars, lambda: self._left(model))
             made.pop_all()
@@ -166,7 +166,7 @@ class ModelBuilder:
 
     def _left(self, model: str) -> None:
         self._unwire()
-        self.shared.leave(model)
+        self.shared.place(model, None)
 
     def _unwire(self) -> None:
         if self._wired:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from types import SimpleNamespace
@@ -17,6 +17,7 @@ from start_llm.core.work import Submit
 from start_llm.engine.decode.draft import RowDrafts
 from start_llm.engine.decode.row import DecodeRow, RowState
 from start_llm.engine.schedule.guarded import KV_FIGURES
+from start_llm.engine.schedule.memory import SharedMemory
 from start_llm.kvcache.blocks import common_prefix
 from start_llm.kvcache.store import RestorePlan
 
@@ -69,7 +70,7 @@ class FakeRunner:
             if finish:
                 del self.rows[uid]
             out.append(
-                DecodeRow(uid, token, None, finish, list(history), list(history))
+                DecodeRow(uid, token, None, finish, list(history), list(history))  # type: ignore[arg-type]
                 if finish
                 else DecodeRow(uid, token, None)
             )  # type: ignore[arg-type]
@@ -180,6 +181,20 @@ class FakeDrawing:
 
     def logprob(self, token: int) -> None:
         return None
+
+
+class FixedMemory(SharedMemory):
+    """So many bytes of KV, whatever weights take."""
+
+    def __init__(
+        self, total: int = 0, most_stored: int = 0, reclaim: Callable[[int], bool] = lambda need: False
+    ) -> None:
+        super().__init__(0, most_stored, reclaim)
+        self.fixed = total
+
+    @property
+    def total(self) -> int:
+        return self.fixed
 
 
 def new_row(

@@ -35,6 +35,7 @@ from start_llm.kvcache.disk.tier import DiskTier, WriteQueue
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.tree import SegmentTree
+from tests.engine.fakes import FixedMemory
 from tests.oracle import Oracle, build_oracle
 
 ROOT = str(Path(__file__).resolve().parents[2] / "start_llm")
@@ -82,7 +83,7 @@ class Life:
             eos=frozenset({END}),
             limits=SchedulerLimits(step=64, idle_step=32, join=16),
             max_concurrency=4,
-            memory=MemoryGuard(self.guarded, total=10 * BUDGET, most_stored=BUDGET),
+            memory=MemoryGuard(self.guarded, FixedMemory(10 * BUDGET, BUDGET)),
             clock=time.monotonic,
         )
         self.clients: dict[str, Client] = {}

@@ -15,9 +15,8 @@ from start_llm.core.errors import NotFound, Unavailable
 from start_llm.core.events import EngineDone, Failed
 from start_llm.engine.loaded import Chores, LoadedModels
 from start_llm.engine.loop import STUCK_SECONDS
-from start_llm.engine.schedule.memory import Shared
 from start_llm.engine.thread import EngineThread
-from tests.engine.fakes import FakeRunner, FakeStore, submit
+from tests.engine.fakes import FakeRunner, FakeStore, FixedMemory, submit
 from tests.engine.test_thread import WAIT, FakeRuntime, final, ready_made, wait_until
 
 
@@ -244,19 +243,16 @@ def test_the_end_of_the_thread_is_told_to_who_waits_for_a_load(engine: EngineThr
     assert len(errors) == 1 and "shutting down" in errors[0].message
 
 
-class Promised(Shared):
-    """Too little memory for any request; more of it is promised, and comes when `total` is set."""
+class Promised(FixedMemory):
+    """Too little memory for any request; more of it is promised, and comes when `fixed` is set."""
 
     def __init__(self) -> None:
-        super().__init__(1_000, 0)
+        super().__init__(1_000, 0, self.promise)
         self.asked = 0
 
-    def reclaim(self, need: int) -> bool:
+    def promise(self, need: int) -> bool:
         self.asked += 1
         return True
-
-    def give(self, total: int) -> None:
-        self._total = total
 
 
 def test_the_thread_rests_while_all_requests_wait_for_memory(engine: EngineThread) -> None:
@@ -277,7 +273,7 @@ def test_the_thread_rests_while_all_requests_wait_for_memory(engine: EngineThrea
     engine.submit(first)
     wait_until(lambda: len(other.tokens) > 3)  # it does not stand in the way of other models
     engine.cancel("c")
-    shared.give(10**6)
+    shared.fixed = 10**6
     assert isinstance(final(sink), EngineDone) and len(sink.tokens) == 3
 
 

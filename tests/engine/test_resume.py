@@ -20,7 +20,7 @@ from start_llm.engine.runtime import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
-from tests.engine.fakes import Collected, FakeStore, submit
+from tests.engine.fakes import Collected, FakeStore, FixedMemory, submit
 from tests.engine.schedule.test_scheduler import drain
 from tests.engine.tiny import make_model, make_tokenizer
 
@@ -78,7 +78,7 @@ def make() -> Scheduler:
         eos=frozenset({END}),
         limits=SchedulerLimits(step=64),
         max_concurrency=4,
-        memory=MemoryGuard(store, total=0, most_stored=0),
+        memory=MemoryGuard(store, FixedMemory(0, 0)),
         clock=time.monotonic,
     )
 

@@ -25,7 +25,7 @@ from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
-from tests.engine.fakes import submit
+from tests.engine.fakes import FixedMemory, submit
 from tests.engine.schedule.test_scheduler import drain
 
 LAYERS, HEADS, WIDTH = 8, 8, 512
@@ -99,7 +99,7 @@ def continuing_turn(alone: bool, beside: int) -> Taken:
         eos=frozenset({NEVER}),
         limits=SchedulerLimits(step=128),
         max_concurrency=2,
-        memory=MemoryGuard(store, total=0, most_stored=BUDGET),
+        memory=MemoryGuard(store, FixedMemory(0, BUDGET)),
         clock=time.monotonic,
     )
     mx.clear_cache()

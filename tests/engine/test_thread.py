@@ -14,16 +14,16 @@ from start_llm.core.errors import ExitCode, QueueFull, TimedOut, Unavailable
 from start_llm.core.events import EngineDone, Failed
 from start_llm.core.prompt import Prompt
 from start_llm.engine.schedule.guarded import GuardedStore
-from start_llm.engine.schedule.memory import MemoryGuard, Shared
+from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.engine.thread import EngineThread
-from tests.engine.fakes import EOS, Collected, FakeDrawing, FakeRunner, FakeStore, submit
+from tests.engine.fakes import EOS, Collected, FakeDrawing, FakeRunner, FakeStore, FixedMemory, submit
 
 WAIT = 60.0
 
 
 class FakeRuntime:
-    def __init__(self, runner: FakeRunner, store: FakeStore | None = None, shared: Shared | None = None) -> None:
+    def __init__(self, runner: FakeRunner, store: FakeStore | None = None, shared: SharedMemory | None = None) -> None:
         self.closed_on: str | None = None
         guarded = GuardedStore(store or FakeStore(), list)  # type: ignore[arg-type]
         self.scheduler = Scheduler(
@@ -33,7 +33,7 @@ class FakeRuntime:
             eos=frozenset({EOS}),
             limits=SchedulerLimits(step=50),
             max_concurrency=4,
-            memory=MemoryGuard(guarded, shared=shared),
+            memory=MemoryGuard(guarded, FixedMemory() if shared is None else shared),
             clock=time.monotonic,
         )
 

@@ -27,7 +27,7 @@ from start_llm.engine.vision import VisionModel, positions_of
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
-from tests.engine.fakes import Collected, submit
+from tests.engine.fakes import Collected, FixedMemory, submit
 from tests.engine.vision_zoo import CLOSES, CONFIGS, OPENS, PAD, VOCAB, make
 
 FAMILIES = list(CONFIGS)
@@ -105,7 +105,7 @@ class Engine:
             eos=frozenset({NEVER}),
             limits=SchedulerLimits(step=self.step),
             max_concurrency=4,
-            memory=MemoryGuard(store, total=0, most_stored=0),
+            memory=MemoryGuard(store, FixedMemory(0, 0)),
             clock=time.monotonic,
         )
 

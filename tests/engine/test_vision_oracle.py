@@ -22,7 +22,7 @@ from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
-from tests.engine.fakes import submit
+from tests.engine.fakes import FixedMemory, submit
 from tests.oracle import Oracle, build_oracle, expected_truth
 from tests.oracle.vision import VisionOracle, seen_as
 
@@ -56,7 +56,7 @@ class World:
             eos=frozenset({END}),
             limits=SchedulerLimits(step=32),
             max_concurrency=4,
-            memory=MemoryGuard(store, total=0, most_stored=0),
+            memory=MemoryGuard(store, FixedMemory(0, 0)),
             clock=time.monotonic,
         )
         self._encode = cache(lambda text: tuple(self.tokenizer.encode(text, add_special_tokens=False)))

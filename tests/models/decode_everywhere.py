@@ -24,6 +24,7 @@ from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.models.background import at_once
 from start_llm.models.capabilities import DecodingCheck
+from tests.engine.fakes import FixedMemory
 from tests.models.architectures import VOCAB, make
 
 ANSWER = 10
@@ -56,7 +57,7 @@ class Engine:
             capabilities=SimpleNamespace(decoding=check),
         )
         store = at_once(make_store(settings, loaded, STORED, DiskTier(folder, name, STORED)))
-        memory = MemoryGuard(store, total=4 * STORED, most_stored=STORED)
+        memory = MemoryGuard(store, FixedMemory(4 * STORED, STORED))
         self._runtime = TextRuntime(settings, loaded, store, memory, None, None, lambda: None)  # type: ignore[arg-type]
         self._count = 0
 

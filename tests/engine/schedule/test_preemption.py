@@ -19,14 +19,14 @@ from start_llm.engine.decode.quantised import Quantisation
 from start_llm.engine.runtime import TextDrawing
 from start_llm.engine.schedule import preemption as pressure
 from start_llm.engine.schedule.guarded import GuardedStore
-from start_llm.engine.schedule.memory import MemoryGuard, Pooled
+from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.models.device import GIB
 from start_llm.models.room import Weights
 from tests.engine.decode.test_verify import Eager
-from tests.engine.fakes import Collected, FakeRunner, FakeStore, submit
+from tests.engine.fakes import Collected, FakeRunner, FakeStore, FixedMemory, submit
 from tests.engine.schedule.test_scheduler import drain, make
 from tests.kvcache.tiny import model, random_tokens
 
@@ -172,7 +172,7 @@ def test_a_prompt_that_turns_out_too_large_ends_in_its_prefill() -> None:
 
 def test_rows_are_counted_as_wide_as_the_batch_makes_them() -> None:
     """A short row beside a long one takes as much as the long one."""
-    guard = MemoryGuard(FakeStore(token_bytes=MIB), total=2000 * MIB, most_stored=0)
+    guard = MemoryGuard(FakeStore(token_bytes=MIB), FixedMemory(2000 * MIB, 0))
     guard.take("long", 900)
     assert guard.admits(10) and guard.admits(1000) and not guard.admits(1001)
     guard.take("short", 10)
@@ -222,7 +222,7 @@ def real(
         eos=frozenset({10**6}),
         limits=SchedulerLimits(step=32),
         max_concurrency=4,
-        memory=MemoryGuard(guarded, total=total, most_stored=most),
+        memory=MemoryGuard(guarded, FixedMemory(total, most)),
         clock=time.monotonic,
     )
 
@@ -315,7 +315,7 @@ def test_a_row_that_decodes_alone_is_paused(
     while len(found[1].tokens) < 3:
         scheduler.step()
     assert found[0].tokens == []
-    scheduler.requests._memory._shared._total = plenty._store.estimate(380)  # room for the longer one only
+    scheduler.requests._memory._shared.fixed = plenty._store.estimate(380)  # room for the longer one only
     scheduler.step()
     assert (paused(scheduler), scheduler.requests.waiting[0].work.id) == (1, "short")
     drain(scheduler, 2000)
@@ -353,13 +353,13 @@ class Held:
 
 def test_models_share_what_their_weights_leave() -> None:
     asked: list[int] = []
-    shared = Pooled(8 * GIB, None, lambda need: bool(asked.append(need)) or need < GIB)
+    shared = SharedMemory(8 * GIB, None, lambda need: bool(asked.append(need)) or need < GIB)
     shared.place("one", Weights(GIB))
-    one = MemoryGuard(first := Held(10**12), shared=shared)
+    one = MemoryGuard(first := Held(10**12), shared)
     one.take("a", 1)
     assert first.nbytes == first.budget == int(6 * GIB * 0.6), "alone it has all of it"
     shared.place("two", Weights(2 * GIB))
-    two = MemoryGuard(second := Held(0), shared=shared)
+    two = MemoryGuard(second := Held(0), shared)
     assert first.nbytes == first.budget == int(4 * GIB * 0.6), "what the other does not need it keeps"
     assert second.budget == first.budget // 2, "but an equal part is sure"
     second.nbytes = second.budget
@@ -381,18 +381,18 @@ def test_models_share_what_their_weights_leave() -> None:
     assert one.most_tokens() == 4096, "beside the other model"
     assert one.most_tokens("one") == 6144, "once the other one has gone for it"
     two.close()
-    shared.leave("two")
+    shared.place("two", None)
     assert one.check(4200) and first.budget == int(6 * GIB * 0.6)
 
 
 def test_weights_that_models_share_take_their_bytes_once() -> None:
-    shared = Pooled(8 * GIB, None, lambda need: False)
-    alone = Pooled(8 * GIB, None, lambda need: False)
+    shared = SharedMemory(8 * GIB, None, lambda need: False)
+    alone = SharedMemory(8 * GIB, None, lambda need: False)
     alone.place("base", Weights(0, "folder", GIB))
     shared.place("base", Weights(0, "folder", GIB))
     shared.place("base+a", Weights(5 * MIB, "folder", GIB))
     assert shared.total == alone.total - 5 * MIB
-    shared.leave("base")
+    shared.place("base", None)
     assert shared.total == alone.total - 5 * MIB, "the adapter's model still has them"
-    shared.leave("base+a")
+    shared.place("base+a", None)
     assert shared.total == alone.total + GIB

@@ -12,7 +12,7 @@ from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.kvcache.types import RestorePlan
-from tests.engine.fakes import EOS, FakeDrawing, FakeRunner, FakeStore, Restored, submit
+from tests.engine.fakes import EOS, FakeDrawing, FakeRunner, FakeStore, FixedMemory, Restored, submit
 
 
 class Clock:
@@ -36,7 +36,7 @@ def make(
         eos=frozenset({EOS}),
         limits=SchedulerLimits(**{"step": 100, "idle_step": 10, **limits}),
         max_concurrency=8,
-        memory=MemoryGuard(guarded, total=memory, most_stored=memory),
+        memory=MemoryGuard(guarded, FixedMemory(memory, memory)),
         clock=clock,
     )
     return scheduler, runner, store, clock
