@@ -66,20 +66,8 @@ class TokenMemo:
         return made
 
 
-class PrefixHash:
-    """The hash chain along one path. Immutable from outside: `then` makes the next link."""
-
-    __slots__ = ("_sha",)
-
-    def __init__(self) -> None:
-        self._sha = hashlib.sha256()
-
-    def then(self, tokens: Tokens) -> PrefixHash:
-        """The chain after `tokens` more; it does not depend on how a path is divided into segments."""
-        following = PrefixHash()
-        following._sha = self._sha.copy()
-        following._sha.update(np.ascontiguousarray(tokens, dtype="<i4"))
-        return following
-
-    def digest(self) -> bytes:
-        return self._sha.digest()
+def hash_on(chain: hashlib._Hash, tokens: Tokens) -> hashlib._Hash:
+    """The chain after `tokens` more, as a copy; it does not depend on how a path is divided into segments."""
+    following = chain.copy()
+    following.update(np.ascontiguousarray(tokens, dtype="<i4"))
+    return following

@@ -18,6 +18,7 @@ from typing import Any
 
 import mlx.core as mx
 import numpy as np
+from mlx.utils import tree_flatten, tree_map
 from mlx_lm.models.cache import CacheList, KVCache, QuantizedKVCache, RotatingKVCache
 
 from start_llm.kvcache.types import Checkpoint, Form, Slices, Unstorable, Window, WindowPiece
@@ -85,7 +86,7 @@ class LayerKit:
             _window(leaf, old) if _is_windowed(leaf) else _copy_state(_state(leaf))
             for leaf, old in zip(leaves, earlier, strict=True)
         )
-        arrays = list(_arrays(states))
+        arrays = _arrays(states)
         pieces = [piece for state in states if isinstance(state, Window) for piece in state.pieces]
         mx.eval(arrays, [piece.arrays for piece in pieces])
         return Checkpoint(states, sum(a.nbytes for a in arrays))
@@ -122,28 +123,19 @@ class LayerKit:
         """
         capacity = -(-(length + spare) // _ROUND) * _ROUND
         states = iter(checkpoint.states if checkpoint is not None else ())
-        copied = 0
-        number = -1
-
-        def fill(leaf: Any, is_cut: bool) -> Any:
-            nonlocal copied, number
-            if not is_cut:
-                state = next(states, None)
-                if state is not None:
-                    leaf.state = _rotating_state(state) if isinstance(state, Window) else _copy_state(state)
-                    copied += sum(a.nbytes for a in _arrays(leaf.state))
-                return leaf
-            number += 1
-            if length == 0:
-                return leaf
-            filled, size = _join([(run.arrays[number], run.forms[number]) for run in runs], length, capacity, leaf)
-            copied += size
-            return filled
-
-        kinds = iter(self._is_cut)
-        cache = [_replace_leaves(entry, lambda leaf: fill(leaf, next(kinds))) for entry in self._make()]
-        mx.eval(list(_arrays([_state(leaf) for leaf in _leaves(cache)])))
-        return cache, copied
+        rows = zip(*(zip(run.arrays, run.forms, strict=True) for run in runs), strict=True)
+        copied, filled, empty = 0, [], self._make()
+        for leaf, is_cut in zip(_leaves(empty), self._is_cut, strict=True):
+            if is_cut and length:
+                leaf, size = _join(next(rows), length, capacity, leaf)
+                copied += size
+            elif not is_cut and (state := next(states, None)) is not None:
+                leaf.state = _rotating_state(state) if isinstance(state, Window) else _copy_state(state)
+                copied += sum(a.nbytes for a in _arrays(leaf.state))
+            filled.append(leaf)
+        mx.eval(_arrays([_state(leaf) for leaf in filled]))
+        leaves = iter(filled)
+        return [_with_leaves(entry, leaves) for entry in empty], copied
 
     # --- to and from plain buffers (the disk tier) ---------------------------
 
@@ -206,10 +198,10 @@ def _leaves(cache: Sequence[Any]) -> Iterator[Any]:
             yield entry
 
 
-def _replace_leaves(entry: Any, replace: Callable[[Any], Any]) -> Any:
+def _with_leaves(entry: Any, leaves: Iterator[Any]) -> Any:
     if isinstance(entry, CacheList):
-        return CacheList(*(_replace_leaves(inner, replace) for inner in entry.caches))
-    return replace(entry)
+        return CacheList(*(_with_leaves(inner, leaves) for inner in entry.caches))
+    return next(leaves)
 
 
 def _rows(leaf: Any, stop: int) -> tuple[tuple[Any, ...], Form]:
@@ -303,28 +295,19 @@ def _rotating_state(window: Window) -> tuple[Any, ...]:
 
 def _copy_state(state: Any) -> Any:
     """A deep copy: new lists, and for every array a new one that pins no larger buffer (not evaluated yet)."""
-    if isinstance(state, mx.array):
-        return mx.contiguous(state)
-    if isinstance(state, tuple):
-        return tuple(_copy_state(item) for item in state)
-    if isinstance(state, list):
-        return [_copy_state(item) for item in state]
-    if isinstance(state, dict):
-        return {key: _copy_state(item) for key, item in state.items()}
-    if state is None or isinstance(state, bool | int | float | str):
-        return state
-    raise Unstorable(f"a cache's state holds a {type(state).__name__}")
+
+    def copy(leaf: Any) -> Any:
+        if isinstance(leaf, mx.array):
+            return mx.contiguous(leaf)
+        if leaf is None or isinstance(leaf, bool | int | float | str):
+            return leaf
+        raise Unstorable(f"a cache's state holds a {type(leaf).__name__}")
+
+    return tree_map(copy, state)
 
 
-def _arrays(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, mx.array):
-        yield tree
-    elif isinstance(tree, list | tuple):
-        for item in tree:
-            yield from _arrays(item)
-    elif isinstance(tree, dict):
-        for item in tree.values():
-            yield from _arrays(item)
+def _arrays(tree: Any) -> list[Any]:
+    return [leaf for _, leaf in tree_flatten(tree) if isinstance(leaf, mx.array)]
 
 
 def _encode(tree: Any, put: Callable[[Any], dict[str, str]]) -> Any:

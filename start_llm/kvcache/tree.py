@@ -12,6 +12,7 @@ eviction, and a copy on disk still has its place. Invariants:
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from start_llm.kvcache.blocks import PrefixHash, Tokens, common_prefix
+from start_llm.kvcache.blocks import Tokens, common_prefix, hash_on
 from start_llm.kvcache.types import Checkpoint, FilePart, Slices
 
 _TOKEN = 4  # bytes
@@ -60,7 +61,7 @@ class Segment:
     landed: int = 0
     head: bool = False
     one_shot: bool = False
-    chain: PrefixHash | None = None
+    chain: hashlib._Hash | None = None
 
     @property
     def tokens(self) -> Tokens:
@@ -293,15 +294,15 @@ class SegmentTree:
         segment.parent = None
 
 
-def chain_of(segment: Segment) -> PrefixHash:
+def chain_of(segment: Segment) -> hashlib._Hash:
     """The hash chain up to the segment's end; remembered along the way."""
     todo = [segment]
     while todo[-1].chain is None and todo[-1].parent is not None:
         todo.append(todo[-1].parent)
-    chain = todo[-1].chain or PrefixHash()
+    chain = todo[-1].chain or hashlib.sha256()
     for here in reversed(todo):
         if here.chain is None:
-            here.chain = chain = chain.then(here.tokens)
+            here.chain = chain = hash_on(chain, here.tokens)
         else:
             chain = here.chain
     return chain

@@ -33,7 +33,7 @@ class StoredPiece:
     """What a file holds: the rows of a run of tokens, or (without tokens) a checkpoint.
 
     Attributes:
-        digest: hash chain (`PrefixHash`) of all tokens up to its end.
+        digest: hash chain (`hash_on`) of all tokens up to its end.
         above: name of the file with the token before `start`, which may go on behind it; ``""`` for none.
         start: offset of the first token; of a checkpoint: tokens before it.
         tokens: int32, little endian.

@@ -6,13 +6,15 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
+from start_llm.kvcache.blocks import hash_on
 from start_llm.kvcache.budget import near_end
-from start_llm.kvcache.disk import rebuild
 from start_llm.kvcache.disk.format import StoredPiece
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.resident import ResidentKV
-from start_llm.kvcache.tree import Segment, chain_of
+from start_llm.kvcache.tree import Segment, SegmentTree, chain_of
 from start_llm.kvcache.types import Checkpoint, FilePart, Slices
 
 _LARGE = 64 << 20  # bytes of a checkpoint that is written only once its conversation rests
@@ -37,7 +39,20 @@ class Paging:
         """Enters what the disk tier found, if it has opened its folder since the last call."""
         if found := self._disk.contents():
             self.forget_lost()
-            self._resident.ghosts += rebuild.enter(found, self._resident.tree, self._disk.drop)
+        ends = {"": self._resident.tree.root}  # by the name of a run's file
+        for piece in found:
+            if (end := ends.get(piece.above)) is None:
+                continue  # what it stands on was dropped, and so was it
+            above = _ending_at(self._resident.tree, end, piece.start)
+            chain = hash_on(chain_of(above), np.frombuffer(piece.tokens, np.int32))
+            if chain.digest() != piece.digest:  # its KV would be served for other tokens
+                self._disk.drop(piece.name)
+            elif piece.tokens:
+                ends[piece.name], added = _enter_run(self._resident.tree, above, piece)
+                ends[piece.name].chain = chain
+                self._resident.ghosts += added
+            else:
+                above.checkpoint_file = above.checkpoint_file or piece.name
 
     # --- out --------------------------------------------------------------------
 
@@ -210,3 +225,26 @@ def _lose(segment: Segment) -> None:
         here = todo.pop()
         here.file = here.checkpoint_file = None
         todo.extend(here.children.values())
+
+
+def _ending_at(tree: SegmentTree, here: Segment, offset: int) -> Segment:
+    """The segment on the path to `here` that ends at `offset`; one that goes on behind it is divided."""
+    while here.start >= offset and here.parent is not None:
+        here = here.parent
+    return here if here.end == offset else tree.split(here, offset - here.start)
+
+
+def _enter_run(tree: SegmentTree, above: Segment, piece: StoredPiece) -> tuple[Segment, int]:
+    """The segment at its end, and the tokens that the tree did not have."""
+    made, known = tree.attach(above, piece.tokens), 0
+    parts = [made] if made is not None else []
+    if not parts:  # the folder was opened late, and the same text has come in the meantime
+        path = reversed([above, *above.ancestors()])
+        tokens = np.frombuffer(b"".join(segment.raw for segment in path) + piece.tokens, np.int32)
+        known = tree.walk(tokens).length - piece.start
+        parts = [segment for segment in tree.extend(tokens) if segment.start >= piece.start]
+    for part in parts:
+        if part.file is None:
+            part.file = FilePart(piece.name, part.start - piece.start)
+            part.seconds_per_token = part.seconds_per_token or piece.seconds
+    return parts[-1], piece.end - piece.start - known
