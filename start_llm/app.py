@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from rich.console import Console
 
-from start_llm.api.server import ApiServer, make_server
+from start_llm.api.server import ApiServer
 from start_llm.audio.service import AudioService
 from start_llm.chat.service import ChatService
 from start_llm.core.errors import ExitCode, StartLLMError, Unavailable
@@ -90,7 +90,7 @@ class App:
         self._requests = RequestLog(log_root, settings.log_max_bytes, counters=metrics.figures)
         lines = terminal(settings, console) if say is None else None
         self._waits = is_held(os.environ)  # connections wait in a socket of the system until they can be answered
-        self._server: ApiServer = make_server(
+        self._server = ApiServer(
             settings,
             self.service,
             metrics=metrics,

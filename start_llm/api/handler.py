@@ -1,42 +1,57 @@
-"""One complete request on its HTTP thread: asks its route's handler, and writes the answer."""
+"""One complete request on its HTTP thread: asks its route's handler, runs what it says, and writes the answer."""
 
 from __future__ import annotations
 
 import logging
 import math
-import socket
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from types import TracebackType
 
 from start_llm.api.common.dialect import Exchange, Task, error_reply
-from start_llm.api.common.run import HEADER_WAIT, ExchangeRunner, StreamFailed
-from start_llm.api.http.answers import STREAM_HEADERS, encode_head, encode_reply
+from start_llm.api.http.answers import CACHE_HEADER, ID_HEADER, STREAM_HEADERS, encode_head, encode_reply
 from start_llm.api.http.connection import Connection, send_now
-from start_llm.api.http.routes import Feed, Reply, Request, Routes
-from start_llm.api.http.watcher import is_gone
-from start_llm.core.errors import ClientGone, Internal, StartLLMError
+from start_llm.api.http.routes import Feed, Reply, Request
+from start_llm.api.http.watcher import DisconnectWatcher, Watch, is_gone
+from start_llm.core.errors import ClientGone, Internal, StartLLMError, Unavailable
+from start_llm.core.events import Done, Event, Failed, Progress, Started
 from start_llm.core.protocol import HEAD_HEADER, WHEN_PLANNED
-from start_llm.core.settings import Settings
+from start_llm.core.request import ChatRequest
+from start_llm.core.service import EventStream
 from start_llm.dashboard.metrics import Metrics
+from start_llm.dashboard.observer import Observer, Outcome
 
 log = logging.getLogger(__name__)
 
 SILENCE_SECONDS = 20.0
 """The reader of a stream may take nothing of it so long."""
+ANTHROPIC_ID_HEADER = "request-id"
+HEADER_WAIT = 1.0
+"""Seconds that the headers of a stream wait for the cache report."""
+
+
+class StreamFailed(StartLLMError):
+    """The client has been told already, inside the stream."""
+
+    def __init__(self, cause: StartLLMError) -> None:
+        super().__init__(cause.message, param=cause.param, code=cause.code)
+        self.status, self.type = cause.status, cause.type
 
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """What every handler needs; shared by all threads, never changed."""
+    """What every handler needs; shared by all threads, never changed. `ping_gap`: seconds between two pings."""
 
-    settings: Settings
-    routes: Routes
-    runner: ExchangeRunner
+    watcher: DisconnectWatcher
+    observers: Sequence[Observer]
     metrics: Metrics
+    ping_gap: float
 
 
 class RequestHandler:
-    """Lives for one request; `run.Out` for its answer.
+    """Lives for one request.
 
     Attributes:
         outgoing: of the answer, what the client has not taken at once; the front sends it.
@@ -68,7 +83,7 @@ class RequestHandler:
                 return
             reader = self._connection.reader
             request = replace(self._request, body=reader.body.read(), received=reader.received)
-            self._write_answer(self._request.handler(request))
+            self.write_answer(self._request.handler(request))
         except ClientGone:
             raise
         except StreamFailed as failed:
@@ -80,18 +95,33 @@ class RequestHandler:
             self._edge.metrics.errors.labels("api").inc()
             self._fail(Internal("An unexpected error happened; the server's log has the details."))
 
-    def _write_answer(self, answer: Reply | Feed | Task | Exchange) -> None:
+    def write_answer(self, answer: Reply | Feed | Task | Exchange) -> None:
+        """Raises StartLLMError where nothing has been sent yet."""
         if isinstance(answer, Reply):
             self.reply(answer)
         elif isinstance(answer, Feed):
             self.open_stream({})
             for message in answer.messages if self._request.method != "HEAD" else ():
                 self.write(message)
-        elif isinstance(answer, Task):
-            self._edge.runner.run_task(answer, self)
         else:
-            waits = self._request.headers.get(HEAD_HEADER, "").strip().lower() == WHEN_PLANNED
-            self._edge.runner.run_exchange(answer, self, header_wait=math.inf if waits else HEADER_WAIT)
+            self._run_exchange(answer)
+
+    def _run_exchange(self, exchange: Exchange | Task) -> None:
+        """Submits it, watches the client, writes the answer."""
+        edge, request = self._edge, exchange.request
+        with _Observation(request, edge.observers) as observation:
+            stream = exchange.begin()
+            with closing(stream), edge.watcher.watch(self._connection.socket, stream) as watch:
+                events = observation.events(stream)
+                if request.stream and isinstance(exchange, Exchange):
+                    waits = self._request.headers.get(HEAD_HEADER, "").strip().lower() == WHEN_PLANNED
+                    header_wait = math.inf if waits else HEADER_WAIT
+                    _StreamedAnswer(exchange, self, edge.ping_gap, header_wait).write_all(events, watch)
+                    return
+                reply = exchange.reply(events)
+                if reply is None:
+                    raise _why_it_ended(watch)
+                self.reply(replace(reply, headers={**reply.headers, **_id_headers(request)}))
 
     def _options(self) -> None:
         methods = ", ".join(self._request.methods)
@@ -103,10 +133,7 @@ class RequestHandler:
             headers["Access-Control-Max-Age"] = "600"
         self.reply(Reply(b"", status=204, headers=headers))
 
-    # --- answering (`run.Out`) ---
-
-    def connection_socket(self) -> socket.socket:
-        return self._connection.socket
+    # --- the connection; each raises ClientGone if nobody listens ---
 
     def reply(self, reply: Reply) -> None:
         self._head_sent = True
@@ -138,3 +165,123 @@ class RequestHandler:
 
     def _name(self) -> str:
         return f"{self._request.method} {self._request.path[:200]}"
+
+
+def _why_it_ended(watch: Watch) -> StartLLMError:
+    """The error of a request whose events ended without a final one."""
+    if watch.gone:
+        return ClientGone("The client went away while its answer was being made.")
+    if watch.stopped:
+        return Unavailable("The server is shutting down.")
+    return Internal("The answer ended before it was complete.")
+
+
+def _id_headers(request: ChatRequest) -> dict[str, str]:
+    """The request's id, for ``/v1/cache/requests/{id}``, under the names that the vendors' clients read."""
+    return {ID_HEADER: request.id, ANTHROPIC_ID_HEADER: request.id}
+
+
+class _StreamedAnswer:
+    """The answer of one exchange as server-sent events.
+
+    Its head waits for the cache report, at most `header_wait` seconds and one event. Before the head is out an error
+    has a status; after that it is written into the stream.
+    """
+
+    def __init__(self, exchange: Exchange, out: RequestHandler, ping_gap: float, header_wait: float) -> None:
+        self._writer = exchange.writer()
+        self._request = exchange.request
+        self._out = out
+        self._began = time.monotonic()
+        self._ping_gap = ping_gap
+        self._header_wait = header_wait
+        self._last_ping = -math.inf
+        self._head_sent = False
+
+    def write_all(self, events: Iterator[Event], watch: Watch) -> None:
+        """Raises ClientGone; StreamFailed where the client was told of an error; others before the head was sent."""
+        try:
+            for event in events:
+                if watch.gone or watch.stopped:
+                    break
+                if isinstance(event, Failed):
+                    raise event.error
+                self._write(event)
+                if isinstance(event, Done):
+                    return
+            raise _why_it_ended(watch)
+        except ClientGone:
+            raise
+        except StartLLMError as error:
+            if self._head_sent:
+                self._out.write(self._writer.fail(error))
+                raise StreamFailed(error) from error
+            raise
+        except Exception:  # the handler logs it; a client that listens is told
+            if self._head_sent:
+                self._out.write(self._writer.fail(Internal("The answer ended before it was complete.")))
+            raise
+
+    def _write(self, event: Event) -> None:
+        now, data = time.monotonic(), b""
+        if not self._head_sent:
+            if isinstance(event, Progress) and now - self._began < self._header_wait:
+                return
+            headers = _id_headers(self._request)
+            if isinstance(event, Started):
+                headers[CACHE_HEADER] = event.report.header()
+            self._out.open_stream(headers)
+            self._head_sent = True
+            data = self._writer.open()
+        if isinstance(event, Progress):
+            if now - self._last_ping < self._ping_gap:
+                return
+            self._last_ping = now
+        data += self._writer.write(event)
+        if data:
+            self._out.write(data)
+
+
+class _Observation:
+    """Tells the observers that a request begins, what happens, and how it ends.
+
+    They know its end before the client does: who has an answer finds it in the logs.
+    """
+
+    def __init__(self, request: ChatRequest, observers: Sequence[Observer]) -> None:
+        self._request = request
+        self._observers = observers
+        self._began = request.received or time.monotonic()
+        self._seconds_first: float | None = None
+        self._stream: EventStream | None = None
+        self._ended = False
+
+    def __enter__(self) -> _Observation:
+        for observer in self._observers:
+            observer.started(self._request)
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        if not self._ended:
+            known = error if isinstance(error, StartLLMError) else Internal("An unexpected error happened.")
+            report = None if self._stream is None else self._stream.last_report()
+            self._end(Outcome(known.status, self._seconds(), report=report, error=known.message))
+
+    def events(self, stream: EventStream) -> Iterator[Event]:
+        self._stream = stream
+        for event in stream:
+            if self._seconds_first is None and not isinstance(event, Started | Progress | Failed):
+                self._seconds_first = self._seconds()
+            for observer in self._observers:
+                observer.event(self._request, event)
+            if isinstance(event, Done):
+                self._end(Outcome(200, self._seconds(), usage=event.usage, report=event.report))
+            yield event
+
+    def _seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def _end(self, outcome: Outcome) -> None:
+        self._ended = True
+        for observer in self._observers:
+            observer.ended(self._request, replace(outcome, seconds_first=self._seconds_first))

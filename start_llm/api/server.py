@@ -13,7 +13,6 @@ from functools import partial
 
 from start_llm.api.admission import Admission
 from start_llm.api.common.dialect import error_reply
-from start_llm.api.common.run import ExchangeRunner
 from start_llm.api.handler import Edge, RequestHandler
 from start_llm.api.http.access import RequestOwners, origin_of
 from start_llm.api.http.answers import encode_reply
@@ -24,9 +23,13 @@ from start_llm.api.http.listener import check_bind
 from start_llm.api.http.routes import Request
 from start_llm.api.http.watcher import DisconnectWatcher
 from start_llm.api.http.wire import Head
+from start_llm.api.media.audio import AudioRoutes
+from start_llm.api.media.embeddings import Encodings
+from start_llm.api.openai.responses import StoredResponses
 from start_llm.api.openai.responses_store import ResponsesStore
-from start_llm.api.ops.panels import Panels
-from start_llm.api.table import build_routes
+from start_llm.api.ops.page import Page
+from start_llm.api.ops.status import Status
+from start_llm.api.table import Dialects, build_routes
 from start_llm.core.errors import QueueFull, StartLLMError, Unavailable
 from start_llm.core.media import Audio, Encoders
 from start_llm.core.service import Service
@@ -104,35 +107,70 @@ class WorkerPool:
 
 
 class ApiServer:
-    """`start` and `stop` belong to one thread, the app's. Its other methods are the front's `RequestDispatcher`."""
+    """A server that is bound but not started. `start` and `stop` belong to one thread, the app's.
+
+    Its other methods are the front's `RequestDispatcher`.
+
+    Args:
+        settings: port 0 picks a free one.
+        metrics: where requests are counted; a new one by default.
+        request_log: by default one in ``LOG_ROOT`` if ``ENABLE_REQUEST_LOGGING``.
+        observers: others who want to see requests, e.g. `dashboard.terminal`.
+        encoders: of the routes for embeddings; they answer 501 without.
+        audio: the same for speech.
+
+    Raises:
+        SettingsError: the address cannot be bound, e.g. because the port is in use; or should not be, since everybody
+            could use the server.
+    """
 
     def __init__(
         self,
         settings: Settings,
-        listener: socket.socket,
-        edge: Edge,
-        watcher: DisconnectWatcher,
-        store: ResponsesStore,
-        panels: Panels,
+        service: Service,
+        *,
+        metrics: Metrics | None = None,
+        request_log: RequestLog | None = None,
+        observers: Sequence[Observer] = (),
+        encoders: Encoders | None = None,
+        audio: Audio | None = None,
     ) -> None:
-        self._edge = edge
+        check_bind(settings)
+        self.metrics = metrics or Metrics()
+        self.metrics.watch(service)
+        log_root = settings.log_root if settings.enable_request_logging else None
+        request_log = request_log or RequestLog(log_root, settings.log_max_bytes)
+        board, owners = Board(), RequestOwners()
+        self.page = Page(settings, service, self.metrics, board, owners)
+        self._watcher = DisconnectWatcher()
+        everybody = (self.metrics, request_log, board, self.page.daily, *observers)
+        self._edge = Edge(self._watcher, everybody, self.metrics, ping_gap=min(1.0, settings.sse_ping_seconds / 5))
+        self._store = ResponsesStore(
+            settings.cache_dir / "responses.sqlite3", settings.responses_store_max, settings.responses_store_ttl_seconds
+        )
+        self.routes = build_routes(
+            Dialects(settings, service, self._store, owners),
+            StoredResponses(self._store),
+            self.page,
+            Status(service, self.metrics, request_log, owners, encoders),
+            Encodings(encoders, owners),
+            AudioRoutes(audio, owners),
+        )
+        self._admission = Admission(settings, self.routes)
         self._host = settings.mlx_host
-        self._watcher = watcher
-        self._store = store
-        self._panels = panels
-        self._admission = Admission(settings, edge.routes)
         self._at_work: set[Connection] = set()
         self._lock = threading.Lock()
         self._stopping = False
-        self.port: int = listener.getsockname()[1]
-        single = settings.http_threads == 1
+        threads = settings.http_threads
         self._pools = {
-            "work": WorkerPool("api-work", 0 if single else settings.http_threads, max(settings.max_queue, 8)),
-            "quick": WorkerPool("api-quick", 0 if single else QUICK_THREADS, 1000),
+            "work": WorkerPool("api-work", 0 if threads == 1 else threads, max(settings.max_queue, 8)),
+            "quick": WorkerPool("api-quick", 0 if threads == 1 else QUICK_THREADS, 1000),
             "feed": WorkerPool("api-feed", FEED_THREADS, 0),
         }
+        listener = take_from_supervisor(os.environ) or _listen(settings.mlx_host, settings.mlx_port)
+        self.port: int = listener.getsockname()[1]
         self._front = Front(listener, self, Bodies(settings.max_body_bytes))
-        edge.metrics.watch_figures(self._front.figures)
+        self.metrics.watch_figures(self._front.figures)
 
     @property
     def url(self) -> str:
@@ -140,12 +178,8 @@ class ApiServer:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self._host, self._host)
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
-    @property
-    def metrics(self) -> Metrics:
-        return self._edge.metrics
-
     def start(self) -> None:
-        self._panels.begin()
+        self.page.begin()
         self._watcher.start()
         for pool in self._pools.values():
             pool.start()
@@ -157,7 +191,7 @@ class ApiServer:
         Returns within three seconds more, whatever workers and clients do: False if a worker is still at work.
         """
         self._front.stop_accepting()
-        self._panels.close()
+        self.page.close()
         work = self._pools["work"]
         idle = work.wait_idle(graceful_seconds)
         self._stopping = True
@@ -231,47 +265,6 @@ class ApiServer:
             connection.close()
         else:
             self._front.take_back(connection, outgoing, keep=keep)
-
-
-def make_server(
-    settings: Settings,
-    service: Service,
-    *,
-    metrics: Metrics | None = None,
-    request_log: RequestLog | None = None,
-    observers: Sequence[Observer] = (),
-    encoders: Encoders | None = None,
-    audio: Audio | None = None,
-) -> ApiServer:
-    """A server that is bound but not started; port 0 picks a free one.
-
-    Args:
-        metrics: where requests are counted; a new one by default.
-        request_log: by default one in ``LOG_ROOT`` if ``ENABLE_REQUEST_LOGGING``.
-        observers: others who want to see requests, e.g. `dashboard.live`.
-        encoders: of the routes for embeddings; they answer 501 without.
-        audio: the same for speech.
-
-    Raises:
-        SettingsError: the address cannot be bound, e.g. because the port is in use; or should not be, since everybody
-            could use the server.
-    """
-    check_bind(settings)
-    metrics = metrics or Metrics()
-    metrics.watch(service)
-    log_root = settings.log_root if settings.enable_request_logging else None
-    request_log = request_log or RequestLog(log_root, settings.log_max_bytes)
-    watcher = DisconnectWatcher()
-    board, owners = Board(), RequestOwners()
-    panels = Panels(settings, service, owners, board.nudge)
-    everybody: list[Observer] = [metrics, request_log, board, panels.daily, *observers]
-    runner = ExchangeRunner(service, watcher, everybody, settings.sse_ping_seconds)
-    store = ResponsesStore(
-        settings.cache_dir / "responses.sqlite3", settings.responses_store_max, settings.responses_store_ttl_seconds
-    )
-    routes = build_routes(settings, service, metrics, request_log, store, board, owners, panels, encoders, audio)
-    listener = take_from_supervisor(os.environ) or _listen(settings.mlx_host, settings.mlx_port)
-    return ApiServer(settings, listener, Edge(settings, routes, runner, metrics), watcher, store, panels)
 
 
 def _listen(host: str, port: int) -> socket.socket:

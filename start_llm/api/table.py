@@ -10,32 +10,25 @@ from start_llm.api.anthropic.messages import read_messages
 from start_llm.api.anthropic.stream import scaled
 from start_llm.api.common.dialect import Exchange
 from start_llm.api.common.fields import word
-from start_llm.api.common.request import model_of
+from start_llm.api.common.request import agent_of
 from start_llm.api.http import sse
 from start_llm.api.http.access import RequestOwners
 from start_llm.api.http.answers import CACHE_HEADER
 from start_llm.api.http.routes import Reply, Request, Route, Routes
 from start_llm.api.media.audio import AudioRoutes
 from start_llm.api.media.embeddings import Encodings
-from start_llm.api.openai.chat import ChatExchange, read_chat
-from start_llm.api.openai.completions import CompletionExchange, read_completion
+from start_llm.api.openai.chat import read_chat
+from start_llm.api.openai.completions import read_completion
 from start_llm.api.openai.responses import StoredResponses, read_responses
 from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.api.openai.responses_stream import ResponsesExchange
-from start_llm.api.ops.admin import Admin
-from start_llm.api.ops.agents import agent_of
 from start_llm.api.ops.page import Page
-from start_llm.api.ops.panels import Panels
 from start_llm.api.ops.status import Status
 from start_llm.core.jsontext import parse_json
-from start_llm.core.media import Audio, Encoders
 from start_llm.core.modelmap import MAIN_NAME
 from start_llm.core.request import ChatRequest, Dialect, is_side_request, names_tools
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings
-from start_llm.dashboard.board import Board
-from start_llm.dashboard.metrics import Metrics
-from start_llm.dashboard.request_log import RequestLog
 
 CHAT_FIELDS = frozenset(
     {
@@ -61,47 +54,35 @@ class Dialects:
         return self._begin(self._response(inbound), inbound)
 
     def chat(self, inbound: Request) -> Exchange:
-        return self._begin(read_chat(inbound, self.settings, self.service.token_text), inbound)
+        return self._begin(read_chat(inbound, self.settings, self.service), inbound)
 
     def completions(self, inbound: Request) -> Exchange:
-        return self._begin(self._completion(inbound), inbound)
-
-    def _begin[E: (ChatExchange, CompletionExchange, ResponsesExchange)](self, exchange: E, inbound: Request) -> E:
-        """The exchange as it is going to run, with the texts of its model's tokens."""
-        request = self._begun(exchange, inbound)
-        return replace(
-            exchange, request=request, token_text=lambda token: self.service.token_text(token, request.model)
-        )
-
-    def _completion(self, inbound: Request) -> CompletionExchange:
-        """Echoed token ids are read as text while the body is read, in the vocabulary of the model that it names."""
-        asked = _model_of(inbound)
-        return read_completion(inbound, self.settings, lambda token: self.service.token_text(token, asked))
-
-    def _response(self, inbound: Request) -> ResponsesExchange:
-        store = self.store.of(inbound.visitor.scope)
-        return read_responses(inbound, self.settings, self.service.token_text, store)
+        return self._begin(read_completion(inbound, self.settings, self.service), inbound)
 
     def messages(self, inbound: Request) -> Exchange:
-        exchange = read_messages(inbound, self.settings)
-        request = self._begun(exchange, inbound)
-        return replace(exchange, request=request, scale=lambda: self.service.context_scale(request.model))
+        return self._begin(read_messages(inbound, self.settings, self.service), inbound)
+
+    def _begin(self, exchange: Exchange, inbound: Request) -> Exchange:
+        """The exchange as it is going to run: whose it is stays known."""
+        self.owners.remember((request.id for request in exchange.requests), inbound.visitor)
+        return replace(exchange, request=self._named(exchange.request, inbound))
+
+    def _response(self, inbound: Request) -> ResponsesExchange:
+        return read_responses(inbound, self.settings, self.service, self.store.of(inbound.visitor.scope))
 
     def count_tokens(self, inbound: Request) -> Reply:
-        exchange = read_messages(inbound, self.settings)
+        exchange = read_messages(inbound, self.settings, self.service)
         request = self._named(exchange.request, inbound)
         count = self.service.count_tokens(request)
         return Reply(sse.dumps({"input_tokens": scaled(count, self.service.context_scale(request.model))}))
 
     def count_response_tokens(self, inbound: Request) -> Reply:
-        exchange = self._response(inbound)
-        count = self.service.count_tokens(self._named(exchange.request, inbound))
+        count = self.service.count_tokens(self._named(self._response(inbound).request, inbound))
         return Reply(sse.dumps({"object": "response.input_tokens", "input_tokens": count}))
 
     def explain(self, inbound: Request) -> Reply:
         """What a request of any dialect would reuse and compute; nothing is run."""
-        exchange = self._any(inbound)
-        report = self.service.explain(self._named(exchange.request, inbound))
+        report = self.service.explain(self._named(self._any(inbound).request, inbound))
         now = self.service.health()
         body = report.as_dict() | {"running": now.running, "queued": now.queued}
         return Reply(sse.dumps(body), headers={CACHE_HEADER: report.header()})
@@ -110,19 +91,10 @@ class Dialects:
         """Reads a body of whichever dialect it is in."""
         usual: Dialect = "messages" if "anthropic-version" in inbound.headers else "chat"
         dialect = dialect_of(parse_json(inbound.body), usual)
-        if dialect == "messages":
-            return read_messages(inbound, self.settings)
         if dialect == "responses":
             return self._response(inbound)
-        if dialect == "completions":
-            return self._completion(inbound)
-        return read_chat(inbound, self.settings, self.service.token_text)
-
-    def _begun(self, exchange: Exchange, inbound: Request) -> ChatRequest:
-        """The request, now that it is going to run: whose it is stays known."""
-        self.owners.remember((request.id for request in exchange.requests), inbound.visitor)
-        client = agent_of(exchange.request.messages, inbound.headers)
-        return replace(self._named(exchange.request, inbound), client=client)
+        readers = {"messages": read_messages, "completions": read_completion}
+        return readers.get(dialect, read_chat)(inbound, self.settings, self.service)
 
     def _named(self, request: ChatRequest, inbound: Request) -> ChatRequest:
         """The answer's ``model`` is the name of what answers, whatever the client called it."""
@@ -130,13 +102,7 @@ class Dialects:
         side = self.settings.models_by_name.side
         if side is not None and is_side_request(request) and not names_tools(parse_json(inbound.body)):
             name = self.service.served_name(side) if name == self.service.served_name(MAIN_NAME) else name
-        return replace(request, model=name)
-
-
-def _model_of(inbound: Request) -> str:
-    """The name that a body asks for, as far as it names one."""
-    data = parse_json(inbound.body)
-    return model_of(data) if isinstance(data, dict) else ""
+        return replace(request, model=name, client=agent_of(request.messages, inbound.headers))
 
 
 def dialect_of(data: Any, usual: Dialect = "chat") -> Dialect:
@@ -180,39 +146,25 @@ def _dicts(value: Any) -> list[dict[str, Any]]:
 
 
 def build_routes(
-    settings: Settings,
-    service: Service,
-    metrics: Metrics,
-    request_log: RequestLog,
-    store: ResponsesStore,
-    board: Board,
-    owners: RequestOwners,
-    panels: Panels,
-    encoders: Encoders | None = None,
-    audio: Audio | None = None,
+    dialects: Dialects, stored: StoredResponses, page: Page, status: Status, encodings: Encodings, sounds: AudioRoutes
 ) -> Routes:
-    page = Page(settings, service, metrics, board, owners, panels)
-    status = Status(service, metrics, request_log, owners, encoders)
-    encodings, sounds = Encodings(encoders, owners), AudioRoutes(audio, owners)
-    dialects = Dialects(settings, service, store, owners)
-    stored, admin = StoredResponses(store), Admin(service, panels.check_sees_all)
     return Routes(
         [
             Route("/", {"GET": page.file}, lane="quick"),
             Route("/page/feed", {"GET": page.feed}, lane="feed"),
-            Route("/page/stored", {"GET": panels.stored}),
-            Route("/page/models", {"GET": panels.models}),
-            Route("/page/models/pull", {"POST": panels.pull}),
-            Route("/page/models/stop", {"POST": panels.stop_pull}),
-            Route("/page/settings", {"GET": panels.settings}),
-            Route("/page/requests/{}", {"GET": panels.background}, lane="quick"),
+            Route("/page/stored", {"GET": page.stored}),
+            Route("/page/models", {"GET": page.models}),
+            Route("/page/models/pull", {"POST": page.pull}),
+            Route("/page/models/stop", {"POST": page.stop_pull}),
+            Route("/page/settings", {"GET": page.settings}),
+            Route("/page/requests/{}", {"GET": page.background}, lane="quick"),
             Route("/page/{}", {"GET": page.file}, lane="quick"),
             Route("/health", {"GET": status.health}, lane="quick"),
             Route("/metrics", {"GET": status.metrics}, lane="quick"),
             Route("/v1/models", {"GET": status.models}, lane="quick"),
-            Route("/v1/models/load", {"POST": admin.load}),
-            Route("/v1/models/unload", {"POST": admin.unload}),
-            Route("/v1/models/pin", {"POST": admin.pin}),
+            Route("/v1/models/load", {"POST": status.load}),
+            Route("/v1/models/unload", {"POST": status.unload}),
+            Route("/v1/models/pin", {"POST": status.pin}),
             Route("/v1/models/{*}", {"GET": status.model}, lane="quick"),
             Route("/v1/chat/completions", {"POST": dialects.chat}),
             Route("/v1/completions", {"POST": dialects.completions}),

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.api.server import ApiServer, make_server
+from start_llm.api.server import ApiServer
 from start_llm.core.settings import Settings
 from tests.api.fakes import FakeService
 
@@ -29,7 +29,7 @@ def serve(service: FakeService, tmp_path: Path) -> Iterator[Callable[..., ApiSer
             "log_root": tmp_path / "logs",
             "start_llm_cache_dir": tmp_path / "cache",
         }
-        server = make_server(Settings(_env_file=None, **(defaults | changes)), service)  # type: ignore[call-arg]
+        server = ApiServer(Settings(_env_file=None, **(defaults | changes)), service)  # type: ignore[call-arg]
         server.start()
         running.append(server)
         return server

@@ -16,6 +16,7 @@ from start_llm.api.http.wire import Headers
 from start_llm.api.openai.chat import read_chat
 from start_llm.core.request import ChatRequest, is_side_request, names_tools
 from start_llm.core.settings import Settings
+from tests.api.fakes import FakeService
 
 FOLDER = Path(os.environ.get("START_LLM_TRACES") or Path(__file__).parents[3] / "shared" / "traces")
 SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
@@ -72,8 +73,8 @@ def test_side_requests_among_them_are_titles_and_nothing_else(client: str, title
 
 def translate(client: str, inbound: Request) -> ChatRequest:
     if client == "claude":
-        return read_messages(inbound, SETTINGS).request
-    return read_chat(inbound, SETTINGS, str).request
+        return read_messages(inbound, SETTINGS, FakeService()).request
+    return read_chat(inbound, SETTINGS, FakeService()).request
 
 
 def check(request: ChatRequest, body: dict[str, Any]) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.api.anthropic.messages import MessagesExchange
-from start_llm.api.common.collect import collect
+from start_llm.api.anthropic.stream import MessagesExchange
+from start_llm.api.common.dialect import collect
 from start_llm.api.http.routes import Request
-from start_llm.api.openai.chat import ChatExchange
 from start_llm.api.openai.responses import read_responses
 from start_llm.api.openai.responses_store import ResponsesStore
+from start_llm.api.openai.stream import ChatExchange
 from start_llm.core.events import (
     ChoiceDone,
     Event,
@@ -27,7 +27,7 @@ from start_llm.core.events import (
 )
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
-from tests.api.fakes import DONE, FIRST
+from tests.api.fakes import DONE, FIRST, FakeService
 from tests.vendors import anthropic_event, openai, openai_event
 
 SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
@@ -71,7 +71,7 @@ def whole(exchange: Any, events: list[Event]) -> dict[str, Any]:
 
 @given(turns())
 def test_chat(events: list[Event]) -> None:
-    exchange = ChatExchange(REQUEST, True, 0, str)
+    exchange = ChatExchange(REQUEST, FakeService(), True, 0)
     body = whole(exchange, events)
     openai.types.chat.ChatCompletion.model_validate(body)
     content, reasoning = "", ""
@@ -99,7 +99,7 @@ def test_chat(events: list[Event]) -> None:
 
 @given(turns())
 def test_messages(events: list[Event]) -> None:
-    exchange = MessagesExchange(REQUEST)
+    exchange = MessagesExchange(REQUEST, FakeService())
     body = whole(exchange, events)
     blocks: list[dict[str, Any]] = []
     stop: dict[str, Any] = {}
@@ -128,7 +128,7 @@ def test_messages(events: list[Event]) -> None:
 def test_responses(events: list[Event], summary: str | None) -> None:
     asked = {"input": "x", "reasoning": {"summary": summary}, "include": ["reasoning.encrypted_content"]}
     inbound = Request("POST", "/v1/responses", {}, json.dumps(asked).encode())
-    exchange = read_responses(inbound, SETTINGS, str, ResponsesStore(Path("unused"), 0, 0).of(None))
+    exchange = read_responses(inbound, SETTINGS, FakeService(), ResponsesStore(Path("unused"), 0, 0).of(None))
     body = whole(exchange, events)
     openai.types.responses.Response.model_validate(body)
     found = streamed(exchange, events)

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from start_llm.api.server import make_server
+from start_llm.api.server import ApiServer
 from start_llm.core.report import StoredSegment, StoredTree
 from start_llm.core.service import Health
 from start_llm.core.settings import Settings
@@ -251,7 +251,7 @@ def test_a_model_is_fetched_with_progress_or_refused_with_a_sentence(
             progress("download", 0.4)
         return Pulled(Path(), 2 * 10**9, 10**9, "0123456789abcdef")
 
-    monkeypatch.setattr(server.app._server._panels.pulls, "_fetch", fetch)
+    monkeypatch.setattr(server.app._server.page.pulls, "_fetch", fetch)
     page.view("models")
     page.until_text("#known", "qwen3.6-27b", "GB")
     field = page.one("#pull-name")
@@ -405,7 +405,7 @@ def test_it_works_without_a_model_and_asks_for_a_key(window: Browser, tmp_path: 
         _env_file=None,  # type: ignore[call-arg]
         mlx_port=0, log_root=tmp_path / "logs", start_llm_cache_dir=tmp_path / "cache", api_key="open-sesame",
     )  # fmt: skip
-    waiting = make_server(settings, Loading())
+    waiting = ApiServer(settings, Loading())
     waiting.start()
     try:
         window.open(waiting.url)

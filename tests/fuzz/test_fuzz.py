@@ -48,7 +48,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 
 
 def test_every_route_is_asked(served: World) -> None:
-    routes = [route for route in served.app._server._edge.routes._routes if route.lane != "feed"]
+    routes = [route for route in served.app._server.routes._routes if route.lane != "feed"]
     posted = {route.pattern for route in routes if "POST" in route.handlers}
     assert posted == set(BODIES) == {*OFTEN, *SOMETIMES, *SELDOM}
     read = {route.pattern.replace("{*}", "{}") for route in routes} - posted

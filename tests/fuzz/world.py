@@ -13,12 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from queue import SimpleQueue
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from start_llm import app as wiring
-from start_llm.api.common.dialect import Task
+from start_llm.api.handler import Edge, RequestHandler
 from start_llm.api.http.routes import Feed, Reply
 from start_llm.api.http.wire import Head, Headers
 from start_llm.app import App
@@ -125,16 +126,14 @@ class ScriptedEngine:
         return found
 
 
-class Wire:
-    """Takes the place of a connection (`run.Out`)."""
+class Wire(RequestHandler):
+    """Keeps what would go to the client."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
+    def __init__(self, connection: socket.socket, request: Any, edge: Edge) -> None:
+        reader = SimpleNamespace(keeps_alive=True)
+        super().__init__(SimpleNamespace(socket=connection, reader=reader), request, edge)  # type: ignore[arg-type]
         self.status = 0
         self.sent = b""
-
-    def connection_socket(self) -> socket.socket:
-        return self._connection
 
     def reply(self, reply: Reply) -> None:
         self.status, self.sent = reply.status, reply.body
@@ -188,26 +187,18 @@ class World:
         path, body = request.path.replace(LAST, self.last), request.body.replace(LAST.encode(), self.last.encode())
         headers = Headers(request.headers.items())
         head = Head(request.method, path, path.rstrip("/") or "/", headers, len(body), keep_alive=True, expects=False)
-        wire = Wire(self.connection)
+        wire = Wire(self.connection, replace(request, headers=headers), self.app._server._edge)
         try:
             admitted = self.app._server.admit(head, request.peer)
             assert admitted.handler is not None
-            self._run(admitted.handler(replace(admitted, body=body, received=time.monotonic())), wire)
+            answer = admitted.handler(replace(admitted, body=body, received=time.monotonic()))
+            assert not isinstance(answer, Feed), "a feed has no end"
+            wire.write_answer(answer)
         except StartLLMError as error:
             wire.status, wire.sent = error.status, wire.sent or error.message.encode("utf-8", "replace")
         found = _RESPONSE.search(wire.sent)
         self.last = found[1].decode() if found is not None else self.last
         return wire.status, wire.sent
-
-    def _run(self, answer: Any, wire: Wire) -> None:
-        runner = self.app._server._edge.runner
-        assert not isinstance(answer, Feed), "a feed has no end"
-        if isinstance(answer, Reply):
-            wire.reply(answer)
-        elif isinstance(answer, Task):
-            runner.run_task(answer, wire)
-        else:
-            runner.run_exchange(answer, wire)
 
 
 def _fetch(name: str, *args: Any, **options: Any) -> None:
@@ -230,7 +221,7 @@ def world(model: Path, cache: Path, **settings: Any) -> Iterator[World]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(wiring, "EngineThread", ScriptedEngine)
         app = App(load_settings(None, **(defaults | settings)), say=lambda line: None)
-    app._server._panels.pulls._fetch = _fetch
+    app._server.page.pulls._fetch = _fetch
     logging.getLogger("start_llm").addHandler(noise)
     app.start()
     runtime = app.pool.main_runtime

@@ -16,7 +16,7 @@ exit 7
 """
 
 
-def make_server(
+def ApiServer(
     port: int = 0, context: int = 50_000, scale: float = 1.0, small: dict[str, Any] | None = None
 ) -> ThreadingHTTPServer:
     """`small`: details of what ``claude-haiku-4-5`` means; the other model, if nothing is said."""
@@ -48,7 +48,7 @@ def make_server(
 @contextmanager
 def serving(context: int = 50_000, scale: float = 1.0, small: dict[str, Any] | None = None) -> Iterator[int]:
     """A running stub server; gives its port."""
-    server = make_server(context=context, scale=scale, small=small)
+    server = ApiServer(context=context, scale=scale, small=small)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:

@@ -29,7 +29,7 @@ from start_llm.api.media.embeddings import EmbeddingsBody, RerankBody
 from start_llm.api.openai.chat import ChatBody
 from start_llm.api.openai.completions import CompletionBody
 from start_llm.api.openai.responses import ResponsesBody
-from start_llm.api.server import make_server
+from start_llm.api.server import ApiServer
 from start_llm.core.errors import BadRequest
 from start_llm.core.settings import load_settings
 from start_llm.host.home import python_path
@@ -102,7 +102,7 @@ def proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiteLLMProxy]:
     settings = load_settings(
         None, proxy_port=0, mlx_port=0, start_llm_cache_dir=folder / "cache", log_root=folder, litellm_master_key="sk-t"
     )
-    server = make_server(settings, Scripted().service, audio=Sounds(), encoders=Vectors())
+    server = ApiServer(settings, Scripted().service, audio=Sounds(), encoders=Vectors())
     server.start()
     found = LiteLLMProxy(
         settings, server_url=server.url, model_id="tiny", card=CARD, log_path=folder / "proxy.log",

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from start_llm.api.server import ApiServer, make_server
+from start_llm.api.server import ApiServer
 from start_llm.core.errors import NOT_LOADABLE
 from start_llm.core.settings import Settings, load_settings
 from start_llm.proxy import fallback_entry
@@ -78,7 +78,7 @@ def sounds() -> Sounds:
 
 @pytest.fixture(scope="module")
 def engine(settings: Settings, scripted: Scripted, sounds: Sounds) -> Iterator[ApiServer]:
-    server = make_server(settings, scripted.service, audio=sounds, encoders=Vectors())
+    server = ApiServer(settings, scripted.service, audio=sounds, encoders=Vectors())
     server.start()
     yield server
     server.stop(0)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import FailFast, Field
 
-from start_llm.api.anthropic.stream import MessageWriter, message_body
-from start_llm.api.common.collect import Collected
-from start_llm.api.common.dialect import Exchange, StreamWriter
+from start_llm.api.anthropic.stream import MessagesExchange
 from start_llm.api.common.fields import BodyModel, ModelName, SamplingBody, Tokens, bad, parse_body, short, word
 from start_llm.api.common.images import IMAGE_TYPES, attachment_of
 from start_llm.api.common.parts import PartContent, join_content, join_text, only_text, string_in, unusable
@@ -21,7 +18,8 @@ from start_llm.api.common.tools import check_unique, function_of, response_forma
 from start_llm.api.http.routes import Request
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.messages import Message, Tool, ToolCall
-from start_llm.core.request import ChatRequest, ResponseFormat, ToolChoice
+from start_llm.core.request import ResponseFormat, ToolChoice
+from start_llm.core.service import Service
 from start_llm.core.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -54,26 +52,7 @@ class MessagesBody(SamplingBody):
     metadata: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class MessagesExchange(Exchange):
-    """A message that is being answered.
-
-    Attributes:
-        scale: what every count that the client is told is multiplied by. It is asked when one is told: what a model has
-            room for is known once it is loaded.
-    """
-
-    request: ChatRequest
-    scale: Callable[[], float] = lambda: 1.0
-
-    def body(self, result: Collected) -> dict[str, Any]:
-        return message_body(self.request, result, self.scale())
-
-    def writer(self) -> StreamWriter:
-        return MessageWriter(self.request, self.scale)
-
-
-def read_messages(inbound: Request, settings: Settings) -> MessagesExchange:
+def read_messages(inbound: Request, settings: Settings, service: Service) -> MessagesExchange:
     """Raises BadRequest, NotSupported."""
     body, data = parse_body(MessagesBody, inbound.body)
     tools = _tools(body.tools or [])
@@ -90,7 +69,7 @@ def read_messages(inbound: Request, settings: Settings) -> MessagesExchange:
     )
     effort = request.reasoning_effort or (body.output_config.effort if body.output_config else None)
     # In this API silence means no thinking: clients that do not ask expect text in the first block.
-    return MessagesExchange(replace(request, thinking=bool(request.thinking), reasoning_effort=effort))
+    return MessagesExchange(replace(request, thinking=bool(request.thinking), reasoning_effort=effort), service)
 
 
 def _system(system: Any) -> tuple[Message, ...]:

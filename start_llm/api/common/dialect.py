@@ -3,71 +3,69 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import astuple, dataclass, field, replace
+from functools import reduce
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
-from start_llm.api.common.collect import Collected
 from start_llm.api.http import sse
+from start_llm.api.http.answers import CACHE_HEADER
 from start_llm.api.http.routes import Reply, WrongMethod
+from start_llm.core import events as ev
 from start_llm.core.errors import StartLLMError
-from start_llm.core.events import Done, Event, Progress, Usage
+from start_llm.core.messages import ToolCall
 from start_llm.core.protocol import error_body, error_headers, style_of
 from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
+from start_llm.core.service import EventStream, Service
+
+OfChoice = (
+    ev.ReasoningDelta | ev.TextDelta | ev.ToolCallStarted | ev.ToolCallDelta | ev.ToolCallFinished | ev.ChoiceDone
+)
 
 
-class Task(ABC):
-    """A validated request whose answer is computed in steps and sent as a whole.
-
-    Args:
-        request: as observers see it: its id, its kind and its model; no messages.
-        work: computes; each part is a step. Raises StartLLMError.
-    """
-
-    def __init__(self, request: ChatRequest, work: Iterable[Progress]) -> None:
-        self.request, self.work = request, work
-
-    def steps(self) -> Generator[Event]:
-        """Computes. The last event is `Done`. Raises StartLLMError. Closed when the client goes."""
-        yield from self.work
-        # The counts of a report are of KV that is reused or not; here there is none, and shares must not be thinned.
-        yield Done(Usage(prompt=self.tokens(), completion=0, cached=0), CacheReport())
-
-    def tokens(self) -> int:
-        """That were read, when the steps are over."""
-        return 0
-
-    @abstractmethod
-    def reply(self) -> Reply:
-        """The answer, when the steps are over."""
-
-
-class StreamWriter(Protocol):
+class StreamWriter(ABC):
     """Writes one request's events as server-sent events. Used by one thread, events in order."""
 
     def open(self) -> bytes:
         """What goes out before the first event."""
-        ...
+        return b""
 
-    def write(self, event: Event) -> bytes:
+    @abstractmethod
+    def write(self, event: ev.Event) -> bytes:
         """Any event but `Failed`; ``b""`` where the dialect says nothing."""
-        ...
 
+    @abstractmethod
     def fail(self, error: StartLLMError) -> bytes:
         """The last bytes of a stream that failed after it was opened."""
-        ...
 
 
+@dataclass(frozen=True, slots=True)
 class Exchange(ABC):
     """A validated request with the two ways to answer it."""
 
     request: ChatRequest
+    service: Service
 
     @property
     def requests(self) -> tuple[ChatRequest, ...]:
         """What is run: `request`, and where a body has several prompts the others."""
         return (self.request,)
+
+    def token_text(self, token: int) -> str:
+        return self.service.token_text(token, self.request.model)
+
+    def begin(self) -> EventStream:
+        """Submits. Raises StartLLMError before any event."""
+        return submit_all(self.service, self.requests)
+
+    def reply(self, events: Iterable[ev.Event]) -> Reply | None:
+        """The whole answer; ``None`` if `events` end without a final one. Raises the StartLLMError of a `Failed`."""
+        result = collect(events, self.request.n * len(self.requests))
+        if result is None:
+            return None
+        return Reply(sse.dumps(self.body(result)), headers={CACHE_HEADER: result.report.header()})
 
     @abstractmethod
     def body(self, result: Collected) -> dict[str, Any]:
@@ -75,6 +73,57 @@ class Exchange(ABC):
 
     @abstractmethod
     def writer(self) -> StreamWriter: ...
+
+
+class Task:
+    """A validated request whose answer is computed in steps and sent as a whole.
+
+    It is its own `EventStream`: closed, it ends behind the step that is being computed.
+
+    Args:
+        request: as observers see it: its id, its kind and its model; no messages.
+        work: computes; each part is a step. Raises StartLLMError.
+        answer: makes the answer, when the steps are over.
+        tokens: that were read, when the steps are over.
+    """
+
+    def __init__(
+        self,
+        request: ChatRequest,
+        work: Iterable[ev.Progress],
+        answer: Callable[[], Reply],
+        tokens: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.request = request
+        self._answer, self._tokens = answer, tokens
+        self._steps, self._closed = self._events(work), False
+
+    def begin(self) -> EventStream:
+        return self
+
+    def reply(self, events: Iterable[ev.Event]) -> Reply | None:
+        """The answer; ``None`` if `events` end without a final one."""
+        return self._answer() if any(isinstance(event, ev.Done) for event in events) else None
+
+    def __iter__(self) -> Iterator[ev.Event]:
+        return self
+
+    def __next__(self) -> ev.Event:
+        if self._closed:
+            self._steps.close()
+            raise StopIteration
+        return next(self._steps)
+
+    def close(self) -> None:
+        self._closed = True
+
+    def last_report(self) -> CacheReport | None:
+        return None
+
+    def _events(self, work: Iterable[ev.Progress]) -> Generator[ev.Event]:
+        yield from work
+        # The counts of a report are of KV that is reused or not; here there is none, and shares must not be thinned.
+        yield ev.Done(ev.Usage(prompt=self._tokens(), completion=0, cached=0), CacheReport())
 
 
 def error_reply(error: StartLLMError, path: str) -> Reply:
@@ -86,3 +135,110 @@ def error_reply(error: StartLLMError, path: str) -> Reply:
     if error.status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = "Bearer"
     return Reply(sse.dumps(body), error.status, kind, headers)
+
+
+# --- a request's events as one answer, several prompts' events as those of one request ---
+
+
+@dataclass(slots=True)
+class CollectedChoice:
+    """One finished choice."""
+
+    text: str = ""
+    reasoning: str = ""
+    calls: list[ToolCall] = field(default_factory=list)
+    logprobs: list[ev.TokenLogprob] = field(default_factory=list)
+    finish_reason: ev.FinishReason = "stop"
+    stop_sequence: str | None = None
+
+
+@dataclass(slots=True)
+class Collected:
+    """A whole answer; `choices` in the order of their index."""
+
+    choices: list[CollectedChoice]
+    usage: ev.Usage
+    report: CacheReport
+
+
+def collect(events: Iterable[ev.Event], n: int = 1) -> Collected | None:
+    """Reads `events` to their end; ``None`` if that comes without a final one.
+
+    Raises:
+        StartLLMError: what a `Failed` carries.
+    """
+    choices = [CollectedChoice() for _ in range(n)]
+    text: list[list[str]] = [[] for _ in range(n)]
+    reasoning: list[list[str]] = [[] for _ in range(n)]
+    for event in events:
+        if isinstance(event, ev.TextDelta):
+            text[event.choice].append(event.text)
+            choices[event.choice].logprobs.extend(event.logprobs)
+        elif isinstance(event, ev.ReasoningDelta):
+            reasoning[event.choice].append(event.text)
+        elif isinstance(event, ev.ToolCallFinished):
+            choices[event.choice].calls.append(ToolCall(event.id, event.name, event.arguments))
+        elif isinstance(event, ev.ChoiceDone):
+            choices[event.choice].finish_reason = event.finish_reason
+            choices[event.choice].stop_sequence = event.stop_sequence
+        elif isinstance(event, ev.Failed):
+            raise event.error
+        elif isinstance(event, ev.Done):
+            for index, choice in enumerate(choices):
+                choice.text, choice.reasoning = "".join(text[index]), "".join(reasoning[index])
+            return Collected(choices, event.usage, event.report)
+    return None
+
+
+def submit_all(service: Service, requests: Sequence[ChatRequest]) -> EventStream:
+    """All are submitted at once, so that the engine can batch them; if one is refused, none is run."""
+    if len(requests) == 1:
+        return service.chat(requests[0])
+    streams: list[EventStream] = []
+    try:
+        for request in requests:
+            streams.append(service.chat(request))
+    except StartLLMError:
+        for stream in streams:
+            stream.close()
+        raise
+    return _StreamsInTurn(streams, requests[0].n)
+
+
+class _StreamsInTurn:
+    """An `EventStream` of streams with `n` choices each. Counts are sums; the first one's start is everyone's."""
+
+    def __init__(self, streams: Sequence[EventStream], n: int) -> None:
+        self._streams = tuple(streams)
+        self._events = self._merge(n)
+
+    def __iter__(self) -> Iterator[ev.Event]:
+        return self
+
+    def __next__(self) -> ev.Event:
+        return next(self._events)
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+
+    def last_report(self) -> CacheReport | None:
+        reports = [report for stream in self._streams if (report := stream.last_report()) is not None]
+        return reduce(CacheReport.plus, reports) if reports else None
+
+    def _merge(self, n: int) -> Iterator[ev.Event]:
+        usage, report = ev.Usage(0, 0, 0), CacheReport()
+        for index, stream in enumerate(self._streams):
+            done = None
+            for event in stream:
+                if isinstance(event, ev.Done):
+                    done = event
+                elif isinstance(event, OfChoice):
+                    yield replace(event, choice=event.choice + index * n)
+                elif not isinstance(event, ev.Started) or index == 0:
+                    yield event
+            if done is None:
+                return
+            usage = ev.Usage(*map(sum, zip(astuple(usage), astuple(done.usage), strict=True)))
+            report = report.plus(done.report)
+        yield ev.Done(usage, report)

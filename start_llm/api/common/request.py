@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
@@ -12,9 +13,11 @@ from start_llm.api.http.access import RequestOwners, owner_of
 from start_llm.api.http.routes import Request
 from start_llm.core.jsontext import parse_inner
 from start_llm.core.limits import ADAPTER, BIAS, SESSION, STOP, STOPS, STOPS_TOGETHER, VARIABLES
+from start_llm.core.messages import Message
 from start_llm.core.modelmap import ADAPTER_SIGN, plain_name
 from start_llm.core.request import ChatRequest, Dialect, Sampling
 from start_llm.core.settings import Settings
+from start_llm.prompt.clients import UNKNOWN, Clients
 
 SESSION_FIELDS = ("session_id", "conversation_id", "thread_id", "chat_id")
 """These name a conversation. `user`, `safety_identifier` and `prompt_cache_key` name people and groups: they do not."""
@@ -71,6 +74,24 @@ def counted_request(
     request = ChatRequest(f"{prefix}-{uuid.uuid4().hex}", dialect, model, owner=owner, received=inbound.received)
     owners.remember([request.id], inbound.visitor)
     return request
+
+
+# --- which agent a request seems to come from: for people who look at figures; nothing is decided by it ---
+
+_PRODUCT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+ -]{0,39}")
+_BUILT_IN = Clients()
+
+
+def agent_of(messages: Sequence[Message], headers: Mapping[str, str]) -> str:
+    """By its system text, else the product that its ``User-Agent`` names first; ``other`` if neither says anything."""
+    known = _BUILT_IN.of(messages)
+    if known is not UNKNOWN:
+        return known.name.replace("_", " ")
+    agent = headers.get("User-Agent", "").strip()
+    if agent.startswith("Mozilla/"):
+        return "browser"
+    product = _PRODUCT.match(agent.partition("/")[0])
+    return product[0].strip() if product else "other"
 
 
 # --- sampling and stop strings ---

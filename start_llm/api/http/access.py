@@ -144,7 +144,7 @@ def visitor_of(headers: Mapping[str, str], peer: str, api_key: str | None) -> Vi
         peer: the client's address.
     """
     if api_key is not None:
-        return Visitor(digest(api_key))
+        return Visitor(digest(api_key), sees_all=True)  # whoever was let in has the key: there is nobody to hide from
     if not is_loopback(peer) or _is_forwarded(headers):
         return NOBODY
     key = next(iter(presented_keys(headers)), None)

@@ -18,7 +18,7 @@ from start_llm.api.http.routes import Reply, Request
 from start_llm.api.media.multipart import Form, read_form
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import MODEL, SPOKEN_TEXT
-from start_llm.core.media import Audio, AudioTask, Computation, Hints, SoundForm, Transcript, TranscriptSegment
+from start_llm.core.media import Audio, AudioTask, Hints, SoundForm, Transcript, TranscriptSegment
 from start_llm.core.request import ChatRequest
 
 PLAIN = "text/plain; charset=utf-8"
@@ -52,33 +52,6 @@ class SpeechBody(BodyModel):
     user: str | None = None
 
 
-class TranscriptionTask(Task):
-    def __init__(self, request: ChatRequest, hearing: Computation[Transcript], shape: Shape) -> None:
-        super().__init__(request, hearing)
-        self._hearing, self._shape = hearing, shape
-
-    def reply(self) -> Reply:
-        found = self._hearing.result
-        if self._shape in _TEXTS:
-            return Reply(_TEXTS[self._shape](found).encode("utf-8", "replace"), content_type=PLAIN)
-        body: dict[str, Any] = {"text": found.text.strip()}
-        if self._shape == "verbose_json":
-            segments = [_shown(index, segment) for index, segment in enumerate(found.segments)]
-            seconds = round(found.seconds, 3)
-            body = {"task": "transcribe", "language": found.language, "duration": seconds, **body, "segments": segments}
-        used = {"type": "duration", "seconds": math.ceil(found.seconds)}
-        return Reply(sse.dumps({**body, "usage": used}))
-
-
-class SpeechTask(Task):
-    def __init__(self, request: ChatRequest, speaking: Computation[bytes], form: SoundForm) -> None:
-        super().__init__(request, speaking)
-        self._speaking, self._form = speaking, form
-
-    def reply(self) -> Reply:
-        return Reply(self._speaking.result, content_type=SOUNDS[self._form])
-
-
 @dataclass(frozen=True, slots=True)
 class AudioRoutes:
     """Handlers."""
@@ -86,16 +59,17 @@ class AudioRoutes:
     audio: Audio | None
     owners: RequestOwners
 
-    def transcriptions(self, inbound: Request) -> TranscriptionTask:
+    def transcriptions(self, inbound: Request) -> Task:
         audio = self._audio()
         form = read_form(inbound.body, inbound.headers.get("Content-Type", ""))
         body = _read(form)
         file = form.file("file")
         request = self._request("transcription", body.model, body.user, inbound)
         hints = Hints(body.language or None, body.prompt, body.temperature)
-        return TranscriptionTask(request, audio.transcribe(request.model, file, hints), body.response_format)
+        hearing = audio.transcribe(request.model, file, hints)
+        return Task(request, hearing, lambda: _transcript(hearing.result, body.response_format))
 
-    def speech(self, inbound: Request) -> SpeechTask:
+    def speech(self, inbound: Request) -> Task:
         audio = self._audio()
         body, _ = parse_body(SpeechBody, inbound.body)
         within(SPOKEN_TEXT, len(body.input), "input")
@@ -109,7 +83,8 @@ class AudioRoutes:
             )
         request = self._request("speech", body.model or "", body.user, inbound)
         form = body.response_format or "mp3"
-        return SpeechTask(request, audio.speak(request.model, body.input, form), form)
+        speaking = audio.speak(request.model, body.input, form)
+        return Task(request, speaking, lambda: Reply(speaking.result, content_type=SOUNDS[form]))
 
     def _request(self, task: AudioTask, model: str, user: str | None, inbound: Request) -> ChatRequest:
         data = {"user": user} if user else {}
@@ -143,6 +118,18 @@ def _number(text: str) -> float | str:
         return float(text)
     except ValueError:
         return text  # the validation says what is wrong with it
+
+
+def _transcript(found: Transcript, shape: Shape) -> Reply:
+    if shape in _TEXTS:
+        return Reply(_TEXTS[shape](found).encode("utf-8", "replace"), content_type=PLAIN)
+    body: dict[str, Any] = {"text": found.text.strip()}
+    if shape == "verbose_json":
+        segments = [_shown(index, segment) for index, segment in enumerate(found.segments)]
+        seconds = round(found.seconds, 3)
+        body = {"task": "transcribe", "language": found.language, "duration": seconds, **body, "segments": segments}
+    used = {"type": "duration", "seconds": math.ceil(found.seconds)}
+    return Reply(sse.dumps({**body, "usage": used}))
 
 
 def _shown(index: int, segment: TranscriptSegment) -> dict[str, Any]:

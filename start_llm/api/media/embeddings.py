@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import base64
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -47,77 +45,6 @@ class RerankBody(BodyModel):
     truncate: bool | None = None
 
 
-class _EncodingTask(Task):
-    headers: Mapping[str, str] = MappingProxyType({})
-
-    def __init__(self, request: ChatRequest, encoding: Computation[Encoded]) -> None:
-        super().__init__(request, encoding)
-        self.encoding = encoding
-
-    def tokens(self) -> int:
-        return self.encoding.result.tokens
-
-    def reply(self) -> Reply:
-        cut = self.encoding.result.cut
-        return Reply(self.body(), headers={**({CUT_HEADER: str(cut)} if cut else {}), **self.headers})
-
-    @abstractmethod
-    def body(self) -> bytes: ...
-
-
-class EmbeddingsTask(_EncodingTask):
-    def __init__(self, request: ChatRequest, encoding: Computation[Encoded], form: str) -> None:
-        super().__init__(request, encoding)
-        self._form = form
-
-    def body(self) -> bytes:
-        """Made a vector at a time: a hundred thousand numbers in one go would hold up all other threads."""
-        items = [
-            sse.dumps({"object": "embedding", "index": index, "embedding": self._shown(vector)})
-            for index, vector in enumerate(self.encoding.result.vectors)
-        ]
-        tokens = self.encoding.result.tokens
-        usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-        tail = sse.dumps({"model": self.request.model, "usage": usage})
-        return b'{"object":"list","data":[' + b",".join(items) + b"]," + tail[1:]
-
-    def _shown(self, vector: Any) -> Any:
-        if self._form == "base64":
-            return base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii")
-        return vector.tolist()
-
-
-class RerankTask(_EncodingTask):
-    """Documents by the cosine of their vector and the query's, which is the first."""
-
-    headers = MappingProxyType({METHOD_HEADER: SIMILARITY})
-
-    def __init__(
-        self, request: ChatRequest, encoding: Computation[Encoded], documents: Sequence[str] | None, top: int
-    ) -> None:
-        super().__init__(request, encoding)
-        self._documents, self._top = documents, top
-
-    def body(self) -> bytes:
-        vectors, tokens = self.encoding.result.vectors, self.encoding.result.tokens
-        scores = (vectors[1:] @ vectors[0]).tolist()
-        best = sorted(range(len(scores)), key=lambda index: -scores[index])[: self._top]
-        results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in best]
-        if self._documents is not None:
-            for result in results:
-                result["document"] = {"text": self._documents[result["index"]]}
-        return sse.dumps(
-            {
-                "id": self.request.id,
-                "object": "list",
-                "model": self.request.model,
-                "results": results,
-                "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-                "meta": {"method": SIMILARITY, "billed_units": {"search_units": 1}, "tokens": {"input_tokens": tokens}},
-            }
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class Encodings:
     """Handlers of the two routes."""
@@ -125,15 +52,16 @@ class Encodings:
     encoders: Encoders | None
     owners: RequestOwners
 
-    def embeddings(self, inbound: Request) -> EmbeddingsTask:
+    def embeddings(self, inbound: Request) -> Task:
         body, data = parse_body(EmbeddingsBody, inbound.body)
         texts = texts_of(body.input)
         encoders = self._encoders()
         request = self._request(encoders, "embeddings", body.model, data, inbound)
         encoding = encoders.encode(texts, "input", truncate=bool(body.truncate), dimensions=body.dimensions)
-        return EmbeddingsTask(request, encoding, body.encoding_format or "float")
+        as_base64 = body.encoding_format == "base64"
+        return _task(request, encoding, lambda found: _embeddings(request.model, found, as_base64), {})
 
-    def rerank(self, inbound: Request) -> RerankTask:
+    def rerank(self, inbound: Request) -> Task:
         body, data = parse_body(RerankBody, inbound.body)
         documents = documents_of(body.documents)
         if not body.query:
@@ -144,7 +72,10 @@ class Encodings:
             [body.query, *documents], "documents", truncate=body.truncate is not False, dimensions=None
         )
         returned = None if body.return_documents is False else documents
-        return RerankTask(request, encoding, returned, min(body.top_n or len(documents), len(documents)))
+        top = min(body.top_n or len(documents), len(documents))
+        return _task(
+            request, encoding, lambda found: _rerank(request, found, returned, top), {METHOD_HEADER: SIMILARITY}
+        )
 
     def _encoders(self) -> Encoders:
         if self.encoders is None:
@@ -155,6 +86,48 @@ class Encodings:
         self, encoders: Encoders, dialect: Dialect, model: str | None, data: dict[str, Any], inbound: Request
     ) -> ChatRequest:
         return counted_request(dialect, PREFIXES[dialect], encoders.named(model or ""), data, inbound, self.owners)
+
+
+def _task(
+    request: ChatRequest, encoding: Computation[Encoded], body: Callable[[Encoded], bytes], headers: dict[str, str]
+) -> Task:
+    def answer() -> Reply:
+        cut = encoding.result.cut
+        return Reply(body(encoding.result), headers=({CUT_HEADER: str(cut)} if cut else {}) | headers)
+
+    return Task(request, encoding, answer, tokens=lambda: encoding.result.tokens)
+
+
+def _embeddings(model: str, found: Encoded, as_base64: bool) -> bytes:
+    """Made a vector at a time: a hundred thousand numbers in one go would hold up all other threads."""
+    items = []
+    for index, vector in enumerate(found.vectors):
+        packed = base64.b64encode(vector.astype("<f4").tobytes()).decode("ascii") if as_base64 else vector.tolist()
+        items.append(sse.dumps({"object": "embedding", "index": index, "embedding": packed}))
+    usage = {"prompt_tokens": found.tokens, "total_tokens": found.tokens}
+    tail = sse.dumps({"model": model, "usage": usage})
+    return b'{"object":"list","data":[' + b",".join(items) + b"]," + tail[1:]
+
+
+def _rerank(request: ChatRequest, found: Encoded, documents: Sequence[str] | None, top: int) -> bytes:
+    """Documents by the cosine of their vector and the query's, which is the first."""
+    scores = (found.vectors[1:] @ found.vectors[0]).tolist()
+    best = sorted(range(len(scores)), key=lambda index: -scores[index])[:top]
+    results: list[dict[str, Any]] = [{"index": index, "relevance_score": scores[index]} for index in best]
+    if documents is not None:
+        for result in results:
+            result["document"] = {"text": documents[result["index"]]}
+    tokens = found.tokens
+    return sse.dumps(
+        {
+            "id": request.id,
+            "object": "list",
+            "model": request.model,
+            "results": results,
+            "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+            "meta": {"method": SIMILARITY, "billed_units": {"search_units": 1}, "tokens": {"input_tokens": tokens}},
+        }
+    )
 
 
 def texts_of(value: Any) -> tuple[Text, ...]:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import FailFast, Field
 
-from start_llm.api.common.collect import Collected
-from start_llm.api.common.dialect import Exchange, StreamWriter
 from start_llm.api.common.fields import BodyModel, ModelName, SamplingBody, Tokens, bad, parse_body, word
 from start_llm.api.common.parts import (
     PartContent,
@@ -26,11 +22,12 @@ from start_llm.api.common.parts import (
 from start_llm.api.common.request import request_of, stop_of
 from start_llm.api.common.tools import check_unique, choose, function_of, response_format_of, tool_of
 from start_llm.api.http.routes import Request
-from start_llm.api.openai.stream import ChatWriter, chat_body
+from start_llm.api.openai.stream import ChatExchange
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import CHOICES
 from start_llm.core.messages import Message, Role, Tool, ToolCall
-from start_llm.core.request import ChatRequest, ToolChoice
+from start_llm.core.request import ToolChoice
+from start_llm.core.service import Service
 from start_llm.core.settings import Settings
 
 ROLES = "system, developer, user, assistant, tool or function"
@@ -53,8 +50,28 @@ class ChatMessage(BodyModel):
     tool_call_id: str | None = None
 
 
-class ChatBody(SamplingBody):
+class OlderBody(SamplingBody):
+    """The fields of chat completions and of completions."""
+
     model: ModelName | None = None
+    max_tokens: Tokens | None = None
+    n: Annotated[int, Field(ge=1, le=CHOICES.most)] | None = None
+    best_of: int | None = None
+    stop: Any = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def includes_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def choices(self) -> int:
+        """Raises NotSupported."""
+        if self.best_of is not None and self.best_of > (self.n or 1):
+            raise NotSupported("best_of: more candidates than n are not supported; set n instead.", param="best_of")
+        return self.n or 1
+
+
+class ChatBody(OlderBody):
     messages: Annotated[list[ChatMessage], Field(min_length=1), FailFast()]
     tools: list[Any] | None = None
     tool_choice: Any = None
@@ -62,42 +79,20 @@ class ChatBody(SamplingBody):
     function_call: Any = None
     parallel_tool_calls: bool | None = None
     response_format: Any = None
-    max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
-    n: Annotated[int, Field(ge=1, le=CHOICES.most)] | None = None
-    best_of: int | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    stop: Any = None
-    stream_options: StreamOptions | None = None
     modalities: list[str] | None = None
     user: str | None = None
     metadata: dict[str, Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ChatExchange(Exchange):
-    """A chat completion that is being answered. `created` is unix seconds."""
-
-    request: ChatRequest
-    include_usage: bool
-    created: int
-    token_text: Callable[[int], str]
-
-    def body(self, result: Collected) -> dict[str, Any]:
-        return chat_body(self.request, self.created, result, self.token_text)
-
-    def writer(self) -> StreamWriter:
-        return ChatWriter(self.request, self.created, self.include_usage, self.token_text)
-
-
-def read_chat(inbound: Request, settings: Settings, token_text: Callable[[int], str]) -> ChatExchange:
+def read_chat(inbound: Request, settings: Settings, service: Service) -> ChatExchange:
     """Raises BadRequest, NotSupported."""
     body, data = parse_body(ChatBody, inbound.body)
     if body.modalities and set(body.modalities) != {"text"}:
         raise NotSupported("modalities: only text can be generated.", param="modalities")
-    if body.best_of is not None and body.best_of > (body.n or 1):
-        raise NotSupported("best_of: more candidates than n are not supported; set n instead.", param="best_of")
+    choices = body.choices()
     tools, choice = _tools(body)
     request = request_of(
         *("chat", body, data, inbound, settings),
@@ -108,11 +103,10 @@ def read_chat(inbound: Request, settings: Settings, token_text: Callable[[int], 
         response_format=response_format_of(body.response_format),
         max_tokens=body.max_completion_tokens or body.max_tokens,
         stop=stop_of(body.stop),
-        n=body.n or 1,
+        n=choices,
         logprobs=_logprobs(body),
     )
-    include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    return ChatExchange(request, include_usage, int(time.time()), token_text)
+    return ChatExchange(request, service, body.includes_usage, int(time.time()))
 
 
 def _logprobs(body: ChatBody) -> int | None:

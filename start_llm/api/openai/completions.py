@@ -3,45 +3,37 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from start_llm.api.common.collect import Collected
-from start_llm.api.common.dialect import Exchange, StreamWriter
-from start_llm.api.common.fields import ModelName, SamplingBody, Tokens, bad, parse_body, within
+from start_llm.api.common.dialect import Collected, StreamWriter
+from start_llm.api.common.fields import bad, parse_body, within
 from start_llm.api.common.request import request_of, stop_of
-from start_llm.api.http import sse
 from start_llm.api.http.routes import Request
-from start_llm.api.openai.chat import StreamOptions
-from start_llm.api.openai.stream import ChunkWriter, finish_word, usage_body
+from start_llm.api.openai.chat import OlderBody
+from start_llm.api.openai.stream import ChunkWriter, OpenAIExchange, TokenText, finish_word, usage_body
 from start_llm.core.errors import NotSupported
 from start_llm.core.events import ChoiceDone, Event, TextDelta, TokenLogprob
-from start_llm.core.limits import CHOICES, PROMPTS
+from start_llm.core.limits import PROMPTS
 from start_llm.core.request import ChatRequest
+from start_llm.core.service import Service
 from start_llm.core.settings import Settings
 
-TokenText = Callable[[int], str]
 Prompt = str | tuple[int, ...]
 
 
-class CompletionBody(SamplingBody):
-    model: ModelName | None = None
+class CompletionBody(OlderBody):
     prompt: Any = None
     suffix: str | None = None
     echo: bool | None = None
-    max_tokens: Tokens | None = None
-    n: Annotated[int, Field(ge=1, le=CHOICES.most)] | None = None
-    best_of: int | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    stop: Any = None
-    stream_options: StreamOptions | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class CompletionExchange(Exchange):
+class CompletionExchange(OpenAIExchange):
     """A completion that is being answered.
 
     Attributes:
@@ -49,10 +41,6 @@ class CompletionExchange(Exchange):
         echo: the prompts' texts where the client wants them back, else one ``""`` a prompt.
     """
 
-    request: ChatRequest
-    include_usage: bool
-    created: int
-    token_text: TokenText
     prompts: tuple[Prompt, ...]
     echo: tuple[str, ...]
 
@@ -73,31 +61,30 @@ class CompletionExchange(Exchange):
             if self.request.logprobs is not None:
                 logprobs = legacy_logprobs(choice.logprobs, self.token_text, len(echo))
             choices.append(_choice(index, echo + text, logprobs, finish_word(choice.finish_reason)))
-        return _head(self) | {"choices": choices, "usage": usage_body(result.usage, result.report)}
+        return self.head("text_completion", choices) | {"usage": usage_body(result.usage, result.report)}
 
     def writer(self) -> StreamWriter:
         return CompletionWriter(self)
 
 
-def read_completion(inbound: Request, settings: Settings, token_text: TokenText) -> CompletionExchange:
+def read_completion(inbound: Request, settings: Settings, service: Service) -> CompletionExchange:
     """Raises BadRequest, NotSupported."""
     body, data = parse_body(CompletionBody, inbound.body)
     if body.suffix:
         raise NotSupported("suffix: text after the answer is not supported; leave it out.", param="suffix")
-    if body.best_of is not None and body.best_of > (body.n or 1):
-        raise NotSupported("best_of: more candidates than n are not supported; set n instead.", param="best_of")
+    choices = body.choices()
     prompts = prompts_of(body.prompt)
     request = request_of(
         *("completions", body, data, inbound, settings),
         prompt=prompts[0],
         max_tokens=body.max_tokens,
         stop=stop_of(body.stop),
-        n=body.n or 1,
+        n=choices,
         logprobs=body.logprobs,
     )
-    include_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
-    echo = tuple(_text(prompt, token_text) if body.echo else "" for prompt in prompts)
-    return CompletionExchange(request, include_usage, int(time.time()), token_text, prompts, echo)
+    # Echoed token ids are read as text here, in the vocabulary of the model that the body names.
+    echo = tuple(_text(prompt, request.model, service) if body.echo else "" for prompt in prompts)
+    return CompletionExchange(request, service, body.includes_usage, int(time.time()), prompts, echo)
 
 
 def prompts_of(value: Any) -> tuple[Prompt, ...]:
@@ -116,8 +103,8 @@ def _prompt(value: Any, path: str) -> Prompt:
     raise bad(path, "a string or a list of token ids that is not empty", value)
 
 
-def _text(prompt: Prompt, token_text: TokenText) -> str:
-    return prompt if isinstance(prompt, str) else "".join(token_text(token) for token in prompt)
+def _text(prompt: Prompt, model: str, service: Service) -> str:
+    return prompt if isinstance(prompt, str) else "".join(service.token_text(token, model) for token in prompt)
 
 
 def legacy_logprobs(items: Sequence[TokenLogprob], token_text: TokenText, offset: int = 0) -> dict[str, Any]:
@@ -135,21 +122,16 @@ def legacy_logprobs(items: Sequence[TokenLogprob], token_text: TokenText, offset
     }
 
 
-def _head(exchange: CompletionExchange) -> dict[str, Any]:
-    request = exchange.request
-    return {"id": request.id, "object": "text_completion", "created": exchange.created, "model": request.model}
-
-
 def _choice(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
 
 class CompletionWriter(ChunkWriter):
-    """``text_completion`` chunks."""
+    kind = "text_completion"
+    _exchange: CompletionExchange
 
     def __init__(self, exchange: CompletionExchange) -> None:
-        super().__init__(exchange.include_usage)
-        self._exchange = exchange
+        super().__init__(exchange)
         self._choices = range(exchange.request.n * len(exchange.prompts))
         self._offsets = [len(exchange.echo_of(index)) for index in self._choices]
 
@@ -169,7 +151,4 @@ class CompletionWriter(ChunkWriter):
         return b""
 
     def _text(self, index: int, text: str, logprobs: dict[str, Any] | None = None, finish: str | None = None) -> bytes:
-        return sse.data(self._chunk([_choice(index, text, logprobs, finish)]))
-
-    def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return _head(self._exchange) | {"choices": choices}
+        return self._chunk(_choice(index, text, logprobs, finish))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs
 
@@ -18,11 +18,12 @@ from start_llm.api.http.access import user_of
 from start_llm.api.http.routes import Reply, Request
 from start_llm.api.openai.responses_items import messages_of
 from start_llm.api.openai.responses_store import OwnResponses, ResponsesStore, StoredResponse
-from start_llm.api.openai.responses_stream import ResponsesExchange, Style, telling
+from start_llm.api.openai.responses_stream import REASONING, SUMMARY, ResponsesExchange, telling
 from start_llm.api.openai.responses_tools import Toolbox, toolbox
 from start_llm.core.errors import NotFound, NotSupported
 from start_llm.core.limits import MESSAGES
 from start_llm.core.messages import Message
+from start_llm.core.service import Service
 from start_llm.core.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -56,9 +57,7 @@ class ResponsesBody(SamplingBody):
     user: str | None = None
 
 
-def read_responses(
-    inbound: Request, settings: Settings, token_text: Callable[[int], str], store: OwnResponses
-) -> ResponsesExchange:
+def read_responses(inbound: Request, settings: Settings, service: Service, store: OwnResponses) -> ResponsesExchange:
     """Raises BadRequest, NotFound (the previous response), NotSupported."""
     body, data = parse_body(ResponsesBody, inbound.body)
     _refuse(data)
@@ -84,15 +83,15 @@ def read_responses(
         continued=body.previous_response_id is not None,
     )
     thought = body.reasoning or {}
-    style = Style(
-        summary=bool(thought.get("summary") or thought.get("generate_summary")),
-        sealed="reasoning.encrypted_content" in include,
-    )
+    thinking = SUMMARY if thought.get("summary") or thought.get("generate_summary") else REASONING
+    sealed = "reasoning.encrypted_content" in include
     keep = store if body.store is not False and store.enabled else None
     if body.store:
         _check_storable(store)
     echo = _echo(body, data, tools.notes, keep is not None)
-    return ResponsesExchange(request, echo, items, style, time.time(), token_text, keep, bool(body.store), tools.origin)
+    return ResponsesExchange(
+        request, service, echo, items, thinking, sealed, time.time(), keep, bool(body.store), tools.origin
+    )
 
 
 def _refuse(data: dict[str, Any]) -> None:

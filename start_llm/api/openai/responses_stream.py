@@ -8,44 +8,40 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from start_llm.api.common.collect import Collected
-from start_llm.api.common.dialect import Exchange, StreamWriter
+from start_llm.api.common.dialect import Collected, Exchange, StreamWriter
 from start_llm.api.http import sse
 from start_llm.api.openai.responses_custom import InputText, input_of
 from start_llm.api.openai.responses_items import seal
 from start_llm.api.openai.responses_store import OwnResponses
 from start_llm.api.openai.responses_tools import Named
 from start_llm.api.openai.stream import logprobs_body
+from start_llm.core import events as ev
 from start_llm.core.errors import StartLLMError, Unavailable
-from start_llm.core.events import (
-    ChoiceDone,
-    Done,
-    Event,
-    FinishReason,
-    Progress,
-    ReasoningDelta,
-    TextDelta,
-    TokenLogprob,
-    ToolCallDelta,
-    ToolCallFinished,
-    ToolCallStarted,
-    Usage,
-)
 from start_llm.core.jsontext import parse_inner
 from start_llm.core.protocol import responses_code
 from start_llm.core.report import CacheReport
-from start_llm.core.request import ChatRequest
 from start_llm.files.database import FileUnavailable
 
 Item = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Style:
-    """How reasoning is shown: as a summary if the client asked for one, and sealed beside it."""
+class TextKind:
+    """An item that holds text, as it is told: events of its text, events of its one part, the part's type and place."""
 
-    summary: bool = False
-    sealed: bool = False
+    prefix: str
+    text_event: str
+    part_event: str
+    part_type: str
+    index: str
+
+
+MESSAGE = TextKind("msg", "response.output_text", "response.content_part", "output_text", "content_index")
+REASONING = TextKind("rs", "response.reasoning_text", "response.content_part", "reasoning_text", "content_index")
+SUMMARY = TextKind(
+    "rs", "response.reasoning_summary_text", "response.reasoning_summary_part", "summary_text", "summary_index"
+)
+"""Reasoning, for a client that asked for a summary of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +51,19 @@ class ResponsesExchange(Exchange):
     Attributes:
         echo: the fields that repeat the request.
         items: the whole input, that of earlier responses included.
+        thinking: how reasoning is shown, `REASONING` or `SUMMARY`.
+        sealed: it is also sent in the form that only this server reads.
         created: unix seconds.
         store: where the response is kept, ``None`` if it is not.
         must_store: the client asked for that; if it fails, so does the answer.
         origin: the client's tool by the name that the model calls.
     """
 
-    request: ChatRequest
     echo: dict[str, Any]
     items: list[Any]
-    style: Style
+    thinking: TextKind
+    sealed: bool
     created: float
-    token_text: Callable[[int], str]
     store: OwnResponses | None
     must_store: bool
     origin: Callable[[str], Named]
@@ -75,9 +72,9 @@ class ResponsesExchange(Exchange):
         choice = result.choices[0]
         output: list[Item] = []
         if choice.reasoning:
-            output.append(reasoning_item(new_id("rs"), choice.reasoning, self.style))
+            output.append(self.text_item(self.thinking, new_id("rs"), choice.reasoning, []))
         if choice.text:
-            output.append(message_item(new_id("msg"), choice.text, self.logprobs(choice.logprobs)))
+            output.append(self.text_item(MESSAGE, new_id("msg"), choice.text, self.logprobs(choice.logprobs)))
         for call in choice.calls:
             tool = self.origin(call.name)
             written = input_of(call.arguments) if tool.custom else call.arguments
@@ -87,10 +84,17 @@ class ResponsesExchange(Exchange):
     def writer(self) -> StreamWriter:
         return ResponsesWriter(self)
 
-    def logprobs(self, items: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
+    def logprobs(self, items: Sequence[ev.TokenLogprob]) -> list[dict[str, Any]]:
         return logprobs_body(items, self.token_text)
 
-    def finish(self, output: list[Item], reason: FinishReason, usage: Usage, report: CacheReport) -> dict[str, Any]:
+    def text_item(self, kind: TextKind, item_id: str, text: str, logprobs: list[dict[str, Any]]) -> Item:
+        """A finished item."""
+        item = item_of(kind, item_id, "completed", [part_of(kind, text, logprobs)])
+        return item | {"encrypted_content": seal(text)} if self.sealed and kind is not MESSAGE else item
+
+    def finish(
+        self, output: list[Item], reason: ev.FinishReason, usage: ev.Usage, report: CacheReport
+    ) -> dict[str, Any]:
         """The final object; kept if it is to be kept. Raises Unavailable if it has to be and cannot."""
         cut = reason in {"length", "cancelled"}
         body = self.response("incomplete" if cut else "completed", output)
@@ -133,7 +137,7 @@ def new_id(prefix: str) -> str:
     return f"{prefix}_{uuid.uuid4().hex}"
 
 
-def usage_body(usage: Usage, report: CacheReport) -> dict[str, Any]:
+def usage_body(usage: ev.Usage, report: CacheReport) -> dict[str, Any]:
     return {
         "input_tokens": usage.prompt,
         "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
@@ -144,24 +148,18 @@ def usage_body(usage: Usage, report: CacheReport) -> dict[str, Any]:
     }
 
 
-def reasoning_item(item_id: str, text: str, style: Style) -> Item:
-    item: Item = {"type": "reasoning", "id": item_id, "summary": [], "status": "completed"}
-    if style.summary:
-        item["summary"] = [{"type": "summary_text", "text": text}]
-    else:
-        item["content"] = [{"type": "reasoning_text", "text": text}]
-    if style.sealed:
-        item["encrypted_content"] = seal(text)
+def part_of(kind: TextKind, text: str, logprobs: list[dict[str, Any]]) -> Item:
+    part: Item = {"type": kind.part_type, "text": text}
+    return part | {"annotations": [], "logprobs": logprobs} if kind is MESSAGE else part
+
+
+def item_of(kind: TextKind, item_id: str, status: str, parts: list[Item]) -> Item:
+    if kind is MESSAGE:
+        return {"type": "message", "id": item_id, "role": "assistant", "status": status, "content": parts}
+    item: Item = {"type": "reasoning", "id": item_id, "summary": [], "status": status}
+    if parts:
+        item["summary" if kind is SUMMARY else "content"] = parts
     return item
-
-
-def text_part(text: str, logprobs: list[dict[str, Any]]) -> Item:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs}
-
-
-def message_item(item_id: str, text: str, logprobs: list[dict[str, Any]]) -> Item:
-    content = [text_part(text, logprobs)]
-    return {"type": "message", "id": item_id, "role": "assistant", "status": "completed", "content": content}
 
 
 def new_call_id(tool: Named) -> str:
@@ -187,19 +185,18 @@ def call_item(item_id: str, call_id: str, tool: Named, written: str, status: str
     return item | {"arguments": written, "status": status}
 
 
-class ResponsesWriter:
+class ResponsesWriter(StreamWriter):
     """``response.created`` ... ``response.completed``: one item open at a time, events numbered from 0."""
 
     def __init__(self, exchange: ResponsesExchange) -> None:
         self._exchange = exchange
-        self._summary = exchange.style.summary
         self._number = 0
         self._output: list[Item] = []
-        self._open: str | None = None
+        self._open: TextKind | None = None
         self._id = ""
         self._text: list[str] = []
         self._logprobs: list[dict[str, Any]] = []
-        self._reason: FinishReason = "stop"
+        self._reason: ev.FinishReason = "stop"
         self._tool = Named("")
         self._input = InputText()
 
@@ -207,23 +204,23 @@ class ResponsesWriter:
         body = self._exchange.response("in_progress", [])
         return self._event("response.created", response=body) + self._event("response.in_progress", response=body)
 
-    def write(self, event: Event) -> bytes:
-        if isinstance(event, ReasoningDelta):
-            return self._begin("reasoning") + self._reasoning_delta(event.text)
-        if isinstance(event, TextDelta):
-            return self._text_delta(event)
-        if isinstance(event, ToolCallStarted):
+    def write(self, event: ev.Event) -> bytes:
+        if isinstance(event, ev.ReasoningDelta):
+            return self._text_delta(self._exchange.thinking, event.text)
+        if isinstance(event, ev.TextDelta):
+            return self._text_delta(MESSAGE, event.text, self._exchange.logprobs(event.logprobs))
+        if isinstance(event, ev.ToolCallStarted):
             return self._begin_call(event)
-        if isinstance(event, ToolCallDelta):
+        if isinstance(event, ev.ToolCallDelta):
             return self._call_delta(event.arguments)
-        if isinstance(event, ToolCallFinished):
+        if isinstance(event, ev.ToolCallFinished):
             return self._end_call(event)
-        if isinstance(event, ChoiceDone):
+        if isinstance(event, ev.ChoiceDone):
             self._reason = event.finish_reason
             return self._end()
-        if isinstance(event, Progress):
+        if isinstance(event, ev.Progress):
             return sse.ping(event.done, event.total)
-        if isinstance(event, Done):
+        if isinstance(event, ev.Done):
             return self._done(event)
         return b""
 
@@ -243,10 +240,8 @@ class ResponsesWriter:
     def _item_event(self, kind: str, **fields: Any) -> bytes:
         return self._event(kind, item_id=self._id, output_index=len(self._output), **fields)
 
-    def _added(self, kind: str, item: Item) -> bytes:
-        self._open = kind
-        self._text = []
-        self._logprobs = []
+    def _added(self, kind: TextKind | None, item: Item) -> bytes:
+        self._open, self._text, self._logprobs = kind, [], []
         return self._event("response.output_item.added", output_index=len(self._output), item=item)
 
     def _finished(self, item: Item) -> bytes:
@@ -257,72 +252,40 @@ class ResponsesWriter:
 
     # --- items ---
 
-    def _begin(self, kind: str) -> bytes:
-        """Opens a reasoning or message item unless one is open."""
-        if self._open == kind:
+    def _text_delta(self, kind: TextKind, text: str, logprobs: Sequence[dict[str, Any]] = ()) -> bytes:
+        """The next text of an item of this kind, which is opened unless it is open."""
+        if kind is MESSAGE and not text:
             return b""
-        head = self._end()
-        if kind == "reasoning":
-            self._id = new_id("rs")
-            item: Item = {"type": "reasoning", "id": self._id, "summary": [], "status": "in_progress"}
-            head += self._added(kind, item)
-            if self._summary:
-                part = {"type": "summary_text", "text": ""}
-                return head + self._item_event("response.reasoning_summary_part.added", summary_index=0, part=part)
-            part = {"type": "reasoning_text", "text": ""}
-            return head + self._item_event("response.content_part.added", content_index=0, part=part)
-        self._id = new_id("msg")
-        item = {"type": "message", "id": self._id, "role": "assistant", "status": "in_progress", "content": []}
-        head += self._added(kind, item)
-        return head + self._item_event("response.content_part.added", content_index=0, part=text_part("", []))
-
-    def _reasoning_delta(self, text: str) -> bytes:
+        head = b""
+        if self._open is not kind:
+            head, self._id = self._end(), new_id(kind.prefix)
+            head += self._added(kind, item_of(kind, self._id, "in_progress", []))
+            head += self._text_event(f"{kind.part_event}.added", part=part_of(kind, "", []))
         self._text.append(text)
-        if self._summary:
-            return self._item_event("response.reasoning_summary_text.delta", summary_index=0, delta=text)
-        return self._item_event("response.reasoning_text.delta", content_index=0, delta=text)
-
-    def _text_delta(self, event: TextDelta) -> bytes:
-        if not event.text:
-            return b""
-        head = self._begin("message")
-        logprobs = self._exchange.logprobs(event.logprobs)
-        self._text.append(event.text)
         self._logprobs += logprobs
-        return head + self._item_event(
-            "response.output_text.delta", content_index=0, delta=event.text, logprobs=logprobs
-        )
+        return head + self._text_event(f"{kind.text_event}.delta", logprobs, delta=text)
+
+    def _text_event(self, name: str, logprobs: Sequence[dict[str, Any]] | None = None, **fields: Any) -> bytes:
+        kind = self._open
+        assert kind is not None
+        if logprobs is not None and kind is MESSAGE:
+            fields["logprobs"] = logprobs
+        return self._item_event(name, **{kind.index: 0}, **fields)
 
     def _end(self) -> bytes:
         """Closes the open reasoning or message item; calls are closed by their own event."""
-        text = "".join(self._text)
-        if self._open == "reasoning":
-            return self._end_reasoning(text)
-        if self._open == "message":
-            part = text_part(text, self._logprobs)
-            return (
-                self._item_event("response.output_text.done", content_index=0, text=text, logprobs=self._logprobs)
-                + self._item_event("response.content_part.done", content_index=0, part=part)
-                + self._finished(message_item(self._id, text, self._logprobs))
-            )
-        return b""
+        kind, text = self._open, "".join(self._text)
+        if kind is None:
+            return b""
+        head = self._text_event(f"{kind.text_event}.done", self._logprobs, text=text)
+        head += self._text_event(f"{kind.part_event}.done", part=part_of(kind, text, self._logprobs))
+        return head + self._finished(self._exchange.text_item(kind, self._id, text, self._logprobs))
 
-    def _end_reasoning(self, text: str) -> bytes:
-        if self._summary:
-            part = {"type": "summary_text", "text": text}
-            data = self._item_event("response.reasoning_summary_text.done", summary_index=0, text=text)
-            data += self._item_event("response.reasoning_summary_part.done", summary_index=0, part=part)
-        else:
-            part = {"type": "reasoning_text", "text": text}
-            data = self._item_event("response.reasoning_text.done", content_index=0, text=text)
-            data += self._item_event("response.content_part.done", content_index=0, part=part)
-        return data + self._finished(reasoning_item(self._id, text, self._exchange.style))
-
-    def _begin_call(self, event: ToolCallStarted) -> bytes:
+    def _begin_call(self, event: ev.ToolCallStarted) -> bytes:
         head = self._end()
         self._tool, self._input = self._exchange.origin(event.name), InputText()
         self._id = new_call_id(self._tool)
-        return head + self._added("call", call_item(self._id, event.id, self._tool, "", "in_progress"))
+        return head + self._added(None, call_item(self._id, event.id, self._tool, "", "in_progress"))
 
     def _call_delta(self, arguments: str) -> bytes:
         if not self._tool.custom:
@@ -332,7 +295,7 @@ class ResponsesWriter:
     def _input_delta(self, text: str) -> bytes:
         return self._item_event("response.custom_tool_call_input.delta", delta=text) if text else b""
 
-    def _end_call(self, event: ToolCallFinished) -> bytes:
+    def _end_call(self, event: ev.ToolCallFinished) -> bytes:
         if self._tool.custom:
             head = self._input_delta(self._input.finish(event.arguments))
             written = self._input.text
@@ -342,7 +305,7 @@ class ResponsesWriter:
             head = self._item_event("response.function_call_arguments.done", name=self._tool.name, arguments=written)
         return head + self._finished(call_item(self._id, event.id, self._tool, written, call_status(event.arguments)))
 
-    def _done(self, event: Done) -> bytes:
+    def _done(self, event: ev.Done) -> bytes:
         head = self._end()
         body = self._exchange.finish(self._output, self._reason, event.usage, event.report)
         return head + self._event(f"response.{body['status']}", response=body)

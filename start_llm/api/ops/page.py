@@ -1,17 +1,21 @@
-"""The page at `/`: a shell without any data, with its style in it, its scripts, and the feed that fills it.
+"""The page at `/`: a shell without any data, with its style in it, its scripts, the feed that fills it, its panels.
 
 The shell is one answer, and the browser paints it before it asks for a script. It may be read by everybody, so that a
-browser can ask its user for the key. The feed has the rules of the API:
-host, origin and key are checked, and a visitor sees the requests of its own key only. What the page fetches beside it
-is in `panels`.
+browser can ask its user for the key. The feed has the rules of the API: host, origin and key are checked, and a visitor
+sees the requests of its own key only.
+
+The panels are what the page fetches beside its feed: stored KV, models, settings and log, a request's note. All but the
+note is for who may see everything (`Request.sees_all`). What the page asks the server to do is a POST.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
+import os
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict
 from importlib import resources
 from typing import Any
@@ -23,12 +27,22 @@ from start_llm import __version__
 from start_llm.api.http import sse
 from start_llm.api.http.access import RequestOwners, Visitor
 from start_llm.api.http.routes import Feed, Reply, Request
-from start_llm.api.ops.panels import Panels
-from start_llm.core.errors import Forbidden, NotFound
+from start_llm.api.ops.pulling import Pulls
+from start_llm.core.errors import BadRequest, Forbidden, NotFound, Unavailable
+from start_llm.core.jsontext import parse_json
 from start_llm.core.service import Service
-from start_llm.core.settings import Settings
+from start_llm.core.settings import Settings, meaning
+from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
 from start_llm.dashboard.board import Board
+from start_llm.dashboard.daily import SLOT_SECONDS, SLOTS, Daily
 from start_llm.dashboard.metrics import Metrics
+from start_llm.dashboard.process_log import LogTail, tail_of
+from start_llm.dashboard.redact import Redactor
+from start_llm.files.database import FileUnavailable
+from start_llm.models.catalog import StoredModel, stored_models
+from start_llm.models.recommended import RECOMMENDED, SHORT_NAMES
+
+log = logging.getLogger(__name__)
 
 TICK_SECONDS = 0.25
 """Least time between two messages of a feed."""
@@ -52,21 +66,30 @@ _SAFE = {
     "Cache-Control": "no-cache",
 }
 
+MOST_EARLIER = 20_000  # requests of the day before the start
+SECRETS = ("api_key", "litellm_master_key", "fallback_api_key")
+_NO_STORE = {"Cache-Control": "no-store"}
+_SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+
+
+def redactor(settings: Settings) -> Redactor:
+    """Hides the keys of this server, and whatever the environment calls a key."""
+    environment = [value for name, value in os.environ.items() if any(word in name.upper() for word in _SECRET_NAMES)]
+    return Redactor([*(getattr(settings, name) for name in SECRETS), *environment])
+
 
 class Page:
-    """Handlers of the shell and the feed. Thread-safe as far as `service` and `board` are."""
+    """Handlers. Thread-safe as far as `service` and `board` are."""
 
     def __init__(
-        self,
-        settings: Settings,
-        service: Service,
-        metrics: Metrics,
-        board: Board,
-        owners: RequestOwners,
-        panels: Panels,
+        self, settings: Settings, service: Service, metrics: Metrics, board: Board, owners: RequestOwners
     ) -> None:
-        self._service, self._metrics, self._board, self._owners = service, metrics, board, owners
-        self._panels = panels
+        self._settings, self._service, self._metrics = settings, service, metrics
+        self._board, self._owners = board, owners
+        self._redact = redactor(settings).text
+        self.pulls = Pulls(board.nudge)
+        self.daily = Daily()
+        self.log = LogTail(self._redact)
         templates = Environment(
             loader=PackageLoader("start_llm.dashboard", "page"),
             autoescape=True,
@@ -81,6 +104,21 @@ class Page:
         for name in _NAMES:
             self._files[f"/page/{name}"] = ((_FOLDER / name).read_bytes(), "text/javascript; charset=utf-8")
 
+    def begin(self) -> None:
+        """Listens to the log, and reads what was asked on the day before the start."""
+        self.log.attach()
+        if self._settings.audit_days:
+            since = time.time() - SLOTS * SLOT_SECONDS
+            try:
+                self.daily.begin_with(entries(self._settings.cache_dir / AUDIT_FILE, Wanted(since), MOST_EARLIER))
+            except FileUnavailable as error:
+                log.warning("reuse by client begins with this start: %s", error)
+
+    def close(self) -> None:
+        """The log is not listened to any more, and a running fetch ends."""
+        self.log.detach()
+        self.pulls.stop()
+
     def file(self, inbound: Request) -> Reply:
         """The shell or a script. Raises NotFound."""
         found = self._files.get(inbound.path)
@@ -94,11 +132,9 @@ class Page:
         visitor = inbound.visitor
         if visitor.scope is None:
             raise Forbidden("A server without API_KEY shows only clients of its own machine what is requested.")
-        return Feed(self._messages(visitor, self._panels.sees_all(inbound)))
+        return Feed(self._messages(visitor, inbound.sees_all))
 
-    def _messages(
-        self, visitor: Visitor, sees_all: bool, sleep: Callable[[float], None] = time.sleep
-    ) -> Iterator[bytes]:
+    def _messages(self, visitor: Visitor, sees_all: bool) -> Iterator[bytes]:
         """Ends when its reader goes, which the edge notices by a message that cannot be sent."""
         after, lines_after = -1, 0
         while True:
@@ -106,13 +142,13 @@ class Page:
             message: dict[str, Any] = {"now": sight.now, "ended": sight.ended, "server": self._server()}
             message["all"] = sees_all
             if sees_all:
-                message["log"], lines_after = self._panels.log.after(lines_after)
-                message["pull"] = self._panels.pulls.state()
+                message["log"], lines_after = self.log.after(lines_after)
+                message["pull"] = self.pulls.state()
                 if sight.last != after:
-                    message["daily"] = self._panels.daily.day()
+                    message["daily"] = self.daily.day()
             after = sight.last
             yield sse.data(message)
-            sleep(TICK_SECONDS)
+            time.sleep(TICK_SECONDS)
             self._board.wait(sight.version, PULSE_SECONDS - TICK_SECONDS)
 
     def _server(self) -> dict[str, Any]:
@@ -130,3 +166,86 @@ class Page:
             for card in cards
         ]
         return {"health": asdict(self._service.health()), "models": models, "figures": self._metrics.figures()}
+
+    # --- panels ---
+
+    def stored(self, inbound: Request) -> Reply:
+        inbound.check_sees_all()
+        try:
+            tree = self._service.stored()
+        except TimeoutError as error:
+            raise Unavailable(f"Stored KV cannot be shown now: {error}.") from None
+        return _reply(tree.as_dict())
+
+    def models(self, inbound: Request) -> Reply:
+        """What is on this disk, and what could be fetched."""
+        inbound.check_sees_all()
+        found = [_model(model) for model in stored_models(self._settings.cache_dir, self._settings.model_path)]
+        here = {model["name"] for model in found}
+        known = [
+            {"short": model.short, "name": model.repository, "bytes": model.weights, "note": model.note}
+            for model in RECOMMENDED
+            if model.repository not in here
+        ]
+        sources = [card.details.get("source") for card in self._service.models() if card.state == "ready"]
+        return _reply({"models": found, "known": known, "served": [str(source) for source in sources if source]})
+
+    def settings(self, inbound: Request) -> Reply:
+        inbound.check_sees_all()
+        rows = [
+            {
+                "name": name.upper(),
+                "value": self._shown(name),
+                "set": name in self._settings.model_fields_set,
+                "about": meaning(name),
+            }
+            for name in Settings.model_fields
+        ]
+        return _reply({"settings": rows, "proxy_log": tail_of(self._settings.log_root / "proxy.log", self._redact)})
+
+    def _shown(self, name: str) -> str:
+        value = getattr(self._settings, name)
+        if value is None:
+            return ""
+        return "set, not shown" if name in SECRETS else self._redact(str(value))
+
+    def background(self, inbound: Request) -> Reply:
+        """The update note that a request's model has read and where it left what is stored, for who made it.
+
+        The words that are stored there may be another client's: they are for who may see everything.
+        """
+        request_id, everything = inbound.params[0], inbound.sees_all
+        if not (everything or self._owners.may_see(inbound.visitor, request_id)):
+            raise NotFound(f"There is no request {request_id[:80]!r} of this key.")
+        return _reply(self._service.background(request_id).as_dict(everything=everything))
+
+    def pull(self, inbound: Request) -> Reply:
+        """Begins to fetch a model: ``{"name": "owner/name"}``; the feed tells how it goes."""
+        inbound.check_sees_all()
+        body = parse_json(inbound.body)
+        name = body.get("name") if isinstance(body, dict) else None
+        if not isinstance(name, str):
+            raise BadRequest("name is missing; give a repository (owner/name) or a short name.", param="name")
+        self.pulls.begin(name)
+        return _reply({"pull": self.pulls.state()}, 202)
+
+    def stop_pull(self, inbound: Request) -> Reply:
+        inbound.check_sees_all()
+        self.pulls.stop()
+        return _reply({"pull": self.pulls.state()})
+
+
+def _reply(body: Any, status: int = 200) -> Reply:
+    return Reply(sse.dumps(body), status, headers=_NO_STORE)
+
+
+def _model(model: StoredModel) -> dict[str, Any]:
+    short = next((short for short, repository in SHORT_NAMES.items() if repository == model.name), "")
+    return {
+        "name": model.name,
+        "short": short,
+        "bytes": model.size,
+        "context": model.context,
+        "can": list(model.can),
+        "problem": model.problem,
+    }

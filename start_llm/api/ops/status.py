@@ -1,15 +1,20 @@
-"""What the server says about itself: health, models, metrics, cache reports. Never waits for the model."""
+"""What the server says about itself: health, models, metrics, cache reports; loading and unloading a model by name.
+
+Only the last waits for the model. It is for who may see everything: everybody's waiting depends on it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from start_llm.api.common.request import model_of
 from start_llm.api.http import sse
 from start_llm.api.http.access import RequestOwners
 from start_llm.api.http.routes import Reply, Request
-from start_llm.core.errors import Forbidden, NotFound
+from start_llm.core.errors import BadRequest, Forbidden, NotFound
+from start_llm.core.jsontext import parse_json
 from start_llm.core.media import Encoders
 from start_llm.core.service import ModelCard, Service
 from start_llm.dashboard.metrics import Metrics
@@ -20,30 +25,23 @@ SHORT_ID = 6
 LONGEST_SHORT_ID = 80
 
 
+@dataclass(frozen=True, slots=True)
 class Status:
-    """Handlers of the GET routes. Thread-safe as far as `service` is."""
+    """Handlers. Thread-safe as far as `service` is."""
 
-    def __init__(
-        self,
-        service: Service,
-        metrics: Metrics,
-        request_log: RequestLog,
-        owners: RequestOwners,
-        encoders: Encoders | None = None,
-    ) -> None:
-        self._encoders = encoders
-        self._service = service
-        self._metrics = metrics
-        self._request_log = request_log
-        self._owners = owners
+    service: Service
+    counts: Metrics
+    request_log: RequestLog
+    owners: RequestOwners
+    encoders: Encoders | None = None
 
     def health(self, inbound: Request) -> Reply:
-        health = self._service.health()
+        health = self.service.health()
         body = {"status": "ok" if health.ok else "unavailable"} | asdict(health)
         return Reply(sse.dumps(body), 200 if health.ok else 503, headers={"Cache-Control": "no-store"})
 
     def metrics(self, inbound: Request) -> Reply:
-        return Reply(self._metrics.text(), content_type=self._metrics.content_type)
+        return Reply(self.counts.text(), content_type=self.counts.content_type)
 
     def models(self, inbound: Request) -> Reply:
         """One body that is a list both to OpenAI's clients and to Anthropic's."""
@@ -63,7 +61,7 @@ class Status:
         for card in cards:
             if card.id == name:
                 return Reply(sse.dumps(model_body(card)))
-        meant = self._service.served_name(name)  # an alias, a name of MODEL_MAP
+        meant = self.service.served_name(name)  # an alias, a name of MODEL_MAP
         for card in cards:
             if card.id == meant:
                 return Reply(sse.dumps(model_body(card) | {"id": name}))
@@ -72,11 +70,11 @@ class Status:
 
     def _cards(self) -> tuple[ModelCard, ...]:
         """Those that answer come first."""
-        return (*self._service.models(), *(() if self._encoders is None else self._encoders.cards()))
+        return (*self.service.models(), *(() if self.encoders is None else self.encoders.cards()))
 
     def cache_request(self, inbound: Request) -> Reply:
         request_id = self._whole_id(inbound)
-        report = self._service.cache_report(request_id) if self._owners.may_see(inbound.visitor, request_id) else None
+        report = self.service.cache_report(request_id) if self.owners.may_see(inbound.visitor, request_id) else None
         if report is None:
             raise NotFound(
                 f"There is no report of a request {request_id[:80]!r}. Recent ones are kept, "
@@ -89,7 +87,7 @@ class Status:
         request_id = inbound.params[0]
         if len(request_id) < SHORT_ID or len(request_id) > LONGEST_SHORT_ID:
             return request_id
-        found = self._owners.ending(inbound.visitor, request_id)
+        found = self.owners.ending(inbound.visitor, request_id)
         if len(found) > 1:
             raise NotFound(f"{request_id!r} ends the ids of {len(found)} requests: {', '.join(found[:5])}.")
         return found[0] if found else request_id
@@ -99,8 +97,37 @@ class Status:
         visitor = inbound.visitor
         if visitor.scope is None:
             raise Forbidden("A server without API_KEY tells only clients of its own machine what was requested.")
-        recent = [entry for entry in self._request_log.recent() if self._owners.may_see(visitor, entry["id"])]
+        recent = [entry for entry in self.request_log.recent() if self.owners.may_see(visitor, entry["id"])]
         return Reply(sse.dumps({"requests": recent}))
+
+    # --- loading ---
+
+    def load(self, inbound: Request) -> Reply:
+        """``{"model": name}``; answers when it is loaded."""
+        return Reply(sse.dumps(model_body(self.service.load_model(self._name(self._body(inbound))))))
+
+    def unload(self, inbound: Request) -> Reply:
+        """``{"model": name}``; answers when its KV is on disk and its memory is free."""
+        return Reply(sse.dumps(model_body(self.service.unload_model(self._name(self._body(inbound))))))
+
+    def pin(self, inbound: Request) -> Reply:
+        """``{"model": name, "pinned": true}``; without ``pinned`` it is pinned."""
+        body = self._body(inbound)
+        pinned = body.get("pinned", True)
+        if not isinstance(pinned, bool):
+            raise BadRequest(f"pinned={pinned!r:.40}; give true or false.", param="pinned")
+        return Reply(sse.dumps(model_body(self.service.pin_model(self._name(body), pinned))))
+
+    def _body(self, inbound: Request) -> dict[str, Any]:
+        inbound.check_sees_all()
+        body = parse_json(inbound.body)
+        return body if isinstance(body, dict) else {}
+
+    def _name(self, body: dict[str, Any]) -> str:
+        name = model_of(body)
+        if not name:
+            raise BadRequest("model is missing; give a name that GET /v1/models lists.", param="model")
+        return name
 
 
 def model_body(card: ModelCard) -> dict[str, Any]:

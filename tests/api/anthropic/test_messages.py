@@ -172,7 +172,7 @@ def test_context_errors_are_in_the_vendors_words() -> None:
 
 def read(headers: dict[str, str] | None = None, /, **body: Any) -> ChatRequest:
     raw = json.dumps({"model": "m", "max_tokens": 9, "messages": USER} | body).encode()
-    return read_messages(Request("POST", "/v1/messages", headers or {}, raw), SETTINGS).request
+    return read_messages(Request("POST", "/v1/messages", headers or {}, raw), SETTINGS, FakeService()).request
 
 
 def test_a_conversation_keeps_its_order() -> None:
@@ -293,5 +293,5 @@ def test_a_schema_knows_its_field() -> None:
         ({"output_format": form}, "output_format.schema"),
     ):
         raw = json.dumps({"model": None, "messages": USER} | body).encode()
-        request = read_messages(Request("POST", "/v1/messages", {}, raw), SETTINGS).request
+        request = read_messages(Request("POST", "/v1/messages", {}, raw), SETTINGS, FakeService()).request
         assert request.response_format.param == param and request.model == ""

@@ -16,6 +16,7 @@ from start_llm.core.errors import BadRequest
 from start_llm.core.images import Attachment
 from start_llm.core.messages import Message
 from start_llm.core.settings import Settings
+from tests.api.fakes import FakeService
 
 SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
 DATA = "data:image/png;base64,iVBOR"
@@ -26,12 +27,12 @@ SEEN = [(0, "data", "iVBOR")]
 
 def chat(*messages: dict[str, Any]) -> tuple[Message, ...]:
     body = json.dumps({"messages": messages}).encode()
-    return read_chat(Request("POST", "/", {}, body), SETTINGS, str).request.messages
+    return read_chat(Request("POST", "/", {}, body), SETTINGS, FakeService()).request.messages
 
 
 def claude(*messages: dict[str, Any]) -> tuple[Message, ...]:
     body = json.dumps({"max_tokens": 5, "messages": messages}).encode()
-    return read_messages(Request("POST", "/", {}, body), SETTINGS).request.messages
+    return read_messages(Request("POST", "/", {}, body), SETTINGS, FakeService()).request.messages
 
 
 def seen(message: Message) -> list[tuple[int, str, str]]:

@@ -226,12 +226,12 @@ def test_without_a_free_descriptor_accepting_rests() -> None:
 EXHAUSTED = """
 import logging, os, resource, sys, time
 from pathlib import Path
-from start_llm.api.server import make_server
+from start_llm.api.server import ApiServer
 from start_llm.core.settings import Settings
 from tests.api.fakes import FakeService
 logging.basicConfig()
 folder = Path(sys.argv[1])
-server = make_server(Settings(_env_file=None, mlx_port=0, log_root=folder, start_llm_cache_dir=folder), FakeService())
+server = ApiServer(Settings(_env_file=None, mlx_port=0, log_root=folder, start_llm_cache_dir=folder), FakeService())
 server.start()
 resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
 held = []
@@ -348,7 +348,7 @@ def test_stalled_clients_do_not_hold_up_the_end(serve: Serve, service: FakeServi
 PINNED = """
 import sys
 from pathlib import Path
-from start_llm.api.server import make_server
+from start_llm.api.server import ApiServer
 from start_llm.core.settings import Settings
 from tests.api.fakes import FakeService
 def pin(request):
@@ -356,7 +356,7 @@ def pin(request):
     while True:
         pass
 folder = Path(sys.argv[1])
-server = make_server(
+server = ApiServer(
     Settings(_env_file=None, mlx_port=0, log_root=folder, start_llm_cache_dir=folder), FakeService(pin)
 )
 server.start()

@@ -18,15 +18,20 @@ from start_llm.api.openai.responses import read_responses
 from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
+from tests.api.fakes import FakeService
 
 SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
 MESSAGES = [{"role": "user", "content": "Hi"}]
 STORE = ResponsesStore(Path("unused"), 0, 0).of("me")
+SERVICE = FakeService()
 READERS: dict[str, tuple[dict[str, Any], Callable[[Request], Any]]] = {
-    "chat": ({"messages": MESSAGES}, lambda inbound: read_chat(inbound, SETTINGS, str)),
-    "completions": ({"prompt": "Hi"}, lambda inbound: read_completion(inbound, SETTINGS, str)),
-    "responses": ({"input": "Hi"}, lambda inbound: read_responses(inbound, SETTINGS, str, STORE)),
-    "messages": ({"messages": MESSAGES, "max_tokens": 5}, lambda inbound: read_messages(inbound, SETTINGS)),
+    "chat": ({"messages": MESSAGES}, lambda inbound: read_chat(inbound, SETTINGS, SERVICE)),
+    "completions": ({"prompt": "Hi"}, lambda inbound: read_completion(inbound, SETTINGS, SERVICE)),
+    "responses": ({"input": "Hi"}, lambda inbound: read_responses(inbound, SETTINGS, SERVICE, STORE)),
+    "messages": (
+        {"messages": MESSAGES, "max_tokens": 5},
+        lambda inbound: read_messages(inbound, SETTINGS, SERVICE),
+    ),
 }
 
 

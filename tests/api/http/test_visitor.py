@@ -166,7 +166,7 @@ def test_who_is_who() -> None:
     assert visitor_of({}, here, None) == Visitor("", sees_all=True)
     assert visitor_of({}, "10.0.0.5", None) == visitor_of({"x-api-key": "k"}, "10.0.0.5", None) == NOBODY
     assert visitor_of({}, "10.0.0.5", "k") == visitor_of({"Authorization": "Bearer k"}, here, "k")
-    assert not visitor_of({}, here, "k").sees_all
+    assert visitor_of({}, here, "k").sees_all  # one key, one client: all that is kept is its own
     assert [is_loopback(name) for name in ("::1", "::ffff:127.0.0.1", "127.8.0.1")] == [True] * 3
     assert [is_loopback(name) for name in ("::", "::ffff:10.0.0.1", "fe80::1%eth0", "x", "")] == [False] * 5
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from start_llm.api.server import ApiServer, make_server
+from start_llm.api.server import ApiServer
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.events import Progress
 from start_llm.core.limits import FORM_HEADER, FORM_PARTS, FORM_VALUE
@@ -76,7 +76,7 @@ def audio() -> FakeAudio:
 @pytest.fixture
 def server(audio: FakeAudio, tmp_path: Path) -> Iterator[ApiServer]:
     settings = Settings(_env_file=None, mlx_port=0, log_root=tmp_path, start_llm_cache_dir=tmp_path)  # type: ignore[call-arg]
-    made = make_server(settings, FakeService(), audio=audio)
+    made = ApiServer(settings, FakeService(), audio=audio)
     made.start()
     yield made
     made.stop(0)
@@ -248,7 +248,7 @@ def test_a_body_over_the_limit_is_413(audio: FakeAudio, tmp_path: Path) -> None:
     settings = Settings(  # type: ignore[call-arg]
         _env_file=None, mlx_port=0, log_root=tmp_path, start_llm_cache_dir=tmp_path, max_body_bytes=100_000
     )
-    server = make_server(settings, FakeService(), audio=audio)
+    server = ApiServer(settings, FakeService(), audio=audio)
     server.start()
     try:
         answer = httpx.post(server.url + PATH, files={"file": ("a.wav", b"x" * 200_000)}, timeout=60)

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import pytest
 
-from start_llm.api.server import ApiServer, make_server
+from start_llm.api.server import ApiServer
 from start_llm.core.errors import NotSupported
 from start_llm.core.events import Progress
 from start_llm.core.media import Encoded, Text
@@ -90,7 +90,7 @@ def seen() -> Seen:
 @pytest.fixture
 def server(encoders: FakeEncoders, seen: Seen, tmp_path: Path) -> Iterator[ApiServer]:
     settings = Settings(_env_file=None, mlx_port=0, log_root=tmp_path, start_llm_cache_dir=tmp_path)  # type: ignore[call-arg]
-    made = make_server(settings, FakeService(), observers=[seen], encoders=encoders)
+    made = ApiServer(settings, FakeService(), observers=[seen], encoders=encoders)
     made.start()
     yield made
     encoders.held.set()

@@ -292,7 +292,7 @@ def read(headers: dict[str, str] | None = None, /, **body: Any) -> ChatRequest:
     raw = json.dumps({"model": "m", "input": "Hi"} | body).encode()
     store = ResponsesStore(Path("unused"), 0, 0)
     own = store.of("me")
-    return read_responses(Request("POST", "/v1/responses", headers or {}, raw), SETTINGS, str, own).request
+    return read_responses(Request("POST", "/v1/responses", headers or {}, raw), SETTINGS, FakeService(), own).request
 
 
 def test_items_of_one_turn_are_one_message() -> None:

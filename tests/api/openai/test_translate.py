@@ -13,6 +13,7 @@ from start_llm.core.errors import NotSupported, StartLLMError
 from start_llm.core.messages import Message, ToolCall
 from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
+from tests.api.fakes import FakeService
 
 SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}
@@ -21,7 +22,7 @@ TOOL = {"type": "function", "function": {"name": "f", "description": "d", "param
 def read(headers: dict[str, str] | None = None, /, **body: Any) -> ChatRequest:
     full = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]} | body
     raw = json.dumps(full).encode()
-    return read_chat(Request("POST", "/v1/chat/completions", headers or {}, raw), SETTINGS, str).request
+    return read_chat(Request("POST", "/v1/chat/completions", headers or {}, raw), SETTINGS, FakeService()).request
 
 
 def messages(*items: dict[str, Any]) -> tuple[Message, ...]:
@@ -235,7 +236,7 @@ def test_what_is_not_supported_says_so(body: dict[str, Any]) -> None:
 
 def test_half_an_emoji_is_mended() -> None:
     raw = b'{"messages": [{"role": "user", "content": "a\\ud83d b\\ud83d\\ude00"}]}'
-    request = read_chat(Request("POST", "/", {}, raw), SETTINGS, str).request
+    request = read_chat(Request("POST", "/", {}, raw), SETTINGS, FakeService()).request
     assert request.messages[0].content == "a\ufffd b\U0001f600"
 
 

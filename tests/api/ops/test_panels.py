@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from start_llm.api.http import access
-from start_llm.api.ops.panels import Panels
+from start_llm.api.ops.page import Page
 from start_llm.api.ops.pulling import Pulls
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import BadRequest, Conflict
@@ -31,8 +31,8 @@ READS = ("/page/stored", "/page/models", "/page/settings")
 ACTS = ("/page/models/pull", "/page/models/stop")
 
 
-def panels(server: ApiServer) -> Panels:
-    return server._panels
+def panels(server: ApiServer) -> Page:
+    return server.page
 
 
 def statuses(server: ApiServer, **headers: str) -> set[int]:

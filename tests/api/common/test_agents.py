@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from start_llm.api.ops.agents import agent_of
+from start_llm.api.common.request import agent_of
 from start_llm.core.messages import Message
 
 
