@@ -7,8 +7,7 @@ from collections.abc import Set as AbstractSet
 import pytest
 
 from start_llm.api.anthropic.messages import MessageIn, MessagesBody, OutputConfig
-from start_llm.api.common.images import IMAGE_TYPES
-from start_llm.api.common.parts import TEXT_TYPES
+from start_llm.api.common.parts import IMAGE_TYPES, TEXT_TYPES
 from start_llm.api.common.request import FIELDS as THINKING
 from start_llm.api.common.request import SESSION_FIELDS
 from start_llm.api.http.access import USER_FIELDS

@@ -4,15 +4,36 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import FailFast, Field
 
 from start_llm.api.anthropic.stream import MessagesExchange
-from start_llm.api.common.fields import BodyModel, ModelName, SamplingBody, Tokens, bad, parse_body, short, word
-from start_llm.api.common.images import IMAGE_TYPES, attachment_of
-from start_llm.api.common.parts import PartContent, join_content, join_text, only_text, string_in, unusable
+from start_llm.api.common.fields import (
+    BodyModel,
+    ModelName,
+    SamplingBody,
+    Tokens,
+    bad,
+    items_of,
+    object_of,
+    optional_in,
+    parse_body,
+    short,
+    string_in,
+    word,
+)
+from start_llm.api.common.parts import (
+    IMAGE_TYPES,
+    PartContent,
+    attachment_of,
+    join_content,
+    join_text,
+    only_text,
+    unusable,
+)
 from start_llm.api.common.request import request_of, stop_of
 from start_llm.api.common.tools import check_unique, function_of, response_format_of
 from start_llm.api.http.routes import Request
@@ -122,9 +143,7 @@ def _user(content: Any, path: str) -> list[Message]:
 
 
 def _tool_result(block: dict[str, Any], path: str) -> Message:
-    is_error = block.get("is_error")
-    if is_error is not None and not isinstance(is_error, bool):
-        raise bad(f"{path}.is_error", "a boolean", is_error)
+    is_error = optional_in(block, "is_error", bool, path)
     content = block.get("content")
     said = PartContent() if content is None else _blocks_content(content, f"{path}.content")
     call_id = string_in(block, "tool_use_id", path)
@@ -152,27 +171,19 @@ def _assistant(content: Any, path: str) -> Message:
 
 
 def _tool_use(block: dict[str, Any], path: str) -> ToolCall:
-    given = block.get("input")
-    if given is not None and not isinstance(given, dict):
-        raise bad(f"{path}.input", "an object", given)
-    arguments = json.dumps(given or {}, ensure_ascii=False)
+    arguments = json.dumps(optional_in(block, "input", dict, path) or {}, ensure_ascii=False)
     return ToolCall(string_in(block, "id", path), string_in(block, "name", path), arguments)
 
 
 # --- blocks ---
 
 
-def _blocks(content: Any, path: str) -> list[tuple[str, str, dict[str, Any]]]:
+def _blocks(content: Any, path: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
     """(path, type, block) of every block."""
-    if not isinstance(content, list):
-        raise bad(path, "a string or a list of content blocks", content)
-    found = []
-    for index, block in enumerate(content):
-        where = f"{path}[{index}]"
+    for where, block in items_of(content, path, "a string or a list of content blocks"):
         if not isinstance(block, dict) or not isinstance(block.get("type"), str):
             raise bad(where, "an object with a type", block)
-        found.append((where, block["type"], block))
-    return found
+        yield where, block["type"], block
 
 
 def _blocks_content(content: Any, path: str) -> PartContent:
@@ -217,11 +228,8 @@ def _document(block: dict[str, Any], path: str) -> PartContent:
 
 def _tools(items: list[Any]) -> tuple[Tool, ...]:
     tools = []
-    for index, item in enumerate(items):
-        path = f"tools[{index}]"
-        if not isinstance(item, dict):
-            raise bad(path, "an object", item)
-        kind = item.get("type")
+    for path, item in items_of(items, "tools"):
+        kind = object_of(item, path).get("type")
         if isinstance(kind, str) and kind.startswith("tool_search_tool"):
             log.info("%s: every tool is shown to the model already, %s is not needed", path, kind)
             continue
@@ -248,7 +256,5 @@ def _choice(choice: dict[str, Any] | None, tools: tuple[Tool, ...]) -> tuple[Too
     name = string_in(choice, "name", "tool_choice") if mode == "named" else None
     if name is not None and name not in {tool.name for tool in tools}:
         raise BadRequest(f"tool_choice.name: there is no tool named {short(name)}.", param="tool_choice.name")
-    alone = choice.get("disable_parallel_tool_use")
-    if alone is not None and not isinstance(alone, bool):
-        raise bad("tool_choice.disable_parallel_tool_use", "a boolean", alone)
+    alone = optional_in(choice, "disable_parallel_tool_use", bool, "tool_choice")
     return ToolChoice(mode, name), not alone  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Annotated, Any
 
@@ -11,15 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.jsontext import parse_object
-from start_llm.core.limits import (
-    LOOK_BACK,
-    MESSAGES,
-    MODEL,
-    SESSION,
-    TOOLS,
-    WORDS,
-    Limit,
-)
+from start_llm.core.limits import LOOK_BACK, MESSAGES, MODEL, NAME, SESSION, TOOLS, WORDS, Limit
 from start_llm.core.modelmap import plain_name
 
 _PLAIN = {
@@ -28,6 +20,7 @@ _PLAIN = {
     "list_type": "a list",
     "too_short": "a list with at least one item",
 }
+_TYPES: dict[type, str] = {str: "a string", bool: "a boolean", dict: "an object"}
 MOST_SHOWN = 80
 """Characters of a value in an error message."""
 _BIG = 2**53
@@ -133,6 +126,45 @@ def _beginning(value: Any, depth: int) -> Any:
 def word(value: Any) -> str | None:
     """A value where a word is expected: ``None`` if it is anything but text, so that it can be looked up in a table."""
     return value if isinstance(value, str) else None
+
+
+def object_of(value: Any, path: str) -> dict[str, Any]:
+    """Raises BadRequest where it is none."""
+    if not isinstance(value, dict):
+        raise bad(path, "an object", value)
+    return value
+
+
+def items_of(value: Any, path: str, expected: str = "a list") -> Iterator[tuple[str, Any]]:
+    """The path and the value of each item. Raises BadRequest where it is no list."""
+    if not isinstance(value, list):
+        raise bad(path, expected, value)
+    for index, item in enumerate(value):
+        yield f"{path}[{index}]", item
+
+
+def string_in(part: dict[str, Any], name: str, path: str) -> str:
+    value = part.get(name)
+    if not isinstance(value, str):
+        raise bad(f"{path}.{name}", "a string", value)
+    return value
+
+
+def optional_in[T](part: dict[str, Any], name: str, kind: type[T], path: str, expected: str = "") -> T | None:
+    """The field of this type, ``None`` where it is left out. Raises BadRequest where it has another."""
+    value = part.get(name)
+    if value is not None and not isinstance(value, kind):
+        raise bad(f"{path}.{name}", expected or _TYPES[kind], value)
+    return value
+
+
+def name_in(part: dict[str, Any], path: str) -> str:
+    """The name of a tool, or of a group of them."""
+    name = part.get("name")
+    if not isinstance(name, str) or not name:
+        raise bad(f"{path}.name", "a string that is not empty", name)
+    within(NAME, len(name), f"{path}.name")
+    return name
 
 
 def within(limit: Limit, count: int, path: str) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from start_llm.api.common.fields import bad, short, within, word
+from start_llm.api.common.fields import bad, items_of, name_in, object_of, optional_in, short, within, word
 from start_llm.core.errors import BadRequest, NotSupported
-from start_llm.core.limits import NAME, TOOLS
+from start_llm.core.limits import TOOLS
 from start_llm.core.messages import Tool
 from start_llm.core.request import ResponseFormat, ToolChoice
 
@@ -16,9 +16,7 @@ MODES = {"auto": "auto", "none": "none", "required": "required", "any": "require
 
 def tool_of(item: Any, path: str) -> Tool:
     """One function tool, nested under ``function`` or flat."""
-    if not isinstance(item, dict):
-        raise bad(path, "an object", item)
-    kind = item.get("type", "function")
+    kind = object_of(item, path).get("type", "function")
     if kind != "function":
         raise NotSupported(f"{path}.type: tools of type {short(kind)} are not supported, only function.", param=path)
     nested = item.get("function")
@@ -28,21 +26,10 @@ def tool_of(item: Any, path: str) -> Tool:
 
 def function_of(item: Any, path: str, schema: str = "parameters") -> Tool:
     """A function of this name and description; `schema` is the field that has its arguments'."""
-    if not isinstance(item, dict):
-        raise bad(path, "an object", item)
-    name = item.get("name")
-    if not isinstance(name, str) or not name:
-        raise bad(f"{path}.name", "a string that is not empty", name)
-    within(NAME, len(name), f"{path}.name")
-    description = item.get("description")
-    if description is not None and not isinstance(description, str):
-        raise bad(f"{path}.description", "a string", description)
-    parameters = item.get(schema)
-    if parameters is not None and not isinstance(parameters, dict):
-        raise bad(f"{path}.{schema}", "a JSON schema object", parameters)
-    strict = item.get("strict")
-    if strict is not None and not isinstance(strict, bool):
-        raise bad(f"{path}.strict", "a boolean", strict)
+    name = name_in(object_of(item, path), path)
+    description = optional_in(item, "description", str, path)
+    parameters = optional_in(item, schema, dict, path, "a JSON schema object")
+    strict = optional_in(item, "strict", bool, path)
     empty: dict[str, Any] = {"type": "object", "properties": {}}
     return Tool(name, description or "", parameters or empty, bool(strict))
 
@@ -88,12 +75,8 @@ def _choice(choice: Any, path: str) -> ToolChoice:
 def _allowed(choice: dict[str, Any], tools: tuple[Tool, ...], path: str) -> tuple[ToolChoice, tuple[Tool, ...]]:
     inner = choice.get("allowed_tools")
     place: dict[str, Any] = inner if isinstance(inner, dict) else choice
-    items = place.get("tools")
-    if not isinstance(items, list):
-        raise bad(f"{path}.tools", "a list of tools", items)
-    names: set[str] = set()
-    for index, item in enumerate(items):
-        names.add(_choice(item, f"{path}.tools[{index}]").name or "")
+    items = items_of(place.get("tools"), f"{path}.tools", "a list of tools")
+    names = {_choice(item, where).name or "" for where, item in items}
     left = tuple(tool for tool in tools if tool.name in names)
     return choose(place.get("mode", "auto"), left, f"{path}.mode")
 

@@ -8,7 +8,19 @@ from typing import Annotated, Any
 
 from pydantic import FailFast, Field
 
-from start_llm.api.common.fields import BodyModel, ModelName, SamplingBody, Tokens, bad, parse_body, word
+from start_llm.api.common.fields import (
+    BodyModel,
+    ModelName,
+    SamplingBody,
+    Tokens,
+    bad,
+    items_of,
+    object_of,
+    optional_in,
+    parse_body,
+    string_in,
+    word,
+)
 from start_llm.api.common.parts import (
     PartContent,
     arguments_in,
@@ -16,7 +28,6 @@ from start_llm.api.common.parts import (
     join_content,
     join_text,
     part_content,
-    string_in,
     text_of,
 )
 from start_llm.api.common.request import request_of, stop_of
@@ -118,10 +129,10 @@ def _logprobs(body: ChatBody) -> int | None:
 def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
     """`tools`, or the older `functions`, with the choice that belongs to them."""
     if body.tools is None and body.functions is not None:
-        old = [function_of(item, f"functions[{index}]") for index, item in enumerate(body.functions)]
+        old = [function_of(item, path) for path, item in items_of(body.functions, "functions")]
         picked, left = choose(body.function_call, check_unique(old, "functions"), "function_call")
         return left, picked
-    tools = [tool_of(item, f"tools[{index}]") for index, item in enumerate(body.tools or [])]
+    tools = [tool_of(item, path) for path, item in items_of(body.tools or [], "tools")]
     picked, left = choose(body.tool_choice, check_unique(tools))
     return left, picked
 
@@ -180,8 +191,7 @@ def _assistant_content(content: Any, path: str) -> tuple[PartContent, str | None
     if not isinstance(content, list):
         return content_of(content, path), None
     parts, thoughts = [], []
-    for index, part in enumerate(content):
-        where = f"{path}[{index}]"
+    for where, part in items_of(content, path):
         kind = word(part.get("type")) if isinstance(part, dict) else None
         if kind in {"thinking", "reasoning"}:
             inner = part.get("thinking", part.get("text"))
@@ -192,19 +202,13 @@ def _assistant_content(content: Any, path: str) -> tuple[PartContent, str | None
 
 
 def _call(item: Any, path: str, default_id: str) -> ToolCall:
-    if not isinstance(item, dict):
-        raise bad(path, "an object", item)
-    call_id = item.get("id")
-    if call_id is not None and not isinstance(call_id, str):
-        raise bad(f"{path}.id", "a string", call_id)
+    call_id = optional_in(object_of(item, path), "id", str, path)
     custom = item.get("custom")
     if isinstance(custom, dict):
         arguments = json.dumps({"input": string_in(custom, "input", f"{path}.custom")}, ensure_ascii=False)
         return ToolCall(call_id or default_id, string_in(custom, "name", f"{path}.custom"), arguments)
-    function = item.get("function")
-    if not isinstance(function, dict):
-        raise bad(f"{path}.function", "an object", function)
-    return _function(function, f"{path}.function", call_id or default_id)
+    where = f"{path}.function"
+    return _function(object_of(item.get("function"), where), where, call_id or default_id)
 
 
 def _function(function: dict[str, Any], path: str, call_id: str) -> ToolCall:

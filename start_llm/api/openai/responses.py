@@ -10,7 +10,7 @@ from urllib.parse import parse_qs
 
 from pydantic import Field
 
-from start_llm.api.common.fields import ModelName, SamplingBody, Tokens, bad, parse_body, short, within
+from start_llm.api.common.fields import ModelName, SamplingBody, Tokens, bad, items_of, parse_body, short, within
 from start_llm.api.common.request import request_of, stop_of
 from start_llm.api.common.tools import response_format_of
 from start_llm.api.http import sse
@@ -135,13 +135,10 @@ def _previous(response_id: str | None, store: OwnResponses) -> list[Any]:
 
 
 def _tools(body: ResponsesBody, items: list[Any]) -> Toolbox:
-    found = [(f"tools[{index}]", tool) for index, tool in enumerate(body.tools or [])]
-    for index, item in enumerate(items):
+    found = list(items_of(body.tools or [], "tools"))
+    for path, item in items_of(items, "input"):
         if isinstance(item, dict) and item.get("type") == "additional_tools":
-            added = item.get("tools") or []
-            if not isinstance(added, list):
-                raise bad(f"input[{index}].tools", "a list of tools", added)
-            found += [(f"input[{index}].tools[{place}]", tool) for place, tool in enumerate(added)]
+            found += items_of(item.get("tools") or [], f"{path}.tools", "a list of tools")
     tools = toolbox(found, body.tool_choice)
     if tools.notes:
         log.info("tools passed over: %s", ", ".join(tools.notes))

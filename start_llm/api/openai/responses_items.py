@@ -9,7 +9,7 @@ import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from start_llm.api.common.fields import bad, short
+from start_llm.api.common.fields import bad, items_of, object_of, optional_in, short, string_in
 from start_llm.api.common.parts import (
     PartContent,
     arguments_in,
@@ -17,7 +17,6 @@ from start_llm.api.common.parts import (
     join_content,
     join_text,
     part_text,
-    string_in,
 )
 from start_llm.api.openai.responses_tools import flat_name
 from start_llm.core.errors import BadRequest
@@ -96,13 +95,9 @@ def messages_of(items: list[Any], path: str = "input") -> tuple[Message, ...]:
     """The conversation in its order. Raises BadRequest, NotSupported."""
     result: list[Message] = []
     turn, seals = _Turn(), _Seals()
-    for index, item in enumerate(items):
-        where = f"{path}[{index}]"
-        if not isinstance(item, dict):
-            raise bad(where, "an object", item)
-        kind = item.get("type", "message" if "role" in item else None)
-        if kind is not None and not isinstance(kind, str):
-            raise bad(f"{where}.type", "a string", kind)
+    for where, item in items_of(items, path):
+        default = "message" if "role" in object_of(item, where) else None
+        kind = optional_in(item, "type", str, where) if "type" in item else default
         if kind == "reasoning" and (turn.parts or turn.calls):
             result.extend(turn.message())
             turn = _Turn()
@@ -155,12 +150,8 @@ def _other(kind: Any, item: dict[str, Any], path: str) -> Message:
 
 def _agents_text(item: dict[str, Any], path: str) -> str:
     """What one of Codex's agents tells another. A call's argument travels as ``encrypted_content``: as we gave it."""
-    parts = item.get("content")
-    if not isinstance(parts, list):
-        raise bad(f"{path}.content", "a list of parts", parts)
     texts = []
-    for index, part in enumerate(parts):
-        place = f"{path}.content[{index}]"
+    for place, part in items_of(item.get("content"), f"{path}.content", "a list of parts"):
         sealed = isinstance(part, dict) and part.get("type") == "encrypted_content"
         texts.append(string_in(part, "encrypted_content", place) if sealed else part_text(part, place))
     return "".join(texts)
@@ -171,10 +162,7 @@ def _call(kind: str, item: dict[str, Any], path: str) -> ToolCall:
         arguments = json.dumps({"input": string_in(item, "input", path)}, ensure_ascii=False)
     else:
         arguments = arguments_in(item, "arguments", path)
-    namespace = item.get("namespace")
-    if namespace is not None and not isinstance(namespace, str):
-        raise bad(f"{path}.namespace", "a string", namespace)
-    name = flat_name(string_in(item, "name", path), namespace)
+    name = flat_name(string_in(item, "name", path), optional_in(item, "namespace", str, path))
     return ToolCall(string_in(item, "call_id", path), name, arguments)
 
 
@@ -187,14 +175,7 @@ def _reasoning(item: dict[str, Any], path: str, seals: _Seals) -> list[str]:
             return [text]
     for name in ("content", "summary"):
         parts = item.get(name)
-        if parts is None or parts == []:
-            continue
-        if not isinstance(parts, list):
-            raise bad(f"{path}.{name}", "a list of parts", parts)
-        texts = []
-        for index, part in enumerate(parts):
-            if not isinstance(part, dict):
-                raise bad(f"{path}.{name}[{index}]", "an object", part)
-            texts.append(string_in(part, "text", f"{path}.{name}[{index}]"))
-        return texts
+        if parts is not None and parts != []:
+            found = items_of(parts, f"{path}.{name}", "a list of parts")
+            return [string_in(object_of(part, where), "text", where) for where, part in found]
     return []

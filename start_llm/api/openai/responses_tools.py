@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from start_llm.api.common.fields import bad, short, within, word
+from start_llm.api.common.fields import bad, items_of, name_in, optional_in, short, string_in, within, word
 from start_llm.api.common.tools import choose, tool_of
 from start_llm.core.errors import BadRequest
-from start_llm.core.limits import NAME, TOOLS
+from start_llm.core.limits import TOOLS
 from start_llm.core.messages import Tool
 from start_llm.core.request import ToolChoice
 
@@ -99,19 +99,11 @@ class _Reader:
             self._add(tool, path, None)
 
     def _namespace(self, tool: dict[str, Any], path: str) -> None:
-        name, about, inner = tool.get("name"), tool.get("description"), tool.get("tools")
-        if not isinstance(name, str) or not name:
-            raise bad(f"{path}.name", "a string that is not empty", name)
-        within(NAME, len(name), f"{path}.name")
-        if about is not None and not isinstance(about, str):
-            raise bad(f"{path}.description", "a string", about)
-        if not isinstance(inner, list):
-            raise bad(f"{path}.tools", "a list of tools", inner)
+        name, about = name_in(tool, path), optional_in(tool, "description", str, path)
         known = self._about.setdefault(name, [])
         if about and about.strip() and about not in known:
             known.append(about)
-        for index, part in enumerate(inner):
-            place = f"{path}.tools[{index}]"
+        for place, part in items_of(tool.get("tools"), f"{path}.tools", "a list of tools"):
             if _kind(part) in SERVED:
                 self._add(part, place, name)
             else:
@@ -160,10 +152,8 @@ def _custom(item: dict[str, Any], path: str) -> Tool:
     given = item.get("format")
     kind = given.get("type") if isinstance(given, dict) else given
     if isinstance(given, dict) and kind == "grammar":
-        for name in ("syntax", "definition"):
-            if not isinstance(given.get(name), str):
-                raise bad(f"{path}.format.{name}", "a string", given.get(name))
-        said.append(f"The input must match this {given['syntax']} grammar:\n{given['definition']}")
+        syntax, definition = (string_in(given, name, f"{path}.format") for name in ("syntax", "definition"))
+        said.append(f"The input must match this {syntax} grammar:\n{definition}")
     elif kind not in (None, "text"):
         raise bad(f"{path}.format.type", "text or grammar", kind)
     return Tool(plain.name, "\n\n".join(said), FREE_TEXT)
