@@ -5,20 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
 import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from start_llm.core.errors import ExitCode
 from start_llm.core.settings import Settings
 from start_llm.dashboard.audit import AUDIT_FILE, AuditEntry, Sum, Wanted, entries, sums
+from start_llm.dashboard.tables import print_table
 from start_llm.files.database import FileUnavailable
 from start_llm.host.home import home
 
@@ -48,7 +44,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(found, indent=1))
     elif rows:
-        _print([*SUM_HEADINGS] if options.by else [*ENTRY_HEADINGS], rows)
+        print_table(SUM_HEADINGS if options.by else ENTRY_HEADINGS, rows, words=_WORDS, width=140)
     else:
         off = " AUDIT_DAYS=0: nothing is written." if not settings.audit_days else ""
         print(f"No request is known since then (--since {options.since}).{off}")
@@ -65,21 +61,9 @@ def moment(age: str, now: float) -> float:
     return now - float(found[1]) * UNITS[found[2]]
 
 
-ENTRY_HEADINGS = (
-    "TIME",
-    "ID",
-    "CLIENT",
-    "MODEL",
-    "PROMPT",
-    "REUSED",
-    "NEW",
-    "COMPUTED",
-    "ANSWER",
-    "FIRST",
-    "ALL",
-    "END",
-)
-SUM_HEADINGS = ("", "REQUESTS", "ANSWERED", "PROMPT", "REUSED", "NEW", "COMPUTED", "ANSWER", "FIRST", "ALL")
+_FIGURES = ("PROMPT", "REUSED", "NEW", "COMPUTED", "ANSWER", "FIRST", "ALL")
+ENTRY_HEADINGS = ("TIME", "ID", "CLIENT", "MODEL", *_FIGURES, "END")
+SUM_HEADINGS = ("", "REQUESTS", "ANSWERED", *_FIGURES)
 _WORDS = {"", "TIME", "ID", "CLIENT", "MODEL", "END"}
 
 
@@ -91,50 +75,21 @@ def entry_row(entry: AuditEntry) -> Row:
         entry.id[-6:],
         entry.client,
         entry.model,
-        f"{entry.prompt:,}",
-        share(entry.reused, entry.prompt),
-        f"{entry.new:,}",
-        f"{entry.computed:,}",
-        f"{entry.answer:,}",
-        _seconds(entry.seconds_first),
-        _seconds(entry.seconds),
+        *figures(entry),
         f"{how}; {entry.miss}" if entry.miss else how,
     )
 
 
 def sum_row(added: Sum) -> Row:
     """Seconds are means."""
-    return (
-        added.name or "-",
-        f"{added.requests:,}",
-        f"{added.answered:,}",
-        f"{added.prompt:,}",
-        share(added.reused, added.prompt),
-        f"{added.new:,}",
-        f"{added.computed:,}",
-        f"{added.answer:,}",
-        _seconds(added.seconds_first),
-        _seconds(added.seconds),
-    )
+    return added.name or "-", f"{added.requests:,}", f"{added.answered:,}", *figures(added)
 
 
-def share(part: int, whole: int) -> str:
-    return f"{part / whole:.0%}" if whole else "-"
+def figures(counted: AuditEntry | Sum) -> Row:
+    share = f"{counted.reused / counted.prompt:.0%}" if counted.prompt else "-"
+    tokens = (f"{counted.new:,}", f"{counted.computed:,}", f"{counted.answer:,}")
+    return f"{counted.prompt:,}", share, *tokens, _seconds(counted.seconds_first), _seconds(counted.seconds)
 
 
 def _seconds(seconds: float | None) -> str:
     return "-" if seconds is None else f"{seconds:.1f} s"
-
-
-def _print(headings: Row, rows: Sequence[Row]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading in _WORDS else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(_plain(cell)) for cell in row))
-    Console(highlight=False, width=max(140, shutil.get_terminal_size().columns)).print(table)
-
-
-def _plain(text: str) -> str:
-    """Without what a terminal would obey: names come from clients."""
-    return "".join(character if character.isprintable() else "?" for character in text)

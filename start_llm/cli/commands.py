@@ -23,8 +23,7 @@ class Command:
     """One word after the program's name.
 
     Attributes:
-        group: the heading under which help lists it.
-        what: one line for that list.
+        what: one line for the list of commands.
         place: ``module:function`` that runs it, as ``function(settings, options)``; imported only then.
         flags: its flags and arguments.
         examples: what follows the program's name, and what it does.
@@ -35,7 +34,6 @@ class Command:
     """
 
     name: str
-    group: str
     what: str
     place: str
     flags: tuple[Flag, ...]
@@ -75,10 +73,8 @@ CONTEXT = flag(
 )
 JSON = flag("--json", action="store_true", help="for programs")
 NAME = flag("name", metavar="NAME", help="owner/name on Hugging Face, or a short name of recommend")
-LOG = (
-    flag("--log-level", metavar="LEVEL", help="debug, info, warning or error (LOG_LEVEL)"),
-    flag("--log-json", action="store_const", const="true", help="JSON lines in place of live lines (LOG_JSON)"),
-)
+JOIN = (MODEL, PORT, CONTEXT)
+"""Flags of what joins a server, and may start one."""
 SERVER = (
     flag("model", nargs="?", type=model_word, metavar="MODEL", help="as --model"),
     MODEL,
@@ -87,17 +83,16 @@ SERVER = (
     CONTEXT,
     flag("--proxy-port", metavar="PORT", help="port of the proxy, 0 for a free one (PROXY_PORT)"),
     flag("--no-proxy", dest="proxy", action="store_const", const="off", help="no proxy (PROXY=off)"),
-    *LOG,
+    flag("--log-level", metavar="LEVEL", help="debug, info, warning or error (LOG_LEVEL)"),
+    flag("--log-json", action="store_const", const="true", help="JSON lines in place of live lines (LOG_JSON)"),
 )
 """Flags of everything that starts a server."""
 
 
-COMMANDS = {
-    command.name: command
-    for command in (
+GROUPS: dict[str, tuple[Command, ...]] = {
+    "Server": (
         Command(
             "serve",
-            "Server",
             "run the server and the LiteLLM proxy in front of it, here in the terminal (default)",
             "start_llm.cli.serve:main",
             (
@@ -118,7 +113,6 @@ COMMANDS = {
         ),
         Command(
             "start",
-            "Server",
             "start the server in the background; it is started again if it dies",
             "start_llm.service.commands:main_start",
             SERVER,
@@ -129,18 +123,13 @@ COMMANDS = {
         ),
         Command(
             "stop",
-            "Server",
             "end the server on a port, and all that belongs to it",
             "start_llm.service.commands:main_stop",
-            (
-                PORT,
-                flag("--all", action="store_true", help="every server of this user"),
-            ),
+            (PORT, flag("--all", action="store_true", help="every server of this user")),
             (("stop", "the one on MLX_PORT"), ("stop --all", "every server of yours")),
         ),
         Command(
             "restart",
-            "Server",
             "stop and start, with the flags of the last start",
             "start_llm.service.commands:main_restart",
             SERVER,
@@ -148,18 +137,13 @@ COMMANDS = {
         ),
         Command(
             "status",
-            "Server",
             "what the server on a port does, how it was restarted and why",
             "start_llm.service.commands:main_status",
-            (
-                PORT,
-                JSON,
-            ),
+            (PORT, JSON),
             (("status", "exit code 0: it answers, 1: not yet, 3: it does not run"), ("status --json", "")),
         ),
         Command(
             "ps",
-            "Server",
             "all servers of yours: requests, models, memory, KV",
             "start_llm.service.commands:main_ps",
             (JSON,),
@@ -167,7 +151,6 @@ COMMANDS = {
         ),
         Command(
             "logs",
-            "Server",
             "the last lines of the server's log",
             "start_llm.service.commands:main_logs",
             (
@@ -180,7 +163,6 @@ COMMANDS = {
         ),
         Command(
             "audit",
-            "Server",
             "what was asked: when, by which agent, what was reused, what it took, how it ended",
             "start_llm.cli.audit:main",
             (
@@ -206,7 +188,6 @@ COMMANDS = {
         ),
         Command(
             "service",
-            "Server",
             "have the system start the server when you log in (systemd, launchd)",
             "start_llm.service.units:main",
             (
@@ -215,9 +196,7 @@ COMMANDS = {
                 flag(
                     "--on-demand", action="store_true", help="the system listens; the first request starts the server"
                 ),
-                MODEL,
-                PORT,
-                CONTEXT,
+                *JOIN,
             ),
             (
                 ("service install", "shows the unit and asks"),
@@ -225,16 +204,18 @@ COMMANDS = {
                 ("service uninstall", ""),
             ),
         ),
+    ),
+    "": (
         Command(
             "supervise",
-            "",
             "what start runs in the background",
             "start_llm.service.supervisor:main",
             (flag("--flags", type=json.loads, default={}, help="settings that were given as flags, as JSON"),),
         ),
+    ),
+    "Agents": (
         Command(
             "launch",
-            "Agents",
             "run a coding agent connected to the server; starts one if none runs",
             "start_llm.launch.cli:main",
             (
@@ -246,9 +227,7 @@ COMMANDS = {
                     action="store_true",
                     help="with copies of your own skills, MCP servers, theme for that agent",
                 ),
-                MODEL,
-                PORT,
-                CONTEXT,
+                *JOIN,
             ),
             (
                 ("launch pi", "PI in this folder"),
@@ -261,15 +240,12 @@ COMMANDS = {
         ),
         Command(
             "chat",
-            "Agents",
             "talk to the model here in the terminal, or ask it one thing from a pipe",
             "start_llm.launch.chat:main",
             (
                 flag("words", nargs="*", metavar="TEXT", help="what to ask; standard input is added to it"),
                 JSON,
-                MODEL,
-                PORT,
-                CONTEXT,
+                *JOIN,
             ),
             (
                 ("chat", "a conversation; Ctrl-D ends it"),
@@ -277,9 +253,10 @@ COMMANDS = {
                 ("chat --json Say hello.", "the answer with its usage; 0: answered, 1: not, 2: nothing asked"),
             ),
         ),
+    ),
+    "Models": (
         Command(
             "models",
-            "Models",
             "what is on this disk, and which of it a running server has loaded; load, unload, pin",
             "start_llm.cli.models:main_models",
             (
@@ -304,34 +281,25 @@ COMMANDS = {
         ),
         Command(
             "pull",
-            "Models",
             "fetch a model; one that was broken off goes on where it was",
             "start_llm.cli.models:main_pull",
-            (
-                NAME,
-                flag("--revision", help="branch, tag or commit; main by default"),
-            ),
+            (NAME, flag("--revision", help="branch, tag or commit; main by default")),
             (("pull qwen3.6-27b", ""), ("pull mlx-community/Qwen3.5-9B-4bit --revision main", "")),
         ),
         Command(
-            "rm",
-            "Models",
-            "remove a model that was fetched",
-            "start_llm.cli.models:main_rm",
-            (NAME,),
-            (("rm qwen3.6-27b", ""),),
+            "rm", "remove a model that was fetched", "start_llm.cli.models:main_rm", (NAME,), (("rm qwen3.6-27b", ""),)
         ),
         Command(
             "recommend",
-            "Models",
             "models for this machine, with the KV of a long conversation",
             "start_llm.cli.models:main_recommend",
             (flag("--memory", type=int, metavar="GIB", help="for a machine with so much memory"),),
             (("recommend", ""), ("recommend --memory 64", "for another machine")),
         ),
+    ),
+    "Look around": (
         Command(
             "demo",
-            "Look around",
             "start both on free ports, run a short agent conversation, print what each turn cost",
             "start_llm.cli.demo:main",
             SERVER,
@@ -340,7 +308,6 @@ COMMANDS = {
         ),
         Command(
             "doctor",
-            "Look around",
             "say what this machine has and what is missing",
             "start_llm.cli.doctor:main",
             SERVER,
@@ -349,7 +316,6 @@ COMMANDS = {
         ),
         Command(
             "completion",
-            "Look around",
             "print a script that completes these commands in your shell",
             "start_llm.cli.completion:main",
             (flag("shell", choices=["bash", "zsh", "fish"], metavar="SHELL", help="bash, zsh or fish"),),
@@ -359,7 +325,9 @@ COMMANDS = {
                 ("completion fish > ~/.config/fish/completions/start-llm.fish", ""),
             ),
         ),
-    )
+    ),
 }
-SHOWN = {name: command for name, command in COMMANDS.items() if command.group}
+"""By the heading under which help lists them. What has none is for this program itself."""
+COMMANDS = {command.name: command for commands in GROUPS.values() for command in commands}
+SHOWN = {name: command for name, command in COMMANDS.items() if command not in GROUPS[""]}
 """Those that a user types."""

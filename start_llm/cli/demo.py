@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import openai
+from openai.lib.streaming.chat import ChatCompletionStreamState
 from rich.console import Console
 from rich.table import Table
 
@@ -68,15 +68,8 @@ class DemoTurn:
 def main(settings: Settings, options: argparse.Namespace | None = None) -> int:
     """0 if both later turns reused what they resent; else 1, with the reason on standard error."""
     # Own ports, and no KV of earlier runs: the first turn is to be a cold one.
-    settings = settings.model_copy(
-        update={
-            "mlx_port": 0,
-            "proxy": "on",
-            "proxy_port": 0,
-            "proxy_startup_wait_seconds": PROXY_SECONDS,
-            "kv_disk_dir": "off",
-        }
-    )
+    own = {"mlx_port": 0, "proxy": "on", "proxy_port": 0, "proxy_startup_wait_seconds": PROXY_SECONDS}
+    settings = settings.model_copy(update=own | {"kv_disk_dir": "off"})
     console = Console(highlight=False)
     app = App(settings)
     try:
@@ -118,7 +111,7 @@ def converse(client: openai.OpenAI, model: str) -> list[DemoTurn]:
 
 def ask(client: openai.OpenAI, model: str, messages: list[dict[str, Any]]) -> DemoTurn:
     """One streamed request; the time to the first token is taken at this end."""
-    started, turn = time.perf_counter(), DemoTurn()
+    started, turn, answer = time.perf_counter(), DemoTurn(), ChatCompletionStreamState()
     body: Any = {"messages": messages, "tools": TOOLS}
     stream = client.chat.completions.create(
         model=model,
@@ -128,31 +121,20 @@ def ask(client: openai.OpenAI, model: str, messages: list[dict[str, Any]]) -> De
         stream_options={"include_usage": True},
         **body,
     )
-    parts: dict[str, str] = {"content": "", "reasoning_content": ""}
-    calls: dict[int, dict[str, Any]] = {}
     for chunk in stream:
-        if chunk.usage is not None:
-            count(turn, chunk.usage)
-        for choice in chunk.choices:
-            delta = choice.delta
-            said = {name: getattr(delta, name, None) or "" for name in parts}
-            if not turn.first_token and (any(said.values()) or delta.tool_calls):
-                turn.first_token = time.perf_counter() - started
-            for name, piece in said.items():
-                parts[name] += piece
-            gather(calls, delta.tool_calls or ())
-    turn.message = message_of(parts, calls)
+        answer.handle_chunk(chunk)
+        said = any(any(choice.delta.model_dump(exclude={"role"}).values()) for choice in chunk.choices)
+        if said and not turn.first_token:
+            turn.first_token = time.perf_counter() - started
+    whole = answer.current_completion_snapshot
+    if whole.usage is not None:
+        count(turn, whole.usage)
+    sent_back = {"content", "reasoning_content", "tool_calls"}
+    message = whole.choices[0].message.model_dump(include=sent_back, exclude_none=True)
+    for call in message.get("tool_calls", ()):
+        del call["index"]  # of the stream's pieces
+    turn.message = {"role": "assistant", "content": "", **message}
     return turn
-
-
-def message_of(parts: dict[str, str], calls: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """The answer as it is sent back in the next turn."""
-    message: dict[str, Any] = {"role": "assistant", "content": parts["content"]}
-    if parts["reasoning_content"]:
-        message["reasoning_content"] = parts["reasoning_content"]
-    if calls:
-        message["tool_calls"] = [calls[index] for index in sorted(calls)]
-    return message
 
 
 def count(turn: DemoTurn, usage: Any) -> None:
@@ -162,16 +144,6 @@ def count(turn: DemoTurn, usage: Any) -> None:
     turn.prompt, turn.generated = usage.prompt_tokens, usage.completion_tokens
     turn.reused = report.get("reused", (details.cached_tokens or 0) if details is not None else 0)
     turn.computed = report.get("computed", turn.prompt - turn.reused)
-
-
-def gather(calls: dict[int, dict[str, Any]], deltas: Iterable[Any]) -> None:
-    """Puts streamed fragments of tool calls together."""
-    for delta in deltas:
-        call = calls.setdefault(delta.index, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}})
-        call["id"] = delta.id or call["id"]
-        if delta.function is not None:
-            call["function"]["name"] += delta.function.name or ""
-            call["function"]["arguments"] += delta.function.arguments or ""
 
 
 def table(turns: list[DemoTurn]) -> Table:

@@ -108,15 +108,15 @@ def examine(settings: Settings, probe: Probe) -> Iterator[Finding]:
         accelerator = probe.accelerator
         device = inspect_device(lambda: accelerator)
         yield from machine(settings, device, probe.gflops)
+    host, server, proxy = settings.mlx_host, settings.mlx_port, settings.proxy_port
     if is_waiting(Place(settings)):
-        yield Finding("server port", "ok", f"{settings.mlx_port}, the system starts start_llm at the first request")
+        yield Finding("server port", "ok", f"{server}, the system starts start_llm at the first request")
     else:
-        runs = answers(settings.mlx_host, settings.mlx_port, "/health", "state")
-        yield port("server port", "MLX_PORT", settings.mlx_host, settings.mlx_port, "start_llm" if runs else None)
+        runs = "start_llm" if answers(host, server, "/health", "state") else None
+        yield port("server port", "MLX_PORT", host, server, runs)
     if settings.proxy == "on":
-        runs = answers(settings.mlx_host, settings.proxy_port, "/health/readiness", "proxy_of")
-        what = "start_llm's LiteLLM proxy"
-        yield port("proxy port", "PROXY_PORT", settings.mlx_host, settings.proxy_port, what if runs else None)
+        runs = "start_llm's LiteLLM proxy" if answers(host, proxy, "/health/readiness", "proxy_of") else None
+        yield port("proxy port", "PROXY_PORT", host, proxy, runs)
     else:
         yield Finding("proxy port", "note", "no proxy (PROXY=off)")
     yield model(settings)
@@ -165,19 +165,13 @@ def packages(requirements: Path) -> Finding:
 
 
 def _pinned(requirements: Path) -> Iterator[Requirement]:
-    for line in _requirement_lines(requirements):
-        text = line.partition("#")[0].strip()
-        if text:
+    """Of the file, or where this is installed without it, of the installed package."""
+    found = requirements.read_text("utf-8").splitlines() if requirements.is_file() else metadata.requires("start-llm")
+    for line in found or ():
+        if text := line.partition("#")[0].strip():
             requirement = Requirement(text)
             if requirement.marker is None or requirement.marker.evaluate():
                 yield requirement
-
-
-def _requirement_lines(requirements: Path) -> list[str]:
-    """Of the file, or where this is installed without it, of the installed package."""
-    if requirements.is_file():
-        return requirements.read_text(encoding="utf-8").splitlines()
-    return metadata.requires("start-llm") or []
 
 
 # --- machine --------------------------------------------------------------------------------
@@ -187,9 +181,7 @@ def machine(settings: Settings, device: Device, gflops: float) -> Iterator[Findi
     """Back end, chip, memory."""
     names = {"metal": "Metal", "cuda": "CUDA", "cpu": "CPU"}
     said = f"{names[device.backend]}, float32 matrix product at {gflops:,.0f} GFLOP/s"
-    if device.backend != "cpu":
-        yield Finding("back end", "ok", said)
-    elif device.system == "Linux" and gflops < FAST_GFLOPS:
+    if device.backend == "cpu" and device.system == "Linux" and gflops < FAST_GFLOPS:
         yield Finding("back end", "note", f"{said}: slow, because {why_slow(os.environ, os.getloadavg()[0])}")
     else:
         yield Finding("back end", "ok", said)

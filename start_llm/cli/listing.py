@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from rich.console import Console
-from rich.table import Table
-
 from start_llm.cli.loaded import Card, card_of, state_of
 from start_llm.core.modelmap import ADAPTER_SIGN
+from start_llm.dashboard.tables import print_table
 from start_llm.models.adapter import StoredAdapter
 from start_llm.models.catalog import StoredModel
 from start_llm.models.recommended import SHORT_NAMES
 
 GB = 1e9
 _OF_A_SERVER = ("state", "kv")
-_NUMBERS = ("size", "context", "kv")
 
 
 class ListedModel(NamedTuple):
@@ -34,12 +30,8 @@ class ListedModel(NamedTuple):
 def print_models(found: Sequence[StoredModel], cards: Sequence[Card] | None, adapters: Sequence[StoredAdapter]) -> None:
     """`cards`: of the running server, which tell of adapters, too; ``None`` where none runs."""
     columns = [name for name in ListedModel._fields if cards is not None or name not in _OF_A_SERVER]
-    table = Table(box=None, pad_edge=False)
-    for name in columns:
-        table.add_column(name.upper(), justify="right" if name in _NUMBERS else "left", overflow="fold")
-    for row in _rows(found, cards, adapters):
-        table.add_row(*(getattr(row, name) for name in columns))
-    Console(highlight=False, markup=False, width=max(120, shutil.get_terminal_size().columns)).print(table)
+    rows = ([getattr(row, name) for name in columns] for row in _rows(found, cards, adapters))
+    print_table([name.upper() for name in columns], rows, words=("NAME", "STATE", "CAN"))
 
 
 def fitting(model: StoredModel, adapters: Iterable[StoredAdapter]) -> list[StoredAdapter]:

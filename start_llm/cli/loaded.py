@@ -19,7 +19,7 @@ from start_llm.core.errors import ExitCode
 from start_llm.core.settings import Settings
 from start_llm.dashboard.progress import LINE_SECONDS
 from start_llm.host.home import command as program
-from start_llm.host.ports import get_json, post_json, server_state
+from start_llm.host.ports import model_cards, post_json, server_state
 from start_llm.models.device import GIB
 from start_llm.models.recommended import full_name
 from start_llm.service.commands import NOT_RUNNING
@@ -40,11 +40,8 @@ def server_cards(settings: Settings) -> list[Card] | None:
     place = Place(settings)
     if is_waiting(place):
         return None
-    _, body = get_json(f"{place.url}/v1/models", settings.api_key, _ASK_SECONDS)
-    cards = body.get("data") if isinstance(body, dict) else None
-    if not isinstance(cards, list):
-        return None
-    return [card for card in cards if isinstance(card, dict) and isinstance(card.get("details"), dict)]
+    cards = model_cards(place.url, settings.api_key, _ASK_SECONDS)
+    return None if cards is None else [card for card in cards if isinstance(card.get("details"), dict)]
 
 
 def change(settings: Settings, options: argparse.Namespace) -> int:

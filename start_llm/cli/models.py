@@ -7,12 +7,11 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from start_llm.cli.listing import GB, fitting, print_models
 from start_llm.cli.loaded import Card, card_of, change, server_cards
@@ -20,6 +19,7 @@ from start_llm.cli.show import show
 from start_llm.core.errors import ExitCode
 from start_llm.core.settings import Settings
 from start_llm.dashboard.progress import ProgressBars
+from start_llm.dashboard.tables import print_table
 from start_llm.host.home import command as program
 from start_llm.host.home import home
 from start_llm.host.ports import served_model
@@ -28,14 +28,7 @@ from start_llm.models.catalog import StoredModel, hub_folder, stored_models
 from start_llm.models.checkpoint import is_path
 from start_llm.models.device import GIB, Accelerator, inspect_device
 from start_llm.models.pull import PullError, fetch_lock, pull
-from start_llm.models.recommended import (
-    SOURCE,
-    Recommendation,
-    bandwidth,
-    full_name,
-    recommend,
-    tokens_per_second,
-)
+from start_llm.models.recommended import SOURCE, Recommendation, bandwidth, full_name, recommend, tokens_per_second
 from start_llm.service.place import running_ports
 
 
@@ -161,27 +154,14 @@ def main_recommend(settings: Settings, options: argparse.Namespace) -> int:
     if not found:
         print("None of the table fits; the small embedded model does: leave MODEL_PATH unset.")
         return 0
-    table = Table(box=None, pad_edge=False)
-    columns = _columns(device.chip)
-    for heading, _ in columns:
-        table.add_column(heading, justify="left" if heading in {"NAME", ""} else "right")
-    for model in found:
-        table.add_row(*(show(model) for _, show in columns))
-    Console(highlight=False, width=max(120, shutil.get_terminal_size().columns)).print(table)
+    headings = ("NAME", "WEIGHTS", "KV 32K", "KV 128K", "TOKENS/S", "")
+    print_table(headings, [_row(model, device.chip) for model in found], words=("NAME", ""))
     print(f"{program()} serve {found[0].short}    fetches and serves the first.    Table: {SOURCE}")
     return 0
 
 
-def _columns(chip: str) -> list[tuple[str, Callable[[Recommendation], str]]]:
-    def rate(model: Recommendation) -> str:
-        found = tokens_per_second(model, chip)
-        return "-" if found is None else f"~{found:.0f}"
-
-    return [
-        ("NAME", lambda model: model.short),
-        ("WEIGHTS", lambda model: f"{model.weights / GIB:.1f} GiB"),
-        ("KV 32K", lambda model: f"{model.kv_bytes(32_768) / GIB:.1f} GiB"),
-        ("KV 128K", lambda model: f"{model.kv_bytes(131_072) / GIB:.1f} GiB"),
-        ("TOKENS/S", rate),
-        ("", lambda model: model.note),
-    ]
+def _row(model: Recommendation, chip: str) -> tuple[str, ...]:
+    sizes = (model.weights, model.kv_bytes(32_768), model.kv_bytes(131_072))
+    rate = tokens_per_second(model, chip)
+    speed = "-" if rate is None else f"~{rate:.0f}"
+    return model.short, *(f"{size / GIB:.1f} GiB" for size in sizes), speed, model.note

@@ -5,19 +5,16 @@ from __future__ import annotations
 import difflib
 import json
 import sys
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
+from start_llm.dashboard.tables import print_table
 from start_llm.host.home import command as program
 from start_llm.host.home import home
-from start_llm.models.capabilities import Fact, ProbeResult, read_capabilities
+from start_llm.models.capabilities import ProbeResult, read_capabilities
 from start_llm.models.catalog import EMBEDDED_NAME, folder_of, stored_models
 from start_llm.models.fingerprint import fingerprint
 from start_llm.models.probe_table import FILE, probe_key, read_probe
@@ -50,7 +47,9 @@ def show(settings: Settings, name: str | None, *, as_json: bool) -> int:
             json.dumps({"name": source, "folder": str(folder), "file": file, "trial": trial, "facts": shown}, indent=1)
         )
         return 0
-    _print(source, folder, facts)
+    print(f"{source}  ({folder})")
+    rows = [(name, _text(fact.value), fact.source) for name, fact in facts.items()]
+    print_table(("", "VALUE", "FOUND BY"), rows, words=("", "VALUE", "FOUND BY"))
     for why in makers.odd.values():
         print(f"{why}.")
     if probe is None:
@@ -87,16 +86,6 @@ def _plain(folder: Path) -> str:
 def _probe(settings: Settings, folder: Path) -> ProbeResult | None:
     path = home() / settings.cache_dir / FILE
     return read_probe(path, probe_key(fingerprint(folder))) if path.exists() else None
-
-
-def _print(source: str, folder: Path, facts: Mapping[str, Fact]) -> None:
-    print(f"{source}  ({folder})")
-    table = Table(box=None, pad_edge=False)
-    for heading in ("", "VALUE", "FOUND BY"):
-        table.add_column(heading)
-    for name, fact in facts.items():
-        table.add_row(name, _text(fact.value), fact.source)
-    Console(highlight=False, width=120).print(table)
 
 
 def _text(value: Any) -> str:

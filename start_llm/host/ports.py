@@ -114,9 +114,15 @@ def server_state(host: str, port: int, seconds: float = 2) -> str | None:
 
 def served_model(host: str, port: int, key: str | None = None, seconds: float = 2) -> str | None:
     """The name of the model that a start_llm server there serves, if it tells."""
-    _, body = get_json(f"{address(host, port)}/v1/models", key, seconds)
+    cards = model_cards(address(host, port), key, seconds)
+    return str(cards[0].get("id")) if cards else None
+
+
+def model_cards(url: str, key: str | None = None, seconds: float = 2) -> list[dict[str, Any]] | None:
+    """What a server at `url` tells of its models, the main one first; ``None`` if none answers there."""
+    _, body = get_json(f"{url}/v1/models", key, seconds)
     cards = body.get("data") if isinstance(body, dict) else None
-    return str(cards[0].get("id")) if isinstance(cards, list) and cards and isinstance(cards[0], dict) else None
+    return [card for card in cards if isinstance(card, dict)] if isinstance(cards, list) else None
 
 
 def _family(host: str) -> socket.AddressFamily:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -14,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from rich.console import Console
-from rich.table import Table
 
 from start_llm.core.settings import Settings, load_settings
+from start_llm.dashboard.tables import print_table
 from start_llm.files.logs import last_lines
 from start_llm.host.home import command as program
 from start_llm.host.home import home
-from start_llm.host.ports import free_port, get, get_json
+from start_llm.host.ports import free_port, get, get_json, model_cards
 from start_llm.host.processes import running
 from start_llm.models.device import GIB
 from start_llm.service.control import ServiceError, bring_up, stop
@@ -146,11 +144,9 @@ def look(place: Place, key: str | None) -> dict[str, Any]:
 
 
 def _served(place: Place, key: str | None) -> dict[str, Any]:
-    _, body = get_json(f"{place.url}/v1/models", key, _ASK_SECONDS)
-    cards = body.get("data") if isinstance(body, dict) else None
     models = [
         {"id": card.get("id"), "context": card.get("context_length"), "state": state}
-        for card in cards or ()
+        for card in model_cards(place.url, key, _ASK_SECONDS) or ()
         if (state := card.get("details", {}).get("state", "ready")) != "stored"
     ]
     return {"models": models, "model": models[0]["id"] if models else ""}
@@ -239,24 +235,18 @@ def main_ps(settings: Settings, options: argparse.Namespace) -> int:
     if not found:
         print(f"No server of this user runs. {program()} start")
         return 0
-    table = Table(box=None, pad_edge=False)
-    for heading in ("PORT", "MODEL", "STATE", "REQUESTS", "WAITING", "AGENTS", "MEMORY", "KV", "UP"):
-        table.add_column(heading, justify="left" if heading in {"MODEL", "STATE"} else "right")
-    for known in found:
-        requests, kv = known["requests"], kv_bytes(known["url"], settings.api_key)
-        table.add_row(
-            str(known["port"]),
-            known["model"] or "-",
-            known["state"],
-            str(requests["running"]),
-            str(requests["queued"]),
-            str(known.get("users", 0)),
-            f"{known.get('memory_bytes', 0) / GIB:.1f} GiB",
-            "-" if kv is None else f"{kv / MIB:,.0f} MiB",
-            ago(known.get("since", time.time())),
-        )
-    Console(highlight=False, width=max(120, shutil.get_terminal_size().columns)).print(table)
+    headings = ("PORT", "MODEL", "STATE", "REQUESTS", "WAITING", "AGENTS", "MEMORY", "KV", "UP")
+    rows = [_row(known, kv_bytes(known["url"], settings.api_key)) for known in found]
+    print_table(headings, rows, words=("MODEL", "STATE"))
     return 0
+
+
+def _row(known: dict[str, Any], kv: int | None) -> tuple[str, ...]:
+    counts = (known["requests"]["running"], known["requests"]["queued"], known.get("users", 0))
+    memory = f"{known.get('memory_bytes', 0) / GIB:.1f} GiB"
+    stored = "-" if kv is None else f"{kv / MIB:,.0f} MiB"
+    words = (str(known["port"]), known["model"] or "-", known["state"])
+    return *words, *map(str, counts), memory, stored, ago(known.get("since", time.time()))
 
 
 def kv_bytes(url: str, key: str | None) -> int | None:
