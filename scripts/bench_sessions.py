@@ -243,9 +243,9 @@ def replay_ours(
         tokens = request.tokens
         prompt = Prompt(tuple(tokens.tolist()), head=min(request.head, len(tokens)), generation=len(tokens) - 1)
         plan = store.lookup(prompt.tokens, len(tokens) - 1)
-        paged = store.stats().counters["paged_tokens"]
+        paged = store.stats()["paged_tokens"]
         found = store.restore(prompt.tokens, plan)
-        paged = store.stats().counters["paged_tokens"] - paged
+        paged = store.stats()["paged_tokens"] - paged
         reason = plan.reason if plan.reason in {"evicted", "no_checkpoint"} else "floor"
         score.add(request, found.length, device, from_disk=min(paged, found.length), cause=reason)
         about: dict[str, Any] = {"session": request.conversation, "seconds_per_token": 1 / device.prefill}
@@ -256,7 +256,7 @@ def replay_ours(
             store.disk.flush()
         mx.clear_cache()
     if disk is not None:
-        score.written = store.stats().counters["stored_tokens"]
+        score.written = store.stats()["stored_tokens"]
     store.close()
     return score
 

@@ -50,7 +50,7 @@ class ResidentKV:
         """The segment becomes a ghost. Returns the one above it, if that is a leaf now."""
         self._empty(segment)
         self.tree.absorb(segment)
-        self.counters.evicted_leaves += 1
+        self.counters.evicted += 1
         return segment.parent if segment.parent is not None and segment.parent.is_leaf else None
 
     def drop_checkpoint(self, segment: Segment) -> None:

@@ -33,9 +33,9 @@ from start_llm.kvcache.resident import ResidentKV
 from start_llm.kvcache.sessions import Sessions
 from start_llm.kvcache.snapshot import snapshot
 from start_llm.kvcache.tree import PrefixMatch, Segment
-from start_llm.kvcache.types import Checkpoint, Restored, RestorePlan, StoreConfig, StoreStats, Unstorable
+from start_llm.kvcache.types import Checkpoint, Restored, RestorePlan, StoreConfig, Unstorable
 
-__all__ = ["KVStore", "RestorePlan", "Restored", "StoreConfig", "StoreStats"]
+__all__ = ["KVStore", "RestorePlan", "Restored", "StoreConfig"]
 
 log = logging.getLogger(__name__)
 
@@ -260,23 +260,27 @@ class KVStore:
         self._resident.forget_ghosts(0)
         self._kit.free_buffers()
 
-    def stats(self) -> StoreStats:
+    def stats(self) -> dict[str, int]:
+        """Sizes of what is in memory, `StoreCounters`, and figures of the disk tier behind ``disk_``, if there is one.
+
+        `leaves` are ends of conversations, `checkpoints` restore points of layers that cannot be cut, `ghost_tokens`
+        those that are remembered without KV.
+        """
         resident = self._resident
         segments = [segment for segment in resident.tree if segment.rows is not None]
         checkpoints = [segment.checkpoint_bytes for segment in segments if segment.checkpoint is not None]
-        return StoreStats(
-            segments=len(segments),
-            leaves=sum(segment.is_leaf for segment in segments),
-            bytes=resident.nbytes,
-            budget_bytes=self._eviction.budget_bytes,
-            checkpoints=len(checkpoints),
-            checkpoint_bytes=sum(checkpoints),
-            ghost_tokens=resident.ghosts,
-            sessions=len(self._sessions),
-            evicted=resident.counters.evicted_leaves,
-            counters=asdict(resident.counters),
-            disk=self.disk.stats(),
-        )
+        return {
+            "segments": len(segments),
+            "leaves": sum(segment.is_leaf for segment in segments),
+            "bytes": resident.nbytes,
+            "budget_bytes": self._eviction.budget_bytes,
+            "checkpoints": len(checkpoints),
+            "checkpoint_bytes": sum(checkpoints),
+            "ghost_tokens": resident.ghosts,
+            "sessions": len(self._sessions),
+            **asdict(resident.counters),
+            **{f"disk_{name}": value for name, value in self.disk.stats().items()},
+        }
 
     def close(self) -> None:
         """Writes what is still to be written and lets go of everything."""

@@ -82,11 +82,7 @@ class Segment:
 
     @property
     def nbytes(self) -> int:
-        return self.row_bytes + self.checkpoint_bytes
-
-    @property
-    def row_bytes(self) -> int:
-        return 0 if self.rows is None else self.rows.nbytes
+        return self.checkpoint_bytes + (0 if self.rows is None else self.rows.nbytes)
 
     @property
     def checkpoint_bytes(self) -> int:

@@ -159,38 +159,10 @@ class StoreConfig:
 
 @dataclass(slots=True)
 class StoreCounters:
-    """Events since the start."""
+    """Events since the start. `evicted` counts segments."""
 
     stored_tokens: int = 0
     copied_bytes: int = 0
     paged_tokens: int = 0
-    evicted_leaves: int = 0
+    evicted: int = 0
     refused: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class StoreStats:
-    """A snapshot.
-
-    Attributes:
-        segments: segments with KV in memory.
-        leaves: those without such children: conversation ends.
-        bytes: KV in memory, checkpoints included.
-        checkpoints, checkpoint_bytes: restore points of layers that cannot be cut.
-        ghost_tokens: tokens remembered without KV.
-        sessions: conversations known.
-        counters: of `StoreCounters`, by name.
-        disk: figures of the disk tier, empty if there is none.
-    """
-
-    segments: int
-    leaves: int
-    bytes: int
-    budget_bytes: int
-    checkpoints: int
-    checkpoint_bytes: int
-    ghost_tokens: int
-    sessions: int
-    evicted: int
-    counters: dict[str, int]
-    disk: dict[str, int]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -162,7 +161,7 @@ class FakeStore:
         self.budgets.append(budget_bytes)
 
     def stats(self) -> Any:
-        return SimpleNamespace(**dict.fromkeys(KV_FIGURES, len(self.entries)), disk={"files": 1})
+        return {**dict.fromkeys(KV_FIGURES, len(self.entries)), "disk_files": 1}
 
     def has_room(self, tokens: int) -> bool:
         return self.room

@@ -111,8 +111,8 @@ class GuardedStore:
         """The store's sizes, by the names that `/metrics` shows; the last ones if the store cannot be asked."""
         stats = self._or(None, self._store.stats)
         if stats is not None:
-            self._figures = {f"kv_{name}": getattr(stats, name) for name in KV_FIGURES}
-            self._figures |= {f"kv_disk_{name}": value for name, value in stats.disk.items()}
+            known = (name for name in stats if name in KV_FIGURES or name.startswith("disk_"))
+            self._figures = {f"kv_{name}": stats[name] for name in known}
         return self._figures | {"kv_errors": self.errors, "vlm_retreat": self.retreats}
 
     def close(self) -> None:

@@ -37,10 +37,6 @@ _RESERVE = 1 << 30  # most bytes of disk that are left to others
 _HEAD_BYTES = 1 << 14  # read at once: more than most heads have
 
 
-class FolderTaken(OSError):
-    """Another process uses the folder."""
-
-
 @dataclass(slots=True)
 class _File:
     """`used`: its time, in nanoseconds. `standing`: names of the files that stand on it."""
@@ -58,7 +54,7 @@ class _File:
 
 
 class DiskFolder:
-    """An open folder. Disk thread only, but for `read`, `count` and `nbytes`. What writes may raise OSError.
+    """An open folder. Disk thread only, but for `read`, `take_found` and figures. What writes may raise OSError.
 
     Args:
         folder: of all models; made with mode 0700 if it is missing.
@@ -66,20 +62,20 @@ class DiskFolder:
         max_bytes: most bytes of files; other models' folders give way first.
 
     Attributes:
-        found: what was there when it was opened, what others stand on first; its reader takes it away.
+        files: by name; only to be looked at.
 
     Raises:
-        FolderTaken, OSError: it cannot be opened now.
+        OSError: it cannot be opened now, or another process uses it.
     """
 
     def __init__(self, folder: Path, fingerprint: str, max_bytes: int) -> None:
         self.nbytes = 0
         self.evicted = 0
-        self.found: list[StoredPiece] = []
+        self._found: list[StoredPiece] = []
         self._max = max_bytes
         self._model = hashlib.sha256(fingerprint.encode()).digest()
         self._root = folder / self._model.hex()[:32]
-        self._files: dict[str, _File] = {}
+        self.files: dict[str, _File] = {}
         self._gone: set[str] = set()
         self._last_use = 0
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -89,24 +85,17 @@ class DiskFolder:
         self._root.chmod(0o700)
         lock = _take_lock(self._root)
         if lock is None:
-            raise FolderTaken(f"{self._root} is used by another server")
+            raise OSError(f"{self._root} is used by another server")
         self._lock = lock
         try:
             found = self._load()
-            self._others = _OtherModels(folder, self._root)
+            self._other_models = _models_beside(self._root)
             self._make_room()
         except BaseException:
             self.close()
             raise
-        self.found = [piece for piece in found if piece.name in self._files]
+        self._found = [piece for piece in found if piece.name in self.files]
         self._gone.clear()
-
-    @property
-    def count(self) -> int:
-        return len(self._files)
-
-    def names(self) -> set[str]:
-        return set(self._files)
 
     def read(self, name: str) -> tuple[str, bytes] | None:
         """A file's layout and arrays; ``None`` if it is not there.
@@ -115,7 +104,7 @@ class DiskFolder:
             ValueError: it is not what was written.
             OSError: it cannot be read.
         """
-        if name not in self._files:
+        if name not in self.files:
             return None
         with _open(self._root / name) as stream:
             return self._head(stream, name).read_body(stream)
@@ -123,7 +112,7 @@ class DiskFolder:
     def write(self, piece: StoredPiece, layout: str, arrays: bytes) -> int | None:
         """Returns the bytes of the whole file; ``None`` if what it stands on has gone."""
         name, parts = piece.name, encode(piece, self._model, layout, arrays)
-        if piece.above and piece.above not in self._files:
+        if piece.above and piece.above not in self.files:
             return None
         nbytes = sum(map(len, parts))
         self._check_free(nbytes)
@@ -141,7 +130,7 @@ class DiskFolder:
         """They were used now."""
         used = self._next_use()
         for name in names:
-            if (file := self._files.get(name)) is not None:
+            if (file := self.files.get(name)) is not None:
                 file.used = used
                 self._set_time(name)
 
@@ -151,12 +140,17 @@ class DiskFolder:
         for gone in todo:
             if is_file_name(gone):
                 _remove(self._root / gone)
-            if (file := self._files.pop(gone, None)) is not None:
+            if (file := self.files.pop(gone, None)) is not None:
                 self.nbytes -= file.nbytes
                 todo += file.standing
-                if (above := self._files.get(file.above)) is not None:
+                if (above := self.files.get(file.above)) is not None:
                     above.standing.discard(gone)
             self._gone.add(gone)
+
+    def take_found(self) -> list[StoredPiece]:
+        """What was there when it was opened, what others stand on first. Once; for one reader."""
+        found, self._found = self._found, []
+        return found
 
     def take_gone(self) -> set[str]:
         """Files that went since the last call."""
@@ -216,13 +210,13 @@ class DiskFolder:
         return read_head(stream, about.st_size, name, self._model)
 
     def _enter(self, piece: StoredPiece, nbytes: int, used: int) -> None:
-        file = self._files.setdefault(piece.name, _File(0, piece.start, piece.above, used))
+        file = self.files.setdefault(piece.name, _File(0, piece.start, piece.above, used))
         self.nbytes += nbytes - file.nbytes
         if file.above:
-            self._files[file.above].standing.discard(piece.name)
+            self.files[file.above].standing.discard(piece.name)
         file.nbytes, file.used, file.above = nbytes, used, piece.above
         if piece.above:
-            self._files[piece.above].standing.add(piece.name)
+            self.files[piece.above].standing.add(piece.name)
 
     def _next_use(self) -> int:
         """Later than every use before, whatever the clock says."""
@@ -235,21 +229,32 @@ class DiskFolder:
 
     def _make_room(self) -> None:
         """Keeps under the limit: first the folders of models not used now, then the longest unused ends."""
-        while self.nbytes + self._others.nbytes > self._max and self._others.drop_oldest():
-            pass
-        if self.nbytes + self._others.nbytes <= self._max:
+        while self._excess() > 0 and self._other_models:
+            self._drop_model(self._other_models.pop(0)[0])
+        if self._excess() <= 0:
             return
         # A checkpoint goes with its run.
-        runs = ((name, file) for name, file in self._files.items() if name.startswith("r"))
+        runs = ((name, file) for name, file in self.files.items() if name.startswith("r"))
         ends = [(file.used, -file.start, name) for name, file in runs if file.is_end]
         heapq.heapify(ends)
-        while ends and self.nbytes + self._others.nbytes > self._max:
+        while ends and self._excess() > 0:
             _, _, name = heapq.heappop(ends)
-            above, before = self._files[name].above, len(self._files)
+            above, before = self.files[name].above, len(self.files)
             self.drop(name)
-            self.evicted += before - len(self._files)
-            if above and (file := self._files[above]).is_end:
+            self.evicted += before - len(self.files)
+            if above and (file := self.files[above]).is_end:
                 heapq.heappush(ends, (file.used, -file.start, above))
+
+    def _excess(self) -> int:
+        """Bytes over the limit."""
+        return self.nbytes + sum(size for _, size in self._other_models) - self._max
+
+    def _drop_model(self, folder: Path) -> None:
+        """Deletes the folder of another model, unless a server uses it."""
+        with suppress(OSError):
+            if (lock := _take_lock(folder)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                lock.drop()
 
     def _check_free(self, nbytes: int) -> None:
         usage = shutil.disk_usage(self._root)
@@ -258,35 +263,17 @@ class DiskFolder:
             raise OSError(errno.ENOSPC, f"less than {reserve >> 20} MiB of the disk are free", str(self._root))
 
 
-class _OtherModels:
-    """Folders of other fingerprints beside ours, the longest unused first."""
-
-    def __init__(self, folder: Path, ours: Path) -> None:
-        found: list[tuple[float, Path, int]] = []
-        for path in folder.iterdir():
-            if path == ours or not _FOLDER_NAME.fullmatch(path.name) or path.is_symlink():
-                continue
-            with suppress(OSError):  # not ours to judge
-                files = [about for inside in path.iterdir() if stat.S_ISREG((about := inside.lstat()).st_mode)]
-                age = max((about.st_mtime for about in files), default=0.0)
-                found.append((age, path, sum(about.st_size for about in files)))
-        self._sizes = [(path, size) for _, path, size in sorted(found)]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(size for _, size in self._sizes)
-
-    def drop_oldest(self) -> bool:
-        """Deletes the oldest folder that no server uses. False: there is none left."""
-        while self._sizes:
-            path, _ = self._sizes.pop(0)
-            with suppress(OSError):
-                lock = _take_lock(path)
-                if lock is not None:
-                    shutil.rmtree(path, ignore_errors=True)
-                    lock.drop()
-                    return True
-        return False
+def _models_beside(ours: Path) -> list[tuple[Path, int]]:
+    """Folders of other fingerprints beside ours with their bytes, the longest unused first."""
+    found: list[tuple[float, Path, int]] = []
+    for path in ours.parent.iterdir():
+        if path == ours or not _FOLDER_NAME.fullmatch(path.name) or path.is_symlink():
+            continue
+        with suppress(OSError):  # not ours to judge
+            files = [about for inside in path.iterdir() if stat.S_ISREG((about := inside.lstat()).st_mode)]
+            age = max((about.st_mtime for about in files), default=0.0)
+            found.append((age, path, sum(about.st_size for about in files)))
+    return [(path, size) for _, path, size in sorted(found)]
 
 
 def _take_lock(folder: Path) -> FileLock | None:

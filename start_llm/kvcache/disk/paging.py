@@ -72,7 +72,7 @@ class Paging:
 
     def write(self) -> None:
         """Queues what still waits, as far as there is room."""
-        while self._waiting and self._disk.queue.has_room((segment := next(iter(self._waiting.values()))).nbytes):
+        while self._waiting and self._disk.has_room((segment := next(iter(self._waiting.values()))).nbytes):
             del self._waiting[id(segment)]
             if not _unwritten(segment):
                 continue
@@ -86,7 +86,7 @@ class Paging:
 
     def write_large(self) -> None:
         """Queues large checkpoints of conversation ends. Those that a turn leaves behind are not worth their bytes."""
-        while self._large and self._disk.queue.has_room((segment := next(iter(self._large.values()))).checkpoint_bytes):
+        while self._large and self._disk.has_room((segment := next(iter(self._large.values()))).checkpoint_bytes):
             del self._large[id(segment)]
             if segment.rows is not None and near_end(segment):
                 self._write_checkpoint(segment)
@@ -190,7 +190,7 @@ class Paging:
             return True
         self.write()
         self.write_large()
-        return not self._waiting and not self._large and not self._disk.queue.nbytes
+        return not self._waiting and not self._large and not self._disk.waiting_bytes
 
     def flush(self, timeout: float = 60.0) -> bool:
         """Waits until everything stored so far is on disk. False: not within `timeout` seconds."""

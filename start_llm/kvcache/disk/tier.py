@@ -52,35 +52,6 @@ class PendingWrite:
         return sum(buffer.nbytes for buffer in self.buffers.values())
 
 
-class WriteQueue:
-    """Pieces on their way to disk, by the names of their files; they can be read meanwhile. Thread-safe."""
-
-    def __init__(self, most_bytes: int) -> None:
-        self._most = most_bytes
-        self._lock = threading.Lock()
-        self._pending: dict[str, PendingWrite] = {}
-        self.nbytes = 0
-
-    def has_room(self, nbytes: int) -> bool:
-        """Whether it takes `nbytes` more now (a piece larger than the queue waits until it is empty)."""
-        return self.nbytes == 0 or self.nbytes + nbytes <= self._most
-
-    def add(self, write: PendingWrite) -> None:
-        with self._lock:
-            self._pending[write.piece.name] = write
-            self.nbytes += write.nbytes
-
-    def find(self, name: str) -> PendingWrite | None:
-        return self._pending.get(name)
-
-    def remove(self, write: PendingWrite) -> None:
-        """It is on disk, or lost. A newer one of the same name stays."""
-        with self._lock:
-            self.nbytes -= write.nbytes
-            if self._pending.get(write.piece.name) is write:
-                del self._pending[write.piece.name]
-
-
 class DiskTier:
     """Files of stored KV for one model. Public methods are for the model thread; the disk thread is inside.
 
@@ -93,6 +64,10 @@ class DiskTier:
         fingerprint: what the KV depends on (weights, quantisation, tokenizer, mlx-lm version).
         max_bytes: most bytes of files; other models' folders give way first.
         queue_bytes: most bytes waiting to be written.
+
+    Attributes:
+        detail: why the tier pauses; empty if it does not.
+        waiting_bytes: on their way to disk; they can be read meanwhile.
     """
 
     def __init__(
@@ -105,15 +80,16 @@ class DiskTier:
         retry_seconds: float | None = None,
     ) -> None:
         self._place, self._fingerprint, self._max_bytes = folder, fingerprint, max_bytes
-        self.queue = WriteQueue(queue_bytes)
+        self._most_waiting = queue_bytes
         self._retry = RETRY_SECONDS if retry_seconds is None else retry_seconds
         self._folder: DiskFolder | None = None  # set by the disk thread from its start on
         self._lock = threading.Lock()
-        self._lost: set[str] = set()  # guarded by _lock, as are the next five
+        self._pending: dict[str, PendingWrite] = {}  # by file name; guarded by _lock, as are the next six
+        self.waiting_bytes = 0
+        self._lost: set[str] = set()
         self._hidden: set[str] = set()  # damaged, and not yet removed
-        self._found: list[StoredPiece] = []
         self._counters = DiskCounters()
-        self._paused = ""  # why
+        self.detail = ""
         self._next_try = 0.0
         self._closed = folder is None
         self._abandoned = False
@@ -129,24 +105,23 @@ class DiskTier:
     def ready(self) -> bool:
         """Whether pieces are taken now. While paused, one is let through now and then to see whether it works again."""
         with self._lock:
-            return not self._closed and (not self._paused or time.monotonic() >= self._next_try)
+            return not self._closed and (not self.detail or time.monotonic() >= self._next_try)
 
-    @property
-    def detail(self) -> str:
-        """Why the tier pauses; empty if it does not."""
-        with self._lock:
-            return self._paused
+    def has_room(self, nbytes: int) -> bool:
+        """Whether so many bytes more may wait (a piece that is larger than the limit waits until nothing else does)."""
+        return self.waiting_bytes == 0 or self.waiting_bytes + nbytes <= self._most_waiting
 
     def contents(self) -> list[StoredPiece]:
         """What was found when the folder was opened, what others stand on first. Once."""
-        with self._lock:
-            found, self._found = self._found, []
-        return found
+        folder = self._folder
+        return [] if folder is None else folder.take_found()
 
     def write(self, piece: StoredPiece, buffers: Buffers, layout: str) -> str:
         """Queues a piece; what it stands on was queued before. Returns the file's name, to be read from now on."""
         write = PendingWrite(piece, buffers, layout)
-        self.queue.add(write)
+        with self._lock:
+            self._pending[piece.name] = write
+            self.waiting_bytes += write.nbytes
         self._tasks.put(lambda: self._write(write))
         return piece.name
 
@@ -160,7 +135,7 @@ class DiskTier:
 
     def read(self, name: str) -> tuple[Buffers, str] | None:
         """A piece's buffers and layout, verified; ``None`` if it is gone or damaged (it is removed then)."""
-        if (pending := self.queue.find(name)) is not None:
+        if (pending := self._pending.get(name)) is not None:
             return pending.buffers, pending.layout
         with self._lock:
             folder = self._folder if name not in self._hidden else None
@@ -211,9 +186,9 @@ class DiskTier:
         if self._place is None:
             return {}
         folder = self._folder
-        files = {"files": folder.count, "bytes": folder.nbytes, "evicted_files": folder.evicted} if folder else {}
+        files = {"files": len(folder.files), "bytes": folder.nbytes, "evicted_files": folder.evicted} if folder else {}
         with self._lock:
-            now = {"waiting_bytes": self.queue.nbytes, "paused": int(bool(self._paused)), **asdict(self._counters)}
+            now = {"waiting_bytes": self.waiting_bytes, "paused": int(bool(self.detail)), **asdict(self._counters)}
         return {"files": 0, "bytes": 0, "budget_bytes": self._max_bytes, "evicted_files": 0, **files, **now}
 
     # --- the disk thread -------------------------------------------------------
@@ -249,13 +224,12 @@ class DiskTier:
             return
         with self._lock:
             self._folder = folder
-            self._found, folder.found = folder.found, []
         self._resume()
 
     def _pause(self, error: Exception) -> None:
         with self._lock:
-            first = not self._paused
-            self._paused = str(error)
+            first = not self.detail
+            self.detail = str(error)
             self._next_try = time.monotonic() + self._retry
             self._counters.pauses += first
         if first:
@@ -264,7 +238,7 @@ class DiskTier:
 
     def _resume(self) -> None:
         with self._lock:
-            before, self._paused = self._paused, ""
+            before, self.detail = self.detail, ""
         if before:
             log.warning("the disk tier goes on")
 
@@ -277,11 +251,11 @@ class DiskTier:
         stands = folder.stands()
         if not stands:
             log.warning("the folder of stored KV was taken away; it is begun afresh")
-            gone |= folder.names()
+            gone.update(folder.files)
             folder.close()
         with self._lock:
             self._hidden -= gone
-            self._lost.update(name for name in gone if self.queue.find(name) is None)  # not what is written anew
+            self._lost.update(name for name in gone if name not in self._pending)  # not what is written anew
             if not stands:
                 self._folder = None
         if not stands:
@@ -292,7 +266,7 @@ class DiskTier:
         """Queues a small change. While the tier pauses it is left out: that costs reuse, nothing else."""
 
         def task() -> None:
-            if self._folder is not None and not self._paused:
+            if self._folder is not None and not self.detail:
                 change(self._folder)
                 self._settle()
 
@@ -308,8 +282,10 @@ class DiskTier:
                 written = self._folder.write(write.piece, write.layout, arrays)
                 self._resume()
         finally:
-            self.queue.remove(write)
             with self._lock:
+                self.waiting_bytes -= write.nbytes
+                if self._pending.get(name) is write:  # a newer one of the same name stays
+                    del self._pending[name]
                 if written is None:
                     self._lost.add(name)
                     self._counters.failed_writes += 1

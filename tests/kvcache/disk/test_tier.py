@@ -401,11 +401,11 @@ def test_models_not_in_use_give_way_first(tmp_path: Path) -> None:
 
 def test_a_full_queue_says_so(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path, "model", MAX, queue_bytes=100)
-    assert tier.queue.has_room(1 << 30)  # never refuses what could not be written at all otherwise
+    assert tier.has_room(1 << 30)  # never refuses what could not be written at all otherwise
     tier.flush()
-    tier.queue.nbytes = 60
-    assert tier.queue.has_room(40) and not tier.queue.has_room(41)
-    tier.queue.nbytes = 0
+    tier.waiting_bytes = 60
+    assert tier.has_room(40) and not tier.has_room(41)
+    tier.waiting_bytes = 0
     tier.close()
 
 
