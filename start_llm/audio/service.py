@@ -22,8 +22,8 @@ from start_llm.core.events import Progress
 from start_llm.core.limits import RECORDED
 from start_llm.core.media import AudioTask, Hints, Sound, SoundForm, Transcript
 from start_llm.core.settings import Settings
-from start_llm.core.work import ChoreThread
 from start_llm.embeddings.checkpoint import whole_encoder
+from start_llm.engine.thread import EngineThread
 from start_llm.models.checkpoint import SETTINGS, architectures_of, read_config, task_of
 from start_llm.models.pull import find_folder
 
@@ -70,7 +70,7 @@ class Room:
 class AudioService:
     """Implements `core.media.Audio`."""
 
-    def __init__(self, settings: Settings, models: AudioModels, thread: ChoreThread) -> None:
+    def __init__(self, settings: Settings, models: AudioModels, thread: EngineThread) -> None:
         self._sources: dict[AudioTask, str | None] = {
             "transcription": settings.transcription_model,
             "speech": settings.speech_model,

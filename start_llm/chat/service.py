@@ -22,7 +22,7 @@ from start_llm.core.report import CacheReport, StoredTree
 from start_llm.core.request import ChatRequest
 from start_llm.core.service import EventStream, Health, ModelCard
 from start_llm.core.settings import Settings
-from start_llm.core.work import Engine
+from start_llm.engine.thread import EngineThread
 from start_llm.images.reader import ImageReader as ImageReader
 from start_llm.prompt.pipeline import Prepared
 
@@ -36,7 +36,11 @@ class ChatService:
     """Implements `core.service.Service`."""
 
     def __init__(
-        self, settings: Settings, engine: Engine, models: Models, on_prompt: Callable[[str, str], None] | None = None
+        self,
+        settings: Settings,
+        engine: EngineThread,
+        models: Models,
+        on_prompt: Callable[[str, str], None] | None = None,
     ) -> None:
         """`on_prompt`: is told each request's id, and the text that the model is going to read."""
         self._settings, self._engine, self._models, self._on_prompt = settings, engine, models, on_prompt

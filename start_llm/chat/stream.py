@@ -35,7 +35,8 @@ from start_llm.core.events import (
 from start_llm.core.messages import Message
 from start_llm.core.report import Background, CacheReport
 from start_llm.core.request import ChatRequest
-from start_llm.core.work import Constraint, Engine, Submit, ThinkingLimit
+from start_llm.core.work import Constraint, Submit, ThinkingLimit
+from start_llm.engine.thread import EngineThread
 from start_llm.parsing.choice import ChoiceParser, Detokenizer, Ending, RawChoiceParser
 from start_llm.parsing.stream import OutputParser, RawParser
 from start_llm.prompt.pipeline import Prepared
@@ -73,7 +74,7 @@ class ChatStream:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: EngineThread,
         reports: RecentReports,
         request: ChatRequest,
         model: ModelHandle,

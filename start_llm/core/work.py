@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from start_llm.core.events import EngineEvent
 from start_llm.core.prompt import Prompt
-from start_llm.core.report import CacheReport, StoredTree
 from start_llm.core.request import Sampling
 
 
@@ -105,43 +104,3 @@ class EngineStatus:
     detail: str = ""
     since: float | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
-
-
-class ChoreThread(Protocol):
-    """The model thread, as those see it who compute beside the models."""
-
-    def chore(self, steps: Generator[float, None, Any]) -> Any:
-        """Runs `steps` between those of the models; returns what they return. Raises TimedOut if the thread hangs.
-
-        Each yields the seconds that it wants to wait.
-        """
-        ...
-
-
-class Engine(Protocol):
-    """The model thread as other threads see it. All methods may be called from any thread.
-
-    `model` is one of those that are loaded; empty: the first.
-    """
-
-    def submit(self, work: Submit) -> None:
-        """Raises QueueFull, Unavailable."""
-        ...
-
-    def cancel(self, work_id: str) -> None:
-        """Ends the work within one token or one prefill chunk; unknown ids are ignored."""
-        ...
-
-    def plan(self, prompt: Prompt, model: str = "") -> CacheReport:
-        """How much of `prompt` would be reused now. Does not wait for the model; raises Unavailable, TimeoutError."""
-        ...
-
-    def stored(self, model: str = "") -> StoredTree:
-        """All that is stored now. Does not wait for the model; raises Unavailable, TimeoutError."""
-        ...
-
-    def anchor(self, prompt: Prompt, session: str | None, model: str = "") -> None:
-        """Prefill `prompt` when there is nothing else to do; dropped as soon as there is."""
-        ...
-
-    def status(self) -> EngineStatus: ...

@@ -22,9 +22,9 @@ from start_llm.core.limits import EMBEDDED_TOKENS
 from start_llm.core.media import Encoded, Text
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
-from start_llm.core.work import ChoreThread
 from start_llm.embeddings.checkpoint import EncoderFiles, read_encoder, whole_encoder
 from start_llm.embeddings.compute import Encoder, is_installed
+from start_llm.engine.thread import EngineThread
 from start_llm.models.pull import find_folder
 
 INSTALL = "pip install '.[embeddings]' -c constraints.txt"
@@ -43,7 +43,7 @@ class EncoderPool(Protocol):
 class EncoderService:
     """Implements `core.media.Encoders`."""
 
-    def __init__(self, settings: Settings, pool: EncoderPool, thread: ChoreThread) -> None:
+    def __init__(self, settings: Settings, pool: EncoderPool, thread: EngineThread) -> None:
         self._source, self._pool, self._thread = settings.embedding_model, pool, thread
         self._files: EncoderFiles | None = None
         self._created = int(time.time())
@@ -192,7 +192,7 @@ class Batches:
     """Implements `core.media.Computation`: texts of about the same length share a step."""
 
     def __init__(
-        self, rows: Sequence[tuple[int, ...]], cut: int, encoder: Encoder, thread: ChoreThread, dimensions: int | None
+        self, rows: Sequence[tuple[int, ...]], cut: int, encoder: Encoder, thread: EngineThread, dimensions: int | None
     ) -> None:
         self._rows, self._encoder, self._thread = rows, encoder, thread
         self._dimensions = dimensions or encoder.dimensions

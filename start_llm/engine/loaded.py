@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
+from start_llm.engine.runtime import TextRuntime
 from start_llm.engine.schedule.scheduler import Scheduler
 
 TIDY_SECONDS = 5.0
@@ -19,37 +21,22 @@ _GAUGES = frozenset({"kv_segments", "kv_leaves", "kv_bytes", "kv_budget_bytes", 
 )
 
 
-class Runtime(Protocol):
-    """A loaded model, as the loader makes it on the model thread."""
-
-    scheduler: Scheduler
-
-    def unloading(self) -> Generator[float]:
-        """Brings what is stored to disk, a step at a time, then frees everything. Yields seconds to wait.
-
-        Everything is freed where it is given up on the way, too.
-        """
-        ...
-
-    def close(self) -> None:
-        """Frees everything at once; the model's last call on the model thread."""
-        ...
-
-
+@dataclass(slots=True)
 class EngineModel:
     """
     Attributes:
+        tidied_at: when it was tidied up last, on the clock.
         seconds: of the thread, as far as they count against others.
-        tidied_at: when it was tidied up last, on `clock`.
         blocked: its requests wait for memory that others hold. It looks again after another one's step, after a
             command or chore, and now and then.
     """
 
-    def __init__(self, runtime: Runtime, now: float) -> None:
-        self.runtime, self.scheduler = runtime, runtime.scheduler
-        self.seconds, self.tidied_at = 0.0, now
-        self.was_busy = False
-        self.blocked = False
+    runtime: TextRuntime
+    scheduler: Scheduler
+    tidied_at: float
+    seconds: float = 0.0
+    was_busy: bool = False
+    blocked: bool = False
 
 
 class LoadedModels:
@@ -93,10 +80,10 @@ class LoadedModels:
         """One with work for an idle gap."""
         return next((model for model in self if model.scheduler.idle_prefill.waiting), None)
 
-    def add(self, name: str, runtime: Runtime) -> None:
-        self._models = {**self._models, name: EngineModel(runtime, self._clock())}
+    def add(self, name: str, runtime: TextRuntime) -> None:
+        self._models = {**self._models, name: EngineModel(runtime, runtime.scheduler, self._clock())}
 
-    def remove(self, name: str) -> Runtime | None:
+    def remove(self, name: str) -> TextRuntime | None:
         """It gets no more steps; what it counted is kept."""
         gone = self._models.get(name)
         if gone is None:
@@ -157,9 +144,11 @@ class LoadedModels:
             model.runtime.close()
 
 
+@dataclass(slots=True)
 class _Chore:
-    def __init__(self, steps: Generator[float, None, Any], done: Callable[[Any], None]) -> None:
-        self.steps, self.done, self.due = steps, done, 0.0
+    steps: Generator[float, None, Any]
+    done: Callable[[Any], None]
+    due: float = 0.0
 
 
 class Chores:

@@ -15,7 +15,8 @@ from typing import Any
 from start_llm.core.errors import Internal, StartLLMError, Unavailable
 from start_llm.core.events import Failed
 from start_llm.core.work import EngineStatus, Submit
-from start_llm.engine.loaded import TIDY_SECONDS, Chores, EngineModel, LoadedModels, Runtime
+from start_llm.engine.loaded import TIDY_SECONDS, Chores, EngineModel, LoadedModels
+from start_llm.engine.runtime import TextRuntime
 from start_llm.engine.schedule.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -36,13 +37,14 @@ class Loop:
         idle_seconds: how often it shows a sign of life with nothing to do.
 
     Attributes:
+        models, chores: what takes turns.
         status: swapped whole; any thread may read it. It knows nothing of requests, nor of being wedged. It is
             ``loading`` until the first model is loaded, and ``failed`` if that one cannot be.
     """
 
     def __init__(self, commands: SimpleQueue[Command], idle_seconds: float) -> None:
         self._commands, self._idle_seconds = commands, idle_seconds
-        self._models, self._chores = LoadedModels(), Chores()
+        self.models, self.chores = LoadedModels(), Chores()
         self._began = False  # a model has been loaded
         self.status = EngineStatus("loading", beat=time.monotonic())
         self._figures: Mapping[str, float] = {}
@@ -50,14 +52,9 @@ class Loop:
 
     # --- any thread -----------------------------------------------------------
 
-    @property
-    def running(self) -> int:
-        """Requests that are computed now."""
-        return self._models.running
-
     def scheduler(self, model: str) -> Scheduler:
         """Raises Unavailable if the model is not loaded."""
-        found = self._models.get(model)
+        found = self.models.get(model)
         if found is None:
             raise Unavailable(self.status.detail or _not_loaded(model))
         return found
@@ -70,11 +67,11 @@ class Loop:
             work.sink.put(Failed(_refused(error)))
 
     def cancel(self, work_id: str) -> None:
-        for model in self._models:
+        for model in self.models:
             model.scheduler.cancel(work_id)
 
     def prefill_idle(self, work: Submit) -> None:
-        scheduler = self._models.get(work.model)
+        scheduler = self.models.get(work.model)
         if scheduler is not None:
             _caught(lambda: scheduler.idle_prefill.begin(work))
 
@@ -82,11 +79,7 @@ class Loop:
         """`answer` gets what the function returns, or what it raises."""
         answer(_caught(lambda: function(self.scheduler(model))))
 
-    def add_chore(self, steps: Generator[float, None, Any], answer: Callable[[Any], None]) -> None:
-        """Runs these steps between those of the models. `answer` gets what they return, or what they raise."""
-        self._chores.add(steps, answer)
-
-    def adding[R: Runtime](self, model: str, steps: Generator[float, None, R]) -> Generator[float, None, R]:
+    def adding(self, model: str, steps: Generator[float, None, TextRuntime]) -> Generator[float, None, TextRuntime]:
         """A chore: adds what `steps` return. What an unload that failed has left of the model goes first."""
         yield from self.removing(model)
         try:
@@ -95,14 +88,14 @@ class Loop:
             if not self._began:
                 self.set("failed", detail=str(error) or type(error).__name__)
             raise
-        self._models.add(model, runtime)
+        self.models.add(model, runtime)
         self._began = True
         self.set("ready")
         return runtime
 
     def removing(self, model: str) -> Generator[float]:
         """A chore: ends the model's requests, brings its KV to disk and frees it."""
-        runtime = self._models.remove(model)
+        runtime = self.models.remove(model)
         if runtime is not None:
             try:
                 runtime.scheduler.requests.fail_all(Unavailable(_not_loaded(model)))
@@ -114,23 +107,23 @@ class Loop:
     def run(self) -> None:
         """Until it is told to stop; then it ends the requests of all models."""
         while self._run_commands():
-            model = self._models.next(others=len(self._chores) > 0)
+            model = self.models.next(others=len(self.chores) > 0)
             self.set("ready" if model is None else "busy")
             if model is not None:
                 self._step(model)
-                self._models.tidy(TIDY_SECONDS)
-            elif (idle := self._models.with_idle_prefill) is not None:
+                self.models.tidy(TIDY_SECONDS)
+            elif (idle := self.models.with_idle_prefill) is not None:
                 idle.scheduler.idle_prefill.step()
-            if self._chores.step():
-                self._models.look_again()
-        for model in self._models:
+            if self.chores.step():
+                self.models.look_again()
+        for model in self.models:
             model.scheduler.requests.fail_all(Unavailable(SHUTTING_DOWN))
         self.set("stopped", detail=SHUTTING_DOWN)
 
     def close(self) -> None:
         """Gives all chores up and frees all models."""
-        self._chores.fail(Unavailable(SHUTTING_DOWN))
-        self._models.close()
+        self.chores.fail(Unavailable(SHUTTING_DOWN))
+        self.models.close()
 
     def set(self, state: str, detail: str = "") -> None:
         now = time.monotonic()
@@ -141,12 +134,12 @@ class Loop:
             self.status = replace(self.status, beat=now)
             return
         if now - self._figures_at >= FIGURES_SECONDS:
-            self._figures, self._figures_at = self._models.figures(), now
+            self._figures, self._figures_at = self.models.figures(), now
         self.status = EngineStatus(state, beat=now, detail=detail, figures=self._figures)
 
     def _step(self, model: EngineModel) -> None:
         try:
-            self._models.step(model)
+            self.models.step(model)
         except Exception as error:
             log.warning("a scheduler step failed", exc_info=True)
             model.scheduler.recover(error)
@@ -155,7 +148,7 @@ class Loop:
         """Runs what other threads have sent. Returns once a model, a chore or idle work can go on. False: stop."""
         while True:
             wait = self._seconds_without_work()
-            if wait and not self._models.busy and self.status.state == "busy":
+            if wait and not self.models.busy and self.status.state == "busy":
                 self.set("ready")
             try:
                 command = self._commands.get(timeout=wait) if wait else self._commands.get_nowait()
@@ -166,26 +159,26 @@ class Loop:
             if command is None:
                 return False
             command()
-            self._models.look_again()
+            self.models.look_again()
 
     def _waited(self) -> bool:
         """No command came while there was nothing to do. True: now there is."""
-        if self._models.busy:  # all requests waited for memory
-            self._models.look_again()
+        if self.models.busy:  # all requests waited for memory
+            self.models.look_again()
             return True
         self.set("ready")
-        self._models.tidy(TIDY_SECONDS if self._chores else 0.0)
-        return len(self._chores) > 0
+        self.models.tidy(TIDY_SECONDS if self.chores else 0.0)
+        return len(self.chores) > 0
 
     def _seconds_without_work(self) -> float:
         """0: somebody can go on now."""
-        if self._models.stuck:
+        if self.models.stuck:
             most = STUCK_SECONDS
-        elif self._models.busy or self._models.with_idle_prefill is not None:
+        elif self.models.busy or self.models.with_idle_prefill is not None:
             return 0.0
         else:
             most = self._idle_seconds
-        return min(most, self._chores.wait) if self._chores else most
+        return min(most, self.chores.wait) if self.chores else most
 
 
 def _caught(function: Callable[[], Any]) -> Any:

@@ -108,7 +108,7 @@ class TextDrawing:
 
 
 class TextRuntime:
-    """Implements `engine.loaded.Runtime` for a text model: the model with its store, scheduler, drafts and grammars.
+    """A loaded model with its store, scheduler, drafts and grammars, as the loader makes it on the model thread.
 
     Args:
         drafts: see `drafts_for`.
@@ -147,7 +147,10 @@ class TextRuntime:
         )
 
     def unloading(self) -> Generator[float]:
-        """What waits for the disk goes there first, while others work."""
+        """Brings what is stored to disk, a step at a time, then frees everything. Yields seconds to wait.
+
+        Everything is freed where it is given up on the way, too.
+        """
         try:
             self.store.leave()
             until = time.monotonic() + WRITE_SECONDS
@@ -158,6 +161,7 @@ class TextRuntime:
         mx.clear_cache()
 
     def close(self) -> None:
+        """Frees everything at once; the model's last call on the model thread."""
         first = () if self.drafts is None else (self.drafts.close,)
         for step in (*first, self.runner.close, self.store.close, self._memory.close, self._left, mx.synchronize):
             try:

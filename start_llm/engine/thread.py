@@ -23,10 +23,10 @@ from start_llm.core.report import CacheReport, StoredTree
 from start_llm.core.request import Sampling
 from start_llm.core.work import EngineStatus, Submit
 from start_llm.engine.inflight import InflightRequests
-from start_llm.engine.loaded import Runtime
 from start_llm.engine.loop import SHUTTING_DOWN, Command, Loop
+from start_llm.engine.runtime import TextRuntime
 from start_llm.engine.schedule.scheduler import Scheduler
-from start_llm.engine.watchdog import Watchdog, Watched
+from start_llm.engine.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -37,27 +37,13 @@ CLOSE_SECONDS = 40.0
 """What writing the last KV to disk may take at the end."""
 
 
-class _Nowhere:
-    """A sink for work without a client."""
-
-    def put(self, event: object, /) -> None:
-        pass
-
-
-def _ignore(code: ExitCode, why: str) -> None:
-    """Nobody minds that the engine is lost."""
-
-
-def _nothing() -> None:
-    """Nothing has to be done at the end."""
-
-
 class EngineThread:
-    """Implements `core.work.Engine`.
+    """The model thread as other threads see it: any of them may call its methods.
 
-    It is ``loading`` until the first model is loaded. If that one cannot be loaded the state becomes ``failed``, and so
-    it does when the thread dies. Nothing that a request does may hang for ever: where the model does not move for
-    `watchdog` seconds, every request that is open fails, and new ones are refused, until it moves again.
+    `model` is one of those that are loaded; empty: the first. The state is ``loading`` until the first model is loaded.
+    If that one cannot be loaded the state becomes ``failed``, and so it does when the thread dies. Nothing that a
+    request does may hang for ever: where the model does not move for `watchdog` seconds, every request that is open
+    fails, and new ones are refused, until it moves again.
 
     Args:
         at_end: the last call on the model thread, when all models are closed.
@@ -72,8 +58,8 @@ class EngineThread:
         max_queue: int,
         max_concurrency: int,
         watchdog: float = 600.0,
-        on_lost: Callable[[ExitCode, str], None] = _ignore,
-        at_end: Callable[[], None] = _nothing,
+        on_lost: Callable[[ExitCode, str], None] = lambda code, why: None,
+        at_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._at_end = at_end
         self._watchdog_seconds = watchdog
@@ -84,13 +70,8 @@ class EngineThread:
         self._loop = Loop(self._commands, min(1.0, unwatched / 4))
         self._stopping = False
         self._thread = threading.Thread(target=self._main, name="model", daemon=True)
-        watched = Watched(
-            beat=lambda: self._loop.status.beat,
-            wedged=self._wedged,
-            hopeless=self._hopeless,
-            thread_id=lambda: self._thread.ident or 0,
-        )
-        self._watchdog = Watchdog(watched, unwatched)
+        beat, thread_id = lambda: self._loop.status.beat, lambda: self._thread.ident or 0
+        self._watchdog = Watchdog(unwatched, beat, thread_id, wedged=self._wedged, hopeless=self._hopeless)
         self._idle_prefills = 0
 
     # --- any thread -----------------------------------------------------------
@@ -99,6 +80,7 @@ class EngineThread:
         self._thread.start()
 
     def submit(self, work: Submit) -> None:
+        """Raises QueueFull, Unavailable."""
         status = self.status()
         if self._stopping:
             raise Unavailable(SHUTTING_DOWN)
@@ -113,14 +95,15 @@ class EngineThread:
             raise Unavailable(status.detail, retry_after=min(self._watchdog_seconds, WEDGED_RETRY_SECONDS))
 
     def cancel(self, work_id: str) -> None:
+        """Ends the work within one token or one prefill chunk; unknown ids are ignored."""
         self._commands.put(partial(self._loop.cancel, work_id))
 
     def plan(self, prompt: Prompt, model: str = "") -> CacheReport:
-        """Looks at what is stored now, without the model thread. Raises Unavailable if the model is not loaded."""
+        """How much of `prompt` would be reused now. Does not wait for the model; raises Unavailable, TimeoutError."""
         return self._loop.scheduler(model).plan(prompt.tokens)
 
     def stored(self, model: str = "") -> StoredTree:
-        """All that is stored, without the model thread. Raises Unavailable if it is not loaded, TimeoutError."""
+        """All that is stored now. Does not wait for the model; raises Unavailable, TimeoutError."""
         return self._loop.scheduler(model).stored()
 
     def call(self, function: Callable[[Scheduler], Any], timeout: float = 10.0, model: str = "") -> Any:
@@ -132,23 +115,19 @@ class EngineThread:
         except Empty:
             raise Unavailable("The model thread is busy; try again.") from None
 
-    def load[R: Runtime](self, model: str, steps: Generator[float, None, R]) -> R:
+    def load(self, model: str, steps: Generator[float, None, TextRuntime]) -> TextRuntime:
         """Runs `steps` on the model thread, between the steps of the models that work, and adds what they return.
 
         Returns it when that is done. Raises what the steps raise, Unavailable if the thread ends before. The first
         model has all the time that it needs: the thread is watched from then on.
         """
-        runtime: R = self._chore(self._loop.adding(model, steps))
+        runtime: TextRuntime = self.guest(self._loop.adding(model, steps))
         self._watchdog.start()
         return runtime
 
     def unload(self, model: str) -> None:
         """Ends the model's requests, brings its KV to disk and frees it, between the steps of others; as `load`."""
-        self._chore(self._loop.removing(model))
-
-    def guest(self, steps: Generator[float, None, Any]) -> Any:
-        """As `load`, for what is no model of the loop. Returns what the steps return."""
-        return self._chore(steps)
+        self.guest(self._loop.removing(model))
 
     def chore(self, steps: Generator[float, None, Any]) -> Any:
         """Runs `steps` on the model thread, between the steps of the models that work.
@@ -157,14 +136,14 @@ class EngineThread:
         or hangs already, TimedOut if it has not moved for the watchdog's time.
         """
         self._refuse_wedged(self.status())
-        return self._chore(steps, limit=self._watchdog_seconds)
+        return self.guest(steps, limit=self._watchdog_seconds)
 
-    def _chore(self, steps: Generator[float, None, Any], limit: float = 0.0) -> Any:
-        """`limit`: not 0: a thread that hangs is not waited for."""
+    def guest(self, steps: Generator[float, None, Any], limit: float = 0.0) -> Any:
+        """As `load`, for what is no model of the loop. `limit`: not 0: a thread that hangs is not waited for."""
         if self._loop.status.state in {"failed", "stopped"}:
             raise Unavailable(self._loop.status.detail or SHUTTING_DOWN)
         answer: SimpleQueue[Any] = SimpleQueue()
-        self._commands.put(partial(self._loop.add_chore, steps, answer.put))
+        self._commands.put(partial(self._loop.chores.add, steps, answer.put))
         while True:
             try:
                 return _returned(answer.get(timeout=1.0))
@@ -174,14 +153,15 @@ class EngineThread:
                 if limit and self.status().state == "wedged":
                     raise TimedOut(_hangs(limit)) from None
 
-    def anchor(self, prompt: Prompt, session: str | None, model: str = "") -> None:
+    def prefill_idle(self, prompt: Prompt, session: str | None, model: str = "") -> None:
+        """Computes `prompt` when there is nothing else to do; dropped as soon as there is."""
         self._idle_prefills += 1
         work = Submit(
             id=f"anchor-{self._idle_prefills}",
             prompt=prompt,
             sampling=Sampling(),
             max_tokens=1,
-            sink=_Nowhere(),
+            sink=SimpleQueue(),
             session=session,
             model=model,
         )
@@ -190,7 +170,7 @@ class EngineThread:
     def status(self) -> EngineStatus:
         status, since = self._loop.status, self._watchdog.since
         if status.state in {"ready", "busy"}:  # now, not before the step that the model is in
-            running = self._loop.running
+            running = self._loop.models.running
             status = replace(status, running=running, queued=max(0, len(self._requests) - running))
         if since is None or status.state not in {"ready", "busy"}:
             return status

@@ -8,7 +8,6 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 
 log = logging.getLogger(__name__)
 
@@ -16,43 +15,35 @@ TICK = 0.25
 """Seconds between two looks, at most."""
 
 
-@dataclass(frozen=True, slots=True)
-class Watched:
-    """What is watched.
-
-    Attributes:
-        beat: a number that changes whenever the thread moves; called from the watchdog's thread.
-        wedged: called at every look while the thread has not moved for the limit.
-        hopeless: called once, after twice the limit.
-        thread_id: whose stack is logged, 0 if none is known.
-    """
-
-    beat: Callable[[], float]
-    wedged: Callable[[], None]
-    hopeless: Callable[[], None]
-    thread_id: Callable[[], int]
-
-
 class Watchdog:
     """
     Args:
         limit: seconds without a move after which the thread counts as wedged. Time in which this process was stopped
             or the machine asleep does not count.
+        beat: a number that changes whenever the thread moves; called from the watchdog's thread.
+        thread_id: whose stack is logged, 0 if none is known.
+        wedged: called at every look while the thread has not moved for the limit.
+        hopeless: called once, after twice the limit.
     """
 
-    def __init__(self, watched: Watched, limit: float) -> None:
-        self._watched, self._limit = watched, limit
+    def __init__(
+        self,
+        limit: float,
+        beat: Callable[[], float],
+        thread_id: Callable[[], int],
+        *,
+        wedged: Callable[[], None],
+        hopeless: Callable[[], None],
+    ) -> None:
+        self._limit, self._beat_now, self._thread_id = limit, beat, thread_id
+        self._wedged, self._hopeless = wedged, hopeless
         self._tick = min(TICK, limit / 8)
         self._beat = self._silent = 0.0
-        self._since: float | None = None
         self._given_up = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
-
-    @property
-    def since(self) -> float | None:
+        self.since: float | None = None
         """Unix time since when the thread has not moved; ``None`` while it is not wedged."""
-        return self._since
 
     def start(self) -> None:
         """Starts the thread. A second call, by the same thread, does nothing."""
@@ -63,7 +54,7 @@ class Watchdog:
         self._over.set()
 
     def _run(self) -> None:
-        self._beat, looked = self._watched.beat(), time.monotonic()
+        self._beat, looked = self._beat_now(), time.monotonic()
         while not self._over.wait(self._tick):
             now = time.monotonic()
             passed, looked = now - looked, now
@@ -73,24 +64,24 @@ class Watchdog:
                 log.warning("the watchdog met an error", exc_info=True)
 
     def _look(self, passed: float) -> None:
-        beat = self._watched.beat()
+        beat = self._beat_now()
         if beat != self._beat:
-            if self._since is not None:
+            if self.since is not None:
                 log.warning("the model thread goes on, after %.0f s", self._silent)
-            self._beat, self._silent, self._since, self._given_up = beat, 0.0, None, False
+            self._beat, self._silent, self.since, self._given_up = beat, 0.0, None, False
             return
         self._silent += passed
         if self._silent < self._limit:
             return
-        if self._since is None:
-            self._since = time.time() - self._silent
+        if self.since is None:
+            self.since = time.time() - self._silent
             self._complain()
-        self._watched.wedged()
+        self._wedged()
         if self._silent >= 2 * self._limit and not self._given_up:
             self._given_up = True
-            self._watched.hopeless()
+            self._hopeless()
 
     def _complain(self) -> None:
-        frame = sys._current_frames().get(self._watched.thread_id())
+        frame = sys._current_frames().get(self._thread_id())
         stack = "".join(traceback.format_stack(frame)) if frame is not None else "its stack is not known"
         log.error("the model thread has not moved for %.0f s; it is at\n%s", self._silent, stack)

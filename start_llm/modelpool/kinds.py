@@ -100,7 +100,7 @@ class LanguageModels:
             if entry.is_starting:
                 self._make_vocabulary(runtime)
             handle = make_handle(
-                entry.settings, self._clients, runtime, entry.key, partial(self._engine.anchor, model=entry.key)
+                entry.settings, self._clients, runtime, entry.key, partial(self._engine.prefill_idle, model=entry.key)
             )
             card = make_card(entry.settings, handle, runtime.loaded, entry.known.base)
             if entry.known.default:

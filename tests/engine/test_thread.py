@@ -149,7 +149,7 @@ def test_plan_answers_without_running(start: Any) -> None:
 
 def test_anchor_prefills_in_the_idle_gap(start: Any) -> None:
     engine, runtime = start()
-    engine.anchor(Prompt(tuple(range(1, 300))), "s")
+    engine.prefill_idle(Prompt(tuple(range(1, 300))), "s")
     deadline = time.monotonic() + WAIT
     while runtime.scheduler.idle_prefill.tokens < 299 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -357,7 +357,7 @@ def test_a_prompt_that_is_none_ends_that_request_and_not_the_thread(start: Any, 
     work, sink = submit("a", tokens)
     engine.submit(work)
     assert isinstance(final(sink), Failed)
-    engine.anchor(Prompt(tokens), "s")
+    engine.prefill_idle(Prompt(tokens), "s")
     again, after = submit("b", [1, 2, 3])
     engine.submit(again)
     assert isinstance(final(after), EngineDone)

@@ -26,13 +26,13 @@ CALL = '<tool_call>\n{"name": "read", "arguments": {"path": "a.py", "line": 1}}\
 def server(path: Path, cache: Path, reanchor: str) -> Iterator[tuple[Live, list[int]]]:
     """A server, and the lengths of the guesses that it sent to the engine."""
     guesses: list[int] = []
-    anchor = EngineThread.anchor
+    prefill_idle = EngineThread.prefill_idle
 
     def seen(engine: EngineThread, prompt: Any, session: str, model: str = "") -> None:
         guesses.append(len(prompt.tokens))
-        anchor(engine, prompt, session, model)
+        prefill_idle(engine, prompt, session, model)
 
-    with patch.object(EngineThread, "anchor", seen), live(path, cache, reanchor=reanchor) as running:
+    with patch.object(EngineThread, "prefill_idle", seen), live(path, cache, reanchor=reanchor) as running:
         yield running, guesses
 
 
