@@ -17,7 +17,7 @@ from start_llm.audio.samples import LIBRARY
 from start_llm.core.errors import BadRequest
 from start_llm.core.limits import SPOKEN
 from start_llm.core.media import Sound
-from start_llm.models.stepwise import bytes_of, reading, refusing
+from start_llm.models.stepwise import bytes_of, read_weights, refusing
 
 
 def load_steps(folder: Path, name: str) -> Generator[float, None, Speaker]:
@@ -29,7 +29,7 @@ def load_steps(folder: Path, name: str) -> Generator[float, None, Speaker]:
 def _loading(library: Any, folder: Path, name: str) -> Generator[float, None, Speaker]:
     with refusing("mlx-audio", name):
         model = library.load_model(folder, lazy=True)
-    yield from reading(model)
+    yield from read_weights(model)
     return Speaker(model, name)
 
 

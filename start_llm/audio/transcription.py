@@ -20,7 +20,7 @@ import numpy as np
 from start_llm.audio.samples import LIBRARY, RATE
 from start_llm.core.errors import BadRequest
 from start_llm.core.media import Hints, Transcript, TranscriptSegment
-from start_llm.models.stepwise import bytes_of, reading, refusing
+from start_llm.models.stepwise import bytes_of, read_weights, refusing
 
 HOP, FFT = 160, 400
 WINDOW = 3000
@@ -44,7 +44,7 @@ def _loading(library: Any, folder: Path, name: str) -> Generator[float, None, Tr
     with refusing("mlx-audio", name):
         model = library.load_model(folder, lazy=True)
         model.get_tokenizer()
-    yield from reading(model)
+    yield from read_weights(model)
     return Transcriber(model, name)
 
 

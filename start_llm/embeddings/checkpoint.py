@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from start_llm.core.errors import NotSupported
 from start_llm.models.capabilities import context_length
 from start_llm.models.catalog import snapshot
-from start_llm.models.checkpoint import read_config, safetensors_bytes
+from start_llm.models.checkpoint import read_config, safetensors_header
 
 Pooling = Literal["cls", "mean", "max", "last"]
 
@@ -63,8 +63,8 @@ def whole_encoder(repository: str) -> Path | None:
     if folder is None or not all((folder / name).is_file() for name in ("config.json", "tokenizer.json")):
         return None
     weights = [path for path in folder.glob("model*.safetensors") if path.exists()]
-    sizes = [(safetensors_bytes(path), path.stat().st_size) for path in weights]
-    whole = bool(sizes) and all(wanted is not None and size >= wanted for wanted, size in sizes)
+    headers = [(safetensors_header(path), path.stat().st_size) for path in weights]
+    whole = bool(headers) and all(header is not None and size >= header.nbytes for header, size in headers)
     return folder if whole else None
 
 

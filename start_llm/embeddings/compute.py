@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from start_llm.embeddings.checkpoint import EncoderFiles, Pooling, read_encoder
-from start_llm.models.stepwise import reading, refusing
+from start_llm.models.stepwise import read_weights, refusing
 
 LIBRARY = "mlx_embeddings"
 STEP_SECONDS = 0.1
@@ -101,5 +101,5 @@ def load_steps(folder: Path, name: str) -> Generator[float, None, Encoder]:
 def _loading(library: Any, files: EncoderFiles) -> Generator[float, None, Encoder]:
     with refusing("mlx-embeddings", f"{files.name} ({files.config.get('model_type')})"):
         model = library.load_model(files.folder, lazy=True, path_to_repo=files.name)
-    yield from reading(model)
+    yield from read_weights(model)
     return Encoder(model, files)

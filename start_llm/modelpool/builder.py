@@ -93,7 +93,7 @@ class ModelBuilder:
 
     def read_weights(self, folder: Path, moved: Callable[[], None]) -> None:
         """Into the system's memory, if no model has them. Not the model thread. `moved` is called now and then."""
-        if self.bases.find(group_of(folder)) is not None:
+        if self.bases.get(group_of(folder)) is not None:
             return
         read_ahead(folder, int(self._device.memory * READ_AHEAD_SHARE), moved)
 

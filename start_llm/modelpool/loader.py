@@ -119,7 +119,7 @@ class Loader:
             if starting:
                 self._prepare()
             # If the last model with these weights goes to make room, they stay for this one.
-            shared = self._builder.bases.find(entry.weights.group)
+            shared = self._builder.bases.get(entry.weights.group)
             if self._room(entry) is None:
                 return
             inputs: Any = kind.read(entry)

@@ -15,6 +15,7 @@ import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,22 @@ _TENSOR_BITS = {
     **dict.fromkeys(("BOOL", "I8", "U8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
 }
 _UNITS = ("B", "KiB", "MiB", "GiB")
+_GIVE = "give the folder of an MLX model, or owner/name to download one."
+
+
+LIBRARY_ERRORS = (
+    *(ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError, ArithmeticError),
+    *(OSError, RuntimeError, ImportError, MemoryError),
+)
+"""What libraries raise of a checkpoint that they cannot load."""
 
 
 class CheckpointError(ValueError):
     """This cannot be served. The message is one sentence that says why and what to do."""
+
+
+def _wrong(source: str, what: str) -> CheckpointError:
+    return CheckpointError(f"MODEL_PATH={source}: {what}")
 
 
 def read_json(path: Path, most: int = MOST_JSON_BYTES) -> Any:
@@ -83,7 +96,7 @@ def check_source(source: str, *, command: str, trust_code: bool = False, known: 
     if is_path(source):
         _check_place(source, Path(source).expanduser(), command, trust_code)
     elif source.lower().endswith(".gguf") or re.search(r"[-_.]gguf$", source, re.IGNORECASE):
-        raise CheckpointError(f"MODEL_PATH={source}: {_gguf(command)}")
+        raise _wrong(source, _gguf(command))
     elif _OLLAMA.fullmatch(source):
         raise CheckpointError(
             f"MODEL_PATH={source} is a name of Ollama, whose files MLX cannot read: `{command} recommend` names some "
@@ -102,55 +115,47 @@ def check_files(source: str, folder: Path) -> None:
     """Raises CheckpointError for a pipe, socket or device among the files: to open it could take for ever."""
     odd = next((path for path in folder.glob("*") if path.exists() and not (path.is_file() or path.is_dir())), None)
     if odd is not None:
-        raise CheckpointError(f"MODEL_PATH={source}: {odd.name} is no file; fetch it again.")
+        raise _wrong(source, f"{odd.name} is no file; fetch it again.")
 
 
 def _check_place(source: str, folder: Path, command: str, trust_code: bool) -> None:
     if not folder.exists():
-        raise CheckpointError(
-            f"MODEL_PATH={source}: there is no such folder; give the folder of an MLX model, or owner/name to "
-            "download one."
-        )
+        raise _wrong(source, f"there is no such folder; {_GIVE}")
     if folder.is_file():
         if folder.suffix.lower() == ".gguf":
-            raise CheckpointError(f"MODEL_PATH={source}: {_gguf(command)}")
+            raise _wrong(source, _gguf(command))
         raise CheckpointError(f"MODEL_PATH={source} is a file; give the folder that holds it: {folder.parent}.")
     check_files(source, folder)
     _check_weights_kind(source, folder, command)
     config = _config(source, folder)
-    if config.get("model_file"):
-        if not trust_code:
-            raise CheckpointError(
-                f"The checkpoint {source} brings its own Python code ({config['model_file']}); set "
-                "TRUST_REMOTE_CODE=true to run it, if you trust where it comes from."
-            )
-    else:
+    code = config.get("model_file")
+    if code and not trust_code:
+        raise CheckpointError(
+            f"The checkpoint {source} brings its own Python code ({code}); set TRUST_REMOTE_CODE=true to run it, if "
+            "you trust where it comes from."
+        )
+    if not code:
         _check_architecture(source, config)
     headers = _check_whole(source, folder)
-    if not config.get("model_file"):
+    if not code:
         _check_counts(source, config, headers)
     if not any((folder / name).exists() for name in _TOKENIZERS):
-        raise CheckpointError(
-            f"MODEL_PATH={source}: there is no tokenizer (tokenizer.json) beside the weights; fetch the "
-            "whole model again, or give owner/name to download it."
-        )
+        what = "there is no tokenizer (tokenizer.json) beside the weights; fetch the whole model again"
+        raise _wrong(source, f"{what}, or give owner/name to download it.")
 
 
 def _check_weights_kind(source: str, folder: Path, command: str) -> None:
     if any(folder.glob("model*.safetensors")) or (folder / INDEX).exists():
         return
     if any(folder.glob("*.gguf")):
-        raise CheckpointError(f"MODEL_PATH={source}: {_gguf(command)}")
+        raise _wrong(source, _gguf(command))
     if any(path for pattern in _PYTORCH for path in folder.glob(pattern)):
         raise CheckpointError(
             f"MODEL_PATH={source} holds weights of PyTorch only; convert them: "
             f"`mlx_lm.convert --hf-path {source} --mlx-path {source.rstrip('/')}-mlx -q`."
         )
     if not (folder / "config.json").exists():
-        raise CheckpointError(
-            f"MODEL_PATH={source}: there is no config.json in that folder; give the folder of an MLX model, or "
-            "owner/name to download one."
-        )
+        raise _wrong(source, f"there is no config.json in that folder; {_GIVE}")
     raise CheckpointError(f"MODEL_PATH={source} has no weights (model*.safetensors); give owner/name to download them.")
 
 
@@ -162,17 +167,14 @@ def _gguf(command: str) -> str:
 
 
 def _config(source: str, folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
     try:
-        data = read_json(path)
+        data = read_json(folder / "config.json")
     except FileNotFoundError:
-        raise CheckpointError(f"MODEL_PATH={source}: there is no config.json in that folder.") from None
+        raise _wrong(source, "there is no config.json in that folder.") from None
     except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"MODEL_PATH={source}: its config.json cannot be read ({error}); fetch it again."
-        ) from None
+        raise _wrong(source, f"its config.json cannot be read ({error}); fetch it again.") from None
     if not isinstance(data, dict) or not isinstance(data.get("model_type"), str):
-        raise CheckpointError(f"MODEL_PATH={source}: its config.json names no model_type, so nobody can load it.")
+        raise _wrong(source, "its config.json names no model_type, so nobody can load it.")
     return data
 
 
@@ -191,12 +193,11 @@ def _check_architecture(source: str, config: dict[str, Any]) -> None:
     if known and isinstance(config.get("vision_config"), dict):
         known |= architectures("mlx_vlm")
     if known and kind not in known:
-        raise CheckpointError(
-            f"MODEL_PATH={source}: mlx-lm does not know its architecture {kind!r}; choose another model, or update "
-            "mlx-lm once it has it."
-        )
+        what = f"mlx-lm does not know its architecture {kind!r}; choose another model"
+        raise _wrong(source, f"{what}, or update mlx-lm once it has it.")
 
 
+@cache
 def architectures(library: str = "mlx_lm") -> frozenset[str]:
     """Every ``model_type`` that the installed mlx-lm (or mlx-vlm: those with a vision part) can load, found without
     importing it; empty if it is not there."""
@@ -204,9 +205,8 @@ def architectures(library: str = "mlx_lm") -> frozenset[str]:
     if found is None or not found.submodule_search_locations:
         return frozenset()
     folder = Path(next(iter(found.submodule_search_locations)))
-    models = folder / "models"
-    files = frozenset(path.stem for path in models.glob("*.py"))
-    packages = frozenset(path.parent.name for path in models.glob("*/__init__.py"))
+    files = frozenset(path.stem for path in folder.glob("models/*.py"))
+    packages = frozenset(path.parent.name for path in folder.glob("models/*/__init__.py"))
     return files | packages | _remapped(folder / "utils.py")
 
 
@@ -236,12 +236,10 @@ def _check_whole(source: str, folder: Path) -> list[SafetensorsHeader]:
     for path in paths:
         header, size = safetensors_header(path), path.stat().st_size
         if header is None:
-            raise CheckpointError(f"MODEL_PATH={source}: {path.name} is no safetensors file; fetch it again.")
+            raise _wrong(source, f"{path.name} is no safetensors file; fetch it again.")
         if size < header.nbytes:
-            raise CheckpointError(
-                f"MODEL_PATH={source}: {path.name} is cut short ({_size(size)} of {_size(header.nbytes)}); "
-                "fetch it again."
-            )
+            sizes = f"{_size(size)} of {_size(header.nbytes)}"
+            raise _wrong(source, f"{path.name} is cut short ({sizes}); fetch it again.")
         headers.append(header)
     return headers
 
@@ -261,10 +259,9 @@ def _check_counts(source: str, config: dict[str, Any], headers: Iterable[Safeten
     most = max(_LEAST_COUNT, 4 * len(tensors), 4 * widest)
     for name, value in _numbers(config):
         if _COUNT.search(name) and value > most:
-            raise CheckpointError(
-                f"MODEL_PATH={source}: its config.json says {name}={value:.6g}, but its weights are {len(tensors)} "
-                f"tensors of at most {widest} rows; fetch it again."
-            )
+            said = f"its config.json says {name}={value:.6g}"
+            there = f"its weights are {len(tensors)} tensors of at most {widest} rows"
+            raise _wrong(source, f"{said}, but {there}; fetch it again.")
 
 
 def _numbers(config: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
@@ -291,11 +288,7 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class SafetensorsHeader:
-    """Of a safetensors file.
-
-    Attributes:
-        length: bytes before the first tensor's.
-    """
+    """Of a safetensors file. `length`: bytes before the first tensor's."""
 
     length: int
     tensors: Mapping[str, StoredTensor]
@@ -332,18 +325,9 @@ def _tensor(entry: Mapping[str, Any]) -> StoredTensor:
     return StoredTensor(str(dtype), shape, begin, end)
 
 
-def safetensors_bytes(path: Path) -> int | None:
-    """How long the file should be, by its own header; ``None`` if that is none."""
-    header = safetensors_header(path)
-    return None if header is None else header.nbytes
-
-
 def _size(count: float) -> str:
-    for unit in _UNITS[:-1]:
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} {_UNITS[-1]}"
+    power = min(max(0, int(count).bit_length() - 1) // 10, len(_UNITS) - 1)
+    return f"{count / 1024**power:.{1 if power else 0}f} {_UNITS[power]}"
 
 
 # --- audio ----------------------------------------------------------------------------------
@@ -365,8 +349,8 @@ def check_audio(source: str, folder: Path) -> None:
     if not weights:
         raise CheckpointError(f"{source}: has no weights that MLX reads (*.safetensors).")
     for path in weights:
-        wanted, size = safetensors_bytes(path), path.stat().st_size
-        if wanted is None or size < wanted:
+        header = safetensors_header(path)
+        if header is None or path.stat().st_size < header.nbytes:
             raise CheckpointError(f"{source}: {path.name} is no whole safetensors file; fetch it again.")
-    if not (folder / "tokenizer.json").exists() and not (folder / "vocab.json").exists():
+    if not any((folder / name).exists() for name in ("tokenizer.json", "vocab.json")):
         raise CheckpointError(f"{source}: has no tokenizer (tokenizer.json) beside its weights.")

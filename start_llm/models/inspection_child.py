@@ -18,12 +18,12 @@ from typing import Any
 from mlx_lm.utils import load_model
 
 from start_llm.models.capabilities import ProbeResult
-from start_llm.models.checkpoint import read_config
+from start_llm.models.checkpoint import LIBRARY_ERRORS, read_config
 from start_llm.models.family import detect_family
 from start_llm.models.probe_table import encode
 from start_llm.models.tokenizer import read_tokenizer, writing_hints
 from start_llm.models.tool_probe import ToolCallProbe
-from start_llm.models.vision import has_vision
+from start_llm.models.vision import has_vision, read_with_vision
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
 from start_llm.prompt.probe import probe
 from start_llm.prompt.traits import TemplateError
@@ -61,11 +61,9 @@ def inspect_folder(
 
 
 def _loads_with_vision(folder: Path) -> bool:
-    from mlx_vlm.utils import load  # noqa: PLC0415 - takes a second, and most models do not need it
-
     try:
-        load(str(folder), lazy=True)
-    except Exception:  # noqa: BLE001 - whatever it is, the loader then serves it as a text model, and says why
+        read_with_vision(folder, lazy=True)
+    except LIBRARY_ERRORS:  # the loader then serves it as a text model, and says why
         return False
     return True
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import mlx.core as mx
 from mlx.utils import tree_flatten
@@ -21,24 +21,20 @@ from start_llm.models.adapter import Adapter, check_fits, other_base, read_adapt
 from start_llm.models.background import at_once, in_background
 from start_llm.models.capabilities import Capabilities, ProbeResult, read_capabilities, sampling_report
 from start_llm.models.catalog import EMBEDDED_NAME, whole_snapshot
-from start_llm.models.checkpoint import INDEX, read_config, read_json
+from start_llm.models.checkpoint import INDEX, LIBRARY_ERRORS, read_config, read_json
 from start_llm.models.device import Accelerator, Device, check_fit, check_vision_fit
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.models.fingerprint import fingerprint
 from start_llm.models.inspection import inspect_once
 from start_llm.models.pull import find_folder
 from start_llm.models.room import Weights, group_of
+from start_llm.models.stepwise import bytes_of, read_weights
 from start_llm.models.tokenizer import read_tokenizer, tool_format, writing_hints
-from start_llm.models.vision import LoadedVision, VisionProcessor, has_vision, load_vision
+from start_llm.models.vision import VisionProcessor, has_vision, load_vision
 from start_llm.parsing.tools.base import ExternalFormat
 
 Progress = Callable[[str, float], None]
 READ_BYTES = 8 * 2**20
-LIBRARY_ERRORS = (
-    *(ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError, ArithmeticError),
-    *(OSError, RuntimeError, ImportError, MemoryError),
-)
-"""What libraries raise of a checkpoint that they cannot load."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,17 +53,8 @@ class BaseWeights:
     nbytes: int
 
 
-class BasesInMemory:
-    """By `group_of` their folder. What no model holds is not here. Filled by the model thread; any thread may look."""
-
-    def __init__(self) -> None:
-        self._bases: weakref.WeakValueDictionary[str, BaseWeights] = weakref.WeakValueDictionary()
-
-    def find(self, key: str) -> BaseWeights | None:
-        return self._bases.get(key)
-
-    def add(self, key: str, base: BaseWeights) -> None:
-        self._bases[key] = base
+BasesInMemory = WeakValueDictionary[str, BaseWeights]
+"""By `group_of` their folder. What no model holds is not here. Filled by the model thread; any thread may look."""
 
 
 @dataclass(frozen=True)
@@ -134,14 +121,11 @@ class LoadInputs:
 class _Checkpoint:
     """A model's files. `source`: the folder or repository that they came from; `inspected`: see `inspection`."""
 
+    name: str
     source: str
     folder: Path
     capabilities: Capabilities
     inspected: ProbeResult | None = None
-
-    @property
-    def name(self) -> str:
-        return self.capabilities.name
 
 
 def accelerator() -> Accelerator:
@@ -165,13 +149,9 @@ def load_model(
 
 
 def load_steps(
-    settings: Settings,
-    device: Device,
-    progress: Progress,
-    say: Callable[[str], None],
-    given: LoadInputs | None = None,
+    settings: Settings, device: Device, progress: Progress, say: Callable[[str], None], given: LoadInputs | None = None
 ) -> Generator[float, None, LoadedModel]:
-    """Loads a model, a layer at a step. A model that sees is loaded by mlx-vlm, in one step.
+    """Loads a model, some weights at a step. A model that sees is loaded by mlx-vlm, in one step.
 
     What needs no MLX is done in the background. Only the embedded model is made here, which computes.
 
@@ -186,7 +166,7 @@ def load_steps(
             KV_QUANT_SCHEME asks for what text models cannot do.
         Unavailable: its files were changed meanwhile.
     """
-    given = LoadInputs() if given is None else given
+    given = given or LoadInputs()
     _check_scheme(settings)
     adapter = given.adapter or _adapter(settings, settings.model_path or EMBEDDED_NAME, say)
     if given.folder is None:
@@ -200,31 +180,25 @@ def load_steps(
         found = replace(found, inspected=inspected)
     seeing = _load_vision(settings, found, given, say) if adapter is None else None
     if seeing is not None:
-        progress(f"loading {found.name}", 1.0)
-        seen = yield from _described(settings, found, seeing.model, seeing.wrapper)
-        _check_unchanged(found, stamp)
-        return _with_vision(seen, seeing.processor)
-    model, wrapper, base = yield from _text_model(settings, found, given)
+        (model, wrapper, vision), base = seeing, None
+    else:
+        (model, wrapper, base), vision = (yield from _text_model(settings, found, given)), None
     if adapter is not None:
         yield 0.0
         _put_on(model, adapter, found.name)
         say(f"adapter   {adapter.name}  ({adapter.kind}, rank {adapter.rank})")
     progress(f"loading {found.name}", 1.0)
-    described = yield from _described(settings, found, model, wrapper, base)
-    _check_unchanged(found, stamp)
-    return described if adapter is None else _adapted(described, adapter)
+    nbytes = bytes_of(model)
+    loaded = yield from in_background(lambda: _describe(settings, found, model, wrapper, base, nbytes))
+    if _stamp(found.folder) != stamp:  # the fingerprint was made after the weights were read: it must be theirs
+        raise Unavailable(f"{found.name}: its files were changed while they were read; ask again.")
+    return _of_its_own(loaded, vision, adapter)
 
 
 def _stamp(folder: Path) -> set[tuple[str, int, int, int]]:
     """Of the weights' files: it is another one if one of them was written or replaced."""
     stats = ((path.name, path.stat()) for path in folder.glob("*.safetensors"))
     return {(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats}
-
-
-def _check_unchanged(found: _Checkpoint, stamp: set[tuple[str, int, int, int]]) -> None:
-    """The fingerprint is made of the files once the weights were read: it must be theirs. Raises Unavailable."""
-    if _stamp(found.folder) != stamp:
-        raise Unavailable(f"{found.name}: its files were changed while they were read; ask again.")
 
 
 def _check_scheme(settings: Settings) -> None:
@@ -259,7 +233,7 @@ def _find(
         raise NotSupported(f"{source} cannot be loaded: {error}") from error
     for line in sampling_report(capabilities.sampling, makers):
         say(f"sampling  {line}")
-    return _Checkpoint(source, folder, capabilities)
+    return _Checkpoint(capabilities.name, source, folder, capabilities)
 
 
 def _text_model(
@@ -272,17 +246,15 @@ def _text_model(
     try:
         model, read = mlx_load_model(found.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
         group, files = group_of(found.folder), (yield from in_background(lambda: fingerprint(found.folder)))
-        base = given.bases.find(group)
+        base = given.bases.get(group)
         if base is not None and base.files == files:
             model.load_weights(list(base.arrays.items()))
         else:
-            for part in _parts(model):
-                yield 0.0
-                mx.eval(part)
+            yield from read_weights(model)
             arrays = dict(tree_flatten(model.parameters()))
-            own = group if base is None else f"{group} {files}"  # they are others than those that are there already
-            base = BaseWeights(own, files, arrays, sum(array.nbytes for array in arrays.values()))
-            given.bases.add(group, base)
+            counted = group if base is None else f"{group} {files}"  # they are others than those that are there
+            base = BaseWeights(counted, files, arrays, bytes_of(model))
+            given.bases[group] = base
         yield 0.0
         wrapper = yield from in_background(lambda: given.tokenizer(found.folder, read.get("eos_token_id")))
         return model, wrapper, base
@@ -290,10 +262,19 @@ def _text_model(
         raise NotSupported(f"mlx-lm cannot load {found.source}: {error}") from error
 
 
-def _with_vision(described: LoadedModel, vision: VisionProcessor) -> LoadedModel:
-    """Its KV is not that of the same model without its vision part."""
-    key = f"{described.fingerprint}-eyes-{vision.key('')}"
-    return replace(described, vision=vision, fingerprint=hashlib.sha256(key.encode()).hexdigest())
+def _of_its_own(loaded: LoadedModel, vision: VisionProcessor | None, adapter: Adapter | None) -> LoadedModel:
+    """With a vision part its KV is another one; with an adapter, so is what it was found to do."""
+
+    def changed(by: str) -> Callable[[str], str]:
+        return lambda fingerprint: hashlib.sha256(f"{fingerprint}-{by}".encode()).hexdigest()
+
+    if vision is not None:
+        other = changed(f"eyes-{vision.key('')}")
+        return replace(loaded, vision=vision, fingerprint=other(loaded.fingerprint))
+    if adapter is not None:
+        other = changed(f"adapter-{adapter.digest}")
+        return replace(loaded, adapter=adapter, fingerprint=other(loaded.fingerprint), files=other(loaded.files))
+    return loaded
 
 
 def _adapter(settings: Settings, source: str, say: Callable[[str], None]) -> Adapter | None:
@@ -330,26 +311,6 @@ def _put_on(model: Any, adapter: Adapter, source: str) -> None:
         raise unusable(f"The adapter {adapter.name} was changed while it was read; ask again.")
 
 
-def _adapted(described: LoadedModel, adapter: Adapter) -> LoadedModel:
-    """Its KV, and what it was found to do, are neither the base's nor another adapter's."""
-
-    def both(of_base: str) -> str:
-        return hashlib.sha256(f"{of_base}-adapter-{adapter.digest}".encode()).hexdigest()
-
-    return replace(described, fingerprint=both(described.fingerprint), files=both(described.files), adapter=adapter)
-
-
-def _parts(model: Any) -> Iterator[Any]:
-    """The parameters, layer by layer, and then each array that stands outside of layers."""
-    read: set[int] = set()
-    for layer in getattr(model, "layers", None) or ():
-        if layer is not None and hasattr(layer, "parameters"):
-            part = layer.parameters()
-            read.update(id(array) for _, array in tree_flatten(part))
-            yield part
-    yield from (array for _, array in tree_flatten(model.parameters()) if id(array) not in read)
-
-
 def read_ahead(folder: Path, most: int, moved: Callable[[], None]) -> None:
     """Reads the weights' files once, so that the system has them in its memory. Any thread.
 
@@ -374,8 +335,8 @@ def _check_room(settings: Settings, name: str, folder: Path, device: Device) -> 
 
 def _load_vision(
     settings: Settings, found: _Checkpoint, given: LoadInputs, say: Callable[[str], None]
-) -> LoadedVision | None:
-    """The model with its vision part; ``None`` if it has none, or is to be served as a text model."""
+) -> tuple[Any, Any, VisionProcessor] | None:
+    """As `load_vision`; ``None`` if the model has no vision part, or is to be served as a text model."""
     if settings.vision == "off" or not has_vision(found.capabilities.config):
         return None
     if settings.kv_bits is not None:
@@ -395,13 +356,6 @@ def weights_on_disk(folder: Path) -> int:
         return int(index["metadata"]["total_size"])
     except (OSError, ValueError, KeyError, TypeError):  # no index, or one without the total: many have none
         return sum(path.stat().st_size for path in folder.glob("model*.safetensors"))
-
-
-def _described(
-    settings: Settings, found: _Checkpoint, model: Any, wrapper: Any, base: BaseWeights | None = None
-) -> Generator[float, None, LoadedModel]:
-    weight_bytes = sum(array.nbytes for _, array in tree_flatten(model.parameters()))
-    return (yield from in_background(lambda: _describe(settings, found, model, wrapper, base, weight_bytes)))
 
 
 def _describe(

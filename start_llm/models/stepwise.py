@@ -13,6 +13,7 @@ import mlx.core as mx
 from mlx.utils import tree_flatten
 
 from start_llm.core.errors import NotSupported
+from start_llm.models.checkpoint import LIBRARY_ERRORS
 
 LOAD_BYTES = 64 << 20
 """Weights that are read in one step."""
@@ -23,7 +24,7 @@ def refusing(library: str, name: str) -> Generator[None]:
     """What `library` (its name, for people) cannot load, whatever it says then. Raises NotSupported."""
     try:
         yield
-    except (ValueError, TypeError, KeyError, OSError, AttributeError) as error:
+    except LIBRARY_ERRORS as error:
         raise NotSupported(f"{library} cannot load {name}: {error}") from error
 
 
@@ -32,7 +33,7 @@ def bytes_of(model: Any) -> int:
     return sum(array.nbytes for _, array in tree_flatten(model.parameters()))
 
 
-def reading(model: Any) -> Generator[float]:
+def read_weights(model: Any) -> Generator[float]:
     """Reads what is still on disk of a model's weights."""
     waiting: list[mx.array] = []
     for _, array in tree_flatten(model.parameters()):

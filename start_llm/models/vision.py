@@ -11,9 +11,8 @@ import hashlib
 import json
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from PIL import Image
 
 from start_llm.core.errors import NotSupported
 from start_llm.files.lru import Lru
+from start_llm.models.checkpoint import LIBRARY_ERRORS, architectures
 
 _PROBE = "start_llm was here"
 _SIZES_KEPT = 4096
@@ -92,13 +92,10 @@ def image_text(render: Render) -> str:
         render: the template, given messages, without the generation prompt.
     """
     words = {"type": "text", "text": _PROBE}
-    plain = render([{"role": "user", "content": [words]}])
-    seen = render([{"role": "user", "content": [{"type": "image"}, words]}])
-    before = plain[: plain.find(_PROBE)]
-    if _PROBE not in plain or not seen.startswith(before) or _PROBE not in seen:
-        raise NotSupported("The model's chat template does not show images.")
-    text = seen[len(before) : seen.index(_PROBE)]
-    if not text.strip():
+    before, sign, _ = render([{"role": "user", "content": [words]}]).partition(_PROBE)
+    seen, shown, _ = render([{"role": "user", "content": [{"type": "image"}, words]}]).partition(_PROBE)
+    text = seen.removeprefix(before)
+    if not sign or not shown or not seen.startswith(before) or not text.strip():
         raise NotSupported("The model's chat template does not show images.")
     return text
 
@@ -112,41 +109,35 @@ def processor_name(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedVision:
-    """
-    Attributes:
-        model: mlx-vlm's; `engine.vision` gives it the shape of a text model.
-        wrapper: mlx-lm's tokenizer.
-    """
-
-    model: Any
-    wrapper: Any
-    processor: VisionProcessor
-
-
 def has_vision(config: Mapping[str, Any]) -> bool:
     """Whether mlx-vlm knows the model as one with a vision part, by its ``config.json`` alone."""
     kind = config.get("model_type")
-    if not isinstance(config.get("vision_config"), dict) or not isinstance(kind, str) or config.get("model_file"):
+    if not isinstance(config.get("vision_config"), dict) or config.get("model_file"):
         return False
-    from mlx_vlm.utils import MODEL_REMAPPING  # noqa: PLC0415 - takes a second, and most models need it not
-
-    return find_spec(f"mlx_vlm.models.{MODEL_REMAPPING.get(kind, kind)}") is not None
+    return str(kind) in architectures("mlx_vlm")
 
 
-def load_vision(folder: Path, config: Mapping[str, Any], tokenizer: Callable[[Path, Any], Any]) -> LoadedVision:
-    """Raises NotSupported: it cannot be loaded with its vision part (it may still be loaded as a text model).
+def read_with_vision(folder: Path, *, lazy: bool = False) -> tuple[Any, Any]:
+    """mlx-vlm's model and processor. It is imported here: that takes a second, and most models do not need it."""
+    model, processor = import_module("mlx_vlm.utils").load(str(folder), lazy=lazy)
+    return model, processor
+
+
+def load_vision(
+    folder: Path, config: Mapping[str, Any], tokenizer: Callable[[Path, Any], Any]
+) -> tuple[Any, Any, VisionProcessor]:
+    """mlx-vlm's model, to which `engine.vision` gives the shape of a text model, mlx-lm's tokenizer, the processor.
 
     Args:
         tokenizer: see `loader.LoadInputs`.
-    """
-    from mlx_vlm.utils import load  # noqa: PLC0415 - as above
 
+    Raises:
+        NotSupported: it cannot be loaded with its vision part. It may still be loaded as a text model.
+    """
     try:
-        model, processor = load(str(folder))
+        model, processor = read_with_vision(folder)
         wrapper = tokenizer(folder, config.get("eos_token_id"))
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, ImportError, RuntimeError) as error:
+    except LIBRARY_ERRORS as error:
         raise NotSupported(f"mlx-vlm cannot load it: {type(error).__name__}: {str(error)[:300]}") from error
     pad = next((config[name] for name in ("image_token_id", "image_token_index") if config.get(name) is not None), None)
     if not isinstance(pad, int):
@@ -161,4 +152,4 @@ def load_vision(folder: Path, config: Mapping[str, Any], tokenizer: Callable[[Pa
 
     vision = VisionProcessor(processor, text=image_text(render), pad=pad, name=processor_name(folder))
     vision.places(64, 64)  # what the processor cannot do shows now, and not at the first image
-    return LoadedVision(model, wrapper, vision)
+    return model, wrapper, vision

@@ -110,12 +110,12 @@ def test_adapters_share_the_arrays_of_their_base(base: Path, tmp_path: Path, qua
     assert alone[first] == greedy(fused.model, prompt)
     kept = one.base
     del one, bare
-    assert bases.find(kept.group) is kept and greedy(two.model, prompt) == alone[second]
+    assert bases.get(kept.group) is kept and greedy(two.model, prompt) == alone[second]
     again = loaded(base, None, bases=bases)
     assert again.base is kept and greedy(again.model, prompt) == alone[None]
     del two, again, kept
     gc.collect()
-    assert bases.find(group_of(base)) is None
+    assert bases.get(group_of(base)) is None
 
 
 def test_weights_that_were_changed_on_disk_are_read_anew(base: Path, tmp_path: Path) -> None:
