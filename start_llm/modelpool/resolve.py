@@ -13,7 +13,7 @@ from start_llm.core.media import AudioTask
 from start_llm.core.modelmap import ADAPTER_SIGN, MAIN_NAME
 from start_llm.core.settings import Settings
 from start_llm.modelpool.known import KnownModel, ModelListing, aliases_of
-from start_llm.models.adapter import CONFIG, AdapterFolder, StoredAdapter, check_name, shown, unusable
+from start_llm.models.adapter import CONFIG, AdapterFolder, StoredAdapter, check_name, public_name, unusable
 from start_llm.models.catalog import StoredModel, describe, folder_of
 from start_llm.models.checkpoint import SETTINGS
 from start_llm.models.recommended import full_name
@@ -154,9 +154,9 @@ class NameResolver:
         if adapter.problem:
             raise unusable(adapter.problem)
         if not adapter.fits(*_names_of(model)):
+            trained = f"The adapter {name!r} was trained on {public_name(adapter.base)}, not on {model.name}."
             raise unusable(
-                f"The adapter {name!r} was trained on {shown(adapter.base)}, not on {model.name}. If that is the same "
-                f'model, write its name as "model" into the adapter\'s {CONFIG}.'
+                f'{trained} If that is the same model, write its name as "model" into the adapter\'s {CONFIG}.'
             )
         return model.with_adapter(adapter)
 

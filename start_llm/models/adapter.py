@@ -11,7 +11,6 @@ import hashlib
 import logging
 import os
 import re
-import threading
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any, Literal
 
 from start_llm.core.errors import BadRequest, NotFound, StartLLMError
 from start_llm.core.limits import ADAPTER
+from start_llm.files.lru import Lru
 from start_llm.models.checkpoint import read_json, safetensors_header
 
 log = logging.getLogger(__name__)
@@ -27,6 +27,8 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapters.safetensors"
 MOST_RANK = 4096
 MOST_SCALE = 1e9
 MOST_CONFIG = 2**20
+MOST_READ = 1000
+"""Adapters whose headers are kept, so that a look at the folder reads them once."""
 _NAME = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._-]{{0,{ADAPTER.most - 1}}}")
 _TYPES = frozenset({"F32", "F16", "BF16"})
 _FACTORS, _MAGNITUDE = frozenset({"lora_a", "lora_b"}), "m"
@@ -78,40 +80,50 @@ def stamp_of(folder: Path) -> str:
     return ""
 
 
-def read_adapter(folder: Path, told: str) -> Adapter:
+def read_adapter(folder: Path, label: str) -> Adapter:
     """All of it but the weights themselves; all bytes are read once, for the digest.
 
     Args:
-        told: what the adapter is called in errors.
+        label: what the adapter is called in errors.
 
     Raises:
         NotFound: there is no such folder.
         BadRequest: a sentence that says what is wrong and what to do.
     """
     if not folder.is_dir():
-        raise NotFound(f"{told}: there is no such folder.", param="adapter")
+        raise NotFound(f"{label}: there is no such folder.", param="adapter")
     stamp = stamp_of(folder)
-    adapter = look_at(folder, told)
+    adapter = read_headers(folder, label)
     digest = hashlib.sha256((folder / CONFIG).read_bytes())
     with (folder / WEIGHTS).open("rb") as file:
         digest.update(hashlib.file_digest(file, "sha256").digest())
     return replace(adapter, digest=digest.hexdigest(), stamp=stamp)
 
 
-def look_at(folder: Path, told: str) -> Adapter:
+def read_headers(folder: Path, label: str) -> Adapter:
     """As `read_adapter`, but reads no weights, so that there is no digest. Raises BadRequest."""
-    config = _config(told, folder)
+    try:
+        return _read_headers(folder)
+    except ValueError as error:
+        raise unusable(f"{label}: {error}.") from None
+
+
+def _read_headers(folder: Path) -> Adapter:
+    """Raises ValueError with what is wrong, as the end of a sentence; so do the functions that it calls."""
+    config = _config(folder)
     kind = config.get("fine_tune_type", "lora")
     if kind == "full":
-        raise _wrong(told, "it has all weights of a model (fine_tune_type full) and is no adapter; serve it as a model")
+        raise ValueError("it has all weights of a model (fine_tune_type full) and is no adapter; serve it as a model")
     if kind not in ("lora", "dora"):
-        raise _wrong(told, f"fine_tune_type must be lora or dora, but is {kind!r:.40}")
+        raise ValueError(f"fine_tune_type must be lora or dora, but is {kind!r:.40}")
     layers = config.get("num_layers")
     if type(layers) is not int:
-        raise _wrong(told, f"num_layers must be a whole number, but is {layers!r:.40}")
-    parameters = _parameters(told, config.get("lora_parameters"))
-    shapes = _shapes(told, folder / WEIGHTS)
-    _check_rank(told, parameters["rank"], shapes)
+        raise ValueError(f"num_layers must be a whole number, but is {layers!r:.40}")
+    parameters = _parameters(config.get("lora_parameters"))
+    shapes = _shapes(folder / WEIGHTS)
+    for name, shape in shapes.items():
+        if name.rsplit(".", 1)[-1] in _FACTORS and parameters["rank"] not in shape:
+            raise ValueError(f"{CONFIG} says rank {parameters['rank']}, but {name} has the shape {shape}")
     return Adapter(
         name=folder.resolve().name,
         folder=folder,
@@ -142,28 +154,22 @@ def check_fits(adapter: Adapter, wanted: dict[str, tuple[int, ...]], source: str
         wanted: shapes of these, by name.
         source: the model's name, for errors.
     """
-    trained = f" It was trained on {shown(adapter.base)}." if adapter.base else ""
+    trained = f" It was trained on {public_name(adapter.base)}." if adapter.base else ""
     strange = sorted(adapter.shapes.keys() - wanted.keys())
     if strange:
-        raise unusable(
-            f"The adapter {adapter.name} does not fit {source}: {len(strange)} of its weights have no place there, "
-            f"e.g. {strange[0]}.{trained}"
-        )
+        what = f"{len(strange)} of its weights have no place there, e.g. {strange[0]}"
+        raise unusable(f"The adapter {adapter.name} does not fit {source}: {what}.{trained}")
     for name, shape in adapter.shapes.items():
         if shape != wanted[name]:
-            raise unusable(
-                f"The adapter {adapter.name} does not fit {source}: {name} has the shape {shape}, where {wanted[name]} "
-                f"is needed.{trained}"
-            )
+            what = f"{name} has the shape {shape}, where {wanted[name]} is needed"
+            raise unusable(f"The adapter {adapter.name} does not fit {source}: {what}.{trained}")
     missing = sorted(wanted.keys() - adapter.shapes.keys())
     if missing:
-        raise unusable(
-            f"The adapter {adapter.name} is not complete for {source}: {len(missing)} weights are missing, e.g. "
-            f"{missing[0]}.{trained}"
-        )
+        what = f"{len(missing)} weights are missing, e.g. {missing[0]}"
+        raise unusable(f"The adapter {adapter.name} is not complete for {source}: {what}.{trained}")
 
 
-def shown(base: str) -> str:
+def public_name(base: str) -> str:
     """A model's name as clients may see it: of a folder on this disk its name only."""
     return base.rstrip("/").rsplit("/", 1)[-1][:200] if base.startswith(("/", "~", ".")) else base[:200]
 
@@ -172,69 +178,58 @@ def _plain(name: str) -> str:
     return name.rstrip("/").rsplit("/", 1)[-1].lower()
 
 
-def _config(told: str, folder: Path) -> dict[str, Any]:
+def _config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not path.is_file():
-        raise _wrong(told, f"there is no {CONFIG} in that folder; give the folder that mlx_lm.lora wrote")
+        raise ValueError(f"there is no {CONFIG} in that folder; give the folder that mlx_lm.lora wrote")
     try:
         config = read_json(path, MOST_CONFIG)
-    except OSError as error:
-        raise _wrong(told, f"its {CONFIG} cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise _wrong(told, f"its {CONFIG} cannot be read ({error})") from None
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise ValueError(f"its {CONFIG} cannot be read ({why})") from None
     if not isinstance(config, dict):
-        raise _wrong(told, f"its {CONFIG} is not a JSON object")
+        raise ValueError(f"its {CONFIG} is not a JSON object")
     if "peft_type" in config:
-        raise _wrong(told, "it is in the form of PEFT, not of mlx-lm; convert it, or train it with mlx_lm.lora")
+        raise ValueError("it is in the form of PEFT, not of mlx-lm; convert it, or train it with mlx_lm.lora")
     return config
 
 
-def _parameters(told: str, found: Any) -> dict[str, Any]:
+def _parameters(found: Any) -> dict[str, Any]:
     if not isinstance(found, dict):
-        raise _wrong(told, f"{CONFIG} has no lora_parameters")
+        raise ValueError(f"{CONFIG} has no lora_parameters")
     rank, scale, dropout = found.get("rank"), found.get("scale"), found.get("dropout", 0.0)
     if type(rank) is not int or not 1 <= rank <= MOST_RANK:
-        raise _wrong(told, f"lora_parameters.rank must be 1 to {MOST_RANK}, but is {rank!r:.40}")
+        raise ValueError(f"lora_parameters.rank must be 1 to {MOST_RANK}, but is {rank!r:.40}")
     if not isinstance(scale, int | float) or isinstance(scale, bool) or not abs(scale) < MOST_SCALE:
         hint = "; alpha is another library's word, mlx-lm's is scale" if "alpha" in found else ""
-        raise _wrong(told, f"lora_parameters.scale must be a number, but is {scale!r:.40}{hint}")
+        raise ValueError(f"lora_parameters.scale must be a number, but is {scale!r:.40}{hint}")
     if type(dropout) not in {int, float} or not 0 <= dropout < 1:
-        raise _wrong(told, f"lora_parameters.dropout must be from 0 to below 1, but is {dropout!r:.40}")
+        raise ValueError(f"lora_parameters.dropout must be from 0 to below 1, but is {dropout!r:.40}")
     keys = found.get("keys")
     if keys is not None and not (isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
-        raise _wrong(told, "lora_parameters.keys must be a list of names")
+        raise ValueError("lora_parameters.keys must be a list of names")
     return {"rank": rank, "scale": scale, "dropout": dropout, "keys": keys}
 
 
-def _shapes(told: str, path: Path) -> dict[str, tuple[int, ...]]:
+def _shapes(path: Path) -> dict[str, tuple[int, ...]]:
     if not path.is_file():
-        raise _wrong(told, f"there is no {WEIGHTS} beside its {CONFIG}")
+        raise ValueError(f"there is no {WEIGHTS} beside its {CONFIG}")
     header, size = safetensors_header(path), path.stat().st_size
     if header is None:
-        raise _wrong(told, f"{WEIGHTS} is no safetensors file")
+        raise ValueError(f"{WEIGHTS} is no safetensors file")
     if size < header.nbytes:
-        raise _wrong(told, f"{WEIGHTS} is cut short ({size} of {header.nbytes} bytes)")
+        raise ValueError(f"{WEIGHTS} is cut short ({size} of {header.nbytes} bytes)")
     shapes = {name: tensor.shape for name, tensor in header.tensors.items()}
     types = {tensor.dtype for tensor in header.tensors.values()}
     if not shapes:
-        raise _wrong(told, f"{WEIGHTS} has no weights")
+        raise ValueError(f"{WEIGHTS} has no weights")
     if types - _TYPES:
-        raise _wrong(told, f"{WEIGHTS} has weights of the type {min(types - _TYPES)[:40]}; F32, F16 and BF16 are known")
+        raise ValueError(f"{WEIGHTS} has weights of the type {min(types - _TYPES)[:40]}; F32, F16 and BF16 are known")
     return shapes
-
-
-def _check_rank(told: str, rank: int, shapes: dict[str, tuple[int, ...]]) -> None:
-    for name, shape in shapes.items():
-        if name.rsplit(".", 1)[-1] in _FACTORS and rank not in shape:
-            raise _wrong(told, f"{CONFIG} says rank {rank}, but {name} has the shape {shape}")
 
 
 def unusable(sentence: str) -> BadRequest:
     return BadRequest(sentence, param="adapter", code="adapter_not_usable")
-
-
-def _wrong(told: str, what: str) -> BadRequest:
-    return unusable(f"{told}: {what}.")
 
 
 # --- the folder of adapters ----------------------------------------------------------------
@@ -262,7 +257,7 @@ class StoredAdapter:
 
     def read(self) -> Adapter:
         """Raises NotFound, BadRequest."""
-        return replace(read_adapter(self.folder, _told(self.name)), name=self.name)
+        return replace(read_adapter(self.folder, _label(self.name)), name=self.name)
 
     def fits(self, *names: str) -> bool:
         """Whether it was trained on a model that is called like one of these, or does not say on which."""
@@ -286,8 +281,7 @@ class AdapterFolder:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._lock = threading.Lock()
-        self._seen: dict[str, StoredAdapter] = {}
+        self._read: Lru[str, StoredAdapter] = Lru(MOST_READ)
 
     def find(self, name: str) -> StoredAdapter | None:
         """The adapter of that plain name. By a link's name it is the one that the link leads to."""
@@ -298,17 +292,13 @@ class AdapterFolder:
             return None
         name, *links = names
         folder = self._folder / name
-        stamp = stamp_of(folder)
-        with self._lock:
-            seen = self._seen.get(name)
-        if seen is not None and stamp and seen.stamp == stamp:
-            return replace(seen, links=tuple(links))
-        if not folder.is_dir():
-            return None
-        found = replace(_listed(name, folder, stamp), links=tuple(links))
-        with self._lock:
-            self._seen[name] = found
-        return found
+        stamp, adapter = stamp_of(folder), self._read.get(name)
+        if adapter is None or not stamp or adapter.stamp != stamp:
+            if not folder.is_dir():
+                return None
+            adapter = _stored(name, folder, stamp)
+            self._read.put(name, adapter)
+        return replace(adapter, links=tuple(links))
 
     def all(self) -> tuple[StoredAdapter, ...]:
         """By name, each once. A folder without a configuration is none."""
@@ -342,15 +332,15 @@ class AdapterFolder:
         return links or [name]
 
 
-def _listed(name: str, folder: Path, stamp: str) -> StoredAdapter:
+def _stored(name: str, folder: Path, stamp: str) -> StoredAdapter:
     try:
-        adapter = look_at(folder, _told(name))
+        adapter = read_headers(folder, _label(name))
         return StoredAdapter(name, folder, adapter.base, (folder / WEIGHTS).stat().st_size, stamp)
     except StartLLMError as error:
         return StoredAdapter(name, folder, "", 0, stamp, error.message)
     except OSError as error:
-        return StoredAdapter(name, folder, "", 0, stamp, f"{_told(name)} cannot be read ({error.strerror}).")
+        return StoredAdapter(name, folder, "", 0, stamp, f"{_label(name)} cannot be read ({error.strerror}).")
 
 
-def _told(name: str) -> str:
+def _label(name: str) -> str:
     return f"The adapter {name!r}"

@@ -59,17 +59,17 @@ class StoredModel:
     weight_bytes: int = 0
 
 
-def hub_folder(repository: str, cache: Path | None = None) -> Path:
+def hub_folder(repository: str) -> Path:
     """Where the Hugging Face cache keeps a repository, whether it is there or not. Raises HFValidationError."""
     validate_repo_id(repository)
-    return _cache(cache) / repo_folder_name(repo_id=repository, repo_type="model")
+    return Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repository, repo_type="model")
 
 
-def snapshot(repository: str, revision: str = DEFAULT_REVISION, cache: Path | None = None) -> Path | None:
+def snapshot(repository: str) -> Path | None:
     """The folder of a repository's files, as far as they are here."""
     try:
-        folder = hub_folder(repository, cache)
-        commit = (folder / "refs" / revision).read_text("utf-8").strip()
+        folder = hub_folder(repository)
+        commit = (folder / "refs" / DEFAULT_REVISION).read_text("utf-8").strip()
     except (OSError, HFValidationError):
         return None
     found = folder / "snapshots" / commit
@@ -79,10 +79,9 @@ def snapshot(repository: str, revision: str = DEFAULT_REVISION, cache: Path | No
 def whole_snapshot(repository: str, *, trust_code: bool = True) -> Path | None:
     """The folder of a repository that is here with all that is needed to serve it."""
     found = snapshot(repository)
-    if found is None:
-        return None
     try:
-        check_source(str(found), command="", trust_code=trust_code)
+        if found is not None:
+            check_source(str(found), command="", trust_code=trust_code)
     except CheckpointError:
         return None
     return found
@@ -98,42 +97,39 @@ def expected_model(source: str | None) -> tuple[str, int | None]:
     """(the name that clients will see, the model's own context if it is here) for MODEL_PATH."""
     if source is None:
         return EMBEDDED_NAME, EMBEDDED_CONTEXT
-    name = source.rstrip("/").rsplit("/", 1)[-1]
-    folder = folder_of(source)
-    try:
-        return name, context_length(read_config(folder)) if folder is not None else None
-    except (OSError, ValueError):
-        return name, None
+    folder, context = folder_of(source), None
+    with suppress(OSError, ValueError):
+        context = None if folder is None else context_length(read_config(folder))
+    return source.rstrip("/").rsplit("/", 1)[-1], context
 
 
-def stored_models(cache_dir: Path, model_path: str | None = None, cache: Path | None = None) -> Iterator[StoredModel]:
+def stored_models(cache_dir: Path, model_path: str | None = None) -> Iterator[StoredModel]:
     """Everything here that is a model, or was meant to be one.
 
     Args:
         cache_dir: START_LLM_CACHE_DIR, where the embedded model lies.
         model_path: MODEL_PATH; a folder is listed, too.
-        cache: of Hugging Face; HF_HUB_CACHE by default.
     """
     if model_path is not None and (folder := Path(model_path).expanduser()).is_dir():
         yield describe(str(folder), folder)
     for folder in sorted((cache_dir / "models").glob("*")):  # the embedded model, and whatever else was put there
         if not folder.name.startswith(".") and (folder / "config.json").exists():
             yield describe(str(folder), folder)
-    for folder in sorted(_cache(cache).glob(f"{_PREFIX}*")):
+    for folder in sorted(Path(constants.HF_HUB_CACHE).glob(f"{_PREFIX}*")):
         repository = folder.name.removeprefix(_PREFIX).replace("--", "/")
-        found = snapshot(repository, cache=cache) or max(
+        found = snapshot(repository) or max(
             (folder / "snapshots").glob("*"), key=lambda path: path.stat().st_mtime, default=None
         )
         if found is not None and (found / "config.json").exists():
             yield describe(repository, found, removable=True)
 
 
-def seen(cache_dir: Path, cache: Path | None = None) -> frozenset[tuple[str, int, int]]:
+def seen(cache_dir: Path) -> frozenset[tuple[str, int, int]]:
     """Differs once a model has come, has gone, or another folder has its name. Costs a look at each folder's times.
 
     Files that are changed in their place do not count.
     """
-    hub = _cache(cache)
+    hub = Path(constants.HF_HUB_CACHE)
     folders = [cache_dir / "models", *(cache_dir / "models").glob("*")]
     folders += [hub, *(folder / "refs" for folder in hub.glob(f"{_PREFIX}*"))]
     found = set()
@@ -186,13 +182,6 @@ def abilities(config: dict[str, Any], folder: Path) -> tuple[str, ...]:
         if path.exists():
             with path.open("rb") as file:
                 template += file.read(MOST_JSON_BYTES).decode("utf-8", errors="replace")
-    found = {
-        "tools": "tools" in template,
-        "reasoning": "<think>" in template or "enable_thinking" in template or "<|channel|>" in template,
-        "images": "vision_config" in config,
-    }
+    thinks = any(sign in template for sign in ("<think>", "enable_thinking", "<|channel|>"))
+    found = {"tools": "tools" in template, "reasoning": thinks, "images": "vision_config" in config}
     return tuple(name for name, there in found.items() if there)
-
-
-def _cache(cache: Path | None) -> Path:
-    return Path(constants.HF_HUB_CACHE) if cache is None else cache

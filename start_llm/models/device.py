@@ -6,9 +6,12 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import psutil
 
 from start_llm.core.errors import NotSupported, OutOfMemory
 
@@ -73,7 +76,7 @@ def inspect_device(accelerator: Callable[[], Accelerator]) -> Device:
     """Looks at the machine. `accelerator` is asked once, on the calling thread, for what only MLX knows."""
     found = accelerator()
     system = {"Darwin": "macOS"}.get(platform.system(), platform.system())
-    memory = _mac_memory() if system == "macOS" else linux_memory()
+    memory = machine_memory()
     chip = _mac_chip() if system == "macOS" else linux_chip()
     if found.backend == "cuda" and found.name:
         chip = found.name
@@ -165,27 +168,11 @@ def default_disk_bytes(folder: Path) -> int:
     return min(MOST_DISK_BYTES, int(shutil.disk_usage(folder).free * DISK_SHARE))
 
 
-# --- macOS ------------------------------------------------------------
-
-
-def _sysctl(name: str) -> str:
-    try:
-        found = subprocess.run(["/usr/sbin/sysctl", "-n", name], capture_output=True, text=True, timeout=5, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return found.stdout.strip()
-
-
 def _mac_chip() -> str:
-    return _sysctl("machdep.cpu.brand_string") or platform.processor() or "unknown chip"
-
-
-def _mac_memory() -> int:
-    text = _sysctl("hw.memsize")
-    return int(text) if text.isdigit() else 0
-
-
-# --- Linux ------------------------------------------------------------
+    found, command = "", ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+    with suppress(OSError, subprocess.SubprocessError):
+        found = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    return found or platform.processor() or "unknown chip"
 
 
 def linux_chip(root: Path = Path("/")) -> str:
@@ -197,17 +184,11 @@ def linux_chip(root: Path = Path("/")) -> str:
     return platform.machine() or "unknown chip"
 
 
-def linux_memory(root: Path = Path("/")) -> int:
-    """Bytes of memory: the machine's, or the control group's limit where that is less; 0 if unknown."""
-    total = 0
-    for line in _lines(root / "proc/meminfo"):
-        if line.startswith("MemTotal:"):
-            total = int(line.split()[1]) * 1024
-    for name in ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        for line in _lines(root / name):
-            if line.strip().isdigit() and 0 < int(line) < total:
-                total = int(line)
-    return total
+def machine_memory(root: Path = Path("/")) -> int:
+    """Bytes of memory: the machine's, or the control group's limit where that is less."""
+    limits = ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory/memory.limit_in_bytes")
+    allowed = [int(line) for name in limits for line in _lines(root / name) if line.strip().isdigit()]
+    return min([int(psutil.virtual_memory().total), *filter(None, allowed)])
 
 
 def _lines(path: Path) -> list[str]:

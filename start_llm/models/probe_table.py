@@ -7,20 +7,17 @@ out. A damaged file or row is dropped, and the model is probed again.
 from __future__ import annotations
 
 import hashlib
-import json
 import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from start_llm.files.database import CacheDatabase, Damaged, FileUnavailable
-from start_llm.models.capabilities import DecodingCheck, ProbeResult, WritingHints
-from start_llm.models.tool_probe import ToolCallProbe
-from start_llm.prompt.traits import Traits
+from start_llm.models.capabilities import ProbeResult
 
 FILE = "models.sqlite3"
 PROBE_VERSION = 3
@@ -31,8 +28,7 @@ CREATE TABLE models (
     key TEXT PRIMARY KEY, name TEXT NOT NULL, at REAL NOT NULL, record TEXT NOT NULL, sum TEXT NOT NULL)
 """
 _MOST_ROWS = 400
-_SETS = {"starts", "structure"}
-_LISTS = {"switches", "dates"}
+_RECORD = TypeAdapter(ProbeResult)
 
 
 def probe_key(files: str) -> str:
@@ -83,23 +79,14 @@ def _run[T](path: Path, work: Callable[[sqlite3.Connection], T]) -> T | None:
 
 
 def encode(result: ProbeResult) -> str:
-    data = asdict(result)
-    data["traits"] = {name: sorted(v) if name in _SETS else v for name, v in data["traits"].items()}
-    return json.dumps(data, ensure_ascii=False, sort_keys=True)
+    return _RECORD.dump_json(result).decode()
 
 
 def decode(record: str) -> ProbeResult:
     """Raises Damaged."""
     try:
-        data: dict[str, Any] = json.loads(record)
-        traits: dict[str, Any] = data["traits"]
-        traits |= {name: frozenset(traits[name]) for name in _SETS} | {name: tuple(traits[name]) for name in _LISTS}
-        hints: dict[str, Any] = data["hints"]
-        hints["think_tags"] = hints["think_tags"] and tuple(hints["think_tags"])
-        found = {"hints": WritingHints(**hints), "traits": Traits(**traits), "trial": ToolCallProbe(**data["trial"])}
-        found |= {"decoding": data["decoding"] and DecodingCheck(**data["decoding"])}
-        return ProbeResult(**data | found)
-    except (ValueError, TypeError, KeyError) as error:
+        return _RECORD.validate_json(record)
+    except ValidationError as error:
         raise Damaged("a row cannot be read") from error
 
 

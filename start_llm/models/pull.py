@@ -14,9 +14,7 @@ import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import httpx
 from huggingface_hub import HfApi, ModelInfo, hf_hub_download, hf_hub_url
@@ -38,7 +36,6 @@ from start_llm.models.checkpoint import is_path
 
 PATTERNS = ("*.json", "model*.safetensors", "*.py", "tokenizer.model", "*.tiktoken", "*.txt", "*.jinja")
 SPARE_BYTES = 256 << 20  # of the disk that stay free
-CHUNK_BYTES = 1 << 20
 TRIES = 5  # without a byte of progress between them
 TIMEOUT_SECONDS = 30.0
 GB = 1e9
@@ -77,8 +74,6 @@ def pull(
     progress: Progress,
     *,
     revision: str | None = None,
-    endpoint: str | None = None,
-    cache: Path | None = None,
     check: Callable[[Path], object] | None = None,
     pause: float = 1.0,
 ) -> Pulled:
@@ -87,8 +82,6 @@ def pull(
     Args:
         progress: called with a step and the part of its bytes that is here.
         revision: a branch, tag or commit; what it is now is what all files are of.
-        endpoint: of the hub; HF_ENDPOINT by default.
-        cache: of Hugging Face; HF_HUB_CACHE by default.
         check: called with the folder that has the small files only, before large ones are fetched; may raise.
         pause: seconds before a second try; each further one waits so much longer.
 
@@ -98,23 +91,21 @@ def pull(
     revision = revision or DEFAULT_REVISION
     if not _REVISION.fullmatch(revision) or ".." in revision:
         raise PullError(f"{revision[:80]!r} is no branch, tag or commit.")
-    commit, files = _listing(repository, revision, endpoint)
-    folder = hub_folder(repository, cache)
+    commit, files = _listing(repository, revision)
+    folder = hub_folder(repository)
     lock = fetch_lock(folder)
     if not lock.take():
         raise PullError(f"{repository} is being fetched by another process; wait for it.")
     try:
-        small = [file for file in files if not file.sha256]
         large = [file for file in files if file.sha256]
-        for file in small:
-            _by_hub(repository, file, commit, endpoint, cache)
-        place = folder / "snapshots" / commit
+        _by_hub(repository, commit, [file for file in files if not file.sha256])
+        place, named = folder / "snapshots" / commit, folder / "refs" / revision
         if check is not None:
             check(place)
-        fetched = _fetch_all(repository, commit, large, folder, endpoint, progress, pause)
-        for file in large:
-            _by_hub(repository, file, commit, endpoint, cache)
-        _point(folder / "refs" / revision, commit)
+        fetched = _fetch_all(repository, commit, large, folder / "blobs", progress, pause)
+        _by_hub(repository, commit, large)
+        named.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(named, commit, mode=0o666)
     finally:
         lock.drop()
     return Pulled(place, sum(file.size for file in files), fetched, commit)
@@ -153,10 +144,10 @@ def fetch_lock(folder: Path) -> FileLock:
     return FileLock(folder.with_name(f".{folder.name}.start_llm.lock"))
 
 
-def _listing(repository: str, revision: str, endpoint: str | None) -> tuple[str, list[_File]]:
+def _listing(repository: str, revision: str) -> tuple[str, list[_File]]:
     """(commit, the files that are needed). Raises PullError."""
-    info = _info(repository, revision, endpoint)
-    files = [_file(sibling) for sibling in info.siblings or ()]
+    info = _info(repository, revision)
+    files = [_File(each.rfilename, each.size or 0, each.lfs.sha256 if each.lfs else "") for each in info.siblings or ()]
     needed = [file for file in files if any(fnmatch.fnmatch(file.name, pattern) for pattern in PATTERNS)]
     _check_kind(repository, [file.name for file in files])
     odd = next((file for file in needed if not _is_plain(file)), None)
@@ -181,12 +172,10 @@ def _is_plain(file: _File) -> bool:
     return whole and file.size >= 0 and (not file.sha256 or _SHA256.fullmatch(file.sha256) is not None)
 
 
-def _info(repository: str, revision: str, endpoint: str | None) -> ModelInfo:
+def _info(repository: str, revision: str) -> ModelInfo:
     """What the hub knows of a repository. Raises PullError, with what to do about it."""
     try:
-        return HfApi(endpoint=endpoint).model_info(
-            repository, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS
-        )
+        return HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS)
     except HFValidationError as error:
         raise PullError(f"{repository!r} is no repository's name (owner/name).") from error
     except GatedRepoError as error:
@@ -198,77 +187,55 @@ def _info(repository: str, revision: str, endpoint: str | None) -> ModelInfo:
     except RepositoryNotFoundError as error:
         raise PullError(f"The hub has no model {repository}, or it is private; look at the spelling.") from error
     except (HfHubHTTPError, httpx.HTTPError, OfflineModeIsEnabled, OSError) as error:
-        raise PullError(_out_of_reach(repository, error)) from error
+        why = f"{repository} is not here, and no hub is in reach ({_reason(error)})"
+        raise PullError(f"{why}; models that are on this disk can be served.") from error
 
 
-def _file(sibling: Any) -> _File:
-    lfs = sibling.lfs
-    return _File(sibling.rfilename, sibling.size or 0, lfs.sha256 if lfs is not None else "")
+def _by_hub(repository: str, commit: str, files: list[_File]) -> None:
+    """Has huggingface_hub put files in their places, fetching those that are not there."""
+    for file in files:
+        try:
+            hf_hub_download(repository, file.name, revision=commit)
+        except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
+            raise _broken_off(file, 0, error) from error
 
 
-def _out_of_reach(repository: str, error: Exception) -> str:
-    reason = " ".join(str(error).split())[:120] or type(error).__name__
-    return f"{repository} is not here, and no hub is in reach ({reason}); models that are on this disk can be served."
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())[:120] or type(error).__name__
 
 
-def _by_hub(repository: str, file: _File, commit: str, endpoint: str | None, cache: Path | None) -> None:
-    """Has huggingface_hub put a file in its place, fetching it if it is not there."""
-    try:
-        hf_hub_download(repository, file.name, revision=commit, endpoint=endpoint, cache_dir=cache)
-    except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
-        raise PullError(_broken_off(file, 0, error)) from error
-
-
-def _broken_off(file: _File, have: int, error: Exception) -> str:
-    reason = " ".join(str(error).split())[:120] or type(error).__name__
+def _broken_off(file: _File, have: int, error: Exception) -> PullError:
     here = f" with {have / GB:.2f} of {file.size / GB:.2f} GB here" if have else ""
-    return f"{file.name} was broken off{here} ({reason}); the same command goes on from there."
-
-
-def _point(path: Path, commit: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, commit, mode=0o666)
+    return PullError(f"{file.name} was broken off{here} ({_reason(error)}); the same command goes on from there.")
 
 
 # --- large files ----------------------------------------------------------------------------
 
 
-def _fetch_all(
-    repository: str,
-    commit: str,
-    files: list[_File],
-    folder: Path,
-    endpoint: str | None,
-    progress: Progress,
-    pause: float,
-) -> int:
+def _fetch_all(repository: str, commit: str, files: list[_File], blobs: Path, progress: Progress, pause: float) -> int:
     """Bytes that came over the network."""
-    blobs = folder / "blobs"
     blobs.mkdir(parents=True, exist_ok=True)
     total = sum(file.size for file in files)
     here = sum(_bytes_here(blobs, file) for file in files)
     _check_room(repository, total - here, blobs)
     step, fetched = f"download {repository}", 0
+
+    def report(count: int) -> None:
+        nonlocal fetched
+        fetched += count
+        progress(step, min((here + fetched) / total, 0.999))
+
     for file in files:
-        if (blobs / file.sha256).exists():
-            continue
-        url = hf_hub_url(repository, file.name, revision=commit, endpoint=endpoint)
-        report = partial(_report, progress, step, here + fetched, total)
-        fetched += _Fetch(url, file, blobs, pause).run(report)
+        if not (blobs / file.sha256).exists():
+            _Fetch(hf_hub_url(repository, file.name, revision=commit), file, blobs, pause).fetch(report)
     if fetched:
         progress(step, 1.0)
     return fetched
 
 
-def _report(progress: Progress, step: str, before: int, total: int, came: int) -> None:
-    progress(step, min((before + came) / total, 0.999))
-
-
 def _bytes_here(blobs: Path, file: _File) -> int:
-    for path in (blobs / file.sha256, _part(blobs, file)):
-        if path.exists():
-            return min(path.stat().st_size, file.size)
-    return 0
+    paths = [path for path in (blobs / file.sha256, _part(blobs, file)) if path.exists()]
+    return min(paths[0].stat().st_size, file.size) if paths else 0
 
 
 def _part(blobs: Path, file: _File) -> Path:
@@ -292,26 +259,22 @@ class _Fetch:
         self._part, self._target = _part(blobs, file), blobs / file.sha256
         self._digest = hashlib.sha256()
         self._have = 0
-        self._came = 0
 
-    def run(self, report: Callable[[int], None]) -> int:
-        """Bytes that came over the network; `report` is told of them as they come. Raises PullError."""
+    def fetch(self, report: Callable[[int], None]) -> None:
+        """`report` gets the numbers of bytes that come over the network, as they come. Raises PullError."""
         self._begin()
         failures = 0
         while self._have < self._file.size:
             before = self._have
             try:
                 self._receive(report)
-            except httpx.HTTPStatusError as error:
-                raise PullError(_broken_off(self._file, self._have, error)) from error
             except (httpx.HTTPError, OSError) as error:
                 failures = 1 if self._have > before else failures + 1
-                if failures >= TRIES:
-                    raise PullError(_broken_off(self._file, self._have, error)) from error
+                if failures >= TRIES or isinstance(error, httpx.HTTPStatusError):
+                    raise _broken_off(self._file, self._have, error) from error
                 time.sleep(self._pause * failures)
         self._check()
         self._part.replace(self._target)
-        return self._came
 
     def _begin(self) -> None:
         """Reads what is here already into the digest."""
@@ -319,9 +282,8 @@ class _Fetch:
             self._part.unlink()
         if self._part.exists():
             with self._part.open("rb") as file:
-                while data := file.read(CHUNK_BYTES):
-                    self._digest.update(data)
-                    self._have += len(data)
+                self._digest = hashlib.file_digest(file, "sha256")
+                self._have = file.tell()
 
     def _receive(self, report: Callable[[int], None]) -> None:
         """One request for what is missing. Raises httpx.HTTPError, OSError."""
@@ -339,8 +301,7 @@ class _Fetch:
                     file.write(data)
                     self._digest.update(data)
                     self._have += len(data)
-                    self._came += len(data)
-                    report(self._came)
+                    report(len(data))
                 file.truncate()
 
     def _check(self) -> None:

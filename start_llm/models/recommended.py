@@ -5,7 +5,6 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
 
 from start_llm.models.device import GIB, PREFILL_BYTES
 
@@ -37,27 +36,11 @@ class Recommendation:
         return 2 * layers * heads * size * KV_BYTES * tokens
 
 
-def _table() -> dict[str, Any]:
-    return tomllib.loads(files("start_llm.models").joinpath("recommended.toml").read_text(encoding="utf-8"))
-
-
-def _models(table: dict[str, Any]) -> tuple[Recommendation, ...]:
-    return tuple(
-        Recommendation(
-            short=row["short"],
-            repository=row["repository"],
-            weights=row["weights"],
-            active=row["active"],
-            least_memory=row["least_memory"] * GIB,
-            kv=tuple(row["kv"]),
-            note=row["note"],
-        )
-        for row in table["model"]
-    )
-
-
-_TABLE = _table()
-RECOMMENDED = _models(_TABLE)
+_TABLE = tomllib.loads(files("start_llm.models").joinpath("recommended.toml").read_text(encoding="utf-8"))
+RECOMMENDED = tuple(
+    Recommendation(**row | {"least_memory": row["least_memory"] * GIB, "kv": tuple(row["kv"])})
+    for row in _TABLE["model"]
+)
 SOURCE = f"{_TABLE['source']}, {_TABLE['date']}"
 SHORT_NAMES = {model.short: model.repository for model in RECOMMENDED}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -60,10 +60,9 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """
-    Attributes:
-        budget: bytes that all weights, KV and what a step needs may take together; 0: nobody knows, so no limit.
-        most: models that may be loaded at a time; 0: no limit. Those that share their weights are one.
+    """`budget`: bytes that weights, KV and what a step needs may take together; 0: nobody knows, so no limit.
+
+    `most`: models that may be loaded at a time; 0: no limit. Those that share their weights are one.
     """
 
     budget: int
@@ -99,16 +98,21 @@ def room_for(new: Resident, residents: Sequence[Resident], limits: PoolLimits, r
             f"{_size(least)}; all models together may take {_size(limits.budget)} "
             "(POOL_MEMORY_BYTES). Choose a smaller model or one with fewer bits."
         )
-    stay = list(residents)
-    going: list[str] = []
-    for victim in sorted((each for each in residents if each.may_go), key=lambda each: each.used):
-        if _fits(new, stay, limits, running):
-            break
-        stay.remove(victim)
-        going.append(victim.key)
+    going = _leave(residents, lambda stay: _fits(new, stay, limits, running))
+    stay = [each for each in residents if each not in going]
     if not _fits(new, stay, limits, running):
         raise OutOfMemory(_no_room(new, stay, limits, running))
-    return going
+    return [each.key for each in going]
+
+
+def _leave(residents: Sequence[Resident], enough: Callable[[list[Resident]], bool]) -> list[Resident]:
+    """Those that have to go until `enough` is true of the others, the one that was not used for longest first."""
+    stay = list(residents)
+    for victim in sorted((each for each in residents if each.may_go), key=lambda each: each.used):
+        if enough(stay):
+            break
+        stay.remove(victim)
+    return sorted((each for each in residents if each not in stay), key=lambda each: each.used)
 
 
 def there_will_be_room(new: Resident, residents: Sequence[Resident], limits: PoolLimits) -> bool:
@@ -122,21 +126,16 @@ def there_will_be_room(new: Resident, residents: Sequence[Resident], limits: Poo
 
 def to_free(need: int, residents: Sequence[Resident]) -> list[str] | None:
     """Keys of the models that have to go for `need` more bytes of KV; ``None``: even all that may go are too small."""
-    stay = list(residents)
-    going: list[str] = []
-    enough = _bytes(stay) - need
-    for victim in sorted((each for each in residents if each.may_go), key=lambda each: each.used):
-        if _bytes(stay) <= enough:
-            break
-        stay.remove(victim)
-        going.append(victim.key)
-    if _bytes(stay) > enough:
+    most = _bytes(residents) - need
+    going = _leave(residents, lambda stay: _bytes(stay) <= most)
+    stay = [each for each in residents if each not in going]
+    if _bytes(stay) > most:
         return None
-    for victim in [each for each in residents if each.key in going]:
-        if _bytes([*stay, victim]) <= enough:  # others who stay have its weights, too
+    for victim in [each for each in residents if each in going]:
+        if _bytes([*stay, victim]) <= most:  # others who stay have its weights, too
             stay.append(victim)
-            going.remove(victim.key)
-    return going
+            going.remove(victim)
+    return [each.key for each in going]
 
 
 def outlived(residents: Sequence[Resident], now: float, seconds: float) -> list[str]:

@@ -118,13 +118,11 @@ def probe_tool_calls(
     began = time.monotonic()
     streaming = Detokenizer((yield from in_background(detokenizer)))
     pieces: list[str] = []
-    count = 0
     slow = False
     try:
         for token in generate(tokens):
             if token is not None:
                 pieces.append(streaming.feed(token))
-                count += 1
             yield 0.0
     except TooSlow:
         slow = True
@@ -132,7 +130,7 @@ def probe_tool_calls(
         log.warning("a model could not be asked for a tool call", exc_info=True)
         return ToolCallProbe("open", why=f"asking it failed ({type(error).__name__}: {error})")
     text = "".join(pieces) + streaming.finish()
-    seconds = round(time.monotonic() - began, 3)
+    count, seconds = len(pieces), round(time.monotonic() - began, 3)
     found = yield from in_background(lambda: read_call(text, expected, in_reasoning=in_reasoning))
     if found is not None:
         return ToolCallProbe("called", *found, text[:_SAID], tokens=count, seconds=seconds)
@@ -156,27 +154,18 @@ def read_call(text: str, expected: ExpectedStyle, *, in_reasoning: bool) -> tupl
     for ident in dict.fromkeys((*expected.formats, *TOOL_FORMATS)):
         if ident == "null":
             continue
-        for style, reasoning in _styles(ident, expected):
-            if not _calls(text, style, in_reasoning):
-                continue
-            called = True
-            if _wrote(text, style, in_reasoning):
-                return ident, reasoning
-    return (None, None) if called else None
-
-
-def _styles(ident: str, expected: ExpectedStyle) -> Iterator[tuple[OutputStyle, str | None]]:
-    """The format with the reasoning style that is expected; harmony is a style of its own."""
-    other = ident == "harmony" and expected.reasoning != "harmony"
-    yield (
-        output_style(
+        other = ident if ident == "harmony" != expected.reasoning else None  # it is a reasoning style, too
+        style = output_style(
             tool_parser=ident,
-            reasoning_parser="harmony" if other else expected.reasoning,
+            reasoning_parser=other or expected.reasoning,
             external=expected.external,
             reasoning_tags=None if other else expected.think_tags,
-        ),
-        "harmony" if other else None,
-    )
+        )
+        if _calls(text, style, in_reasoning):
+            called = True
+            if _wrote(text, style, in_reasoning):
+                return ident, other
+    return (None, None) if called else None
 
 
 def _wrote(text: str, style: OutputStyle, in_reasoning: bool) -> bool:

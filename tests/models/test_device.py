@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import platform
+import subprocess
 from pathlib import Path
+from unittest.mock import Mock
 
+import psutil
 import pytest
 
 from start_llm.core.errors import NotSupported, OutOfMemory
@@ -17,29 +20,29 @@ def write(root: Path, name: str, text: str) -> None:
     path.write_text(text)
 
 
-def test_linux_chip_and_memory_come_from_proc(tmp_path: Path) -> None:
+def test_the_chip_of_linux_comes_from_proc(tmp_path: Path) -> None:
     write(tmp_path, "proc/cpuinfo", "processor\t: 0\nmodel name\t: Some CPU @ 2GHz\n\nprocessor\t: 1\n")
-    write(tmp_path, "proc/meminfo", "MemFree: 5 kB\nMemTotal:       16777216 kB\n")
     assert device.linux_chip(tmp_path) == "Some CPU @ 2GHz"
-    assert device.linux_memory(tmp_path) == 16 * GIB
 
 
 @pytest.mark.parametrize(("limit", "expected"), [("max", 16), (str(4 * GIB), 4), (str(2**63 - 4096), 16), ("0", 16)])
-def test_a_containers_limit_counts_where_it_is_less(tmp_path: Path, limit: str, expected: int) -> None:
-    write(tmp_path, "proc/meminfo", "MemTotal: 16777216 kB\n")
+def test_a_containers_limit_counts_where_it_is_less(
+    tmp_path: Path, limit: str, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Mock(total=16 * GIB))
+    assert device.machine_memory(tmp_path) == 16 * GIB
     write(tmp_path, "sys/fs/cgroup/memory.max", limit + "\n")
-    assert device.linux_memory(tmp_path) == expected * GIB
+    assert device.machine_memory(tmp_path) == expected * GIB
 
 
 def test_an_unreadable_machine_is_no_error(tmp_path: Path) -> None:
-    assert device.linux_memory(tmp_path) == 0
     assert device.linux_chip(tmp_path) == (platform.machine() or "unknown chip")
 
 
 def test_macos_is_asked_by_sysctl(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
-    answers = {"hw.memsize": str(64 * GIB), "machdep.cpu.brand_string": "Apple M4 Max"}
-    monkeypatch.setattr(device, "_sysctl", answers.__getitem__)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: Mock(total=64 * GIB))
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: Mock(stdout="Apple M4 Max\n"))
     mac = device.inspect_device(lambda: Accelerator("metal", memory=48 * GIB))
     assert (mac.system, mac.chip, mac.memory, mac.usable) == ("macOS", "Apple M4 Max", 64 * GIB, 48 * GIB)
     assert mac.apple_silicon

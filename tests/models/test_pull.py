@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
 from start_llm.cli.models import main_rm
 from start_llm.core.settings import load_settings
@@ -24,30 +25,33 @@ SIZE = 2 * MIB
 
 
 @pytest.fixture
-def hub(tmp_path: Path) -> Iterator[Hub]:
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     folder = checkpoint(tmp_path / "served")
     safetensors(folder / "model.safetensors", SIZE)
     (folder / "README.md").write_text("not needed")
     (folder / "pytorch_model.bin").write_bytes(b"not needed either")
     with running(folder) as served:
+        use(monkeypatch, served.url)
         yield served
 
 
+def use(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
+    """As HF_ENDPOINT does at the start of a process."""
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    path = constants.HUGGINGFACE_CO_URL_TEMPLATE.partition("/{")[2]
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", f"{url}/{{{path}")
+
+
 @pytest.fixture
-def cache(tmp_path: Path) -> Path:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where huggingface_hub and this server keep what they fetch."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 def fetch(hub: Hub, cache: Path, **more: object) -> Pulled:
     steps: list[float] = []
-    done = pull(
-        "owner/model",
-        lambda _, part: steps.append(part),
-        endpoint=hub.url,
-        cache=cache,
-        pause=0.0,
-        **more,  # type: ignore[arg-type]
-    )
+    done = pull("owner/model", lambda _, part: steps.append(part), pause=0.0, **more)  # type: ignore[arg-type]
     assert steps == sorted(steps)
     return done
 
@@ -57,8 +61,8 @@ def test_what_is_needed_is_fetched_and_verified(hub: Hub, cache: Path) -> None:
     assert {path.name for path in done.folder.iterdir()} == {"config.json", "tokenizer.json", "model.safetensors"}
     assert digest(done.folder / "model.safetensors") == digest(hub.folder / "model.safetensors")
     assert done.commit == COMMIT and done.fetched == hub.sent > SIZE
-    assert snapshot("owner/model", cache=cache) == done.folder
-    (model,) = stored_models(cache, cache=cache)
+    assert snapshot("owner/model") == done.folder
+    (model,) = stored_models(cache)
     assert model.name == "owner/model" and model.problem == "" and model.removable and model.size > SIZE
 
 
@@ -90,7 +94,7 @@ def test_a_wrong_hash_is_one_sentence_and_is_not_kept(hub: Hub, cache: Path) -> 
     with pytest.raises(PullError, match="is not what the hub says it is") as refused:
         fetch(hub, cache)
     assert str(refused.value).count("\n") == 0
-    assert list((hub_folder("owner/model", cache) / "blobs").glob("*.part")) == []
+    assert list((hub_folder("owner/model") / "blobs").glob("*.part")) == []
     hub.damaged = False
     assert fetch(hub, cache).fetched > SIZE
 
@@ -109,7 +113,7 @@ def test_all_files_are_of_one_commit_and_main_points_there(hub: Hub, cache: Path
     first = fetch(hub, cache)
     hub.commit = "f" * 40
     second = fetch(hub, cache)
-    assert first.folder != second.folder and snapshot("owner/model", cache=cache) == second.folder
+    assert first.folder != second.folder and snapshot("owner/model") == second.folder
     assert second.fetched == 0  # the same weights
 
 
@@ -123,7 +127,7 @@ def test_all_files_are_of_one_commit_and_main_points_there(hub: Hub, cache: Path
 )
 def test_what_the_hub_does_not_have(hub: Hub, cache: Path, name: str, revision: str | None, said: str) -> None:
     with pytest.raises(PullError, match=said):
-        pull(name, lambda *_: None, revision=revision, endpoint=hub.url, cache=cache)
+        pull(name, lambda *_: None, revision=revision)
 
 
 def test_what_mlx_cannot_serve_is_not_fetched(hub: Hub, cache: Path) -> None:
@@ -168,7 +172,7 @@ def test_what_is_being_fetched_is_not_removed_and_a_link_is_not_followed(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cache = tmp_path / "hub"
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     fetch(hub, cache)
     settings = load_settings(None, start_llm_cache_dir=tmp_path)
     remove = argparse.Namespace(name="owner/model")
@@ -186,9 +190,10 @@ def test_what_is_being_fetched_is_not_removed_and_a_link_is_not_followed(
     assert (tmp_path / "disk").exists()
 
 
-def test_no_hub_in_reach_is_one_sentence(cache: Path) -> None:
+def test_no_hub_in_reach_is_one_sentence(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, "http://127.0.0.1:9")
     with pytest.raises(PullError, match="no hub is in reach") as refused:
-        pull("owner/model", lambda *_: None, endpoint="http://127.0.0.1:9", cache=cache)
+        pull("owner/model", lambda *_: None)
     assert "on this disk can be served" in str(refused.value) and str(refused.value).count("\n") == 0
 
 
