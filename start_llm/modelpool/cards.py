@@ -8,8 +8,8 @@ from typing import Any
 
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
-from start_llm.modelpool.known import KnownModel
 from start_llm.modelpool.registry import ModelRegistry, PoolEntry
+from start_llm.modelpool.resolve import KnownModel
 
 
 class ModelCards:

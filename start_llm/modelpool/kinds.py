@@ -22,8 +22,8 @@ from start_llm.engine.runtime import TextRuntime
 from start_llm.engine.thread import EngineThread
 from start_llm.modelpool.builder import ModelBuilder
 from start_llm.modelpool.handles import make_card, make_handle
-from start_llm.modelpool.known import SideTask
 from start_llm.modelpool.registry import ModelRegistry, PoolEntry
+from start_llm.modelpool.resolve import SideTask
 from start_llm.models.checkpoint import CheckpointError, check_source, read_config
 from start_llm.models.loader import LoadInputs
 from start_llm.models.room import Weights

@@ -20,8 +20,8 @@ from start_llm.core.settings import Settings
 from start_llm.engine.thread import EngineThread
 from start_llm.modelpool.builder import ModelBuilder
 from start_llm.modelpool.kinds import LanguageModels, LoadProgress, SideModels, try_all
-from start_llm.modelpool.known import SideTask
 from start_llm.modelpool.registry import ModelRegistry, PoolEntry
+from start_llm.modelpool.resolve import SideTask
 from start_llm.models.room import PoolLimits, room_for, there_will_be_room
 
 log = logging.getLogger(__name__)

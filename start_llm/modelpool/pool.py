@@ -22,9 +22,9 @@ from start_llm.engine.thread import EngineThread
 from start_llm.modelpool.builder import ModelBuilder
 from start_llm.modelpool.cards import ModelCards
 from start_llm.modelpool.kinds import LanguageModels, SideModels
-from start_llm.modelpool.known import SIDE_TASKS, KnownModel, SideTask
 from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.registry import ModelLease, ModelRegistry
+from start_llm.modelpool.resolve import SIDE_TASKS, KnownModel, SideTask
 from start_llm.models.catalog import StoredModel
 from start_llm.prompt.clients import Clients
 

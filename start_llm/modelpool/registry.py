@@ -35,8 +35,7 @@ from start_llm.core.errors import QueueFull, StartLLMError, Unavailable
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.engine.runtime import TextRuntime
-from start_llm.modelpool.known import KnownModel
-from start_llm.modelpool.resolve import NameResolver
+from start_llm.modelpool.resolve import KnownModel, NameResolver
 from start_llm.models.adapter import StoredAdapter
 from start_llm.models.room import Resident, Weights, outlived, to_free, together
 

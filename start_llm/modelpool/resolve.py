@@ -1,23 +1,32 @@
-"""Which model a request's name means: the default one, one on this disk, or none. The only place that decides that."""
+"""Which model a request's name means: the default one, one on this disk, or none. The only place that decides that.
+
+Nothing but the models that are listed here is ever loaded. Knows no MLX.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
 import re
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from start_llm.core.errors import BadRequest, NotFound, NotSupported
 from start_llm.core.media import AudioTask
-from start_llm.core.modelmap import ADAPTER_SIGN, MAIN_NAME
+from start_llm.core.modelmap import ADAPTER_SIGN, MAIN_NAME, MOST_NAME
 from start_llm.core.settings import Settings
-from start_llm.modelpool.known import KnownModel, ModelListing, aliases_of
 from start_llm.models.adapter import CONFIG, AdapterFolder, StoredAdapter, check_name, public_name, unusable
-from start_llm.models.catalog import StoredModel, describe, folder_of
+from start_llm.models.catalog import EMBEDDED_NAME, StoredModel, describe, folder_of, seen, stored_models
 from start_llm.models.checkpoint import SETTINGS
-from start_llm.models.recommended import full_name
+from start_llm.models.recommended import SHORT_NAMES, full_name
 from start_llm.models.room import Weights, group_of
+
+log = logging.getLogger(__name__)
 
 # Names that clients are hard-wired to; where MODEL_MAP says nothing of them they mean the default model.
 _FOREIGN_NAMES = re.compile(r"(claude|gpt|chatgpt|codex|o\d)([-.:].*)?$", re.IGNORECASE)
@@ -29,6 +38,180 @@ _FOREIGN_AUDIO: dict[AudioTask, re.Pattern[str]] = {
 """OpenAI's names, which mean what the settings name."""
 PATHS: dict[AudioTask, str] = {"transcription": "transcriptions", "speech": "speech"}
 _SHOWN = 12
+
+LISTING_SECONDS = 10.0
+"""How old a listing may be that is shown."""
+LEAST_SECONDS = 2.0
+"""How often it is made anew for names that are not in it."""
+SEEN_SECONDS = 1.0
+"""How often it is looked whether models have come or gone."""
+PATIENCE_SECONDS = 5.0
+"""For a listing that another thread makes: its disk may hang. Then the last one counts."""
+
+DEFAULT_KEY = ""
+"""The default model's `entry_key`, whatever folder it has."""
+SideTask = Literal["transcription", "speech", "embedding"]
+SIDE_TASKS: tuple[SideTask, ...] = get_args(SideTask)
+
+_ADAPTED = "//"  # stands in no folder's key
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """A model on this disk.
+
+    Attributes:
+        key: its folder, links resolved: two names of one folder are one model.
+        name: what clients see; `source`: the repository or folder that it is.
+        aliases: all that it may be asked for by.
+        stored: its size, context and the like.
+        adapter: it is served with this one. `base` is then its name without.
+        default: the model that the server was started with.
+    """
+
+    key: str
+    name: str
+    source: str
+    aliases: frozenset[str]
+    stored: StoredModel
+    adapter: StoredAdapter | None = None
+    base: str = ""
+    default: bool = False
+
+    @property
+    def task(self) -> SideTask | None:
+        """Of a model that is no language model."""
+        return next((task for task in SIDE_TASKS if task in self.stored.can), None)
+
+    @property
+    def is_reserved(self) -> bool:
+        """Its memory was set aside at the start: it goes for nobody, and nobody for it. Its service lists it."""
+        return self.task == "embedding"
+
+    @property
+    def entry_key(self) -> str:
+        """Its name in the pool and on the model thread."""
+        return DEFAULT_KEY if self.default else self.key
+
+    def with_adapter(self, adapter: StoredAdapter) -> KnownModel:
+        """The same model with an adapter."""
+        key = f"{self.key}{_ADAPTED}{adapter.name}"
+        name = f"{self.name}{ADAPTER_SIGN}{adapter.name}"
+        names = (adapter.name, *adapter.links)
+        aliases = frozenset(f"{alias}{ADAPTER_SIGN}{each}" for alias in self.aliases for each in names)
+        return replace(self, key=key, name=name, aliases=aliases, adapter=adapter, base=self.name, default=False)
+
+    @property
+    def group(self) -> str:
+        """The key of the model without an adapter: `weights.group_of` its folder, as it was when the disk was read."""
+        return self.key if self.adapter is None else self.key.rpartition(_ADAPTED)[0]
+
+
+class ModelListing:
+    """The models on this disk by their names, but for the default one (see `leave_out`). Any thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._left_out, self._left_out_names = "", frozenset[str]()
+        self._lock = threading.Lock()  # of what follows; what is found may be read without it
+        self._known: tuple[KnownModel, ...] = ()
+        self._by_alias: dict[str, KnownModel] = {}
+        self._seen: frozenset[tuple[str, int, int]] = frozenset()  # the folders' times, as of the listing
+        self._read = self._looked = -math.inf  # when it was made, and when those were looked at
+
+    def leave_out(self, key: str, names: frozenset[str]) -> None:
+        """From now on this model is not listed, and no other one is called as it is."""
+        self._left_out, self._left_out_names = key, names
+        self._refresh(0.0)
+
+    def all(self) -> tuple[KnownModel, ...]:
+        """At most `LISTING_SECONDS` old."""
+        self._refresh(LISTING_SECONDS)
+        return self._known
+
+    def find(self, name: str, *, look: bool = True) -> KnownModel | None:
+        """The model of that name. A path is one only if the settings name it or the listing does.
+
+        Args:
+            look: look at the disk again if it is not in the listing, whether models have come or not.
+        """
+        if not name or len(name) > MOST_NAME:
+            return None
+        self._refresh()
+        if look and name not in self._by_alias:
+            self._refresh(LEAST_SECONDS)
+        return self._by_alias.get(name)
+
+    def _refresh(self, oldest: float = math.inf) -> None:
+        """Makes the listing anew if it is `oldest` seconds old, or models have come or gone: a name may mean another
+        folder then. Who can do with the old one does not wait for another thread that looks at the disk.
+        """
+        if not self._lock.acquire(timeout=0.0 if oldest == math.inf else PATIENCE_SECONDS):
+            return
+        try:
+            now = time.monotonic()
+            if now - self._read < oldest and now - self._looked < SEEN_SECONDS:
+                return
+            there, self._looked = seen(self._settings.cache_dir), now  # first: what comes meanwhile is noticed later
+            if now - self._read < oldest and there == self._seen:
+                return
+            try:
+                self._known = tuple(known_models(self._settings, self._left_out, self._left_out_names))
+                self._seen = there
+            except OSError as error:  # a file that was deleted, or a folder renamed, while it was looked at
+                log.warning("the models on this disk cannot be listed now: %s", error)
+            self._by_alias = {alias: known for known in reversed(self._known) for alias in known.aliases}
+            self._read = time.monotonic()
+        finally:
+            self._lock.release()
+
+
+def known_models(settings: Settings, left_out: str, taken_names: frozenset[str]) -> list[KnownModel]:
+    """What the settings name comes first, so that its short name is the model's.
+
+    Args:
+        left_out, taken_names: key and names of a model that is left out.
+    """
+    found: dict[str, StoredModel] = {}
+    for stored in [*_named(settings), *stored_models(settings.cache_dir)]:
+        key = group_of(stored.folder)
+        if key != left_out and not stored.problem:
+            found.setdefault(key, stored)
+    taken = set(taken_names)
+    return [_known(key, stored, taken) for key, stored in found.items()]
+
+
+def named_in(settings: Settings) -> list[str]:
+    """Names of models that the settings tell of, each once."""
+    targets = [entry.model for entry in settings.models_by_name.entries]
+    audio = [name for name in (settings.transcription_model, settings.speech_model) if name]
+    return list(dict.fromkeys([*settings.preloaded, *settings.pinned, *targets, *audio]))
+
+
+def _named(settings: Settings) -> Iterable[StoredModel]:
+    for name in named_in(settings):
+        here = (Path(name).expanduser() / "config.json").is_file()
+        model = name if here else name.rpartition(ADAPTER_SIGN)[0] or name  # its adapter lies elsewhere
+        source = full_name(model) or model
+        folder = folder_of(source)
+        if folder is not None and (folder / "config.json").is_file():
+            yield describe(source, folder)
+
+
+def aliases_of(name: str, source: str) -> frozenset[str]:
+    """What a model may be asked for by, beside its folder. `name`: what clients see; `source`: its repository."""
+    short = (alias for alias, repository in SHORT_NAMES.items() if repository == source)
+    return frozenset({name, source, f"openai/{name}", f"openai/{source}", *short})
+
+
+def _known(key: str, stored: StoredModel, taken: set[str]) -> KnownModel:
+    source = stored.name
+    short = source.rstrip("/").rpartition("/")[2]
+    if short.startswith(f"{EMBEDDED_NAME}-"):
+        short = EMBEDDED_NAME
+    name = source if short in taken else short
+    taken.add(name)
+    return KnownModel(key, name, source, aliases_of(name, source) | {key}, stored)
 
 
 class NameResolver:
@@ -45,9 +228,7 @@ class NameResolver:
         unknown = StoredModel(MAIN_NAME, Path(), 0, None, ())
         self.default = KnownModel("", MAIN_NAME, MAIN_NAME, MAIN_NAMES, unknown, default=True)
         self._table = settings.models_by_name
-        meant = {
-            means for name in settings.pinned for means in (name, self._table.resolve(name), self._base_meant(name))
-        }
+        meant = {each for name in settings.pinned for each in (name, self._table.resolve(name), self._base_meant(name))}
         self._pinned = {full_name(name) or name for name in meant} | meant
         self._adapters = AdapterFolder(settings.adapters_folder)
 
@@ -75,9 +256,8 @@ class NameResolver:
         if name in (self.default.name, self.default.source):
             return name
         listed = self._listing.find(name, look=False)
-        if listed is not None and name in (listed.name, listed.source):
-            return name
-        return self._table.resolve(name)
+        called_so = listed is not None and name in (listed.name, listed.source)
+        return name if called_so else self._table.resolve(name)
 
     def _base_meant(self, name: str) -> str:
         """MODEL_MAP's word on what stands before an adapter's name."""
@@ -119,12 +299,9 @@ class NameResolver:
         """As `find`, of models that can be asked to write. Raises BadRequest for others."""
         known = self.find(name)
         if known.stored.audio is not None:
-            raise BadRequest(
-                f"model={name[:100]!r}: {known.name} is an audio model ({known.stored.audio}) and writes no answers; "
-                f"it is for /v1/audio/{PATHS[known.stored.audio]}.",
-                param="model",
-                code="wrong_kind",
-            )
+            what = f"{known.name} is an audio model ({known.stored.audio}) and writes no answers"
+            route = f"it is for /v1/audio/{PATHS[known.stored.audio]}."
+            raise BadRequest(f"model={name[:100]!r}: {what}; {route}", param="model", code="wrong_kind")
         return known
 
     def find_audio(self, name: str, task: AudioTask) -> KnownModel:
@@ -134,14 +311,14 @@ class NameResolver:
         meant = self.meant(name)
         if meant in MAIN_NAMES or _FOREIGN_AUDIO[task].fullmatch(meant.rsplit("/", 1)[-1]):
             if setting is None:
-                raise NotSupported(
-                    f"This server has no model for {task}: set {SETTINGS[task]} to a repository or folder."
-                )
+                what = f"This server has no model for {task}"
+                raise NotSupported(f"{what}: set {SETTINGS[task]} to a repository or folder.")
             meant = full_name(setting) or setting
         known = self._model(meant, name)
         if known.stored.audio != task:
             kind = "a language model" if known.stored.audio is None else f"an audio model ({known.stored.audio})"
-            raise BadRequest(_not_audio(name, known.name, kind, task), param="model", code="wrong_kind")
+            what = f"{known.name} is {kind}; /v1/audio/{PATHS[task]} needs a model for {task}."
+            raise BadRequest(f"model={name[:100]!r}: {what}", param="model", code="wrong_kind")
         return known
 
     def _adapted(self, model: KnownModel, name: str) -> KnownModel:
@@ -219,10 +396,6 @@ class NameResolver:
         meant = self.meant(name)
         mapped = f" (MODEL_MAP: {meant!r})" if meant != name else ""
         return f"model={name[:100]!r}{mapped}: this server serves {_list(names)}."
-
-
-def _not_audio(asked: str, name: str, kind: str, task: AudioTask) -> str:
-    return f"model={asked[:100]!r}: {name} is {kind}; /v1/audio/{PATHS[task]} needs a model for {task}."
 
 
 def _list(names: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from start_llm.modelpool import known as names
+from start_llm.modelpool import resolve as names
 from start_llm.modelpool.builder import ModelBuilder
 from tests.integration.live import WAIT, Live
 from tests.integration.pooled import TURN, admin, states, wait_for
@@ -131,7 +131,7 @@ def test_a_model_that_is_deleted_is_served_until_it_goes(
 def test_a_model_that_is_deleted_while_it_is_asked_for_is_refused_in_a_sentence(
     serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(names.ModelListing, "_notice", lambda _: None)  # it is found before it has gone
+    monkeypatch.setattr(names, "SEEN_SECONDS", 3600.0)  # it is found before it has gone
     passing = build_oracle(tmp_path / "models" / "passing")
     with serve(max_loaded_models=1) as server:
         assert states(server)["passing"] == "stored"

@@ -28,10 +28,9 @@ from start_llm.core.settings import Settings, load_settings
 from start_llm.engine.decode.row import DecodeRow
 from start_llm.engine.thread import EngineThread
 from start_llm.modelpool import kinds, loader, registry
-from start_llm.modelpool.known import DEFAULT_KEY
 from start_llm.modelpool.pool import Pool
 from start_llm.modelpool.registry import ModelLease, ModelRegistry, RoomQueue
-from start_llm.modelpool.resolve import NameResolver
+from start_llm.modelpool.resolve import DEFAULT_KEY, NameResolver
 from start_llm.models.loader import BasesInMemory
 from start_llm.models.room import Weights
 from start_llm.prompt.clients import Clients

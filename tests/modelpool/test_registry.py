@@ -21,11 +21,10 @@ from start_llm.core.errors import (
 from start_llm.core.settings import load_settings
 from start_llm.core.work import EngineStatus
 from start_llm.engine.loop import SHUTTING_DOWN
-from start_llm.modelpool.known import KnownModel
 from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.pool import Pool
 from start_llm.modelpool.registry import Event, ModelLease, ModelRegistry, PoolEntry, State
-from start_llm.modelpool.resolve import NameResolver
+from start_llm.modelpool.resolve import KnownModel, NameResolver
 from start_llm.models.adapter import StoredAdapter
 from start_llm.models.catalog import StoredModel
 from start_llm.models.room import Weights

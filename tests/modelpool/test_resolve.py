@@ -19,7 +19,7 @@ from huggingface_hub import constants
 
 from start_llm.core.errors import BadRequest, NotFound
 from start_llm.core.settings import load_settings
-from start_llm.modelpool import known as names_module
+from start_llm.modelpool import resolve as names_module
 from start_llm.modelpool.resolve import NameResolver
 from start_llm.models.adapter import AdapterFolder
 from start_llm.models.catalog import EMBEDDED_NAME, stored_models
@@ -84,10 +84,10 @@ def test_a_listing_that_fails_leaves_the_last_one(tmp_path: Path, monkeypatch: p
     build_oracle(tmp_path / "models" / "quick")
     found = names(tmp_path, model_path=str(main))
     found.default_loaded("main", str(main), main)
-    monkeypatch.setattr("start_llm.modelpool.known.LEAST_SECONDS", 0.0)
-    monkeypatch.setattr("start_llm.modelpool.known.LISTING_SECONDS", 0.0)
+    monkeypatch.setattr("start_llm.modelpool.resolve.LEAST_SECONDS", 0.0)
+    monkeypatch.setattr("start_llm.modelpool.resolve.LISTING_SECONDS", 0.0)
     monkeypatch.setattr(
-        "start_llm.modelpool.known.stored_models", Mock(side_effect=FileNotFoundError("it has just gone"))
+        "start_llm.modelpool.resolve.stored_models", Mock(side_effect=FileNotFoundError("it has just gone"))
     )
     assert listed(found, tmp_path) == ["quick"]
     with pytest.raises(NotFound, match="this server serves 'main', 'quick'"):
@@ -222,7 +222,7 @@ def test_a_model_that_has_just_come_is_found_whatever_it_is_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`gpt-*` means the main model only where no model is called so."""
-    monkeypatch.setattr("start_llm.modelpool.known.SEEN_SECONDS", 0.0)
+    monkeypatch.setattr("start_llm.modelpool.resolve.SEEN_SECONDS", 0.0)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     main = build_oracle(tmp_path / "main")
     found = names(tmp_path, model_path=str(main), model_map="*-120b=nobody")
@@ -240,7 +240,7 @@ def test_a_model_that_has_just_come_is_found_whatever_it_is_called(
 
 
 def test_a_name_means_the_folder_that_has_it_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("start_llm.modelpool.known.SEEN_SECONDS", 0.0)
+    monkeypatch.setattr("start_llm.modelpool.resolve.SEEN_SECONDS", 0.0)
     main, *others = (build_oracle(tmp_path / name) for name in ("main", "one", "two"))
     found = names(tmp_path, model_path=str(main))
     found.default_loaded("main", str(main), main)
@@ -298,7 +298,7 @@ def test_a_disk_that_hangs_holds_one_thread_up(tmp_path: Path, monkeypatch: pyte
     found = names(tmp_path, model_path=str(main))
     found.default_loaded("main", str(main), main)
     for setting in ("LEAST_SECONDS", "LISTING_SECONDS", "SEEN_SECONDS", "PATIENCE_SECONDS"):
-        monkeypatch.setattr(f"start_llm.modelpool.known.{setting}", 0.01)
+        monkeypatch.setattr(f"start_llm.modelpool.resolve.{setting}", 0.01)
     time.sleep(0.02)
     reached, leave = threading.Event(), threading.Event()
 
@@ -307,7 +307,7 @@ def test_a_disk_that_hangs_holds_one_thread_up(tmp_path: Path, monkeypatch: pyte
         leave.wait(60)
         return []
 
-    monkeypatch.setattr("start_llm.modelpool.known.stored_models", hangs)
+    monkeypatch.setattr("start_llm.modelpool.resolve.stored_models", hangs)
     held = threading.Thread(target=found.all)
     held.start()
     try:
