@@ -5,15 +5,18 @@ Knows nothing of requests, nor of who wants which model.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
 from start_llm.engine.asking import asker, checker
+from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.costs import PassCosts
 from start_llm.engine.decode.drafting import KNOWN_COSTS
 from start_llm.engine.decode.wired import unwire, wire_weights
@@ -24,7 +27,6 @@ from start_llm.engine.vision import VisionModel
 from start_llm.files.lru import Lru
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.modelpool.registry import ModelRegistry
-from start_llm.modelpool.vocabularies import Vocabularies
 from start_llm.models.adapter import StoredAdapter
 from start_llm.models.background import in_background
 from start_llm.models.device import GIB, Device, default_disk_bytes, inspect_device
@@ -42,8 +44,42 @@ from start_llm.models.loader import (
 from start_llm.models.probe import limit_context, probe_model
 from start_llm.models.room import Weights, group_of
 from start_llm.models.stepwise import free_memory
+from start_llm.models.tokenizer import read_tokenizer, tokenizer_key
 
 READ_AHEAD_SHARE = 0.5  # of the machine's memory: larger weights are not read ahead
+KEPT = 2
+"""So many vocabularies are kept without a model. One of 250,000 tokens takes about 300 MB with its grammars."""
+
+
+class Vocabularies:
+    """Tokenizers and what grammars need of them, read once for all models with the same files. Any thread.
+
+    Those that models hold are here, and the last ones that were read; each is a `Grammars` with its tokenizer.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: WeakValueDictionary[str, Grammars] = WeakValueDictionary()
+        self._last: Lru[str, Grammars] = Lru(KEPT)
+
+    def read(self, folder: Path) -> Grammars:
+        """Raises what `read_tokenizer` raises."""
+        key = tokenizer_key(folder)
+        with self._lock:
+            found = self._held.get(key)
+        if found is None:
+            wrapper = read_tokenizer(folder)
+            found = Grammars(wrapper, wrapper.eos_token_ids)
+        with self._lock:
+            self._held[key] = found
+        self._last.put(key, found)
+        return found
+
+    def of(self, wrapper: Any) -> Grammars:
+        """Those of this tokenizer; new ones, if nobody has read it here."""
+        with self._lock:
+            found = next((each for each in self._held.values() if each.wrapper is wrapper), None)
+        return found or Grammars(wrapper, wrapper.eos_token_ids)
 
 
 class ModelBuilder:
@@ -81,15 +117,15 @@ class ModelBuilder:
         registry = self._registry
         return SharedMemory(self.usable, self._settings.cache_memory_bytes, registry.reclaim, registry.pinned_weights)
 
-    def read(self, settings: Settings, folder: Path, eos: Any, adapter: StoredAdapter | None = None) -> LoadInputs:
+    def read(self, settings: Settings, folder: Path, adapter: StoredAdapter | None = None) -> LoadInputs:
         """What needs no MLX, and little memory. Any thread but the model thread.
 
         Raises NotFound, BadRequest, NotSupported.
         """
         if settings.model_path is not None:
             inspect_once(settings, settings.model_path, folder)
-        read, grammars = None if adapter is None else adapter.read(), self._vocabularies.read(folder, eos)
-        return LoadInputs(lambda folder, eos: grammars.wrapper, folder, read, self.bases)
+        read, grammars = None if adapter is None else adapter.read(), self._vocabularies.read(folder)
+        return LoadInputs(lambda folder: grammars.wrapper, folder, read, self.bases)
 
     def read_weights(self, folder: Path, moved: Callable[[], None]) -> None:
         """Into the system's memory, if no model has them. Not the model thread. `moved` is called now and then."""
@@ -162,7 +198,7 @@ class ModelBuilder:
         self._left(model)
 
     def _plain_inputs(self) -> LoadInputs:
-        return LoadInputs(lambda folder, eos: self._vocabularies.read(folder, eos).wrapper, bases=self.bases)
+        return LoadInputs(lambda folder: self._vocabularies.read(folder).wrapper, bases=self.bases)
 
     def _left(self, model: str) -> None:
         self._unwire()

@@ -24,7 +24,7 @@ from start_llm.modelpool.builder import ModelBuilder
 from start_llm.modelpool.handles import make_card, make_handle
 from start_llm.modelpool.registry import ModelRegistry, PoolEntry
 from start_llm.modelpool.resolve import SideTask
-from start_llm.models.checkpoint import CheckpointError, check_source, read_config
+from start_llm.models.checkpoint import CheckpointError, check_source
 from start_llm.models.loader import LoadInputs
 from start_llm.models.room import Weights
 from start_llm.prompt.clients import Clients
@@ -85,8 +85,7 @@ class LanguageModels:
         except CheckpointError as error:
             kind = NotSupported if folder.is_dir() else NotFound
             raise kind(f"{entry.name} cannot be loaded: {str(error).partition(': ')[2] or error}") from error
-        eos = read_config(folder).get("eos_token_id")
-        return self._builder.read(entry.settings, folder, eos, known.adapter)
+        return self._builder.read(entry.settings, folder, known.adapter)
 
     def load(self, entry: PoolEntry, inputs: LoadInputs | None, progress: LoadProgress) -> None:
         """Loads it, with what `read` has read, and gives it to those who wait. Leaves nothing behind if it fails."""

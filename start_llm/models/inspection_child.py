@@ -44,7 +44,7 @@ def inspect_folder(
 
     config = read_config(folder)
     begin("tokenizer")
-    wrapper = read_tokenizer(folder, config.get("eos_token_id"))
+    wrapper = read_tokenizer(folder)
     hints = writing_hints(wrapper)
     family = detect_family(config, name, wrapper._tokenizer.get_vocab()).name
     tokenizer = HFTokenizer(wrapper._tokenizer, eos_ids=wrapper.eos_token_ids)

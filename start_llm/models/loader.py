@@ -105,13 +105,13 @@ class LoadInputs:
     """What there is already when a model is loaded.
 
     Attributes:
-        tokenizer: reads mlx-lm's tokenizer of a folder, given the config's ``eos_token_id``. Any thread.
+        tokenizer: reads mlx-lm's tokenizer of a folder. Any thread.
         folder: where MODEL_PATH lies on this disk, as far as that is known: nothing is fetched then.
         adapter: is put on it, in place of ADAPTER_PATH.
         bases: weights that other models have in memory.
     """
 
-    tokenizer: Callable[[Path, Any], Any] = read_tokenizer
+    tokenizer: Callable[[Path], Any] = read_tokenizer
     folder: Path | None = None
     adapter: Adapter | None = None
     bases: BasesInMemory = field(default_factory=BasesInMemory)
@@ -244,7 +244,7 @@ def _text_model(
     Weights that another model has in memory are not read again: this one is built anew around the same arrays.
     """
     try:
-        model, read = mlx_load_model(found.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
+        model, _ = mlx_load_model(found.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
         group, files = group_of(found.folder), (yield from in_background(lambda: fingerprint(found.folder)))
         base = given.bases.get(group)
         if base is not None and base.files == files:
@@ -256,7 +256,7 @@ def _text_model(
             base = BaseWeights(counted, files, arrays, bytes_of(model))
             given.bases[group] = base
         yield 0.0
-        wrapper = yield from in_background(lambda: given.tokenizer(found.folder, read.get("eos_token_id")))
+        wrapper = yield from in_background(lambda: given.tokenizer(found.folder))
         return model, wrapper, base
     except LIBRARY_ERRORS as error:
         raise NotSupported(f"mlx-lm cannot load {found.source}: {error}") from error

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mlx_lm import tokenizer_utils as mlx_tokenizers
-from mlx_lm.utils import _tokenizer_defaults
+from mlx_lm.utils import _tokenizer_defaults, load_config
 from transformers import AutoTokenizer
 
 from start_llm.models.capabilities import WritingHints, read_hints
@@ -27,17 +27,13 @@ _WEIGHTS = "safetensors.index.json"
 _MORE_TEMPLATES = "additional_chat_templates"
 
 
-def read_tokenizer(folder: Path, eos: Any = None) -> Any:
+def read_tokenizer(folder: Path) -> Any:
     """mlx-lm's tokenizer; it computes nothing. Any thread.
 
-    Args:
-        eos: the config's ``eos_token_id``.
-
-    Raises:
-        OSError, ValueError, KeyError: there is none, or none that transformers knows.
+    Raises OSError, ValueError, KeyError: there is none, or none that transformers knows.
     """
     defaults = _tokenizer_defaults(folder) or {}
-    eos = defaults.get("eos_token_ids") if eos is None else eos
+    eos = end_tokens(folder) or defaults.get("eos_token_ids")
     tokenizer = AutoTokenizer.from_pretrained(folder)
     _keep_vocabulary(tokenizer)
     given = tokenizer.init_kwargs
@@ -76,12 +72,17 @@ def tool_format(wrapper: Any) -> ExternalFormat | None:
     return ExternalFormat(wrapper.tool_call_start, wrapper.tool_call_end, wrapper.tool_parser)
 
 
-def tokenizer_key(folder: Path, eos: Any = None) -> str:
+def end_tokens(folder: Path) -> Any:
+    """``eos_token_id``, as mlx-lm reads it: ``generation_config.json`` counts more than ``config.json``."""
+    return load_config(folder).get("eos_token_id") if (folder / "config.json").is_file() else None
+
+
+def tokenizer_key(folder: Path) -> str:
     """The same for two folders only if `read_tokenizer` makes the same of them. Any thread. Raises OSError.
 
     Of all small files: which of them transformers reads depends on the others.
     """
-    digest = hashlib.sha256(repr(eos).encode())
+    digest = hashlib.sha256()
     for path in sorted((*folder.iterdir(), *(folder / _MORE_TEMPLATES).glob("*"))):
         if path.suffix in _SUFFIXES and not path.name.endswith(_WEIGHTS) and path.is_file():
             digest.update(str(path.relative_to(folder)).encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())

@@ -124,7 +124,7 @@ def read_with_vision(folder: Path, *, lazy: bool = False) -> tuple[Any, Any]:
 
 
 def load_vision(
-    folder: Path, config: Mapping[str, Any], tokenizer: Callable[[Path, Any], Any]
+    folder: Path, config: Mapping[str, Any], tokenizer: Callable[[Path], Any]
 ) -> tuple[Any, Any, VisionProcessor]:
     """mlx-vlm's model, to which `engine.vision` gives the shape of a text model, mlx-lm's tokenizer, the processor.
 
@@ -136,7 +136,7 @@ def load_vision(
     """
     try:
         model, processor = read_with_vision(folder)
-        wrapper = tokenizer(folder, config.get("eos_token_id"))
+        wrapper = tokenizer(folder)
     except LIBRARY_ERRORS as error:
         raise NotSupported(f"mlx-vlm cannot load it: {type(error).__name__}: {str(error)[:300]}") from error
     pad = next((config[name] for name in ("image_token_id", "image_token_index") if config.get(name) is not None), None)

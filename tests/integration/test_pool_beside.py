@@ -11,7 +11,6 @@ import pytest
 
 from start_llm.engine.decode import drafting
 from start_llm.modelpool import builder as building
-from start_llm.modelpool import vocabularies
 from tests.integration.live import WAIT, Live
 from tests.integration.pooled import admin, states, wait_for
 
@@ -65,7 +64,7 @@ def test_a_model_that_comes_back_is_neither_read_nor_measured_again(
 ) -> None:
     """Its tokenizer: to read it holds the lock that the others need to compute."""
     done: list[str] = []
-    read, measuring = vocabularies.read_tokenizer, drafting.measuring
+    read, measuring = building.read_tokenizer, drafting.measuring
 
     def reading(*given: Any) -> Any:
         done.append("read")
@@ -76,7 +75,7 @@ def test_a_model_that_comes_back_is_neither_read_nor_measured_again(
         return measuring(*given)
 
     with serve(model_probe="off") as server:
-        monkeypatch.setattr(vocabularies, "read_tokenizer", reading)
+        monkeypatch.setattr(building, "read_tokenizer", reading)
         monkeypatch.setattr(drafting, "measuring", measured)
         for _ in range(2):
             assert ask(server, "oracle-hybrid").status_code == 200

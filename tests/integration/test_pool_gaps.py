@@ -18,7 +18,7 @@ from start_llm.engine import runtime
 from start_llm.engine.decode import constraint
 from start_llm.engine.loaded import Chores, LoadedModels
 from start_llm.modelpool import builder as building
-from start_llm.modelpool import kinds, vocabularies
+from start_llm.modelpool import kinds
 from start_llm.models import loader, probe, tool_probe
 from start_llm.models.background import in_background
 from tests.integration.live import WAIT, Live
@@ -26,7 +26,7 @@ from tests.integration.pooled import SMOL, admin, link_smol, wait_for
 from tests.models.large import make_large
 
 IN_BACKGROUND = (building, runtime, probe, loader, tool_probe)
-READS = ((building, "read_ahead"), (vocabularies, "read_tokenizer"), (constraint, "make_vocabulary"))
+READS = ((building, "read_ahead"), (building, "read_tokenizer"), (constraint, "make_vocabulary"))
 
 
 @dataclass

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from huggingface_hub import constants
 
-from start_llm.modelpool.vocabularies import Vocabularies
+from start_llm.modelpool.builder import Vocabularies
 from start_llm.models.device import PREFILL_BYTES
 from tests.integration.live import WAIT, Live, live
 from tests.integration.pooled import TURN, admin, link_oracles, states

@@ -81,7 +81,7 @@ class Builder:
         self.made: list[tuple[str, FakeRuntime]] = []
         self.bases = BasesInMemory()
 
-    def read(self, settings: Settings, folder: Path, eos: Any, adapter: Any) -> Any:
+    def read(self, settings: Settings, folder: Path, adapter: Any) -> Any:
         return SimpleNamespace(folder=folder)
 
     def read_weights(self, folder: Path, moved: Callable[[], None]) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from mlx_lm.utils import load_tokenizer
 
+from start_llm.models import tokenizer
 from start_llm.models.tokenizer import read_tokenizer, tokenizer_key
 from tests.models.large import make_large
 from tests.oracle import build_oracle
@@ -68,8 +69,9 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, smol_path: Path) -> P
 
 
 @pytest.mark.parametrize("eos", [None, 2, [2, 5]])
-def test_it_is_mlx_lms_own(folder: Path, eos: Any) -> None:
-    ours, theirs = read_tokenizer(folder, eos), load_tokenizer(folder, eos_token_ids=eos)
+def test_it_is_mlx_lms_own(folder: Path, eos: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "end_tokens", lambda _: eos)
+    ours, theirs = read_tokenizer(folder), load_tokenizer(folder, eos_token_ids=eos)
     assert type(ours) is type(theirs) and type(ours._tokenizer) is type(theirs._tokenizer)
     names = {name for name in vars(theirs) if name not in {"_tokenizer", "_detokenizer"}}
     assert names == vars(ours).keys() - {"_tokenizer", "_detokenizer"}
@@ -97,17 +99,25 @@ def test_the_vocabulary_is_made_once(large: Path) -> None:
     assert tokenizer.get_vocab() is tokenizer.get_vocab()
 
 
+def test_it_ends_where_the_makers_say(tmp_path: Path) -> None:
+    """As mlx-lm: what ``generation_config.json`` says counts before ``config.json``."""
+    folder = make_large(tmp_path / "large", 500)
+    (folder / "config.json").write_text('{"model_type": "llama", "eos_token_id": 2}')
+    assert {2, 9} & read_tokenizer(folder).eos_token_ids == {2}
+    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 9]}')
+    assert {2, 9} < read_tokenizer(folder).eos_token_ids, "and its own"
+
+
 def test_the_key_is_that_of_the_small_files(large: Path, tmp_path: Path) -> None:
-    key = tokenizer_key(large, 2)
-    assert key == tokenizer_key(make_large(tmp_path / "same", 1000), 2)
-    assert key != tokenizer_key(large, 5)
+    key = tokenizer_key(large)
+    assert key == tokenizer_key(make_large(tmp_path / "same", 1000))
     other = make_large(tmp_path / "other", 1000)
     (other / "model.safetensors").write_bytes(b"other weights")
     (other / "model.safetensors.index.json").write_text("{}")
-    assert key == tokenizer_key(other, 2)
+    assert key == tokenizer_key(other)
     seen = {key}
     for name in ("chat_template.jinja", "additional_chat_templates/rag.jinja", "added_tokens.json", "config.json"):
         (other / name).parent.mkdir(exist_ok=True)
         (other / name).write_text("{}")
-        seen.add(tokenizer_key(other, 2))
+        seen.add(tokenizer_key(other))
     assert len(seen) == 5
