@@ -2,30 +2,71 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.live import live
+from tests.integration.live import Live, live
 from tests.oracle import expected_truth
 
+Messages = list[dict[str, Any]]
 
+
+def turns(server: Live, messages: Messages, *words: str) -> tuple[Messages, dict[str, Any]]:
+    """One turn for each of the words, sent a few thousand times at first. The history after them, the last report."""
+    report: dict[str, Any] = {}
+    for word in words:
+        count = 60 if messages else 3000
+        messages = [*messages, {"role": "user", "content": f"{word} " * count + "[[truth]]"}]
+        answer = server.chat(messages)
+        content, report = answer["message"]["content"], answer["report"]
+        assert content == expected_truth(server.prompt_of(answer))
+        messages = [*messages, {"role": "assistant", "content": content}]
+    return messages, report
+
+
+def leave_as_it_is(folder: Path, others: set[Path]) -> None:
+    """The folder of stored KV is found as it was left."""
+
+
+def add_an_old_index(folder: Path, others: set[Path]) -> None:
+    """Version 0.1.0 kept an index of its files there."""
+    with closing(sqlite3.connect(folder / "index.sqlite")) as old:
+        old.execute("CREATE TABLE files (name TEXT PRIMARY KEY, bytes INTEGER, sha256 BLOB, meta TEXT, checksum BLOB)")
+        old.execute("CREATE TABLE checkpoints (digest BLOB PRIMARY KEY, file TEXT)")
+        old.execute("PRAGMA user_version=2")
+        old.commit()
+
+
+def damage_a_file_of_another(folder: Path, others: set[Path]) -> None:
+    """A byte in the last run of the other conversation changes."""
+    runs = [path for path in others if path.name.startswith("r")]
+    last = max(runs, key=lambda path: int(path.name[1:].partition("-")[0]))
+    data = bytearray(last.read_bytes())
+    data[len(data) // 2] ^= 1
+    last.write_bytes(data)
+
+
+@pytest.mark.parametrize("change", [leave_as_it_is, add_an_old_index, damage_a_file_of_another])
 @pytest.mark.parametrize("kind", ["plain", "hybrid"])
 def test_the_next_turn_after_a_restart_computes_what_is_new(
-    oracle_path: Callable[..., Path], tmp_path: Path, kind: str
+    oracle_path: Callable[..., Path], tmp_path: Path, kind: str, change: Callable[[Path, set[Path]], None]
 ) -> None:
-    messages: list[dict[str, Any]] = [{"role": "user", "content": "word " * 3000 + "[[truth]]"}]
     with live(oracle_path(kind), tmp_path, kv_disk_dir="auto") as server:
-        first = server.chat(messages)
-        known = len(server.prompt_of(first)) + first["report"]["generated"]
-    messages += [
-        {"role": "assistant", "content": first["message"]["content"]},
-        {"role": "user", "content": "and " * 50 + "[[truth]]"},
-    ]
+        other, _ = turns(server, [], "other", "and", "so")
+    (folder,) = (path for path in (tmp_path / "kv").iterdir() if path.is_dir())
+    others = set(folder.glob("*.kv"))
     with live(oracle_path(kind), tmp_path, kv_disk_dir="auto") as server:
-        second = server.chat(messages)
-        prompt = server.prompt_of(second)
-        assert second["message"]["content"] == expected_truth(prompt)
-        assert server.work() <= 1.1 * (len(prompt) - known)
+        messages, _ = turns(server, [], "word", "and", "then")
+    change(folder, others)
+    with live(oracle_path(kind), tmp_path, kv_disk_dir="auto") as server:
+        _, report = turns(server, messages, "at last")
+        assert report["computed"] <= report["new"] and server.work() == report["computed"]
+        assert report["reused"] + report["computed"] == report["prompt"]
+        _, report = turns(server, other, "at last")
+        assert (report["computed"] > report["new"]) == (change is damage_a_file_of_another)
+    assert not (folder / "index.sqlite").exists()
