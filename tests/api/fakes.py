@@ -54,7 +54,7 @@ class FakeStream:
 
 def hold(stream: FakeStream) -> None:
     """Blocks until the stream is closed."""
-    assert stream.closed.wait(30)
+    assert stream.closed.wait(120)  # longer than a test waits for it
 
 
 class FakeService:

@@ -9,9 +9,12 @@ empty line, the next request) the end of the connection is not to be read.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import select
 import socket
+import sys
+import termios
 import threading
 from collections.abc import Collection, Iterator
 from contextlib import closing, contextmanager
@@ -24,6 +27,9 @@ log = logging.getLogger(__name__)
 
 TICK = 0.05
 """Seconds between two looks."""
+MOST_UNREAD = 32 << 10
+"""Bytes behind a request that is computed. The smallest receive buffers in use hold 64 KiB; an end behind a full one is
+not sent."""
 
 
 @dataclass(eq=False, slots=True)
@@ -94,13 +100,20 @@ class DisconnectWatcher:
     def _look(self) -> list[Watch]:
         """Called with the lock held, so that no socket is closed meanwhile."""
         by_fd = {watch.connection.fileno(): watch for watch in self._watches if not watch.gone}
-        return [by_fd[fd] for fd in ended([fd for fd in by_fd if fd >= 0])]
+        fds = [fd for fd in by_fd if fd >= 0]
+        return [by_fd[fd] for fd in {*ended(fds), *filter(_is_full, fds)}]
 
     def _close(self, watch: Watch) -> None:
         try:
             watch.stream.close()
         except Exception:  # this thread serves every client
             log.warning("closing the event stream of a gone client failed", exc_info=True)
+
+
+def _is_full(fd: int) -> bool:
+    """Whether so much is unread that an end behind it might never arrive. No client sends as much in advance."""
+    unread = fcntl.ioctl(fd, termios.FIONREAD, bytes(4))
+    return int.from_bytes(unread, sys.byteorder) > MOST_UNREAD
 
 
 _select: Any = select  # what it holds depends on the system
