@@ -17,12 +17,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
+from typing import Any
 
-from start_llm.core.messages import Message, Tool
+from start_llm.core.messages import Message
 from start_llm.core.request import ChatRequest
 from start_llm.prompt.clients import Rule
 from start_llm.prompt.datetimes import differ_in_times_only
 from start_llm.prompt.reading import MessageChain, Slot, call_id, canonical_arguments
+from start_llm.prompt.traits import Clock
 from start_llm.prompt.tree import ConversationTree, Difference, Path, definition
 
 PROOF_TOKENS = 64
@@ -103,22 +105,27 @@ class BaseMatch:
 
 @dataclass(frozen=True)
 class MatchQuery:
-    """A request as it is compared: what it says, its tools, the template's own date (if it prints one), its session."""
+    """A request as it was read, and as it is compared.
 
+    Attributes:
+        variables: of the template, its own date left out.
+        clock: for a template that prints the date by itself.
+    """
+
+    request: ChatRequest
     chain: MessageChain
-    tools: tuple[Tool, ...]
-    date: str | None
-    session: str | None
-    continued: bool = False
+    variables: dict[str, Any]
+    clock: Clock | None
 
-    @staticmethod
-    def of(request: ChatRequest, chain: MessageChain, date: str | None) -> MatchQuery:
-        return MatchQuery(chain, request.tools, date, request.session, request.continued)
+    @property
+    def date(self) -> str | None:
+        """What the template prints of the date."""
+        return self.clock.value if self.clock is not None else None
 
     @cached_property
     def definitions(self) -> dict[str, str]:
         """The tools' definitions by name: equal texts are equal JSON values."""
-        return {tool.name: definition(tool) for tool in self.tools}
+        return {tool.name: definition(tool) for tool in self.request.tools}
 
 
 @dataclass
@@ -182,9 +189,9 @@ def compare(path: Path, query: MatchQuery, behind: int) -> BaseMatch | None:
     changes = (*_date_change(path, query.date), *_value_changes(path, query, behind), *tools)
     silent = _silent_difference(path, query)
     difference = max((path.node.difference, answers_differ, silent, *(change.difference for change in changes)))
-    same_session = path.node.session == query.session
+    same_session = path.node.session == query.request.session
     proof = Proof.WORDS if path.node.spoken >= PROOF_TOKENS else Proof.NONE
-    if has_our_id or query.continued or (proof and query.session is not None and same_session):
+    if has_our_id or query.request.continued or (proof and query.request.session is not None and same_session):
         proof = Proof.NAME
     return BaseMatch(path, behind, changes, difference, proof, same_session)
 
@@ -266,7 +273,7 @@ def _slots_shown(path: Path) -> list[Slot]:
 
 def _tool_changes(path: Path, query: MatchQuery) -> list[Change] | None:
     """What differs from the tools that the model knows; None where the prompt's head does not say how to call any."""
-    if query.tools and not path.tools:
+    if query.request.tools and not path.tools:
         return None
     known: dict[str, str | None] = dict(path.definitions)
     known.update((slot.name, value) for slot, value in path.told.items() if slot.rule == "tool")

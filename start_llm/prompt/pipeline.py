@@ -25,7 +25,7 @@ from start_llm.prompt.predict import Guesses, followers, known_until
 from start_llm.prompt.prepared import Prepared
 from start_llm.prompt.probe import probe
 from start_llm.prompt.reading import MessageChain
-from start_llm.prompt.tokenise import Eyes, ImageMarks
+from start_llm.prompt.tokenise import Eyes
 from start_llm.prompt.traits import Traits
 from start_llm.prompt.tree import ConversationTree, Path, extended
 from start_llm.prompt.turndb import TurnDB
@@ -62,7 +62,6 @@ class Pipeline:
         Raises:
             TemplateError: the template cannot render one user message.
         """
-        self._strict = settings.cache_drift_policy == "strict" or not settings.cache_canonicalize_tool_context
         self._tokenizer = tokenizer
         self.traits = probe(template, tokenizer) if traits is None else traits
         self._tree = ConversationTree()
@@ -71,12 +70,11 @@ class Pipeline:
             tokenizer,
             self.traits,
             self._tree,
-            strict=self._strict,
-            preserve_thinking=settings.preserve_thinking,
+            settings=settings,
             clients=clients or Clients(),
             now=now,
             context=context,
-            image_marks=ImageMarks(eyes) if eyes is not None else None,
+            eyes=eyes,
         )
         self._awaited: dict[bytes, threading.Event] = {}
         self._guesses = Guesses()
@@ -84,7 +82,7 @@ class Pipeline:
         self._totals_lock = threading.Lock()
         self._store = store
         if store is not None:
-            policy = "strict" if self._strict else "append"
+            policy = "strict" if self._composer.strict else "append"
             nodes = store.load(f"{self.traits.fingerprint}-{policy}")
             self._tree.restore(nodes)
             for node in nodes:
@@ -104,12 +102,9 @@ class Pipeline:
         if not request.messages:
             raise BadRequest("messages is empty; at least one message is needed", param="messages")
         self._composer.length.check([message.content for message in request.messages])
-        variables = self._composer.renderer.variables(
-            thinking=thinking, effort=request.reasoning_effort, extra=request.template_kwargs
-        )
-        chain = self._composer.read(request)
-        self._await(chain)
-        return self._composer.compose(request, chain, variables)
+        query = self._composer.read(request, thinking=thinking)
+        self._await(query.chain)
+        return self._composer.compose(query)
 
     def _raw_tokens(self, prompt: str | tuple[int, ...]) -> tuple[int, ...]:
         if isinstance(prompt, str):
@@ -177,12 +172,12 @@ class Pipeline:
         except BadRequest:
             return None
         path = self._path_of(prepared, answer, tokens)
-        rendering = self._composer.coder.code(text, path, answered=not self._strict)
-        end = rendering.token_at(known_until(rendering.text))
+        rendering = self._composer.coder.code(text, path, answered=not self._composer.strict)
+        end = rendering.anchor_at(known_until(rendering.text)).token
         guess = rendering.tokens[:end]
         computed = (*prepared.rendering.tokens, *tokens[:-1])
         good = self._guesses.made(prepared, guess)
-        head = rendering.token_at(rendering.head)
+        head = rendering.anchor_at(rendering.head).token
         if not good or end <= head or guess[: len(computed)] == computed[:end]:
             return None
         images = self._composer.spans(prepared.request, replace(rendering, tokens=guess))
@@ -192,10 +187,12 @@ class Pipeline:
 
     def _path_of(self, prepared: Prepared, answer: Message, tokens: Sequence[int]) -> Path:
         """The conversation with this answer at its end."""
-        says = not self._strict and self._composer.coder.says(tuple(tokens), answer.content, bool(answer.tool_calls))
+        says = not self._composer.strict and self._composer.coder.says(
+            tuple(tokens), answer.content, bool(answer.tool_calls)
+        )
         spoken = " ".join([answer.content, *(call.arguments for call in answer.tool_calls)])
         count = self._composer.count_tokens(spoken)
-        node = prepared.node_of(answer, tokens if says else (), count, keep=not self._strict)
+        node = prepared.node_of(answer, tokens if says else (), count, keep=not self._composer.strict)
         return extended(prepared.stem, node, prepared.rendering)
 
     # --- figures ------------------------------------------------------------

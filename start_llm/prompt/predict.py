@@ -67,12 +67,10 @@ def followers(answer: Message, transient: list[Message]) -> list[Message]:
     A client that ended its request with a transient message will end the next one with such a message too; templates
     look for the last user message.
     """
-    if not answer.tool_calls:
-        return [Message("user", _NEXT), *transient]
-    return [*(Message("tool", _NEXT, tool_call_id=call.id, name=call.name) for call in answer.tool_calls), *transient]
+    results = [Message("tool", _NEXT, tool_call_id=call.id, name=call.name) for call in answer.tool_calls]
+    return [*(results or [Message("user", _NEXT)]), *transient]
 
 
 def known_until(text: str) -> int:
     """Characters of `text` before the stand-ins' words."""
-    place = text.find(_NEXT)
-    return place if place >= 0 else 0
+    return max(text.find(_NEXT), 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -23,12 +24,15 @@ _PROBE_TOOL = {
 }
 
 
-def _user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
+_ARGUMENTS: dict[str, Any] = {"mapping": {"k7": "v7"}, "string": '{"k7": "v7"}'}
 
 
-def _assistant(text: str, **more: Any) -> dict[str, Any]:
-    return {"role": "assistant", "content": text, **more}
+def _message(role: str, text: str, **more: Any) -> dict[str, Any]:
+    return {"role": role, "content": text, **more}
+
+
+_system, _user, _assistant = (partial(_message, role) for role in ("system", "user", "assistant"))
+_result = partial(_message, "tool", tool_call_id="callprobe", name="probe_tool7")
 
 
 def _call(arguments: Any, call_id: str = "callprobe") -> dict[str, Any]:
@@ -50,7 +54,7 @@ class _Asked:
 def _probe_dates(template: HFTemplate) -> tuple[str, ...]:
     """Formats of the dates in what the template prints, found by rendering with two clocks."""
     found: dict[str, None] = {}
-    for messages in ([_user(_A)], [{"role": "system", "content": _D}, _user(_A)]):
+    for messages in ([_user(_A)], [_system(_D), _user(_A)]):
         for tools in (None, [_PROBE_TOOL]):
             asked: dict[str, None] = {}
             try:
@@ -103,7 +107,6 @@ def probe(template: HFTemplate, tokenizer: HFTokenizer) -> Traits:
     """
     prober = _Prober(template, tokenizer)
     template.render([_user(_A)], None, True)
-    system = {"role": "system", "content": _D}
     calls, string_too, results = _probe_tools(prober)
     key, inline, old = _probe_reasoning(prober)
     starts, structure = _probe_specials(prober)
@@ -113,18 +116,17 @@ def probe(template: HFTemplate, tokenizer: HFTokenizer) -> Traits:
         if prober.render([_user(_A)], agp=True, **{name: True}) != prober.render([_user(_A)], agp=True, **{name: False})
     )
     shows = prober.shows
-    second = {"role": "system", "content": _C}
+    first, system, second = _user(_A), _system(_D), _system(_C)
     traits: dict[str, Any] = {
-        "system": shows([system, _user(_A)], _D, _A),
-        "systems": shows([system, second, _user(_A)], _D, _C, _A),
-        "mid_system": shows([_user(_A), system, _user(_B)], _A, _D, _B)
-        and shows([_user(_A), _assistant(_B), system, _user(_C)], _A, _B, _D, _C)
-        and shows([second, _user(_A), system], _C, _A, _D),
-        "repeats": shows([_user(_A), _user(_B)], _A, _B)
-        and shows([_user(_A), _assistant(_B), _assistant(_C), _user(_D)], _A, _B, _C, _D),
+        "system": shows([system, first], _D, _A),
+        "systems": shows([system, second, first], _D, _C, _A),
+        "mid_system": shows([first, system, _user(_B)], _A, _D, _B)
+        and shows([first, _assistant(_B), system, _user(_C)], _A, _B, _D, _C)
+        and shows([second, first, system], _C, _A, _D),
+        "repeats": shows([first, _user(_B)], _A, _B)
+        and shows([first, _assistant(_B), _assistant(_C), _user(_D)], _A, _B, _C, _D),
         "assistant_first": shows([_assistant(_A), _user(_B)], _A, _B),
-        "tools": shows([_user(_A)], "probe_tool7", tools=[_PROBE_TOOL])
-        and shows([_user(_A)], "k7", tools=[_PROBE_TOOL]),
+        "tools": shows([first], "probe_tool7", tools=[_PROBE_TOOL]) and shows([first], "k7", tools=[_PROBE_TOOL]),
     }
     preserve = _probe_preserve(prober, key)
     encoded = repr(tokenizer.encode(f"probe {_A} ünï 123\n\n  x")) + repr(sorted(tokenizer.special_tokens.items()))
@@ -150,15 +152,15 @@ def probe(template: HFTemplate, tokenizer: HFTokenizer) -> Traits:
 
 
 def _probe_tools(prober: _Prober) -> tuple[str | None, bool, bool]:
-    def turn(arguments: Any) -> list[dict[str, Any]]:
-        return [_user(_A), _assistant("", tool_calls=[_call(arguments)])]
+    """Traits `calls`, `string_too`, `results`."""
 
-    result = {"role": "tool", "content": _C, "tool_call_id": "callprobe", "name": "probe_tool7"}
-    tools = [_PROBE_TOOL]
-    mapping = prober.render([*turn({"k7": "v7"}), result, _user(_D)], tools) or ""
-    string = prober.render([*turn('{"k7": "v7"}'), result, _user(_D)], tools) or ""
+    def rendered(arguments: Any) -> str:
+        turn = [_user(_A), _assistant("", tool_calls=[_call(arguments)]), _result(_C), _user(_D)]
+        return prober.render(turn, [_PROBE_TOOL]) or ""
+
+    mapping, string = rendered(_ARGUMENTS["mapping"]), rendered(_ARGUMENTS["string"])
     good_mapping = all(word in mapping.split(_A)[-1] for word in ("probe_tool7", "k7", "v7")) and "{'k7'" not in mapping
-    good_string = '{"k7": "v7"}' in string
+    good_string = _ARGUMENTS["string"] in string
     if good_mapping and '\\"k7\\"' not in mapping:
         calls: str | None = "mapping"
     else:
@@ -167,33 +169,23 @@ def _probe_tools(prober: _Prober) -> tuple[str | None, bool, bool]:
     return calls, good_string, calls is not None and _C in shown and _D in shown
 
 
-def _probe_arguments(calls: str) -> Any:
-    return {"k7": "v7"} if calls == "mapping" else '{"k7": "v7"}'
-
-
 def _takes_many_calls(prober: _Prober, calls: str) -> bool:
-    pair = [_call(_probe_arguments(calls), "callprob1"), _call(_probe_arguments(calls), "callprob2")]
-    results = [
-        {"role": "tool", "content": text, "tool_call_id": call["id"], "name": "probe_tool7"}
-        for text, call in zip((_C, _D), pair, strict=True)
-    ]
+    pair = [_call(_ARGUMENTS[calls], name) for name in ("callprob1", "callprob2")]
+    results = [_result(text, tool_call_id=call["id"]) for text, call in zip((_C, _D), pair, strict=True)]
     return prober.shows([_user(_A), _assistant("", tool_calls=pair), *results], _A, "v7", "v7", _C, _D)
 
 
 def _takes_both(prober: _Prober, key: str, calls: str) -> bool:
-    call = _call(_probe_arguments(calls))
-    result = {"role": "tool", "content": _C, "tool_call_id": "callprobe", "name": "probe_tool7"}
-    return prober.shows([_user(_A), _assistant(_B, tool_calls=[call], **{key: "why7"}), result], _A, _B, _C)
+    answer = _assistant(_B, tool_calls=[_call(_ARGUMENTS[calls])], **{key: "why7"})
+    return prober.shows([_user(_A), answer, _result(_C)], _A, _B, _C)
 
 
 def _refuses_long_ids(prober: _Prober, calls: str) -> bool:
-    arguments = _probe_arguments(calls)
+    def rendered(name: str) -> str | None:
+        answer = _assistant("", tool_calls=[_call(_ARGUMENTS[calls], name)])
+        return prober.render([_user(_A), answer, _result(_C, tool_call_id=name)])
 
-    def talk(name: str) -> list[dict[str, Any]]:
-        call = _assistant("", tool_calls=[_call(arguments, name)])
-        return [_user(_A), call, {"role": "tool", "content": _C, "tool_call_id": name, "name": "probe_tool7"}]
-
-    return prober.render(talk("call_probe_0123456")) is None and prober.render(talk("callprobe")) is not None
+    return rendered("call_probe_0123456") is None and rendered("callprobe") is not None
 
 
 def _probe_reasoning(prober: _Prober) -> tuple[str | None, bool, bool]:
@@ -254,13 +246,12 @@ def _leading(prober: _Prober, pattern: re.Pattern[str]) -> set[str]:
 
 def _talks() -> list[tuple[list[dict[str, Any]], tuple[str, ...]]]:
     """Conversations in which messages of every role follow each other, and the words that are said in turn."""
-    tool = {"role": "tool", "content": _D, "tool_call_id": "callprobe", "name": "probe_tool7"}
-    system = {"role": "system", "content": _D}
+    first, call, system = _user(_A), _assistant(_B, tool_calls=[_call(_ARGUMENTS["mapping"])]), _system(_D)
     return [
-        ([_user(_A), _assistant(_B), _user(_C)], (_A, _B, _C)),
-        ([_user(_A), _assistant(_B, tool_calls=[_call({"k7": "v7"})]), tool], (_A, _B, _D)),
-        ([system, _user(_A)], (_D, _A)),
-        ([_user(_A), _assistant(_B), system, _user(_C)], (_B, _D, _C)),
+        ([first, _assistant(_B), _user(_C)], (_A, _B, _C)),
+        ([first, call, _result(_D)], (_A, _B, _D)),
+        ([system, first], (_D, _A)),
+        ([first, _assistant(_B), system, _user(_C)], (_B, _D, _C)),
     ]
 
 

@@ -9,7 +9,7 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from functools import partial
 from queue import PriorityQueue
 
 from start_llm.core.messages import Message
@@ -21,15 +21,6 @@ log = logging.getLogger(__name__)
 _RECORD, _GUESS, _END = range(3)
 
 
-@dataclass(frozen=True, order=True)
-class _Job:
-    kind: int
-    number: int
-    prepared: Prepared | None = field(default=None, compare=False)
-    answer: Message = field(default=Message("assistant"), compare=False)
-    tokens: tuple[int, ...] = field(default=(), compare=False)
-
-
 class Recorder:
     """Works through finished answers. `finish` may be called from any thread and returns at once."""
 
@@ -37,7 +28,7 @@ class Recorder:
         """`anchor` takes a guess and its session, to prefill it in an idle gap; None: nothing is guessed."""
         self._pipeline = pipeline
         self._anchor = anchor
-        self._jobs: PriorityQueue[_Job] = PriorityQueue()
+        self._jobs: PriorityQueue[tuple[int, int, Callable[[], None]]] = PriorityQueue()
         self._numbers = itertools.count()
         self.failures = 0
         self._thread = threading.Thread(target=self._run, name="recorder", daemon=True)
@@ -45,7 +36,7 @@ class Recorder:
 
     def finish(self, prepared: Prepared, answer: Message, tokens: tuple[int, ...]) -> None:
         """Takes an answer whose end was announced by `Pipeline.expect`; `tokens` as for `Pipeline.record`."""
-        self._jobs.put(_Job(_RECORD, next(self._numbers), prepared, answer, tokens))
+        self._jobs.put((_RECORD, next(self._numbers), partial(self._record, prepared, answer, tokens)))
 
     def flush(self) -> None:
         """Returns when all answers that were taken before are recorded, and what comes next is guessed."""
@@ -54,27 +45,26 @@ class Recorder:
     def close(self) -> None:
         """Records what is waiting, drops guesses, and ends the thread."""
         self._anchor = None
-        self._jobs.put(_Job(_END, next(self._numbers)))
+        self._jobs.put((_END, next(self._numbers), lambda: None))
         self._thread.join()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()).kind != _END:
+        while (job := self._jobs.get())[0] != _END:
             try:
-                self._do(job)
+                job[2]()
             except Exception:  # a thread's edge: one answer is not remembered
                 self.failures += 1
                 log.warning("an answer could not be recorded", exc_info=True)
             finally:
                 self._jobs.task_done()
 
-    def _do(self, job: _Job) -> None:
-        assert job.prepared is not None
-        if job.kind == _RECORD:
-            self._pipeline.record(job.prepared, job.answer, job.tokens)
-            if self._anchor is not None:
-                self._jobs.put(_Job(_GUESS, job.number, job.prepared, job.answer, job.tokens))
-        elif self._anchor is not None:
-            guess = self._pipeline.predict(job.prepared, job.answer, job.tokens)
-            anchor = self._anchor  # closed meanwhile: nobody takes the guess any more
-            if guess is not None and anchor is not None:
-                anchor(guess, job.prepared.session)
+    def _record(self, prepared: Prepared, answer: Message, tokens: tuple[int, ...]) -> None:
+        self._pipeline.record(prepared, answer, tokens)
+        if self._anchor is not None:
+            self._jobs.put((_GUESS, next(self._numbers), partial(self._guess, prepared, answer, tokens)))
+
+    def _guess(self, prepared: Prepared, answer: Message, tokens: tuple[int, ...]) -> None:
+        guess = self._pipeline.predict(prepared, answer, tokens) if self._anchor is not None else None
+        anchor = self._anchor  # closed meanwhile: nobody takes the guess any more
+        if guess is not None and anchor is not None:
+            anchor(guess, prepared.session)

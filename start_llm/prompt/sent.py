@@ -78,9 +78,7 @@ class SentTexts:
             return 0, end
         if end == len(rendering.text):
             return end, len(rendering.tokens)
-        token = rendering.token_at(end)
-        anchor = rendering.anchor_before(token)
-        begun = anchor.char if anchor.token == token else 0
+        begun, token, _ = rendering.anchor_at(end)
         return end, token + self._count_tokens(rendering.text[begun:end])
 
     def _unknown_share(

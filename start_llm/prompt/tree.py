@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import IntEnum
 from functools import cached_property
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 from start_llm.core.messages import Message, Tool
@@ -55,6 +55,9 @@ class SpecialTokenPlace(NamedTuple):
     char: int
     token: int
     start: bool
+
+
+_BEGINNING = SpecialTokenPlace(0, 0, False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,19 +94,14 @@ class Rendering:
         tail = self.text[self.generation :]
         return any(tail.rfind(opened) > tail.rfind(closed) for opened, closed in REASONING_TAGS)
 
-    def token_at(self, char: int) -> int:
-        """Token offset of the last anchor at or before `char`; 0 if there is none."""
+    def anchor_at(self, char: int) -> SpecialTokenPlace:
+        """The last anchor at or before `char`; the beginning if there is none."""
         index = bisect_right(self.anchors, char, key=_CHAR)
-        return self.anchors[index - 1].token if index else 0
-
-    def anchor_at(self, char: int) -> int | None:
-        """Token offset of the anchor right at `char`, if one is there."""
-        index = bisect_right(self.anchors, char, key=_CHAR)
-        return self.anchors[index - 1].token if index and self.anchors[index - 1].char == char else None
+        return self.anchors[index - 1] if index else _BEGINNING
 
     def anchor_before(self, token: int) -> SpecialTokenPlace:
         index = bisect_right(self.anchors, token, key=itemgetter(1))
-        return self.anchors[index - 1] if index else SpecialTokenPlace(0, 0, False)
+        return self.anchors[index - 1] if index else _BEGINNING
 
     def boundaries(self, length: int) -> tuple[int, ...]:
         """Token offsets of message starts, ascending, neither 0 nor `length` or more."""
@@ -234,46 +232,31 @@ def extended(path: Path | None, node: Node, rendering: Rendering | None = None) 
     place = node.length - 1
     new = (*node.shown, ShownMessage(node.answer, place))
     chars = sum(len(shown.message.content) for shown in new)
-    told = dict(path.told) if path is not None else {}
-    told.update(node.told)
-    return Path(
-        node=node,
-        shown=(*(path.shown if path is not None else ()), *new),
-        told=told,
-        tools=node.tools if node.tools is not None else (path.tools if path is not None else ()),
-        rendering=rendering or _rendering_of(path, node.grown),
-        generated=(path.generated if path is not None else frozenset()) | {place},
-        chars=chars + (path.chars if path is not None else 0),
-    )
+    rendering = rendering or _rendering_of(path, node.grown)
+    if path is None:
+        return Path(node, new, dict(node.told), node.tools or (), rendering, frozenset((place,)), chars)
+    tools = node.tools if node.tools is not None else path.tools
+    told, generated = {**path.told, **dict(node.told)}, path.generated | {place}
+    return Path(node, path.shown + new, told, tools, rendering, generated, chars + path.chars)
 
 
 def rendering_delta(path: Path | None, rendering: Rendering) -> RenderDelta:
     """What `rendering` adds to that of the path which it goes on from."""
     old = path.rendering.anchors if path is not None else ()
-    anchors = 0
-    while anchors < min(len(old), len(rendering.anchors)) and old[anchors] == rendering.anchors[anchors]:
-        anchors += 1
+    pairs = enumerate(zip(old, rendering.anchors, strict=False))
+    kept = next((index for index, (one, other) in pairs if one != other), min(len(old), len(rendering.anchors)))
     common, taken = (rendering.common, rendering.taken) if path is not None else (0, 0)
-    return RenderDelta(
-        common,
-        taken,
-        anchors,
-        rendering.text[common:],
-        array("i", rendering.tokens[taken:]),
-        rendering.anchors[anchors:],
-        rendering.generation,
-    )
+    new_tokens, new_anchors = array("i", rendering.tokens[taken:]), rendering.anchors[kept:]
+    return RenderDelta(common, taken, kept, rendering.text[common:], new_tokens, new_anchors, rendering.generation)
 
 
 def _rendering_of(path: Path | None, new: RenderDelta) -> Rendering:
-    text, tokens = (path.rendering.text, path.tokens) if path is not None else ("", ())
-    anchors = path.rendering.anchors if path is not None else ()
-    return Rendering(
-        text[: new.chars] + new.text,
-        new.generation,
-        tokens=tokens[: new.tokens] + tuple(new.new_tokens),
-        anchors=anchors[: new.anchors] + new.new_anchors,
-    )
+    text, tokens, anchors = new.text, tuple(new.new_tokens), new.new_anchors
+    if path is not None:
+        old = path.rendering
+        text, tokens = old.text[: new.chars] + text, path.tokens[: new.tokens] + tokens
+        anchors = old.anchors[: new.anchors] + anchors
+    return Rendering(text, new.generation, tokens=tokens, anchors=anchors)
 
 
 class ConversationTree:
@@ -349,14 +332,11 @@ class ConversationTree:
         missing: list[Node] = []
         at: int | None = index
         path: Path | None = None
-        while at is not None:
-            if (path := self._paths.get(at)) is not None:
-                break
-            node = self._nodes.get(at)
-            if node is None:
+        while at is not None and (path := self._paths.get(at)) is None:
+            if at not in self._nodes:
                 return None
-            missing.append(node)
-            at = node.parent
+            missing.append(self._nodes[at])
+            at = missing[-1].parent
         for node in reversed(missing):
             path = extended(path, node)
         if path is not None:
@@ -407,11 +387,8 @@ class ConversationTree:
 
 
 def _same(one: Node, other: Node) -> bool:
-    return (
-        one.parent == other.parent
-        and one.grown == other.grown
-        and one.answer_tokens == other.answer_tokens
-        and replace(one.answer, tool_calls=()) == replace(other.answer, tool_calls=())
-        and [call_id(call.id) for call in one.answer.tool_calls] == [call_id(c.id) for c in other.answer.tool_calls]
-        and (one.owner, one.session) == (other.owner, other.session)
-    )
+    def said(node: Node) -> tuple[Message, list[str]]:
+        return replace(node.answer, tool_calls=()), [call_id(call.id) for call in node.answer.tool_calls]
+
+    compared = attrgetter("parent", "grown", "answer_tokens", "owner", "session")
+    return bool(compared(one) == compared(other)) and said(one) == said(other)

@@ -55,11 +55,6 @@ class View:
         return [shown.message for shown in self.shown]
 
 
-def strictly(messages: Sequence[Message], tools: Sequence[Tool]) -> View:
-    """The client's messages, and nothing else."""
-    return View(None, tuple(ShownMessage(message, None) for message in messages), tuple(tools))
-
-
 def as_sent(query: MatchQuery, tools: Sequence[Tool]) -> View:
     """The request without a base; `tools` are its tools in the order to show."""
     entries = query.chain.entries
@@ -86,7 +81,9 @@ def going_on(match: BaseMatch, query: MatchQuery, tokens_in: Callable[[str], int
     messages, noted = tail.messages, path.node.noted
     lines: tuple[str, ...] = ()
     if changes:
-        note = note_of([_with_repetition(change, messages) for change in changes], nonce_after(path, query.session))
+        note = note_of(
+            [_with_repetition(change, messages) for change in changes], nonce_after(path, query.request.session)
+        )
         place = _note_place(messages, entries[-1].transient)
         if note is None or place is None:
             return None
@@ -94,7 +91,7 @@ def going_on(match: BaseMatch, query: MatchQuery, tokens_in: Callable[[str], int
         text = "\n".join(lines)
         messages[place] = _with_note(messages[place], text)
         noted = (noted[0] + len(text), noted[1] + tokens_in(text))
-    if not Budget.of(path, messages, query, noted).suffices:
+    if not _shows_little_more(path, messages, query, noted):
         return None
     told = tail.told | {change.slot: change.new for change in changes}
     return View(
@@ -196,33 +193,21 @@ def _with_note(shown: ShownMessage, note: str) -> ShownMessage:
     return replace(shown, message=replace(shown.message, content="\n\n".join(filter(None, parts))))
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """What a view shows beyond the request's own words, and what it may show: a tenth of them. In tokens.
+def _shows_little_more(path: Path, new: Sequence[ShownMessage], query: MatchQuery, noted: tuple[int, int]) -> bool:
+    """Whether a view shows at most a tenth beyond the request's own words. Results that were cleared may stay.
 
     Notes are counted in tokens. Other text is counted by its characters, at the rate of the conversation without notes.
-    Results that the client has cleared may stay.
     """
-
-    beyond: float
-    allowed: float
-
-    @property
-    def suffices(self) -> bool:
-        return self.beyond <= self.allowed
-
-    @staticmethod
-    def of(path: Path, new: Sequence[ShownMessage], query: MatchQuery, noted: tuple[int, int]) -> Budget:
-        entries = query.chain.entries
-        sent = sum(len(entry.facts.shown.content) - _thoughts_in_text(entry) for entry in entries)
-        called = sum(len(call.name) + len(call.arguments) for entry in entries for call in entry.message.tool_calls)
-        shown = path.chars + sum(len(one.message.content) for one in new)
-        tools = sum(map(len, query.definitions.values()))
-        tools_shown = sum(map(len, path.definitions.values()))
-        old_chars, old_tokens = path.node.noted
-        rate = (len(path.rendering.tokens) - old_tokens) / max(1, len(path.rendering.text) - old_chars)
-        beyond = (shown + tools_shown - _cleared_but_shown(path, entries) - sent - tools - noted[0]) * rate + noted[1]
-        return Budget(beyond, (sent + called + tools) * rate / _SHARE + (_SLACK if not noted[0] else 0))
+    entries = query.chain.entries
+    sent = sum(len(entry.facts.shown.content) - _thoughts_in_text(entry) for entry in entries)
+    called = sum(len(call.name) + len(call.arguments) for entry in entries for call in entry.message.tool_calls)
+    shown = path.chars + sum(len(one.message.content) for one in new)
+    tools = sum(map(len, query.definitions.values()))
+    tools_shown = sum(map(len, path.definitions.values()))
+    old_chars, old_tokens = path.node.noted
+    rate = (len(path.rendering.tokens) - old_tokens) / max(1, len(path.rendering.text) - old_chars)
+    beyond = (shown + tools_shown - _cleared_but_shown(path, entries) - sent - tools - noted[0]) * rate + noted[1]
+    return beyond <= (sent + called + tools) * rate / _SHARE + (_SLACK if not noted[0] else 0)
 
 
 def _thoughts_in_text(entry: ChainEntry) -> int:

@@ -14,10 +14,9 @@ from pathlib import Path
 import pytest
 
 from start_llm.core.messages import Message
-from start_llm.prompt.nodecodec import DamagedNode, decode, encode
 from start_llm.prompt.pipeline import Pipeline
 from start_llm.prompt.tree import Node
-from start_llm.prompt.turndb import TurnDB
+from start_llm.prompt.turndb import DamagedNode, TurnDB, decode, encode
 from tests.prompt.client import ECHOES, Client, pipeline, say, settings, system_text
 from tests.prompt.models import model
 
@@ -164,7 +163,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from start_llm.prompt import turndb
-from start_llm.prompt.nodecodec import decode
+from start_llm.prompt.turndb import decode
 turndb._GATHER_SECONDS = 0.0
 store = turndb.TurnDB(Path(sys.argv[1]))
 last = len(store.load("f"))
