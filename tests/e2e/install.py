@@ -23,7 +23,14 @@ NPM = {
     "openclaw": "openclaw@2026.9.6",
     "cline": "cline@3.0.65",
 }
-PYPI = {"aider": "aider-chat==0.86.2"}
+PYPI = {
+    "aider": "aider-chat==0.86.2",
+    "langchain": "langchain-openai==1.7.3 langchain-anthropic==1.7.7",
+    "llamaindex": "llama-index-llms-openai-like==0.8.1",
+    "openai-agents": "openai-agents==0.24.0",
+    "llm": "llm==0.36",
+    "pydantic-ai": "pydantic-ai-slim[openai]==2.68.0",
+}
 
 
 def clients_folder() -> Path:
@@ -64,7 +71,10 @@ def install(name: str) -> None:
     if uv is None:
         raise FileNotFoundError("uv (it comes with requirements.txt)")
     _run([uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(folder)], folder.parent)
-    _run([uv, "pip", "install", "--quiet", "--python", str(folder / "bin" / "python"), PYPI[name]], folder.parent)
+    _run(
+        [uv, "pip", "install", "--quiet", "--python", str(folder / "bin" / "python"), *PYPI[name].split()],
+        folder.parent,
+    )
 
 
 def main(names: list[str]) -> int:
