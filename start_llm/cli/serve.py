@@ -15,7 +15,6 @@ import threading
 import time
 from dataclasses import replace
 from types import FrameType
-from typing import Protocol
 
 from start_llm.api.http.listener import raise_descriptor_limit
 from start_llm.app import App
@@ -27,7 +26,7 @@ from start_llm.host.heap import bound_heaps
 from start_llm.host.home import home
 from start_llm.host.processes import created
 from start_llm.prompt.clients import RuleError
-from start_llm.service.place import IdleWatch, Place, ServerState
+from start_llm.service.place import Place, ServerState, end_when_unused
 from start_llm.service.wire import Owner
 
 log = logging.getLogger(__name__)
@@ -79,7 +78,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         return ExitCode.BAD_SETTING
     signals = _Signals()
     try:
-        teller: _Teller = _ToOwner(app) if options.supervised else _ToDisk(app, place, options.overrides)
+        teller = _ToOwner(app) if options.supervised else _ToDisk(app, place, options.overrides)
         code = _run(app, place, settings, teller)
         signals.leaving = True
     except _Asked:
@@ -87,16 +86,8 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     return _leave(app, place, code)
 
 
-class _Teller(Protocol):
-    """Tells others that the server is there."""
-
-    def begin(self) -> None: ...
-
-    def ready(self) -> None: ...
-
-
 class _ToOwner:
-    """By events, to the program that started this one."""
+    """Tells that the server is there: by events, to the program that started this one."""
 
     def __init__(self, app: App) -> None:
         self._app, self._owner = app, Owner(app.service.health)
@@ -112,7 +103,7 @@ class _ToOwner:
 
 
 class _ToDisk:
-    """By a state beside the lock, for `status` and `stop`."""
+    """Tells that the server is there: by a state beside the lock, for `status` and `stop`."""
 
     def __init__(self, app: App, place: Place, flags: dict[str, str]) -> None:
         self._app, self._place = app, place
@@ -129,7 +120,7 @@ class _ToDisk:
         self._place.write(replace(self._state, phase="ready", model=name, proxy_url=self._app.proxy_url))
 
 
-def _run(app: App, place: Place, settings: Settings, teller: _Teller) -> ExitCode:
+def _run(app: App, place: Place, settings: Settings, teller: _ToOwner | _ToDisk) -> ExitCode:
     """Until the server cannot go on."""
     teller.begin()
     try:
@@ -139,7 +130,8 @@ def _run(app: App, place: Place, settings: Settings, teller: _Teller) -> ExitCod
         return ExitCode.NOT_STARTED
     teller.ready()
     if settings.idle_shutdown_minutes:
-        IdleWatch(app.activity.idle_seconds, place, settings.idle_shutdown_minutes * 60, app.end).start()
+        watched = (app.activity.idle_seconds, place, settings.idle_shutdown_minutes * 60, app.end)
+        threading.Thread(target=end_when_unused, args=watched, name="idle-watch", daemon=True).start()
     if settings.model_path is None:
         app.recommend()
     return app.wait()

@@ -8,7 +8,9 @@ import re
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from start_llm.host.home import home
 from start_llm.host.ports import free_port, get, get_json, model_cards
 from start_llm.host.processes import running
 from start_llm.models.device import GIB
-from start_llm.service.control import ServiceError, bring_up, stop
+from start_llm.service.control import ServiceError, bring_up, family, stop
 from start_llm.service.place import Place, ServerState, is_waiting, running_ports
 from start_llm.service.supervisor import how
 
@@ -36,15 +38,11 @@ _KV = re.compile(r"^start_llm_kv_bytes (\S+)$", re.MULTILINE)
 
 def main_start(settings: Settings, options: argparse.Namespace) -> int:
     """0 once the server answers; 1 if it does not come up."""
-    return _start(settings, options.overrides)
-
-
-def _start(settings: Settings, flags: dict[str, str]) -> int:
     place = Place(settings, settings.mlx_port or free_port())
     was_running = place.is_running
     place.keep()
     try:
-        begun = bring_up(settings, place, flags, _say, STARTUP_SECONDS)
+        begun = bring_up(settings, place, options.overrides, partial(print, flush=True), STARTUP_SECONDS)
     except ServiceError as error:
         if not was_running:
             place.forget_keep()
@@ -52,8 +50,9 @@ def _start(settings: Settings, flags: dict[str, str]) -> int:
         return 1
     place.keep()  # also where a launch began it in the same moment
     state = place.read()
-    word = "ready" if begun else "already running"
-    print(f"{word}: {describe(place, state)}")
+    proxy = f", proxy {state.proxy_url}" if state is not None and state.proxy_url else ""
+    server = place.url if state is None else f"{state.model or 'a model'} at {state.url}{proxy}"
+    print(f"{'ready' if begun else 'already running'}: {server}")
     print(f"{program()} launch pi    an agent;    {program()} stop    ends the server")
     return 0
 
@@ -61,12 +60,9 @@ def _start(settings: Settings, flags: dict[str, str]) -> int:
 def main_stop(settings: Settings, options: argparse.Namespace) -> int:
     """0 if nothing of ours is left there."""
     ports = running_ports(settings) if options.all else [settings.mlx_port]
-    code = 0
-    for port in ports:
-        code = max(code, _stop(settings, port))
     if not ports:
         print("No server of this user runs.")
-    return code
+    return max([_stop(settings, port) for port in ports], default=0)
 
 
 def _stop(settings: Settings, port: int) -> int:
@@ -94,7 +90,7 @@ def main_restart(settings: Settings, options: argparse.Namespace) -> int:
     if code:
         return code
     flags = {**(before.flags if before is not None else {}), **options.overrides}
-    return _start(load_settings(home() / ".env", **flags), flags)
+    return main_start(load_settings(home() / ".env", **flags), argparse.Namespace(overrides=flags))
 
 
 # --- status ---------------------------------------------------------------------------------
@@ -135,8 +131,7 @@ def look(place: Place, key: str | None) -> dict[str, Any]:
     if state is not None:
         told = asdict(state)
         known |= {name: told[name] for name in ("pid", "since", "model", "proxy_url", "restarts", "last_exit")}
-        known["background"] = state.background
-        known["users"] = place.users()
+        known |= {"background": state.background, "users": place.users()}
         known["memory_bytes"] = _memory(state) if running else 0
     if health:
         known |= _served(place, key)
@@ -154,14 +149,10 @@ def _served(place: Place, key: str | None) -> dict[str, Any]:
 
 def _memory(state: ServerState) -> int:
     """Bytes that the server's processes hold."""
-    process = running(state.pid, state.created)
-    total = 0
-    if process is not None:
-        for member in [process, *process.children(recursive=True)]:
-            try:
-                total += member.memory_info().rss
-            except psutil.Error:
-                continue
+    process, total = running(state.pid, state.created), 0
+    for member in family(process) if process is not None else ():
+        with suppress(psutil.Error):
+            total += member.memory_info().rss
     return total
 
 
@@ -204,14 +195,6 @@ def _ended_lines(place: Place, known: dict[str, Any]) -> Iterator[str]:
         yield from (f"             {line}" for line in last["words"].splitlines())
     if "last_exit" in known:
         yield f"log          {known['log']}"
-
-
-def describe(place: Place, state: ServerState | None) -> str:
-    """A server in a few words."""
-    if state is None:
-        return place.url
-    proxy = f", proxy {state.proxy_url}" if state.proxy_url else ""
-    return f"{state.model or 'a model'} at {state.url}{proxy}"
 
 
 def ago(moment: float) -> str:
@@ -285,7 +268,3 @@ def _follow(path: Path) -> None:
             continue
         sys.stdout.write(data.decode("utf-8", "replace"))
         sys.stdout.flush()
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)

@@ -12,7 +12,6 @@ import os
 import plistlib
 import re
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -88,24 +87,21 @@ class Place:
         """`port`: MLX_PORT by default."""
         self.port = settings.mlx_port if port is None else port
         self.host = settings.mlx_host
-        self.folder = folder_of(settings)
+        self.url = address(self.host, self.port)
         self.log = home() / settings.log_root.expanduser() / f"server-{self.port}.log"
-        self.lock = FileLock(self.folder / f"server-{self.port}.lock")
-
-    @property
-    def url(self) -> str:
-        return address(self.host, self.port)
+        self.folder = folder_of(settings)
+        self._lock_path, self._state_path, self._keep_path = (
+            self.folder / f"server-{self.port}.{ending}" for ending in ("lock", "json", "keep")
+        )
+        self._users = self.folder / f"users-{self.port}"
+        self.lock = FileLock(self._lock_path)
 
     @property
     def is_running(self) -> bool:
         """Whether somebody holds the lock."""
-        return is_locked(self.folder / f"server-{self.port}.lock")
+        return is_locked(self._lock_path)
 
     # --- state ---
-
-    @property
-    def _state_path(self) -> Path:
-        return self.folder / f"server-{self.port}.json"
 
     def read(self) -> ServerState | None:
         """What was written last, by whoever runs or ran; ``None`` if there is nothing that can be read."""
@@ -127,14 +123,6 @@ class Place:
             self._users.rmdir()
 
     # --- who uses it ---
-
-    @property
-    def _users(self) -> Path:
-        return self.folder / f"users-{self.port}"
-
-    @property
-    def _keep_path(self) -> Path:
-        return self.folder / f"server-{self.port}.keep"
 
     def keep(self) -> None:
         """The server stays, also when nobody uses it: somebody has started it by name."""
@@ -172,45 +160,26 @@ class Place:
         return count
 
 
-class IdleWatch:
-    """A thread that calls `end` once there was no request for `seconds`, and no agent is connected.
+def end_when_unused(
+    idle_seconds: Callable[[], float],
+    place: Place,
+    seconds: float,
+    end: Callable[[], None],
+    look_seconds: float = LOOK_SECONDS,
+) -> None:
+    """Calls `end` once there was no request for `seconds`, and no agent is connected. Needs a thread of its own.
 
     Args:
         idle_seconds: seconds since the last request.
         place: knows the agents that are connected, and whether the server is to stay.
-        end: called once, on this thread.
     """
-
-    def __init__(
-        self,
-        idle_seconds: Callable[[], float],
-        place: Place,
-        seconds: float,
-        end: Callable[[], None],
-        *,
-        look_seconds: float = LOOK_SECONDS,
-    ) -> None:
-        self._idle_seconds, self._place, self._seconds, self._end = idle_seconds, place, seconds, end
-        self._look_seconds = min(look_seconds, max(seconds / 4, 0.02))
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="idle-watch", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._over.set()
-
-    def _run(self) -> None:
-        unused_since = time.monotonic()
-        while not self._over.wait(self._look_seconds):
-            if self._place.is_kept or self._place.users():
-                unused_since = time.monotonic()
-                continue
-            if min(self._idle_seconds(), time.monotonic() - unused_since) >= self._seconds:
-                log.warning("nobody has used the server for %.0f s: it ends", self._seconds)
-                self._end()
-                return
+    unused_since = time.monotonic()
+    while min(idle_seconds(), time.monotonic() - unused_since) < seconds:
+        time.sleep(min(look_seconds, max(seconds / 4, 0.02)))
+        if place.is_kept or place.users():
+            unused_since = time.monotonic()
+    log.warning("nobody has used the server for %.0f s: it ends", seconds)
+    end()
 
 
 def _read_own(path: Path) -> bytes:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import selectors
 import signal
@@ -92,7 +93,7 @@ class Supervisor:
         self._engine: subprocess.Popen[bytes] | None = None
         self._selector = selectors.DefaultSelector()
         self._ending = False
-        self._kill_at: float | None = None
+        self._kill_at = math.inf
         self._trim_at = time.monotonic() + TRIM_SECONDS
         self._log_from = 0
         self._state = ServerState(
@@ -134,7 +135,7 @@ class Supervisor:
             if self._ending or code == ExitCode.ENDED:
                 self._place.forget()
                 return ExitCode.ENDED
-            words = self._last_words()
+            words = last_lines(self._place.log, WORDS, self._log_from)
             self._tell(engine=None, model="", proxy_url=None, last_exit=Exit(code, time.time(), words))
             failures = 1 if time.monotonic() - began >= self._stable_seconds else failures + 1
             hopeless = code in _NO_USE and not ever_ready
@@ -171,7 +172,7 @@ class Supervisor:
         self._selector.register(engine.stdout, selectors.EVENT_READ, "engine")
         ready, said, alive = False, b"", True
         while alive:
-            for key, _ in self._selector.select(self._until_next()):
+            for key, _ in self._selector.select(max(0.0, min(self._trim_at, self._kill_at) - time.monotonic())):
                 if key.data == "signal":
                     os.read(signals, 64)
                     self._end()
@@ -236,15 +237,11 @@ class Supervisor:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._engine.pid, signal.SIGKILL)
 
-    def _until_next(self) -> float:
-        times = [self._trim_at, *([self._kill_at] if self._kill_at is not None else [])]
-        return max(0.0, min(times) - time.monotonic())
-
     def _on_time(self) -> None:
         now = time.monotonic()
-        if self._kill_at is not None and now >= self._kill_at:
+        if now >= self._kill_at:
             self._kill()
-            self._kill_at = None
+            self._kill_at = math.inf
         if now >= self._trim_at:
             trim_log(self._place.log, LOG_BYTES)
             self._trim_at = now + TRIM_SECONDS
@@ -257,9 +254,6 @@ class Supervisor:
             self._place.write(self._state)
         except OSError as error:
             self._say(f"supervisor: the state cannot be written: {error}")
-
-    def _last_words(self) -> str:
-        return last_lines(self._place.log, WORDS, self._log_from)
 
 
 def how(code: int) -> str:

@@ -112,20 +112,18 @@ def _systemd(settings: Settings, variables: Mapping[str, str], on_demand: bool) 
         files = {service: _service(variables, ["[Install]", "WantedBy=default.target"])}
         return ServiceUnit(files, load, ((*control, "disable", "--now", service.name),))
     host = f"[{settings.mlx_host}]" if ":" in settings.mlx_host else settings.mlx_host
-    listens = [
-        "[Unit]",
-        "Description=start_llm, started by its first request",
-        "",
-        "[Socket]",
-        f"ListenStream={host}:{settings.mlx_port}",
-        "",
-        "[Install]",
-        "WantedBy=sockets.target",
-        "",
-    ]
+    listens = f"""[Unit]
+Description=start_llm, started by its first request
+
+[Socket]
+ListenStream={host}:{settings.mlx_port}
+
+[Install]
+WantedBy=sockets.target
+"""
     load = (reload, (*control, "enable", "--now", waiting.name))
     unload = ((*control, "disable", "--now", waiting.name), (*control, "stop", service.name))
-    return ServiceUnit({waiting: "\n".join(listens), service: _service(variables, [])}, load, unload)
+    return ServiceUnit({waiting: listens, service: _service(variables, [])}, load, unload)
 
 
 def _service(variables: Mapping[str, str], install: Sequence[str]) -> str:
@@ -138,7 +136,7 @@ def _service(variables: Mapping[str, str], install: Sequence[str]) -> str:
         "StartLimitBurst=5",
         "",
         "[Service]",
-        f"ExecStart={_exec(module_command('supervise'))}",
+        "ExecStart=" + " ".join(f'"{_escaped(word)}"' for word in module_command("supervise")),
         f"WorkingDirectory={_percent(str(home()))}",
         *(f'Environment="{name}={_escaped(value)}"' for name, value in variables.items()),
         "Restart=on-failure",
@@ -150,10 +148,6 @@ def _service(variables: Mapping[str, str], install: Sequence[str]) -> str:
         *install,
     ]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def _exec(words: Sequence[str]) -> str:
-    return " ".join(f'"{_escaped(word)}"' for word in words)
 
 
 def _escaped(text: str) -> str:

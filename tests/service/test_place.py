@@ -13,7 +13,7 @@ import pytest
 
 from start_llm.core.settings import Settings, load_settings
 from start_llm.host.processes import created, running
-from start_llm.service.place import Exit, IdleWatch, Place, ServerState, running_ports
+from start_llm.service.place import Exit, Place, ServerState, end_when_unused, running_ports
 
 HOLD = """
 import sys; from pathlib import Path; from start_llm.core.settings import load_settings
@@ -77,15 +77,17 @@ def test_users_are_counted_until_they_end_however_they_end(tmp_path: Path) -> No
     assert place.users() == 0 and list((tmp_path / "run" / "users-7").iterdir()) == []
 
 
-def watch(place: Place, idle: list[float]) -> tuple[IdleWatch, threading.Event]:
+def watch(place: Place, idle: list[float]) -> threading.Event:
+    """Set once the server would end."""
     ended = threading.Event()
-    return IdleWatch(lambda: idle[0], place, 0.1, ended.set, look_seconds=0.02), ended
+    watched = (lambda: idle[0], place, 0.1, ended.set, 0.02)
+    threading.Thread(target=end_when_unused, args=watched, daemon=True).start()
+    return ended
 
 
 def test_an_unused_server_ends_and_a_busy_one_does_not(tmp_path: Path) -> None:
     idle = [0.0]
-    watching, ended = watch(Place(settings(tmp_path)), idle)
-    watching.start()
+    ended = watch(Place(settings(tmp_path)), idle)
     assert not ended.wait(0.3)
     idle[0] = 100.0
     assert ended.wait(30)
@@ -94,8 +96,7 @@ def test_an_unused_server_ends_and_a_busy_one_does_not(tmp_path: Path) -> None:
 def test_a_server_that_is_used_or_kept_stays(tmp_path: Path) -> None:
     place = Place(settings(tmp_path))
     with place.used():
-        watching, ended = watch(place, [100.0])
-        watching.start()
+        ended = watch(place, [100.0])
         assert not ended.wait(0.3)
         place.keep()
     assert not ended.wait(0.3)
