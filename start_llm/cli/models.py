@@ -59,7 +59,11 @@ def main_models(settings: Settings, options: argparse.Namespace) -> int:
 def _plain(model: StoredModel, cards: list[Card] | None, adapters: Iterable[StoredAdapter]) -> dict[str, Any]:
     """``server``: what a running one tells of it; ``null`` where none runs, or that one does not know it."""
     card = card_of(cards or [], model.name)
-    details = {} if card is None else card["details"]
+    server: dict[str, Any] | None = None
+    if card is not None:
+        names = ("state", "pinned", "weight_bytes", "kv_bytes")
+        server = {"name": card["id"]} | {name: card["details"].get(name) for name in names}
+        server["context"] = card.get("context_length")
     return {
         "name": model.name,
         "folder": str(model.folder),
@@ -68,11 +72,7 @@ def _plain(model: StoredModel, cards: list[Card] | None, adapters: Iterable[Stor
         "can": list(model.can),
         "problem": model.problem,
         "adapters": [adapter.name for adapter in fitting(model, adapters)],
-        "server": None
-        if card is None
-        else {"name": card["id"]}
-        | {key: details.get(key) for key in ("state", "pinned", "weight_bytes", "kv_bytes")}
-        | {"context": card.get("context_length")},
+        "server": server,
     }
 
 
@@ -124,21 +124,16 @@ def _not_removable(settings: Settings, repository: str) -> str | None:
     """Why it cannot be removed, as a sentence."""
     if is_path(repository):
         return f"{repository} is a folder of yours; remove it yourself if you want to (rm -r)."
-    known = {model.name for model in stored_models(Path("/nonexistent")) if model.removable}
-    if repository not in known and not _begun(repository):
+    try:
+        found = hub_folder(repository).is_dir()  # also of a fetch that was begun and never ended
+    except ValueError:
+        found = False
+    if not found:
         return f"{repository} is not on this disk; {program()} models lists what is."
     for port in running_ports(settings):
         if served_model(settings.mlx_host, port, settings.api_key) == repository.rpartition("/")[2]:
             return f"{repository} is served on port {port}; {program()} stop --port {port} first."
     return None
-
-
-def _begun(repository: str) -> bool:
-    """Whether a fetch was begun that never ended."""
-    try:
-        return hub_folder(repository).is_dir()
-    except ValueError:
-        return False
 
 
 def main_recommend(settings: Settings, options: argparse.Namespace) -> int:

@@ -19,9 +19,7 @@ from start_llm.models.recommended import SHORT_NAMES
 from start_llm.prompt.clients import Clients, RuleError
 
 _ASK_SECONDS = 0.4
-SERVES = frozenset({"serve"})
-STARTS = frozenset({"serve", "start", "restart", "launch", "chat"})
-LOADS = STARTS | {"demo"}
+LOADS = frozenset({"serve", "start", "restart", "launch", "chat", "demo"})
 
 
 class PreflightError(Exception):
@@ -32,7 +30,7 @@ def check(command: Command, settings: Settings, options: argparse.Namespace) -> 
     """Raises Refused."""
     if command.name in LOADS or getattr(options, "what", None) == "install":
         check_server(settings)
-    if command.name in SERVES and not options.supervised:
+    if command.name == "serve" and not options.supervised:
         check_port(settings)
 
 
@@ -61,11 +59,12 @@ def _check_writable(settings: Settings) -> None:
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir():
-        raise PreflightError(f"START_LLM_CACHE_DIR={settings.cache_dir}: {folder} is no folder; name another place.")
-    if not os.access(folder, os.W_OK):
-        raise PreflightError(
-            f"START_LLM_CACHE_DIR={settings.cache_dir}: {folder} cannot be written; name another place."
-        )
+        problem = "is no folder"
+    elif not os.access(folder, os.W_OK):
+        problem = "cannot be written"
+    else:
+        return
+    raise PreflightError(f"START_LLM_CACHE_DIR={settings.cache_dir}: {folder} {problem}; name another place.")
 
 
 def check_port(settings: Settings) -> None:
@@ -74,22 +73,16 @@ def check_port(settings: Settings) -> None:
     if port == 0:
         return
     try:
-        error = bind_error(host, port)
+        error: Exception | None = bind_error(host, port)
     except (OSError, UnicodeError) as wrong:
-        raise PreflightError(
-            f"MLX_HOST={host!r} is no address of this machine ({wrong}); 127.0.0.1 is the usual one."
-        ) from None
+        error = wrong
     if error is None:
         return
-    if error.errno == errno.EADDRINUSE:
+    if isinstance(error, OSError) and error.errno == errno.EADDRINUSE:
         raise PreflightError(taken(settings))
-    if error.errno == errno.EACCES:
+    if isinstance(error, OSError) and error.errno == errno.EACCES:
         raise PreflightError(f"MLX_PORT={port}: this user may not listen there; take a port from 1024 on: --port 8080.")
-    raise PreflightError(_no_address(host, error))
-
-
-def _no_address(host: str, error: Exception) -> str:
-    return f"MLX_HOST={host!r} is no address of this machine ({error}); 127.0.0.1 is the usual one."
+    raise PreflightError(f"MLX_HOST={host!r} is no address of this machine ({error}); 127.0.0.1 is the usual one.")
 
 
 def taken(settings: Settings) -> str:

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import start_llm
 from start_llm.cli.commands import COMMANDS, GROUPS, SETTING_FLAGS, SHOWN, Command
@@ -32,10 +32,6 @@ class Typed:
 
     command: Command
     options: argparse.Namespace
-
-    @property
-    def overrides(self) -> dict[str, Any]:
-        return dict(self.options.overrides)
 
 
 class _Parser(argparse.ArgumentParser):

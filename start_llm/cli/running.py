@@ -40,7 +40,7 @@ def run(typed: Typed, *, own_process: bool = False) -> int:
     try:
         if typed.command.in_home:
             os.chdir(made_home())
-        settings = load_settings(home() / ".env", **typed.overrides)
+        settings = load_settings(home() / ".env", **typed.options.overrides)
         if (repository := full_name(settings.model_path)) != settings.model_path:
             settings = settings.model_copy(update={"model_path": repository})
         check(typed.command, settings, typed.options)

@@ -42,7 +42,6 @@ class StoredModel:
         size: bytes of its files.
         can: what it can do: tools, reasoning, images, transcription, speech.
         problem: why it cannot be served, in a sentence; empty if it can.
-        removable: whether `rm` may remove it: it came from a hub.
         audio: what an audio model does; ``None``: it is none.
         weight_bytes: bytes of the files that are read when it is loaded: its folder may hold the same weights for other
             libraries, too.
@@ -54,7 +53,6 @@ class StoredModel:
     context: int | None
     can: tuple[str, ...]
     problem: str = ""
-    removable: bool = False
     audio: AudioTask | None = None
     weight_bytes: int = 0
 
@@ -121,7 +119,7 @@ def stored_models(cache_dir: Path, model_path: str | None = None) -> Iterator[St
             (folder / "snapshots").glob("*"), key=lambda path: path.stat().st_mtime, default=None
         )
         if found is not None and (found / "config.json").exists():
-            yield describe(repository, found, removable=True)
+            yield describe(repository, found)
 
 
 def seen(cache_dir: Path) -> frozenset[tuple[str, int, int]]:
@@ -140,7 +138,7 @@ def seen(cache_dir: Path) -> frozenset[tuple[str, int, int]]:
     return frozenset(found)
 
 
-def describe(name: str, folder: Path, *, removable: bool = False) -> StoredModel:
+def describe(name: str, folder: Path) -> StoredModel:
     """Reads the config and headers of one."""
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     audio: AudioTask | None = None
@@ -165,7 +163,7 @@ def describe(name: str, folder: Path, *, removable: bool = False) -> StoredModel
         problem = str(error).partition(": ")[2] or str(error)
     except (OSError, ValueError) as error:
         context, can, problem = None, (), str(error)
-    return StoredModel(name, folder, size, context, can, problem, removable, audio, weight_bytes)
+    return StoredModel(name, folder, size, context, can, problem, audio, weight_bytes)
 
 
 def is_embedded(source: str) -> bool:

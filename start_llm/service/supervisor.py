@@ -15,10 +15,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from start_llm.core.errors import ExitCode
@@ -58,7 +57,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         listener = take_from_system(os.environ)
         return Supervisor(place, module_command("serve", "--supervised"), options.flags, listener=listener).run()
     except OSError as error:
-        print(f"supervisor: {error}", flush=True)
+        _say(str(error))
         return ExitCode.NOT_STARTED
     finally:
         place.lock.drop()
@@ -72,7 +71,6 @@ class Supervisor:
         flags: settings that the user gave as flags; they are remembered.
         listener: descriptor of a socket that the system holds for the server; each engine gets it.
         pauses: seconds before each restart in a row.
-        say: writes a line to the log.
     """
 
     def __init__(
@@ -85,45 +83,31 @@ class Supervisor:
         pauses: Sequence[float] = PAUSES,
         stable_seconds: float = STABLE_SECONDS,
         stop_seconds: float = STOP_SECONDS,
-        say: Callable[[str], None] | None = None,
     ) -> None:
         self._place, self._command, self._listener = place, list(command), listener
         self._pauses, self._stable_seconds, self._stop_seconds = tuple(pauses), stable_seconds, stop_seconds
-        self._say = say or partial(print, flush=True)
         self._engine: subprocess.Popen[bytes] | None = None
         self._selector = selectors.DefaultSelector()
         self._ending = False
         self._kill_at = math.inf
         self._trim_at = time.monotonic() + TRIM_SECONDS
         self._log_from = 0
-        self._state = ServerState(
-            place.port,
-            os.getpid(),
-            created(os.getpid()),
-            place.url,
-            str(place.log),
-            since=time.time(),
-            flags=flags or {},
-            activated=listener is not None,
-        )
+        pid, began = os.getpid(), time.time()
+        self._state = ServerState(place.port, pid, created(pid), place.url, str(place.log), since=began)
+        self._state = replace(self._state, flags=flags or {}, activated=listener is not None)
 
     def run(self) -> int:
-        """Until the server has ended for good; the exit code says how. Belongs to the main thread (signals)."""
+        """Until the server has ended for good; the exit code says how. The process's own: it takes its signals."""
         read, write = os.pipe()
         os.set_blocking(write, False)
-        before = {number: signal.signal(number, _noted) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
-        wakeup = signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)  # the loop is woken by the descriptor
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         self._selector.register(read, selectors.EVENT_READ, "signal")
         try:
             return self._supervise(read)
         finally:
             self._kill()
-            signal.set_wakeup_fd(wakeup)
-            for number, handler in before.items():
-                signal.signal(number, handler)
-            self._selector.close()
-            os.close(read)
-            os.close(write)
 
     def _supervise(self, signals: int) -> int:
         failures, ever_ready = 0, False
@@ -140,13 +124,13 @@ class Supervisor:
             failures = 1 if time.monotonic() - began >= self._stable_seconds else failures + 1
             hopeless = code in _NO_USE and not ever_ready
             if hopeless or failures > len(self._pauses):
-                self._say(f"supervisor: {'' if hopeless else f'{failures} times in a row '}{how(code)}: given up")
+                _say(f"{'' if hopeless else f'{failures} times in a row '}{how(code)}: given up")
                 self._tell(phase="gave up")
                 return code if code > 0 else ExitCode.NOT_STARTED
             pause = self._pauses[failures - 1]
-            self._say(f"supervisor: {how(code)}; another start in {pause:g} s ({failures} of {len(self._pauses)})")
+            _say(f"{how(code)}; another start in {pause:g} s ({failures} of {len(self._pauses)})")
             self._tell(phase="waiting")
-            if self._wait(signals, pause):
+            if self._selector.select(pause):  # nothing but signals in a pause
                 self._place.forget()
                 return ExitCode.ENDED
             self._tell(restarts=self._state.restarts + 1)
@@ -199,13 +183,6 @@ class Supervisor:
             self._kill()
             return engine.wait()
 
-    def _wait(self, signals: int, seconds: float) -> bool:
-        """A pause; True if the end was asked for meanwhile."""
-        if self._selector.select(seconds):
-            os.read(signals, 64)
-            self._ending = True
-        return self._ending
-
     def _hear(self, line: str) -> bool:
         """Takes what the engine tells; True if it is ready."""
         event = read_event(line)
@@ -253,7 +230,11 @@ class Supervisor:
         try:
             self._place.write(self._state)
         except OSError as error:
-            self._say(f"supervisor: the state cannot be written: {error}")
+            _say(f"the state cannot be written: {error}")
+
+
+def _say(line: str) -> None:
+    print(f"supervisor: {line}", flush=True)
 
 
 def how(code: int) -> str:
@@ -267,7 +248,3 @@ def how(code: int) -> str:
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
     return f"{known.get(code, 'it ended')} (exit code {code})"
-
-
-def _noted(number: int, frame: object) -> None:
-    """The loop is woken by the descriptor."""

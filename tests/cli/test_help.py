@@ -51,7 +51,7 @@ def test_examples_can_be_typed(name: str) -> None:
 def test_words_behind_the_dashes_are_the_agents() -> None:
     typed = read(["launch", "pi", "--print", "--model", "a/b", "--", "--help", "--", "-x"])
     assert typed.options.arguments == ["--help", "--", "-x"]
-    assert typed.overrides == {"model_path": "a/b"} and typed.options.print
+    assert typed.options.overrides == {"model_path": "a/b"} and typed.options.print
 
 
 def test_hints_name_the_command_that_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def test_what_is_needed_is_fetched_and_verified(hub: Hub, cache: Path) -> None:
     assert done.commit == COMMIT and done.fetched == hub.sent > SIZE
     assert snapshot("owner/model") == done.folder
     (model,) = stored_models(cache)
-    assert model.name == "owner/model" and model.problem == "" and model.removable and model.size > SIZE
+    assert model.name == "owner/model" and model.problem == "" and model.size > SIZE
 
 
 def test_a_second_time_nothing_large_is_fetched(hub: Hub, cache: Path) -> None:
