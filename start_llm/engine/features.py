@@ -1,11 +1,13 @@
 """What the vision tower made of images, by identity: in memory, and in files that outlive the process.
 
-A file is a cache: one that is missing, damaged or of another form is not there. Model thread only.
+A file is a cache: one that is missing, damaged or of another form is not there. It begins with the SHA-256 of the rest,
+which is in the format of safetensors. Model thread only.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
 import os
@@ -13,12 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
-import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
 
 from start_llm.files.atomic import write_atomic
 from start_llm.files.lru import Lru
@@ -27,8 +25,9 @@ log = logging.getLogger(__name__)
 
 MEMORY_BYTES = 256 << 20
 MOST_DISK_BYTES = 1 << 30
-_SUFFIX = ".safetensors"
-_DAMAGE = (SafetensorError, OSError, ValueError, KeyError, TypeError, AttributeError)
+_SUFFIX = ".features"
+_DIGEST_BYTES = 32
+_DAMAGE = (OSError, ValueError, KeyError, TypeError, RuntimeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,34 +131,21 @@ class _Files:
 
 
 def _packed(features: Features) -> bytes:
-    arrays = [features.rows, *features.deep]
-    buffers = [np.array(mx.view(array.reshape(-1), mx.uint8)) for array in arrays]
-    forms = [[str(array.dtype).rpartition(".")[2], *array.shape] for array in arrays]
-    about = json.dumps({"forms": forms, "grid": features.grid})
-    tensors = {str(index): buffer for index, buffer in enumerate(buffers)}
-    packed: bytes = save(tensors, metadata={"about": about, "sha256": _checksum(about, buffers)})
-    return packed
+    buffer = io.BytesIO()
+    arrays = {str(index): array for index, array in enumerate((features.rows, *features.deep))}
+    mx.save_safetensors(buffer, arrays, {"grid": json.dumps(features.grid)})
+    data = buffer.getvalue()
+    return hashlib.sha256(data).digest() + data
 
 
 def _opened(path: Path) -> Features:
     """Raises one of `_DAMAGE`."""
-    with safe_open(path, "np") as file:
-        meta: dict[str, str] = file.metadata()
-        about: dict[str, Any] = json.loads(meta["about"])
-        buffers = [file.get_tensor(str(index)) for index in range(len(about["forms"]))]
-    if _checksum(meta["about"], buffers) != meta["sha256"]:
+    content = path.read_bytes()
+    data = content[_DIGEST_BYTES:]
+    if hashlib.sha256(data).digest() != content[:_DIGEST_BYTES]:
         raise ValueError("wrong checksum")
-    arrays = [
-        mx.view(mx.array(buffer), getattr(mx, form[0])).reshape(form[1:])
-        for buffer, form in zip(buffers, about["forms"], strict=True)
-    ]
-    mx.eval(arrays)
-    grid = about["grid"]
-    return Features(arrays[0], tuple(arrays[1:]), None if grid is None else (grid[0], grid[1]))
-
-
-def _checksum(about: str, buffers: list[np.ndarray[Any, Any]]) -> str:
-    digest = hashlib.sha256(about.encode())
-    for buffer in buffers:
-        digest.update(buffer.data)
-    return digest.hexdigest()
+    arrays, about = mx.load(io.BytesIO(data), format="safetensors", return_metadata=True)
+    rows, *deep = [arrays[str(index)] for index in range(len(arrays))]
+    mx.eval(rows, *deep)
+    grid = json.loads(about["grid"])
+    return Features(rows, tuple(deep), None if grid is None else (grid[0], grid[1]))

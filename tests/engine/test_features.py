@@ -43,7 +43,7 @@ def test_memory_is_bounded_and_the_file_comes_after_it(tmp_path: Path) -> None:
         assert same(store.get(f"image {seed}", tower.of(seed)), made(seed))
     assert tower.asked == list(range(6))
     assert sum(features.nbytes for _, features in store._held.items()) <= 3 * made(0).nbytes
-    assert {path.suffix for path in tmp_path.iterdir()} == {".safetensors"}
+    assert {path.suffix for path in tmp_path.iterdir()} == {".features"}
     assert all(path.stat().st_mode & 0o077 == 0 for path in tmp_path.iterdir()), "pictures are private"
 
 
