@@ -61,7 +61,7 @@ from stored KV), *forked* (another end of a stored prompt), in a *batch* of thre
 
 Of {all} architectures {equal} give equal tokens in all five ways, {others} do not, and {refused} were not made.
 
-A model is checked in the same way when it is loaded for the first time (`engine/decoding_check`). One that computes
+A model is checked in the same way when it is loaded for the first time (`engine/checks`). One that computes
 something else in a batch is decoded row by row; one that cannot go on from stored KV computes each prompt anew.
 `models show`, `details.facts` of `GET /v1/models` (`batches`, `kv_reuse`) and the log say so.
 """

@@ -134,12 +134,12 @@ _after_each_module = pytest.fixture(autouse=True, scope="module")(_log_levels_as
 @pytest.fixture(scope="session", autouse=True)
 def _models_are_trusted() -> Generator[None]:
     """A child process for each of the tests' models would take longer than the tests; `test_inspection` has it."""
-    from start_llm.engine import asking
+    from start_llm.engine import checks
     from start_llm.models import inspection
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(inspection, "_inspect", lambda *_: None)
-        patch.setattr(asking, "check_decoding", _nothing_found)
+        patch.setattr(checks, "check_decoding", _nothing_found)
         yield
 
 

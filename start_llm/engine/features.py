@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 import mlx.core as mx
 
@@ -144,7 +145,8 @@ def _opened(path: Path) -> Features:
     data = content[_DIGEST_BYTES:]
     if hashlib.sha256(data).digest() != content[:_DIGEST_BYTES]:
         raise ValueError("wrong checksum")
-    arrays, about = mx.load(io.BytesIO(data), format="safetensors", return_metadata=True)
+    loaded = mx.load(io.BytesIO(data), format="safetensors", return_metadata=True)
+    arrays, about = cast(tuple[dict[str, mx.array], dict[str, str]], loaded)
     rows, *deep = [arrays[str(index)] for index in range(len(arrays))]
     mx.eval(rows, *deep)
     grid = json.loads(about["grid"])

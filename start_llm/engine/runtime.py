@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator
 from typing import Any
 
 import mlx.core as mx
 
-from start_llm.core.events import TokenLogprob
 from start_llm.core.settings import Settings
-from start_llm.core.work import Submit
-from start_llm.engine.decode.constraint import GrammarProcessor, Grammars
+from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.costs import PassCosts
-from start_llm.engine.decode.draft import RowDrafts
 from start_llm.engine.decode.drafting import Drafts, make_drafts
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.model_runner import ModelRunner
-from start_llm.engine.decode.row import Processors
-from start_llm.engine.decode.sampling import LogprobTap, ThinkingBudget, make_processors, make_sampler, top_logprobs
+from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
@@ -35,76 +31,6 @@ IDLE_STEP = 128  # prompt tokens a chunk of idle work: a request that comes then
 
 WRITE_SECONDS = 20.0  # that writing the rest of the KV may take before a model is unloaded without it
 WRITE_LOOK_SECONDS = 0.02
-
-
-class Guarded:
-    """A sampler or processor whose errors are told to its row and do not end the step.
-
-    Attributes:
-        inner: the sampler or processor itself.
-    """
-
-    def __init__(
-        self, inner: Callable[..., Any], failed: Callable[[Exception], None], instead: Callable[..., Any]
-    ) -> None:
-        self.inner, self._failed, self._instead = inner, failed, instead
-
-    def __call__(self, *given: Any) -> Any:
-        try:
-            return self.inner(*given)
-        except Exception as error:  # noqa: BLE001 - raised by `TextDrawing.logprob`
-            self._failed(error)
-            return self._instead(*given)
-
-
-class TextDrawing:
-    """A row's sampler, processors (logprob tap first, grammar mask last) and logprobs.
-
-    The rows of a step are drawn one after the other: what one row's processor raises is kept until the row's token
-    is reported, so that the step goes on for the others.
-
-    Args:
-        generated: what the row has generated before it was interrupted.
-    """
-
-    def __init__(
-        self,
-        work: Submit,
-        grammars: Grammars | None,
-        generated: Sequence[int] = (),
-        drafts: Drafts | None = None,
-    ) -> None:
-        self.drafts = drafts.begin(work, generated) if drafts is not None else RowDrafts()
-        self._error: Exception | None = None
-        self._top = work.logprobs
-        self._tap = LogprobTap() if work.logprobs is not None else None
-        self.sampler: Callable[[Any], Any] = make_sampler(work.sampling, len(generated))
-        if work.sampling.seed is not None:  # else it is shared between rows, and has no state that could go wrong
-            self.sampler = Guarded(self.sampler, self._failed, lambda logprobs: mx.argmax(logprobs, axis=-1))
-        processors: list[Any] = [self._tap] if self._tap is not None else []
-        processors += make_processors(work.sampling, work.prompt.tokens, generated)
-        if work.thinking is not None:
-            processors.append(ThinkingBudget(work.thinking, generated))
-        self._grammar: GrammarProcessor | None = None
-        if work.constraint is not None and grammars is not None:
-            self._grammar = grammars.processor(work.constraint, generated)
-            processors.append(self._grammar)
-        self.processors: Processors = [
-            Guarded(processor, self._failed, lambda tokens, logits: logits) for processor in processors
-        ]
-
-    def _failed(self, error: Exception) -> None:
-        self._error = self._error or error
-
-    def logprob(self, token: int) -> TokenLogprob | None:
-        self.drafts.said.append(token)
-        if self._error is not None:
-            raise self._error
-        if self._grammar is not None and self._grammar.error is not None:
-            raise self._grammar.error
-        if self._tap is None or self._top is None:
-            return None
-        return top_logprobs(self._tap.take(), token, self._top)
 
 
 class TextRuntime:

@@ -22,11 +22,10 @@ from start_llm.core.prompt import Prompt
 from start_llm.core.report import CacheReport, StoredTree
 from start_llm.core.request import Sampling
 from start_llm.core.work import EngineStatus, Submit
-from start_llm.engine.inflight import InflightRequests
 from start_llm.engine.loop import SHUTTING_DOWN, Command, Loop
 from start_llm.engine.runtime import TextRuntime
 from start_llm.engine.schedule.scheduler import Scheduler
-from start_llm.engine.watchdog import Watchdog
+from start_llm.engine.watchdog import InflightRequests, Watchdog
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
-from start_llm.engine.asking import asker, checker
+from start_llm.engine.checks import asker, checker
 from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.costs import PassCosts
 from start_llm.engine.decode.drafting import KNOWN_COSTS

@@ -27,7 +27,7 @@ from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.work import Submit
 from start_llm.engine.decode.batch import BatchRunner
-from start_llm.engine.runtime import TextDrawing
+from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits

@@ -16,7 +16,7 @@ from start_llm.core.request import Sampling
 from start_llm.core.work import Constraint, ThinkingLimit
 from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.decode.constraint import Grammars
-from start_llm.engine.runtime import TextDrawing
+from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits

@@ -19,7 +19,7 @@ from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.decode.drafting import Drafts
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.model_runner import ModelRunner
-from start_llm.engine.runtime import TextDrawing
+from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits

@@ -18,8 +18,8 @@ from start_llm.core.errors import NotSupported
 from start_llm.core.prompt import FIRST_IMAGE_ID, ImageSpan, Prompt, image_ids
 from start_llm.core.request import Sampling
 from start_llm.engine.decode.model_runner import ModelRunner
+from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.features import FeatureStore
-from start_llm.engine.runtime import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits

@@ -16,7 +16,7 @@ import pytest
 from start_llm.core.prompt import ImageSpan, Prompt, image_ids
 from start_llm.core.request import Sampling
 from start_llm.engine.decode.model_runner import ModelRunner
-from start_llm.engine.runtime import TextDrawing
+from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits

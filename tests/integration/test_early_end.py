@@ -15,7 +15,7 @@ import pytest
 
 from start_llm.core.errors import Internal
 from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
-from start_llm.engine.schedule.prompts import Prompts
+from start_llm.engine.schedule.prefill import Prompts
 from start_llm.engine.thread import EngineThread
 from tests.integration.live import WAIT, Live, live
 

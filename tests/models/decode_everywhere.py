@@ -18,7 +18,7 @@ from start_llm.core.prompt import Prompt
 from start_llm.core.request import Sampling
 from start_llm.core.settings import load_settings
 from start_llm.core.work import Submit
-from start_llm.engine.decoding_check import check_decoding
+from start_llm.engine.checks import check_decoding
 from start_llm.engine.runtime import TextRuntime, make_store
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.kvcache.disk.tier import DiskTier

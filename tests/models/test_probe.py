@@ -12,7 +12,7 @@ import pytest
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings, load_settings
-from start_llm.engine.asking import greedy
+from start_llm.engine.checks import greedy
 from start_llm.models.background import at_once
 from start_llm.models.capabilities import Fact
 from start_llm.models.device import GIB, Device

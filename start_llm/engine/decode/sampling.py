@@ -25,7 +25,11 @@ from start_llm.core.errors import BadRequest
 from start_llm.core.events import TokenLogprob
 from start_llm.core.prompt import FIRST_IMAGE_ID
 from start_llm.core.request import Sampling
-from start_llm.core.work import ThinkingLimit
+from start_llm.core.work import Submit, ThinkingLimit
+from start_llm.engine.decode.constraint import GrammarProcessor, Grammars
+from start_llm.engine.decode.draft import RowDrafts
+from start_llm.engine.decode.drafting import Drafts
+from start_llm.engine.decode.row import Processors
 
 Sampler = Callable[[mx.array], mx.array]
 Processor = Callable[[mx.array, mx.array], mx.array]
@@ -301,3 +305,81 @@ def top_logprobs(logprobs: mx.array, token: int, n: int) -> TokenLogprob:
         pairs = zip(cast(list[int], ids.tolist()), cast(list[float], row[ids].tolist()), strict=True)
         top = sorted(((i, v) for i, v in pairs if v > -math.inf), key=lambda pair: (-pair[1], pair[0]))
     return TokenLogprob(token, max(cast(float, row[token].item()), LOWEST_LOGPROB), tuple(top))
+
+
+# --- one row ----------------------------------------------------------------
+
+
+class Guarded:
+    """A sampler or processor whose errors are told to its row and do not end the step.
+
+    Attributes:
+        inner: the sampler or processor itself.
+    """
+
+    def __init__(
+        self, inner: Callable[..., Any], failed: Callable[[Exception], None], instead: Callable[..., Any]
+    ) -> None:
+        self.inner, self._failed, self._instead = inner, failed, instead
+
+    def __call__(self, *given: Any) -> Any:
+        try:
+            return self.inner(*given)
+        except Exception as error:  # noqa: BLE001 - raised by `TextDrawing.logprob`
+            self._failed(error)
+            return self._instead(*given)
+
+
+class TextDrawing:
+    """A row's sampler, processors (logprob tap first, grammar mask last) and logprobs.
+
+    The rows of a step are drawn one after the other: what one row's processor raises is kept until the row's token
+    is reported, so that the step goes on for the others.
+
+    Args:
+        generated: what the row has generated before it was interrupted.
+    """
+
+    def __init__(
+        self,
+        work: Submit,
+        grammars: Grammars | None,
+        generated: Sequence[int] = (),
+        drafts: Drafts | None = None,
+    ) -> None:
+        self.drafts = drafts.begin(work, generated) if drafts is not None else RowDrafts()
+        self._error: Exception | None = None
+        self._top = work.logprobs
+        self._tap = LogprobTap() if work.logprobs is not None else None
+        self.sampler: Callable[[Any], Any] = make_sampler(work.sampling, len(generated))
+        if work.sampling.seed is not None:  # else it is shared between rows, and has no state that could go wrong
+            self.sampler = Guarded(self.sampler, self._failed, lambda logprobs: mx.argmax(logprobs, axis=-1))
+        processors: list[Any] = [self._tap] if self._tap is not None else []
+        processors += make_processors(work.sampling, work.prompt.tokens, generated)
+        if work.thinking is not None:
+            processors.append(ThinkingBudget(work.thinking, generated))
+        self._grammar: GrammarProcessor | None = None
+        if work.constraint is not None and grammars is not None:
+            self._grammar = grammars.processor(work.constraint, generated)
+            processors.append(self._grammar)
+        self.processors: Processors = [
+            Guarded(processor, self._failed, lambda tokens, logits: logits) for processor in processors
+        ]
+
+    def _failed(self, error: Exception) -> None:
+        self._error = self._error or error
+
+    def logprob(self, token: int) -> TokenLogprob | None:
+        """Of the row's next reported token, if the client asked; called once per token, in order.
+
+        Raises what went wrong in the row's own sampler, penalties or grammar: such a request ends with an error,
+        never with garbage, and the other rows of the step do not notice.
+        """
+        self.drafts.said.append(token)
+        if self._error is not None:
+            raise self._error
+        if self._grammar is not None and self._grammar.error is not None:
+            raise self._grammar.error
+        if self._tap is None or self._top is None:
+            return None
+        return top_logprobs(self._tap.take(), token, self._top)

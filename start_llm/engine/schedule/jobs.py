@@ -42,7 +42,7 @@ class Job:
         counted: seconds that the watchdog has counted before that.
         leader: the prefilling job whose KV this one waits for, up to `leader_until`;
             `stored` is what was stored when it began to wait.
-        drawing: how its tokens are drawn, once it decodes.
+        drawing: a `TextDrawing`: how its tokens are drawn, once it decodes.
         counts: what decoding it took.
         pending: a token that `drawing` has drawn before a pause and that is not reported yet.
         room: tokens that memory allows it to generate in all.

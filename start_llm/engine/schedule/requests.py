@@ -1,8 +1,14 @@
-"""Every request that has not ended yet, and how it leaves: done, cancelled, failed, or put back. Model thread only."""
+"""Every request that has not ended yet: those that decode, and how each leaves. Model thread only.
+
+A decode step computes all rows together, so an error in it names none. Each row of that step is then decoded alone
+for a few tokens: the one that fails alone is to blame and ends, the others go on together. Rows that fail together
+but not alone (there may be memory for one of them only) are decoded alone to their ends.
+"""
 
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -10,15 +16,85 @@ from contextlib import contextmanager
 from start_llm.core.errors import Internal, OutOfMemory, StartLLMError
 from start_llm.core.work import Submit
 from start_llm.engine.decode.draft import Counts
-from start_llm.engine.decode.row import Cache
+from start_llm.engine.decode.model_runner import ModelRunner
+from start_llm.engine.decode.row import Cache, DecodeRow, RowState
+from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule.jobs import EndReason, Job, Stage
 from start_llm.engine.schedule.memory import MemoryGuard
-from start_llm.engine.schedule.prefill import Prefill
-from start_llm.engine.schedule.prompts import Prompts
-from start_llm.engine.schedule.rows import Rows
+from start_llm.engine.schedule.prefill import Prefill, Prompts
 from start_llm.kvcache.blocks import as_tokens
 
 log = logging.getLogger(__name__)
+
+TRIAL_TOKENS = 3
+"""What a row must decode alone to be cleared."""
+
+Draw = Callable[[Submit, Sequence[int]], TextDrawing]
+"""Makes a request's drawing, as it is after these tokens were drawn: a row that was interrupted goes on the same."""
+
+
+class Rows:
+    """Which job is which row of the runner."""
+
+    def __init__(self, runner: ModelRunner, draw: Draw) -> None:
+        self._runner, self._draw = runner, draw
+        self._jobs: dict[int, Job] = {}
+
+    def __len__(self) -> int:
+        return len(self._jobs)
+
+    def insert(self, job: Job, cache: Cache) -> None:
+        """The job starts, or goes on, to decode. `cache` holds `job.prefix` of its tokens."""
+        tokens = job.tokens.tolist()
+        pending, job.pending = job.pending, None
+        if pending is None:
+            job.drawing = self._draw(job.work, job.generated)
+            pending, fresh = tokens.pop(), True
+        else:
+            fresh = False
+        drawing = job.drawing
+        drawing.drafts.counts = job.counts
+        row = RowState(
+            cache, tokens, pending, job.left, drawing.sampler, drawing.processors, fresh=fresh, drafts=drawing.drafts
+        )
+        job.uid = self._runner.insert(row)
+        job.stage = Stage.DECODE
+        self._jobs[job.uid] = job
+
+    def step(self) -> list[tuple[Job, DecodeRow]]:
+        """One decode step of all rows. Rows that are finished leave the runner by themselves."""
+        if not self._jobs:
+            return []
+        rows = self._runner.decode()
+        for row in rows:
+            if row.uid not in self._jobs and row.finish is None:  # its insertion failed half-way
+                self._runner.remove(row.uid)
+        found = [(self._jobs[row.uid], row) for row in rows if row.uid in self._jobs]
+        for _, row in found:
+            if row.finish is not None:
+                del self._jobs[row.uid]
+        return found
+
+    def suspend(self, job: Job) -> RowState | None:
+        """Takes a job out in the middle of its answer; ``None``: not now, see `ModelRunner.suspend`."""
+        row = self._runner.suspend(job.uid)
+        if row is not None:
+            del self._jobs[job.uid]
+        return row
+
+    def remove(self, job: Job) -> tuple[Cache, Sequence[int]] | None:
+        """Takes a job out and returns its KV and the tokens in it; ``None`` if it is not here."""
+        if self._jobs.get(job.uid) is not job:
+            return None
+        del self._jobs[job.uid]
+        return self._runner.remove(job.uid)
+
+    def clear(self) -> list[Job]:
+        """Drops all rows and the runner's state with them. Returns the jobs, oldest first."""
+        self._runner.clear()
+        jobs = list(self._jobs.values())
+        self._jobs.clear()
+        return jobs
 
 
 class Requests:
@@ -159,3 +235,36 @@ def _as_error(error: Exception) -> StartLLMError:
     if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
         return OutOfMemory("The request does not fit in this machine's memory.")
     return Internal(f"The model failed on this request: {type(error).__name__}: {error}")
+
+
+class Trials:
+    """A job on trial has ``alone > 0``: the tokens that it has to decode alone yet."""
+
+    def __init__(self, requests: Requests, rows: Rows) -> None:
+        self._requests, self._rows = requests, rows
+
+    def begin(self, jobs: Sequence[Job]) -> None:
+        """A step of these jobs failed, and their rows are gone."""
+        for job in reversed(jobs):
+            job.failures += 1
+            job.alone = TRIAL_TOKENS if job.failures == 1 else math.inf
+            self._requests.put_back(job)
+
+    def may_start(self, job: Job) -> bool:
+        """Whether a waiting job may be admitted: those on trial one after the other."""
+        return not job.alone or not any(other.alone for other in self._requests if other.stage is not Stage.WAITING)
+
+    def may_decode(self, job: Job) -> bool:
+        """Whether a job whose prompt is done may decode now: one on trial alone, the others after all trials."""
+        if job.alone:
+            return not len(self._rows)
+        return not any(other.alone for other in self._requests)
+
+    def decoded(self, job: Job) -> None:
+        """The job has decoded a token. Once it is cleared it makes room for the next trial, if there is one."""
+        if not job.alone:
+            return
+        job.alone -= 1
+        untried = [other for other in self._requests.waiting if other.alone]
+        if not job.alone and untried:
+            self._requests.put_back(job, self._requests.waiting.index(untried[-1]) + 1)

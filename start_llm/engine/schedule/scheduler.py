@@ -25,16 +25,12 @@ from start_llm.core.work import Submit
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.row import DecodeRow
 from start_llm.engine.schedule.guarded import GuardedStore
-from start_llm.engine.schedule.idle_prefill import IdlePrefill
 from start_llm.engine.schedule.jobs import Job, Stage
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.preemption import Preemption
-from start_llm.engine.schedule.prefill import Prefill
-from start_llm.engine.schedule.prompts import Prompts, report_of
-from start_llm.engine.schedule.requests import Requests
-from start_llm.engine.schedule.rows import Draw, Rows
+from start_llm.engine.schedule.prefill import IdlePrefill, Prefill, Prompts, report_of
+from start_llm.engine.schedule.requests import Draw, Requests, Rows, Trials
 from start_llm.engine.schedule.steps import DecodeShare, StepSize
-from start_llm.engine.schedule.trials import Trials
 from start_llm.kvcache.blocks import as_tokens
 from start_llm.models.device import PREFILL_BYTES
 

@@ -16,7 +16,7 @@ from start_llm.core.work import Submit
 from start_llm.engine.decode.drafting import Drafts
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.quantised import Quantisation
-from start_llm.engine.runtime import TextDrawing
+from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule import preemption as pressure
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory

@@ -9,8 +9,8 @@ import mlx.core as mx
 import pytest
 from mlx_lm.models.cache import KVCache, make_prompt_cache
 
+from start_llm.engine.checks import MOST_LENGTH, check_decoding
 from start_llm.engine.decode.model_runner import ModelRunner
-from start_llm.engine.decoding_check import MOST_LENGTH, check_decoding
 from start_llm.models.background import at_once
 from start_llm.models.capabilities import DecodingCheck
 from tests.engine.fakes import new_row
