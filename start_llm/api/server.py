@@ -30,14 +30,15 @@ from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.api.ops.page import Page
 from start_llm.api.ops.status import Status
 from start_llm.api.table import Dialects, build_routes
+from start_llm.audio.service import AudioService
 from start_llm.core.errors import QueueFull, StartLLMError, Unavailable
-from start_llm.core.media import Audio, Encoders
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings, SettingsError
 from start_llm.dashboard.board import Board
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.observer import Observer
 from start_llm.dashboard.request_log import RequestLog
+from start_llm.embeddings.service import EncoderService
 from start_llm.host.activation import take_from_supervisor
 
 log = logging.getLogger(__name__)
@@ -132,8 +133,8 @@ class ApiServer:
         metrics: Metrics | None = None,
         request_log: RequestLog | None = None,
         observers: Sequence[Observer] = (),
-        encoders: Encoders | None = None,
-        audio: Audio | None = None,
+        encoders: EncoderService | None = None,
+        audio: AudioService | None = None,
     ) -> None:
         check_bind(settings)
         self.metrics = metrics or Metrics()

@@ -68,7 +68,7 @@ class Room:
 
 
 class AudioService:
-    """Implements `core.media.Audio`."""
+    """Thread-safe; called on HTTP threads."""
 
     def __init__(self, settings: Settings, models: AudioModels, thread: EngineThread) -> None:
         self._sources: dict[AudioTask, str | None] = {
@@ -103,6 +103,7 @@ class AudioService:
         return [error.message for error in self._problems.values()]
 
     def named(self, asked: str, task: AudioTask) -> str:
+        """The name of the model that `asked` means for this task. Raises BadRequest, NotFound, NotSupported."""
         check_installed()
         try:
             return self._models.audio_name(asked, task)
@@ -112,9 +113,11 @@ class AudioService:
             raise
 
     def transcribe(self, model: str, file: bytes, hints: Hints) -> AudioWork[Transcript]:
+        """`model`: as `named` says."""
         return AudioWork(self._transcribe(model, file, hints))
 
     def speak(self, model: str, text: str, form: SoundForm) -> AudioWork[bytes]:
+        """`text` is not blank. The result is a file."""
         return AudioWork(self._speak(model, text, form))
 
     def figures(self) -> dict[str, float]:

@@ -190,10 +190,10 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
 # `json` decodes a string in one go and holds the interpreter's lock: 40 MB stop every other thread for 0.2 s. So the
 # inner parts of such strings are taken out, decoded one by one, and put back where a mark stands for them.
 
-_ESCAPE = 6  # bytes: \u00e9
-_U = ord("u")
 _NEARBY = 1 << 12  # bytes: where escapes stand so close, the text is left where it is
-_BLOCK = 1 << 16  # bytes that are copied at a time
+_CUT = re.compile(rb"(?<=[^\\]{5})(?=[^\x80-\xbf])")
+"""A place at which a cut parts no character and no escape; ``\\u00e9`` is the longest. Two escapes that are one
+character may be parted: their halves are joined with all others that clients part."""
 
 
 def decode_in_pieces(raw: bytes, inner: Sequence[tuple[int, int]], decoder: json.JSONDecoder) -> Any:
@@ -208,14 +208,16 @@ def decode_in_pieces(raw: bytes, inner: Sequence[tuple[int, int]], decoder: json
         ValueError, RecursionError: as the decoder does.
     """
     mark = secrets.token_hex(16)  # nobody can have written it
-    rest, done, whole = bytearray(), 0, 0
+    rest, done = bytearray(), 0
     pieces: list[str] = []
     for start, end in inner:
-        start = _whole_from(raw, start, end, whole)
-        end = _whole_until(raw, start, end)
+        first = _CUT.search(raw, start, min(start + _NEARBY, end))
+        if first is None:
+            continue
+        start = first.start()
+        end = max((cut.start() for cut in _CUT.finditer(raw, max(end - _NEARBY, start), end + 1)), default=start)
         if start == end:
             continue
-        whole = end
         rest += raw[done:start]
         rest += f"{mark}{len(pieces)}.".encode()
         pieces.append(decoder.decode(f'"{raw[start:end].decode()}"'))
@@ -223,49 +225,6 @@ def decode_in_pieces(raw: bytes, inner: Sequence[tuple[int, int]], decoder: json
     rest += raw[done:]
     value = decoder.decode(rest.decode().removeprefix("\ufeff"))
     return _filled(value, mark, re.compile(mark + r"(\d+)\."), pieces) if pieces else value
-
-
-def _whole_from(raw: bytes, start: int, end: int, whole: int) -> int:
-    """The first place from `start` on that cuts no character and no escape; `end` if there is none nearby.
-
-    `whole`: a place before it of which that is known.
-    """
-    for place in range(start, min(start + _NEARBY, end)):
-        if _is_whole(raw, place, whole):
-            return place
-    return end
-
-
-def _whole_until(raw: bytes, start: int, end: int) -> int:
-    """The last place up to `end` that does; `start` if there is none nearby."""
-    for place in range(end, max(end - _NEARBY, start), -1):
-        if _is_whole(raw, place, start):
-            return place
-    return start
-
-
-def _is_whole(raw: bytes, place: int, whole: int) -> bool:
-    """Whether a cut before `place` leaves characters and escapes as they are. Two escapes that are one character may be
-    parted: their halves are joined with all others that clients part."""
-    if raw[place] & 0xC0 == 0x80:
-        return False
-    last = raw.rfind(b"\\", max(whole, place - _ESCAPE), place)
-    if last < 0:
-        return True
-    is_escaped = _run(raw, whole, last + 1) % 2 == 0
-    return is_escaped or last + (_ESCAPE if raw[last + 1] == _U else 2) <= place
-
-
-def _run(raw: bytes, start: int, end: int) -> int:
-    """How many backslashes end before `end`, one behind the other, none of them before `start`."""
-    place = end
-    while place > start:
-        block = raw[max(start, place - _BLOCK) : place]
-        rest = block.rstrip(b"\\")
-        place -= len(block) - len(rest)
-        if rest:
-            break
-    return end - place
 
 
 def _filled(value: Any, mark: str, marked: re.Pattern[str], pieces: Sequence[str]) -> Any:

@@ -1,16 +1,12 @@
-"""Texts to vectors, speech to text, text to speech: what the HTTP edge may ask of encoders and audio models.
-
-`embeddings` and `audio` implement it; tests fake it.
-"""
+"""Texts to vectors, speech to text, text to speech: what the HTTP edge gets of encoders and audio models."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from start_llm.core.events import Progress
-from start_llm.core.service import ModelCard
 
 Text = str | tuple[int, ...]
 """A text, or the ids of its tokens without the model's own special tokens."""
@@ -43,31 +39,6 @@ class Encoded:
     vectors: Any
     tokens: int
     cut: int = 0
-
-
-class Encoders(Protocol):
-    """Thread-safe; called on HTTP threads."""
-
-    def named(self, asked: str) -> str:
-        """The name of the encoder that `asked` means. Raises NotFound, NotSupported."""
-        ...
-
-    def encode(
-        self, texts: Sequence[Text], param: str, *, truncate: bool, dimensions: int | None
-    ) -> Computation[Encoded]:
-        """Checks the texts; the iteration computes.
-
-        Args:
-            param: the request's field that holds the texts, for errors.
-            truncate: a text that is too long is cut; else it is an error.
-            dimensions: the first so many of the model's, brought to length 1 again; ``None``: all.
-
-        Raises:
-            BadRequest, NotSupported, Unavailable, OutOfMemory.
-        """
-        ...
-
-    def cards(self) -> tuple[ModelCard, ...]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,19 +104,3 @@ class Sound:
 
     samples: Any
     rate: int
-
-
-class Audio(Protocol):
-    """Thread-safe; called on HTTP threads."""
-
-    def named(self, asked: str, task: AudioTask) -> str:
-        """The name of the model that `asked` means for this task. Raises BadRequest, NotFound, NotSupported."""
-        ...
-
-    def transcribe(self, model: str, file: bytes, hints: Hints) -> Computation[Transcript]:
-        """`model`: as `named` says."""
-        ...
-
-    def speak(self, model: str, text: str, form: SoundForm) -> Computation[bytes]:
-        """`text` is not blank. The result is a file."""
-        ...

@@ -86,7 +86,6 @@ class EventStream(Protocol):
 
         Waits a moment for the model thread, which may be within a chunk.
         """
-        ...
 
 
 class Service(Protocol):
@@ -94,54 +93,41 @@ class Service(Protocol):
 
     def chat(self, request: ChatRequest) -> EventStream:
         """Validates against the model and submits. Raises StartLLMError before any event."""
-        ...
 
     def count_tokens(self, request: ChatRequest) -> int:
         """Tokens of the prompt that this request would make."""
-        ...
 
     def explain(self, request: ChatRequest) -> CacheReport:
         """What the request would reuse and compute; nothing is run."""
-        ...
 
     def cache_report(self, request_id: str) -> CacheReport | None:
         """The report of a recent request."""
-        ...
 
     def background(self, request_id: str) -> Background:
         """What is known of a recent request beside its report."""
-        ...
 
     def stored(self) -> StoredTree:
         """All KV that is stored, for people. Raises Unavailable, TimeoutError."""
-        ...
 
     def token_text(self, token: int, model: str = "") -> str:
         """A token's text, for logprobs, in the vocabulary of the model of that name."""
-        ...
 
     def context_scale(self, model: str) -> float:
         """Of the model's card. Raises NotFound."""
-        ...
 
     def models(self) -> tuple[ModelCard, ...]:
         """All that may be asked for; first the one that the server was started with."""
-        ...
 
     def load_model(self, name: str) -> ModelCard:
         """Returns when it is loaded. Raises NotFound, OutOfMemory, or why it cannot be loaded."""
-        ...
 
     def unload_model(self, name: str) -> ModelCard:
         """Returns when its KV is on disk and its memory is free. Raises NotFound, Conflict while it works."""
-        ...
 
     def pin_model(self, name: str, pinned: bool) -> ModelCard:
         """A pinned model is not unloaded for another one. Raises NotFound."""
-        ...
 
     def served_name(self, asked: str) -> str:
         """The name of the model that answers who asks for `asked`; `asked` itself where none does."""
-        ...
 
     def health(self) -> Health: ...

@@ -288,8 +288,8 @@ class Settings(BaseSettings):
     preserve_thinking: bool = True
     """Show old reasoning to the model where its template can."""
     generation_watchdog_seconds: Seconds = 600.0
-    """Seconds an answer may take once its prompt is computed, and that the model may go without a move (0 = for
-    ever)."""
+    """Seconds an answer may take once its prompt is computed, and that the model may go without a move (0 = no
+    limit)."""
     watchdog_exit: Literal["on", "off"] = "on"
     """End the process with code 75 when the model has not moved for twice GENERATION_WATCHDOG_SECONDS."""
 

@@ -41,7 +41,7 @@ class EncoderPool(Protocol):
 
 
 class EncoderService:
-    """Implements `core.media.Encoders`."""
+    """Thread-safe; called on HTTP threads."""
 
     def __init__(self, settings: Settings, pool: EncoderPool, thread: EngineThread) -> None:
         self._source, self._pool, self._thread = settings.embedding_model, pool, thread
@@ -75,6 +75,7 @@ class EncoderService:
         return "" if self._problem is None else self._problem.message
 
     def named(self, asked: str) -> str:
+        """The name of the encoder that `asked` means. Raises NotFound, NotSupported."""
         files = self._known()
         own = {"", "default", "embedding", files.name, self._source, f"openai/{files.name}", f"openai/{self._source}"}
         if asked in own or _FOREIGN_NAMES.match(asked.rsplit("/", 1)[-1]):
@@ -86,6 +87,16 @@ class EncoderService:
         )
 
     def encode(self, texts: Sequence[Text], param: str, *, truncate: bool, dimensions: int | None) -> Batches:
+        """Checks the texts; the iteration computes.
+
+        Args:
+            param: the request's field that holds the texts, for errors.
+            truncate: a text that is too long is cut; else it is an error.
+            dimensions: the first so many of the model's, brought to length 1 again; ``None``: all.
+
+        Raises:
+            BadRequest, NotSupported, Unavailable, OutOfMemory.
+        """
         files = self._known()
         rows, cut, total = [], 0, 0
         for index, text in enumerate(texts):

@@ -85,7 +85,6 @@ def test_long_strings_are_read_in_pieces(value: Any, chunk: int, ascii_only: boo
     with pytest.MonkeyPatch.context() as patch:
         wanted = _read(bytes(raw))
         patch.setattr(jsontext, "CHUNK", chunk)
-        patch.setattr(jsontext, "_BLOCK", 3)
         assert _read(bytes(raw)) == wanted
 
 
@@ -111,7 +110,7 @@ def test_a_string_of_many_megabytes_leaves_the_lock_to_others(monkeypatch: pytes
 
 
 def test_a_string_of_backslashes_is_looked_at_in_blocks() -> None:
-    """Whether one is escaped depends on all before it: looked at one by one, they stop the others for seconds."""
+    """Looked at one by one, they would stop the others for seconds."""
 
     class Counted(bytes):
         looks = 0

@@ -16,9 +16,10 @@ from start_llm.api.http import sse
 from start_llm.api.http.access import RequestOwners
 from start_llm.api.http.routes import Reply, Request
 from start_llm.api.media.multipart import Form, read_form
+from start_llm.audio.service import AudioService
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import MODEL, SPOKEN_TEXT
-from start_llm.core.media import Audio, AudioTask, Hints, SoundForm, Transcript, TranscriptSegment
+from start_llm.core.media import AudioTask, Hints, SoundForm, Transcript, TranscriptSegment
 from start_llm.core.request import ChatRequest
 
 PLAIN = "text/plain; charset=utf-8"
@@ -56,7 +57,7 @@ class SpeechBody(BodyModel):
 class AudioRoutes:
     """Handlers."""
 
-    audio: Audio | None
+    audio: AudioService | None
     owners: RequestOwners
 
     def transcriptions(self, inbound: Request) -> Task:
@@ -90,7 +91,7 @@ class AudioRoutes:
         data = {"user": user} if user else {}
         return counted_request(task, task, self._audio().named(model, task), data, inbound, self.owners)
 
-    def _audio(self) -> Audio:
+    def _audio(self) -> AudioService:
         if self.audio is None:
             raise NotSupported("This server has no audio models.")
         return self.audio

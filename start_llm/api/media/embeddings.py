@@ -17,8 +17,9 @@ from start_llm.api.http.access import RequestOwners
 from start_llm.api.http.routes import Reply, Request
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import DOCUMENTS, EMBEDDED
-from start_llm.core.media import Computation, Encoded, Encoders, Text
+from start_llm.core.media import Computation, Encoded, Text
 from start_llm.core.request import ChatRequest, Dialect
+from start_llm.embeddings.service import EncoderService
 
 CUT_HEADER = "x-start-llm-cut"
 """How many texts were too long and are known by their beginning only."""
@@ -49,7 +50,7 @@ class RerankBody(BodyModel):
 class Encodings:
     """Handlers of the two routes."""
 
-    encoders: Encoders | None
+    encoders: EncoderService | None
     owners: RequestOwners
 
     def embeddings(self, inbound: Request) -> Task:
@@ -77,13 +78,13 @@ class Encodings:
             request, encoding, lambda found: _rerank(request, found, returned, top), {METHOD_HEADER: SIMILARITY}
         )
 
-    def _encoders(self) -> Encoders:
+    def _encoders(self) -> EncoderService:
         if self.encoders is None:
             raise NotSupported("This server has no embedding model.")
         return self.encoders
 
     def _request(
-        self, encoders: Encoders, dialect: Dialect, model: str | None, data: dict[str, Any], inbound: Request
+        self, encoders: EncoderService, dialect: Dialect, model: str | None, data: dict[str, Any], inbound: Request
     ) -> ChatRequest:
         return counted_request(dialect, PREFIXES[dialect], encoders.named(model or ""), data, inbound, self.owners)
 

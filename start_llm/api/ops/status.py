@@ -15,10 +15,10 @@ from start_llm.api.http.access import RequestOwners
 from start_llm.api.http.routes import Reply, Request
 from start_llm.core.errors import BadRequest, Forbidden, NotFound
 from start_llm.core.jsontext import parse_json
-from start_llm.core.media import Encoders
 from start_llm.core.service import ModelCard, Service
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.request_log import RequestLog
+from start_llm.embeddings.service import EncoderService
 
 SHORT_ID = 6
 """As many characters of an id's end as the terminal shows."""
@@ -33,7 +33,7 @@ class Status:
     counts: Metrics
     request_log: RequestLog
     owners: RequestOwners
-    encoders: Encoders | None = None
+    encoders: EncoderService | None = None
 
     def health(self, inbound: Request) -> Reply:
         health = self.service.health()
