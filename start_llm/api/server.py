@@ -11,10 +11,17 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from start_llm.api.admission import Admission
 from start_llm.api.common.dialect import error_reply
 from start_llm.api.handler import Edge, RequestHandler
-from start_llm.api.http.access import RequestOwners, origin_of
+from start_llm.api.http.access import (
+    RequestOwners,
+    allowed_origin,
+    check_content,
+    check_host,
+    check_key,
+    origin_of,
+    visitor_of,
+)
 from start_llm.api.http.answers import encode_reply
 from start_llm.api.http.body import Bodies
 from start_llm.api.http.connection import Connection, send_now
@@ -27,6 +34,7 @@ from start_llm.api.media.audio import AudioRoutes
 from start_llm.api.media.embeddings import Encodings
 from start_llm.api.openai.responses import StoredResponses
 from start_llm.api.openai.responses_store import ResponsesStore
+from start_llm.api.ops import page
 from start_llm.api.ops.page import Page
 from start_llm.api.ops.status import Status
 from start_llm.api.table import Dialects, build_routes
@@ -44,12 +52,10 @@ from start_llm.host.activation import take_from_supervisor
 log = logging.getLogger(__name__)
 
 BACKLOG = 128
+OPEN_PATHS = frozenset({"/health"}) | page.OPEN_PATHS
 QUICK_THREADS = 2
 FEED_THREADS = 8
 """Pages that may be open at a time; each has a thread, which mostly sleeps."""
-
-
-Task = Callable[[], None]
 
 
 class WorkerPool:
@@ -62,7 +68,7 @@ class WorkerPool:
         self._threads = [
             threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True) for number in range(threads)
         ]
-        self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._most = threads + most_waiting
         self._tasks = 0
         self._idle = threading.Condition()
@@ -71,7 +77,7 @@ class WorkerPool:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, task: Task) -> bool:
+    def submit(self, task: Callable[[], None]) -> bool:
         """False if there is no room."""
         with self._idle:
             if self._threads and self._tasks >= self._most:
@@ -96,7 +102,7 @@ class WorkerPool:
         while (task := self._queue.get()) is not None:
             self._run(task)
 
-    def _run(self, task: Task) -> None:
+    def _run(self, task: Callable[[], None]) -> None:
         try:
             task()
         except Exception:  # the thread's edge
@@ -157,8 +163,7 @@ class ApiServer:
             Encodings(encoders, owners),
             AudioRoutes(audio, owners),
         )
-        self._admission = Admission(settings, self.routes)
-        self._host = settings.mlx_host
+        self._settings, self._host_names = settings, settings.host_names
         self._at_work: set[Connection] = set()
         self._lock = threading.Lock()
         self._stopping = False
@@ -176,7 +181,8 @@ class ApiServer:
     @property
     def url(self) -> str:
         """Base URL without a path, as a client on this machine would use it."""
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self._host, self._host)
+        host = self._settings.mlx_host
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(host, host)
         return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
 
     def start(self) -> None:
@@ -215,7 +221,29 @@ class ApiServer:
     # --- what the front asks (`front.RequestDispatcher`) ---
 
     def admit(self, head: Head, peer: str) -> Request:
-        return self._admission.admit(head, peer)
+        settings, options = self._settings, head.method == "OPTIONS"
+        check_host(head.headers, self._host_names)
+        origin = allowed_origin(head.headers)
+        if head.path not in OPEN_PATHS and not options:
+            check_key(head.headers, settings.api_key)
+        route, params = self.routes.find(head.path)
+        handler = None if options else self.routes.handler(route, head.method, head.path)
+        reads_body = head.method == "POST" and head.length != 0
+        if reads_body:
+            check_content(head.headers, form=route.form)
+        return Request(
+            head.method,
+            head.path,
+            head.headers,
+            params=params,
+            visitor=visitor_of(head.headers, peer, settings.api_key),
+            handler=handler,
+            methods=route.methods,
+            origin=origin,
+            lane="quick" if options else route.lane,
+            most_bytes=settings.max_body_bytes if reads_body else None,
+            query=head.target.partition("?")[2].partition("#")[0],
+        )
 
     def dispatch(self, connection: Connection) -> None:
         request = connection.reader.request

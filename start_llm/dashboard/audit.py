@@ -48,14 +48,25 @@ _TRIM_EVERY = 200  # rows
 
 
 @dataclass(frozen=True, slots=True)
-class AuditEntry:
+class Counts:
+    """Tokens, see `CacheReport`. Seconds from arrival to the end, and to the first piece of the answer."""
+
+    prompt: int
+    reused: int
+    computed: int
+    new: int
+    answer: int
+    seconds: float
+    seconds_first: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class AuditEntry(Counts):
     """A request that has ended.
 
     Attributes:
         time: of its end, unix seconds.
         outcome: one of `OUTCOMES`.
-        prompt, reused, computed, new, answer: tokens; see `CacheReport`.
-        seconds, seconds_first: from arrival to the end, and to the first piece of the answer.
         miss: why more was computed than was new, see `Miss.summary`; empty where it was not.
     """
 
@@ -67,13 +78,6 @@ class AuditEntry:
     model: str
     outcome: str
     status: int
-    prompt: int
-    reused: int
-    computed: int
-    new: int
-    answer: int
-    seconds: float
-    seconds_first: float | None
     miss: str
 
 
@@ -82,19 +86,12 @@ _MARKS = ", ".join("?" for _ in fields(AuditEntry))
 
 
 @dataclass(frozen=True, slots=True)
-class Sum:
+class Sum(Counts):
     """Several requests together; `seconds` and `seconds_first` are means."""
 
     name: str
     requests: int
     answered: int
-    prompt: int
-    reused: int
-    computed: int
-    new: int
-    answer: int
-    seconds: float
-    seconds_first: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +204,9 @@ def sums(path: Path, wanted: Wanted, by: str) -> list[Sum]:
     """What is wanted, added up by one of `GROUPS`; most prompt tokens first, days in order. Raises FileUnavailable."""
     where, values = wanted.where()
     query = (
-        f"SELECT {GROUPS[by]} AS name, COUNT(*), SUM(outcome = 'answered'), SUM(prompt), SUM(reused), SUM(computed), "
-        f"SUM(new), SUM(answer), AVG(seconds), AVG(seconds_first) FROM requests WHERE {where} GROUP BY 1 "
-        f"ORDER BY {'1' if by == 'day' else '4 DESC'}"
+        "SELECT SUM(prompt), SUM(reused), SUM(computed), SUM(new), SUM(answer), AVG(seconds), AVG(seconds_first), "
+        f"{GROUPS[by]} AS name, COUNT(*), SUM(outcome = 'answered') FROM requests WHERE {where} "
+        f"GROUP BY name ORDER BY {'name' if by == 'day' else '1 DESC'}"
     )
     return [Sum(*row) for row in _ask(path, query, values)]
 

@@ -1,22 +1,27 @@
-"""What the page at `/` shows of requests: those that run, and the last ones that have ended."""
+"""What the page at `/` shows of requests: those that run, the last ones that have ended, what the last day reused."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from start_llm.core.events import Event
 from start_llm.core.request import ChatRequest
+from start_llm.dashboard.audit import AuditEntry
 from start_llm.dashboard.observer import Observer, Outcome
 from start_llm.dashboard.request_log import log_entry
-from start_llm.dashboard.terminal import RequestLine, row_name
+from start_llm.dashboard.terminal import RequestLine, RequestLines
 
 KEPT = 200
+SLOT_SECONDS = 900
+SLOTS = 96
+MOST_CLIENTS = 16
+OTHERS = "others"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,35 +41,33 @@ class BoardView:
     last: int
 
 
-class Board(Observer):
+class Board(RequestLines):
     """Thread-safe; one condition wakes whoever waits for news."""
 
     def __init__(
         self, clock: Callable[[], float] = time.monotonic, today: Callable[[], datetime] = lambda: datetime.now(UTC)
     ) -> None:
-        self._clock, self._today = clock, today
+        super().__init__(clock)
+        self._today = today
         self._changed = threading.Condition()
         self._version = 0
-        self._rows: dict[str, tuple[ChatRequest, RequestLine]] = {}
         self._ended: deque[tuple[int, dict[str, Any]]] = deque(maxlen=KEPT)
         self._last = 0
 
     def started(self, request: ChatRequest) -> None:
         with self._changed:
-            self._rows[request.id] = (request, RequestLine(row_name(request), self._clock()))
+            super().started(request)
             self._news()
 
     def event(self, request: ChatRequest, event: Event) -> None:
         with self._changed:
-            found = self._rows.get(request.id)
-            if found is not None:
-                found[1].see(event, self._clock())
-                self._news()
+            super().event(request, event)
+            self._news()
 
     def ended(self, request: ChatRequest, outcome: Outcome) -> None:
         entry = log_entry(request, outcome, self._today())
         with self._changed:
-            self._rows.pop(request.id, None)
+            super().ended(request, outcome)
             self._last += 1
             self._ended.append((self._last, entry))
             self._news()
@@ -90,7 +93,7 @@ class Board(Observer):
             version, last, now = self._version, self._last, self._clock()
         return BoardView(
             version,
-            [_running(request, row, now) for request, row in rows if may_see(request.id)],
+            [_running(row, now) for row in rows if may_see(row.request.id)],
             [entry for number, entry in ended if number > after and may_see(entry["id"])],
             last,
         )
@@ -100,12 +103,8 @@ class Board(Observer):
         self._changed.notify_all()
 
 
-def _running(request: ChatRequest, row: RequestLine, now: float) -> dict[str, Any]:
-    """Seconds, tokens, and tokens per second; `pieces` are the parts of the answer so far, about a token each."""
-    began = {"queued": row.began, "prefill": row.prefill_began}.get(row.state, row.answer_began)
-    seconds = max(now - began, 1e-6)
-    work = row.pieces if row.state == "answer" else row.done - row.prefill_from
-    rate = work / seconds if row.state != "queued" else 0.0
+def _running(row: RequestLine, now: float) -> dict[str, Any]:
+    request, left = row.request, row.seconds_left(now)
     return {
         "id": request.id,
         "dialect": request.dialect,
@@ -119,6 +118,66 @@ def _running(request: ChatRequest, row: RequestLine, now: float) -> dict[str, An
         "total": row.total,
         "reused": row.reused,
         "pieces": row.pieces,
-        "rate": round(rate, 1),
-        "left": round((row.total - row.done) / rate, 1) if row.state == "prefill" and rate > 0 else None,
+        "rate": round(row.rate(now), 1),
+        "left": None if left is None else round(left, 1),
     }
+
+
+class Daily(Observer):
+    """What each client's requests reused over the last day, in quarters of an hour. Counts only. Thread-safe.
+
+    Args:
+        clock: unix seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._clients: dict[str, dict[int, list[int]]] = {}
+
+    def ended(self, request: ChatRequest, outcome: Outcome) -> None:
+        report = outcome.report
+        if report is None or not report.prompt:
+            return
+        with self._lock:
+            self._add(self._clock(), request.client, report.reused, report.computed, report.new)
+
+    def begin_with(self, entries: Iterable[AuditEntry]) -> None:
+        """Counts what was written down before this server was started."""
+        with self._lock:
+            for entry in entries:
+                if entry.prompt:
+                    self._add(entry.time, entry.client, entry.reused, entry.computed, entry.new)
+
+    def _add(self, when: float, client: str, reused: int, computed: int, new: int) -> None:
+        slot = int(when) // SLOT_SECONDS
+        self._forget(int(self._clock()) // SLOT_SECONDS)
+        name = client or "other"
+        if name not in self._clients and len(self._clients) >= MOST_CLIENTS:
+            name = OTHERS
+        again = max(0, computed - new)
+        counts = self._clients.setdefault(name, {}).setdefault(slot, [0, 0, 0, 0])
+        for index, more in enumerate((1, reused, computed - again, again)):
+            counts[index] += more
+
+    def day(self) -> dict[str, Any]:
+        """Per client ``[slot, requests, reused, new, again]``, slots from the first of the day on; busiest first."""
+        slot = int(self._clock()) // SLOT_SECONDS
+        first = slot - SLOTS + 1
+        with self._lock:
+            self._forget(slot)
+            busiest = sorted(
+                self._clients.items(), key=lambda item: -sum(sum(counts[1:]) for counts in item[1].values())
+            )
+            clients = [
+                {"name": name, "slots": [[at - first, *counts] for at, counts in sorted(slots.items())]}
+                for name, slots in busiest
+            ]
+        return {"slots": SLOTS, "slot_seconds": SLOT_SECONDS, "clients": clients}
+
+    def _forget(self, slot: int) -> None:
+        for name, slots in list(self._clients.items()):
+            for at in [at for at in slots if at <= slot - SLOTS]:
+                del slots[at]
+            if not slots:
+                del self._clients[name]

@@ -36,36 +36,48 @@ PROGRESS_SECONDS = 10.0
 
 @dataclass(slots=True)
 class RequestLine:
-    """One request as it goes. Times are ``time.monotonic()`` seconds, the rest are tokens or events."""
+    """One request as it goes.
 
-    name: str
+    Attributes:
+        began, since: when it arrived, and when its `state` began, in ``time.monotonic()`` seconds.
+        done, total, reused: tokens of the prompt.
+        pieces: parts of the answer so far, about a token each.
+    """
+
+    request: ChatRequest
     began: float
+    since: float
     state: str = "queued"
     done: int = 0
     total: int = 0
     reused: int = 0
-    prefill_began: float = 0.0
-    prefill_from: int = 0
     pieces: int = 0
-    answer_began: float = 0.0
-    line_at: float = 0.0
 
     def see(self, event: Event, now: float) -> None:
         if isinstance(event, Started):
-            self.state, self.total, self.reused = "prefill", event.report.prompt, event.report.reused
-            self.done = self.prefill_from = event.report.reused
-            self.prefill_began = now
+            self.state, self.since, self.total = "prefill", now, event.report.prompt
+            self.done = self.reused = event.report.reused
         elif isinstance(event, Progress):
             if event.total and self.state != "answer":
                 self.state, self.done, self.total = "prefill", event.done, event.total
         elif isinstance(event, FirstToken | TextDelta | ReasoningDelta | ToolCallDelta):
             if self.state != "answer":
-                self.state, self.answer_began = "answer", now
+                self.state, self.since = "answer", now
             self.pieces += not isinstance(event, FirstToken)
+
+    def rate(self, now: float) -> float:
+        """Tokens of the prompt or pieces of the answer in a second; 0 where nothing is known yet."""
+        work = {"prefill": self.done - self.reused, "answer": self.pieces}.get(self.state, 0)
+        return work / max(now - self.since, 1e-6)
+
+    def seconds_left(self, now: float) -> float | None:
+        """Of the prefill; ``None`` where that is not known."""
+        rate = self.rate(now)
+        return (self.total - self.done) / rate if self.state == "prefill" and rate > 0 else None
 
     def line(self, now: float) -> str:
         """Time so far, done and to do, rate, time left."""
-        return f"{self.name}  {span(now - self.began)}  {self._doing(now)}"
+        return f"{row_name(self.request)}  {span(now - self.began)}  {self._doing(now)}"
 
     def _doing(self, now: float) -> str:
         if self.state == "queued":
@@ -73,15 +85,31 @@ class RequestLine:
         if self.state == "prefill":
             share = self.done / self.total if self.total else 0.0
             line = f"prefill {self.done:,}/{self.total:,} ({share:.0%}), {self.reused:,} reused"
-            seconds = now - self.prefill_began
-            if self.done <= self.prefill_from or seconds <= 0:
-                return line
-            rate = (self.done - self.prefill_from) / seconds
-            return f"{line}, {rate:,.0f} token/s, {span((self.total - self.done) / rate)} left"
+            left = self.seconds_left(now)
+            return line if left is None else f"{line}, {self.rate(now):,.0f} token/s, {span(left)} left"
         if not self.pieces:  # an answer that is sent as a whole
-            return f"answering since {span(now - self.answer_began)}"
-        seconds = max(now - self.answer_began, 1e-6)
-        return f"answer {self.pieces:,} pieces, {self.pieces / seconds:,.1f}/s"
+            return f"answering since {span(now - self.since)}"
+        return f"answer {self.pieces:,} pieces, {self.rate(now):,.1f}/s"
+
+
+class RequestLines(Observer):
+    """Keeps a line for each request that runs. Who calls from several threads has a lock of its own."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._rows: dict[str, RequestLine] = {}
+
+    def started(self, request: ChatRequest) -> None:
+        now = self._clock()
+        self._rows[request.id] = RequestLine(request, now, now)
+
+    def event(self, request: ChatRequest, event: Event) -> None:
+        row = self._rows.get(request.id)
+        if row is not None:
+            row.see(event, self._clock())
+
+    def ended(self, request: ChatRequest, outcome: Outcome) -> None:
+        self._rows.pop(request.id, None)
 
 
 def span(seconds: float) -> str:
@@ -117,33 +145,27 @@ def summary(request: ChatRequest, outcome: Outcome) -> str:
     return line if outcome.error is None else f"{line}  {outcome.error}"
 
 
-class LiveLines(Observer):
+class LiveLines(RequestLines):
     """For a terminal. Nothing is drawn, and no thread runs, while no request is active."""
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
         self._console = console
-        self._clock = clock
         self._lock = threading.Lock()
-        self._rows: dict[str, RequestLine] = {}
         self._live: Live | None = None
 
     def started(self, request: ChatRequest) -> None:
         with self._lock:
-            self._rows[request.id] = RequestLine(row_name(request), self._clock())
+            super().started(request)
             if self._live is None:
                 self._live = Live(
                     console=self._console, get_renderable=self._render, refresh_per_second=4, transient=True
                 )
                 self._live.start()
 
-    def event(self, request: ChatRequest, event: Event) -> None:
-        row = self._rows.get(request.id)
-        if row is not None:
-            row.see(event, self._clock())
-
     def ended(self, request: ChatRequest, outcome: Outcome) -> None:
         with self._lock:
-            self._rows.pop(request.id, None)
+            super().ended(request, outcome)
             if not self._rows and self._live is not None:
                 self._live.stop()
                 self._live = None
@@ -158,30 +180,26 @@ class LiveLines(Observer):
         return table
 
 
-class PlainLines(Observer):
+class PlainLines(RequestLines):
     """For a pipe or a file: a line per request, and now and then one for a long prefill."""
 
     def __init__(self, write: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
         self._write = write
-        self._clock = clock
-        self._rows: dict[str, RequestLine] = {}
-
-    def started(self, request: ChatRequest) -> None:
-        now = self._clock()
-        self._rows[request.id] = RequestLine(row_name(request), now, line_at=now)
+        self._written: dict[str, float] = {}
 
     def event(self, request: ChatRequest, event: Event) -> None:
-        row = self._rows.get(request.id)
-        if row is None:
+        super().event(request, event)
+        row, now = self._rows.get(request.id), self._clock()
+        if row is None or not isinstance(event, Progress):
             return
-        now = self._clock()
-        row.see(event, now)
-        if isinstance(event, Progress) and now - row.line_at >= PROGRESS_SECONDS:
-            row.line_at = now
+        if now - self._written.get(request.id, row.began) >= PROGRESS_SECONDS:
+            self._written[request.id] = now
             self._write(row.line(now))
 
     def ended(self, request: ChatRequest, outcome: Outcome) -> None:
-        self._rows.pop(request.id, None)
+        super().ended(request, outcome)
+        self._written.pop(request.id, None)
         self._write(summary(request, outcome))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
 from start_llm.dashboard.audit import AuditEntry
-from start_llm.dashboard.daily import MOST_CLIENTS, OTHERS, SLOT_SECONDS, SLOTS, Daily
+from start_llm.dashboard.board import MOST_CLIENTS, OTHERS, SLOT_SECONDS, SLOTS, Daily
 from start_llm.dashboard.observer import Outcome
 
 
@@ -48,7 +48,7 @@ def test_it_begins_with_what_was_written_down() -> None:
 
     def written(when: float, prompt: int) -> AuditEntry:
         names = ("id", "pi", "session", "chat", "m", "answered")
-        return AuditEntry(when, *names, 200, prompt, 60, 40, 30, 5, 1.0, None, "")
+        return AuditEntry(prompt, 60, 40, 30, 5, 1.0, None, when, *names, 200, "")
 
     daily.begin_with([written(clock.now - SLOT_SECONDS, 100), written(clock.now, 0)])
     end(daily, "pi", prompt=5, computed=5, new=5)

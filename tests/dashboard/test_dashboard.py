@@ -137,26 +137,30 @@ def test_counters_stand_in_the_log_at_the_start_and_with_each_request(tmp_path: 
     assert "counters" not in requests.recent()[0]  # what clients are told
 
 
+ROW = ChatRequest("chatcmpl-000001", "chat", "m")
+NAME = "chat        000001"
+
+
 def test_a_row_tells_time_so_far_progress_rate_and_time_left() -> None:
-    row = RequestLine("chat", 0.0)
-    assert row.line(3.0) == "chat  3 s  waiting"
+    row = RequestLine(ROW, 0.0, 0.0)
+    assert row.line(3.0) == f"{NAME}  3 s  waiting"
     row.see(Progress(0, 0), 3.0)
     assert row.state == "queued"
     row.see(Started(REPORT), 10.0)
     row.see(Progress(1100, 1200), 12.0)
-    assert row.line(12.0) == "chat  12 s  prefill 1,100/1,200 (92%), 1,000 reused, 50 token/s, 2 s left"
+    assert row.line(12.0) == f"{NAME}  12 s  prefill 1,100/1,200 (92%), 1,000 reused, 50 token/s, 2 s left"
     row.see(TextDelta("a"), 14.0)
     row.see(TextDelta("b"), 15.0)
-    assert row.line(16.0) == "chat  16 s  answer 2 pieces, 1.0/s"
+    assert row.line(16.0) == f"{NAME}  16 s  answer 2 pieces, 1.0/s"
 
 
 def test_an_answer_that_is_sent_as_a_whole_is_being_answered_from_its_first_token_on() -> None:
-    row = RequestLine("chat", 0.0)
+    row = RequestLine(ROW, 0.0, 0.0)
     row.see(Started(REPORT), 1.0)
     row.see(Progress(1200, 1200), 2.0)
     row.see(FirstToken(), 3.0)
     row.see(Progress(1200, 1200), 5.0)  # a sign of life
-    assert (row.state, row.line(6.0)) == ("answer", "chat  6 s  answering since 3 s")
+    assert (row.state, row.line(6.0)) == ("answer", f"{NAME}  6 s  answering since 3 s")
 
 
 def test_times_are_told_in_minutes_and_hours() -> None:

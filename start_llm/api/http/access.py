@@ -1,4 +1,4 @@
-"""Who asks, whether they may, and who may see again what is kept of a request. Says nothing about what is asked."""
+"""What a head must have, who asks, and who may see again what is kept of a request. Knows nothing of what is asked."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from start_llm.core.errors import BadRequest, Forbidden, Unauthorized
+from start_llm.core.errors import BadRequest, Forbidden, Unauthorized, UnsupportedMediaType
 from start_llm.core.hosts import host_allowed, host_name, is_loopback, origin_allowed
 from start_llm.core.jsontext import parse_inner
 from start_llm.files.lru import Lru
@@ -20,6 +20,8 @@ MOST_KEPT = 8192
 FORWARDED = frozenset({"via", "forwarded", "x-real-ip", "true-client-ip", "x-client-ip", "x-cluster-client-ip"})
 FORWARDED_BEGINNINGS = ("x-forwarded-", "cf-")
 """Header fields, and beginnings of their names, that a proxy adds: the client behind it may be on any machine."""
+FORM = "application/x-www-form-urlencoded"
+MULTIPART = "multipart/form-data"
 _SESSION_END = re.compile(r"_session_[0-9a-fA-F-]+$")
 
 
@@ -72,6 +74,26 @@ def origin_of(headers: Mapping[str, str]) -> str | None:
         return allowed_origin(headers)
     except Forbidden:
         return None
+
+
+def check_content(headers: Mapping[str, str], *, form: bool) -> None:
+    """Raises UnsupportedMediaType for a body that is neither JSON nor, where one is wanted, a form with files."""
+    kind = headers.get("Content-Type", "application/json").split(";", 1)[0].strip().lower()
+    names_origin, by_browser = "Origin" in headers, "Sec-Fetch-Site" in headers
+    if form:
+        if kind != MULTIPART:
+            raise UnsupportedMediaType(f"Content-Type must be {MULTIPART}, but is {kind!r}.", param="Content-Type")
+        if by_browser and not names_origin:
+            raise UnsupportedMediaType("A web page must send its form by a script, with an Origin.", param="Origin")
+    elif kind == FORM and not names_origin and not by_browser:
+        pass  # `curl -d` says so of whatever it sends; a web page's form would name its origin
+    elif kind != "application/json" and not kind.endswith("+json"):
+        raise UnsupportedMediaType(f"Content-Type must be application/json, but is {kind!r}.", param="Content-Type")
+    coding = headers.get("Content-Encoding", "identity").lower()
+    if coding not in {"", "identity"}:
+        raise UnsupportedMediaType(
+            f"Content-Encoding {coding!r} is not supported; send the body as it is.", param="Content-Encoding"
+        )
 
 
 # --- who asks, as a digest of the key and of the user that the client names -----

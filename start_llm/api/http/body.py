@@ -28,18 +28,13 @@ class Bodies:
         self._memory = memory
         self._disk = max(disk, 2 * largest)
 
-    def take_memory(self, size: int) -> bool:
+    def take(self, *, memory: int = 0, disk: int = 0) -> bool:
+        """False: there is no room."""
         with self._lock:
-            if size > self._memory:
+            if memory > self._memory or disk > self._disk:
                 return False
-            self._memory -= size
-            return True
-
-    def take_disk(self, size: int) -> bool:
-        with self._lock:
-            if size > self._disk:
-                return False
-            self._disk -= size
+            self._memory -= memory
+            self._disk -= disk
             return True
 
     def give_back(self, memory: int, disk: int) -> None:
@@ -63,7 +58,7 @@ class ReceivedBody:
     def write(self, data: bytes) -> None:
         """Raises Unavailable: no room, or the file cannot be written."""
         fits = self._file is None and len(self._memory) + len(data) <= MEMORY_OF_ONE
-        if fits and self._bodies.take_memory(len(data)):
+        if fits and self._bodies.take(memory=len(data)):
             self._memory += data
             return
         try:
@@ -98,7 +93,7 @@ class ReceivedBody:
         self._memory = bytearray()
 
     def _append(self, data: bytes | bytearray) -> None:
-        if not self._bodies.take_disk(len(data)):
+        if not self._bodies.take(disk=len(data)):
             raise Unavailable("Too many large requests are arriving at once. Try again later.")
         self._on_disk += len(data)
         assert self._file is not None

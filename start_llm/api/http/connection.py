@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import selectors
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from start_llm.api.http.answers import CONTINUE
 from start_llm.api.http.body import Bodies, ReceivedBody
 from start_llm.api.http.routes import Request
-from start_llm.api.http.wire import BodyReader, Head, body_reader, find_head, read_head
+from start_llm.api.http.wire import ChunkedBody, Head, PlainBody, body_reader, find_head, read_head
 
 HEAD_SECONDS = 20.0
 BODY_SECONDS = 120.0
@@ -41,7 +42,7 @@ class RequestReader:
         self.following = bytearray(following)
         self.body = ReceivedBody(bodies)
         self._admit = admit
-        self._body_reader: BodyReader | None = None
+        self._body_reader: PlainBody | ChunkedBody | None = None
         self._searched = 0
         self._latest = 0.0
 
@@ -92,6 +93,7 @@ class RequestReader:
         self.received = now
 
 
+@dataclass(eq=False, slots=True)
 class Connection:
     """It waits at the front for a request or for its client to take an answer, or a worker has it.
 
@@ -107,14 +109,14 @@ class Connection:
             reset, which can overtake the answer.
     """
 
-    __slots__ = ("address", "deadline", "draining", "keep", "latest", "outgoing", "reader", "socket")
-
-    def __init__(self, connected: socket.socket, address: tuple[str, int], reader: RequestReader, deadline: float):
-        self.socket, self.address, self.reader, self.deadline = connected, address, reader, deadline
-        self.latest = 0.0
-        self.outgoing = b""
-        self.keep = True
-        self.draining = False
+    socket: socket.socket
+    address: tuple[str, int]
+    reader: RequestReader
+    deadline: float
+    latest: float = 0.0
+    outgoing: bytes = b""
+    keep: bool = True
+    draining: bool = False
 
     @property
     def is_arriving(self) -> bool:
@@ -129,7 +131,7 @@ class Connection:
         self.socket.close()
 
 
-class Connections:
+class Connections(dict[Connection, None]):
     """All that wait, oldest first. Belongs to the front thread.
 
     Args:
@@ -140,25 +142,15 @@ class Connections:
     """
 
     def __init__(self, selector: selectors.BaseSelector, most: int) -> None:
+        super().__init__()
         self.dropped = 0
         self._selector = selector
         self._most = most
-        self._waiting: dict[Connection, None] = {}
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def __contains__(self, connection: object) -> bool:
-        return connection in self._waiting
-
-    def __iter__(self) -> Iterator[Connection]:
-        """Over those that wait now, whatever becomes of them meanwhile."""
-        return iter(list(self._waiting))
 
     def add(self, connection: Connection) -> None:
-        while len(self._waiting) >= self._most:
+        while len(self) >= self._most:
             self.drop_oldest()
-        self._waiting[connection] = None
+        self[connection] = None
         self._selector.register(connection.socket, selectors.EVENT_READ, connection)
 
     def look_for(self, connection: Connection, events: int) -> None:
@@ -167,8 +159,8 @@ class Connections:
 
     def remove(self, connection: Connection) -> None:
         """It stays open, for somebody else."""
-        if connection in self._waiting:
-            del self._waiting[connection]
+        if connection in self:
+            del self[connection]
             self._selector.unregister(connection.socket)
 
     def drop(self, connection: Connection) -> None:
@@ -176,9 +168,9 @@ class Connections:
         connection.close()
 
     def drop_oldest(self) -> None:
-        if self._waiting:
+        if self:
             self.dropped += 1
-            self.drop(next(iter(self._waiting)))
+            self.drop(next(iter(self)))
 
 
 def send_now(connected: socket.socket, data: bytes) -> bytes:

@@ -79,7 +79,6 @@ class Front:
 
     def start(self) -> None:
         self._listener.listen()
-        self._waker.register()
         self._thread.start()
 
     def take_back(self, connection: Connection, outgoing: bytes, *, keep: bool) -> None:
@@ -152,7 +151,7 @@ class Front:
         if now < self._next_sweep:
             return
         self._next_sweep = now + SWEEP_SECONDS
-        for connection in (item for item in self._connections if item.deadline < now):
+        for connection in [item for item in self._connections if item.deadline < now]:
             if connection.is_arriving:
                 self._guarded(self._refuse, connection, RequestTimeout("The request took too long to arrive."))
             else:
@@ -250,7 +249,7 @@ class Front:
 
     def _end_waiting(self) -> None:
         """What is idle closes, what is not complete gets 503."""
-        for connection in self._connections:
+        for connection in list(self._connections):
             if connection.is_arriving:
                 self._guarded(self._refuse, connection, Unavailable("The server is shutting down."))
             elif connection.is_idle:

@@ -113,13 +113,10 @@ class Waker:
     """Wakes the front thread from its selector; `wake` may be called from any thread."""
 
     def __init__(self, selector: selectors.BaseSelector) -> None:
-        self._selector = selector
         self._inside, self._outside = socket.socketpair()
         self._inside.setblocking(False)
         self._outside.setblocking(False)
-
-    def register(self) -> None:
-        self._selector.register(self._inside, selectors.EVENT_READ, self)
+        selector.register(self._inside, selectors.EVENT_READ, self)
 
     def wake(self) -> None:
         try:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from start_llm.core.errors import BadRequest, TooLarge
 
@@ -174,24 +173,15 @@ def _body_length(headers: Headers, version: tuple[int, int]) -> int | None:
     return int(digits or "0")
 
 
-class BodyReader(Protocol):
-    """Takes the bytes of one body off a connection's."""
-
-    complete: bool
-
-    def feed(self, received: bytearray) -> bytes:
-        """What is new of the body; what belongs to it is removed from `received`. Raises BadRequest, TooLarge."""
-        ...
-
-
 class PlainBody:
-    """A body of `length` bytes."""
+    """A body of `length` bytes, as a reader that takes it off a connection's bytes."""
 
     def __init__(self, length: int) -> None:
         self._left = length
         self.complete = length == 0
 
     def feed(self, received: bytearray) -> bytes:
+        """What is new of the body; what belongs to it is removed from `received`."""
         taken = _take(received, self._left)
         self._left -= len(taken)
         self.complete = self._left == 0
@@ -211,6 +201,7 @@ class ChunkedBody:
         self._step = self._size_line
 
     def feed(self, received: bytearray) -> bytes:
+        """As that of `PlainBody`. Raises BadRequest, TooLarge."""
         body = bytearray()
         while not self.complete and self._step(received, body):
             pass
@@ -267,7 +258,7 @@ class ChunkedBody:
         return True
 
 
-def body_reader(head: Head, limit: int) -> BodyReader:
+def body_reader(head: Head, limit: int) -> PlainBody | ChunkedBody:
     """For a body that is at most `limit` bytes long. Raises TooLarge where more are announced."""
     if head.length is None:
         return ChunkedBody(limit)

@@ -8,28 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import FailFast, Field
 
-from start_llm.api.common.fields import (
-    BodyModel,
-    ModelName,
-    SamplingBody,
-    Tokens,
-    bad,
-    items_of,
-    object_of,
-    optional_in,
-    parse_body,
-    string_in,
-    word,
-)
-from start_llm.api.common.parts import (
-    PartContent,
-    arguments_in,
-    content_of,
-    join_content,
-    join_text,
-    part_content,
-    text_of,
-)
+from start_llm.api.common import fields, parts
 from start_llm.api.common.request import request_of, stop_of
 from start_llm.api.common.tools import check_unique, choose, function_of, response_format_of, tool_of
 from start_llm.api.http.routes import Request
@@ -44,11 +23,11 @@ from start_llm.core.settings import Settings
 ROLES = "system, developer, user, assistant, tool or function"
 
 
-class StreamOptions(BodyModel):
+class StreamOptions(fields.BodyModel):
     include_usage: bool | None = None
 
 
-class ChatMessage(BodyModel):
+class ChatMessage(fields.BodyModel):
     role: str
     content: Any = None
     name: str | None = None
@@ -61,11 +40,11 @@ class ChatMessage(BodyModel):
     tool_call_id: str | None = None
 
 
-class OlderBody(SamplingBody):
+class OlderBody(fields.SamplingBody):
     """The fields of chat completions and of completions."""
 
-    model: ModelName | None = None
-    max_tokens: Tokens | None = None
+    model: fields.ModelName | None = None
+    max_tokens: fields.Tokens | None = None
     n: Annotated[int, Field(ge=1, le=CHOICES.most)] | None = None
     best_of: int | None = None
     stop: Any = None
@@ -90,7 +69,7 @@ class ChatBody(OlderBody):
     function_call: Any = None
     parallel_tool_calls: bool | None = None
     response_format: Any = None
-    max_completion_tokens: Tokens | None = None
+    max_completion_tokens: fields.Tokens | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     modalities: list[str] | None = None
@@ -100,7 +79,7 @@ class ChatBody(OlderBody):
 
 def read_chat(inbound: Request, settings: Settings, service: Service) -> ChatExchange:
     """Raises BadRequest, NotSupported."""
-    body, data = parse_body(ChatBody, inbound.body)
+    body, data = fields.parse_body(ChatBody, inbound.body)
     if body.modalities and set(body.modalities) != {"text"}:
         raise NotSupported("modalities: only text can be generated.", param="modalities")
     choices = body.choices()
@@ -129,10 +108,10 @@ def _logprobs(body: ChatBody) -> int | None:
 def _tools(body: ChatBody) -> tuple[tuple[Tool, ...], ToolChoice]:
     """`tools`, or the older `functions`, with the choice that belongs to them."""
     if body.tools is None and body.functions is not None:
-        old = [function_of(item, path) for path, item in items_of(body.functions, "functions")]
+        old = [function_of(item, path) for path, item in fields.items_of(body.functions, "functions")]
         picked, left = choose(body.function_call, check_unique(old, "functions"), "function_call")
         return left, picked
-    tools = [tool_of(item, path) for path, item in items_of(body.tools or [], "tools")]
+    tools = [tool_of(item, path) for path, item in fields.items_of(body.tools or [], "tools")]
     picked, left = choose(body.tool_choice, check_unique(tools))
     return left, picked
 
@@ -143,7 +122,7 @@ def messages_of(messages: list[ChatMessage]) -> tuple[Message, ...]:
     for index, message in enumerate(messages):
         path = f"messages[{index}]"
         if message.role in {"system", "developer", "user"}:
-            content = content_of(message.content, f"{path}.content")
+            content = parts.content_of(message.content, f"{path}.content")
             role: Role = "user" if message.role == "user" else "system"
             result.append(Message(role, content.text, name=message.name, attachments=content.attachments))
         elif message.role == "assistant":
@@ -151,14 +130,14 @@ def messages_of(messages: list[ChatMessage]) -> tuple[Message, ...]:
         elif message.role in {"tool", "function"}:
             result.append(_tool(message, path, result))
         else:
-            raise bad(f"{path}.role", ROLES, message.role)
+            raise fields.bad(f"{path}.role", ROLES, message.role)
     return tuple(result)
 
 
 def _assistant(message: ChatMessage, path: str, index: int) -> Message:
     content, inline = _assistant_content(message.content, f"{path}.content")
     if not content.text and message.refusal:
-        content = PartContent(message.refusal)
+        content = parts.PartContent(message.refusal)
     calls = [
         _call(item, f"{path}.tool_calls[{j}]", f"call_{index}_{j}") for j, item in enumerate(message.tool_calls or [])
     ]
@@ -182,33 +161,33 @@ def _thoughts(message: ChatMessage, inline: str | None) -> str | None:
         return message.reasoning
     if message.thinking_blocks:
         blocks = [block.get("thinking") for block in message.thinking_blocks if isinstance(block, dict)]
-        return join_text(block for block in blocks if isinstance(block, str))
+        return parts.join_text(block for block in blocks if isinstance(block, str))
     return inline
 
 
-def _assistant_content(content: Any, path: str) -> tuple[PartContent, str | None]:
+def _assistant_content(content: Any, path: str) -> tuple[parts.PartContent, str | None]:
     """What it says, and the thinking parts that some clients put beside it."""
     if not isinstance(content, list):
-        return content_of(content, path), None
-    parts, thoughts = [], []
-    for where, part in items_of(content, path):
-        kind = word(part.get("type")) if isinstance(part, dict) else None
+        return parts.content_of(content, path), None
+    contents, thoughts = [], []
+    for where, part in fields.items_of(content, path):
+        kind = fields.word(part.get("type")) if isinstance(part, dict) else None
         if kind in {"thinking", "reasoning"}:
             inner = part.get("thinking", part.get("text"))
-            thoughts.append(text_of(inner, f"{where}.{kind}"))
+            thoughts.append(parts.text_of(inner, f"{where}.{kind}"))
         else:
-            parts.append(part_content(part, where))
-    return join_content(parts), join_text(thoughts) if thoughts else None
+            contents.append(parts.part_content(part, where))
+    return parts.join_content(contents), parts.join_text(thoughts) if thoughts else None
 
 
 def _call(item: Any, path: str, default_id: str) -> ToolCall:
-    call_id = optional_in(object_of(item, path), "id", str, path)
+    call_id = fields.optional_in(fields.object_of(item, path), "id", str, path)
     custom = item.get("custom")
     if isinstance(custom, dict):
-        arguments = json.dumps({"input": string_in(custom, "input", f"{path}.custom")}, ensure_ascii=False)
-        return ToolCall(call_id or default_id, string_in(custom, "name", f"{path}.custom"), arguments)
+        arguments = json.dumps({"input": fields.string_in(custom, "input", f"{path}.custom")}, ensure_ascii=False)
+        return ToolCall(call_id or default_id, fields.string_in(custom, "name", f"{path}.custom"), arguments)
     where = f"{path}.function"
-    return _function(object_of(item.get("function"), where), where, call_id or default_id)
+    return _function(fields.object_of(item.get("function"), where), where, call_id or default_id)
 
 
 def _function(function: dict[str, Any], path: str, call_id: str) -> ToolCall:
@@ -218,10 +197,10 @@ def _function(function: dict[str, Any], path: str, call_id: str) -> ToolCall:
     elif isinstance(arguments, dict):
         arguments = json.dumps(arguments, ensure_ascii=False)
     elif isinstance(arguments, str):
-        arguments = arguments_in(function, "arguments", path)
+        arguments = parts.arguments_in(function, "arguments", path)
     else:
-        raise bad(f"{path}.arguments", "JSON text or an object", arguments)
-    return ToolCall(call_id, string_in(function, "name", path), arguments)
+        raise fields.bad(f"{path}.arguments", "JSON text or an object", arguments)
+    return ToolCall(call_id, fields.string_in(function, "name", path), arguments)
 
 
 def _tool(message: ChatMessage, path: str, before: list[Message]) -> Message:
@@ -230,5 +209,5 @@ def _tool(message: ChatMessage, path: str, before: list[Message]) -> Message:
     if call_id is None:
         calls = [call for earlier in before for call in earlier.tool_calls if message.name in {None, call.name}]
         call_id = calls[-1].id if calls else None
-    content = content_of(message.content, f"{path}.content")
+    content = parts.content_of(message.content, f"{path}.content")
     return Message("tool", content.text, tool_call_id=call_id, name=message.name, attachments=content.attachments)

@@ -100,15 +100,15 @@ def _refuse(data: dict[str, Any]) -> None:
             raise NotSupported(f"{name}: {why}", param=name)
 
 
-def _check_storable(store: OwnResponses) -> None:
+def _check_storable(own: OwnResponses) -> None:
     """Before anything is computed: what asks to be stored and cannot be is refused."""
-    if store.owner is None:
+    if own.owner is None:
         why = "a server without API_KEY stores responses for clients of its own machine only"
         raise bad("store", f"false or left out: {why}", True)
-    if not store.enabled:
+    if not own.enabled:
         raise bad("store", "false or left out: this server stores no responses (RESPONSES_STORE_MAX=0)", True)
     with telling("store"):
-        store.check()
+        own.store.check()
 
 
 def _input(value: Any) -> list[Any]:

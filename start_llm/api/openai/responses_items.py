@@ -9,15 +9,8 @@ import zlib
 from dataclasses import dataclass, field
 from typing import Any
 
+from start_llm.api.common import parts
 from start_llm.api.common.fields import bad, items_of, object_of, optional_in, short, string_in
-from start_llm.api.common.parts import (
-    PartContent,
-    arguments_in,
-    content_of,
-    join_content,
-    join_text,
-    part_text,
-)
 from start_llm.api.openai.responses_tools import flat_name
 from start_llm.core.errors import BadRequest
 from start_llm.core.limits import SEALED
@@ -79,14 +72,14 @@ class _Seals:
 class _Turn:
     """Assistant items that stand together are one message."""
 
-    parts: list[PartContent] = field(default_factory=list)
+    contents: list[parts.PartContent] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
 
     def message(self) -> list[Message]:
-        if not (self.parts or self.thoughts or self.calls):
+        if not (self.contents or self.thoughts or self.calls):
             return []
-        said, reasoning = join_content(self.parts), join_text(self.thoughts) or None
+        said, reasoning = parts.join_content(self.contents), parts.join_text(self.thoughts) or None
         calls = tuple(self.calls)
         return [Message("assistant", said.text, reasoning=reasoning, tool_calls=calls, attachments=said.attachments)]
 
@@ -98,7 +91,7 @@ def messages_of(items: list[Any], path: str = "input") -> tuple[Message, ...]:
     for where, item in items_of(items, path):
         default = "message" if "role" in object_of(item, where) else None
         kind = optional_in(item, "type", str, where) if "type" in item else default
-        if kind == "reasoning" and (turn.parts or turn.calls):
+        if kind == "reasoning" and (turn.contents or turn.calls):
             result.extend(turn.message())
             turn = _Turn()
         if _join(turn, kind, item, where, seals) or kind == "additional_tools":
@@ -113,7 +106,7 @@ def messages_of(items: list[Any], path: str = "input") -> tuple[Message, ...]:
 def _join(turn: _Turn, kind: Any, item: dict[str, Any], path: str, seals: _Seals) -> bool:
     """Adds an assistant's item to its turn; false if it is not one."""
     if kind == "message" and item.get("role") == "assistant":
-        turn.parts.append(content_of(item.get("content"), f"{path}.content"))
+        turn.contents.append(parts.content_of(item.get("content"), f"{path}.content"))
     elif kind == "reasoning":
         turn.thoughts.extend(_reasoning(item, path, seals))
     elif kind in CALLS:
@@ -131,7 +124,7 @@ def _other(kind: Any, item: dict[str, Any], path: str) -> Message:
         role = item.get("role")
         if role not in ("user", "system", "developer"):
             raise bad(f"{path}.role", "user, assistant, system or developer", role)
-        content = content_of(item.get("content"), f"{path}.content")
+        content = parts.content_of(item.get("content"), f"{path}.content")
         return Message("user" if role == "user" else "system", content.text, attachments=content.attachments)
     if kind == "agent_message":
         return Message("user", _agents_text(item, path))
@@ -139,7 +132,7 @@ def _other(kind: Any, item: dict[str, Any], path: str) -> Message:
         call_id = item.get("call_id", item.get("id"))
         if not isinstance(call_id, str):
             raise bad(f"{path}.call_id", "a string", call_id)
-        output = content_of(item.get("output"), f"{path}.output")
+        output = parts.content_of(item.get("output"), f"{path}.output")
         return Message("tool", output.text, tool_call_id=call_id, attachments=output.attachments)
     raise BadRequest(
         f"{path}.type: items of type {short(kind)} are not supported, only {KNOWN}.",
@@ -153,7 +146,7 @@ def _agents_text(item: dict[str, Any], path: str) -> str:
     texts = []
     for place, part in items_of(item.get("content"), f"{path}.content", "a list of parts"):
         sealed = isinstance(part, dict) and part.get("type") == "encrypted_content"
-        texts.append(string_in(part, "encrypted_content", place) if sealed else part_text(part, place))
+        texts.append(string_in(part, "encrypted_content", place) if sealed else parts.part_text(part, place))
     return "".join(texts)
 
 
@@ -161,7 +154,7 @@ def _call(kind: str, item: dict[str, Any], path: str) -> ToolCall:
     if kind == "custom_tool_call":
         arguments = json.dumps({"input": string_in(item, "input", path)}, ensure_ascii=False)
     else:
-        arguments = arguments_in(item, "arguments", path)
+        arguments = parts.arguments_in(item, "arguments", path)
     name = flat_name(string_in(item, "name", path), optional_in(item, "namespace", str, path))
     return ToolCall(string_in(item, "call_id", path), name, arguments)
 
@@ -174,8 +167,8 @@ def _reasoning(item: dict[str, Any], path: str, seals: _Seals) -> list[str]:
         if text is not None:
             return [text]
     for name in ("content", "summary"):
-        parts = item.get(name)
-        if parts is not None and parts != []:
-            found = items_of(parts, f"{path}.{name}", "a list of parts")
+        given = item.get(name)
+        if given is not None and given != []:
+            found = items_of(given, f"{path}.{name}", "a list of parts")
             return [string_in(object_of(part, where), "text", where) for where, part in found]
     return []

@@ -39,9 +39,8 @@ class StoredResponse:
 class ResponsesStore:
     """Thread-safe; processes may share the file. Every entry is whole in itself: losing an older one breaks nothing.
 
-    A response is found by the `owner` who stored it only; the caller decides what that is (`OwnResponses.of_user`).
-
-    Every method but `close` raises `FileUnavailable` where the file cannot be used now. A damaged file is set aside.
+    `check`, `run` and what `OwnResponses` does raise `FileUnavailable` where the file cannot be used now. A damaged
+    file is set aside.
 
     Args:
         path: made at first use, mode 0600.
@@ -61,19 +60,18 @@ class ResponsesStore:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._base = CacheDatabase(path, _SCHEMA, _VERSION, what="stored responses", check=False)
-        self._most = most
+        self.most, self.most_bytes = most, most_bytes
         self._ttl = ttl
-        self._most_bytes = most_bytes
         self._clock = clock
         self._since: float | None = None  # what is added to the clock
-
-    @property
-    def enabled(self) -> bool:
-        return self._most > 0
 
     def of(self, owner: str | None) -> OwnResponses:
         """The store as `owner` sees it; ``None``: a client that may see nothing again."""
         return OwnResponses(self, owner)
+
+    def run[R](self, act: Callable[[sqlite3.Connection, float], R]) -> R:
+        """Does something with what is not too old, in one transaction. It is given the time to write."""
+        return self._base.run(lambda database: act(database, self._expire(database)))
 
     def check(self) -> None:
         """To be asked before work whose result has to be stored. Raises FileUnavailable if it could not be."""
@@ -81,50 +79,6 @@ class ResponsesStore:
         free = shutil.disk_usage(self._base.path.parent).free
         if free < _FREE_BYTES:
             raise FileUnavailable(f"stored responses: only {free >> 10} KiB of the disk are free")
-
-    def put(self, body: dict[str, Any], items: list[Any], owner: str) -> None:
-        """Keeps `body` under its ``id``."""
-        if not self.enabled:
-            return
-        packed = _pack(body), _pack(items)
-        size = sum(map(len, packed))
-        if size > self._most_bytes:
-            raise FileUnavailable(f"the response takes {size} bytes, and {self._most_bytes} are kept of all")
-
-        def write(database: sqlite3.Connection) -> None:
-            row = (body["id"], owner, self._expire(database), size, *packed)
-            database.execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?)", row)
-            latest_first = "OVER (ORDER BY used DESC, rowid DESC)"
-            database.execute(
-                "DELETE FROM responses WHERE id IN (SELECT id FROM (SELECT id,"
-                f" count(*) {latest_first} AS number, sum(size) {latest_first} AS bytes FROM responses)"
-                " WHERE number > ? OR bytes > ?)",
-                (self._most, self._most_bytes),
-            )
-
-        self._base.run(write)
-
-    def get(self, response_id: str, owner: str) -> StoredResponse | None:
-        if not self.enabled:
-            return None
-
-        def read(database: sqlite3.Connection) -> StoredResponse | None:
-            now = self._expire(database)
-            key = (response_id, owner)
-            row = database.execute("SELECT body, items FROM responses WHERE id = ? AND owner = ?", key).fetchone()
-            if row is None:
-                return None
-            database.execute("UPDATE responses SET used = ? WHERE id = ?", (now, response_id))
-            return _unpack(*row)
-
-        return self._base.run(read)
-
-    def delete(self, response_id: str, owner: str) -> bool:
-        if not self.enabled:
-            return False
-        key = (response_id, owner)
-        query = "DELETE FROM responses WHERE id = ? AND owner = ?"
-        return self._base.run(lambda database: database.execute(query, key).rowcount > 0)
 
     def close(self) -> None:
         self._base.close()
@@ -147,17 +101,14 @@ class ResponsesStore:
 
 @dataclass(frozen=True, slots=True)
 class OwnResponses:
-    """The store as one client sees it: what it has stored itself. The methods are those of `ResponsesStore`."""
+    """The store as one client sees it: what `owner` has stored, ``None``: nothing. Who that is the caller decides."""
 
     store: ResponsesStore
     owner: str | None
 
     @property
     def enabled(self) -> bool:
-        return self.store.enabled and self.owner is not None
-
-    def check(self) -> None:
-        self.store.check()
+        return self.store.most > 0 and self.owner is not None
 
     def of_user(self, user: str | None) -> OwnResponses:
         """What `user`, as the client names its own users, has stored with the same key."""
@@ -166,14 +117,44 @@ class OwnResponses:
         return OwnResponses(self.store, hashlib.sha256(json.dumps([self.owner, user]).encode()).hexdigest())
 
     def put(self, body: dict[str, Any], items: list[Any]) -> None:
-        if self.owner is not None:
-            self.store.put(body, items, self.owner)
+        """Keeps `body` under its ``id``."""
+        if not self.enabled:
+            return
+        packed, most = (_pack(body), _pack(items)), self.store.most_bytes
+        size = sum(map(len, packed))
+        if size > most:
+            raise FileUnavailable(f"the response takes {size} bytes, and {most} are kept of all")
+
+        def write(database: sqlite3.Connection, now: float) -> None:
+            row = (body["id"], self.owner, now, size, *packed)
+            database.execute("INSERT OR REPLACE INTO responses VALUES (?, ?, ?, ?, ?, ?)", row)
+            latest_first = "OVER (ORDER BY used DESC, rowid DESC)"
+            database.execute(
+                "DELETE FROM responses WHERE id IN (SELECT id FROM (SELECT id,"
+                f" count(*) {latest_first} AS number, sum(size) {latest_first} AS bytes FROM responses)"
+                " WHERE number > ? OR bytes > ?)",
+                (self.store.most, most),
+            )
+
+        self.store.run(write)
 
     def get(self, response_id: str) -> StoredResponse | None:
-        return None if self.owner is None else self.store.get(response_id, self.owner)
+        def read(database: sqlite3.Connection, now: float) -> StoredResponse | None:
+            key = (response_id, self.owner)
+            row = database.execute("SELECT body, items FROM responses WHERE id = ? AND owner = ?", key).fetchone()
+            if row is None:
+                return None
+            database.execute("UPDATE responses SET used = ? WHERE id = ?", (now, response_id))
+            return _unpack(*row)
+
+        return self.store.run(read) if self.enabled else None
 
     def delete(self, response_id: str) -> bool:
-        return self.owner is not None and self.store.delete(response_id, self.owner)
+        def drop(database: sqlite3.Connection, now: float) -> bool:
+            query = "DELETE FROM responses WHERE id = ? AND owner = ?"
+            return database.execute(query, (response_id, self.owner)).rowcount > 0
+
+        return self.enabled and self.store.run(drop)
 
 
 def _pack(value: Any) -> bytes:

@@ -33,8 +33,7 @@ from start_llm.core.jsontext import parse_json
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings, meaning
 from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
-from start_llm.dashboard.board import Board
-from start_llm.dashboard.daily import SLOT_SECONDS, SLOTS, Daily
+from start_llm.dashboard.board import SLOT_SECONDS, SLOTS, Board, Daily
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.process_log import LogTail, tail_of
 from start_llm.dashboard.redact import Redactor

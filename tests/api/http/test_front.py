@@ -140,7 +140,7 @@ def test_memory_and_disk_are_given_back() -> None:
     assert fourth._file is not None
     assert fourth.read() == b"ab"
     small[0].write(b"more")  # beyond a MiB: moves to disk
-    assert not bodies.take_memory((1 << 20) + 1) and bodies.take_memory(1 << 20)
+    assert not bodies.take(memory=(1 << 20) + 1) and bodies.take(memory=1 << 20)
     bodies.give_back(1 << 20, 0)
     with pytest.raises(Unavailable, match="large requests"):
         for _ in range(4):
@@ -148,8 +148,8 @@ def test_memory_and_disk_are_given_back() -> None:
     for one in small:
         one.close()
         one.close()
-    assert bodies.take_memory(3 << 20) and bodies.take_disk(4 << 20)
-    assert not bodies.take_memory(1) and not bodies.take_disk(1)
+    assert bodies.take(memory=3 << 20) and bodies.take(disk=4 << 20)
+    assert not bodies.take(memory=1) and not bodies.take(disk=1)
 
 
 def test_no_room_for_a_body_is_told(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:

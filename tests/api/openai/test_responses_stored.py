@@ -15,7 +15,7 @@ import pytest
 
 from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.api.server import ApiServer
-from start_llm.files.database import CacheDatabase, FileUnavailable
+from start_llm.files.database import FileUnavailable
 from tests.api.fakes import FakeService
 from tests.vendors import openai
 
@@ -67,9 +67,10 @@ def test_stored_bytes_are_bounded(tmp_path: Path) -> None:
 
 def test_a_response_belongs_to_who_stored_it(tmp_path: Path) -> None:
     store = ResponsesStore(tmp_path / "r.sqlite3", 100, 0)
-    store.put({"id": "a"}, [], "one")
-    assert store.get("a", "two") is None and not store.delete("a", "two")
-    assert store.get("a", "one") is not None and store.delete("a", "one")
+    one, two = store.of("one"), store.of("two")
+    one.put({"id": "a"}, [])
+    assert two.get("a") is None and not two.delete("a")
+    assert one.get("a") is not None and one.delete("a")
 
 
 def test_a_changed_entry_is_not_served(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -91,13 +92,13 @@ def test_a_changed_entry_is_not_served(tmp_path: Path, caplog: pytest.LogCapture
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Writes fail as on a full disk, though there seems to be room."""
 
-    def run(self: CacheDatabase, work: Callable[[sqlite3.Connection], Any]) -> Any:
-        if work.__name__ == "write":
+    def run(self: ResponsesStore, act: Callable[[sqlite3.Connection, float], Any]) -> Any:
+        if act.__name__ == "write":
             raise FileUnavailable("stored responses: database or disk is full")
-        return plain(self, work)
+        return plain(self, act)
 
-    plain = CacheDatabase.run
-    monkeypatch.setattr(CacheDatabase, "run", run)
+    plain = ResponsesStore.run
+    monkeypatch.setattr(ResponsesStore, "run", run)
 
 
 def test_what_cannot_be_stored_is_not_computed(
