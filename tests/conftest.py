@@ -124,7 +124,8 @@ def _log_levels_as_before() -> Generator[None]:
     levels = [logger.level for logger in loggers]
     yield
     for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
+        if logger.level != level:  # setting it takes as long as a short test
+            logger.setLevel(level)
 
 
 _after_each_test = pytest.fixture(autouse=True)(_log_levels_as_before)

@@ -18,6 +18,7 @@ from tests.prompt.belongs_events import EVENTS
 from tests.prompt.belongs_reference import DEFECTS, AsSent, Noting
 from tests.prompt.belongs_story import ECHOES, Group, Step, Story, stories
 from tests.prompt.belongs_world import Broken, real, tell
+from tests.prompt.client import stripped
 
 # A story has about forty requests.
 FEW, FOR_A_DEFECT, MANY, IN_ONE_TEST = 12, 46, 2600, 104
@@ -69,6 +70,14 @@ def test_a_prompt_belongs_to_one_conversation_in_many_stories(number: int) -> No
     figures: Counter[str] = Counter()
     look(lambda story: tell(story, real, figures), IN_ONE_TEST, number)
     assert figures["requests"] >= 100_000 * IN_ONE_TEST / MANY
+
+
+def test_a_call_that_is_changed_and_changed_back_is_the_answer_with_its_id() -> None:
+    """Of two answers with the same words and calls the request carries the id of one."""
+    names = [name for name, _ in EVENTS]
+    happened = ("go on", "undo", "default comes", "default comes")
+    group = Group("unknown", 1, False, 0, ECHOES.index(stripped), True)
+    tell(Story("qwen35", "append", 0, (group,), tuple(Step(0, names.index(name), 0) for name in happened)), real)
 
 
 # --- the properties themselves -----------------------------------------------------------
