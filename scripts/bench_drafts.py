@@ -55,8 +55,7 @@ from start_llm.engine.decode.draft import RowDrafts, SuffixIndex
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.measure import measuring
 from start_llm.engine.decode.model_runner import ModelRunner
-from start_llm.engine.decode.row import RowState
-from start_llm.engine.decode.sampling import Remembering
+from start_llm.engine.decode.row import Remembering, RowState
 from start_llm.models.background import at_once
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.models.loader import accelerator

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE
+from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE, PassCosts
 from start_llm.engine.decode.draft import Proposal, SuffixIndex
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.prompt.drafts import tool_result_views
@@ -136,8 +136,8 @@ class Fixed:
         pass
 
 
-class Published:
-    """Costs of a pass that are known and stay as they are. Implements `gate.Costs`.
+class Published(PassCosts):
+    """Costs of a pass that are known and stay as they are.
 
     Args:
         costs: seconds by width; between two widths on the straight line.

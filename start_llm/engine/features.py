@@ -51,7 +51,8 @@ class Features:
 
 
 class FeatureStore:
-    """
+    """Of the files, those that were used least lately go first.
+
     Args:
         memory_bytes: most bytes in memory; the image used last stays whatever it takes.
         folder: of the files (made if missing); ``None``: in memory only.
@@ -62,73 +63,70 @@ class FeatureStore:
     def __init__(
         self, memory_bytes: int = MEMORY_BYTES, folder: Path | None = None, disk_bytes: int = 0, *, model: str = ""
     ) -> None:
-        self._model = model
+        self._model, self._disk_bytes = model, disk_bytes
         self._held: Lru[str, Features] = Lru(memory_bytes, lambda _, features: features.nbytes)
-        self._files = _Files(folder, disk_bytes) if folder is not None and disk_bytes > 0 else None
+        self._folder = folder if disk_bytes > 0 else None
+        self._warned = False
 
     def get(self, key: str, make: Callable[[], Features]) -> Features:
         """The features of the image that `key` names; made if they are nowhere."""
         found = self._held.get(key)
-        if found is None:
+        if found is not None:
+            return found
+        if self._folder is None:
+            found = make()
+        else:
             name = hashlib.sha256(json.dumps([self._model, key]).encode()).hexdigest()
-            found = self._files.read(name) if self._files is not None else None
+            path = self._folder / (name + _SUFFIX)
+            found = _read(path)
             if found is None:
                 found = make()
-                if self._files is not None:
-                    self._files.write(name, found)
-            self._held.put(key, found)
+                self._write(path, found)
+        self._held.put(key, found)
         return found
 
-
-class _Files:
-    """The least recently used ones go first."""
-
-    def __init__(self, folder: Path, most: int) -> None:
-        self._folder, self._most = folder, most
-        self._warned = False
-
-    def read(self, name: str) -> Features | None:
-        path = self._folder / (name + _SUFFIX)
-        if not path.is_file():
-            return None
-        try:
-            found = _opened(path)
-            os.utime(path)
-        except _DAMAGE as error:
-            log.warning("a file of image features is damaged and is removed: %s: %s", path.name, error)
-            with suppress(OSError):
-                path.unlink()
-            return None
-        return found
-
-    def write(self, name: str, features: Features) -> None:
+    def _write(self, path: Path, features: Features) -> None:
         data = _packed(features)
+        if len(data) > self._disk_bytes:
+            return
         try:
-            if len(data) > self._most:
-                return
-            self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._make_room(len(data))
-            write_atomic(self._folder / (name + _SUFFIX), data)
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._make_room(path.parent, len(data))
+            write_atomic(path, data)
         except OSError as error:
             if not self._warned:
                 log.warning("image features are kept in memory only: %s", error)
             self._warned = True
 
-    def _make_room(self, new: int) -> None:
+    def _make_room(self, folder: Path, new: int) -> None:
         """For so many bytes more; what a killed process left half written goes too, when it is the oldest."""
         files = []
-        for entry in os.scandir(self._folder):
+        for entry in os.scandir(folder):
             with suppress(OSError):  # another server has removed it
                 if entry.is_file(follow_symlinks=False):
                     about = entry.stat(follow_symlinks=False)
                     files.append((about.st_mtime, about.st_size, entry.path))
         together = sum(size for _, size, _ in files) + new
         for _, size, path in sorted(files):
-            if together <= self._most:
+            if together <= self._disk_bytes:
                 break
             with suppress(FileNotFoundError):
                 os.unlink(path)
             together -= size
+
+
+def _read(path: Path) -> Features | None:
+    if not path.is_file():
+        return None
+    try:
+        found = _opened(path)
+        os.utime(path)
+    except _DAMAGE as error:
+        log.warning("a file of image features is damaged and is removed: %s: %s", path.name, error)
+        with suppress(OSError):
+            path.unlink()
+        return None
+    return found
 
 
 def _packed(features: Features) -> bytes:

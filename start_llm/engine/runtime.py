@@ -11,15 +11,13 @@ import mlx.core as mx
 
 from start_llm.core.settings import Settings
 from start_llm.engine.decode.constraint import Grammars
-from start_llm.engine.decode.costs import PassCosts
-from start_llm.engine.decode.drafting import Drafts, make_drafts
+from start_llm.engine.decode.drafting import Drafts
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
-from start_llm.files.lru import Lru
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.models.background import in_background
@@ -37,7 +35,7 @@ class TextRuntime:
     """A loaded model with its store, scheduler, drafts and grammars, as the loader makes it on the model thread.
 
     Args:
-        drafts: see `drafts_for`.
+        drafts: ``None``: they are off, or this model cannot have them.
         left: called last, when the model is closed.
     """
 
@@ -118,19 +116,6 @@ def make_runner(settings: Settings, loaded: LoadedModel, gate: DraftGate | None 
         quantisation=quantisation,
         batches=not loaded.capabilities.decoding.batches,
     )
-
-
-def drafts_for(
-    settings: Settings, loaded: LoadedModel, known: Lru[str, PassCosts]
-) -> Generator[float, None, Drafts | None]:
-    """``None`` if they are off, or this model cannot have them: then it decodes without. A pass over it a step."""
-    if settings.drafts == "off":
-        return None
-    try:
-        return (yield from make_drafts(loaded.model, loaded.make_cache, known, loaded.fingerprint))
-    except Exception:
-        log.warning("no drafts: the passes of this model could not be measured", exc_info=True)
-        return None
 
 
 def make_store(

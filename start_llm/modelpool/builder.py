@@ -18,10 +18,10 @@ from start_llm.core.settings import Settings
 from start_llm.engine.checks import asker, checker
 from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.costs import PassCosts
-from start_llm.engine.decode.drafting import KNOWN_COSTS
+from start_llm.engine.decode.drafting import KNOWN_COSTS, make_drafts
 from start_llm.engine.decode.wired import unwire, wire_weights
 from start_llm.engine.features import MEMORY_BYTES, MOST_DISK_BYTES, FeatureStore
-from start_llm.engine.runtime import TextRuntime, drafts_for, make_store
+from start_llm.engine.runtime import TextRuntime, make_store
 from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
 from start_llm.engine.vision import VisionModel
 from start_llm.files.lru import Lru
@@ -157,7 +157,9 @@ class ModelBuilder:
                 self._wired = wire_weights(settings.wired_limit, self._device)
             yield 0.0
             grammars = self._vocabularies.of(loaded.wrapper)
-            drafts = yield from drafts_for(settings, loaded, self._costs)
+            drafts = None
+            if settings.drafts != "off":
+                drafts = yield from make_drafts(loaded.model, loaded.make_cache, self._costs, loaded.fingerprint)
             if drafts is not None:
                 made.callback(drafts.close)
             disk = yield from in_background(lambda: self._disk(settings, loaded), _close)

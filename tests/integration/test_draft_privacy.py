@@ -52,7 +52,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         """Has the index at the first token, however busy the machine is."""
         row = begin(self, work, generated)
         if row.find_drafter is not None:
-            row.find_drafter._index.result(WAIT)  # type: ignore[attr-defined]
+            row.find_drafter.args[0].result(WAIT)  # type: ignore[attr-defined]
         return row
 
     monkeypatch.setattr(drafting, "SuffixIndex", Watched)

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 
 from start_llm.core.errors import BadRequest, Internal, NotSupported, StartLLMError
 from start_llm.core.work import Constraint
+from start_llm.engine.decode.row import Remembering
 from start_llm.engine.decode.vocabulary import make_vocabulary
 from start_llm.files.lru import Lru
 
@@ -63,11 +64,8 @@ class Grammars:
         self._made: LLTokenizer | NotSupported | None = None
         self._compiled: Lru[str, LLMatcher] = Lru(KEPT_GRAMMARS)
 
-    def make_vocabulary(self) -> None:
+    def make_vocabulary(self) -> LLTokenizer:
         """Now, unless that was done already. Raises NotSupported: llguidance cannot read this tokenizer."""
-        self._vocabulary()
-
-    def _vocabulary(self) -> LLTokenizer:
         with self._making:
             if self._made is None:
                 self._made = _vocabulary_of(self._inner, self._eos)
@@ -90,14 +88,14 @@ class Grammars:
             matcher = constraint.compiled.deep_copy()
         else:
             matcher = self._matcher(constraint)
-        return GrammarProcessor(matcher, constraint, self._eos, self._vocabulary(), generated)
+        return GrammarProcessor(matcher, constraint, self._eos, self.make_vocabulary(), generated)
 
     def _matcher(self, constraint: Constraint) -> LLMatcher:
         grammar = constraint.grammar
         found = self._compiled.get(grammar)
         if found is not None:
             return found.deep_copy()
-        vocabulary = self._vocabulary()
+        vocabulary = self.make_vocabulary()
         matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=LIMITS)
         if not matcher.is_error():
             # The first mask is the dearest and can show what compiling did not.
@@ -110,7 +108,7 @@ class Grammars:
         return matcher.deep_copy()
 
 
-class GrammarProcessor:
+class GrammarProcessor(Remembering):
     """Keeps one row to its grammar. Model thread only.
 
     `error` is set when the matcher gives up (a limit, a bug); the row is then forced to end. Look at it before

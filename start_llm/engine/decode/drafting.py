@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -42,23 +43,6 @@ class _Answer:
     said: list[int]
 
 
-class _WhenBuilt:
-    """Returns the index once it is ready, ``None`` before, and for ever if it could not be built."""
-
-    def __init__(self, index: Future[SuffixIndex]) -> None:
-        self._index, self._failed = index, False
-
-    def __call__(self) -> SuffixIndex | None:
-        if self._failed or not self._index.done():
-            return None
-        error = self._index.exception()
-        if error is None:
-            return self._index.result()
-        self._failed = True
-        log.warning("no drafts for a request: %s", error, exc_info=error)
-        return None
-
-
 class Drafts:
     """For one model."""
 
@@ -84,7 +68,7 @@ class Drafts:
         if work.conversation is not None:
             self._answers.append(answer)
         index = self._builder.submit(_build, (*work.prompt.tokens, *generated), work.views, others)
-        return RowDrafts(_WhenBuilt(index), self._acceptance(work.conversation), answer.said)
+        return RowDrafts(partial(_when_built, index), self._acceptance(work.conversation), answer.said)
 
     def close(self) -> None:
         self._builder.shutdown(wait=False, cancel_futures=True)
@@ -102,26 +86,41 @@ class Drafts:
 def make_drafts(
     model: Any, make_cache: Callable[[], Cache], known: Lru[str, PassCosts], fingerprint: str
 ) -> Generator[float, None, Drafts | None]:
-    """Measures the model, a pass a step; ``None`` if it has a cache that cannot give tokens back.
+    """Measures the model, a pass a step; ``None``: its passes fail, or its cache cannot give tokens back.
 
     Args:
         known: what was measured before, and what was learned since.
     """
-    cache = make_cache()
-    rewinder = Rewinder(cache)
-    if not rewinder.possible:
+    try:
+        cache = make_cache()
+        rewinder = Rewinder(cache)
+        if not rewinder.possible:
+            return None
+        costs = known.get(fingerprint)
+        if costs is None:
+            windows = [leaf.max_size for leaf in leaves(cache) if isinstance(leaf, RotatingKVCache)]
+            costs = PassCosts(max(windows, default=0))
+            yield from measuring(model, make_cache, costs.observe)
+            known.put(fingerprint, costs)
+        return Drafts(DraftGate(costs, rewinder.carries))
+    except Exception:  # a model's own code may do anything; it decodes without
+        log.warning("no drafts: the passes of this model could not be measured", exc_info=True)
         return None
-    costs = known.get(fingerprint)
-    if costs is None:
-        windows = [leaf.max_size for leaf in leaves(cache) if isinstance(leaf, RotatingKVCache)]
-        costs = PassCosts(max(windows, default=0))
-        yield from measuring(model, make_cache, costs.observe)
-        known.put(fingerprint, costs)
-    return Drafts(DraftGate(costs, rewinder.carries))
 
 
-def _build(row: Sequence[int], views: Callable[[], Sequence[Any]] | None, said: Sequence[Sequence[int]]) -> SuffixIndex:
-    return SuffixIndex(row, [*(views() if views is not None else ()), *said])
+def _build(
+    row: Sequence[int], views: Callable[[], Sequence[Any]] | None, said: Sequence[Sequence[int]]
+) -> SuffixIndex | None:
+    """``None``: it cannot be built."""
+    try:
+        return SuffixIndex(row, [*(views() if views is not None else ()), *said])
+    except Exception as error:  # the thread's edge
+        log.warning("no drafts for a request: %s", error, exc_info=True)
+        return None
+
+
+def _when_built(index: Future[SuffixIndex | None]) -> SuffixIndex | None:
+    return index.result() if index.done() else None
 
 
 def _begins_with(tokens: np.ndarray, start: np.ndarray) -> bool:

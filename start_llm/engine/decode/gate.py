@@ -10,9 +10,7 @@ does the gate go on with wide passes only: a narrow one now and then tells what 
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE
+from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE, PassCosts
 from start_llm.engine.decode.draft import LEAST_MATCH, Acceptance
 
 LEAST_GAIN = 1.05
@@ -25,14 +23,6 @@ _WIDE_AT_MOST = 128
 _HOPELESS = 0.02  # a token that is right less often ends a draft
 
 
-class Costs(Protocol):
-    """What the gate needs to know of passes; see `costs.PassCosts`."""
-
-    def by_width(self, context: int) -> list[float]: ...
-
-    def observe(self, width: int, context: int, seconds: float) -> None: ...
-
-
 class DraftGate:
     """
     Args:
@@ -42,7 +32,7 @@ class DraftGate:
         acceptance: of all conversations.
     """
 
-    def __init__(self, costs: Costs, carries: bool = False) -> None:
+    def __init__(self, costs: PassCosts, carries: bool = False) -> None:
         self.costs, self.carries = costs, carries
         self.acceptance = Acceptance()
         self._seconds = self._seconds_tried = self._narrow = 0.0

@@ -14,6 +14,20 @@ Sampler = Callable[[Any], Any]
 Processors = Sequence[Callable[[Any, Any], Any]]
 
 
+class Remembering:
+    """A sampler or processor that can be put back; all others give the same for the same input.
+
+    Its attributes are replaced by its calls, never changed in place.
+    """
+
+    def save(self) -> Any:
+        """Its state; later calls do not change what was returned."""
+        return self.__dict__.copy()
+
+    def restore(self, state: Any) -> None:
+        self.__dict__.update(state)
+
+
 @dataclass(slots=True)
 class RowState:
     """A row between two passes: it begins to decode, or has left its runner in the middle of its answer.

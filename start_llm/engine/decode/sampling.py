@@ -12,7 +12,6 @@ and min-p cut the candidates at temperature 1, then temperature spreads what is 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, cast
@@ -29,7 +28,7 @@ from start_llm.core.work import Submit, ThinkingLimit
 from start_llm.engine.decode.constraint import GrammarProcessor, Grammars
 from start_llm.engine.decode.draft import RowDrafts
 from start_llm.engine.decode.drafting import Drafts
-from start_llm.engine.decode.row import Processors
+from start_llm.engine.decode.row import Processors, Remembering
 
 Sampler = Callable[[mx.array], mx.array]
 Processor = Callable[[mx.array, mx.array], mx.array]
@@ -86,16 +85,6 @@ def _unseeded_sampler(temperature: float, top_p: float, top_k: int, min_p: float
         return pick if ids is None else mx.take_along_axis(ids, pick[..., None], axis=-1).squeeze(-1)
 
     return sample
-
-
-class Remembering:
-    """A sampler or processor that can be put back: its attributes are replaced by its calls, never changed in place."""
-
-    def save(self) -> Any:
-        return self.__dict__.copy()
-
-    def restore(self, state: Any) -> None:
-        self.__dict__.update(state)
 
 
 _ODD = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: the keys of two seeds lie far apart
@@ -264,7 +253,7 @@ class ThinkingBudget(Remembering):
 # --- logprobs ---------------------------------------------------------------
 
 
-class LogprobTap:
+class LogprobTap(Remembering):
     """Keeps the model's own logprobs for a row that reports them; goes first in the row's processors.
 
     What `BatchGenerator` reports is the distribution after bias, penalties and mask. `BatchGenerator` answers one
@@ -272,22 +261,17 @@ class LogprobTap:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[mx.array] = deque()
+        self._waiting: tuple[mx.array, ...] = ()
 
     def __call__(self, tokens: mx.array, logits: mx.array) -> mx.array:
         # A new array, for a later processor may write into this one in place.
-        self._waiting.append(logits - mx.logsumexp(logits, axis=-1, keepdims=True))
+        self._waiting = (*self._waiting, logits - mx.logsumexp(logits, axis=-1, keepdims=True))
         return logits
-
-    def save(self) -> Any:
-        return tuple(self._waiting)
-
-    def restore(self, state: Any) -> None:
-        self._waiting = deque(state)
 
     def take(self) -> mx.array:
         """Logprobs ``[vocab]`` that the row's next reported token was drawn from; call once per response."""
-        return self._waiting.popleft()[0]
+        first, self._waiting = self._waiting[0], self._waiting[1:]
+        return first[0]
 
 
 def top_logprobs(logprobs: mx.array, token: int, n: int) -> TokenLogprob:

@@ -27,45 +27,22 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import mlx.core as mx
 import numpy as np
 
+from start_llm.engine.decode.constraint import GrammarProcessor
 from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE
 from start_llm.engine.decode.draft import FORCED_MATCH, Proposal, SuffixIndex
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.rewind import Rewinder
-from start_llm.engine.decode.row import DecodeRow, RowState
+from start_llm.engine.decode.row import DecodeRow, Remembering, RowState
 
 if TYPE_CHECKING:  # takes seconds to import, and few need it
     from start_llm.engine.decode.quantised import Quantisation
 
 _PAUSE = 0.005
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """A sampler or processor that remembers; all others give the same for the same input."""
-
-    def save(self) -> Any:
-        """Its state; later calls do not change what was returned."""
-        ...
-
-    def restore(self, state: Any) -> None: ...
-
-
-@runtime_checkable
-class Guide(Protocol):
-    """A processor that knows what may follow before it is computed. `newest` has not gone through it yet."""
-
-    def allowed(self, newest: int, draft: Sequence[int]) -> int:
-        """How many tokens of the draft may follow."""
-        ...
-
-    def forced(self, newest: int) -> list[int]:
-        """Tokens that must follow."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +87,8 @@ class SingleRow:
         self.uid, self.state = uid, state
         self._model, self._eos, self._quantisation = model, eos, quantisation
         parts: list[Any] = [getattr(part, "inner", part) for part in (*state.processors, state.sampler)]
-        self._stateful: list[Stateful] = [part for part in parts if isinstance(part, Stateful)]
-        self._guide: Guide | None = next((part for part in parts if isinstance(part, Guide)), None)
+        self._stateful: list[Remembering] = [part for part in parts if isinstance(part, Remembering)]
+        self._guide = next((part for part in parts if isinstance(part, GrammarProcessor)), None)
         self._rewinder = Rewinder(state.cache)
         self._gate = gate if self._rewinder.possible else None
         self._timer = _PassTimer(self._gate)
@@ -267,7 +244,7 @@ class SingleRow:
         if processors:
             mx.async_eval(logits)  # type: ignore[no-untyped-call]
         states, drawn = list[list[Any]](), list[mx.array]()
-        alike = not isinstance(getattr(sampler, "inner", sampler), Stateful)
+        alike = not isinstance(getattr(sampler, "inner", sampler), Remembering)
         if alike and not processors:
             return _ints([sampler(_normalised(logits))]), states
         for i, token in enumerate(newest):

@@ -20,7 +20,7 @@ from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.jobs import Job, Stage
 from start_llm.engine.schedule.steps import StepSize
 from start_llm.kvcache.blocks import Tokens, TokenSequence, as_tokens, common_prefix
-from start_llm.kvcache.types import RestorePlan
+from start_llm.kvcache.types import Restored, RestorePlan
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +66,13 @@ class Prefill:
             job.pauses.pop(0)
             self.keep(job)
         return end - before
+
+    def restore(self, job: Job, plan: RestorePlan) -> Restored:
+        """The job goes on from what is stored."""
+        restored = self._store.restore(job.tokens, plan)
+        job.cache, job.position = restored.cache, restored.length
+        job.pauses = [p for p in self._store.pauses(job.work.prompt, job.position) if p < job.until]
+        return restored
 
     def short_step(self, job: Job, most: int) -> int:
         """Tokens of a chunk that nobody should notice: at most so many, and under half a second."""
@@ -167,10 +174,7 @@ class IdlePrefill:
         plan = self._store.find(job.work.prompt, job.tokens, limit=job.until)
         if plan.length >= job.until or not self._store.has_room(job.until - plan.length):
             return False
-        restored = self._store.restore(job.tokens, plan)
-        job.cache, job.position = restored.cache, restored.length
-        job.report = replace(job.report, reused=restored.length)
-        job.pauses = list(self._store.pauses(job.work.prompt, job.position))
+        job.report = replace(job.report, reused=self._prefill.restore(job, plan).length)
         return True
 
 
@@ -215,10 +219,6 @@ class Prompts:
     def discard(self, job: Job) -> None:
         if job in self._jobs:
             self._jobs.remove(job)
-
-    def clear(self) -> list[Job]:
-        jobs, self._jobs = self._jobs, []
-        return jobs
 
     def released(self) -> list[Job]:
         """Jobs that waited for another one's KV, which is there now or will not come."""
@@ -275,10 +275,8 @@ class Prompts:
         return done
 
     def _restore(self, job: Job, plan: RestorePlan, joined: int) -> None:
-        restored = self._store.restore(job.tokens, plan)
+        restored, job.leader = self._prefill.restore(job, plan), None
         self.trim_misses += plan.reason == "no_checkpoint"
-        job.cache, job.position, job.leader = restored.cache, restored.length, None
-        job.pauses = [p for p in self._store.pauses(job.work.prompt, job.position) if p < job.prefix]
         if job.planned:
             return  # it goes on after an interruption
         job.report = replace(

@@ -172,33 +172,30 @@ class Requests:
         if job.stage is Stage.DECODE:
             self._store(job, self._take_out(job))
         self._memory.give(job.work.id)
-        self._prompts.discard(job)
-        job.pause(self._clock())
-        self.waiting.insert(place, job)
+        self._to_waiting(job, place)
 
     def pause(self, job: Job) -> bool:
         """Makes room: the job goes to the front of the queue and its KV to the store. False: not at this step."""
-        row = None
-        if job.stage is Stage.DECODE:
-            row = self._rows.suspend(job)
-            if row is None:
-                return False
+        row = self._rows.suspend(job) if job.stage is Stage.DECODE else None
+        if row is None and job.stage is Stage.DECODE:
+            return False
         self._memory.give(job.work.id)  # first, so that the store has the room
         if row is not None:
             self._store(job, (row.cache, row.tokens))
         elif job.position > job.report.reused:
             self._prefill.keep(job)
-        self._prompts.discard(job)
-        job.pause(self._clock(), None if row is None else row.newest)
-        self.waiting.appendleft(job)
+        self._to_waiting(job, 0, None if row is None else row.newest)
         return True
 
-    def put_back_all(self) -> list[Job]:
+    def put_back_all(self) -> None:
         """Everything that runs, without its KV, and with a fresh runner."""
-        running = [*self._rows.clear(), *self._prompts]
-        for job in reversed(running):
+        for job in reversed([*self._rows.clear(), *self._prompts]):
             self.put_back(job)
-        return running
+
+    def _to_waiting(self, job: Job, place: int, pending: int | None = None) -> None:
+        self._prompts.discard(job)
+        job.pause(self._clock(), pending)
+        self.waiting.insert(place, job)
 
     def _take_out(self, job: Job) -> tuple[Cache, Sequence[int]] | None:
         """The job's row leaves the runner, with its KV. If that fails, the other rows start again in a fresh one."""
