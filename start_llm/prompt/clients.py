@@ -4,14 +4,7 @@ The built-in ones stand in `clients/`, with what else is known of an agent.
 
 A client is known by its system text. Its rules hold in its conversations only, and each is anchored to whole lines,
 tags or messages that the client writes. For every client, known or not, the lines of the system text may change.
-
-| kind | meaning | if it differs in what is already answered |
-|---|---|---|
-| drop | telemetry that says nothing to a model | left out everywhere |
-| stamp | metadata of the moment a message was said | gone: stays as shown; another value: told |
-| state | what holds now | stays as shown; the new value, or that it is withdrawn, is told |
-| transient | at the end of one request only | shown where it is, gone the next time |
-| cleared | a placeholder for an old tool result | the result stays as shown while there is room |
+`docs/prompt.md` says what the kinds of rules mean.
 """
 
 from __future__ import annotations
@@ -21,6 +14,7 @@ import tomllib
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -140,9 +134,8 @@ class Clients:
             place = ".".join(str(part) for part in first["loc"])
             raise RuleError(f"{path}: {place}={first['input']!r}: {first['msg']}") from None
         names = [client.name for client in own]
-        for name in names:
-            if names.count(name) > 1:
-                raise RuleError(f"{path}: client {name!r}: the name is used twice")
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise RuleError(f"{path}: client {twice[0]!r}: the name is used twice")
         return Clients(own + tuple(client for client in BUILT_IN if client.name not in names))
 
     def of(self, messages: Sequence[Message]) -> ClientRules:
@@ -150,7 +143,7 @@ class Clients:
         if not messages or messages[0].role != "system":
             return UNKNOWN
         head = messages[0].content[:_SIGN_CHARS]
-        return next((client for client in self.clients if _search(client.system, head)), UNKNOWN)
+        return next((client for client in self.clients if re.search(client.system, head, re.MULTILINE)), UNKNOWN)
 
 
 class _File(BaseModel):
@@ -158,16 +151,8 @@ class _File(BaseModel):
     client: tuple[ClientRules, ...]
 
 
-def _search(pattern: str, text: str) -> re.Match[str] | None:
-    return re.compile(pattern, re.MULTILINE).search(text)
-
-
 def find_parts(message: Message, client: ClientRules, system: str) -> tuple[DeclaredPlace, ...]:
-    """The declared places in a message of `client`'s, in order, never overlapping.
-
-    Args:
-        system: the conversation's system text; a rule of the place ``rest`` applies to words that it holds.
-    """
+    """The declared places in a message of `client`'s, in order, never overlapping. `system`: the system text."""
     text = message.content
     rules = [rule for rule in client.rules if rule.role == message.role]
     if not rules or not text:
@@ -191,16 +176,15 @@ def _is_free(taken: Sequence[tuple[int, int]], start: int, end: int) -> bool:
 
 
 def space_end(text: str, start: int) -> int:
-    """Where the white space that begins at `start` ends; `start` if there is none."""
-    found = _SPACE.match(text, start)
-    return found.end() if found else start
+    """Where the white space that begins at `start` ends."""
+    return _SPACE.match(text, start).end()  # type: ignore[union-attr]  # it matches nothing, too
 
 
 def _whole(rule: Rule, text: str) -> int | None:
-    opened = re.compile(rule.opens, re.MULTILINE).match(text)
-    if opened is None:
+    opened = re.match(rule.opens, text, re.MULTILINE)
+    if opened is None or (rule.closes and not re.search(rule.closes, text[opened.end() :], re.MULTILINE)):
         return None
-    return len(text) if rule.closes is None or _search(rule.closes, text[opened.end() :]) else None
+    return len(text)
 
 
 def _edges(rules: Sequence[Rule], text: str) -> list[DeclaredPlace]:
@@ -248,10 +232,8 @@ def _block(rule: Rule, text: str, start: int, end: int | None = None) -> int | N
 def _last(opens: Sequence[tuple[Rule, list[int]]], text: str, end: int) -> tuple[Rule, int] | None:
     """The rule and the beginning of the block that ends at `end`; None if there is none.
 
-    It begins at the last place where one may: a block ends with the first end behind its beginning.
-
-    Args:
-        opens: by rule, where blocks may begin; what lies behind `end` is taken off.
+    It begins at the last place where one may: a block ends with the first end behind its beginning. `opens`: by rule,
+    where blocks may begin; what lies behind `end` is taken off.
     """
     for rule, places in opens:
         while places and places[-1] >= end:
@@ -265,15 +247,12 @@ def _inside(rule: Rule, text: str, system: str) -> list[tuple[int, int]]:
     """Characters of the parts that a rule of the places ``head``, ``line`` and ``rest`` finds."""
     if rule.place == "head":
         lines = text.split("\n")[:_HEAD_LINES]
-        starts = [sum(len(line) + 1 for line in lines[:number]) for number in range(len(lines))]
-        return [
-            (at, min(at + len(line) + 1, len(text)))
-            for at, line in zip(starts, lines, strict=True)
-            if re.fullmatch(rule.opens, line.strip())
-        ]
+        ends = [min(end, len(text)) for end in accumulate(len(line) + 1 for line in lines)]
+        places = zip([0, *ends], ends, lines, strict=False)
+        return [(start, end) for start, end, line in places if re.fullmatch(rule.opens, line.strip())]
     if rule.place == "line":
-        return [found.span() for found in re.compile(f"^(?:{rule.opens})$", re.MULTILINE).finditer(text)]
+        return [found.span() for found in re.finditer(f"^(?:{rule.opens})$", text, re.MULTILINE)]
     if rule.place == "rest":
-        found = _search(f"^(?:{rule.opens})", text)
+        found = re.search(f"^(?:{rule.opens})", text, re.MULTILINE)
         return [(found.start(), len(text))] if found and text[found.start() :].strip() in system else []
     return []

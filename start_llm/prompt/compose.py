@@ -94,7 +94,7 @@ class Composer:
         request = query.request
         if self.strict:
             return self._strictly(query)
-        if any(entry.cleared for entry in query.chain.entries):
+        if any(entry.facts.has("cleared") for entry in query.chain.entries):
             chain = self._reader.read(
                 request.messages, request.owner, lambda call: self._tree.result_of(request.owner, call)
             )

@@ -76,7 +76,7 @@ class Prepared:
         """
         chain, view, stem = self.chain, self.view, self.stem
         links = [chain.entries[index] for index in chain.indices[stem.node.length if stem is not None else 0 :]]
-        results = [entry for entry in links if entry.message.tool_call_id and not entry.cleared]
+        results = [entry for entry in links if entry.message.tool_call_id and not entry.facts.has("cleared")]
         digest = answer_digest(answer.content, answer.tool_calls, chain.client)
         return Node(
             id=secrets.randbits(62),

@@ -1,9 +1,7 @@
 """A request as the conversation tree reads it: what each message says, and the values of its declared places.
 
 What a message says, its declared places left out, is a digest; the digests of a conversation are a chain of keys, one
-after each message. Equal keys mean equal words of one owner up to there; what differs in declared places is compared by
-slot. None
-of this ever becomes part of a prompt.
+after each message. What differs in declared places is compared by slot. None of this ever becomes part of a prompt.
 """
 
 from __future__ import annotations
@@ -52,21 +50,21 @@ class Facts:
 
     Attributes:
         digest: of what it says, its declared places left out.
-        counts: False if it says nothing else; it is no link of the chain then.
         parts: its declared places; what is dropped is not among them.
         shown: the message without what is dropped.
+        counts: False if it says nothing else; it is no link of the chain then.
         reasoning: of an assistant turn, in its field or inside its text.
     """
 
     digest: bytes
-    counts: bool
     parts: tuple[DeclaredPlace, ...]
     shown: Message
+    counts: bool = True
     reasoning: str = ""
 
     def has(self, kind: str) -> bool:
         """Whether a declared place of that kind is in the message."""
-        return bool(self.parts) and any(part.rule.kind == kind for part in self.parts)
+        return any(part.rule.kind == kind for part in self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +82,6 @@ class ChainEntry:
     place: int | None
     slots: tuple[tuple[Slot, DeclaredPlace], ...] = ()
     reply: bool = False
-
-    @property
-    def transient(self) -> bool:
-        return self.facts.has("transient")
-
-    @property
-    def cleared(self) -> bool:
-        return self.facts.has("cleared")
 
 
 @dataclass(frozen=True)
@@ -184,14 +174,13 @@ def answer_digest(content: str, calls: Sequence[ToolCall], client: ClientRules) 
 
 
 def _assistant_facts(message: Message, client: ClientRules) -> Facts:
-    embedded, body = split_embedded(message.content)
-    own = (message.reasoning or "").strip()
-    shown = message
-    if embedded is not None and own in ("", embedded):
+    shown, content, reasoning = message, message.content, (message.reasoning or "").strip()
+    embedded, body = split_embedded(content)
+    if embedded is not None and reasoning in ("", embedded):
         # Thoughts that the text carries too are taken once.
-        shown = replace(message, reasoning=None) if own else message
-        return Facts(answer_digest(body, message.tool_calls, client), True, (), shown, embedded)
-    return Facts(answer_digest(message.content, message.tool_calls, client), True, (), shown, own)
+        shown = replace(message, reasoning=None) if reasoning else message
+        content, reasoning = body, embedded
+    return Facts(answer_digest(content, message.tool_calls, client), (), shown, reasoning=reasoning)
 
 
 def _without(text: str, parts: Sequence[DeclaredPlace]) -> str:
@@ -207,25 +196,19 @@ def _without(text: str, parts: Sequence[DeclaredPlace]) -> str:
 
 
 def facts_of(message: Message, client: ClientRules, system: str = "") -> Facts:
-    """Computes a message's facts; see `find_parts` for `system`."""
+    """See `find_parts` for `system`."""
     if message.role == "assistant":
         return _assistant_facts(message, client)
     found = find_parts(message, client, system)
     parts = tuple(part for part in found if part.rule.kind != "drop")
     dropped = [part for part in found if part.rule.kind == "drop"]
     shown = replace(message, content=_cut(message.content, dropped)) if dropped else message
-    says = _said(message, client, found)
-    digest = digest_of(message.role, says, message.name or "", "error" if message.is_error else "", *message.images)
-    return Facts(digest, message.role == "tool" or not found or bool(says.strip()), parts, shown)
-
-
-def _said(message: Message, client: ClientRules, parts: Sequence[DeclaredPlace]) -> str:
-    """A message's own words: what stands in no declared part, or was cleared."""
-    cut = [part for part in parts if part.rule.kind != "cleared"]
+    cut = [part for part in found if part.rule.kind != "cleared"]
     says = _without(message.content, cut) if cut else message.content
-    # A block that comes or goes takes the white space between it and the words along.
-    edged = any(rule.role == message.role and rule.place in _EDGES for rule in client.rules)
-    return says.strip() if edged else says
+    if any(rule.role == message.role and rule.place in _EDGES for rule in client.rules):
+        says = says.strip()  # a block that comes or goes takes the white space between it and the words along
+    digest = digest_of(message.role, says, message.name or "", "error" if message.is_error else "", *message.images)
+    return Facts(digest, parts, shown, counts=message.role == "tool" or not found or bool(says.strip()))
 
 
 def _cut(text: str, parts: Sequence[DeclaredPlace]) -> str:
@@ -249,12 +232,10 @@ class ChainReader:
         owner: str | None,
         result_of: Callable[[str], bytes | None] = lambda call: None,
     ) -> MessageChain:
-        """The request's entries and chain.
+        """The request's entries and chain. `owner`: see `ChatRequest.owner`.
 
-        Args:
-            owner: who asks: see `ChatRequest.owner`.
-            result_of: the digest of the result that a call had (by `call_id`), for a result that its client cleared;
-                None: the result is read as cleared.
+        `result_of`: the digest of the result that a call had (by `call_id`), for a result that its client cleared;
+        None: the result is read as cleared.
         """
         client = self._clients.of(messages)
         lead = leading_systems(messages)
@@ -267,9 +248,8 @@ class ChainReader:
                 chain.begin(message, facts)
             else:
                 chain.add(message, facts, last=index == len(messages) - 1)
-        return MessageChain(
-            client, chain.root, tuple(chain.entries), tuple(chain.keys), tuple(chain.indices), chain.values
-        )
+        entries, keys, indices = tuple(chain.entries), tuple(chain.keys), tuple(chain.indices)
+        return MessageChain(client, chain.root, entries, keys, indices, chain.values)
 
     def _facts_of(self, message: Message, rules: ClientRules, system: str) -> Facts:
         facts = self._facts.get((rules.name, message))
@@ -300,7 +280,7 @@ class _Chain:
         self.entries.append(ChainEntry(message, replace(fact, counts=False, parts=()), None))
 
     def add(self, message: Message, fact: Facts, *, last: bool) -> None:
-        if fact.parts and not last and fact.has("transient"):
+        if not last and fact.has("transient"):
             fact = facts_of(message, UNKNOWN)
         if _is_reply(message, self.entries):
             self.entries.append(ChainEntry(message, fact, None, reply=True))
@@ -309,19 +289,14 @@ class _Chain:
         self._before = 0 if fact.counts else self._before + 1
         slots = _slots(fact, Slot("", len(self.keys), before=self._before), self._moved) if fact.parts else ()
         self.values.update((slot, part.text) for slot, part in slots)
-        entry = ChainEntry(message, fact, place, slots)
-        self.entries.append(entry)
+        self.entries.append(ChainEntry(message, fact, place, slots))
         if message.role == "assistant":
             self._calls = _numbers(message.tool_calls)
         if place is not None:
-            self._link(entry)
-
-    def _link(self, entry: ChainEntry) -> None:
-        message = entry.message
-        before = self._result_of(call_id(message.tool_call_id)) if entry.cleared else None
-        digest = (before or entry.facts.digest) + _answered(message, self._calls)
-        self.indices.append(len(self.entries) - 1)
-        self.keys.append(link(self.keys[-1] if self.keys else self.root, digest))
+            before = self._result_of(call_id(message.tool_call_id)) if fact.has("cleared") else None
+            self.indices.append(len(self.entries) - 1)
+            digest = (before or fact.digest) + _answered(message, self._calls)
+            self.keys.append(link(self.keys[-1] if self.keys else self.root, digest))
 
 
 def leading_systems(messages: Sequence[Message]) -> int:
@@ -341,12 +316,11 @@ def _slots(facts: Facts, here: Slot, moved: Counter[str]) -> tuple[tuple[Slot, D
     found_here: Counter[str] = Counter()
     found = []
     for part in facts.parts:
-        rule = part.rule
-        if rule.kind in ("stamp", "state"):
-            count = moved if rule.moves else found_here
-            where = Slot("") if rule.moves else here
-            found.append((where._replace(rule=rule.name, number=count[rule.name]), part))
-            count[rule.name] += 1
+        name, kind = part.rule.name, part.rule.kind
+        if kind in ("stamp", "state"):
+            where, count = (Slot(""), moved) if part.rule.moves else (here, found_here)
+            found.append((where._replace(rule=name, number=count[name]), part))
+            count[name] += 1
     return tuple(found)
 
 

@@ -1,16 +1,14 @@
 """What the model is shown: as before up to the base's answer, the rest as sent, and a note for what changed.
 
-The idea. A view has three parts. Up to the base's answer stands what this conversation was shown then, byte for byte,
-so that its stored KV fits. Behind it stands what the request says. Where the request says something else in the first
-part now, a note at the end of the second part tells it. So nothing that was sent is hidden, and the newest value of a
-place is always said last. A view that shows more than a tenth beyond the request's own words is not made: the caller
-takes an earlier base, or shows the request as it was sent.
+The idea. Up to the base's answer stands what this conversation was shown then, byte for byte, so that its stored KV
+fits. Behind it stands what the request says. Where the request says something else in the first part now, a note at the
+end of the second part tells it. So nothing that was sent is hidden, and the newest value of a place is said last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from start_llm.core.messages import Message, Tool
 from start_llm.prompt.clients import DeclaredPlace
@@ -58,52 +56,37 @@ class View:
 def as_sent(query: MatchQuery, tools: Sequence[Tool]) -> View:
     """The request without a base; `tools` are its tools in the order to show."""
     entries = query.chain.entries
-    told = dict(query.chain.values)
-    if query.date is not None:
-        told[DATE] = query.date
-    return View(
-        None,
-        tuple(ShownMessage(entry.facts.shown, entry.place) for entry in entries if _says(entry)),
-        tuple(tools),
-        tuple(told.items()),
-        transient=bool(entries) and entries[-1].transient,
-    )
+    told = query.chain.values | ({DATE: query.date} if query.date is not None else {})
+    shown = tuple(ShownMessage(entry.facts.shown, entry.place) for entry in entries if _says(entry))
+    return View(None, shown, tuple(tools), tuple(told.items()), transient=entries[-1].facts.has("transient"))
 
 
 def going_on(match: BaseMatch, query: MatchQuery, tokens_in: Callable[[str], int]) -> View | None:
     """The request as the conversation of `match` goes on; None if that would show too much that it does not say."""
     path, entries = match.path, query.chain.entries
-    tail = _tail(path, entries[match.behind :])
+    transient = entries[-1].facts.has("transient")
+    messages, told, moved = _tail(path, entries[match.behind :])
+    noted, note = path.node.noted, None
     last_places = _last_places(query)
-    changes = [change for change in (*match.changes, *tail.changes) if not _still_said(change, last_places)]
+    changes = [change for change in (*match.changes, *moved) if not _still_said(change, last_places)]
     if len(changes) > _MOST_CHANGES:
         return None
-    messages, noted = tail.messages, path.node.noted
-    lines: tuple[str, ...] = ()
     if changes:
         note = note_of(
             [_with_repetition(change, messages) for change in changes], nonce_after(path, query.request.session)
         )
-        place = _note_place(messages, entries[-1].transient)
+        place = _note_place(messages, transient)
         if note is None or place is None:
             return None
-        lines = note
-        text = "\n".join(lines)
+        text = "\n".join(note)
         messages[place] = _with_note(messages[place], text)
         noted = (noted[0] + len(text), noted[1] + tokens_in(text))
     if not _shows_little_more(path, messages, query, noted):
         return None
-    told = tail.told | {change.slot: change.new for change in changes}
-    return View(
-        path,
-        tuple(messages),
-        path.tools,
-        tuple(told.items()),
-        lines[1:-1],
-        noted,
-        transient=entries[-1].transient,
-        difference=max((match.difference, *(change.difference for change in changes))),
-    )
+    told.update((change.slot, change.new) for change in changes)
+    difference = max((match.difference, *(change.difference for change in changes)))
+    notes = note[1:-1] if note is not None else ()
+    return View(path, tuple(messages), path.tools, tuple(told.items()), notes, noted, transient, difference)
 
 
 def _last_places(query: MatchQuery) -> dict[tuple[str, str], int]:
@@ -134,31 +117,26 @@ def _says(entry: ChainEntry) -> bool:
     return entry.facts.shown == entry.message or bool(entry.facts.shown.content.strip())
 
 
-@dataclass
-class _Tail:
-    """What is shown behind the base's answer, the values that it tells, and the changes that a note has to tell."""
+def _tail(path: Path, entries: Sequence[ChainEntry]) -> tuple[list[ShownMessage], dict[Slot, str | None], list[Change]]:
+    """What is shown behind the base's answer, the values that it tells, and the changes that a note has to tell.
 
-    messages: list[ShownMessage] = field(default_factory=list)
-    told: dict[Slot, str | None] = field(default_factory=dict)
-    changes: list[Change] = field(default_factory=list)
-
-
-def _tail(path: Path, entries: Sequence[ChainEntry]) -> _Tail:
-    """A block that its client moves stays where it was shown: it is left out here, its changes are told."""
-    tail = _Tail()
+    A block that its client moves stays where it was shown: it is left out here, its changes are told.
+    """
+    messages: list[ShownMessage] = []
+    told: dict[Slot, str | None] = {}
+    changes: list[Change] = []
     left_out = False
     for index, entry in enumerate(entries):
         left_out = left_out and entry.reply
         message, newest = entry.facts.shown, index == len(entries) - 1 and entry.place is None
         for slot, part in entry.slots:
-            tail.told[slot] = part.text
-            if newest or not _stands_further_up(path, slot, part, tail.changes):
-                continue
-            message = replace(message, content=_without_block(message.content, part))
-            left_out = entry.place is None
+            told[slot] = part.text
+            if not newest and _stands_further_up(path, slot, part, changes):
+                message = replace(message, content=message.content[: part.start].rstrip())  # it ends with the block
+                left_out = entry.place is None
         if _says(entry) and not left_out:
-            tail.messages.append(ShownMessage(message, entry.place))
-    return tail
+            messages.append(ShownMessage(message, entry.place))
+    return messages, told, changes
 
 
 def _stands_further_up(path: Path, slot: Slot, part: DeclaredPlace, changes: list[Change]) -> bool:
@@ -174,16 +152,10 @@ def _stands_further_up(path: Path, slot: Slot, part: DeclaredPlace, changes: lis
     return True
 
 
-def _without_block(content: str, part: DeclaredPlace) -> str:
-    """The message without the block, with which it ends."""
-    return content[: part.start].rstrip()
-
-
 def _note_place(messages: Sequence[ShownMessage], transient: bool) -> int | None:
     """Which message the note stands in: the last of the user or a tool that will stay."""
     last = len(messages) - 1 if transient else len(messages)
-    places = [index for index in range(last) if messages[index].message.role in ("user", "tool")]
-    return places[-1] if places else None
+    return max((index for index in range(last) if messages[index].message.role in ("user", "tool")), default=None)
 
 
 def _with_note(shown: ShownMessage, note: str) -> ShownMessage:
@@ -217,7 +189,7 @@ def _thoughts_in_text(entry: ChainEntry) -> int:
 
 def _cleared_but_shown(path: Path, entries: Sequence[ChainEntry]) -> int:
     """Characters that are still shown of results which the client has cleared."""
-    cleared = [entry for entry in entries if entry.facts.parts and entry.cleared and entry.place is not None]
+    cleared = [entry for entry in entries if entry.facts.has("cleared") and entry.place is not None]
     if not cleared:
         return 0
     contents = {shown.place: shown.message.content for shown in path.shown}
