@@ -6,8 +6,8 @@ here: reasoning, calls and their ids, and the values of declared places. The com
 - the `Difference`: how much the model would be shown that the request itself does not say;
 - the `Proof`: what shows that both are one conversation.
 
-The greater the difference, the better the proof has to be (`NEEDED`). Words alone prove little: two clients of one key
-come to the same words, by the same question or by a shared transcript.
+The greater the difference, the better the proof has to be (`NEEDED`): two clients of one key come to the same words by
+the same question, or by a shared transcript.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ NEEDED = {
 class Change:
     """A slot that does not say what the model was told last.
 
-    `old`: None if the model was told nothing yet; `new`: None if it is gone. `repeated`: a newer message
-    says it as well.
+    `old`: None if it was told nothing yet; `new`: None if it is gone; `repeated`: a newer message says it as well.
     """
 
     slot: Slot
@@ -70,11 +69,10 @@ class Change:
 
     @property
     def difference(self) -> Difference:
-        if self.slot == DATE:
-            return Difference.TIMES
-        comparable = self.slot.rule == "system" and self.old is not None and self.new is not None
-        times = comparable and differ_in_times_only(self.old or "", self.new or "")
-        return Difference.TIMES if times else Difference.WORDS
+        is_time = self.slot == DATE
+        if self.slot.rule == "system" and self.old is not None and self.new is not None:
+            is_time = differ_in_times_only(self.old, self.new)
+        return Difference.TIMES if is_time else Difference.WORDS
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +96,16 @@ class BaseMatch:
     @property
     def usable(self) -> bool:
         """Whether it may be used, unless another one is just as good."""
-        if self.difference is Difference.NONE:
-            return True
-        return self.same_session and self.proof >= NEEDED[self.difference]
+        return self.is_exact or (self.same_session and self.proof >= NEEDED[self.difference])
+
+    @property
+    def is_exact(self) -> bool:
+        """The model is shown only what the request says itself."""
+        return self.difference is Difference.NONE
+
+    def shows_the_same(self, other: BaseMatch) -> bool:
+        shown, others = ([one.message for one in match.path.shown] for match in (self, other))
+        return self.changes == other.changes and shown == others
 
 
 @dataclass(frozen=True)
@@ -145,19 +150,16 @@ class BaseSearch:
             if chain.entries[index].message.role != "assistant" or not self.tree.has(key):
                 continue
             paths = self.tree.at(key)
-            yield from self._best(
-                [match for path in paths if (match := compare(path, self.query, index + 1)) is not None]
-            )
+            yield from self._best([match for path in paths if (match := compare(path, self.query, index + 1))])
 
     def _best(self, matches: Sequence[BaseMatch]) -> Iterator[BaseMatch]:
         """An exact match, and the one that is proved to be this conversation; none where two are."""
-        exact = [match for match in matches if match.difference is Difference.NONE]
-        if exact:
-            yield next((match for match in exact if match.same_session), exact[0])
-        others = [match for match in matches if match.difference is not Difference.NONE]
+        # The newest is the first; sorting keeps that order.
+        yield from sorted((match for match in matches if match.is_exact), key=lambda match: not match.same_session)[:1]
+        others = [match for match in matches if not match.is_exact]
         usable = [match for match in others if match.usable]
         best = [match for match in usable if not match.changes] or usable
-        if best and all(_shows_the_same(match, best[0]) for match in best):
+        if best and all(map(best[0].shows_the_same, best)):
             yield best[0]
         elif others:
             self.reject(min(others, key=lambda match: (not match.same_session, match.difference)))
@@ -165,10 +167,6 @@ class BaseSearch:
     def reject(self, match: BaseMatch) -> None:
         if self.rejected is None or match.behind > self.rejected.behind:
             self.rejected = match
-
-
-def _shows_the_same(one: BaseMatch, other: BaseMatch) -> bool:
-    return one.changes == other.changes and [s.message for s in one.path.shown] == [s.message for s in other.path.shown]
 
 
 # --- one candidate ----------------------------------------------------------------------------------------------------
@@ -179,19 +177,16 @@ def compare(path: Path, query: MatchQuery, behind: int) -> BaseMatch | None:
 
     `behind`: index of the first entry behind the path's answer.
     """
-    answers = _compare_answers(path, query.chain)
-    if answers is None:
+    answers, tools, request = _compare_answers(path, query.chain), _tool_changes(path, query), query.request
+    if answers is None or tools is None:
         return None
     answers_differ, has_our_id = answers
-    tools = _tool_changes(path, query)
-    if tools is None:
-        return None
     changes = (*_date_change(path, query.date), *_value_changes(path, query, behind), *tools)
     silent = _silent_difference(path, query)
     difference = max((path.node.difference, answers_differ, silent, *(change.difference for change in changes)))
-    same_session = path.node.session == query.request.session
+    same_session = path.node.session == request.session
     proof = Proof.WORDS if path.node.spoken >= PROOF_TOKENS else Proof.NONE
-    if has_our_id or query.request.continued or (proof and query.request.session is not None and same_session):
+    if has_our_id or request.continued or (proof and request.session is not None and same_session):
         proof = Proof.NAME
     return BaseMatch(path, behind, changes, difference, proof, same_session)
 
@@ -235,13 +230,10 @@ def _value_changes(path: Path, query: MatchQuery, behind: int) -> list[Change]:
     answered: dict[Slot, Rule | None] = {slot: None for slot in values if slot.rule == "system"}
     for entry in query.chain.entries[:behind]:
         answered.update((slot, part.rule) for slot, part in entry.slots)
-    changes = [
-        Change(slot, path.told.get(slot), values[slot], rule)
-        for slot, rule in answered.items()
-        if path.told.get(slot) != values[slot]
-    ]
+    differ = [(slot, rule) for slot, rule in answered.items() if path.told.get(slot) != values[slot]]
     stamps = _stamps(query)
     gone = [slot for slot in _slots_shown(path) if slot not in values and slot.rule not in stamps]
+    changes = [Change(slot, path.told.get(slot), values[slot], rule) for slot, rule in differ]
     changes += [Change(slot, path.told[slot], None) for slot in gone]
     return sorted(changes, key=lambda change: (change.slot.place, change.slot.rule, change.slot.number))
 
@@ -255,9 +247,8 @@ def _silent_difference(path: Path, query: MatchQuery) -> Difference:
     values, stamps = query.chain.values, _stamps(query)
     shown = _slots_shown(path)
     moved = [slot for slot in shown if slot.place < 0 and slot in values]
-    if any(path.told[slot] != values[slot] for slot in moved):
-        return Difference.WORDS
-    if any(slot.rule in stamps and slot not in values for slot in shown):
+    gone = any(slot.rule in stamps and slot not in values for slot in shown)
+    if gone or any(path.told[slot] != values[slot] for slot in moved):
         return Difference.WORDS
     return Difference.THOUGHTS if moved else Difference.NONE
 
@@ -278,9 +269,5 @@ def _tool_changes(path: Path, query: MatchQuery) -> list[Change] | None:
     known: dict[str, str | None] = dict(path.definitions)
     known.update((slot.name, value) for slot, value in path.told.items() if slot.rule == "tool")
     now = query.definitions
-    names = dict.fromkeys([*now, *known])
-    return [
-        Change(Slot("tool", name=name), known.get(name), now.get(name))
-        for name in names
-        if known.get(name) != now.get(name)
-    ]
+    names = [name for name in dict.fromkeys([*now, *known]) if known.get(name) != now.get(name)]
+    return [Change(Slot("tool", name=name), known.get(name), now.get(name)) for name in names]

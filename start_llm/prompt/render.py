@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import threading
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -12,13 +10,17 @@ from typing import TYPE_CHECKING, Any
 from start_llm.core.errors import BadRequest
 from start_llm.core.images import MARK
 from start_llm.core.messages import Message, Tool
+from start_llm.files.lru import Lru
 from start_llm.prompt.fit import Dicts, Fitter
-from start_llm.prompt.reading import leading_systems
+from start_llm.prompt.reading import digest_of, leading_systems
 from start_llm.prompt.traits import TemplateError, Traits
 from start_llm.prompt.tree import Rendering
 
 if TYPE_CHECKING:
     from start_llm.prompt.hf import HFTemplate
+
+
+_KEPT = 256
 
 
 def common_prefix(a: str, b: str, chunk: int = 65536) -> int:
@@ -47,9 +49,8 @@ class Renderer:
         self._preserve = preserve_thinking
         self._fit = Fitter(traits, preserve_thinking=preserve_thinking).fit
         self._joins = images and self._takes_parts()
-        self._suffixes: dict[str, str] = {}
-        self._heads: dict[bytes, int] = {}
-        self._lock = threading.Lock()
+        self._suffixes: Lru[str, str] = Lru(_KEPT)
+        self._heads: Lru[bytes, int] = Lru(_KEPT)
 
     def variables(self, *, thinking: bool, effort: str | None, extra: dict[str, Any]) -> dict[str, Any]:
         """Template variables of a request; the client's own win.
@@ -115,10 +116,7 @@ class Renderer:
         except TemplateError:
             return ""
         suffix = opened[len(closed) :] if opened.startswith(closed) else ""
-        with self._lock:
-            if len(self._suffixes) > 256:
-                self._suffixes.clear()
-            self._suffixes[key] = suffix
+        self._suffixes.put(key, suffix)
         return suffix
 
     def _head(self, text: str, messages: Sequence[Message], tools: Sequence[Tool], variables: dict[str, Any]) -> int:
@@ -137,10 +135,7 @@ class Renderer:
         except TemplateError:
             return 0
         head = common_prefix(text, other)
-        with self._lock:
-            if len(self._heads) > 256:
-                self._heads.clear()
-            self._heads[key] = head
+        self._heads.put(key, head)
         return head
 
 
@@ -153,11 +148,6 @@ def _parts(content: Any) -> Any:
 
 
 def _head_key(systems: Iterable[Message], tools: Sequence[Tool], variables: dict[str, Any]) -> bytes:
-    digest = hashlib.sha256()
-    for part in (
-        *(message.content for message in systems),
-        json.dumps([tool.as_function() for tool in tools]),
-        json.dumps(variables, sort_keys=True, default=repr),
-    ):
-        digest.update(hashlib.sha256(part.encode("utf-8", "surrogatepass")).digest())
-    return digest.digest()
+    functions = json.dumps([tool.as_function() for tool in tools])
+    texts = (message.content for message in systems)
+    return digest_of(*texts, functions, json.dumps(variables, sort_keys=True, default=repr))

@@ -1,7 +1,7 @@
 """Text to tokens, once only: what was tokenised or generated before is taken over as it is.
 
-A special token is a place where a text may be cut: the tokens of both parts are the tokens of the whole. That is
-checked at load for every special token that the template writes; with none that passes, texts are encoded whole.
+A text may be cut at a special token if the tokens of both parts are those of the whole. That is checked at load for
+every special token that the template writes; with none that passes, texts are encoded whole.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate, chain
 from operator import itemgetter
 from typing import Any, Protocol
 
@@ -26,7 +27,6 @@ from start_llm.prompt.tree import Path, Rendering, SpecialTokenPlace
 _CHAR = itemgetter(0)
 _PROBES = (("word", "word"), ("x \n", "\n y"), ("  ", "1"), ("ü", " ünï"), ("a.", ""), ("", "\n\nA"))
 
-
 PIECE = 1 << 16
 """Characters that are encoded at a time to find out whether a text is too long."""
 _COUNTED = 2  # contexts
@@ -37,10 +37,7 @@ class LengthCheck:
     """Refuses a prompt that cannot fit the context before it costs what it would cost to encode it.
 
     A tokenizer does one to three million characters a second, so 40 MB hold a thread for most of a minute. What is
-    within twice the context is counted to its end, for the error to have the exact number.
-
-    Args:
-        context: tokens that a prompt and its answer may have; 0: there is no limit.
+    within twice the context is counted to its end, for the error to have the exact number. `context` 0: no limit.
     """
 
     def __init__(self, tokenizer: HFTokenizer, context: int) -> None:
@@ -55,18 +52,11 @@ class LengthCheck:
         chars = sum(map(len, texts))
         if not self._context or chars <= _PLAIN * self._context:
             return
-        count = before + chars // self._tokenizer.longest_token
-        if count > self._most:  # whatever they say
-            raise self._exceeded(count)
-        count = before
-        for text in texts:
-            for start in range(0, len(text), PIECE):
-                count += len(self._tokenizer.encode(text[start : start + PIECE]))
-                if count > self._most:
-                    raise self._exceeded(count)
-
-    def _exceeded(self, tokens: int) -> ContextLengthExceeded:
-        return ContextLengthExceeded(prompt=tokens, asked=1, limit=self._context, at_least=True)
+        least = before + chars // self._tokenizer.longest_token  # whatever they say
+        pieces = (text[start : start + PIECE] for text in texts for start in range(0, len(text), PIECE))
+        counts = accumulate((len(self._tokenizer.encode(piece)) for piece in pieces), initial=before)
+        if count := next((count for count in chain((least,), counts) if count > self._most), 0):
+            raise ContextLengthExceeded(prompt=count, asked=1, limit=self._context, at_least=True)
 
 
 class Eyes(Protocol):
@@ -163,9 +153,8 @@ class Coder:
 
     def _cuts_at(self, name: str) -> bool:
         encode = self._tokenizer.encode
-        if encode(name) != [self._tokenizer.special_tokens[name]]:
-            return False
-        return all(encode(a + name + b) == encode(a) + encode(name + b) for a, b in _PROBES)
+        is_one = encode(name) == [self._tokenizer.special_tokens[name]]
+        return is_one and all(encode(a + name + b) == encode(a) + encode(name + b) for a, b in _PROBES)
 
     def encode(self, text: str, *, char: int = 0, token: int = 0) -> tuple[list[int], list[SpecialTokenPlace]]:
         """Tokens of `text`, and its anchors; offsets count from `char` and `token`. Raises ContextLengthExceeded.
@@ -211,18 +200,13 @@ class Coder:
         if self._pattern is None:
             return tokens, []
         places = [match.start() for match in self._pattern.finditer(text)]
-        ids = self._ids
+        ids, starts = self._ids, self._start_ids
         indices = [index for index, value in enumerate(tokens) if value in ids]
+        pairs = list(zip(places, indices, strict=False))
         if len(places) != len(indices):
             # The tokenizer reads some special token differently here; only the text's own start is sure.
-            places, indices = places[:1], indices[:1]
-            if not places or not indices or places[0] != 0 or indices[0] != 0:
-                return tokens, []
-        starts = self._start_ids
-        return tokens, [
-            SpecialTokenPlace(char + place, token + index, tokens[index] in starts)
-            for place, index in zip(places, indices, strict=True)
-        ]
+            pairs = [pair for pair in pairs[:1] if pair == (0, 0)]
+        return tokens, [SpecialTokenPlace(char + at, token + i, tokens[i] in starts) for at, i in pairs]
 
     def code(self, rendering: Rendering, path: Path | None, *, answered: bool = True) -> Rendering:
         """The rendering with its tokens, taking over from `path` what is sure to be the same.
@@ -234,10 +218,9 @@ class Coder:
             return self._coded(rendering, None, 0, 0)
         old = path.rendering
         common = common_prefix(text, old.text)
-        if answered and common >= old.generation and path.node.answer_tokens:
-            coded = self._continue(rendering, path, common)
-            if coded is not None:
-                return coded
+        answered = answered and common >= old.generation and bool(path.node.answer_tokens)
+        if answered and (coded := self._continue(rendering, path, common)) is not None:
+            return coded
         index = bisect_right(old.anchors, common, key=_CHAR)
         while index and not self._stands(text, old.anchors[index - 1]):
             index -= 1
@@ -261,34 +244,23 @@ class Coder:
         end = self._turn_end(text, path)
         if end is None:
             return None
-        said = text[old.generation : end]
-        if not all(part in said for part in ((answer.reasoning or "").strip(), answer.content.strip())):
-            return None
-        if not all(call.name in said for call in answer.tool_calls):
+        parts = ((answer.reasoning or "").strip(), answer.content.strip(), *(call.name for call in answer.tool_calls))
+        if not all(part in text[old.generation : end] for part in parts):
             return None
         generated = self.without_end(path.node.answer_tokens)
         taken = len(old.tokens) + len(generated)
         tokens, anchors = self.encode(text[end:], char=end, token=taken)
         kept = old.anchors[: bisect_right(old.anchors, old.generation, key=_CHAR)]
-        # The long tuple is copied once.
-        return replace(
-            rendering,
-            tokens=old.tokens + (generated + tuple(tokens)),
-            anchors=(*kept, *anchors),
-            common=common,
-            taken=taken,
-        )
+        whole = old.tokens + (generated + tuple(tokens))  # the long tuple is copied once
+        return replace(rendering, tokens=whole, anchors=(*kept, *anchors), common=common, taken=taken)
 
     def _turn_end(self, text: str, path: Path) -> int | None:
         """Where the rendered turn ends: at the first special token that neither prompt nor model wrote in it."""
         if self._pattern is None:
             return None
         old = path.rendering
-        index = bisect_right(old.anchors, old.generation, key=_CHAR)
-        begins = len(old.tokens)
-        if index and old.anchors[index - 1].char == old.generation:
-            begins = old.anchors[index - 1].token
-        header = [token for token in old.tokens[begins:] if token in self._ids]
+        char, token, _ = old.anchor_at(old.generation)
+        header = [one for one in old.tokens[token:] if one in self._ids] if char == old.generation else []
         inside = frozenset(self.without_end(path.node.answer_tokens))
         for match in self._pattern.finditer(text, old.generation):
             token = self._special[match.group()]
