@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 
 from start_llm.core.messages import Message
 from start_llm.files.lru import Lru
+from start_llm.prompt.reading import digest_of
 
 # "   12\tcode" (cat -n), "12→code" (Claude Code), "12: code", "12 | code"
 _BEHIND_NUMBERS = ("\t", "→", ": ", ":", " | ", "|")
@@ -29,40 +29,31 @@ class Views:
 
     def __init__(self, encode: Callable[[str], Sequence[int]], *, escaped: bool, most_tokens: int = 1 << 20) -> None:
         self._encode, self._escaped = encode, escaped
-        self._kept: Lru[bytes, list[NDArray[np.int32]]] = Lru(most_tokens, lambda _, views: _size(views))
+        self._kept: Lru[bytes, list[NDArray[np.int32]]] = Lru(most_tokens, lambda _, views: sum(map(len, views)) + 64)
 
     def __call__(self, messages: Sequence[Message]) -> list[NDArray[np.int32]]:
         """Oldest first."""
         return [view for message in messages if message.role == "tool" for view in self._of(message.content)]
 
     def _of(self, text: str) -> list[NDArray[np.int32]]:
-        key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
-        found = self._kept.get(key)
-        if found is not None:
-            return found
-        forms = tool_result_views(text, escaped=self._escaped)
-        made = [np.array(self._encode(form), dtype=np.int32) for form in forms]
-        self._kept.put(key, made)
-        return made
-
-
-def _size(views: list[NDArray[np.int32]]) -> int:
-    return sum(len(view) for view in views) + 64
+        key = digest_of(text)
+        views = self._kept.get(key)
+        if views is None:
+            forms = tool_result_views(text, escaped=self._escaped)
+            views = [np.array(self._encode(form), dtype=np.int32) for form in forms]
+            self._kept.put(key, views)
+        return views
 
 
 def tool_result_views(text: str, *, escaped: bool) -> list[str]:
     """The forms of a tool result, other than its own, in which an argument of a later call may repeat it.
 
-    Args:
-        escaped: the model writes arguments as JSON, so text stands in them with quotes and line ends escaped.
+    `escaped`: the model writes arguments as JSON, so text stands in them with quotes and line ends escaped.
     """
     plain = without_line_numbers(text)
-    views = [] if plain == text else [plain]
-    if escaped:
-        inner = json.dumps(plain, ensure_ascii=False)[1:-1]
-        if inner != text:
-            views = [inner]
-    return views
+    inner = json.dumps(plain, ensure_ascii=False)[1:-1] if escaped else text
+    view = inner if inner != text else plain
+    return [view] if view != text else []
 
 
 def without_line_numbers(text: str) -> str:

@@ -6,11 +6,12 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from start_llm.core.jsontext import whole_characters
 from start_llm.core.messages import Message, Tool, ToolCall
-from start_llm.prompt.reading import call_id, leading_systems
+from start_llm.prompt.reading import call_id, call_numbers, leading_systems
 from start_llm.prompt.traits import Traits
 
 Dicts = list[dict[str, Any]]
@@ -46,7 +47,8 @@ class Fitter:
         dicts = [self._one(message, index >= lead, names) for index, message in enumerate(messages)]
         functions: Dicts | None = [tool.as_function() for tool in tools] or None
         if functions is not None and not traits.tools:
-            _add_system(dicts, _TOOLS_INTRO + "\n".join(map(_json, functions)) + _TOOLS_OUTRO)
+            shown = (json.dumps(function, ensure_ascii=False) for function in functions)
+            _add_system(dicts, _TOOLS_INTRO + "\n".join(shown) + _TOOLS_OUTRO)
             functions = None
         if not traits.system:
             _system_into_user(dicts)
@@ -124,10 +126,6 @@ def _call_as_text(call: ToolCall) -> str:
     return f"<tool_call>\n{block}\n</tool_call>"
 
 
-def _json(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
 def _parsed(arguments: str) -> Any:
     """The arguments as an object, or None where they are not one. What they escape is text: no mark of an image."""
     try:
@@ -138,10 +136,8 @@ def _parsed(arguments: str) -> Any:
 
 
 def _add_system(dicts: Dicts, text: str) -> None:
-    if dicts and dicts[0]["role"] == "system":
-        dicts[0] = {"role": "system", "content": f"{dicts[0]['content']}\n\n{text}"}
-    else:
-        dicts.insert(0, {"role": "system", "content": text})
+    before = [dicts.pop(0)["content"]] if dicts and dicts[0]["role"] == "system" else []
+    dicts.insert(0, {"role": "system", "content": "\n\n".join([*before, text])})
 
 
 def _system_into_user(dicts: Dicts) -> None:
@@ -149,20 +145,17 @@ def _system_into_user(dicts: Dicts) -> None:
     texts = []
     while dicts and dicts[0]["role"] == "system":
         texts.append(dicts.pop(0)["content"])
-    if not texts:
-        return
-    if dicts and dicts[0]["role"] == "user":
-        dicts[0] = {"role": "user", "content": "\n\n".join([*texts, dicts[0]["content"]])}
-    else:
-        dicts.insert(0, {"role": "user", "content": "\n\n".join(texts)})
+    if texts:
+        words = [dicts.pop(0)["content"]] if dicts and dicts[0]["role"] == "user" else []
+        dicts.insert(0, {"role": "user", "content": "\n\n".join([*texts, *words])})
 
 
 def _merged(dicts: Dicts) -> Dicts:
     """Joins neighbours of one role (user, or assistant without calls), for templates that want strict turns."""
     result: Dicts = []
     for item in dicts:
-        last = result[-1] if result else None
-        if last is not None and last["role"] == item["role"] and item["role"] in ("user", "assistant"):
+        last = result[-1] if result else {"role": ""}
+        if last["role"] == item["role"] and item["role"] in ("user", "assistant"):
             texts = [text for text in (last["content"], item["content"]) if text]
             calls = [*last.get("tool_calls", ()), *item.get("tool_calls", ())]
             result[-1] = {**last, **item, "content": "\n\n".join(texts), **({"tool_calls": calls} if calls else {})}
@@ -187,41 +180,32 @@ def interleaved(messages: Sequence[Message]) -> tuple[Message, ...]:
     Text and reasoning of a turn stay with its first call. A result belongs to the call of its turn that has its id; one
     without an id, to the first call that has no result yet. Results of no call of the turn come after all its calls.
     """
-    return tuple(_interleaved(messages))
-
-
-def _interleaved(messages: Sequence[Message]) -> Iterator[Message]:
+    found: list[Message] = []
     index = 0
     while index < len(messages):
-        message = messages[index]
-        index += 1
+        message, index = messages[index], index + 1
         if len(message.tool_calls) < 2:
-            yield message
+            found.append(message)
             continue
-        results = []
-        while index < len(messages) and messages[index].role == "tool":
-            results.append(messages[index])
-            index += 1
-        yield from _turn(message, results)
+        results = list(takewhile(lambda one: one.role == "tool", messages[index:]))
+        found += _turn(message, results)
+        index += len(results)
+    return tuple(found)
 
 
 def _turn(message: Message, results: Sequence[Message]) -> Iterator[Message]:
     """One assistant message with several calls, and the tool messages right behind it."""
-    own: list[list[Message]] = [[] for _ in message.tool_calls]
-    ids = {call_id(call.id): place for place, call in reversed(list(enumerate(message.tool_calls)))}
-    rest: list[Message] = []
-    nameless: list[Message] = []
+    ids = call_numbers(message.tool_calls)
+    answers: list[list[Message]] = [[] for _ in message.tool_calls]
+    of_no_call: list[Message] = []
+    for result in results:
+        if result.tool_call_id is not None:
+            place = ids.get(call_id(result.tool_call_id))
+            (of_no_call if place is None else answers[place]).append(result)
     for result in results:
         if result.tool_call_id is None:
-            nameless.append(result)
-        elif call_id(result.tool_call_id) in ids:
-            own[ids[call_id(result.tool_call_id)]].append(result)
-        else:
-            rest.append(result)
-    for result in nameless:
-        free = next((found for found in own if not found), rest)
-        free.append(result)
+            next((found for found in answers if not found), of_no_call).append(result)
     for place, call in enumerate(message.tool_calls):
         yield replace(message, tool_calls=(call,)) if not place else Message("assistant", tool_calls=(call,))
-        yield from own[place]
-    yield from rest
+        yield from answers[place]
+    yield from of_no_call

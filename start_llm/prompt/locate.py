@@ -18,10 +18,7 @@ _SNIPPET = 80
 
 
 def locate(prepared: Prepared, miss: Miss, char: int) -> Miss:
-    """`miss` with the client's message, the field and the declared place that character `char` of the text is from.
-
-    Tools and the generation prompt have no message.
-    """
+    """`miss` with the client's message (if any), field and declared place that character `char` of the text is from."""
     rendering, shown, chain = prepared.rendering, prepared.view.shown, prepared.chain
     if char >= rendering.generation:
         return replace(miss, field="generation")
@@ -39,10 +36,8 @@ def locate(prepared: Prepared, miss: Miss, char: int) -> Miss:
 
 
 def _snippet(message: Message) -> str:
-    for text in (message.content, message.reasoning or ""):
-        if stripped := text.strip():
-            return stripped[:_SNIPPET].rstrip()
-    return message.tool_calls[0].name if message.tool_calls else ""
+    words = message.content.strip() or (message.reasoning or "").strip()
+    return words[:_SNIPPET].rstrip() or (message.tool_calls[0].name if message.tool_calls else "")
 
 
 def _offsets(text: str, messages: Sequence[Message]) -> list[int | None]:

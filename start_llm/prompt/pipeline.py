@@ -132,12 +132,7 @@ class Pipeline:
             self._awaited[prepared.key_behind(answer)] = threading.Event()
 
     def record(self, prepared: Prepared, answer: Message, tokens: Sequence[int]) -> None:
-        """Remembers a finished generation.
-
-        Args:
-            answer: the assistant turn as the client got it.
-            tokens: as generated, the end-of-turn token included.
-        """
+        """Remembers an answer as the client got it; `tokens` as generated, the end-of-turn token included."""
         if prepared.raw:
             return
         self.sent(prepared)

@@ -21,13 +21,12 @@ from start_llm.prompt.view import View
 class Prepared:
     """
     Attributes:
-    prompt: what the model gets.
-    chain, view, rendering: the request as it was read, what is shown of it, and that as text and tokens.
-    variables: of the template. clock: stopped, for a template that prints the date by itself.
-    stem: the path whose text and tokens the rendering goes on from.
-    spoken: tokens of the answers of ours that the request carries.
-    new: prompt tokens that no earlier request of this owner had sent, and that were not generated for it.
-    miss: why no base was used, or not the deepest one, as far as this room knows it.
+        chain, view, rendering: the request as it was read, what is shown of it, and that as text and tokens.
+        variables, clock: of the template; the clock is stopped, for one that prints the date by itself.
+        stem: the path whose text and tokens the rendering goes on from.
+        spoken: tokens of the answers of ours that the request carries.
+        new: prompt tokens that no earlier request of this owner had sent, and that were not generated for it.
+        miss: why no base was used, or not the deepest one, as far as this room knows it.
     """
 
     request: ChatRequest
@@ -67,13 +66,7 @@ class Prepared:
         return link(self.chain.last_key, answer_digest(answer.content, answer.tool_calls, self.chain.client))
 
     def node_of(self, answer: Message, tokens: Sequence[int], spoken: int, *, keep: bool) -> Node:
-        """The answer as a node of the conversation tree.
-
-        Args:
-            tokens: as generated; none if they say something else than `answer`.
-            spoken: tokens of its visible text and calls.
-            keep: the messages are kept as they were shown.
-        """
+        """The answer as a node of the conversation tree. For the arguments see `Node`; `keep`: what was shown, too."""
         chain, view, stem = self.chain, self.view, self.stem
         links = [chain.entries[index] for index in chain.indices[stem.node.length if stem is not None else 0 :]]
         results = [entry for entry in links if entry.message.tool_call_id and not entry.facts.has("cleared")]
@@ -112,7 +105,6 @@ class Prepared:
 
 def _derived_session(chain: MessageChain) -> str:
     """Named after how the conversation begins: up to its first user message."""
-    for key, index in zip(chain.keys, chain.indices, strict=True):
-        if chain.entries[index].message.role == "user":
-            return f"auto-{key.hex()[:24]}"
-    return f"auto-{chain.last_key.hex()[:24]}"
+    links = zip(chain.keys, chain.indices, strict=True)
+    users = (key for key, index in links if chain.entries[index].message.role == "user")
+    return f"auto-{next(users, chain.last_key).hex()[:24]}"

@@ -291,7 +291,7 @@ class _Chain:
         self.values.update((slot, part.text) for slot, part in slots)
         self.entries.append(ChainEntry(message, fact, place, slots))
         if message.role == "assistant":
-            self._calls = _numbers(message.tool_calls)
+            self._calls = call_numbers(message.tool_calls)
         if place is not None:
             before = self._result_of(call_id(message.tool_call_id)) if fact.has("cleared") else None
             self.indices.append(len(self.entries) - 1)
@@ -324,7 +324,7 @@ def _slots(facts: Facts, here: Slot, moved: Counter[str]) -> tuple[tuple[Slot, D
     return tuple(found)
 
 
-def _numbers(calls: Sequence[ToolCall]) -> dict[str, int]:
+def call_numbers(calls: Sequence[ToolCall]) -> dict[str, int]:
     """Each call's number by its id; of equal ids the first one's."""
     return {call_id(call.id): number for number, call in reversed(list(enumerate(calls)))}
 

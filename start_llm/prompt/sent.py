@@ -30,14 +30,19 @@ class SentTexts:
     def add(self, owner: str | None, chain: MessageChain, view: View, rendering: Rendering) -> None:
         """A request that was sent."""
         digests = (entry.facts.digest for entry in chain.entries if entry.place is not None)
-        lines = (line for entry in chain.entries if entry.message.role == "system" for line in _lines(entry.message))
+        lines = (
+            line
+            for entry in chain.entries
+            if entry.message.role == "system"
+            for line in entry.message.content.split("\n")
+        )
         self._add(hash((owner, item)) for item in (*digests, *lines, *map(definition, view.tools)))
         self._add(hashed for hashed, _ in _pieces(owner, rendering))
 
     def add_answer(self, node: Node) -> None:
         """An answer that was generated, and what it answers; also one that was recorded by a server before this one."""
         values = (value for slot, value in node.told if slot.rule == "system" and value is not None)
-        lines = [line for value in values for line in value.split("\n")]
+        lines = (line for value in values for line in value.split("\n"))
         self._add(hash((node.owner, item)) for item in (*node.digests, *lines, *map(definition, node.tools or ())))
         if node.parent is None:
             text = Rendering(node.grown.text, node.grown.generation, anchors=node.grown.new_anchors)
@@ -92,7 +97,9 @@ class SentTexts:
             if index > last:
                 unknown += size
             elif one.place is None:
-                unknown += size - sum(len(line) + 1 for line in _lines(one.message) if self.knows(owner, line))
+                unknown += size - sum(
+                    len(line) + 1 for line in one.message.content.split("\n") if self.knows(owner, line)
+                )
             elif not self.knows(owner, chain.entries[chain.indices[one.place]].facts.digest):
                 unknown += size
         for text in map(definition, tools):
@@ -120,10 +127,6 @@ def _pieces(owner: str | None, rendering: Rendering) -> Iterator[tuple[int, int]
             hashed = hash((hashed, text[at:end]))
             yield hashed, end
             at = end
-
-
-def _lines(message: Message) -> list[str]:
-    return message.content.split("\n")
 
 
 def _size(message: Message) -> int:

@@ -29,13 +29,10 @@ TAG = re.compile(r"^</?[\w-]+>$")
 def diff(old: str, new: str) -> list[str] | None:
     """The lines by which `new` differs from `old`, each place under a line that says where it is in `new` now.
 
-    A place in a file between fences is named by the file. Of lines that begin as before only the new ones are told. Of
-    a long run of lines that are gone the first and the last are told. A long line that is gone is named by its
-    beginning, and of one that has changed in part the rest is left out. None where the texts are too long to compare.
+    Of lines that begin as before only the new ones are told. None where the texts are too long to compare.
     """
     before, after = old.split("\n"), new.split("\n")
-    head = _common(before, after)
-    tail = _common(before[head:][::-1], after[head:][::-1])
+    head, tail = _ends(before, after)
     a, b = before[head : len(before) - tail], after[head : len(after) - tail]
     if max(len(a), len(b)) > MAX_LINES:
         return None
@@ -48,13 +45,11 @@ def diff(old: str, new: str) -> list[str] | None:
             pairs = zip(gone, came, strict=True)
             lines += [f"{place}, now:", *(f"+{changed(*pair, within=len(lines) < _MOST_WITHIN)}" for pair in pairs)]
             continue
-        head_line = f"{place}:" if came else f"{place}, {GONE}:"
-        if len(gone) >= _ELIDE or (len(gone) >= _LONG[0] and sum(map(len, gone)) > _LONG[1]):
-            ends = [f"-{_name(line, before)}" for line in (gone[0], gone[-1])]
-            lines += [head_line, ends[0], f"(-{len(gone) - 2} more lines, down to)", ends[1]]
-        else:
-            lines += [head_line, *(f"-{_name(line, before)}" for line in gone)]
-        lines += (f"+{line}" for line in came)
+        long = len(gone) >= _ELIDE or (len(gone) >= _LONG[0] and sum(map(len, gone)) > _LONG[1])
+        minus = [f"-{_name(line, before)}" for line in ((gone[0], gone[-1]) if long else gone)]
+        if long:
+            minus.insert(1, f"(-{len(gone) - 2} more lines, down to)")
+        lines += [f"{place}:" if came else f"{place}, {GONE}:", *minus, *(f"+{line}" for line in came)]
     return lines
 
 
@@ -73,8 +68,7 @@ def changed(old: str, new: str, *, within: bool = False) -> str:
     if _SAME in old or _SAME in new or len(new) < _WORTH:
         return new
     was, now = _WORD.findall(old), _WORD.findall(new)
-    head = _common(was, now)
-    tail = _common(was[head:][::-1], now[head:][::-1])
+    head, tail = _ends(was, now)
     rest, came = was[head : len(was) - tail], now[head : len(now) - tail]
     text = "".join(came)
     if within and max(len(rest), len(came)) <= _MOST_WORDS:
@@ -179,11 +173,13 @@ def _unique_pairs(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int]]:
     return row[::-1]
 
 
+def _ends(a: Sequence[str], b: Sequence[str]) -> tuple[int, int]:
+    """How many items `a` and `b` begin with alike, and how many of the others they end with alike."""
+    head = _common(a, b)
+    return head, _common(a[head:][::-1], b[head:][::-1])
+
+
 def _common(a: Sequence[str], b: Sequence[str]) -> int:
     """How many items `a` and `b` begin with alike."""
-    count = 0
-    for left, right in zip(a, b, strict=False):
-        if left != right:
-            break
-        count += 1
-    return count
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((index for index, (left, right) in pairs if left != right), min(len(a), len(b)))
