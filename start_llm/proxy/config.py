@@ -144,6 +144,7 @@ def proxy_config(
             "request_timeout": REQUEST_SECONDS,
             "num_retries": 0,
             "sse_keepalive_ping_interval_seconds": ping_seconds,
+            "anthropic_sse_ping_interval_seconds": ping_seconds,  # of `/v1/messages`; 15 s if nobody says so
         },
         "router_settings": router,
         "general_settings": {"master_key": master_key, "disable_spend_logs": True},

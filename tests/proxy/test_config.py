@@ -71,6 +71,7 @@ def test_the_proxy_shows_life_a_little_more_often_than_was_promised() -> None:
     config = proxy_config(pinging, server_url="http://h:1", model_id="m", master_key="k", card=CARD)
     assert {entry["litellm_params"]["keepalive_seconds"] for entry in config["model_list"]} == {4.0}
     assert config["litellm_settings"]["sse_keepalive_ping_interval_seconds"] == 4.0
+    assert config["litellm_settings"]["anthropic_sse_ping_interval_seconds"] == 4.0
 
 
 def test_the_environment_is_offline_and_not_the_users() -> None:
