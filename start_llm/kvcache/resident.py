@@ -7,7 +7,10 @@ from collections.abc import Sequence
 
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.tree import Segment, SegmentTree
-from start_llm.kvcache.types import Checkpoint, Form, Slices, StoreCounters
+from start_llm.kvcache.types import Checkpoint, Form, Slices
+
+COUNTERS = ("stored_tokens", "copied_bytes", "paged_tokens", "evicted", "refused")
+"""Events since the start. ``evicted`` counts segments."""
 
 
 class ResidentKV:
@@ -23,7 +26,7 @@ class ResidentKV:
         self.tree = SegmentTree(kit.cut)
         self.nbytes = 0
         self.ghosts = 0
-        self.counters = StoreCounters()
+        self.counters = dict.fromkeys(COUNTERS, 0)
         self._token_bytes: dict[tuple[Form, ...], float] = {}  # of the last rows of each form
         self._state_bytes = 0  # of the largest checkpoint so far
 
@@ -50,7 +53,7 @@ class ResidentKV:
         """The segment becomes a ghost. Returns the one above it, if that is a leaf now."""
         self._empty(segment)
         self.tree.absorb(segment)
-        self.counters.evicted += 1
+        self.counters["evicted"] += 1
         return segment.parent if segment.parent is not None and segment.parent.is_leaf else None
 
     def drop_checkpoint(self, segment: Segment) -> None:

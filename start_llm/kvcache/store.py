@@ -18,7 +18,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from start_llm.core.prompt import Prompt
@@ -115,7 +114,7 @@ class KVStore:
         cache, copied = self._kit.build(rows, path[-1].checkpoint, length, spare)
         self._resident.use(path, self._clock())
         path[-1].landed += length == path[-1].end
-        self._resident.counters.copied_bytes += copied
+        self._resident.counters["copied_bytes"] += copied
         self.disk.used(path)
         self._eviction.enforce(self._clock())  # what came from disk takes memory
         return Restored(cache, length, copied)
@@ -165,7 +164,7 @@ class KVStore:
         try:
             end = self._insert(array, cache, one_shot, seconds_per_token, checkpoint and not self._kit.cuttable)
         except Unstorable as error:
-            self._resident.counters.refused += 1
+            self._resident.counters["refused"] += 1
             log.warning("KV of %d tokens is not stored: %s", len(array), error)
             return
         end.head = end.head or head
@@ -198,7 +197,7 @@ class KVStore:
             segment.one_shot = one_shot and (segment.one_shot or segment.rows is None)
             if segment.rows is None:
                 resident.fill(segment, self._kit.slice(cache, segment.start, segment.end))
-                resident.counters.stored_tokens += segment.length
+                resident.counters["stored_tokens"] += segment.length
                 segment.seconds_per_token = seconds_per_token
         end = path[-1]
         if state is not None and end.checkpoint is None:
@@ -261,7 +260,7 @@ class KVStore:
         self._kit.free_buffers()
 
     def stats(self) -> dict[str, int]:
-        """Sizes of what is in memory, `StoreCounters`, and figures of the disk tier behind ``disk_``, if there is one.
+        """Sizes of what is in memory, `resident.COUNTERS`, and as ``disk_...`` figures of the disk tier, if there is one.
 
         `leaves` are ends of conversations, `checkpoints` restore points of layers that cannot be cut, `ghost_tokens`
         those that are remembered without KV.
@@ -278,7 +277,7 @@ class KVStore:
             "checkpoint_bytes": sum(checkpoints),
             "ghost_tokens": resident.ghosts,
             "sessions": len(self._sessions),
-            **asdict(resident.counters),
+            **resident.counters,
             **{f"disk_{name}": value for name, value in self.disk.stats().items()},
         }
 

@@ -155,14 +155,3 @@ class StoreConfig:
     sessions_keep: int = 2
     max_leaves: int = 0
     ghost_tokens: int = 4_000_000
-
-
-@dataclass(slots=True)
-class StoreCounters:
-    """Events since the start. `evicted` counts segments."""
-
-    stored_tokens: int = 0
-    copied_bytes: int = 0
-    paged_tokens: int = 0
-    evicted: int = 0
-    refused: int = 0

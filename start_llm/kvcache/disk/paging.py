@@ -129,7 +129,7 @@ class Paging:
                     if rows is None:
                         return False
                     self._resident.fill(segment, rows)
-                    self._resident.counters.paged_tokens += segment.length
+                    self._resident.counters["paged_tokens"] += segment.length
             if path and not self._kit.cuttable and path[-1].checkpoint is None:
                 name = path[-1].checkpoint_file
                 state = self._read(name) if name is not None else None

@@ -9,7 +9,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -28,28 +27,8 @@ Buffers = dict[str, np.ndarray[Any, Any]]
 RETRY_SECONDS = 10.0
 
 
-@dataclass(slots=True)
-class DiskCounters:
-    """Events since the start."""
-
-    written_files: int = 0
-    written_bytes: int = 0
-    read_files: int = 0
-    read_bytes: int = 0
-    damaged: int = 0
-    failed_writes: int = 0
-    pauses: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class PendingWrite:
-    piece: StoredPiece
-    buffers: Buffers
-    layout: str
-
-    @property
-    def nbytes(self) -> int:
-        return sum(buffer.nbytes for buffer in self.buffers.values())
+COUNTERS = ("written_files", "written_bytes", "read_files", "read_bytes", "damaged", "failed_writes", "pauses")
+"""Events since the start."""
 
 
 class DiskTier:
@@ -84,11 +63,11 @@ class DiskTier:
         self._retry = RETRY_SECONDS if retry_seconds is None else retry_seconds
         self._folder: DiskFolder | None = None  # set by the disk thread from its start on
         self._lock = threading.Lock()
-        self._pending: dict[str, PendingWrite] = {}  # by file name; guarded by _lock, as are the next six
+        self._pending: dict[str, tuple[Buffers, str]] = {}  # by file name; guarded by _lock, as are the next six
         self.waiting_bytes = 0
         self._lost: set[str] = set()
         self._hidden: set[str] = set()  # damaged, and not yet removed
-        self._counters = DiskCounters()
+        self._counters = dict.fromkeys(COUNTERS, 0)
         self.detail = ""
         self._next_try = 0.0
         self._closed = folder is None
@@ -118,11 +97,11 @@ class DiskTier:
 
     def write(self, piece: StoredPiece, buffers: Buffers, layout: str) -> str:
         """Queues a piece; what it stands on was queued before. Returns the file's name, to be read from now on."""
-        write = PendingWrite(piece, buffers, layout)
+        data = buffers, layout
         with self._lock:
-            self._pending[piece.name] = write
-            self.waiting_bytes += write.nbytes
-        self._tasks.put(lambda: self._write(write))
+            self._pending[piece.name] = data
+            self.waiting_bytes += _size(buffers)
+        self._tasks.put(lambda: self._write(piece, data))
         return piece.name
 
     def touch(self, names: tuple[str, ...]) -> None:
@@ -136,7 +115,7 @@ class DiskTier:
     def read(self, name: str) -> tuple[Buffers, str] | None:
         """A piece's buffers and layout, verified; ``None`` if it is gone or damaged (it is removed then)."""
         if (pending := self._pending.get(name)) is not None:
-            return pending.buffers, pending.layout
+            return pending
         with self._lock:
             folder = self._folder if name not in self._hidden else None
         try:
@@ -152,12 +131,12 @@ class DiskTier:
             log.warning("stored KV is damaged and will be computed again: %s: %s", name, error)
             with self._lock:
                 self._hidden.add(name)
-                self._counters.damaged += 1
+                self._counters["damaged"] += 1
             self.drop(name)
             return None
         with self._lock:
-            self._counters.read_files += 1
-            self._counters.read_bytes += len(arrays)
+            self._counters["read_files"] += 1
+            self._counters["read_bytes"] += len(arrays)
         return buffers, layout
 
     def take_lost(self) -> set[str]:
@@ -188,7 +167,7 @@ class DiskTier:
         folder = self._folder
         files = {"files": len(folder.files), "bytes": folder.nbytes, "evicted_files": folder.evicted} if folder else {}
         with self._lock:
-            now = {"waiting_bytes": self.waiting_bytes, "paused": int(bool(self.detail)), **asdict(self._counters)}
+            now = {"waiting_bytes": self.waiting_bytes, "paused": int(bool(self.detail)), **self._counters}
         return {"files": 0, "bytes": 0, "budget_bytes": self._max_bytes, "evicted_files": 0, **files, **now}
 
     # --- the disk thread -------------------------------------------------------
@@ -208,7 +187,7 @@ class DiskTier:
             except Exception:
                 log.warning("a task of the disk tier failed", exc_info=True)
                 with self._lock:
-                    self._counters.failed_writes += 1
+                    self._counters["failed_writes"] += 1
         if self._folder is not None:
             self._folder.close()
             self._folder = None
@@ -231,7 +210,7 @@ class DiskTier:
             first = not self.detail
             self.detail = str(error)
             self._next_try = time.monotonic() + self._retry
-            self._counters.pauses += first
+            self._counters["pauses"] += first
         if first:
             log.warning("the disk tier pauses, KV stays in memory only: %s", error)
         self._settle()
@@ -272,25 +251,28 @@ class DiskTier:
 
         self._tasks.put(task)
 
-    def _write(self, write: PendingWrite) -> None:
-        name = write.piece.name
+    def _write(self, piece: StoredPiece, data: tuple[Buffers, str]) -> None:
+        name, (buffers, layout) = piece.name, data
         written: int | None = None
         try:
             self._try_open()
             if self._folder is not None and not self._abandoned and time.monotonic() >= self._next_try:
-                arrays = safetensors.numpy.save(write.buffers)
-                written = self._folder.write(write.piece, write.layout, arrays)
+                written = self._folder.write(piece, layout, safetensors.numpy.save(buffers))
                 self._resume()
         finally:
             with self._lock:
-                self.waiting_bytes -= write.nbytes
-                if self._pending.get(name) is write:  # a newer one of the same name stays
+                self.waiting_bytes -= _size(buffers)
+                if self._pending.get(name) is data:  # a newer one of the same name stays
                     del self._pending[name]
                 if written is None:
                     self._lost.add(name)
-                    self._counters.failed_writes += 1
+                    self._counters["failed_writes"] += 1
                 else:
                     self._hidden.discard(name)
-                    self._counters.written_files += 1
-                    self._counters.written_bytes += written
+                    self._counters["written_files"] += 1
+                    self._counters["written_bytes"] += written
             self._settle()
+
+
+def _size(buffers: Buffers) -> int:
+    return sum(buffer.nbytes for buffer in buffers.values())
