@@ -260,7 +260,7 @@ class KVStore:
         self._kit.free_buffers()
 
     def stats(self) -> dict[str, int]:
-        """Sizes of what is in memory, `resident.COUNTERS`, and as ``disk_...`` figures of the disk tier, if there is one.
+        """Sizes of what is in memory, `resident.COUNTERS`, and as ``disk_...`` figures of its disk tier if any.
 
         `leaves` are ends of conversations, `checkpoints` restore points of layers that cannot be cut, `ghost_tokens`
         those that are remembered without KV.
