@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from pathlib import Path
 
 UNFINISHED = ".writing"
@@ -39,3 +40,11 @@ def write_atomic(path: Path, data: bytes | str | list[bytes], *, mode: int = 0o6
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+def remove_anything(path: Path) -> None:
+    """Removes a file, a link (not what it leads to) or a whole folder; nothing may be there. Raises OSError."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

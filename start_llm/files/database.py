@@ -19,8 +19,7 @@ How to use it::
   and fetch and decode everything there.
 - **Damage**, found by SQLite or by the function (it raises `Damaged`): the file is renamed to ``NAME.damaged``, a new
   one is begun, a warning is logged, and the function runs once more on the new, empty file. So it must have no effect
-  outside the transaction until it returns. `generation` has then grown: whoever mirrors the content in memory compares
-  it after a `run`.
+  outside the transaction until it returns.
 - **What is not the file's fault** (disk full, read-only, locked by another process, no free descriptor): the file stays
   as it is and `run` raises `FileUnavailable`. That is logged once, until a later `run` succeeds. Go on without the
   file, or tell the client; each `run` tries again.
@@ -34,20 +33,17 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import shutil
 import sqlite3
 import stat
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
 
+from start_llm.files.atomic import remove_anything
 from start_llm.files.locks import locked
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _SIDES = ("-wal", "-shm", "-journal")
 _NOT_THE_FILE = {
@@ -89,27 +85,20 @@ class CacheDatabase:
         what: what is kept, for log lines: "stored responses".
         check: look through the whole file when it is opened (about 1 s for each GB).
         busy_seconds: how long a `run` waits for another process.
-
-    Attributes:
-        generation: grows at the first `run` and whenever the content that was there before has gone.
     """
 
     def __init__(
         self, path: Path, schema: str, version: int, *, what: str, check: bool = True, busy_seconds: float = 5.0
     ) -> None:
         self.path = path
-        self.generation = 0
-        self._schema = schema
-        self._version = version
-        self._what = what
-        self._check = check
-        self._busy_seconds = busy_seconds
+        self._statements = [statement for part in schema.split(";") if (statement := part.strip())]
+        self._version, self._what, self._check, self._busy_seconds = version, what, check, busy_seconds
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None  # device and inode of the file that was opened last
         self._failing = False
 
-    def run(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def run[T](self, work: Callable[[sqlite3.Connection], T]) -> T:
         """Calls `work` within a transaction. Returns what it returns.
 
         Raises:
@@ -134,7 +123,7 @@ class CacheDatabase:
 
     # --- with the lock held ---------------------------------------------------
 
-    def _twice(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _twice[T](self, work: Callable[[sqlite3.Connection], T]) -> T:
         """A second time if the first could have failed because of the file; on a new one if that is damaged."""
         opened_before = self._connection is not None
         try:
@@ -148,21 +137,13 @@ class CacheDatabase:
                 raise
         return self._attempt(work)
 
-    def _attempt(self, work: Callable[[sqlite3.Connection], T]) -> T:
+    def _attempt[T](self, work: Callable[[sqlite3.Connection], T]) -> T:
         try:
-            connection = self._connect()
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                result = work(connection)
-                connection.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):
-                    connection.execute("ROLLBACK")
-                raise
+            with _transaction(self._connect()) as connection:
+                return work(connection)
         except _FAILURES:
             self._disconnect()  # the next try begins with a look at the file
             raise
-        return result
 
     def _connect(self) -> sqlite3.Connection:
         if self._connection is not None:
@@ -175,9 +156,7 @@ class CacheDatabase:
         # damaged database, and another take it for that of the new one.
         with locked(self.path.parent, self._busy_seconds):
             new = _create(self.path)
-            if (identity := _identity(self.path)) != self._identity:
-                self._identity = identity
-                self.generation += 1
+            self._identity = _identity(self.path)
             for side in ("", *_SIDES):
                 _claim(_beside(self.path, side))
             connection = sqlite3.connect(
@@ -201,21 +180,14 @@ class CacheDatabase:
         mode = connection.execute("PRAGMA journal_mode=TRUNCATE").fetchone()[0]
         if mode != "truncate":
             raise Damaged(f"its journal mode is {mode}")
-        connection.execute("BEGIN IMMEDIATE")
-        try:
+        with _transaction(connection):
             version = connection.execute("PRAGMA user_version").fetchone()[0]
             if version == 0 and not _objects(connection):
-                for statement in self._statements():
+                for statement in self._statements:
                     connection.execute(statement)
                 connection.execute(f"PRAGMA user_version={self._version}")
-                self.generation += 1
             elif version != self._version:
                 raise Damaged(f"it is of version {version}, not {self._version}")
-            connection.execute("COMMIT")
-        except BaseException:
-            with suppress(sqlite3.Error):
-                connection.execute("ROLLBACK")
-            raise
         if _objects(connection) != self._expected():
             raise Damaged("its tables are not those that were made")
         if self._check and not new:
@@ -223,17 +195,11 @@ class CacheDatabase:
             if found != "ok":
                 raise Damaged(str(found))
 
-    def _statements(self) -> list[str]:
-        return [statement for part in self._schema.split(";") if (statement := part.strip())]
-
     def _expected(self) -> list[tuple[str, ...]]:
-        empty = sqlite3.connect(":memory:")
-        try:
-            for statement in self._statements():
+        with closing(sqlite3.connect(":memory:")) as empty:
+            for statement in self._statements:
                 empty.execute(statement)
             return _objects(empty)
-        finally:
-            empty.close()
 
     def _disconnect(self) -> None:
         if self._connection is not None:
@@ -253,7 +219,7 @@ class CacheDatabase:
                 return
             aside = _beside(self.path, ".damaged")
             for gone in (aside, *(_beside(self.path, side) for side in _SIDES)):
-                _remove(gone)
+                remove_anything(gone)
             os.replace(self.path, aside)
         reason = " ".join(str(why).split())
         log.warning("%s: %s is damaged (%s); it is set aside as %s", self._what, self.path, reason, aside.name)
@@ -264,6 +230,18 @@ class CacheDatabase:
             self._failing = True
             log.warning("%s (said once)", message)
         return FileUnavailable(message)
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[sqlite3.Connection]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield connection
+        connection.execute("COMMIT")
+    except BaseException:
+        with suppress(sqlite3.Error):
+            connection.execute("ROLLBACK")
+        raise
 
 
 def _is_damage(error: Exception) -> bool:
@@ -325,10 +303,3 @@ def _objects(connection: sqlite3.Connection) -> list[tuple[str, ...]]:
     """Every table, index, view and trigger with its SQL."""
     rows = connection.execute("SELECT type, name, tbl_name, ifnull(sql, '') FROM sqlite_master").fetchall()
     return sorted(tuple(str(value) for value in row) for row in rows)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -26,7 +26,7 @@ import mlx.core as mx
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 
-from start_llm.files.atomic import write_atomic
+from start_llm.files.atomic import remove_anything, write_atomic
 from start_llm.files.locks import locked
 from start_llm.files.manifest import damage, is_sealed, seal
 from start_llm.models.catalog import EMBEDDED_NAME
@@ -112,7 +112,7 @@ def ensure_embedded_model(cache_dir: Path, *, quantised: bool, progress: Progres
 def _ensure(target: Path, quantised: bool, progress: Progress) -> None:
     """Makes the checkpoint unless it is there. The lock is ours. Raises EmbeddedModelError."""
     if not _usable(target):
-        _remove(target)
+        remove_anything(target)
         scratch_prefix = f".{target.name}-tmp-"
         for left_over in target.parent.glob(f"{scratch_prefix}*"):  # of a process that was killed
             shutil.rmtree(left_over, ignore_errors=True)
@@ -141,13 +141,6 @@ def _usable(target: Path) -> bool:
     if found is not None:
         log.warning("the embedded model in %s is damaged (%s) and is fetched again", target, found)
     return found is None
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def chat_template() -> str:
@@ -311,7 +304,7 @@ def _refresh_template(folder: Path) -> None:
     path, text = folder / _TEMPLATE, chat_template().encode()
     try:
         if not path.is_file():
-            _remove(path)
+            remove_anything(path)
         elif path.read_bytes() == text:
             return
         write_atomic(path, text, mode=0o666)

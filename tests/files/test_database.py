@@ -110,7 +110,6 @@ def test_another_version_is_set_aside(tmp_path: Path) -> None:
 def test_what_the_function_finds_wrong(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     base = database(tmp_path)
     put(base, "a")
-    before = base.generation
 
     def read(connection: sqlite3.Connection) -> str:
         if connection.execute("SELECT count(*) FROM words").fetchone()[0]:
@@ -118,7 +117,6 @@ def test_what_the_function_finds_wrong(tmp_path: Path, caplog: pytest.LogCapture
         return "nothing there"
 
     assert base.run(read) == "nothing there"
-    assert base.generation > before
     assert "a is not a word" in caplog.text
     put(base, "b")
     assert words(base) == ["b"]
@@ -127,10 +125,9 @@ def test_what_the_function_finds_wrong(tmp_path: Path, caplog: pytest.LogCapture
 def test_a_file_that_is_taken_away_in_use(tmp_path: Path) -> None:
     base = database(tmp_path)
     put(base, "a")
-    before = base.generation
     base.path.unlink()
     put(base, "b")
-    assert words(base) == ["b"] and base.generation > before
+    assert words(base) == ["b"]
 
 
 def test_a_full_disk_is_said_once_and_passes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

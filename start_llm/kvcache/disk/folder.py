@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from start_llm.files.atomic import UNFINISHED, write_atomic
+from start_llm.files.atomic import UNFINISHED, remove_anything, write_atomic
 from start_llm.files.locks import FileLock
 from start_llm.kvcache.disk.format import FileHead, StoredPiece, encode, is_file_name, read_head
 
@@ -80,7 +80,7 @@ class DiskFolder:
         self._last_use = 0
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not self._root.is_dir():
-            _remove(self._root)
+            remove_anything(self._root)
         self._root.mkdir(exist_ok=True, mode=0o700)
         self._root.chmod(0o700)
         lock = _take_lock(self._root)
@@ -139,7 +139,7 @@ class DiskFolder:
         todo = [name]
         for gone in todo:
             if is_file_name(gone):
-                _remove(self._root / gone)
+                remove_anything(self._root / gone)
             if (file := self.files.pop(gone, None)) is not None:
                 self.nbytes -= file.nbytes
                 todo += file.standing
@@ -180,10 +180,10 @@ class DiskFolder:
                     if isinstance(error, OSError) and error.errno in NOT_THE_FILE:
                         raise
                     damaged.append(f"{entry.name}: {error}")
-                    _remove(self._root / entry.name)
+                    remove_anything(self._root / entry.name)
             elif entry.name.endswith(UNFINISHED) or _EARLIER.fullmatch(entry.name):
                 earlier += not entry.name.endswith(UNFINISHED)
-                _remove(self._root / entry.name)
+                remove_anything(self._root / entry.name)
         if damaged:
             log.warning("stored KV: %d files are damaged and were removed, first %s", len(damaged), damaged[0])
         if earlier:
@@ -200,7 +200,7 @@ class DiskFolder:
                 self._enter(piece, nbytes, used)
                 self._last_use = max(self._last_use, used)
             else:
-                _remove(self._root / name)
+                remove_anything(self._root / name)
         return list(entered.values())
 
     def _head(self, stream: BinaryIO, name: str) -> FileHead:
@@ -280,7 +280,7 @@ def _take_lock(folder: Path) -> FileLock | None:
     """A lock that is held; ``None`` if somebody else has it."""
     path = folder / "lock"
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        _remove(path)
+        remove_anything(path)
     lock = FileLock(path)
     return lock if lock.take() else None
 
@@ -289,10 +289,3 @@ def _open(path: Path) -> BinaryIO:
     """A pipe in its place does not hang, a link in its place is not followed."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     return os.fdopen(descriptor, "rb", buffering=_HEAD_BYTES)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
