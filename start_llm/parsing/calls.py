@@ -35,12 +35,15 @@ class CallBuilder:
     It is held until it is complete if it may still turn out to be text (its tool is unknown), or one that was planned.
 
     Attributes:
+        schema: of its arguments.
         keys: of the arguments, as far as `key` has written them.
+        source, tools: what it is read from, and the names of all tools.
     """
 
     def __init__(self, calls: Calls, name: str, ident: str | None) -> None:
         self.name = name
         self.schema = calls.schema(name)
+        self.source, self.tools = calls.source, calls.names
         self._calls = calls
         self._ident = ident
         self.keys: set[str] = set()
@@ -65,6 +68,17 @@ class CallBuilder:
     def end_keys(self) -> None:
         self.write("}" if self.keys else "{}")
 
+    def json_arguments(self, dialect: Dialect) -> Step[bool]:
+        """The arguments as a JSON object (or one inside a JSON string). Gives whether they ended as they should."""
+        yield from self.source.skip()
+        is_object = (yield from self.source.ahead()) == "{"
+        held: list[str] = []
+        stream = JsonStream(self.source, self.write if is_object else held.append, dialect)
+        yield from stream.value(self.schema if is_object else ANYTHING)
+        if not is_object:
+            self.write(as_object("".join(held), self.schema))
+        return not stream.ended
+
     def finish(self, complete: bool) -> None:
         """The arguments are valid JSON now. `complete`: the markup ended as it should.
 
@@ -72,11 +86,17 @@ class CallBuilder:
         """
         if not self._calls.knows(self.name) and not complete:
             raise NotACall
-        if self._index < 0 and self._calls.drop_planned(self.name, "".join(self._arguments)):
-            return
-        if self._index < 0:
-            self._start()
-        self.cut()
+        if self._index >= 0 or not self._calls.drop_planned(self.name, "".join(self._arguments)):
+            if self._index < 0:
+                self._start()
+            self.cut()
+        self._calls.settle()
+
+    def finish_behind(self, end: str, complete: bool) -> Step[None]:
+        """`finish`; without the markup `end` the call is not complete."""
+        yield from self.source.skip()
+        closed = yield from self.source.accept((end,))
+        self.finish(complete and bool(closed))
 
     def cut(self) -> None:
         """The call ends as it is. One that the client has not been told of is dropped."""
@@ -185,13 +205,9 @@ class Calls:
         self._open = CallBuilder(self, name, ident)
         return self._open
 
-    def finish(self, call: CallBuilder, complete: bool) -> None:
-        call.finish(complete)
-        self._open = None
-        self.settle()
-
     def settle(self) -> None:
         """What was read so far is not given back any more."""
+        self._open = None
         self._unmark()
         self._mark = self.source.mark()
 
@@ -202,17 +218,6 @@ class Calls:
         if not name or (quote and not (yield from self.source.accept((quote,)))):
             raise NotACall
         return name
-
-    def json_arguments(self, call: CallBuilder, dialect: Dialect) -> Step[bool]:
-        """The arguments as a JSON object (or one inside a JSON string). Gives whether they ended as they should."""
-        yield from self.source.skip()
-        is_object = (yield from self.source.ahead()) == "{"
-        held: list[str] = []
-        stream = JsonStream(self.source, call.write if is_object else held.append, dialect)
-        yield from stream.value(call.schema if is_object else ANYTHING)
-        if not is_object:
-            call.write(as_object("".join(held), call.schema))
-        return not stream.ended
 
     # --- what calls tell ---
 

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from start_llm.core.messages import Tool
 from start_llm.core.reasoning_tags import REASONING_STYLES, ReasoningStyle, reasoning_style
 from start_llm.parsing.tools.base import ExternalFormat, Opener, ToolFormat, external_format
-from start_llm.parsing.tools.glm import LONGCAT_FORMAT
 from start_llm.parsing.tools.headed import DEEPSEEK, FUNCTION_GEMMA, GEMMA4, HARMONY, KIMI_K2, MISTRAL
 from start_llm.parsing.tools.pythonic import LLAMA, PYTHONIC
 from start_llm.parsing.tools.shared import SHARED
-from start_llm.parsing.tools.tagged import KIMI_K3, MINICPM5, MINIMAX_M2, MUSE_SPARK
+from start_llm.parsing.tools.tagged import KIMI_K3, LONGCAT, MINICPM5, MINIMAX_M2, MUSE_SPARK
 
 _HELD_ANSWERS = 8
 
@@ -89,7 +88,7 @@ SHARED_SIGNS: dict[str, re.Pattern[str]] = {
 }
 """How calls begin in formats that are read whatever the family: by this it is told which of them was written."""
 _OWN = (
-    *(DEEPSEEK, GEMMA4, FUNCTION_GEMMA, KIMI_K2, KIMI_K3, LLAMA, LONGCAT_FORMAT, MINICPM5, MINIMAX_M2, MISTRAL),
+    *(DEEPSEEK, GEMMA4, FUNCTION_GEMMA, KIMI_K2, KIMI_K3, LLAMA, LONGCAT, MINICPM5, MINIMAX_M2, MISTRAL),
     *(MUSE_SPARK, PYTHONIC, HARMONY),
 )
 TOOL_FORMATS: dict[str, ToolFormat] = {

@@ -90,7 +90,6 @@ def _external_parse(external: ExternalFormat, tools: Sequence[Tool]) -> Parse:
             arguments = found.get("arguments")
             call.write(as_object(dump({} if arguments is None else arguments), call.schema))
             call.finish(True)
-        calls.settle()
 
     return parse
 

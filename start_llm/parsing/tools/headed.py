@@ -21,11 +21,11 @@ def headed_call(
 ) -> Step[None]:
     """The call whose head was read: its arguments, and one of `ends` if it stands behind them."""
     call = calls.begin(name, ident)
-    complete = yield from calls.json_arguments(call, dialect)
+    complete = yield from call.json_arguments(dialect)
     if ends:
         yield from calls.source.skip()
         yield from calls.source.accept(ends)
-    calls.finish(call, complete)
+    call.finish(complete)
 
 
 def spaced_name(calls: Calls) -> Step[str]:

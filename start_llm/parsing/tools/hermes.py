@@ -84,7 +84,7 @@ def _part(calls: Calls, parts: _Parts, key: str, dialect: Dialect) -> Step[bool]
             parts.done = True
     elif key in _ARGUMENTS and not parts.done and parts.call is not None:
         parts.done = True
-        return (yield from calls.json_arguments(parts.call, dialect))
+        return (yield from parts.call.json_arguments(dialect))
     elif key in _ARGUMENTS and not parts.done:
         yield from _value(calls, parts.early, dialect)
     else:
@@ -109,7 +109,7 @@ def _finish(calls: Calls, parts: _Parts, complete: bool) -> Step[None]:
         if (yield from calls.source.ahead(offset)) != "}":
             break
         calls.source.take(offset + 1)
-    calls.finish(call, complete)
+    call.finish(complete)
 
 
 def _key(calls: Calls) -> Step[str]:

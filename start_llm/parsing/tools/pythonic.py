@@ -63,7 +63,7 @@ def _calls(calls: Calls, dialect: Dialect) -> Step[None]:
             raise NotACall
         call = calls.begin(name)
         complete = yield from _arguments(calls, call, dialect)
-        calls.finish(call, complete)
+        call.finish(complete)
         count += 1
 
 

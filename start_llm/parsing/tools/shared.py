@@ -6,13 +6,13 @@ These are recognised whatever the model's family: Hermes JSON, Qwen's XML, GLM's
 
 from __future__ import annotations
 
+from start_llm.core.messages import Tool
 from start_llm.parsing.calls import Calls, NotACall
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.source import LEAKED, Step
 from start_llm.parsing.tools.base import Opener, ToolFormat
-from start_llm.parsing.tools.glm import bare_openers, keyed_call
 from start_llm.parsing.tools.hermes import JSON, bare_json, bare_list, bare_objects, json_block
-from start_llm.parsing.tools.tagged import QWEN, tagged_block, tagged_call
+from start_llm.parsing.tools.tagged import GLM, QWEN
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _MAX_FENCE = 20
@@ -33,11 +33,11 @@ def tool_call_block(calls: Calls) -> Step[None]:
     if char and char in "{[":
         yield from json_block(calls)
     elif (yield from source.starts((QWEN.call[0],))):
-        yield from tagged_block(QWEN)(calls)
+        yield from QWEN.read_block(calls)
     elif (yield from source.accept(("<name>",))):
         yield from _named(calls)
     else:
-        yield from keyed_call(calls)
+        yield from GLM.read_keyed(calls)
     if fenced:
         yield from source.skip()
         yield from source.accept(("```",))
@@ -54,15 +54,13 @@ def _named(calls: Calls) -> Step[None]:
         raise NotACall
     call = calls.begin(name)
     yield from source.skip()
-    complete = True
     if (yield from source.accept(("<arguments>",))):
         dialect = Dialect(enders=("</arguments>", *JSON.enders), restart=JSON.restart)
-        complete = yield from calls.json_arguments(call, dialect)
-        yield from source.skip()
-        complete = bool((yield from source.accept(("</arguments>",)))) and complete
+        complete = yield from call.json_arguments(dialect)
+        yield from call.finish_behind("</arguments>", complete)
     else:
         call.write("{}")
-    calls.finish(call, complete)
+        call.finish(True)
 
 
 def fenced_json(calls: Calls) -> Step[None]:
@@ -73,16 +71,19 @@ def fenced_json(calls: Calls) -> Step[None]:
     calls.settle()
 
 
-def bare_function(calls: Calls) -> Step[None]:
-    """``<function=name>`` without a wrapper."""
-    yield from tagged_call(calls, QWEN)
+def keyed_openers(tool: Tool) -> tuple[Opener, ...]:
+    """GLM's legacy form, without the opening tag: a known tool's name right before ``<arg_key>``."""
+    return tuple(
+        Opener(f"{tool.name}{space}{GLM.param[0]}", GLM.read_keyed, keep=True, known_only=True)
+        for space in ("", "\n", " ")
+    )
 
 
 SHARED = ToolFormat(
     id="shared",
     openers=(
         Opener(OPEN, tool_call_block),
-        Opener("<function=", bare_function, keep=True),
+        Opener("<function=", QWEN.read_call, keep=True),
         Opener("{", bare_objects, keep=True, known_only=True, line_start=True),
         Opener("[{", bare_list, keep=True, known_only=True, line_start=True),
         Opener("[\n", bare_list, keep=True, known_only=True, line_start=True),
@@ -90,5 +91,5 @@ SHARED = ToolFormat(
         Opener("```\n", fenced_json, known_only=True, line_start=True, first=True),
     ),
     closers=(CLOSE, "</function>", "</parameter>", "</arg_value>", "</arguments>"),
-    per_tool=bare_openers,
+    per_tool=keyed_openers,
 )

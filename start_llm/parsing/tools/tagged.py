@@ -1,6 +1,7 @@
-"""Calls whose parameters stand in tags: Qwen's XML and its relatives.
+"""Calls whose parameters stand in tags: Qwen's XML and its relatives, and GLM's and LongCat's keys and values.
 
-One reader for all of them; a family is a `Tags` table.
+One reader for all of them; a family is a `Tags` table. GLM writes
+``<tool_call>name<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>``.
 """
 
 from __future__ import annotations
@@ -9,26 +10,29 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from start_llm.parsing.calls import NAME, CallBuilder, Calls, NotACall, Parse
+from start_llm.parsing.calls import MAX_NAME, NAME, CallBuilder, Calls, NotACall
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.schema import Schema
-from start_llm.parsing.source import ENDS, LEAKED, STARTS, Step, turn_ends
+from start_llm.parsing.source import ENDS, LEAKED, STARTS, Source, Step, turn_ends
 from start_llm.parsing.tools.base import Opener, ToolFormat
-from start_llm.parsing.tools.values import Trim, ValueEnd, ValueReader, ValueWriter
+from start_llm.parsing.tools.hermes import json_block
+from start_llm.parsing.tools.values import ValueEnd, ValueReader, ValueWriter
 
 _ATTRIBUTE = re.compile(r"""([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
 _MAX_HEAD = 300
+_MAX_KEY = 200
 
 
 @dataclass(frozen=True)
 class Tags:
-    """A family's markup.
+    """A family's markup, and the reader of calls that are written in it.
 
     Attributes:
         outer: (start, end) around all calls, ``("", "")`` if there is none.
-        call: (start of the head, end of the call).
+        call: (start of the head, end of the call); ``("", "")`` where `outer` stands around each call.
         param: (start of the head, end of the value).
         head_end: what ends a head.
+        value_start: what stands between a head that is a key alone and its value; ``""``: heads are tags.
         trim_end: one line break before a value's end is always markup.
         json_block: head of a block that holds all arguments as JSON, and its end.
         cdata: values may be wrapped as in XML.
@@ -38,124 +42,159 @@ class Tags:
     call: tuple[str, str]
     param: tuple[str, str]
     head_end: str = ">"
+    value_start: str = ""
     trim_end: bool = False
     json_block: tuple[str, str] | None = None
     cdata: bool = False
 
-
-QWEN = Tags(
-    ("<tool_call>", "</tool_call>"), ("<function", "</function>"), ("<parameter", "</parameter>"), trim_end=True
-)
-
-
-def tagged_block(tags: Tags) -> Parse:
-    """Reads calls from after `outer`'s start to its end."""
-
-    def parse(calls: Calls) -> Step[None]:
+    def read_block(self, calls: Calls) -> Step[None]:
+        """Reads calls from after `outer`'s start to its end."""
         source = calls.source
         count = 0
         while True:
             yield from source.skip()
-            if not (yield from source.starts((tags.call[0],))):
+            if not (yield from source.starts((self.call[0],))):
                 break
-            yield from tagged_call(calls, tags)
+            yield from self.read_call(calls)
             count += 1
         if not count:
             raise NotACall
 
-    return parse
+    def read_call(self, calls: Calls) -> Step[None]:
+        """One call; its head is what comes next."""
+        source = calls.source
+        head = yield from self._tag(source, self.call[0])
+        name = head.get("name") or head.get("tool") or head.get("")
+        if not name or not all(NAME.match(char) for char in name):
+            raise NotACall
+        call = calls.begin(name)
+        while True:  # the opening, twice
+            yield from source.skip()
+            if not (yield from source.accept((f"{self.call[0]}={name}{self.head_end}",))):
+                break
+        if (yield from source.ahead()) == "{":
+            complete = yield from self._json_arguments(call)
+        elif self.json_block and (yield from source.starts((self.json_block[0],))):
+            yield from source.until((self.head_end,), _MAX_HEAD)
+            complete = yield from call.json_arguments(Dialect(enders=(self.json_block[1],)))
+            yield from source.skip()
+            yield from source.accept((self.json_block[1],))
+        else:
+            complete = yield from self._parameters(call)
+        yield from call.finish_behind(self.call[1], complete)
 
-
-def tagged_call(calls: Calls, tags: Tags) -> Step[None]:
-    """One call; its head is what comes next."""
-    source = calls.source
-    head = yield from _head(calls, tags, tags.call[0])
-    name = head.get("name") or head.get("tool") or head.get("")
-    if not name or not all(NAME.match(char) for char in name):
-        raise NotACall
-    call = calls.begin(name)
-    while True:  # the opening, twice
+    def read_keyed(self, calls: Calls) -> Step[None]:
+        """A call whose name is what comes next. The outer end is consumed."""
+        source = calls.source
+        name = yield from source.span(NAME, MAX_NAME)
         yield from source.skip()
-        if not (yield from source.starts((f"{tags.call[0]}={name}{tags.head_end}",))):
-            break
-        source.take(len(f"{tags.call[0]}={name}{tags.head_end}"))
-    if (yield from source.ahead()) == "{":
-        enders = tuple(end for end in (tags.call[1], tags.outer[1], *LEAKED) if end)
-        complete = yield from calls.json_arguments(call, Dialect(enders=enders))
-    elif tags.json_block and (yield from source.starts((tags.json_block[0],))):
-        yield from source.until((tags.head_end,), _MAX_HEAD)
-        complete = yield from calls.json_arguments(call, Dialect(enders=(tags.json_block[1],)))
+        follows = yield from source.starts((self.param[0], self.outer[1], *LEAKED))
+        is_json = (yield from source.ahead()) == "{" and calls.knows(name)
+        if not name or not (is_json or follows == self.param[0] or (follows and calls.knows(name))):
+            raise NotACall
+        call = calls.begin(name)
+        complete = yield from self._json_arguments(call) if is_json else self._parameters(call)
+        yield from call.finish_behind(self.outer[1], complete)
+
+    def _json_arguments(self, call: CallBuilder) -> Step[bool]:
+        return call.json_arguments(Dialect(enders=tuple(filter(None, (self.call[1], self.outer[1], *LEAKED)))))
+
+    def _tag(self, source: Source, start: str) -> Step[dict[str, str]]:
+        """A tag's attributes; ``""`` is the key of the value in ``<tag=value>``. Raises NotACall."""
+        source.take(len(start))
+        text, end = yield from source.until((self.head_end, "\n"), _MAX_HEAD)
+        if not end or any(token in text + end for token in (*ENDS, *STARTS)):  # the answer ended inside the tag
+            raise NotACall
+        text = text.strip()
+        if text.startswith("="):
+            return {"": text[1:].strip().strip("\"'")}
+        found = {match[1]: match[2] or match[3] or match[4] or "" for match in _ATTRIBUTE.finditer(text)}
+        return {key: value.replace("&quot;", '"').replace("&amp;", "&") for key, value in found.items()}
+
+    def _key(self, source: Source) -> Step[dict[str, str]]:
+        """As `_tag`, for a head that is a key alone; the value comes next."""
+        source.take(len(self.param[0]))
+        key, end = yield from source.until((self.head_end, self.value_start), _MAX_KEY)
+        if not end:
+            raise NotACall
         yield from source.skip()
-        yield from source.accept((tags.json_block[1],))
-    else:
-        complete = yield from _parameters(calls, call, tags)
-    yield from source.skip()
-    closed = yield from source.accept((tags.call[1],))
-    calls.finish(call, complete and bool(closed))
+        yield from source.accept((self.value_start,))
+        return {"": key.strip()}
+
+    def _parameters(self, call: CallBuilder) -> Step[bool]:
+        """All parameters, as one JSON object. False if the text ended inside one."""
+        source = call.source
+        complete = True
+        while complete:
+            yield from source.skip()
+            if not (yield from source.starts((self.param[0],))):
+                break
+            try:
+                head = yield from self._key(source) if self.value_start else self._tag(source, self.param[0])
+            except NotACall:  # cut inside the head
+                head = {}
+            key = head.get("name") or head.get("key") or head.get("") or ""
+            if key:
+                call.key(key)
+            complete = bool(key) and (yield from self._value(call, head, key))
+        call.end_keys()
+        return complete
+
+    def _value(self, call: CallBuilder, head: dict[str, str], key: str) -> Step[bool]:
+        def plausible(tag: str) -> Step[bool]:
+            return self._ends_value(call, tag, equals="" in head)
+
+        source = call.source
+        schema = call.schema.member(key)
+        if not schema.types and head.get("type"):
+            schema = Schema({"type": head["type"]})
+        close = ValueEnd(
+            tags=(self.param[1],),
+            followers=tuple(filter(None, (self.param[0], *self.call, *self.outer))),
+            breaks=tuple(filter(None, (self.param[0], self.call[1], self.outer[1]))),
+            restart=tuple(filter(None, (self.outer[0], self.call[0]))),
+            anywhere=bool(self.value_start),
+        )
+        wrapped = self.cdata and (yield from _opens_cdata(source))
+        if wrapped:
+            close = ValueEnd(tags=("]]>",), followers=(self.param[1],))
+        writer = ValueWriter(call, schema, as_string=head.get("string") == "true")
+        writer.trim_start, writer.trim_end = not wrapped, self.trim_end and not wrapped
+        complete = yield from ValueReader(source, close, writer, plausible).read_value()
+        if wrapped:
+            yield from source.skip()
+            yield from source.accept((self.param[1],))
+        return complete
+
+    def _ends_value(self, call: CallBuilder, tag: str, *, equals: bool) -> Step[bool]:
+        """Whether markup inside a value shows that the value's closing tag is missing.
+
+        Args:
+            equals: the value's own tag is ``<tag=name>``. A tag that is written in another way is text about a format.
+        """
+        source = call.source
+        if tag == self.param[0]:
+            keys = [key for key in call.schema.keys if self.value_start or key not in call.keys]
+            return bool((yield from source.starts(self._equal_heads(tag, keys) if equals else _named_heads(tag, keys))))
+        again = self._equal_heads(self.call[0], call.tools) + _named_heads(self.call[0], call.tools)
+        if self.outer[0]:
+            begins = () if self.value_start else (self.call[0],)
+            again += tuple(f"{self.outer[0]}{space}{begin}" for begin in begins or call.tools for space in ("", "\n"))
+        if tag in (self.outer[0], self.call[0]):
+            return bool((yield from source.starts(again)))
+        return (yield from turn_ends(source, len(tag), again + tuple(filter(None, (self.outer[1],)))))
+
+    def _equal_heads(self, start: str, names: Iterable[str]) -> tuple[str, ...]:
+        """The ways to write a tag (or a key alone) with one of these names."""
+        equals = "" if self.value_start else "="
+        return tuple(f"{start}{equals}{name}{self.head_end}" for name in names)
 
 
-def _head(calls: Calls, tags: Tags, start: str) -> Step[dict[str, str]]:
-    """A tag's attributes; ``""`` is the key of the value in ``<tag=value>``. Raises NotACall."""
-    source = calls.source
-    source.take(len(start))
-    text, end = yield from source.until((tags.head_end, "\n"), _MAX_HEAD)
-    if not end or any(token in text + end for token in (*ENDS, *STARTS)):  # the answer ended inside the tag
-        raise NotACall
-    text = text.strip()
-    if text.startswith("="):
-        return {"": text[1:].strip().strip("\"'")}
-    found = {match[1]: match[2] or match[3] or match[4] or "" for match in _ATTRIBUTE.finditer(text)}
-    return {key: value.replace("&quot;", '"').replace("&amp;", "&") for key, value in found.items()}
+def _named_heads(start: str, names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(f'{start} {word}="{name}"' for name in names for word in ("name", "key", "tool"))
 
 
-def _parameters(calls: Calls, call: CallBuilder, tags: Tags) -> Step[bool]:
-    """All parameters, as one JSON object. False if the text ended inside one."""
-    source = calls.source
-    complete = True
-    while complete:
-        yield from source.skip()
-        if not (yield from source.starts((tags.param[0],))):
-            break
-        try:
-            head = yield from _head(calls, tags, tags.param[0])
-        except NotACall:  # cut inside the head
-            head = {}
-        key = head.get("name") or head.get("key") or head.get("") or ""
-        if key:
-            call.key(key)
-        complete = bool(key) and (yield from _value(calls, call, tags, head, key))
-    call.end_keys()
-    return complete
-
-
-def _value(calls: Calls, call: CallBuilder, tags: Tags, head: dict[str, str], key: str) -> Step[bool]:
-    def plausible(tag: str) -> Step[bool]:
-        return _ends_value(calls, call, tags, tag, equals="" in head)
-
-    source = calls.source
-    schema = call.schema.member(key)
-    if not schema.types and head.get("type"):
-        schema = Schema({"type": head["type"]})
-    close = ValueEnd(
-        tags=(tags.param[1],),
-        followers=tuple(tag for tag in (tags.param[0], *tags.call, *tags.outer) if tag),
-        breaks=tuple(tag for tag in (tags.param[0], tags.call[1], tags.outer[1]) if tag),
-        restart=tuple(tag for tag in (tags.outer[0], tags.call[0]) if tag),
-    )
-    wrapped = tags.cdata and (yield from _opens_cdata(calls))
-    if wrapped:
-        close = ValueEnd(tags=("]]>",), followers=(tags.param[1],))
-    trim = Trim.NONE if wrapped else Trim.BOTH if tags.trim_end else Trim.PAIR
-    writer = ValueWriter(call, schema, trim, as_string=head.get("string") == "true")
-    complete = yield from ValueReader(source, close, writer, plausible).read_value()
-    if wrapped:
-        yield from source.skip()
-        yield from source.accept((tags.param[1],))
-    return complete
-
-
-def _opens_cdata(calls: Calls) -> Step[bool]:
-    source = calls.source
+def _opens_cdata(source: Source) -> Step[bool]:
     offset = yield from source.blank()
     found = yield from source.starts(("<![CDATA[",), offset)
     if found:
@@ -163,49 +202,17 @@ def _opens_cdata(calls: Calls) -> Step[bool]:
     return bool(found)
 
 
-def _ends_value(calls: Calls, call: CallBuilder, tags: Tags, tag: str, *, equals: bool) -> Step[bool]:
-    """Whether markup inside a value shows that the value's closing tag is missing.
-
-    Args:
-        equals: the value's own tag is ``<tag=name>``. A tag that is written in another way is text about a format.
-    """
-    source = calls.source
-    if tag == tags.param[0]:
-        keys = [key for key in call.schema.keys if key not in call.keys]
-        return bool((yield from source.starts(_equal_heads(tags, tag, keys) if equals else _named_heads(tag, keys))))
-    again = _heads(tags, tags.call[0], calls.names)
-    if tags.outer[0]:
-        again = tuple(f"{tags.outer[0]}{space}{tags.call[0]}" for space in ("", "\n")) + again
-    if tag in (tags.outer[0], tags.call[0]):
-        return bool((yield from source.starts(again)))
-    return (yield from turn_ends(source, len(tag), again + ((tags.outer[1],) if tags.outer[1] else ())))
-
-
-def _heads(tags: Tags, start: str, names: Iterable[str]) -> tuple[str, ...]:
-    """The ways to write a tag with one of these names."""
-    each = tuple(names)
-    return _equal_heads(tags, start, each) + _named_heads(start, each)
-
-
-def _equal_heads(tags: Tags, start: str, names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(f"{start}={name}{tags.head_end}" for name in names)
-
-
-def _named_heads(start: str, names: Iterable[str]) -> tuple[str, ...]:
-    return tuple(f'{start} {word}="{name}"' for name in names for word in ("name", "key", "tool"))
-
-
 def tagged_format(ident: str, tags: Tags) -> ToolFormat:
     """The format of a family, opened by its outer markup or by a bare call."""
+    opener = Opener(tags.outer[0], tags.read_block)
+    if not tags.outer[0]:
+        opener = Opener(f"{tags.call[0]} name=", tags.read_call, keep=True)
+    return ToolFormat(ident, (opener,), tuple(filter(None, (tags.outer[1], tags.call[1], tags.param[1]))))
 
-    def bare(calls: Calls) -> Step[None]:
-        yield from tagged_call(calls, tags)
 
-    opener = (
-        Opener(tags.outer[0], tagged_block(tags)) if tags.outer[0] else Opener(f"{tags.call[0]} name=", bare, keep=True)
-    )
-    closers = tuple(tag for tag in (tags.outer[1], tags.call[1], tags.param[1]) if tag)
-    return ToolFormat(ident, (opener,), closers)
+QWEN = Tags(
+    ("<tool_call>", "</tool_call>"), ("<function", "</function>"), ("<parameter", "</parameter>"), trim_end=True
+)
 
 
 MINIMAX_M2 = tagged_format(
@@ -231,3 +238,31 @@ KIMI_K3 = tagged_format(
         json_block=("<|open|>json", "<|close|>json<|sep|>"),
     ),
 )
+
+# --- keys and values in tags of their own ---
+
+GLM = Tags(
+    ("<tool_call>", "</tool_call>"),
+    ("", ""),
+    ("<arg_key>", "</arg_value>"),
+    head_end="</arg_key>",
+    value_start="<arg_value>",
+)
+_LONGCAT = Tags(
+    ("<longcat_tool_call>", "</longcat_tool_call>"),
+    ("", ""),
+    ("<longcat_arg_key>", "</longcat_arg_value>"),
+    head_end="</longcat_arg_key>",
+    value_start="<longcat_arg_value>",
+)
+
+
+def _longcat(calls: Calls) -> Step[None]:
+    yield from calls.source.skip()
+    if (yield from calls.source.ahead()) == "{":
+        yield from json_block(calls, Dialect(enders=(_LONGCAT.outer[1], *LEAKED)))
+    else:
+        yield from _LONGCAT.read_keyed(calls)
+
+
+LONGCAT = ToolFormat("longcat", (Opener(_LONGCAT.outer[0], _longcat),), (_LONGCAT.outer[1], _LONGCAT.param[1]))

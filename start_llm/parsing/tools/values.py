@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import enum
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -117,27 +116,22 @@ class ValueReader:
             self._source.take(len(self._mark_tag))
 
 
-class Trim(enum.Enum):
-    """Which line breaks beside a value are markup: one on each side, the same but at the end only if there is
-    one at the start, or none."""
-
-    BOTH = enum.auto()
-    PAIR = enum.auto()
-    NONE = enum.auto()
-
-
 class ValueWriter:
     """Text of one parameter, written into the call's JSON as the schema says.
 
     A value that must be a string is written as it comes. Anything else is held until its end, then read as a
     literal and coerced.
+
+    Attributes:
+        trim_start: a line break at the start is markup, and then one at the end is, too.
+        trim_end: a line break at the end is markup.
     """
 
-    def __init__(self, call: CallBuilder, schema: Schema, trim: Trim, *, as_string: bool = False) -> None:
+    def __init__(self, call: CallBuilder, schema: Schema, *, as_string: bool = False) -> None:
+        self.trim_start = True
+        self.trim_end = False
         self._call = call
         self._schema = schema
-        self._trim_start = trim is not Trim.NONE
-        self._trim_end = trim is Trim.BOTH
         types = schema.types
         self._string = as_string or types == {"string"}
         self._nullable = not as_string and types == {"string", "null"}
@@ -151,11 +145,11 @@ class ValueWriter:
             return
         if not self._has_begun:
             self._has_begun = True
-            if self._trim_start and text[0] == "\n":
-                text, self._trim_end = text[1:], True
+            if self.trim_start and text[0] == "\n":
+                text, self.trim_end = text[1:], True
         text = self._gap + text
         self._gap = ""
-        if self._trim_end and text.endswith("\n"):
+        if self.trim_end and text.endswith("\n"):
             text, self._gap = text[:-1], "\n"
         self._put(text)
 
