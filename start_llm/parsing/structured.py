@@ -43,13 +43,11 @@ from start_llm.parsing.structured_tools import (
     ANY_TEXT,
     CallableTool,
     Lark,
-    Markers,
     as_call,
     call_bodies,
     call_tail,
     json_arguments,
     literal,
-    pick_format,
 )
 
 PARAMETERS = {"messages": "input_schema", "responses": "parameters"}
@@ -120,10 +118,10 @@ def make_constraint(
     Raises:
         BadRequest: for an unknown tool, or a schema that is invalid or cannot be enforced; names field and keyword.
     """
-    lark, markers = Lark(), Markers(model.special)
-    answer = _answer(request, model, lark, markers)
-    if answer is None:
+    if is_free(request):
         return None
+    lark = Lark(model.special, model.tool_format)
+    answer = _answer(request, model, lark)
     after: tuple[int, ...] = model.closing if in_reasoning else ()
     opens: tuple[int, ...] = ()
     if in_reasoning and not after and model.reasoning.end:
@@ -147,42 +145,23 @@ def is_free(request: ChatRequest) -> bool:
     return request.response_format.kind == "text" and request.tool_choice.mode in ("auto", "none") and not strict
 
 
-@dataclass(frozen=True, slots=True)
-class _Wanted:
-    """What an answer may be: JSON (a rule's body), calls of these tools (indices), or `free` text beside the calls."""
-
-    json_text: str | None = None
-    calls: Sequence[int] = ()
-    free: bool = False
-
-
-def _wanted(request: ChatRequest) -> _Wanted | None:
-    """``None`` if anything goes."""
+def _answer(request: ChatRequest, model: ModelText, lark: Lark) -> str:
+    """The start rule's body without reasoning: JSON, calls, or free text beside the calls."""
     json_text = _json_text(request.response_format)
+    indices: Sequence[int] = range(len(request.tools)) if request.tool_choice.mode == "auto" else ()
     if request.tool_choice.mode in ("required", "named"):
-        return _Wanted(calls=_chosen(request))
-    every = range(len(request.tools)) if request.tool_choice.mode == "auto" else ()
-    if json_text is not None:
-        return _Wanted(json_text, every)
-    if every and any(tool.strict for tool in request.tools):
-        return _Wanted(calls=every, free=True)
-    return None
-
-
-def _answer(request: ChatRequest, model: ModelText, lark: Lark, markers: Markers) -> str | None:
-    """The start rule's body without reasoning; ``None`` if anything goes."""
-    wanted = _wanted(request)
-    if wanted is None:
-        return None
-    calls = _as_calls(request, wanted.calls, auto=wanted.free)
+        json_text, indices, free = None, _chosen(request), False
+    else:
+        free = json_text is None
+    calls = _as_calls(request, indices, auto=free)
     if model.reasoning.channels:
-        return _harmony_answer(lark, markers, wanted.json_text, calls, free=wanted.free)
-    if wanted.free:
-        return _text_and_calls(request, calls, model, lark, markers)
+        return _harmony_answer(lark, json_text, calls, free=free)
+    if free:
+        return _text_and_calls(request, calls, lark)
     lark.rule("SPACE", r"/[ \t\r\n]{1,4}/")
-    options = [lark.rule("json_text", wanted.json_text)] if wanted.json_text is not None else []
+    options = [lark.rule("json_text", json_text)] if json_text is not None else []
     if calls:
-        options.append(_calls(request, calls, model, lark, markers))
+        options.append(_calls(request, calls, lark))
     return f"SPACE? ({' | '.join(options)})"
 
 
@@ -230,40 +209,34 @@ def _as_calls(request: ChatRequest, indices: Sequence[int], *, auto: bool) -> li
     return calls
 
 
-def _calls(request: ChatRequest, calls: Sequence[CallableTool], model: ModelText, lark: Lark, markers: Markers) -> str:
+def _calls(request: ChatRequest, calls: Sequence[CallableTool], lark: Lark) -> str:
     """A rule for one call, or several where the request allows it."""
-    call_format = pick_format(model.tool_format, markers)
-    opening = f"{markers(call_format.open)} " if call_format.open else ""
-    lark.rule("call", opening + call_tail(lark, call_format, calls, markers))
+    opening = f"{lark.marker(lark.calls.open)} " if lark.calls.open else ""
+    lark.rule("call", opening + call_tail(lark, calls))
     if not request.parallel_tool_calls:
         return "call"
-    between = f"{literal(call_format.between)} " if call_format.between else ""
+    between = f"{literal(lark.calls.between)} " if lark.calls.between else ""
     return lark.rule("calls", f"call ({between}call){{0,{MOST_CALLS - 1}}}")
 
 
-def _text_and_calls(
-    request: ChatRequest, calls: Sequence[CallableTool], model: ModelText, lark: Lark, markers: Markers
-) -> str:
+def _text_and_calls(request: ChatRequest, calls: Sequence[CallableTool], lark: Lark) -> str:
     """Free text in which an opening marker starts a call that is held to its grammar."""
-    call_format = pick_format(model.tool_format, markers)
     lark.rule("TEXT", f"/{ANY_TEXT}/")
     lark.rule("end_text", "TEXT")
-    if not call_format.open:  # a call begins with the text that names its tool
+    opening = lark.calls.open
+    if opening:
+        head = lark.rule("head", f"TEXT {lark.marker(opening)}", "" if lark.is_token(opening) else "[lazy]")
+        lark.rule("text_call", f"{head} {call_tail(lark, calls)}")
+    else:  # a call begins with the text that names its tool
         heads = [
-            f"{lark.rule(f'head_{i}', f'TEXT {literal(call_format.lead(call))}', '[lazy]')} {body}"
-            for i, (call, body) in enumerate(call_bodies(lark, call_format, calls, markers))
+            f"{lark.rule(f'head_{i}', f'TEXT {literal(lark.calls.lead(call))}', '[lazy]')} {body}"
+            for i, (call, body) in enumerate(call_bodies(lark, calls))
         ]
         lark.rule("text_call", " | ".join(heads))
-    else:
-        token = markers.is_token(call_format.open)
-        head = lark.rule("head", f"TEXT {markers(call_format.open)}", "" if token else "[lazy]")
-        lark.rule("text_call", f"{head} {call_tail(lark, call_format, calls, markers)}")
     return "text_call* end_text" if request.parallel_tool_calls else "(text_call | end_text)"
 
 
-def _harmony_answer(
-    lark: Lark, markers: Markers, json_text: str | None, calls: Sequence[CallableTool], *, free: bool
-) -> str:
+def _harmony_answer(lark: Lark, json_text: str | None, calls: Sequence[CallableTool], *, free: bool) -> str:
     """The start rule's body for gpt-oss, which writes messages with headers: ``<|channel|>final<|message|>text``.
 
     Its reasoning is messages of their own, so the whole answer is one grammar: some messages of thought, then the
@@ -274,18 +247,19 @@ def _harmony_answer(
         calls: the tools that may be called; one of them, since the token that ends a call ends the answer.
         free: the final message may be any text.
     """
+    marker = lark.marker
     lark.rule("SPACE", r"/[ \t\r\n]{1,4}/")
     lark.rule("TEXT", f"/{ANY_TEXT}/")
-    before = f'{markers("<|channel|>")} ("analysis" | "commentary") {markers("<|message|>")} TEXT'
-    lark.rule("thought", f'{before} {markers("<|end|>")} {markers("<|start|>")} "assistant"')
-    final = f'{markers("<|channel|>")} "final" {markers("<|message|>")}'
+    before = f'{marker("<|channel|>")} ("analysis" | "commentary") {marker("<|message|>")} TEXT'
+    lark.rule("thought", f'{before} {marker("<|end|>")} {marker("<|start|>")} "assistant"')
+    final = f'{marker("<|channel|>")} "final" {marker("<|message|>")}'
     options = [f"{final} SPACE? {lark.rule('json_text', json_text)}"] if json_text is not None else []
     if free:
         options.append(f"{final} TEXT")
     if calls:
-        head = f'{markers("<|channel|>")} "commentary to=functions."'
-        json_type = f'" " {markers("<|constrain|>")}' if markers.is_token("<|constrain|>") else '" "'
-        message = f'{json_type} "json" {markers("<|message|>")}'
+        head = f'{marker("<|channel|>")} "commentary to=functions."'
+        json_type = f'" " {marker("<|constrain|>")}' if lark.is_token("<|constrain|>") else '" "'
+        message = f'{json_type} "json" {marker("<|message|>")}'
         bodies = [f"{literal(call.name)} {message} {json_arguments(call)}" for call in calls]
         options.append(f"{head} ({' | '.join(lark.rule(f'call_{i}', body) for i, body in enumerate(bodies))})")
     return f"thought{{0,{MOST_THOUGHTS}}} ({' | '.join(options)})"

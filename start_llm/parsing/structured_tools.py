@@ -1,7 +1,7 @@
 """Grammars of tool calls, one function per format.
 
 A marker that is a token of its own (``<tool_call>`` in most vocabularies) must be named by its id: a grammar's text
-never matches it. So everything here asks `Markers` how to write one.
+never matches it. So everything here asks `Lark.marker` how to write one.
 
 The XML formats write strings as they are, without quotes. Their grammar cannot say everything that a JSON schema can:
 enumerations, lengths and patterns of strings are kept to, other keywords of strings are not supported there.
@@ -27,10 +27,22 @@ ANY_TEXT = "(?s:.*)"
 
 
 class Lark:
-    """A grammar being written. Rule names must be lower case, terminals upper case."""
+    """A grammar being written. Rule names must be lower case, terminals upper case.
 
-    def __init__(self) -> None:
+    Args:
+        special: token ids of the markers that are tokens.
+        format_id: of the tool format. One without a grammar here is Hermes JSON, which every parser of ours reads.
+
+    Attributes:
+        calls: how calls are written.
+    """
+
+    def __init__(self, special: Mapping[str, int], format_id: str) -> None:
+        self._special = special
         self._rules = ["%llguidance {}"]
+        self.calls = _FORMATS.get(format_id, _FORMATS["hermes_json"])
+        if format_id == "mistral" and self.is_token("[ARGS]"):
+            self.calls = CallFormat(_header_body, "[TOOL_CALLS]", "", "")
 
     def rule(self, name: str, body: str, options: str = "") -> str:
         self._rules.append(f"{name}{options}: {body}")
@@ -39,23 +51,16 @@ class Lark:
     def text(self) -> str:
         return "\n".join(self._rules) + "\n"
 
+    def marker(self, text: str) -> str:
+        """The marker as the token that it is, or as text."""
+        return f"<[{self._special[text]}]>" if self.is_token(text) else literal(text)
+
+    def is_token(self, text: str) -> bool:
+        return text in self._special
+
 
 def literal(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Markers:
-    """How a marker is written: as the token that it is, or as text."""
-
-    special: Mapping[str, int]
-
-    def __call__(self, text: str) -> str:
-        token = self.special.get(text)
-        return literal(text) if token is None else f"<[{token}]>"
-
-    def is_token(self, text: str) -> bool:
-        return text in self.special
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +72,12 @@ class CallableTool:
     lenient: bool
     param: str
 
+    def refused(self, keyword: str, path: str, why: str = "") -> BadRequest:
+        what = f"keyword {keyword!r} at {path} is not supported in this model's tool format"
+        return BadRequest(f"{self.param}: {what}{why}.", param=self.param)
 
-Body = Callable[[Lark, Markers, CallableTool, str], str]
+
+Body = Callable[[Lark, CallableTool, str], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,31 +97,21 @@ class CallFormat:
     lead: Callable[[CallableTool], str] = lambda call: ""
 
 
-def call_bodies(
-    lark: Lark, call_format: CallFormat, calls: Sequence[CallableTool], markers: Markers
-) -> list[tuple[CallableTool, str]]:
+def call_bodies(lark: Lark, calls: Sequence[CallableTool]) -> list[tuple[CallableTool, str]]:
     """For each of `calls` a rule for what follows its lead."""
-    close = f" {markers(call_format.close)}" if call_format.close else ""
+    close = f" {lark.marker(lark.calls.close)}" if lark.calls.close else ""
     return [
-        (call, lark.rule(f"call_{i}", call_format.body(lark, markers, call, f"call_{i}") + close))
-        for i, call in enumerate(calls)
+        (call, lark.rule(f"call_{i}", lark.calls.body(lark, call, f"call_{i}") + close)) for i, call in enumerate(calls)
     ]
 
 
-def call_tail(lark: Lark, call_format: CallFormat, calls: Sequence[CallableTool], markers: Markers) -> str:
+def call_tail(lark: Lark, calls: Sequence[CallableTool]) -> str:
     """Adds rule ``call_tail``: what follows the opening marker of a call, for any of `calls`."""
     parts = []
-    for call, body in call_bodies(lark, call_format, calls, markers):
-        lead = call_format.lead(call)
+    for call, body in call_bodies(lark, calls):
+        lead = lark.calls.lead(call)
         parts.append(f"{literal(lead)} {body}" if lead else body)
     return lark.rule("call_tail", " | ".join(parts))
-
-
-def pick_format(format_id: str, markers: Markers) -> CallFormat:
-    """The format, or Hermes JSON for one without a grammar here (every parser of ours reads it)."""
-    if format_id == "mistral":
-        return CallFormat(_header_body, "[TOOL_CALLS]", "", "") if markers.is_token("[ARGS]") else _MISTRAL_LIST
-    return _FORMATS.get(format_id, _FORMATS["hermes_json"])
 
 
 def as_call(tool: Tool, param: str) -> CallableTool:
@@ -148,15 +147,15 @@ def json_arguments(call: CallableTool) -> str:
 def _json_body(head: str, tail: str) -> Body:
     """`head` with the tool's name in the place of NAME (as JSON: "NAME"), the arguments, `tail`."""
 
-    def body(lark: Lark, markers: Markers, call: CallableTool, prefix: str) -> str:
+    def body(lark: Lark, call: CallableTool, prefix: str) -> str:
         begin = head.replace('"NAME"', json.dumps(call.name)).replace("NAME", call.name)
         return " ".join(filter(None, [begin and literal(begin), json_arguments(call), tail and literal(tail)]))
 
     return body
 
 
-def _header_body(lark: Lark, markers: Markers, call: CallableTool, prefix: str) -> str:
-    return f"{literal(call.name)} {markers('[ARGS]')} {json_arguments(call)}"
+def _header_body(lark: Lark, call: CallableTool, prefix: str) -> str:
+    return f"{literal(call.name)} {lark.marker('[ARGS]')} {json_arguments(call)}"
 
 
 def _llama_lead(call: CallableTool) -> str:
@@ -166,23 +165,31 @@ def _llama_lead(call: CallableTool) -> str:
 # --- XML arguments ----------------------------------------------------------
 
 
-def _qwen_body(lark: Lark, markers: Markers, call: CallableTool, prefix: str) -> str:
-    parts = []
-    for i, (key, schema, required) in enumerate(_parameters(call)):
-        value = _value(lark, markers, call, schema, f"{prefix}_{i}", "\n</parameter>", f"$.properties.{key}")
-        rule = lark.rule(f"{prefix}_p{i}", f'{literal(f"<parameter={key}>" + chr(10))} {value} "\\n"')
-        parts.append(rule if required else f"({rule})?")
-    return " ".join([literal(f"\n<function={call.name}>\n"), *parts, literal("</function>\n")])
+def _qwen_body(lark: Lark, call: CallableTool, prefix: str) -> str:
+    def frame(key: str, value: str) -> str:
+        return f'{literal(f"<parameter={key}>" + chr(10))} {value} "\\n"'
+
+    rules = _parameter_rules(lark, call, prefix, "\n</parameter>", frame)
+    return " ".join([literal(f"\n<function={call.name}>\n"), *rules, literal("</function>\n")])
 
 
-def _glm_body(lark: Lark, markers: Markers, call: CallableTool, prefix: str) -> str:
-    parts = []
+def _glm_body(lark: Lark, call: CallableTool, prefix: str) -> str:
+    def frame(key: str, value: str) -> str:
+        opening = f"{lark.marker('<arg_key>')} {literal(key)} {lark.marker('</arg_key>')}"
+        return f'"\\n"? {opening} "\\n"? {lark.marker("<arg_value>")} {value}'
+
+    rules = _parameter_rules(lark, call, prefix, "</arg_value>", frame)
+    return " ".join([literal(call.name), *rules, '"\\n"?'])
+
+
+def _parameter_rules(
+    lark: Lark, call: CallableTool, prefix: str, end: str, frame: Callable[[str, str], str]
+) -> Iterator[str]:
+    """A rule for each parameter; `frame` puts a value into its markup, but for the `end`."""
     for i, (key, schema, required) in enumerate(_parameters(call)):
-        value = _value(lark, markers, call, schema, f"{prefix}_{i}", "</arg_value>", f"$.properties.{key}")
-        opening = f"{markers('<arg_key>')} {literal(key)} {markers('</arg_key>')}"
-        rule = lark.rule(f"{prefix}_p{i}", f'"\\n"? {opening} "\\n"? {markers("<arg_value>")} {value}')
-        parts.append(rule if required else f"({rule})?")
-    return " ".join([literal(call.name), *parts, '"\\n"?'])
+        value = _value(lark, call, schema, f"{prefix}_{i}", end, f"$.properties.{key}")
+        rule = lark.rule(f"{prefix}_p{i}", frame(key, value))
+        yield rule if required else f"({rule})?"
 
 
 def _parameters(call: CallableTool) -> list[tuple[str, Any, bool]]:
@@ -196,10 +203,7 @@ def _parameters(call: CallableTool) -> list[tuple[str, Any, bool]]:
     if not call.lenient:
         for keyword in call.schema:
             if keyword not in known:
-                raise BadRequest(
-                    f"{call.param}: keyword {keyword!r} at $ is not supported in this model's tool format.",
-                    param=call.param,
-                )
+                raise call.refused(keyword, "$")
     required = call.schema.get("required", [])
     properties = dict(call.schema.get("properties", {}))
     properties.update({key: {} for key in required if key not in properties})
@@ -212,30 +216,24 @@ def _parameters(call: CallableTool) -> list[tuple[str, Any, bool]]:
     return [(key, schema, key in required) for key, schema in properties.items()]
 
 
-def _value(lark: Lark, markers: Markers, call: CallableTool, schema: Any, prefix: str, end: str, path: str) -> str:
+def _value(lark: Lark, call: CallableTool, schema: Any, prefix: str, end: str, path: str) -> str:
     """A parameter's value and the marker that ends it."""
     schema = _resolve(schema, call.schema)
     if "const" in schema or "enum" in schema:
         options = [schema["const"]] if "const" in schema else schema["enum"]
         words = [option if isinstance(option, str) else json.dumps(option) for option in options]
-        return f"({' | '.join(literal(word) for word in words)}) {markers(end)}"
+        return f"({' | '.join(literal(word) for word in words)}) {lark.marker(end)}"
     if not _may_be_text(schema, call.schema):
         shared: Schema = {key: call.schema[key] for key in ("$defs", "definitions") if key in call.schema}
         if _refers_to_more(schema, shared):
             if not call.lenient:
-                raise BadRequest(
-                    f"{call.param}: keyword '$ref' at {path} is not supported in this model's tool format: "
-                    "it must point into '#/$defs/' or '#/definitions/'.",
-                    param=call.param,
-                )
+                raise call.refused("$ref", path, ": it must point into '#/$defs/' or '#/definitions/'")
             schema, shared = {}, {}
-        return f"%json {embed({**shared, **schema}, lenient=call.lenient)} {markers(end)}"
+        return f"%json {embed({**shared, **schema}, lenient=call.lenient)} {lark.marker(end)}"
     text = _text_terminals(call, schema, path)
-    if markers.is_token(end):  # text cannot run over a token, so it may be taken greedily
-        name = prefix.upper() + "_TEXT"
-        lark.rule(name, text)
-        return f"{name} {markers(end)}"
     name = prefix.upper() + "_TEXT"
+    if lark.is_token(end):  # text cannot run over a token, so it may be taken greedily
+        return f"{lark.rule(name, text)} {lark.marker(end)}"
     lark.rule(name, f"{text} & ~/{ANY_TEXT}{regex_to_lark(re.escape(end.strip()))}{ANY_TEXT}/")
     return lark.rule(f"{prefix}_text", f"{name} {literal(end)}", "[lazy]")
 
@@ -290,9 +288,7 @@ def _text_terminals(call: CallableTool, schema: Schema, path: str) -> str:
     if "pattern" in schema:
         patterns.append(_unanchored(schema["pattern"], call, path))
     if "format" in schema and not call.lenient:
-        raise BadRequest(
-            f"{call.param}: keyword 'format' at {path} is not supported in this model's tool format.", param=call.param
-        )
+        raise call.refused("format", path)
     if patterns:  # parsers trim a value, so what counts must not be white space
         patterns.append(r"(\S((?s:.*)\S)?)?")
     terminals = [f"/{regex_to_lark(regex, use_ascii='dw')}/" for regex in patterns]
@@ -308,11 +304,7 @@ def _unanchored(pattern: str, call: CallableTool, path: str) -> str:
     if len(anchors) > starts + ends or (anchors and either) or re.search(r"\\[bB]", pattern):
         if call.lenient:
             return ANY_TEXT
-        raise BadRequest(
-            f"{call.param}: keyword 'pattern' at {path} is not supported in this model's tool format: "
-            f"{pattern!r} has anchors elsewhere than at its ends.",
-            param=call.param,
-        )
+        raise call.refused("pattern", path, f": {pattern!r} has anchors elsewhere than at its ends")
     inner = pattern[1 if starts else 0 : len(pattern) - 1 if ends else None]
     return f"{'' if starts else ANY_TEXT}({inner}){'' if ends else ANY_TEXT}"
 
@@ -333,7 +325,6 @@ def _operators(pattern: str) -> Iterator[int]:
             yield i
 
 
-_MISTRAL_LIST = CallFormat(_json_body(' [{"name": "NAME", "arguments": ', "}]"), "[TOOL_CALLS]", "", "")
 _HERMES = CallFormat(_json_body('\n{"name": "NAME", "arguments": ', "}\n"))
 _GLM = CallFormat(_glm_body)
 _FORMATS: Mapping[str, CallFormat] = {
@@ -343,6 +334,7 @@ _FORMATS: Mapping[str, CallFormat] = {
     "glm47": _GLM,
     "glm4_native": _GLM,
     "glm4_xml": _GLM,
+    "mistral": CallFormat(_json_body(' [{"name": "NAME", "arguments": ', "}]"), "[TOOL_CALLS]", "", ""),
     "llama": CallFormat(_json_body("", "}"), "", "", lead=_llama_lead),
     "llama_xml": CallFormat(_json_body("NAME>", ""), "<function=", "</function>"),
 }
