@@ -1,11 +1,17 @@
-"""Text and calls on their way out: events that are neighbours become one, and white space beside markup is left out."""
+"""Text and calls on their way out: events that are neighbours become one, and white space beside markup is left out.
+
+Also what is known of the text that went before: whether it ended inside Markdown code, or at the start of a line.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
 from start_llm.core.events import Event, ReasoningDelta, TextDelta, ToolCallDelta
+
+_BREAKS = re.compile(r"\n|`+")
 
 
 class EventBuffer:
@@ -57,10 +63,95 @@ class EventBuffer:
         return text
 
 
+class CodeTracker:
+    """Whether text is Markdown code: in a fence (three or more backticks), or an inline span, which ends with its line.
+
+    Markup that is quoted there is talked about, not meant. More forgiving than CommonMark, since a fence taken wrongly
+    would hide every call after it: a fence may open after other text in its line, and may close at the end of a line of
+    code. O(new text). Runs of backticks may be split between calls of `add`.
+    """
+
+    def __init__(self) -> None:
+        self._fence = 0
+        self._inline = 0
+        self._run = 0
+        self._line_start = True
+        self._run_at_start = False
+        self._closing = False
+        self._opened_here = False
+
+    def add(self, text: str) -> None:
+        at = 0
+        for match in _BREAKS.finditer(text):
+            self._plain(text[at : match.start()])
+            if match.group() == "\n":
+                self._end_run()
+                self._newline()
+            else:
+                if not self._run:
+                    self._run_at_start = self._line_start
+                self._run += len(match.group())
+                self._line_start = False
+            at = match.end()
+        self._plain(text[at:])
+
+    @property
+    def inside(self) -> bool:
+        """For the character that comes next, which is no backtick."""
+        self._end_run()
+        return bool(self._inline or (self._fence and not self._closing))
+
+    @property
+    def line_start(self) -> bool:
+        """Nothing but white space stands before the next character in its line."""
+        return self._line_start
+
+    def _plain(self, text: str) -> None:
+        if not text:
+            return
+        self._end_run()
+        if not text.isspace():
+            self._line_start = False
+            self._closing = False
+
+    def _end_run(self) -> None:
+        run, self._run = self._run, 0
+        if not run:
+            return
+        if self._opened_here:  # an info string holds no backticks, so this was an inline span
+            self._fence, self._opened_here = 0, False
+        elif self._fence:
+            self._closing = run >= self._fence
+        elif self._run_at_start and run >= 3:
+            self._fence, self._opened_here = run, True
+        elif not self._inline:
+            self._inline = run
+        elif run == self._inline:
+            self._inline = 0
+
+    def _newline(self) -> None:
+        if self._closing:
+            self._fence = 0
+        elif self._inline >= 3:
+            self._fence = self._inline
+        self._closing = False
+        self._opened_here = False
+        self._inline = 0
+        self._line_start = True
+
+
 class TextChannel:
-    """Holds back trailing characters of `gap` until it is known what follows them: text, markup or the end."""
+    """Holds back trailing characters of `gap` until it is known what follows them: text, markup or the end.
+
+    Attributes:
+        code: whether the text is inside code.
+        muted: text that is added is not passed on any more.
+        lost: some of it was more than white space.
+    """
 
     def __init__(self, emit: Callable[[str], None], *, gap: str) -> None:
+        self.code = CodeTracker()
+        self.muted = self.lost = False
         self._emit = emit
         self._chars = gap
         self._parts: list[str] = []
@@ -77,8 +168,8 @@ class TextChannel:
 
     @property
     def started(self) -> bool:
-        """Whether anything was emitted."""
-        return bool(self._parts)
+        """Whether anything was emitted, or it is muted."""
+        return bool(self._parts) or self.muted
 
     @property
     def last(self) -> str:
@@ -95,9 +186,14 @@ class TextChannel:
         if self._parts:
             self._gap = "\n"
         self._last, self._blank_line = "\n", True
+        self.code = CodeTracker()
 
     def add(self, text: str) -> None:
         if not text:
+            return
+        self.code.add(text)
+        if self.muted:
+            self.lost = self.lost or not text.isspace()
             return
         if self._leaked:
             body = text.lstrip(self._chars)

@@ -13,6 +13,7 @@ What is decided here:
 - **Reasoning** stands between the model's own tags, or at the very beginning between ``<think>``, ``<thinking>`` or
   ``<reasoning>`` tags, which models without tags of their own write. Line breaks right behind an opening tag and around
   a closing one belong to the tags.
+- A model's own tag opens a block anywhere, one of other models only where nothing was said before.
 - A **stray** closing tag (nothing opened it, the prompt neither): while the text before is held back, that text is
   reasoning. Else it has been sent: the tag is dropped and both sides stay text. See `registry.StrayEndTags`.
 - **Calls** count outside of Markdown code only. One inside reasoning counts (the model forgot to close the block) if it
@@ -33,8 +34,7 @@ from start_llm.core.events import Event
 from start_llm.core.messages import Message, Tool
 from start_llm.core.reasoning_tags import REASONING_STYLES
 from start_llm.parsing.calls import NAME, Calls, NewId
-from start_llm.parsing.code import CodeTracker
-from start_llm.parsing.output import EventBuffer, TextChannel
+from start_llm.parsing.output import CodeTracker, EventBuffer, TextChannel
 from start_llm.parsing.registry import OutputStyle
 from start_llm.parsing.source import LEAKED, STARTS, LiteralScanner, Source, Step, other_turn
 from start_llm.parsing.tools.base import Opener
@@ -57,7 +57,7 @@ class AnswerLiterals:
         blocks: opening tags of reasoning and what closes each.
         start_tag, end_tag: of the model's own reasoning, ``""`` if it has none.
         drop: structural markup that is never shown.
-        channel: harmony's markup; empty for other models.
+        harmony: its markup; empty for other models.
         stops: the client's stop strings.
         in_text, in_reasoning: scanners for visible text and for reasoning.
     """
@@ -73,14 +73,14 @@ class AnswerLiterals:
             self.blocks = {**spoken, reasoning.start: reasoning.end}
         self.start_tag = reasoning.start
         self.drop = frozenset(reasoning.drop)
-        self.channel = frozenset((*HARMONY_HEADS, *HARMONY_ENDS)) if reasoning.channels else frozenset[str]()
+        self.harmony = frozenset((*HARMONY_HEADS, *HARMONY_ENDS)) if reasoning.channels else frozenset[str]()
         self.stops = frozenset(stop) - {""}
         ends = {*self.blocks.values(), self.end_tag} - {""}
-        self.tags = frozenset({*self.blocks, *ends, *self.drop, *self.channel})
+        self.tags = frozenset({*self.blocks, *ends, *self.drop, *self.harmony})
         results = RESULTS if tools else ()
         self.in_text = LiteralScanner({*self.stops, *self.tags, *LEAKED, *self.openers, *self.closers, *results})
         inside = {text for text, opener in self.openers.items() if not (opener.keep or opener.first)}
-        self.in_reasoning = LiteralScanner({*ends, *self.drop, *self.channel, *LEAKED, *inside})
+        self.in_reasoning = LiteralScanner({*ends, *self.drop, *self.harmony, *LEAKED, *inside})
 
     def is_cut(self, text: str) -> bool:
         """Whether `text` is the beginning of some markup, and so long that it hardly is anything else."""
@@ -109,7 +109,6 @@ class OutputParser:
         stopped: the stop string that ended the text.
         ended: the answer is complete, whatever the model goes on to write.
         in_reasoning: the text now being generated is reasoning.
-        behind_call: a call has begun, so text is no longer passed on.
     """
 
     def __init__(
@@ -125,9 +124,8 @@ class OutputParser:
         new_id: NewId = call_id,
     ) -> None:
         self.stopped: str | None = None
-        self.ended = self.behind_call = False
+        self.ended = False
         self.in_reasoning = in_reasoning and bool(style.reasoning.end)
-        self._hidden = False  # some text was not passed on
         self._stray_ends = style.stray_ends
         self._waits_for_end = self._stray_ends.likely and bool(style.reasoning.end) and not self.in_reasoning
         self._source = Source()
@@ -139,17 +137,15 @@ class OutputParser:
         )
         self._literals = AnswerLiterals(style, tools if tool_calls else (), stop)
         self._closer = self._literals.end_tag
-        self._code, self._reasoning_code = CodeTracker(), CodeTracker()
-        self._done = False
         self._steps = self._read()
-        self._resume()
+        self._done = next(self._steps, True) is True
 
     def feed(self, text: str) -> list[Event]:
         """The next piece of text. After a stop string, and in somebody else's turn, nothing comes any more."""
         if self._done or not text:
             return []
         self._source.push(text)
-        self._resume()
+        self._done = next(self._steps, True) is True
         return self._buffer.drain()
 
     def finish(self, *, cut: bool = False) -> list[Event]:
@@ -167,7 +163,7 @@ class OutputParser:
             if cut and self._literals.is_cut(held):
                 self._source.take(len(held))
             self._source.close()
-            self._resume()
+            self._done = next(self._steps, True) is True
         if self.stopped is None:
             self._thinking.end()
             self._content.end()
@@ -179,18 +175,12 @@ class OutputParser:
     @property
     def faithful(self) -> bool:
         """What the model wrote is what the client was told: no text and no call was left out."""
-        return not (self._hidden or self._calls.dropped)
+        return not (self._content.lost or self._calls.dropped)
 
     def parsed(self) -> Message:
         """Everything so far, as an assistant message; O(length of the answer)."""
         calls = tuple(self._calls.finished)
         return Message("assistant", self._content.text, self._thinking.text or None, calls)
-
-    def _resume(self) -> None:
-        try:
-            next(self._steps)
-        except StopIteration:
-            self._done = True
 
     # --- the coroutine ---
 
@@ -203,7 +193,7 @@ class OutputParser:
             text, literal = yield from scanner.step(self._source)
             if not text and not literal:
                 return
-            self._add_text(text)
+            self._channel.add(text)
             if literal and self.in_reasoning:
                 yield from self._in_reasoning(literal)
             elif literal:
@@ -211,35 +201,23 @@ class OutputParser:
 
     # --- text ---------------------------------------------------------------
 
-    def _add_text(self, text: str) -> None:
-        if not text:
-            return
-        if self.in_reasoning:
-            self._reasoning_code.add(text)
-            self._thinking.add(text)
-            return
-        self._code.add(text)
-        if not self.behind_call:
-            self._content.add(text)
-        elif not text.isspace():
-            self._hidden = True
+    @property
+    def _channel(self) -> TextChannel:
+        return self._thinking if self.in_reasoning else self._content
 
     def _give_back(self, literal: str) -> None:
-        """What looked like markup is text. Only its first character is sure to be: the rest is scanned again."""
-        if literal in self._literals.stops and not self.in_reasoning and not self.behind_call:
-            self._stop(literal)
-            return
-        self._source.pos -= len(literal) - 1
-        self._add_text(literal[0])
-
-    def _stop(self, literal: str) -> None:
-        self._content.flush()
-        self.stopped, self.ended = literal, True
+        """What looked like markup is text, or a stop string. Only its first character is sure to be text: the rest is
+        scanned again."""
+        if literal in self._literals.stops and not self.in_reasoning and not self._content.muted:
+            self._content.flush()
+            self.stopped, self.ended = literal, True
+        else:
+            self._source.pos -= len(literal) - 1
+            self._channel.add(literal[0])
 
     def _is_mention(self, literal: str) -> Step[bool]:
         """The markup just read stands apart from the text around it, in the middle of its line."""
-        channel = self._thinking if self.in_reasoning else self._content
-        if self.behind_call or channel.line_start or channel.last not in _BEFORE_MENTION:
+        if self._content.muted or self._channel.line_start or self._channel.last not in _BEFORE_MENTION:
             return False
         self._source.pos -= len(literal)  # not given up yet: what is consumed may be gone when more text comes
         after = yield from self._source.ahead(len(literal))
@@ -253,15 +231,15 @@ class OutputParser:
         opener = literals.openers.get(literal)
         if opener:
             yield from self._call(opener)
-        elif literal in literals.stops and literal not in literals.tags and not self.behind_call:
-            self._stop(literal)
-        elif literal in literals.channel:
-            yield from self._channel(literal)
-        elif self._code.inside or (literal not in literals.drop and (yield from self._is_mention(literal))):
+        elif literal in literals.stops and literal not in literals.tags and not self._content.muted:
+            self._give_back(literal)
+        elif literal in literals.harmony:
+            yield from self._harmony(literal)
+        elif self._content.code.inside or (literal not in literals.drop and (yield from self._is_mention(literal))):
             self._give_back(literal)
         elif literal in LEAKED:
             yield from self._turn_token(literal)
-        elif literal in literals.blocks and self._may_think(literal):
+        elif literal == literals.start_tag or (literal in literals.blocks and not self._content.started):
             yield from self._open_block(literal)
         elif literal == literals.end_tag:
             yield from self._stray_end()
@@ -270,9 +248,9 @@ class OutputParser:
 
     def _left_over(self, literal: str) -> None:
         """Markup that opens nothing here: dropped, the end of the turn, or text."""
-        if literal in self._literals.drop or (self.behind_call and literal in self._literals.closers):
+        if literal in self._literals.drop or (self._content.muted and literal in self._literals.closers):
             return
-        if self.behind_call and literal in RESULTS:
+        if self._content.muted and literal in RESULTS:
             self.ended = True
         else:
             self._give_back(literal)
@@ -282,8 +260,8 @@ class OutputParser:
         opener = literals.openers.get(literal)
         if opener:
             yield from self._call(opener)
-        elif literal in literals.channel:
-            yield from self._channel(literal)
+        elif literal in literals.harmony:
+            yield from self._harmony(literal)
         elif literal == self._closer:
             self._thinking.drop_gap()
             self.in_reasoning = False
@@ -294,15 +272,11 @@ class OutputParser:
             self._give_back(literal)
 
     def _turn_token(self, literal: str) -> Step[None]:
-        (self._thinking if self.in_reasoning else self._content).leak()
+        self._channel.leak()
         if literal in STARTS and (yield from other_turn(self._source, literal)):
             self.ended = True
 
     # --- reasoning ----------------------------------------------------------
-
-    def _may_think(self, start: str) -> bool:
-        """The model's own tag opens a block anywhere, one of other models only where nothing was said before."""
-        return start == self._literals.start_tag or not (self._content.started or self.behind_call)
 
     def _open_block(self, start: str) -> Step[None]:
         """Behind an opening tag; a second one right behind it is dropped."""
@@ -311,7 +285,6 @@ class OutputParser:
             self._content.drop_gap()
         self.in_reasoning = True
         self._closer = self._literals.blocks.get(start, self._literals.end_tag)
-        self._reasoning_code = CodeTracker()
         yield from self._source.skip("\n")
         if start and (yield from self._source.accept((start,))):
             yield from self._source.skip("\n")
@@ -319,7 +292,7 @@ class OutputParser:
 
     def _stray_end(self) -> Step[None]:
         """A closing tag of a block that was never opened. What stands behind it begins anew."""
-        if self.behind_call:
+        if self._content.muted:
             self._calls.reasoning_closed()
         else:
             self._stray_ends.seen()
@@ -329,7 +302,7 @@ class OutputParser:
             self._thinking.begin()
             self._thinking.add(thought.lstrip("\n"))
             self._thinking.drop_gap()
-        self._code = CodeTracker()
+        self._content.code = CodeTracker()
         yield from self._source.skip("\n")
 
     # --- calls --------------------------------------------------------------
@@ -340,14 +313,14 @@ class OutputParser:
         self._thinking.drop_gap()
         self._content.drop_gap()
         self.in_reasoning = False
-        self.behind_call = True
+        self._content.muted = True
 
     def _may_open(self, opener: Opener) -> bool:
         if self.in_reasoning:
-            return self._thinking.line_start and not self._reasoning_code.inside and not opener.first
-        if self._code.inside or (opener.line_start and not self._code.line_start):
+            return self._thinking.line_start and not self._thinking.code.inside and not opener.first
+        if self._content.code.inside or (opener.line_start and not self._content.code.line_start):
             return False
-        if opener.first and (self._content.started or self.behind_call):
+        if opener.first and self._content.started:
             return False
         first_is_name = opener.keep and NAME.match(opener.text)
         return not (first_is_name and NAME.match(self._content.last or " "))
@@ -368,7 +341,7 @@ class OutputParser:
         source.pos += length
         self._give_back(opener.text)
 
-    def _channel(self, literal: str) -> Step[None]:
+    def _harmony(self, literal: str) -> Step[None]:
         """Harmony: a message's head says what it is; its end leads to the next head."""
         self._thinking.drop_gap()
         self.in_reasoning = False

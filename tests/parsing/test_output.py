@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from start_llm.parsing.code import CodeTracker
+from start_llm.parsing.output import CodeTracker
 
 
 @pytest.mark.parametrize(
