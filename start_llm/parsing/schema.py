@@ -22,6 +22,8 @@ STEPS = 20_000
 """Keywords that are looked at for one request's tool, all values together; a second's work. After that all is valid."""
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
+_TYPE_NAMES = ((bool, "boolean"), (str, "string"), (int, "integer"), (float, "number"), (Mapping, "object"))
+
 
 class _TooMuch(Exception):
     """A schema takes too many steps: references that branch can make any number of them out of a few lines."""
@@ -133,10 +135,15 @@ class Schema:
         types = self.types
         return not types or name in types or (name == "integer" and "number" in types)
 
+    def _parts(self) -> Iterator[Schema]:
+        """Itself, and what holds beside it or in place of it."""
+        yield self
+        yield from self._branches("allOf", "anyOf", "oneOf")
+
     def member(self, key: str) -> Schema:
         """The schema of an object's member."""
-        for schema in (self, *self._branches("allOf", "anyOf", "oneOf")):
-            members = schema.schema.get("properties")
+        for part in self._parts():
+            members = part.schema.get("properties")
             if isinstance(members, Mapping) and key in members:
                 return Schema(members[key], self._root)
         return Schema(self.schema.get("additionalProperties"), self._root)
@@ -144,14 +151,12 @@ class Schema:
     @property
     def keys(self) -> tuple[str, ...]:
         members = self.schema.get("properties")
-        return tuple(str(key) for key in members) if isinstance(members, Mapping) else ()
+        return tuple(map(str, members)) if isinstance(members, Mapping) else ()
 
     @property
     def items(self) -> Schema:
-        for schema in (self, *self._branches("allOf", "anyOf", "oneOf")):
-            if isinstance(schema.schema.get("items"), Mapping):
-                return Schema(schema.schema["items"], self._root)
-        return Schema(ANY, self._root)
+        found = (part.schema["items"] for part in self._parts() if isinstance(part.schema.get("items"), Mapping))
+        return Schema(next(found, ANY), self._root)
 
     def valid(self, value: Any) -> bool:
         """Whether `value` satisfies the schema; a schema that cannot be applied accepts everything."""
@@ -180,43 +185,30 @@ class Schema:
         return self.coerce(first) if isinstance(first, dict | list) else first
 
     def _candidates(self, value: Any) -> Iterator[Any]:
-        if isinstance(value, str):
-            text = value.strip()
-            if "boolean" in self.types and text.lower() in _BOOLEANS:
-                yield _BOOLEANS[text.lower()]
-            found, parsed = parse_literal(text)
-            if found:
-                yield parsed
-                yield from self._numbers(parsed)
-            if not text and "null" in self.types:
-                yield None
-            yield [value]
-            return
-        yield from self._numbers(value)
-        if "boolean" in self.types and value in (0, 1):
-            yield bool(value)
-        if isinstance(value, bool | int | float | dict | list):
-            yield json.dumps(value, ensure_ascii=False)
+        """What it may have been meant to be, the likeliest first."""
+        word = value.strip().lower() if isinstance(value, str) else None
+        if word in _BOOLEANS and "boolean" in self.types:
+            yield _BOOLEANS[word]
+        found, parsed = parse_literal(value.strip()) if isinstance(value, str) else (False, value)
+        if found:
+            yield parsed
+        if isinstance(parsed, float) and parsed.is_integer():
+            yield int(parsed)
+        if word == "" and "null" in self.types:
+            yield None
+        if word is None:
+            if "boolean" in self.types and value in (0, 1):
+                yield bool(value)
+            if value is not None:
+                yield json.dumps(value, ensure_ascii=False)
         yield [value]
-
-    def _numbers(self, value: Any) -> Iterator[Any]:
-        if isinstance(value, float) and value.is_integer():
-            yield int(value)
 
 
 def type_name(value: Any) -> str:
     """The JSON type of a Python value."""
     if value is None:
         return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, str):
-        return "string"
-    if isinstance(value, int):
-        return "integer"
-    if isinstance(value, float):
-        return "number"
-    return "object" if isinstance(value, Mapping) else "array"
+    return next((name for kind, name in _TYPE_NAMES if isinstance(value, kind)), "array")
 
 
 def parse_literal(text: str) -> tuple[bool, Any]:

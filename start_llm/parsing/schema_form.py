@@ -13,7 +13,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -26,14 +26,14 @@ Schema = dict[str, Any]
 Kind = tuple[Callable[[Any], bool], str]
 
 TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
-_SUBSCHEMAS = {
-    "one": (
-        *("not", "if", "then", "else", "items", "contains", "additionalProperties", "propertyNames"),
-        *("additionalItems", "unevaluatedItems", "unevaluatedProperties"),
-    ),
-    "list": ("allOf", "anyOf", "oneOf", "prefixItems", "items"),
-    "map": ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"),
-}
+_ONE = (
+    *("not", "if", "then", "else", "contains", "additionalProperties", "propertyNames"),
+    *("additionalItems", "unevaluatedItems", "unevaluatedProperties"),
+)
+_LISTS = ("allOf", "anyOf", "oneOf", "prefixItems")
+_MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_OF_VALUES = (*("items", "additionalProperties"), *_LISTS, *("properties", "patternProperties"))
+"""Keywords whose schemas a value may have to satisfy."""
 
 
 def subschemas(schema: Schema) -> Iterator[tuple[str, Schema]]:
@@ -41,18 +41,21 @@ def subschemas(schema: Schema) -> Iterator[tuple[str, Schema]]:
     waiting: list[tuple[str, Any]] = [("$", schema)]
     while waiting:
         path, sub = waiting.pop()
-        if not isinstance(sub, dict):
-            continue
-        yield path, sub
-        for keyword in _SUBSCHEMAS["one"]:
-            if keyword in sub:
-                waiting.append((f"{path}.{keyword}", sub[keyword]))
-        for keyword in _SUBSCHEMAS["list"]:
-            if isinstance(sub.get(keyword), list):
-                waiting += [(f"{path}.{keyword}[{i}]", item) for i, item in enumerate(sub[keyword])]
-        for keyword in _SUBSCHEMAS["map"]:
-            if isinstance(sub.get(keyword), dict):
-                waiting += [(f"{path}.{keyword}.{key}", item) for key, item in sub[keyword].items()]
+        if isinstance(sub, dict):
+            yield path, sub
+            waiting += _inside(path, sub, (*_ONE, "items", *_LISTS, *_MAPS, "dependencies"))
+
+
+def _inside(path: str, sub: Schema, keywords: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """What stands right inside of a schema: schemas, if it is well formed."""
+    for keyword in keywords:
+        match sub.get(keyword):
+            case dict() as several if keyword in (*_MAPS, "dependencies"):
+                yield from ((f"{path}.{keyword}.{key}", item) for key, item in several.items())
+            case list() as several:
+                yield from ((f"{path}.{keyword}[{i}]", item) for i, item in enumerate(several))
+            case dict() as one:
+                yield f"{path}.{keyword}", one
 
 
 def pointed(root: Mapping[str, Any], reference: str) -> Any:
@@ -182,12 +185,7 @@ def _reachable(schema: Schema) -> Iterator[tuple[str, Schema]]:
         seen.add(id(sub))
         yield path, sub
         waiting.append((f"{path}.$ref", pointed(schema, sub.get("$ref", ""))))
-        for keyword in ("items", "additionalProperties", "anyOf", "oneOf", "allOf", "prefixItems"):
-            inner = sub.get(keyword)
-            many = enumerate(inner) if isinstance(inner, list) else ()
-            waiting += [(f"{path}.{keyword}", inner), *((f"{path}.{keyword}[{i}]", item) for i, item in many)]
-        for keyword in ("properties", "patternProperties"):
-            waiting += [(f"{path}.{keyword}.{key}", item) for key, item in sub.get(keyword, {}).items()]
+        waiting += _inside(path, sub, _OF_VALUES)
 
 
 def _groups(root: Schema, sub: Schema) -> list[list[Any]]:
@@ -250,20 +248,14 @@ KINDS: Mapping[str, Kind] = {
     "items": (lambda value: _is_schema(value) or value == [] or _are_schemas(value), "a schema, or a list of them"),
     "multipleOf": _MULTIPLE,
     "uniqueItems": _FLAG,
-} | {
-    keyword: kind
-    for kind, keywords in (
-        (_NUMBER, ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")),
-        (_COUNT, ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")),
-        (_COUNT, ("minContains", "maxContains")),
-        (_SCHEMA, ("additionalProperties", "not", "if", "then", "else", "contains", "propertyNames")),
-        (_SCHEMA, ("additionalItems", "unevaluatedItems", "unevaluatedProperties")),
-        (_SCHEMAS, ("allOf", "anyOf", "oneOf", "prefixItems")),
-        (_MAP, ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")),
-        (_TEXT, ("pattern", "format", "$ref", "$dynamicRef", "$recursiveRef", "$id", "$schema", "$anchor", "$comment")),
-        (_TEXT, ("title", "description", "contentEncoding", "contentMediaType")),
-    )
-    for keyword in keywords
+    **dict.fromkeys(_BOUNDS, _NUMBER),
+    **dict.fromkeys(("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"), _COUNT),
+    **dict.fromkeys(("minContains", "maxContains"), _COUNT),
+    **dict.fromkeys(_ONE, _SCHEMA),
+    **dict.fromkeys(_LISTS, _SCHEMAS),
+    **dict.fromkeys(_MAPS, _MAP),
+    **dict.fromkeys(("pattern", "format", "$ref", "$dynamicRef", "$recursiveRef", "$id", "$schema", "$anchor"), _TEXT),
+    **dict.fromkeys(("$comment", "title", "description", "contentEncoding", "contentMediaType"), _TEXT),
 }
 
 
@@ -301,13 +293,9 @@ def check_schema(schema: Any, param: str) -> None:
         raise BadRequest(f"{param} must be a JSON schema object, not {type(schema).__name__}.", param=param)
     if size(schema) > SUBSCHEMAS.most:
         raise too_large(param)
-    try:
-        _check_form(schema, param)
-        problem = _grammar_problem(schema)
-    except RecursionError:
-        raise BadRequest(f"{param} is nested too deeply.", param=param) from None
+    problem = _problem(schema)
     if problem:
-        raise BadRequest(f"{param}: {_locate(problem, schema)}", param=param)
+        raise BadRequest(param + problem, param=param)
 
 
 def too_large(param: str) -> BadRequest:
@@ -316,42 +304,34 @@ def too_large(param: str) -> BadRequest:
     )
 
 
-def is_supported(schema: Schema, *, lenient: bool) -> bool:
-    """Whether a grammar can be made of it; `lenient` passes over keywords that cannot be enforced."""
+def is_supported(schema: Schema) -> bool:
+    """Whether a grammar can be made of it that passes over keywords that cannot be enforced."""
+    return not _problem(schema, lenient=True)
+
+
+def _problem(schema: Schema, *, lenient: bool = False) -> str:
+    """Why no grammar can be made of it, as the end of a sentence that begins with its name; ``""`` if one can."""
     try:
-        _check_form(schema, "")
-        return not _grammar_problem(schema, lenient=lenient)
-    except (BadRequest, RecursionError):
-        return False
-
-
-def _check_form(schema: Schema, param: str) -> None:
-    wrong = malformed(schema)
-    if wrong is not None:
-        raise BadRequest(f"{param} is not a valid JSON schema: {wrong}.", param=param)
-    for path, sub in subschemas(schema):
-        for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
-            target = sub.get(keyword)
-            if isinstance(target, str) and not target.startswith("#"):
-                raise BadRequest(
-                    f"{param}: {keyword!r} at {path} points to {target!r}; only references within the schema "
-                    "('#/...') are allowed.",
-                    param=param,
-                )
-    ring = endless(schema)
-    if ring is not None:
-        raise BadRequest(
-            f"{param}: keyword '$ref' at {ring} leads back to itself before any value is complete.", param=param
-        )
-
-
-def _grammar_problem(schema: Schema, *, lenient: bool = False) -> str:
-    try:
-        grammar = LLMatcher.grammar_from_json_schema(embed(schema, lenient=lenient))
-    except ValueError:  # text or a number that has no form in its JSON
-        return "it holds a value that has no JSON form"
-    failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
-    return str(messages[0]) if failed else ""
+        wrong = malformed(schema)
+        if wrong is not None:
+            return f" is not a valid JSON schema: {wrong}."
+        for path, sub in subschemas(schema):
+            for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
+                target = sub.get(keyword)
+                if isinstance(target, str) and not target.startswith("#"):
+                    allowed = "only references within the schema ('#/...') are allowed"
+                    return f": {keyword!r} at {path} points to {target!r}; {allowed}."
+        ring = endless(schema)
+        if ring is not None:
+            return f": keyword '$ref' at {ring} leads back to itself before any value is complete."
+        try:
+            grammar = LLMatcher.grammar_from_json_schema(embed(schema, lenient=lenient))
+        except ValueError:  # text or a number that has no form in its JSON
+            return f": {_locate('it holds a value that has no JSON form', schema)}"
+        failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
+        return f": {_locate(str(messages[0]), schema)}" if failed else ""
+    except RecursionError:
+        return " is nested too deeply."
 
 
 def _locate(problem: str, schema: Schema) -> str:

@@ -132,7 +132,7 @@ def as_call(tool: Tool, param: str) -> CallableTool:
         if schema["type"] != "object":
             raise BadRequest(f"{param}: keyword 'type' at $ must be 'object'.", param=param)
         return CallableTool(tool.name, schema, lenient=False, param=param)
-    if schema["type"] != "object" or not is_supported(schema, lenient=True):
+    if schema["type"] != "object" or not is_supported(schema):
         schema = any_object()
     return CallableTool(tool.name, schema, lenient=True, param=param)
 
