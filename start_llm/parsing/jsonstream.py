@@ -23,6 +23,7 @@ _IN_OTHER = re.compile(r'(?:[^\x00-\x1f"\'\\<]|\\["\\/bfnrt])+')
 _IN_RAW = re.compile(r'[^\x00-\x1f"\\<]+')
 _HEX = re.compile(r"[0-9a-fA-F]")
 _WORD = re.compile(r"[\w.\-]")
+_BARE_KEY = re.compile(r"[^:=,})\n]")  # what no separator is, and no end
 _MAX_KEY = 400
 MOST_DEPTH = 64
 """Lists and objects inside each other. What is nested more deeply is written as a string: clients send it back inside
@@ -207,18 +208,11 @@ class JsonStream:
         if quote:
             text = yield from self._captured(self.string(self._dialect.separator, key=True))
             return None if self.ended else text
-        stops = (self._dialect.separator, ":", "=", ",", "}", ")", "\n")
-        count = 0
-        while count < _MAX_KEY:
-            char = yield from self._source.ahead(count)
-            if not char:
-                self.ended = True
-                return None
-            if char in stops:
-                return dump(self._source.take(count).strip())
-            count += 1
-        self.ended = True
-        return None
+        count = yield from self._source.run(_BARE_KEY, _MAX_KEY)
+        if count == _MAX_KEY or not (yield from self._source.ahead(count)):
+            self.ended = True
+            return None
+        return dump(self._source.take(count).strip())
 
     def _item(self, schema: Schema, closer: str, lead: str) -> Step[tuple[bool, bool]]:
         self._write(lead)
@@ -303,9 +297,7 @@ class JsonStream:
         elif after in '"\\/bfnrt':
             write(source.take(2))
         elif after == "u":
-            digits = 0
-            while digits < 4 and _HEX.match((yield from source.ahead(2 + digits)) or " "):
-                digits += 1
+            digits = yield from source.run(_HEX, 4, 2)
             write(source.take(6) if digits == 4 else "\\" + source.take(1))
         elif after == "'":
             source.take(2)
@@ -336,9 +328,8 @@ class JsonStream:
             or (yield from source.starts(self._dialect.enders, offset))
         ):
             return True
-        while _WORD.match((yield from source.ahead(offset)) or " "):  # a key without quotes
-            offset += 1
-        return bool(_WORD.match(follow)) and (yield from source.ahead((yield from source.blank(offset)))) in ("", ":")
+        word = yield from source.run(_WORD, _MAX_KEY, offset)  # a key without quotes
+        return word > 0 and (yield from source.ahead((yield from source.blank(offset + word)))) in ("", ":")
 
     def at_end(self) -> Step[bool]:
         """The text, or the call's markup, ends here. Sets `ended`; it stays set."""

@@ -126,15 +126,16 @@ class Source:
         self.pos += len(found)
         return found
 
-    def span(self, pattern: re.Pattern[str], limit: int) -> Step[str]:
-        """Consume the longest run of single characters that match `pattern`, at most `limit`."""
+    def run(self, pattern: re.Pattern[str], limit: int, offset: int = 0) -> Step[int]:
+        """How many single characters match `pattern` from `offset` on, at most `limit`."""
         count = 0
-        while count < limit:
-            char = yield from self.ahead(count)
-            if not char or not pattern.match(char):
-                break
+        while count < limit and pattern.match((yield from self.ahead(offset + count)) or "\n"):
             count += 1
-        return self.take(count)
+        return count
+
+    def span(self, pattern: re.Pattern[str], limit: int) -> Step[str]:
+        """Consume and return such a run."""
+        return self.take((yield from self.run(pattern, limit)))
 
     def until(self, literals: Sequence[str], limit: int) -> Step[tuple[str, str]]:
         """Consume up to and including the first of `literals`; gives (text before, literal).

@@ -166,32 +166,16 @@ def _mistral(calls: Calls) -> Step[None]:
     if (yield from source.ahead()) in ("[", "{"):
         yield from json_block(calls, _MISTRAL_JSON)
         return
-    yield from _mistral_call(calls)
-    while (yield from _another(calls)):
-        yield from _mistral_call(calls)
-
-
-def _mistral_call(calls: Calls) -> Step[None]:
-    name = yield from spaced_name(calls)
-    ident = ""
-    if (yield from calls.source.accept((_ID,))):
-        ident = yield from spaced_name(calls)
-    if not name or not (yield from calls.source.accept((_ARGS,))):
-        raise NotACall
-    yield from headed_call(calls, name, _MISTRAL_JSON, ident or None)
-
-
-def _another(calls: Calls) -> Step[bool]:
-    """Whether a further call comes, with or without its own opening, which is consumed."""
-    source = calls.source
-    with source.lookahead():
+    while True:  # until something is no call, which is given back
+        name = yield from spaced_name(calls)
+        ident = ""
+        if (yield from source.accept((_ID,))):
+            ident = yield from spaced_name(calls)
+        if not name or not (yield from source.accept((_ARGS,))):
+            raise NotACall
+        yield from headed_call(calls, name, _MISTRAL_JSON, ident or None)
         yield from source.skip(" \t\r\n,;")
         yield from source.accept((_OPEN,))
-        found = bool((yield from spaced_name(calls)) and (yield from source.starts((_ID, _ARGS))))
-    if found:
-        yield from source.skip(" \t\r\n,;")
-        yield from source.accept((_OPEN,))
-    return found
 
 
 MISTRAL = ToolFormat("mistral", (Opener(_OPEN, _mistral),))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from start_llm.core.messages import Tool
 from start_llm.parsing.calls import ANYTHING, MAX_NAME, NAME, CallBuilder, Calls, NotACall, Parse
 from start_llm.parsing.jsonstream import Dialect, JsonStream
@@ -10,6 +12,7 @@ from start_llm.parsing.tools.base import Opener, ToolFormat
 from start_llm.parsing.tools.hermes import bare_list, json_block
 
 _QUOTES = ('"""', "'''", '"', "'")
+_WORD = re.compile(r"\w")
 _VALUE_STARTS = "\"'[{-0123456789"
 
 
@@ -103,7 +106,7 @@ def _nowhere(text: str) -> None:
 def _keyword(calls: Calls) -> Step[str]:
     """Consumes ``key=``; ``""`` if the next argument has none."""
     source = calls.source
-    length = yield from _word(calls)
+    length = yield from calls.source.run(_WORD, MAX_NAME)
     offset = yield from source.blank(length)
     if not length or (yield from source.ahead(offset)) != "=" or (yield from source.ahead(offset + 1)) == "=":
         return ""
@@ -114,19 +117,8 @@ def _keyword(calls: Calls) -> Step[str]:
 
 def _cut_word(calls: Calls) -> Step[bool]:
     """The turn ends in a bare word: nobody knows whether it was to be a key."""
-    length = yield from _word(calls)
+    length = yield from calls.source.run(_WORD, MAX_NAME)
     return bool(length) and (yield from turn_ends(calls.source, length))
-
-
-def _word(calls: Calls, offset: int = 0) -> Step[int]:
-    """Characters of the identifier at `offset`."""
-    length = 0
-    while length < MAX_NAME:
-        char = yield from calls.source.ahead(offset + length)
-        if not (char == "_" or char.isalnum()):
-            break
-        length += 1
-    return length
 
 
 def bare_calls(calls: Calls) -> Step[None]:

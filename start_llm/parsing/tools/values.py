@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from start_llm.parsing.calls import CallBuilder
 from start_llm.parsing.schema import Schema, dump, escape, parse_literal
@@ -34,25 +34,22 @@ class ValueEnd:
     anywhere: bool = False
 
 
+@dataclass
 class ValueReader:
-    """Reads one value."""
+    """Reads one value from `source` into `writer`, up to where `close` says. For `plausible` see `ValueEnd`."""
 
-    def __init__(
-        self, source: Source, close: ValueEnd, writer: ValueWriter, plausible: Callable[[str], Step[bool]] | None = None
-    ) -> None:
-        self._complete = True
-        self._source = source
-        self._close = close
-        self._writer = writer
-        self._plausible = plausible
-        self._last = "\n"
-        self._held: list[str] = []
-        self._mark: int | None = None
-        self._mark_tag = ""
+    source: Source
+    close: ValueEnd
+    writer: ValueWriter
+    plausible: Callable[[str], Step[bool]]
+    _last: str = "\n"
+    _held: list[str] = field(default_factory=list)
+    _mark: int | None = None
+    _mark_tag: str = ""
 
     def read_value(self) -> Step[bool]:
         """False if the turn ended before the value did."""
-        source, close = self._source, self._close
+        source, close, complete = self.source, self.close, True
         tags = (*close.tags, *close.breaks, *close.restart, *LEAKED)
         leads = "".join({tag[0] for tag in tags})
         plain = re.compile(f"[^{re.escape(leads)}]+")
@@ -62,58 +59,55 @@ class ValueReader:
                 self._content(source.take(run.end() - source.pos))
             char = yield from source.ahead()
             if not char:
-                self._fall_back()
+                complete = self._fall_back()
                 break
             if char not in leads:
                 continue
             tag = yield from source.starts(tags)
             if tag in close.tags:
-                if (yield from self._follows(len(tag))):
+                if (yield from turn_ends(source, len(tag), close.followers)):
                     self._release()
                     source.pos += len(tag)
                     break
                 if self._mark is None:
                     self._mark, self._mark_tag = source.mark(), tag
             elif tag in LEAKED and (yield from turn_ends(source, 0, roles=False)):
-                self._fall_back()
+                complete = self._fall_back()
                 break
             elif tag and (yield from self._breaks(tag)):
                 if self._mark is not None:
                     self._fall_back()
                 break
             self._content(source.take(1))
-        self._writer.end_value()
-        return self._complete
+        self.writer.end_value()
+        return complete
 
     def _breaks(self, tag: str) -> Step[bool]:
-        if self._last != "\n" and not self._close.anywhere:
+        if self._last != "\n" and not self.close.anywhere:
             return False
-        if tag not in self._close.breaks and (tag not in self._close.restart or self._mark is None):
+        if tag not in self.close.breaks and (tag not in self.close.restart or self._mark is None):
             return False
-        return self._plausible is None or (yield from self._plausible(tag))
-
-    def _follows(self, offset: int) -> Step[bool]:
-        return (yield from turn_ends(self._source, offset, self._close.followers))
+        return (yield from self.plausible(tag))
 
     def _content(self, text: str) -> None:
         self._last = text[-1]
         if self._mark is None:
-            self._writer.add(text)
+            self.writer.add(text)
         else:
             self._held.append(text)
 
     def _release(self) -> None:
         if self._mark is not None:
-            self._source.unmark(self._mark)
-            self._writer.add("".join(self._held))
+            self.source.unmark(self._mark)
+            self.writer.add("".join(self._held))
 
-    def _fall_back(self) -> None:
-        """No closing tag was sure: take the first that was seen, or the end of the turn."""
+    def _fall_back(self) -> bool:
+        """No closing tag was sure: take the first that was seen, or the end of the turn. False if none was seen."""
         if self._mark is None:
-            self._complete = False
-        else:
-            self._source.rewind(self._mark)
-            self._source.take(len(self._mark_tag))
+            return False
+        self.source.rewind(self._mark)
+        self.source.take(len(self._mark_tag))
+        return True
 
 
 class ValueWriter:
