@@ -94,8 +94,7 @@ class CallBuilder:
 
     def finish_behind(self, end: str, complete: bool) -> Step[None]:
         """`finish`; without the markup `end` the call is not complete."""
-        yield from self.source.skip()
-        closed = yield from self.source.accept((end,))
+        closed = yield from self.source.after_space(end)
         self.finish(complete and bool(closed))
 
     def cut(self) -> None:
@@ -171,7 +170,7 @@ class Calls:
         finally:
             self.reading = False
         if self._mark is not None:
-            self.source.unmark(self._mark)
+            self.source.unmark()
         return True
 
     def cut(self) -> None:
@@ -254,7 +253,7 @@ class Calls:
 
     def _unmark(self) -> None:
         if self._mark is not None:
-            self.source.unmark(self._mark)
+            self.source.unmark()
         self._mark = None
 
 

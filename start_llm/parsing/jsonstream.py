@@ -23,6 +23,8 @@ _IN_OTHER = re.compile(r'(?:[^\x00-\x1f"\'\\<]|\\["\\/bfnrt])+')
 _IN_RAW = re.compile(r'[^\x00-\x1f"\\<]+')
 _HEX = re.compile(r"[0-9a-fA-F]")
 _WORD = re.compile(r"[\w.\-]")
+_WORDS = {"true": True, "false": False, **dict.fromkeys(("null", "none", "nan", "undefined", ""))}
+_WORDS |= dict.fromkeys(("infinity", "-infinity"))
 _BARE_KEY = re.compile(r"[^:=,})\n]")  # what no separator is, and no end
 _MAX_KEY = 400
 MOST_DEPTH = 64
@@ -269,7 +271,7 @@ class JsonStream:
                 source.pos += len(quote)
                 if (yield from self._closes(quote, closer, key)):
                     if mark is not None:
-                        source.unmark(mark)
+                        source.unmark()
                     self._write("".join(held) + '"')
                     return
                 write(escape(quote))
@@ -348,12 +350,7 @@ def _is_json(text: str) -> bool:
 
 
 def _literal(text: str) -> tuple[bool, object]:
-    if text in ("NaN", "nan", "Infinity", "-Infinity", "undefined", ""):
-        return True, None
-    lowered = {"true": True, "false": False, "null": None, "none": None}
-    if text.lower() in lowered:
-        return True, lowered[text.lower()]
-    return parse_literal(text)
+    return (True, _WORDS[text.lower()]) if text.lower() in _WORDS else parse_literal(text)
 
 
 def _completed(text: str) -> str:

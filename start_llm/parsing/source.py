@@ -21,23 +21,22 @@ WHITESPACE = " \t\r\n"
 class Source:
     """Text that grows at the end and is consumed from the front. One thread.
 
-    `mark` keeps everything from here on, so that `rewind` can come back; offsets
-    are absolute (counted from the first character ever pushed).
+    While a `mark` is held, everything is kept, so that `rewind` can come back to it.
     """
 
     def __init__(self) -> None:
         self.text = ""
         self.pos = 0
         self.closed = False
-        self._base = 0
-        self._marks: list[int] = []
+        self._marks = 0
+        self._dropped = 0
 
     def push(self, text: str) -> None:
-        keep = min([mark - self._base for mark in self._marks], default=self.pos)
-        keep = min(keep, self.pos)
-        self.text = self.text[keep:] + text
-        self._base += keep
-        self.pos -= keep
+        if not self._marks:
+            self.text = self.text[self.pos :]
+            self._dropped += self.pos
+            self.pos = 0
+        self.text += text
 
     def close(self) -> None:
         """No more text will come; every waiting parser gets its end."""
@@ -46,17 +45,16 @@ class Source:
     # --- marks --------------------------------------------------------------
 
     def mark(self) -> int:
-        offset = self._base + self.pos
-        self._marks.append(offset)
-        return offset
+        self._marks += 1
+        return self.pos
 
-    def unmark(self, mark: int) -> None:
-        self._marks.remove(mark)
+    def unmark(self) -> None:
+        self._marks -= 1
 
     def rewind(self, mark: int) -> None:
         """Go back to a mark that is still held, and release it."""
-        self.unmark(mark)
-        self.pos = mark - self._base
+        self._marks -= 1
+        self.pos = mark
 
     @contextmanager
     def lookahead(self) -> Iterator[None]:
@@ -72,7 +70,7 @@ class Source:
     @property
     def offset(self) -> int:
         """How many characters have been consumed, those given back not counted."""
-        return self._base + self.pos
+        return self._dropped + self.pos
 
     @property
     def left(self) -> int:
@@ -132,6 +130,11 @@ class Source:
         while count < limit and pattern.match((yield from self.ahead(offset + count)) or "\n"):
             count += 1
         return count
+
+    def after_space(self, *literals: str) -> Step[str]:
+        """White space is consumed, and the longest of `literals` if it stands behind it."""
+        yield from self.skip()
+        return (yield from self.accept(literals))
 
     def span(self, pattern: re.Pattern[str], limit: int) -> Step[str]:
         """Consume and return such a run."""

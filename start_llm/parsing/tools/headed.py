@@ -23,8 +23,7 @@ def headed_call(
     call = calls.begin(name, ident)
     complete = yield from call.json_arguments(dialect)
     if ends:
-        yield from calls.source.skip()
-        yield from calls.source.accept(ends)
+        yield from calls.source.after_space(*ends)
     call.finish(complete)
 
 
@@ -54,8 +53,7 @@ def _sections(
         source = calls.source
         any_read = False
         while True:
-            yield from source.skip()
-            opened = yield from source.accept((call[0], section[0]))
+            opened = yield from source.after_space(call[0], section[0])
             if opened == section[0]:
                 continue
             if any_read and not opened:
@@ -108,8 +106,7 @@ def _deepseek(calls: Calls, dialect: Dialect) -> Step[None]:
     if (yield from source.accept((_FENCE,))):
         yield from source.until(("\n",), _MAX_FENCE)
         yield from headed_call(calls, name, dialect, ends=(_FENCE,))
-        yield from source.skip()
-        yield from source.accept((_DEEPSEEK_END,))
+        yield from source.after_space(_DEEPSEEK_END)
     else:
         yield from headed_call(calls, name, dialect, ends=(_DEEPSEEK_END,))
 
@@ -160,8 +157,7 @@ _MISTRAL_JSON = Dialect(enders=(_OPEN, *LEAKED))
 def _mistral(calls: Calls) -> Step[None]:
     source = calls.source
     while True:
-        yield from source.skip()
-        if not (yield from source.accept((_OPEN,))):
+        if not (yield from source.after_space(_OPEN)):
             break
     if (yield from source.ahead()) in ("[", "{"):
         yield from json_block(calls, _MISTRAL_JSON)

@@ -63,8 +63,7 @@ def json_call(calls: Calls, dialect: Dialect = JSON) -> Step[None]:
                 key == "function" and (yield from source.ahead()) == "{"
             ):  # {"function": {"name": ..., "arguments": ...}}
                 yield from json_call(calls, dialect)
-                yield from source.skip()
-                yield from source.accept(("}",))
+                yield from source.after_space("}")
                 return
             if not (yield from _part(calls, parts, key, dialect)):
                 break
@@ -115,8 +114,7 @@ def _finish(calls: Calls, parts: _Parts, complete: bool) -> Step[None]:
 def _key(calls: Calls) -> Step[str]:
     quote = calls.source.take(1)
     key, end = yield from calls.source.until((quote,), _MAX_KEY)
-    yield from calls.source.skip()
-    if not end or not (yield from calls.source.accept((":",))):
+    if not end or not (yield from calls.source.after_space(":")):
         raise NotACall
     yield from calls.source.skip()
     return key
@@ -171,6 +169,5 @@ def bare_list(calls: Calls) -> Step[None]:
 
 
 def _expect(calls: Calls, *literals: str) -> Step[None]:
-    yield from calls.source.skip()
-    if not (yield from calls.source.accept(literals)):
+    if not (yield from calls.source.after_space(*literals)):
         raise NotACall

@@ -22,8 +22,7 @@ def tool_call_block(calls: Calls) -> Step[None]:
     """What follows ``<tool_call>``."""
     source = calls.source
     while True:
-        yield from source.skip()
-        if not (yield from source.accept((OPEN, *LEAKED))):
+        if not (yield from source.after_space(OPEN, *LEAKED)):
             break
     fenced = bool((yield from source.accept(("```",))))
     if fenced:
@@ -39,8 +38,7 @@ def tool_call_block(calls: Calls) -> Step[None]:
     else:
         yield from GLM.read_keyed(calls)
     if fenced:
-        yield from source.skip()
-        yield from source.accept(("```",))
+        yield from source.after_space("```")
         calls.settle()
 
 
@@ -49,12 +47,10 @@ def _named(calls: Calls) -> Step[None]:
     source = calls.source
     yield from source.skip()
     name = yield from calls.name()
-    yield from source.skip()
-    if not (yield from source.accept(("</name>",))):
+    if not (yield from source.after_space("</name>")):
         raise NotACall
     call = calls.begin(name)
-    yield from source.skip()
-    if (yield from source.accept(("<arguments>",))):
+    if (yield from source.after_space("<arguments>")):
         dialect = Dialect(enders=("</arguments>", *JSON.enders), restart=JSON.restart)
         complete = yield from call.json_arguments(dialect)
         yield from call.finish_behind("</arguments>", complete)
@@ -66,8 +62,7 @@ def _named(calls: Calls) -> Step[None]:
 def fenced_json(calls: Calls) -> Step[None]:
     """A call object in a fence, which is all that some small models say."""
     yield from bare_json(calls)
-    yield from calls.source.skip()
-    yield from calls.source.accept(("```",))
+    yield from calls.source.after_space("```")
     calls.settle()
 
 

@@ -69,16 +69,14 @@ class Tags:
             raise NotACall
         call = calls.begin(name)
         while True:  # the opening, twice
-            yield from source.skip()
-            if not (yield from source.accept((f"{self.call[0]}={name}{self.head_end}",))):
+            if not (yield from source.after_space(f"{self.call[0]}={name}{self.head_end}")):
                 break
         if (yield from source.ahead()) == "{":
             complete = yield from self._json_arguments(call)
         elif self.json_block and (yield from source.starts((self.json_block[0],))):
             yield from source.until((self.head_end,), _MAX_HEAD)
             complete = yield from call.json_arguments(Dialect(enders=(self.json_block[1],)))
-            yield from source.skip()
-            yield from source.accept((self.json_block[1],))
+            yield from source.after_space(self.json_block[1])
         else:
             complete = yield from self._parameters(call)
         yield from call.finish_behind(self.call[1], complete)
@@ -117,8 +115,7 @@ class Tags:
         key, end = yield from source.until((self.head_end, self.value_start), _MAX_KEY)
         if not end:
             raise NotACall
-        yield from source.skip()
-        yield from source.accept((self.value_start,))
+        yield from source.after_space(self.value_start)
         return {"": key.strip()}
 
     def _parameters(self, call: CallBuilder) -> Step[bool]:
@@ -162,8 +159,7 @@ class Tags:
         writer.trim_start, writer.trim_end = not wrapped, self.trim_end and not wrapped
         complete = yield from ValueReader(source, close, writer, plausible).read_value()
         if wrapped:
-            yield from source.skip()
-            yield from source.accept((self.param[1],))
+            yield from source.after_space(self.param[1])
         return complete
 
     def _ends_value(self, call: CallBuilder, tag: str, *, equals: bool) -> Step[bool]:

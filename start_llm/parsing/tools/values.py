@@ -98,7 +98,7 @@ class ValueReader:
 
     def _release(self) -> None:
         if self._mark is not None:
-            self.source.unmark(self._mark)
+            self.source.unmark()
             self.writer.add("".join(self._held))
 
     def _fall_back(self) -> bool:
