@@ -34,10 +34,7 @@ class CallBuilder:
 
     It is held until it is complete if it may still turn out to be text (its tool is unknown), or one that was planned.
 
-    Attributes:
-        schema: of its arguments.
-        keys: of the arguments, as far as `key` has written them.
-        source, tools: what it is read from, and the names of all tools.
+    `keys` are those of the arguments, as far as `key` has written them; `tools` the names of all tools.
     """
 
     def __init__(self, calls: Calls, name: str, ident: str | None) -> None:
@@ -80,10 +77,7 @@ class CallBuilder:
         return not stream.ended
 
     def finish(self, complete: bool) -> None:
-        """The arguments are valid JSON now. `complete`: the markup ended as it should.
-
-        Raises NotACall for an unknown tool's call that is not complete.
-        """
+        """The arguments are valid JSON now. Raises NotACall if the tool is unknown and the markup not complete."""
         if not self._calls.knows(self.name) and not complete:
             raise NotACall
         if self._index >= 0 or not self._calls.drop_planned(self.name, "".join(self._arguments)):
@@ -113,13 +107,11 @@ class Calls:
     """The calls of one choice, in order, and how formats read them from the source. One thread.
 
     Args:
-        emit: takes the events.
         on_call: called before a call's first event, and when one was dropped.
         new_id: makes ids for calls that bring none.
 
     Attributes:
-        finished: the calls so far.
-        dropped: how many were left out, since they had been planned.
+        finished: the calls so far. `dropped` were left out, since they had been planned.
         reading: a block, or the header of one, is being read.
     """
 
@@ -154,9 +146,7 @@ class Calls:
     ) -> Step[bool]:
         """Read a block of calls. False, and nothing consumed, if it is none.
 
-        Args:
-            skip: characters of the opener, which `parse` does not want to see.
-            known_only: calls of unknown tools do not count.
+        `skip` characters of the opener are not for `parse`. With `known_only` calls of unknown tools do not count.
         """
         self._known_only, self._in_reasoning, self._open = known_only, in_reasoning, None
         self._mark, self._any_begun, self.reading = self.source.mark(), False, True

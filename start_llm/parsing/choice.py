@@ -36,9 +36,7 @@ class StreamingDetokenizer(Protocol):
 class Detokenizer:
     """One per choice; one thread. A character that is not complete yet is held back.
 
-    Args:
-        streaming: a fresh streaming detokenizer.
-        raw: a space at the beginning stays: the text goes on from a prompt. mlx-lm drops it from an empty text.
+    With `raw` a space at the beginning stays: the text goes on from a prompt. mlx-lm drops it from an empty text.
     """
 
     def __init__(self, streaming: StreamingDetokenizer, *, raw: bool = False) -> None:
@@ -58,27 +56,17 @@ class Detokenizer:
 
 
 class Ending(Enum):
-    """Why an answer ends where it does.
+    """Why an answer ends where it does; the first four by the engine's word for it."""
 
-    Attributes:
-        MODEL: the model ended its turn.
-        LIMIT: `max_tokens` were generated.
-        STOP_STRING: a stop string of the client's came; the model had gone on.
-        OTHERS_TURN: the model began to write somebody else's turn.
-        SECOND_CALL: a second call came where one at most is allowed. It is not passed on.
-        WATCHDOG: it took too long.
-        CANCELLED: nobody wants it any more.
-    """
-
-    MODEL, LIMIT, STOP_STRING, OTHERS_TURN, SECOND_CALL, WATCHDOG, CANCELLED = range(7)
+    MODEL = "stop"
+    LIMIT = "length"
+    WATCHDOG = "deadline"
+    CANCELLED = "cancelled"
+    STOP_STRING = "a stop string of the client's came; the model had gone on"
+    OTHERS_TURN = "the model began to write somebody else's turn"
+    SECOND_CALL = "a second call came where one at most is allowed; it is not passed on"
 
 
-_BY_ENGINE = {
-    "stop": Ending.MODEL,
-    "length": Ending.LIMIT,
-    "deadline": Ending.WATCHDOG,
-    "cancelled": Ending.CANCELLED,
-}
 _FINISH_REASONS: dict[Ending | None, FinishReason] = {
     Ending.LIMIT: "length",
     Ending.WATCHDOG: "length",
@@ -94,8 +82,7 @@ class ChoiceParser:
         work_id: the engine's name of it.
         single_call: a second call ends the answer.
         ending: set as soon as nothing that is generated from there on belongs to the answer.
-        over: the engine has sent its final event.
-        seen: text or a call of it have been passed on.
+        over, seen: the engine has sent its final event; text or a call of it have been passed on.
         tokens: what was generated, if the answer is just that: an answer that ends before its tokens do has none.
         completion, reasoning: tokens generated, and those of reasoning among them.
     """
@@ -146,7 +133,7 @@ class ChoiceParser:
         # prompt.
         if self.ending is not None or not self.parser.faithful:
             self.tokens = ()
-        self.ending = self.ending or _BY_ENGINE[reason]
+        self.ending = self.ending or Ending(reason)
         return [*events, ChoiceDone(self._finish_reason(), self.index, self.parser.stopped)]
 
     def _finish_reason(self) -> FinishReason:

@@ -1,10 +1,9 @@
 """JSON as models write it, turned into valid JSON as it comes.
 
-Valid JSON passes through unchanged, character by character (but for white space before
-a comma or a colon). Mended on the way: trailing
-and missing commas, Python literals, single and triple quotes, bare keys and words, raw
-line breaks and bad escapes in strings, quotes left unescaped inside a string, and text
-that ends early. Values whose type the schema forbids are held back and coerced.
+Valid JSON passes through unchanged, character by character (but for white space before a comma or a colon). Mended on
+the way: trailing and missing commas, Python literals, single and triple quotes, bare keys and words, raw line breaks
+and bad escapes in strings, quotes left unescaped inside a string, and text that ends early. Values whose type the
+schema forbids are held back and coerced.
 """
 
 from __future__ import annotations
@@ -50,11 +49,7 @@ class Dialect:
 
 
 class JsonStream:
-    """Reads one value from `source` and writes it as valid JSON.
-
-    Attributes:
-        ended: the text ended early.
-    """
+    """Reads one value from `source` and writes it as valid JSON. `ended`: the text ended early."""
 
     def __init__(self, source: Source, write: Callable[[str], None], dialect: Dialect) -> None:
         self.ended = False
@@ -142,8 +137,7 @@ class JsonStream:
     def _container(self, closer: str, read: Callable[[str, str], Step[tuple[bool, bool]]]) -> Step[None]:
         """What stands behind an opening bracket that was consumed, up to its `closer`.
 
-        Args:
-            read: reads a member, given the comma and the space before it; gives (more may come, it was written).
+        `read` reads a member, given the comma and the space before it; it gives (more may come, it was written).
         """
         opened, closed = "{}" if closer == "}" else "[]"
         self._write(opened)

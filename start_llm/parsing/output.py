@@ -17,8 +17,7 @@ _BREAKS = re.compile(r"\n|`+")
 class EventBuffer:
     """Collects the events of one choice; neighbours of one kind become one event. One thread.
 
-    Attributes:
-        holding: visible text is kept back until `release`, or taken out by `withdraw`.
+    While it is `holding`, visible text is kept back until `release`, or taken out by `withdraw`.
     """
 
     def __init__(self, choice: int, *, holding: bool) -> None:
@@ -144,7 +143,6 @@ class TextChannel:
     """Holds back trailing characters of `gap` until it is known what follows them: text, markup or the end.
 
     Attributes:
-        code: whether the text is inside code.
         muted: text that is added is not passed on any more.
         lost: some of it was more than white space.
     """

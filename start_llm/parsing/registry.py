@@ -109,14 +109,11 @@ def output_style(
     external: ExternalFormat | None = None,
     reasoning_tags: tuple[str, str] | None = None,
 ) -> OutputStyle:
-    """The style for a pair of ids.
+    """The style for a pair of ids. Raises ValueError for an id that is not known, with nothing that stands for it.
 
     Args:
         external: used where `tool_parser` is no id of ours.
         reasoning_tags: (start, end) as mlx-lm's tokenizer found them; used where `reasoning_parser` is no id of ours.
-
-    Raises:
-        ValueError: an id that is not known, with nothing that stands for it.
     """
     reasoning = REASONING_STYLES.get(reasoning_parser)
     if reasoning is None and reasoning_tags is not None:

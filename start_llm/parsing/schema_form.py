@@ -284,11 +284,7 @@ def embed(schema: Schema, *, lenient: bool = False) -> str:
 
 
 def check_schema(schema: Any, param: str) -> None:
-    """Makes sure that output can be held to `schema` to the letter.
-
-    Raises:
-        BadRequest: naming the field `param`, and the keyword with its place inside the schema.
-    """
+    """Raises BadRequest if output cannot be held to `schema` to the letter: names `param`, keyword and place."""
     if not isinstance(schema, dict):
         raise BadRequest(f"{param} must be a JSON schema object, not {type(schema).__name__}.", param=param)
     if size(schema) > SUBSCHEMAS.most:

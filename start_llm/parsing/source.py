@@ -143,8 +143,7 @@ class Source:
     def until(self, literals: Sequence[str], limit: int) -> Step[tuple[str, str]]:
         """Consume up to and including the first of `literals`; gives (text before, literal).
 
-        The literal is ``""``, and nothing is consumed, if none comes within `limit`
-        characters or before the end.
+        The literal is ``""``, and nothing is consumed, if none comes within `limit` characters or before the end.
         """
         count = 0
         while count <= limit:

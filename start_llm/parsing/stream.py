@@ -1,12 +1,10 @@
 """How generated text becomes events: reasoning, text and tool calls of one answer (`OutputParser`).
 
-Text comes in pieces (`feed`). They go into a `Source`. A coroutine reads from it, character by character, and waits
-where what follows is not there yet. It never sees how the text was cut, so a streamed answer and the same answer at
-once come out alike. The coroutine looks for literals (`AnswerLiterals`, found by a `LiteralScanner`): tags of
+A coroutine reads from a `Source` and waits where what follows is not there yet. It never sees how the text was cut, so
+a streamed answer and the same answer at once come out alike. It looks for literals (`AnswerLiterals`): tags of
 reasoning, openers of calls, turn tokens, stop strings. Text between them goes through a `TextChannel`, which leaves
-out white space beside markup. The reader of a tool format (`tools/`) reads a call and gives its arguments to `Calls`
-as they come. All of them fill an `EventBuffer`, which `feed` empties. This file does not know how calls are written,
-nor tokens.
+out white space beside markup. The reader of a tool format (`tools/`) gives a call's arguments to `Calls` as they come.
+All of them fill an `EventBuffer`, which `feed` empties. This file does not know how calls are written, nor tokens.
 
 What is decided here:
 
@@ -96,7 +94,6 @@ class OutputParser:
     """One per choice; one thread.
 
     Args:
-        style: how this model writes.
         tools: the request's tools; without any, nothing is taken for a call.
         stop: strings that end the visible text.
         in_reasoning: the prompt already opened the reasoning block.
@@ -151,9 +148,8 @@ class OutputParser:
     def finish(self, *, cut: bool = False) -> list[Event]:
         """No more text comes. What was held back comes out.
 
-        Args:
-            cut: the model was interrupted (by a limit). A call it was writing then stays as it is, and markup that has
-                not become a call is dropped. Otherwise the model ended too early: such calls are mended or become text.
+        `cut`: the model was interrupted (by a limit). A call it was writing then stays as it is, and markup that has
+        not become a call is dropped. Otherwise the model ended too early: such calls are mended or become text.
         """
         if not self._done and cut and self._calls.reading:
             self._done = True

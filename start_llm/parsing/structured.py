@@ -65,9 +65,8 @@ class ModelText:
     Attributes:
         tool_format: id of the format that the model writes calls in.
         special: token ids of the markers that are tokens, from `special_tokens`.
-        reasoning: how it marks its thinking.
-        opening: the first token of the opening tag, ``None`` where that is plain text.
-        closing: the tokens of the closing tag, ``()`` where that is plain text.
+        opening, closing: the first token of the opening tag of its thinking and the tokens of the closing one, ``None``
+            and ``()`` where these are plain text.
     """
 
     tool_format: str = "hermes_json"
@@ -111,9 +110,8 @@ def make_constraint(
 ) -> Constraint | None:
     """The grammar that `request` asks for, or ``None`` where its answer is free.
 
-    Args:
-        in_reasoning: the prompt ends inside an open reasoning block.
-        may_reason: the model may open one itself, if its tags are tokens.
+    The prompt ends inside an open reasoning block (`in_reasoning`), or the model may open one itself, if its tags are
+    tokens (`may_reason`).
 
     Raises:
         BadRequest: for an unknown tool, or a schema that is invalid or cannot be enforced; names field and keyword.
@@ -242,10 +240,8 @@ def _harmony_answer(lark: Lark, json_text: str | None, calls: Sequence[CallableT
     Its reasoning is messages of their own, so the whole answer is one grammar: some messages of thought, then the
     message that was asked for. The prompt ends in ``<|start|>assistant``.
 
-    Args:
-        json_text: body of the rule for a final message that is JSON.
-        calls: the tools that may be called; one of them, since the token that ends a call ends the answer.
-        free: the final message may be any text.
+    `json_text` is the rule's body for a final message that is JSON; `free`: it may be any text. One call at most, since
+    the token that ends a call ends the answer.
     """
     marker = lark.marker
     lark.rule("SPACE", r"/[ \t\r\n]{1,4}/")

@@ -29,12 +29,8 @@ ANY_TEXT = "(?s:.*)"
 class Lark:
     """A grammar being written. Rule names must be lower case, terminals upper case.
 
-    Args:
-        special: token ids of the markers that are tokens.
-        format_id: of the tool format. One without a grammar here is Hermes JSON, which every parser of ours reads.
-
-    Attributes:
-        calls: how calls are written.
+    `special` are the token ids of the markers that are tokens. A tool format without a grammar here is Hermes JSON,
+    which every parser of ours reads.
     """
 
     def __init__(self, special: Mapping[str, int], format_id: str) -> None:
@@ -119,9 +115,7 @@ def as_call(tool: Tool, param: str) -> CallableTool:
 
     A strict tool's schema is kept to the letter or refused. For others, keywords that cannot be enforced are passed
     over, and what cannot be used at all becomes any JSON object: their client never asked for more than a call.
-
-    Raises:
-        BadRequest: for a strict tool, naming `param`, the keyword and its place.
+    Raises BadRequest for a strict tool, naming `param`, the keyword and its place.
     """
     schema: Schema = dict(tool.parameters) or {"type": "object", "properties": {}}
     schema.setdefault("type", "object")
@@ -195,8 +189,7 @@ def _parameter_rules(
 def _parameters(call: CallableTool) -> list[tuple[str, Any, bool]]:
     """(name, schema, required) in order; only an object with named properties can be written as XML.
 
-    Raises:
-        BadRequest: for a strict tool that says more than that at its top level, or a name that cannot be a tag.
+    Raises BadRequest for a strict tool that says more than that at its top level, or a name that cannot be a tag.
     """
     known = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema", "$id"}
     known |= {"title", "description", "default", "examples", "$comment", "deprecated"}

@@ -17,9 +17,7 @@ class Opener:
     """Text that may begin a block of calls.
 
     Attributes:
-        text: the literal.
-        parse: reads the block. Starts after `text`, or on it if `keep`. Raises NotACall
-            if it is none; what was read since the last `settled` is then text.
+        parse: reads the block, from behind `text`, or from its beginning if `keep`.
         known_only: only calls of known tools count, since nothing else marks this as one.
         line_start: only at the start of a line.
         first: only where nothing visible was said before.
@@ -37,10 +35,8 @@ class Opener:
 class ToolFormat:
     """How a model family writes calls.
 
-    Attributes:
-        openers: see Opener.
-        closers: markup that is dropped where it stands alone after a call.
-        per_tool: further openers that contain the tool's name.
+    `closers` are markup that is dropped where it stands alone after a call; `per_tool` gives further openers that
+    contain the tool's name.
     """
 
     id: str
@@ -65,10 +61,7 @@ class ExternalFormat:
 
 
 def external_format(ident: str, external: ExternalFormat, tools: Sequence[Tool]) -> ToolFormat:
-    """The format with the request's tools bound to it, since such a parser wants to see them.
-
-    A block is held until its end, then parsed at once.
-    """
+    """The format for a request's tools, which such a parser wants to see. A block is parsed when its end is there."""
     closers = (external.end,) if external.end else ()
     return ToolFormat(ident, (Opener(external.start, _external_parse(external, tools)),), closers)
 

@@ -42,11 +42,7 @@ def _sections(
     separator: str,
     parse: Callable[[Calls, Dialect], Step[None]],
 ) -> ToolFormat:
-    """Calls of which each begins with ``call[0]``, all between the literals of `section`, which may be missing.
-
-    Args:
-        parse: reads one call, from behind ``call[0]``.
-    """
+    """Calls that `parse` reads, from behind ``call[0]``; all between those of `section`, which may be missing."""
     dialect = Dialect(enders=(call[1], section[1], call[0], *LEAKED))
 
     def block(calls: Calls) -> Step[None]:
@@ -202,10 +198,7 @@ class HarmonyHeader:
 
 
 def harmony_header(source: Source, head: str) -> Step[HarmonyHeader | None]:
-    """What stands between `head`, just consumed, and the message; ``None`` if no message follows.
-
-    A header that the end of the text cut is consumed.
-    """
+    """What stands between `head`, just consumed, and the message; ``None`` if none follows. What is cut is consumed."""
     text, found = yield from source.until((_MESSAGE,), _MAX_HEADER)
     if not found:
         if source.closed and source.left <= _MAX_HEADER:

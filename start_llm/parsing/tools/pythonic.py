@@ -71,10 +71,7 @@ def _calls(calls: Calls, dialect: Dialect) -> Step[None]:
 
 
 def _arguments(calls: Calls, call: CallBuilder, dialect: Dialect) -> Step[bool]:
-    """What stands in the parentheses, by keyword or in the order of the tool's parameters, and the closing one.
-
-    False if something is missing, or had to be left out.
-    """
+    """Arguments by keyword or in the tool's order, and ``)``. False if something is missing, or had to be left out."""
     source = calls.source
     stream = JsonStream(source, call.write, dialect)
     free = iter(call.schema.keys)

@@ -165,8 +165,7 @@ class Tags:
     def _ends_value(self, call: CallBuilder, tag: str, *, equals: bool) -> Step[bool]:
         """Whether markup inside a value shows that the value's closing tag is missing.
 
-        Args:
-            equals: the value's own tag is ``<tag=name>``. A tag that is written in another way is text about a format.
+        `equals`: the value's own tag is ``<tag=name>``. A tag that is written in another way is text about a format.
         """
         source = call.source
         if tag == self.param[0]:

@@ -15,13 +15,11 @@ from start_llm.parsing.source import LEAKED, Source, Step, turn_ends
 class ValueEnd:
     """Where a value ends.
 
-    A value may hold the closing tag as content (code that is about such tags). So the tag counts only if
-    one of `followers`, or the end of the turn, comes after it. Where no such tag comes at all, the first
-    one that was seen is taken after all.
+    A value may hold its closing tag as content (code that is about such tags). So the tag counts only if one of
+    `followers`, or the end of the turn, comes after it. Where no such tag comes at all, the first one that was seen is
+    taken after all.
 
     Attributes:
-        tags: the value's own closing tags.
-        followers: markup that can follow the closing tag.
         breaks: markup that ends a value whose closing tag is missing, if it begins a line (or anywhere, if
             `anywhere`) and `plausible` says so.
         restart: the same for markup that begins another call, behind a closing tag that was not sure.
@@ -113,12 +111,8 @@ class ValueReader:
 class ValueWriter:
     """Text of one parameter, written into the call's JSON as the schema says.
 
-    A value that must be a string is written as it comes. Anything else is held until its end, then read as a
-    literal and coerced.
-
-    Attributes:
-        trim_start: a line break at the start is markup, and then one at the end is, too.
-        trim_end: a line break at the end is markup.
+    A value that must be a string is written as it comes. Anything else is held until its end, then read as a literal
+    and coerced. With `trim_start` a line break at the start is markup, and then one at the end is, too.
     """
 
     def __init__(self, call: CallBuilder, schema: Schema, *, as_string: bool = False) -> None:
