@@ -54,7 +54,8 @@ class JsonStream:
     def __init__(self, source: Source, write: Callable[[str], None], dialect: Dialect) -> None:
         self.ended = False
         self._source = source
-        self._write = write
+        self._out = write
+        self._lead: str | None = None  # goes out with what is written next, or not at all
         self._dialect = dialect
         self._depth = 0
 
@@ -66,8 +67,9 @@ class JsonStream:
         char = yield from self._source.ahead()
         if char in ")]},":
             return False
-        kind = yield from self._kind(char)
-        if kind == "token":
+        quoted = yield from self._source.starts(self._dialect.quotes)
+        kind = "object" if char == "{" else "array" if char in "[(" else "string" if quoted else ""
+        if not kind:
             yield from self._token(schema, closer)
         elif schema.allows(kind):
             yield from self._dispatch(kind, schema, closer)
@@ -75,29 +77,19 @@ class JsonStream:
             yield from self._coerced(kind, schema, closer)
         return True
 
-    def _kind(self, char: str) -> Step[str]:
-        if char == "{":
-            return "object"
-        if char in "[(":
-            return "array"
-        found = yield from self._source.starts(self._dialect.quotes)
-        return "string" if found else "token"
+    def _write(self, text: str) -> None:
+        self._out(text if self._lead is None else self._lead + text)
+        self._lead = None
 
     def _dispatch(self, kind: str, schema: Schema, closer: str) -> Step[None]:
         if kind == "string":
             yield from self.string(closer)
-            return
-        if self._depth == MOST_DEPTH:
+        elif self._depth == MOST_DEPTH:
             yield from self._deep()
-            return
-        self._depth += 1
-        if kind == "object":
-            self._source.take(1)
-            yield from self._container("}", lambda comma, before: self._member(schema, comma, before))
         else:
-            closer = ")" if self._source.take(1) == "(" else "]"
-            yield from self._container(closer, lambda comma, before: self._item(schema.items, closer, comma + before))
-        self._depth -= 1
+            self._depth += 1
+            yield from self._container(schema, {"{": "}", "[": "]", "(": ")"}[self._source.take(1)])
+            self._depth -= 1
 
     def _deep(self) -> Step[None]:
         """A list or an object, as a string of its text: up to its closing bracket, or the end."""
@@ -129,74 +121,59 @@ class JsonStream:
     def _captured(self, steps: Step[None]) -> Step[str]:
         """What `steps` write, which does not go out."""
         held: list[str] = []
-        write, self._write = self._write, held.append
+        before = self._out, self._lead
+        self._out, self._lead = held.append, None
         yield from steps
-        self._write = write
+        self._out, self._lead = before
         return "".join(held)
 
-    def _container(self, closer: str, read: Callable[[str, str], Step[tuple[bool, bool]]]) -> Step[None]:
-        """What stands behind an opening bracket that was consumed, up to its `closer`.
-
-        `read` reads a member, given the comma and the space before it; it gives (more may come, it was written).
-        """
+    def _container(self, schema: Schema, closer: str) -> Step[None]:
+        """What stands behind an opening bracket that was consumed, up to its `closer`."""
         opened, closed = "{}" if closer == "}" else "[]"
+        items = schema.items if opened == "[" else None
         self._write(opened)
-        before = yield from self._source.skip()
+        space = yield from self._source.skip()
         comma = ""
         while not (yield from self.at_end()):
             char = yield from self._source.ahead()
             if char == closer:
                 self._source.take(1)
-                self._write(before + closed)
+                self._write(space + closed)
                 return
             if char == ",":
-                self._source.take(1)
                 yield from self._source.skip(WHITESPACE + ",")
                 continue
             if char in ")]}":  # a bracket that closes something further out
                 break
-            more, written = yield from read(comma, before)
-            comma = "," if written else comma
-            if not more:
+            self._lead = comma + space
+            if items is not None:
+                yield from self.value(items, closer)
+            elif not (yield from self._member(schema)):
                 break
-            before = yield from self._comma()
+            comma, self._lead = comma if self._lead is not None else ",", None
+            space = yield from self._source.skip()
+            if (yield from self._source.accept((",",))):
+                space = yield from self._source.skip()
         if closer == "}" and not (yield from self.at_end()):
             yield from self._source.skip()
+        self._lead = None
         self._write(closed)
 
-    def _comma(self) -> Step[str]:
-        """Consume white space, a comma and white space; gives the white space that stood before the next thing."""
-        before = yield from self._source.skip()
-        char = yield from self._source.ahead()
-        if char != ",":
-            return before
-        self._source.take(1)
-        return (yield from self._source.skip())
-
-    def _member(self, schema: Schema, comma: str, before: str) -> Step[tuple[bool, bool]]:
-        """A key and its value: (there may be more, something was written)."""
+    def _member(self, schema: Schema) -> Step[bool]:
+        """A key and its value; False: there is no more."""
         raw = yield from self._key()
         if raw is None:
-            return False, False
+            return False
         key = str(json.loads(raw, strict=False))
         space = yield from self._source.skip()
-        char = yield from self._source.ahead()
-        if char and char in ":=":
-            self._source.take(1)
+        if (yield from self._source.accept((":", "="))):
             space = yield from self._source.skip()
         elif not (yield from self.at_end()):
-            return bool(key), False
-        write = self._write
-        pending = [f"{comma}{before}{raw}:{space if self._dialect.separator == ':' else ' '}"]
-
-        def with_head(text: str) -> None:
-            write(pending.pop() + text if pending else text)
-
-        self._write = with_head
+            return bool(key)
+        self._lead = f"{self._lead or ''}{raw}:{space if self._dialect.separator == ':' else ' '}"
         if not (yield from self.value(schema.member(key), "}")) and not self.ended:
-            with_head("null")
-        self._write = write
-        return not self.ended, not pending
+            self._write("null")
+        return not self.ended
 
     def _key(self) -> Step[str | None]:
         """A key as JSON text; ``None`` if the text ends in it."""
@@ -209,11 +186,6 @@ class JsonStream:
             self.ended = True
             return None
         return dump(self._source.take(count).strip())
-
-    def _item(self, schema: Schema, closer: str, lead: str) -> Step[tuple[bool, bool]]:
-        self._write(lead)
-        yield from self.value(schema, closer)
-        return True, True
 
     # --- scalars ------------------------------------------------------------
 
@@ -249,7 +221,7 @@ class JsonStream:
         self._write('"')
         escapes = quote[0] in "\"'"
         plain = _IN_DOUBLE if quote == '"' else _IN_OTHER if escapes else _IN_RAW
-        write = self._write
+        write: Callable[[str], None] = self._write
         held: list[str] = []
         mark: int | None = None
         while True:
