@@ -1,7 +1,4 @@
-"""Names of hosts and of web pages: which of them may use a server on this machine.
-
-Standard library only, no imports of this project: the proxy's process loads this file by its path.
-"""
+"""Names of hosts and of web pages: which of them may use a server on this machine."""
 
 from __future__ import annotations
 
@@ -9,6 +6,8 @@ import ipaddress
 import re
 from collections.abc import Collection
 from urllib.parse import urlsplit
+
+from start_llm.core.errors import BadRequest, Forbidden
 
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{0,5})?")
 LOCAL_NAMES = frozenset({"localhost", "host.docker.internal"})
@@ -28,6 +27,22 @@ def host_allowed(name: str, *, names: Collection[str]) -> bool:
         names: that are allowed beside this machine's own and IP addresses, `Settings.host_names`; ``*`` is any.
     """
     return is_local(name) or is_address(name) or name in names or "*" in names
+
+
+def check_host(host: str, names: Collection[str]) -> None:
+    """For the value of a ``Host`` header. Raises BadRequest, Forbidden."""
+    name = host_name(host)
+    if name is None:
+        raise BadRequest(f"Host {host[:80]!r} is no host name.", param="Host")
+    if not host_allowed(name, names=names):
+        use = "Use localhost or an IP address, or add it to ALLOWED_HOSTS"
+        raise Forbidden(f"Host {host[:80]!r} is not this machine. {use}.", param="Host")
+
+
+def check_origin(origin: str) -> None:
+    """For the value of an ``Origin`` header. Raises Forbidden."""
+    if not origin_allowed(origin):
+        raise Forbidden(f"Origin {origin[:80]!r} may not use this server; only pages of localhost may.", param="Origin")
 
 
 def origin_allowed(origin: str) -> bool:

@@ -100,12 +100,7 @@ def wildcard_prefix(config: Mapping[str, Any]) -> str:
 
 
 def proxy_config(
-    settings: Settings,
-    *,
-    server_url: str,
-    model_id: str,
-    master_key: str,
-    card: ModelCard,
+    settings: Settings, *, server_url: str, model_id: str, master_key: str, card: ModelCard
 ) -> dict[str, Any]:
     """LiteLLM's configuration as plain JSON types (JSON is YAML).
 
@@ -113,9 +108,8 @@ def proxy_config(
         model_id: the served name, bare or as ``openai/NAME``, or PROXY_MODEL_ID.
         card: of the served model.
     """
-    name_behind = served_name(settings, model_id)
     ping_seconds = settings.sse_ping_seconds * PING_SHARE
-    parameters = {
+    parameters: dict[str, Any] = {
         "api_base": f"{server_url.rstrip('/')}/v1",
         # Without a key LiteLLM would look for one in the environment and send that.
         "api_key": settings.api_key or "none",
@@ -124,19 +118,28 @@ def proxy_config(
         # It drops the comments that the server sends while it prefills, so it has to show life itself.
         "keepalive_seconds": ping_seconds,
     }
-    entries = []
-    for index, name in enumerate(proxy_model_names(settings, model_id)):
-        # LiteLLM looks abilities of a messages request up under the bare name of the model behind, where it
-        # files an entry under its id: so one entry, and only one, carries that name as its id.
-        identity = name_behind if index == 0 else f"start_llm:{name}"
-        entries.append(_entry(name, name_behind, identity, card, parameters))
-    entries.append(_entry(ANY_NAME, f"{PROXIED}*", f"start_llm:{ANY_NAME}", card, parameters))
-    if settings.fallback_model:
-        _add_fallback(entries, fallback_entry(settings, ping_seconds))
+    info = abilities(context=card.context, reasoning=card.reasoning, tools=card.tools, vision=card.vision)
+    info["supported_endpoints"] = ["/v1/messages"]
     # One server behind: a retry would compute twice, a cool-down would refuse what could be answered.
     router: dict[str, Any] = {"num_retries": 0, "disable_cooldowns": True}
-    if settings.fallback_model:
+    if settings.fallback_model:  # this server is still never left alone, and refuses by a status what it cannot answer
+        parameters["extra_headers"] = {HEAD_HEADER: WHEN_PLANNED}
+        info["cooldown_time"] = 0
         router |= {"disable_cooldowns": False, "model_group_retry_policy": retry_policy(settings)}
+    behind = dict.fromkeys(proxy_model_names(settings, model_id), served_name(settings, model_id))
+    entries: list[dict[str, Any]] = [
+        {
+            "model_name": name,
+            "litellm_params": {**parameters, "model": f"hosted_vllm/{asked}"},
+            "model_info": {**info, "id": f"start_llm:{name}"},
+        }
+        for name, asked in (behind | {ANY_NAME: f"{PROXIED}*"}).items()
+    ]
+    # LiteLLM looks abilities of a messages request up under the bare name of the model behind, where it files an
+    # entry under its id: so one entry, and only one, carries that name as its id.
+    entries[0]["model_info"]["id"] = served_name(settings, model_id)
+    if settings.fallback_model:
+        entries.append(fallback_entry(settings, ping_seconds))
     return {
         "model_list": entries,
         "litellm_settings": {
@@ -149,20 +152,6 @@ def proxy_config(
         "router_settings": router,
         "general_settings": {"master_key": master_key, "disable_spend_logs": True},
     }
-
-
-def _add_fallback(entries: list[dict[str, Any]], fallback: dict[str, Any]) -> None:
-    """Those before it are this server's: never left alone, and asked to refuse by a status what they cannot answer."""
-    for entry in entries:
-        entry["litellm_params"] = entry["litellm_params"] | {"extra_headers": {HEAD_HEADER: WHEN_PLANNED}}
-        entry["model_info"] = entry["model_info"] | {"cooldown_time": 0}
-    entries.append(fallback)
-
-
-def _entry(name: str, behind: str, identity: str, card: ModelCard, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    card_abilities = abilities(context=card.context, reasoning=card.reasoning, tools=card.tools, vision=card.vision)
-    info = {"id": identity, "supported_endpoints": ["/v1/messages"], **card_abilities}
-    return {"model_name": name, "litellm_params": {**parameters, "model": f"hosted_vllm/{behind}"}, "model_info": info}
 
 
 def proxy_environment(inherited: Mapping[str, str]) -> dict[str, str]:

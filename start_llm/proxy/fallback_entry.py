@@ -45,10 +45,8 @@ def fallback_entry(settings: Settings, ping_seconds: float) -> dict[str, Any]:
         # Should it lead back to this proxy, by whatever way, it ends there.
         "extra_headers": {"x-start-llm-fallback": "off"},
     }
-    if settings.fallback_api_key:
-        parameters["api_key"] = settings.fallback_api_key
-    if settings.fallback_api_base:
-        parameters["api_base"] = settings.fallback_api_base
+    own = {"api_key": settings.fallback_api_key, "api_base": settings.fallback_api_base}
+    parameters |= {name: value for name, value in own.items() if value}
     allowed = {f"{kind}AllowedFails": _FAILURES for kind in _KINDS} | {"AuthenticationErrorAllowedFails": 0}
     info = {"id": entry_name(settings), "cooldown_time": COOLDOWN_SECONDS, "allowed_fails_policy": allowed}
     return {"model_name": entry_name(settings), "litellm_params": parameters, "model_info": info}
@@ -59,11 +57,8 @@ def usable(settings: Settings, environment: Mapping[str, str], say: Callable[[st
     if not settings.fallback_model:
         return settings
     wrong = _problem(settings)
-    if not wrong:
-        say(f"fallback  {_announced(settings, environment)}")
-        return settings
-    say(f"fallback  off: {wrong}")
-    return settings.model_copy(update={"fallback_model": None})
+    say(f"fallback  off: {wrong}" if wrong else f"fallback  {_announced(settings, environment)}")
+    return settings.model_copy(update={"fallback_model": None}) if wrong else settings
 
 
 def _problem(settings: Settings) -> str:
@@ -82,12 +77,11 @@ def _problem(settings: Settings) -> str:
 def providers() -> list[str]:
     """Those that LiteLLM knows, read without importing it, which takes seconds; empty where they cannot be found."""
     found = importlib.util.find_spec("litellm")
-    for folder in (found.submodule_search_locations or []) if found else []:
-        try:
-            return list(json.loads((Path(folder) / _PROVIDERS).read_text(encoding="utf-8"))["providers"])
-        except (OSError, ValueError, KeyError):
-            continue
-    return []
+    try:
+        table = Path(found.origin).with_name(_PROVIDERS) if found and found.origin else Path()
+        return list(json.loads(table.read_text(encoding="utf-8"))["providers"])
+    except (OSError, ValueError, KeyError):
+        return []
 
 
 def _announced(settings: Settings, environment: Mapping[str, str]) -> str:

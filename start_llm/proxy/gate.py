@@ -12,7 +12,7 @@ import re
 from collections.abc import Collection
 
 from start_llm.core.errors import BadRequest, Forbidden, MethodNotAllowed, NotFound, StartLLMError, Unauthorized
-from start_llm.core.hosts import host_allowed, host_name, origin_allowed
+from start_llm.core.hosts import check_host, check_origin
 from start_llm.proxy.asgi import (
     START,
     App,
@@ -85,13 +85,7 @@ class ProxyGate:
     def _check_host(self, values: list[bytes]) -> None:
         if len(values) > 1:
             raise BadRequest("There is more than one Host header.")
-        host = values[0].decode("latin-1") if values else ""
-        name = host_name(host) if host else None
-        if name is None:
-            raise BadRequest(f"Host {host[:80]!r} is no host name.")
-        if not host_allowed(name, names=self._names):
-            use = "Use localhost or an IP address, or add it to ALLOWED_HOSTS"
-            raise Forbidden(f"Host {host[:80]!r} is not this machine. {use}.")
+        check_host(values[0].decode("latin-1") if values else "", self._names)
 
     def _check_key(self, scope: Scope) -> None:
         offered = [value.strip() for name in _KEY_HEADERS[1:3] for value in header_values(scope, name)]
@@ -106,9 +100,9 @@ class ProxyGate:
 def _checked_origin(values: list[bytes]) -> bytes | None:
     if not values:
         return None
-    origin = values[0].decode("latin-1")
-    if len(values) > 1 or not origin_allowed(origin):
-        raise Forbidden(f"Origin {origin[:80]!r} may not use this server; only pages of localhost may.")
+    if len(values) > 1:
+        raise Forbidden("There is more than one Origin header.")
+    check_origin(values[0].decode("latin-1"))
     return values[0]
 
 

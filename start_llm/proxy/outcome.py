@@ -85,11 +85,9 @@ def _refusal(error: Any) -> str | None:
     """The server's word in the headers of its answer, which LiteLLM keeps in several places of its errors."""
     places = (error, getattr(error, "response", None))
     found = [getattr(place, "headers", None) for place in places] + [getattr(error, "litellm_response_headers", None)]
-    for headers in found:
-        if isinstance(headers, Mapping):
-            for name, value in headers.items():
-                if str(name).lower().removeprefix("llm_provider-") == REFUSAL_HEADER and _WORD.fullmatch(str(value)):
-                    return str(value)
+    for name, value in (item for headers in found if isinstance(headers, Mapping) for item in headers.items()):
+        if str(name).lower().removeprefix("llm_provider-") == REFUSAL_HEADER and _WORD.fullmatch(str(value)):
+            return str(value)
     return None
 
 
