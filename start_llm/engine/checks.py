@@ -30,8 +30,7 @@ from start_llm.models.tool_probe import ASKED, SECONDS, TOKENS, Generate, TooSlo
 log = logging.getLogger(__name__)
 
 STEPS = 4
-LENGTHS = (7, 31)
-"""Tokens of the two rows: prompts of very different lengths, so that the shorter one is padded."""
+LENGTHS = (7, 31)  # tokens of the two rows: prompts of very different lengths, so that the shorter one is padded
 MOST_LENGTH = 8192
 _CHUNK = 256
 LEAST_DIFFERENCE, MOST_DIFFERENCE = 0.02, 0.2
@@ -39,8 +38,7 @@ LEAST_DIFFERENCE, MOST_DIFFERENCE = 0.02, 0.2
 _NOISE = 4.0  # times what rounding changes in a batch of equal rows, about 0.01 in half precision
 
 _LEAST_CHUNK, _MOST_CHUNK = 16, 256
-STEP_SECONDS = 0.05
-"""About how long a chunk of the prompt takes: other models wait for it."""
+STEP_SECONDS = 0.05  # about how long a chunk of the prompt takes: other models wait for it
 
 
 def asker(settings: Settings, loaded: LoadedModel) -> Generate | None:
@@ -103,17 +101,12 @@ def greedy(
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A text of `length` tokens that goes on with `STEPS` more.
-
-    Attributes:
-        cache: holds all of the text but its last token.
-        expected: what the model predicts, each [vocab].
-    """
+    """A text of `length` tokens that goes on with `STEPS` more."""
 
     tokens: list[int]
     length: int
-    cache: Cache
-    expected: list[mx.array]
+    cache: Cache  # holds all of the text but its last token
+    expected: list[mx.array]  # what the model predicts, each [vocab]
 
     def copied_cache(self) -> Cache:
         """No bytes are copied before they are written to."""
@@ -125,8 +118,7 @@ def check_decoding(
 ) -> Generator[float, None, DecodingCheck | None]:
     """Pauses after each pass. ``None``: the model does not even compute a row that is alone.
 
-    Args:
-        tokens: of some text, which is repeated as often as it has to be.
+    `tokens`: of some text, which is repeated as often as it has to be.
     """
     try:
         return (yield from _check(model, make_cache, tokens))

@@ -33,17 +33,11 @@ _DAMAGE = (OSError, ValueError, KeyError, TypeError, RuntimeError)
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What the vision tower made of an image.
+    """What the vision tower made of an image."""
 
-    Attributes:
-        rows: [tokens, width], as the language model takes them.
-        deep: per early layer [tokens, width], added there (deepstack); empty for most models.
-        grid: rows and columns of its tokens, ``None`` where positions just go on.
-    """
-
-    rows: mx.array
-    deep: tuple[mx.array, ...]
-    grid: tuple[int, int] | None
+    rows: mx.array  # [tokens, width], as the language model takes them
+    deep: tuple[mx.array, ...]  # per early layer [tokens, width], added there (deepstack); empty for most models
+    grid: tuple[int, int] | None  # rows and columns of its tokens, ``None`` where positions just go on
 
     @property
     def nbytes(self) -> int:

@@ -14,8 +14,7 @@ from typing import Any
 from start_llm.engine.runtime import TextRuntime
 from start_llm.engine.schedule.scheduler import Scheduler
 
-TIDY_SECONDS = 5.0
-"""How often a model without work is tidied up while others work."""
+TIDY_SECONDS = 5.0  # how often a model without work is tidied up while others work
 _GAUGES = frozenset({"kv_segments", "kv_leaves", "kv_bytes", "kv_budget_bytes", "kv_checkpoints"}) | frozenset(
     {"kv_checkpoint_bytes", "kv_sessions", "kv_disk_files", "kv_disk_bytes"}
 )
@@ -23,20 +22,17 @@ _GAUGES = frozenset({"kv_segments", "kv_leaves", "kv_bytes", "kv_budget_bytes", 
 
 @dataclass(slots=True)
 class EngineModel:
-    """
-    Attributes:
-        tidied_at: when it was tidied up last, on the clock.
-        seconds: of the thread, as far as they count against others.
-        blocked: its requests wait for memory that others hold. It looks again after another one's step, after a
-            command or chore, and now and then.
+    """A model, and its part of the thread.
+
+    One that is blocked looks again after another one's step, after a command or chore, and now and then.
     """
 
     runtime: TextRuntime
     scheduler: Scheduler
-    tidied_at: float
-    seconds: float = 0.0
+    tidied_at: float  # on the clock
+    seconds: float = 0.0  # of the thread, as far as they count against others
     was_busy: bool = False
-    blocked: bool = False
+    blocked: bool = False  # its requests wait for memory that others hold
 
 
 class LoadedModels:

@@ -27,9 +27,7 @@ class Patience:
     def run[**P, T](self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """What `call` returns; what it raises is raised here.
 
-        Raises:
-            BadRequest: it takes too long.
-            Unavailable: no thread became free in time.
+        Raises BadRequest: it takes too long. Raises Unavailable: no thread became free in time.
         """
         until = time.monotonic() + self._seconds
         if not self._places.acquire(timeout=self._seconds):

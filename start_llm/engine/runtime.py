@@ -34,9 +34,7 @@ WRITE_LOOK_SECONDS = 0.02
 class TextRuntime:
     """A loaded model with its store, scheduler, drafts and grammars, as the loader makes it on the model thread.
 
-    Args:
-        drafts: ``None``: they are off, or this model cannot have them.
-        left: called last, when the model is closed.
+    `drafts`: ``None``: they are off, or this model cannot have them. `left`: called last, when the model is closed.
     """
 
     def __init__(

@@ -29,11 +29,9 @@ from start_llm.engine.watchdog import InflightRequests, Watchdog
 
 log = logging.getLogger(__name__)
 
-UNWATCHED_SECONDS = 600.0
-"""Without a watchdog: when the status calls the model wedged."""
+UNWATCHED_SECONDS = 600.0  # without a watchdog: when the status calls the model wedged
 WEDGED_RETRY_SECONDS = 30.0
-CLOSE_SECONDS = 40.0
-"""What writing the last KV to disk may take at the end."""
+CLOSE_SECONDS = 40.0  # what writing the last KV to disk may take at the end
 
 
 class EngineThread:

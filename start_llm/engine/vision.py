@@ -58,10 +58,7 @@ class StateLayer(ArraysCache):  # type: ignore[misc]
 
 
 class VisionModel:
-    """
-    Attributes:
-        encoded: images that went through the vision tower.
-    """
+    """`encoded`: images that went through the vision tower."""
 
     def __init__(self, vlm: Any, features: FeatureStore | None = None) -> None:
         """Raises NotSupported for a family whose positions or caches are of a kind unknown here."""
@@ -184,9 +181,8 @@ def positions_of(
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Positions (time, row, column) of tokens, int32 [3, length], and the position that follows each of them, [length].
 
-    Args:
-        begins: position of the first one.
-        images: (start, (rows, columns)) of those among them. An image counts as far as its longer side.
+    `begins`: position of the first one. `images`: (start, (rows, columns)) of those among them. An image counts as far
+    as its longer side.
     """
     positions = np.zeros((3, length), dtype=np.int32)
     following = np.zeros(length, dtype=np.int32)

@@ -16,8 +16,7 @@ from start_llm.core.work import Submit
 
 log = logging.getLogger(__name__)
 
-TICK = 0.25
-"""Seconds between two looks, at most."""
+TICK = 0.25  # seconds between two looks, at most
 
 
 class _TrackedSink:

@@ -47,15 +47,12 @@ class Grammars:
     Compiling takes from half a millisecond to many seconds (a few lines can ask for a million states), so `prepare` it
     on a thread that can be given up (`patience`); `processor` then only copies.
 
-    Attributes:
-        wrapper: the tokenizer, as it was given.
+    `wrapper`: the tokenizer, as it was given.
     """
 
     def __init__(self, tokenizer: Any, eos_tokens: Iterable[int]) -> None:
-        """
-        Args:
-            tokenizer: Hugging Face's fast tokenizer, or mlx-lm's wrapper around it.
-            eos_tokens: every token that ends a generation.
+        """`tokenizer`: Hugging Face's fast tokenizer, or mlx-lm's wrapper around it. `eos_tokens`: every token that
+        ends a generation.
         """
         self.wrapper = tokenizer
         self._inner = tokenizer._tokenizer if isinstance(tokenizer, TokenizerWrapper) else tokenizer
@@ -76,9 +73,7 @@ class Grammars:
     def prepare(self, constraint: Constraint) -> Constraint:
         """`constraint` with its grammar compiled for this vocabulary.
 
-        Raises:
-            BadRequest: it cannot be compiled, or allows nothing at all.
-            NotSupported: see `make_vocabulary`.
+        Raises BadRequest: it cannot be compiled, or allows nothing at all. Raises NotSupported: see `make_vocabulary`.
         """
         return replace(constraint, compiled=self._matcher(constraint))
 

@@ -35,11 +35,9 @@ from start_llm.files.lru import Lru
 
 WIDTHS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 24, 32)
 MOST_DRAFTED = WIDTHS[-1] - 1
-MOST_WIDE = 2 * WIDTHS[-1]
-"""Tokens in one pass of a row that decodes, those that are carried included."""
+MOST_WIDE = 2 * WIDTHS[-1]  # tokens in one pass of a row that decodes, those that are carried included
 
-UNKNOWN_SECONDS = 0.05
-"""What a pass is taken to take before the first one was observed."""
+UNKNOWN_SECONDS = 0.05  # what a pass is taken to take before the first one was observed
 
 _KINDS = 192  # that are kept; those seen last
 _SETTLED = 3  # times that make a kind's usual time, or change the machine's speed
@@ -67,21 +65,14 @@ _STEPS = list(pairwise(WIDTHS))
 
 @dataclass(slots=True)
 class _Kind:
-    """Passes of about one width and context.
+    """Passes of about one width and context."""
 
-    Attributes:
-        width, context: of the first of them.
-        usual: seconds that such a pass takes; 0 until `_SETTLED` were seen.
-        recent: number and seconds of the last ones, brought to that width and context.
-        as_usual, changed: numbers of the last one that was as usual, and at which the usual time changed.
-    """
-
-    width: int
+    width: int  # of the first of them
     context: int
-    usual: float = 0.0
-    recent: list[tuple[int, float]] = field(default_factory=list)
-    as_usual: int = 0
-    changed: int = 0
+    usual: float = 0.0  # seconds that such a pass takes; 0 until `_SETTLED` were seen
+    recent: list[tuple[int, float]] = field(default_factory=list)  # number and seconds, as if of that width and context
+    as_usual: int = 0  # number of the last one that was as usual
+    changed: int = 0  # number of the one at which the usual time changed
 
     @property
     def is_narrow(self) -> bool:
@@ -119,11 +110,7 @@ class _Kind:
 
 
 class PassCosts:
-    """Seconds of a forward pass.
-
-    Args:
-        window: tokens that attention over a window sees; 0: no layer has one.
-    """
+    """Seconds of a forward pass. `window`: tokens that attention over a window sees; 0: no layer has one."""
 
     def __init__(self, window: int = 0) -> None:
         self._window = window
@@ -245,8 +232,7 @@ class PassCosts:
 
         An error that is large counts by its size, not by its square (Huber's weights).
 
-        Args:
-            kinds: the only ones that count; empty: all.
+        `kinds`: the only ones that count; empty: all.
         """
         self._fitted = self._passes
         kinds = kinds or self._kinds.values()

@@ -18,17 +18,10 @@ from numpy.typing import NDArray
 
 from start_llm.core.prompt import FIRST_IMAGE_ID
 
-LEAST_MATCH = 3
-"""A proposal needs at least this many equal tokens in front of it."""
-
-LONGEST_MATCH = 32
-"""Longer matches are not told apart."""
-
-FORCED_MATCH = 64
-"""Stands for a match where a grammar leaves no choice."""
-
-MOST_INDEXED = 1 << 20
-"""Tokens an index holds at first; of longer texts the end is kept. About 20 bytes each."""
+LEAST_MATCH = 3  # a proposal needs at least this many equal tokens in front of it
+LONGEST_MATCH = 32  # longer matches are not told apart
+FORCED_MATCH = 64  # stands for a match where a grammar leaves no choice
+MOST_INDEXED = 1 << 20  # tokens an index holds at first; of longer texts the end is kept. About 20 bytes each.
 
 _MATCHES = (LEAST_MATCH, 4, 5, 6, 8, 12, 16, 24, LONGEST_MATCH, FORCED_MATCH)
 _EXPECTED = (0.55, 0.65, 0.75, 0.79, 0.86, 0.86, 0.92, 0.94, 0.97, 0.97)
@@ -48,35 +41,25 @@ _MIX = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9)
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """Tokens that may come next.
-
-    Attributes:
-        match: how many tokens in front of it were equal, or `FORCED_MATCH`.
-    """
+    """Tokens that may come next."""
 
     tokens: list[int]
-    match: int
+    match: int  # how many tokens in front of it were equal, or `FORCED_MATCH`
 
 
 @dataclass(slots=True)
 class Counts:
-    """Work of a decode loop.
+    """Work of a decode loop."""
 
-    Attributes:
-        forwards: passes.
-        drafted, accepted: proposed tokens that were computed, and those of them that were said.
-    """
-
-    forwards: int = 0
-    drafted: int = 0
-    accepted: int = 0
+    forwards: int = 0  # passes
+    drafted: int = 0  # proposed tokens that were computed
+    accepted: int = 0  # those of them that were said
 
 
 class Acceptance:
     """How often the next token was the proposed one, by the length of the match; what is recent weighs more.
 
-    Args:
-        general: of all conversations: it is what is expected of one that has not said much yet. It learns, too.
+    `general`: of all conversations: it is what is expected of one that has not said much yet. It learns, too.
     """
 
     def __init__(self, general: Acceptance | None = None) -> None:
@@ -213,20 +196,12 @@ class SuffixIndex:
 
 @dataclass(slots=True)
 class RowDrafts:
-    """What a row is given for its drafts.
+    """What a row is given for its drafts. `find_drafter` is asked before each step until it returns one."""
 
-    Attributes:
-        find_drafter: asked before each step until it returns one; ``None``: nothing is drafted, nor what a grammar
-            forces.
-        acceptance: how often proposals were right in this conversation.
-        said: is told each token that is reported.
-        counts: is added to, with and without drafts.
-    """
-
-    find_drafter: Callable[[], SuffixIndex | None] | None = None
-    acceptance: Acceptance = field(default_factory=Acceptance)
-    said: list[int] = field(default_factory=list)
-    counts: Counts = field(default_factory=Counts)
+    find_drafter: Callable[[], SuffixIndex | None] | None = None  # ``None``: no drafts, nor what a grammar forces
+    acceptance: Acceptance = field(default_factory=Acceptance)  # how often proposals were right in this conversation
+    said: list[int] = field(default_factory=list)  # is told each token that is reported
+    counts: Counts = field(default_factory=Counts)  # is added to, with and without drafts
 
 
 def _hash(run: Sequence[int]) -> int:

@@ -88,8 +88,7 @@ def make_drafts(
 ) -> Generator[float, None, Drafts | None]:
     """Measures the model, a pass a step; ``None``: its passes fail, or its cache cannot give tokens back.
 
-    Args:
-        known: what was measured before, and what was learned since.
+    `known`: what was measured before, and what was learned since.
     """
     try:
         cache = make_cache()

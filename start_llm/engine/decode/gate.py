@@ -14,12 +14,10 @@ from start_llm.engine.decode.costs import MOST_DRAFTED, MOST_WIDE, PassCosts
 from start_llm.engine.decode.draft import LEAST_MATCH, Acceptance
 
 LEAST_GAIN = 1.05
-TRIED_SHARE = 0.008
-"""Of the seconds that decoding takes: what passes may take that are only tried."""
+TRIED_SHARE = 0.008  # of the seconds that decoding takes: what passes may take that are only tried
 _FIRST_TRY = 250  # narrow passes before it
 _TRIED_LENGTHS = (7, 31, 15)
-_WIDE_AT_MOST = 128
-"""Passes in a row that may be wide: what a narrow one takes has to be known, too."""
+_WIDE_AT_MOST = 128  # passes in a row that may be wide: what a narrow one takes has to be known, too
 _HOPELESS = 0.02  # a token that is right less often ends a draft
 
 

@@ -20,15 +20,11 @@ _FAR_APART = (1, 8, 32)  # what is measured first: they say most about the rest
 _ORDER = (*_FAR_APART, 4, 2, 16, 3, 6, 12, 5, 24)
 _ROUNDS = 3
 
-Observe = Callable[[int, int, float], object]
-"""Is told width, context and seconds of a pass."""
+Observe = Callable[[int, int, float], object]  # is told width, context and seconds of a pass
 
 
 class _Passes:
-    """
-    Attributes:
-        seconds: that passes have taken, without what others did between them.
-    """
+    """`seconds`: that passes have taken, without what others did between them."""
 
     def __init__(self, model: Any, clock: Callable[[], float]) -> None:
         self._model, self._clock = model, clock
@@ -56,8 +52,7 @@ def measuring(
     Pauses after each pass. A slow model is measured at few widths; the rest is learnt from what it serves. What the
     passes that warm up take is told, too.
 
-    Args:
-        seconds: about how long it may take after the passes that warm up.
+    `seconds`: about how long it may take after the passes that warm up.
     """
     assert set(_ORDER) == set(WIDTHS)
     passes = _Passes(model, clock)

@@ -22,9 +22,8 @@ Mark = list[tuple[Any, tuple[Any, ...]]]
 class Rewinder:
     """For the caches of one row, whichever objects they are at the moment.
 
-    Attributes:
-        possible: every layer is of a kind that is known here.
-        carries: a layer cannot be cut: `restore` takes the whole pass back.
+    `possible`: every layer is of a kind that is known here. `carries`: a layer cannot be cut: `restore` takes the whole
+    pass back.
     """
 
     def __init__(self, cache: Sequence[Any]) -> None:

@@ -8,8 +8,7 @@ from typing import Any, Literal
 
 from start_llm.engine.decode.draft import RowDrafts
 
-Cache = list[Any]
-"""A row's KV: mlx-lm's cache layers, one row each."""
+Cache = list[Any]  # a row's KV: mlx-lm's cache layers, one row each
 Sampler = Callable[[Any], Any]
 Processors = Sequence[Callable[[Any, Any], Any]]
 
@@ -30,41 +29,25 @@ class Remembering:
 
 @dataclass(slots=True)
 class RowState:
-    """A row between two passes: it begins to decode, or has left its runner in the middle of its answer.
-
-    Attributes:
-        tokens: what lies in the KV.
-        newest: the token behind them, which is in no KV yet. In the loop of one row it is an array of one.
-        left: tokens that may still be reported, `newest` included.
-        fresh: `newest` ends the prompt, so it is not reported.
-        sampler, processors: what draws the row's tokens, or a wrapper with it as `inner`. Processors look at the
-            newest token only.
-    """
+    """A row between two passes: it begins to decode, or has left its runner in the middle of its answer."""
 
     cache: Cache
-    tokens: list[int]
-    newest: Any
-    left: int
-    sampler: Sampler
-    processors: Processors = ()
-    fresh: bool = True
+    tokens: list[int]  # what lies in the KV
+    newest: Any  # the token behind them, in no KV yet; in the loop of one row an array of one
+    left: int  # tokens that may still be reported, `newest` included
+    sampler: Sampler  # or a wrapper with it as `inner`
+    processors: Processors = ()  # these, too; they look at the newest token only
+    fresh: bool = True  # `newest` ends the prompt, so it is not reported
     drafts: RowDrafts = field(default_factory=RowDrafts)
 
 
 @dataclass(slots=True)
 class DecodeRow:
-    """One row's result of a step.
-
-    Attributes:
-        token: the token that was fed to the model in this step; the KV holds it.
-        logprobs: natural-log probabilities over the vocabulary, a lazy array [vocab]; ``None`` where drafts may be, and
-            in the first step of a row that goes on.
-        finish: set on the last result of a row; then `cache` and `tokens` hold its whole KV and what lies in it.
-    """
+    """One row's result of a step. The last one of a row has `finish`, its whole KV, and the tokens in it."""
 
     uid: int
-    token: int
-    logprobs: Any = None
+    token: int  # was fed to the model in this step; the KV holds it
+    logprobs: Any = None  # natural, lazy, [vocab]; not of a row that is alone, nor in the first step after `suspend`
     finish: Literal["stop", "length"] | None = None
     cache: Cache | None = None
     tokens: Sequence[int] | None = None

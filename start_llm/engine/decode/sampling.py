@@ -35,8 +35,7 @@ Processor = Callable[[mx.array, mx.array], mx.array]
 
 _LONGEST_WINDOW = 1 << 24  # tokens a penalty may look back; longer than any context
 
-LOWEST_LOGPROB = -9999.0
-"""What is reported for an impossible token; JSON has no minus infinity."""
+LOWEST_LOGPROB = -9999.0  # what is reported for an impossible token; JSON has no minus infinity
 
 
 def check_logit_bias(sampling: Sampling, vocab_size: int) -> None:
@@ -156,9 +155,8 @@ def candidates(logprobs: mx.array, *, top_p: float, top_k: int, min_p: float) ->
 def make_processors(sampling: Sampling, prompt_tokens: Sequence[int], generated: Sequence[int] = ()) -> list[Processor]:
     """The row's bias and penalties; empty if it has none.
 
-    Args:
-        prompt_tokens: the whole prompt, whatever part of it comes from stored KV.
-        generated: what the row has generated before it was interrupted.
+    `prompt_tokens`: the whole prompt, whatever part of it comes from stored KV. `generated`: what the row has generated
+    before it was interrupted.
     """
     processors: list[Processor] = []
     if sampling.logit_bias:
@@ -277,9 +275,7 @@ class LogprobTap(Remembering):
 def top_logprobs(logprobs: mx.array, token: int, n: int) -> TokenLogprob:
     """The logprob of `token` and its `n` likeliest alternatives, best first.
 
-    Args:
-        logprobs: ``[vocab]``, from `LogprobTap.take` for the model's own distribution, or a response's own row.
-        n: 0 reports no alternatives.
+    `logprobs`: ``[vocab]``, from `LogprobTap.take` for the model's own distribution, or a response's own row.
     """
     row = logprobs.reshape(-1).astype(mx.float32)
     n = min(n, row.size)
@@ -297,8 +293,7 @@ def top_logprobs(logprobs: mx.array, token: int, n: int) -> TokenLogprob:
 class Guarded:
     """A sampler or processor whose errors are told to its row and do not end the step.
 
-    Attributes:
-        inner: the sampler or processor itself.
+    `inner`: the sampler or processor itself.
     """
 
     def __init__(
@@ -320,8 +315,7 @@ class TextDrawing:
     The rows of a step are drawn one after the other: what one row's processor raises is kept until the row's token
     is reported, so that the step goes on for the others.
 
-    Args:
-        generated: what the row has generated before it was interrupted.
+    `generated`: what the row has generated before it was interrupted.
     """
 
     def __init__(

@@ -42,11 +42,7 @@ def make_vocabulary(backend: Any, eos: Sequence[int]) -> LLTokenizer:
 
 
 class _Known:
-    """What llguidance asks of a tokenizer.
-
-    Attributes:
-        tokens: bytes of each; read while the vocabulary is made.
-    """
+    """What llguidance asks of a tokenizer. `tokens`: bytes of each; read while the vocabulary is made."""
 
     def __init__(self, backend: Any, tokens: list[bytes], eos: int) -> None:
         self._backend = backend

@@ -19,10 +19,8 @@ KV_FIGURES = (
     *("segments", "leaves", "bytes", "budget_bytes"),
     *("checkpoints", "checkpoint_bytes", "sessions", "evicted"),
 )
-STORE_ERROR = "store_error"
-"""The reason of a miss: the store could not be asked."""
-NOT_RESTORABLE = "not_restorable"
-"""The reason of a miss: this model cannot go on from stored KV."""
+STORE_ERROR = "store_error"  # the reason of a miss: the store could not be asked
+NOT_RESTORABLE = "not_restorable"  # the reason of a miss: this model cannot go on from stored KV
 _FAILED, _NOT_RESTORABLE = RestorePlan(0, 0, 0, STORE_ERROR), RestorePlan(0, 0, 0, NOT_RESTORABLE)
 
 
@@ -31,9 +29,7 @@ class GuardedStore:
 
     The first error of a method is logged with its traceback, all are counted (``kv_errors``).
 
-    Args:
-        fresh: makes the model's empty caches.
-        reuse: stored KV can be used; else nothing is stored.
+    `fresh`: makes the model's empty caches. `reuse`: stored KV can be used; else nothing is stored.
     """
 
     def __init__(self, store: KVStore, fresh: Callable[[], Cache], *, reuse: bool = True) -> None:

@@ -29,54 +29,34 @@ class Stage(Enum):
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """Mutable state of one `Submit`.
-
-    Attributes:
-        tokens: what prefill has to cover: the prompt, and after a pause what was generated before it. int32, for
-            fast comparison.
-        position: how many of `tokens` are in `cache` so far.
-        pauses: offsets at which prefill stops to store KV, ascending.
-        planned: `Started` has been sent; `report` is about the first admission.
-        computed: prompt tokens that went through the model before the first token of the answer.
-        watched: clock reading from which the watchdog counts, ``None`` while it does not.
-        counted: seconds that the watchdog has counted before that.
-        leader: the prefilling job whose KV this one waits for, up to `leader_until`;
-            `stored` is what was stored when it began to wait.
-        drawing: a `TextDrawing`: how its tokens are drawn, once it decodes.
-        counts: what decoding it took.
-        pending: a token that `drawing` has drawn before a pause and that is not reported yet.
-        room: tokens that memory allows it to generate in all.
-        failures: steps of several rows that failed while this was one of them.
-        alone: tokens that it has to decode alone, because it may be what made such a step fail.
-        idle: work for an idle gap: it has no client and yields to everyone.
-    """
+    """Mutable state of one `Submit`."""
 
     work: Submit
-    tokens: np.ndarray
+    tokens: np.ndarray  # what prefill has to cover: the prompt, and after a pause what was generated before it; int32
     submitted: float
     stage: Stage = Stage.WAITING
-    position: int = 0
-    pauses: list[int] = field(default_factory=list)
+    position: int = 0  # how many of `tokens` are in `cache` so far
+    pauses: list[int] = field(default_factory=list)  # offsets at which prefill stops to store KV, ascending
     cache: Cache | None = None
     uid: int = -1
     generated: list[int] = field(default_factory=list)
-    report: CacheReport = field(default_factory=CacheReport)
-    planned: bool = False
-    computed: int = 0
+    report: CacheReport = field(default_factory=CacheReport)  # about the first admission
+    planned: bool = False  # `Admitted` has been sent
+    computed: int = 0  # prompt tokens that went through the model before the first token of the answer
     admitted: float = 0.0
-    watched: float | None = None
-    counted: float = 0.0
-    leader: Job | None = None
-    leader_until: int = 0
-    stored: int = 0
-    counts: Counts = field(default_factory=Counts)
-    failures: int = 0
-    alone: float = 0
-    idle: bool = False
+    watched: float | None = None  # clock reading from which the watchdog counts, ``None`` while it does not
+    counted: float = 0.0  # seconds that the watchdog has counted before that
+    leader: Job | None = None  # the prefilling job whose KV this one waits for,
+    leader_until: int = 0  # up to this token;
+    stored: int = 0  # and what was stored when it began to wait
+    counts: Counts = field(default_factory=Counts)  # what decoding it took
+    failures: int = 0  # steps of several rows that failed while this was one of them
+    alone: float = 0  # tokens that it has to decode alone, because it may be what made such a step fail
+    idle: bool = False  # work for an idle gap: it has no client and yields to everyone
     cancelled: bool = False
-    drawing: Any = None
-    pending: int | None = None
-    room: float = math.inf
+    drawing: Any = None  # a `TextDrawing`: how its tokens are drawn, once it decodes
+    pending: int | None = None  # a token that `drawing` has drawn before a pause and that is not reported yet
+    room: float = math.inf  # tokens that memory allows it to generate in all
 
     @property
     def prefix(self) -> int:
@@ -111,8 +91,7 @@ class Job:
     def pause(self, now: float, pending: int | None = None) -> None:
         """Back to waiting, without KV; it will go on behind what it has generated.
 
-        Args:
-            pending: of a row that was suspended. Without it a row that decoded draws its next token again.
+        `pending`: of a row that was suspended. Without it a row that decoded draws its next token again.
         """
         if self.stage is Stage.DECODE:
             self.counted = self.seconds(now)

@@ -107,9 +107,7 @@ class MemoryGuard:
 
     Rows that decode together are padded to the longest: each is counted with the length of that one.
 
-    Args:
-        store: of this model.
-        shared: what this model and others may take together.
+    `store`: of this model. `shared`: what this model and others may take together.
     """
 
     def __init__(self, store: GuardedStore, shared: SharedMemory) -> None:
@@ -157,8 +155,7 @@ class MemoryGuard:
     def most_tokens(self, model: str | None = None) -> int | None:
         """The longest row that fits alone; ``None``: there is no limit, or nobody knows.
 
-        Args:
-            model: it is this model's, and idle ones may go for it: see `check`.
+        `model`: it is this model's, and idle ones may go for it: see `check`.
         """
         state = self.store.estimate(0)
         total = self._shared.total if model is None else self._shared.total_alone(model)

@@ -18,20 +18,14 @@ from start_llm.engine.schedule.requests import Requests
 
 log = logging.getLogger(__name__)
 
-TYPICAL_ANSWER = 1024
-"""Tokens reserved for an answer until some were seen."""
-LEAST_ANSWER = 64
-"""A prompt that leaves no room for so much of an answer is refused."""
-GROWTH = 256
-"""Tokens reserved at a time while a row grows; mlx-lm's buffers grow in the same steps."""
+TYPICAL_ANSWER = 1024  # tokens reserved for an answer until some were seen
+LEAST_ANSWER = 64  # a prompt that leaves no room for so much of an answer is refused
+GROWTH = 256  # tokens reserved at a time while a row grows; mlx-lm's buffers grow in the same steps
 _SEEN = 64
 
 
 class Preemption:
-    """
-    Attributes:
-        paused: times that a request was paused.
-    """
+    """`paused`: times that a request was paused."""
 
     def __init__(self, requests: Requests, memory: MemoryGuard) -> None:
         self._requests, self._memory = requests, memory
@@ -41,8 +35,7 @@ class Preemption:
     def may_start(self, job: Job) -> bool:
         """Whether a waiting job fits beside those that run, an answer included.
 
-        Raises:
-            OutOfMemory: it would not fit even alone, and with no other model loaded that may go.
+        Raises OutOfMemory: it would not fit even alone, and with no other model loaded that may go.
         """
         return self._memory.check(self._least(job)) and self._memory.admits(self._wanted(job))
 

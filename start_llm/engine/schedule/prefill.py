@@ -30,9 +30,8 @@ _REMEMBERED = 32
 class Prefill:
     """Computes prompts and hands their KV to the store.
 
-    Attributes:
-        tokens: prompt tokens that went through the model.
-        seconds_per_token: moving average of what one costs; eviction weighs KV by it.
+    `tokens`: prompt tokens that went through the model. `seconds_per_token`: moving average of what one costs; eviction
+    weighs KV by it.
     """
 
     def __init__(self, runner: ModelRunner, store: GuardedStore, steps: StepSize, clock: Callable[[], float]) -> None:
@@ -255,8 +254,7 @@ class Prompts:
     def next(self, may_decode: Callable[[Job], bool]) -> Job | None:
         """Alternates between the oldest and the one that is nearest to its first token.
 
-        Args:
-            may_decode: whether a job whose prompt is done may start to decode now; else it is passed over.
+        `may_decode`: whether a job whose prompt is done may start to decode now; else it is passed over.
         """
         here = [job for job in self._jobs if job.leader is None and job.cache is not None]
         ready = [job for job in here if job.position < job.prefix or may_decode(job)]

@@ -26,8 +26,7 @@ from start_llm.kvcache.blocks import as_tokens
 
 log = logging.getLogger(__name__)
 
-TRIAL_TOKENS = 3
-"""What a row must decode alone to be cleared."""
+TRIAL_TOKENS = 3  # what a row must decode alone to be cleared
 
 Draw = Callable[[Submit, Sequence[int]], TextDrawing]
 """Makes a request's drawing, as it is after these tokens were drawn: a row that was interrupted goes on the same."""
@@ -98,10 +97,8 @@ class Rows:
 
 
 class Requests:
-    """
-    Attributes:
-        decoded: what decoding those took that have ended.
-        waiting: not admitted, or put back after they had run; the first one is next.
+    """`decoded`: what decoding those took that have ended. `waiting`: not admitted, or put back after they had run; the
+    first one is next.
     """
 
     def __init__(

@@ -36,27 +36,19 @@ from start_llm.models.device import PREFILL_BYTES
 
 log = logging.getLogger(__name__)
 
-MOST_FAILURES = 3
-"""Steps that may fail around a request before it is given up."""
+MOST_FAILURES = 3  # steps that may fail around a request before it is given up
 
 
 @dataclass(frozen=True, slots=True)
 class SchedulerLimits:
-    """`step`: prompt tokens a chunk, ``None`` if it follows what chunks take; `idle_step`: the same while idle work.
+    """What bounds the steps of a scheduler."""
 
-    `step_bytes`: memory that a chunk may take, where its size is not fixed.
-
-    `deadline`: seconds of decoding, or of prefill that does not move, after which a request is ended; 0 is none.
-    `join`: a shared prefix shorter than this is computed again rather than waited for.
-    `decode_share`: see `steps.DecodeShare`.
-    """
-
-    step: int | None
-    idle_step: int = 128
-    step_bytes: int = PREFILL_BYTES
-    deadline: float = 0.0
-    join: int = 64
-    decode_share: float = 0.0
+    step: int | None  # prompt tokens a chunk, ``None`` if it follows what chunks take
+    idle_step: int = 128  # the same while idle work
+    step_bytes: int = PREFILL_BYTES  # memory that a chunk may take, where its size is not fixed
+    deadline: float = 0.0  # seconds of decoding, or of prefill without progress, until a request is ended; 0: no end
+    join: int = 64  # a shared prefix shorter than this is computed again rather than waited for
+    decode_share: float = 0.0  # see `steps.DecodeShare`
 
 
 class Scheduler:

@@ -10,17 +10,14 @@ from __future__ import annotations
 ALONE_SECONDS = 2.0
 SHARED_SECONDS = 0.5
 FIRST, LEAST, MOST = 512, 256, 4096
-TIGHT = 64
-"""Fewer tokens than this are never worth a step, however short memory is."""
+TIGHT = 64  # fewer tokens than this are never worth a step, however short memory is
 _NEWEST = 0.5  # weight of the last step in the average
 _EVEN = 16  # steps are multiples of it
 
 
 class StepSize:
-    """
-    Args:
-        fixed: tokens of every step; ``None``: they follow from what the last steps took.
-        most_bytes: memory that a step may take beyond what was allocated before it.
+    """`fixed`: tokens of every step; ``None``: they follow from what the last steps took. `most_bytes`: memory that a
+    step may take beyond what was allocated before it.
     """
 
     def __init__(self, fixed: int | None, most_bytes: int) -> None:
@@ -33,9 +30,7 @@ class StepSize:
     def next(self, context: int, *, shared: bool) -> int:
         """Tokens of the next step.
 
-        Args:
-            context: tokens that are in the row's KV before it.
-            shared: somebody else waits for a token or for a turn.
+        `context`: tokens that are in the row's KV before it. `shared`: somebody else waits for a token or for a turn.
         """
         if self._fixed is not None:
             return self._fixed
@@ -73,8 +68,7 @@ class DecodeShare:
     reads all weights once, as a decode pass does. That part of it is not charged to the prompt, for its chunks are
     small only because of the rows.
 
-    Args:
-        share: from 0 (one decode pass between two chunks) to under 1.
+    `share`: from 0 (one decode pass between two chunks) to under 1.
     """
 
     def __init__(self, share: float) -> None:
