@@ -15,8 +15,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from start_llm.chat.handle import ModelHandle, Models, loaded
-from start_llm.chat.reports import RecentReports
-from start_llm.chat.stream import ChatStream, WaitingStream
+from start_llm.chat.stream import ChatStream, RecentReports, WaitingStream
 from start_llm.core.errors import ContextLengthExceeded
 from start_llm.core.report import CacheReport, StoredTree
 from start_llm.core.request import ChatRequest

@@ -17,7 +17,6 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from start_llm.chat.handle import Lease, ModelHandle
-from start_llm.chat.reports import RecentReports
 from start_llm.core.errors import Internal, StartLLMError, TimedOut
 from start_llm.core.events import (
     Done,
@@ -37,6 +36,7 @@ from start_llm.core.report import Background, CacheReport
 from start_llm.core.request import ChatRequest
 from start_llm.core.work import Constraint, Submit, ThinkingLimit
 from start_llm.engine.thread import EngineThread
+from start_llm.files.lru import Lru
 from start_llm.parsing.choice import ChoiceParser, Detokenizer, Ending, RawChoiceParser
 from start_llm.parsing.stream import OutputParser, RawParser
 from start_llm.prompt.pipeline import Prepared
@@ -47,10 +47,25 @@ _CUT_EMPTY = (
 )
 _ONE_SHOT_TOKENS = 2048  # what took longer to compute is worth keeping, whatever it was for
 
+_REPORTS, _BACKGROUNDS = 1000, 300  # kept; the oldest go first
 _LAST_WORD_SECONDS = 0.5  # the rest of a chunk takes about that at most
 
 # (choice, event); no event: the stream was closed
 _Queue = SimpleQueue[tuple[int, EngineEvent | None]]
+
+
+class RecentReports:
+    """What is known of recent requests, for those who ask about them later. Any thread."""
+
+    def __init__(self) -> None:
+        self._reports: Lru[str, CacheReport] = Lru(_REPORTS)
+        self._backgrounds: Lru[str, Background] = Lru(_BACKGROUNDS)
+        self.remember, self.report = self._reports.put, self._reports.get
+        self.remember_background = self._backgrounds.put
+
+    def background(self, request_id: str) -> Background:
+        """An empty one, if it is not known."""
+        return self._backgrounds.get(request_id) or Background()
 
 
 class _Tagged:

@@ -15,7 +15,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
 from start_llm.images.pixels import Unreadable
@@ -61,8 +61,7 @@ def is_public(address: str) -> bool:
     return ip.is_global and not special and not ip.is_multicast and not ip.is_reserved
 
 
-@dataclass(frozen=True, slots=True)
-class _Target:
+class _Target(NamedTuple):
     parts: SplitResult
     host: str
     port: int
@@ -74,7 +73,6 @@ class Fetcher:
     Args:
         hosts: ``example.org`` (its usual ports) or ``example.org:8443``, in lower case.
         seconds: for a whole fetch, the time that the name takes apart.
-        most_bytes: of an image.
         resolve, public: how names become addresses, and which of those may be connected to.
     """
 
@@ -136,10 +134,8 @@ class Fetcher:
             cut.daemon = True
             cut.start()
             if target.parts.scheme.lower() == "https":
-                context = ssl.create_default_context()
-                secure = context.wrap_socket(
-                    connection.sock, server_hostname=target.host, do_handshake_on_connect=False
-                )
+                context, plain = ssl.create_default_context(), connection.sock
+                secure = context.wrap_socket(plain, server_hostname=target.host, do_handshake_on_connect=False)
                 connection.sock = secure
                 secure.do_handshake()
             path = target.parts._replace(scheme="", netloc="", fragment="").geturl() or "/"

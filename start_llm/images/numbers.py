@@ -15,29 +15,14 @@ SHORT = 8
 """Hexadecimal digits of an identity that a made-up file name carries."""
 
 
-def short_name(identity: str, extension: str) -> str:
-    """A file name for an image whose client tells none."""
-    return f"image_{identity[:SHORT]}{extension}"
-
-
 def numbered(identities: Iterable[str], texts: Sequence[str]) -> dict[str, int]:
-    """The number of every image of a conversation.
-
-    Args:
-        identities: of the images, in the order in which they stand in the conversation.
-        texts: of the conversation's answers; tables in them say which numbers are given already.
-    """
+    """The number of every image, in the conversation's order; tables in its answers' `texts` say which are given."""
     given = numbers_told(texts)
     numbers: dict[str, int] = {}
     last = max(given.values(), default=0)
-    for identity in identities:
-        if identity in numbers:
-            continue
-        number = given.get(identity[:SHORT])
-        if number is None:
-            last += 1
-            number = last
-        numbers[identity] = number
+    for identity in dict.fromkeys(identities):
+        numbers[identity] = given.get(identity[:SHORT]) or last + 1
+        last = max(last, numbers[identity])
     return numbers
 
 

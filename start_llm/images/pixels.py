@@ -13,6 +13,7 @@ import threading
 import warnings
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -25,19 +26,9 @@ _BAND_PIXELS = 1 << 20
 _SCAN = b"\xff\xda"
 _MOST_SCANS = 200  # a progressive JPEG is decoded once per scan; cameras and browsers write up to 10
 
-# What Pillow raises on damaged files, beside OSError.
-_DAMAGE = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    IndexError,
-    KeyError,
-    OverflowError,
-    TypeError,
-    ZeroDivisionError,
-)
-_ERRORS = (*_DAMAGE, struct.error, zlib.error, AttributeError, MemoryError)
+# What Pillow raises on damaged files.
+_DAMAGE = (OSError, ValueError, SyntaxError, EOFError, LookupError, ArithmeticError, TypeError, AttributeError)
+_ERRORS = (*_DAMAGE, struct.error, zlib.error, MemoryError)
 
 # `Image.open` warns of sizes that the limit here has refused or allowed already.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
@@ -47,8 +38,21 @@ class Unreadable(Exception):
     """These bytes give no picture. The message says why, in a few words that fit behind a file's name."""
 
 
-class TooManyPixels(Unreadable):
-    """A picture is larger than the limit, as far as its head tells."""
+class ImageTooLarge(Unreadable):
+    """The file has more bytes, or the picture more pixels, than is allowed."""
+
+
+@contextmanager
+def _reading() -> Iterator[None]:
+    """What Pillow says of a file that it cannot read becomes Unreadable."""
+    try:
+        yield
+    except UnidentifiedImageError:
+        raise Unreadable("not a JPEG, PNG, GIF or WebP file") from None
+    except _ERRORS as error:
+        text = str(error).lower()
+        cut = "truncated" in text or "end of" in text or isinstance(error, EOFError)
+        raise Unreadable("a damaged file (it is cut short)" if cut else "a damaged file") from None
 
 
 class ImageFile:
@@ -60,19 +64,16 @@ class ImageFile:
     """
 
     def __init__(self, data: bytes, most_pixels: int) -> None:
-        """Raises Unreadable, TooManyPixels."""
-        try:
-            self._image: Image.Image = Image.open(io.BytesIO(data), formats=_READERS)
+        """Raises Unreadable, ImageTooLarge."""
+        with _reading():
+            try:
+                self._image: Image.Image = Image.open(io.BytesIO(data), formats=_READERS)
+            except Image.DecompressionBombError:
+                raise ImageTooLarge(f"more than {most_pixels:,} pixels") from None
             width, height = self._image.size
             if width * height > most_pixels:
-                raise TooManyPixels(f"{width}x{height} are more than {most_pixels:,} pixels")
+                raise ImageTooLarge(f"{width}x{height} are more than {most_pixels:,} pixels")
             turned = self._image.getexif().get(0x0112) in (5, 6, 7, 8)  # decodes a PNG
-        except Image.DecompressionBombError:
-            raise TooManyPixels(f"more than {most_pixels:,} pixels") from None
-        except UnidentifiedImageError:
-            raise Unreadable("not a JPEG, PNG, GIF or WebP file") from None
-        except _ERRORS as error:
-            raise Unreadable(_words(error)) from None
         self.format = FORMATS.get(self._image.format or "", "image")
         if self.format == "JPEG" and data.count(_SCAN) > _MOST_SCANS:
             raise Unreadable("a JPEG of too many scans")
@@ -80,39 +81,25 @@ class ImageFile:
 
     def upright(self) -> Image.Image:
         """The picture, in RGB. Takes about 8 bytes a pixel while it works. Raises Unreadable."""
-        try:
-            self._image.load()
-            picture = ImageOps.exif_transpose(self._image)
-            return _rgb(picture)
-        except _ERRORS as error:
-            raise Unreadable(_words(error)) from None
+        with _reading():
+            return _rgb(self._turned())
 
     def identity(self) -> str:
         """SHA-256 of the upright RGB pixels and their size, in hex. Raises Unreadable."""
-        try:
-            self._image.load()
-            picture = ImageOps.exif_transpose(self._image)
+        with _reading():
+            picture = self._turned()
             digest = hashlib.sha256(f"{picture.width}x{picture.height} RGB".encode())
             for band in _bands(picture):
                 digest.update(_rgb(band).tobytes())
             return digest.hexdigest()
-        except _ERRORS as error:
-            raise Unreadable(_words(error)) from None
+
+    def _turned(self) -> Image.Image:
+        self._image.load()
+        return ImageOps.exif_transpose(self._image)
 
 
-def decoding() -> threading.Semaphore:
-    """To be held while pixels are in memory: they take hundreds of megabytes at the limit."""
-    return _DECODING
-
-
-_DECODING = threading.Semaphore(1)
-
-
-def _words(error: BaseException) -> str:
-    text = str(error).lower()
-    if "truncated" in text or "end of" in text or isinstance(error, EOFError):
-        return "a damaged file (it is cut short)"
-    return "a damaged file"
+DECODING = threading.Semaphore(1)
+"""To be held while pixels are in memory: they take hundreds of megabytes at the limit."""
 
 
 def _bands(picture: Image.Image) -> Iterator[Image.Image]:

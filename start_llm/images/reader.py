@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 
 from start_llm.core.errors import BadRequest, NotSupported, StartLLMError, TooLarge
 from start_llm.core.images import MARK, Attachment, Picture
@@ -20,8 +21,8 @@ from start_llm.core.messages import Message
 from start_llm.core.settings import Settings
 from start_llm.files.lru import Lru
 from start_llm.images.fetch import Fetcher
-from start_llm.images.numbers import SHORT, numbered, short_name, table, without_table
-from start_llm.images.pixels import ImageFile, TooManyPixels, Unreadable, decoding
+from start_llm.images.numbers import SHORT, numbered, table, without_table
+from start_llm.images.pixels import DECODING, ImageFile, ImageTooLarge, Unreadable
 
 MOST_IMAGES = 1000
 """In one request, its history included."""
@@ -67,13 +68,9 @@ class ImageReader:
         self._known: Lru[bytes, KnownImage] = Lru(_KEPT)
 
     def told(self, messages: Sequence[Message]) -> tuple[Message, ...]:
-        """The conversation for a model that reads text only: a line in the place of every image.
+        """The conversation for a model that reads text only: a line in the place of every image, readable or not.
 
-        An image that nobody can read is told as that, since it must not end the conversation that it stands in.
-
-        Raises:
-            NotSupported: IMAGES_ON_TEXT_MODEL=reject.
-            TooLarge: far too many images at once.
+        Raises NotSupported (IMAGES_ON_TEXT_MODEL=reject), TooLarge (far too many images at once).
         """
         first = next((image for message in messages for image in message.attachments), None)
         if first is not None and self._settings.images_on_text_model == "reject":
@@ -93,12 +90,8 @@ class ImageReader:
     ) -> tuple[tuple[Message, ...], dict[str, Picture]]:
         """The conversation for a model with eyes: marks in the places of images, and the images by identity.
 
-        `problem`: why the model cannot be shown an image of this width and height, ``""`` if it can.
-
-        An image behind the last answer has to be good. One in the history that is not is told as a line of text.
-
-        Raises:
-            BadRequest, TooLarge: an image that is no good, too large, or one too many; with its place and its index.
+        `problem`: why the model cannot be shown an image of this width and height, ``""`` if it can. An image behind
+        the last answer has to be good: else BadRequest, TooLarge. In the history it is told as a line of text.
         """
         fresh = _behind_last_answer(messages)
         self._check_sizes(fresh)
@@ -111,12 +104,11 @@ class ImageReader:
                 raise _refusal(image, index, known[id(image)])
         numbers, shorts = _numbers(messages, known)
         pictures: dict[str, Picture] = {}
-        for message in messages:
-            for image in message.attachments:
-                seen = known[id(image)]
-                if not seen.problem and seen.identity not in pictures:
-                    load = partial(self._load, image, seen)
-                    pictures[seen.identity] = Picture(seen.identity, seen.width, seen.height, load)
+        for image in (image for message in messages for image in message.attachments):
+            seen = known[id(image)]
+            if not seen.problem and seen.identity not in pictures:
+                load = partial(self._load, image, seen)
+                pictures[seen.identity] = Picture(seen.identity, seen.width, seen.height, load)
 
         def place(image: Attachment) -> str:
             seen = known[id(image)]
@@ -138,29 +130,22 @@ class ImageReader:
             return ""
         known = self._read(messages, fetched=fetched)
         numbers, _ = _numbers(messages, known)
-        names = {
-            numbers[seen.identity]: short_name(seen.identity, _EXTENSIONS.get(seen.format, ""))
-            for seen in known.values()
-        }
+        names = {numbers[seen.identity]: _short_name(seen) for seen in known.values()}
         return f"\n\n{table(names)}"
 
     def _check_sizes(self, fresh: Sequence[Attachment]) -> None:
         """Before anything is decoded: how many new images there are, and how long they are together."""
-        most = self._settings.image_max_new
+        most, most_bytes = self._settings.image_max_new, self._settings.image_max_request_bytes
         if len(fresh) > most:
             path = fresh[most].path
-            raise TooLarge(
-                f"{path}: a request may bring {most} new images, but this is number {most + 1}.",
-                param=path,
-                code="too_many_images",
-            )
-        together = 0
-        for index, image in enumerate(fresh):
-            together += len(image.source) // 4 * 3 if image.kind == "data" else 0
-            if together > self._settings.image_max_request_bytes:
+            message = f"{path}: a request may bring {most} new images, but this is number {most + 1}."
+            raise TooLarge(message, param=path, code="too_many_images")
+        sizes = accumulate(len(image.source) // 4 * 3 if image.kind == "data" else 0 for image in fresh)
+        for index, (image, together) in enumerate(zip(fresh, sizes, strict=True), start=1):
+            if together > most_bytes:
                 raise TooLarge(
-                    f"{image.path}: with image {index + 1}, the request's new images have {together:,} bytes; "
-                    f"{self._settings.image_max_request_bytes:,} are allowed.",
+                    f"{image.path}: with image {index}, the request's new images have {together:,} bytes; "
+                    f"{most_bytes:,} are allowed.",
                     param=image.path,
                     code="image_too_large",
                 )
@@ -169,7 +154,7 @@ class ImageReader:
         """The pixels of an image that was read before."""
         try:
             data = self._bytes(image)
-            with decoding():
+            with DECODING:
                 opened = ImageFile(data, self._settings.image_max_pixels)
                 if image.kind == "url" and opened.identity() != seen.identity:
                     self._known.pop(_key(image))  # the next request is told what is there now
@@ -193,47 +178,35 @@ class ImageReader:
         found: dict[int, KnownImage] = {}
         pixels = 0
         for image in images:
-            if image.kind == "data" or (fetched and image.kind == "url"):
-                key = _key(image)
-                known = self._known.get(key)
-                if known is None:
-                    known = self._look(image)
-                    if image.kind == "data" or not known.problem:  # what could not be fetched may be there next time
-                        self._known.put(key, known)
-                    pixels += known.width * known.height
-                    if pixels > MOST_NEW_PIXELS:
-                        raise TooLarge(
-                            f"{image.path}: the request's new images have more than {MOST_NEW_PIXELS:,} pixels.",
-                            param=image.path,
-                        )
-            else:
-                known = _unread(image)
+            is_read = image.kind == "data" or (fetched and image.kind == "url")
+            known = self._known.get(_key(image)) if is_read else _unread(image)
+            if known is None:
+                known = self._look(image)
+                if image.kind == "data" or not known.problem:  # what could not be fetched may be there next time
+                    self._known.put(_key(image), known)
+                pixels += known.width * known.height
+                if pixels > MOST_NEW_PIXELS:
+                    message = f"{image.path}: the request's new images have more than {MOST_NEW_PIXELS:,} pixels."
+                    raise TooLarge(message, param=image.path)
             found[id(image)] = known
         return found
 
     def _look(self, image: Attachment) -> KnownImage:
         """Decodes an image once, for its identity."""
+        data = image.source.encode("utf-8", "replace")
         try:
             data = self._bytes(image)
-        except Unreadable as problem:
-            identity = _digest(image.source.encode("utf-8", "replace"))
-            return KnownImage(identity, problem=str(problem), too_large=isinstance(problem, TooManyBytes))
-        try:
-            with decoding():
+            with DECODING:
                 opened = ImageFile(data, self._settings.image_max_pixels)
                 return KnownImage(opened.identity(), opened.format, opened.width, opened.height)
         except Unreadable as problem:
-            return KnownImage(_digest(data), problem=str(problem), too_large=isinstance(problem, TooManyPixels))
-
-
-class TooManyBytes(Unreadable):
-    """An image is larger than the limit."""
+            return KnownImage(_digest(data), problem=str(problem), too_large=isinstance(problem, ImageTooLarge))
 
 
 def decoded(source: str, most: int) -> bytes:
-    """Base64 text to at most `most` bytes. Raises Unreadable, TooManyBytes."""
+    """Base64 text to at most `most` bytes. Raises Unreadable, ImageTooLarge."""
     if len(source) // 4 * 3 > most + 3 and len(text := "".join(source.split())) // 4 * 3 > most + 3:
-        raise TooManyBytes(f"{len(text) // 4 * 3:,} bytes, more than {most:,}")
+        raise ImageTooLarge(f"{len(text) // 4 * 3:,} bytes, more than {most:,}")
     text = "".join(source.split()).replace("-", "+").replace("_", "/")
     try:
         data = base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
@@ -242,7 +215,7 @@ def decoded(source: str, most: int) -> bytes:
     if not data:
         raise Unreadable("empty")
     if len(data) > most:
-        raise TooManyBytes(f"{len(data):,} bytes, more than {most:,}")
+        raise ImageTooLarge(f"{len(data):,} bytes, more than {most:,}")
     return data
 
 
@@ -261,10 +234,8 @@ def _behind_last_answer(messages: Sequence[Message]) -> list[Attachment]:
 
 
 def _refusal(image: Attachment, index: int, known: KnownImage) -> StartLLMError:
-    message = f"{image.path}: image {index + 1} of the request: {known.problem}."
-    if known.too_large:
-        return TooLarge(message, param=image.path, code="image_too_large")
-    return BadRequest(message, param=image.path, code="invalid_image")
+    kind, code = (TooLarge, "image_too_large") if known.too_large else (BadRequest, "invalid_image")
+    return kind(f"{image.path}: image {index + 1} of the request: {known.problem}.", param=image.path, code=code)
 
 
 def _numbers(messages: Sequence[Message], known: dict[int, KnownImage]) -> tuple[dict[str, int], set[str]]:
@@ -280,10 +251,9 @@ def _placed(
 ) -> Message:
     """The message with what stands for its images in their places."""
     content = message.content
-    if message.role == "assistant" and not message.attachments and _may_tell(content):
-        content = without_table(content, shorts)
     if not message.attachments:
-        return message if content is message.content else replace(message, content=content)
+        told = message.role == "assistant" and _may_tell(content)
+        return replace(message, content=without_table(content, shorts)) if told else message
     pieces: list[str] = []
     at = 0
     for image in message.attachments:
@@ -295,9 +265,12 @@ def _placed(
 
 
 def _name(image: Attachment, known: KnownImage) -> str:
-    return clean_name(image.name) or (
-        short_name(known.identity, _EXTENSIONS.get(known.format, "")) if image.kind == "data" else _address(image)
-    )
+    return clean_name(image.name) or (_short_name(known) if image.kind == "data" else _address(image))
+
+
+def _short_name(known: KnownImage) -> str:
+    """A file name for an image whose client tells none."""
+    return f"image_{known.identity[:SHORT]}{_EXTENSIONS.get(known.format, '')}"
 
 
 def _joined(pieces: Sequence[str]) -> str:

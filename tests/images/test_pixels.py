@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from start_llm.images.pixels import ImageFile, TooManyPixels, Unreadable
+from start_llm.images.pixels import ImageFile, ImageTooLarge, Unreadable
 from start_llm.images.reader import decoded
 from tests.images.corpus import CASES, MOST_BYTES, MOST_PIXELS, Case, raw_png
 from tests.images.pictures import encoded, noise
@@ -69,5 +69,5 @@ def test_what_is_transparent_is_white() -> None:
 
 def test_a_bomb_is_refused_before_it_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image.Image, "load", lambda self: pytest.fail("decoded"))
-    with pytest.raises(TooManyPixels, match="8000x8000"):
+    with pytest.raises(ImageTooLarge, match="8000x8000"):
         opened(raw_png(8000, 8000, bytes(10)))
