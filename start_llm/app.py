@@ -24,9 +24,8 @@ from start_llm.dashboard.audit import AUDIT_FILE, Audit
 from start_llm.dashboard.dump import Dumps
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.observer import Activity
-from start_llm.dashboard.process_log import json_line
+from start_llm.dashboard.process_log import Redactor, json_line
 from start_llm.dashboard.progress import ProgressBars
-from start_llm.dashboard.redact import Redactor
 from start_llm.dashboard.request_log import RequestLog
 from start_llm.dashboard.terminal import make_console, terminal
 from start_llm.embeddings.service import EncoderService

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -114,31 +113,17 @@ def dialect_of(data: Any, usual: Dialect = "chat") -> Dialect:
         return usual
     if "messages" not in data and ("input" in data or "prompt" in data):
         return "responses" if "input" in data else "completions"
-    by_tools = _dialect_of_tools(_dicts(data.get("tools")))
-    return by_tools or _dialect_of_messages(_dicts(data.get("messages"))) or _dialect_of_fields(data.keys()) or usual
-
-
-def _dialect_of_tools(tools: list[dict[str, Any]]) -> Dialect | None:
+    tools, messages = _dicts(data.get("tools")), _dicts(data.get("messages"))
+    blocks = [block for message in messages for block in _dicts(message.get("content"))]
     if any("function" in tool or word(tool.get("type")) == "function" for tool in tools):
         return "chat"
-    return "messages" if any("input_schema" in tool for tool in tools) else None
-
-
-def _dialect_of_messages(messages: list[dict[str, Any]]) -> Dialect | None:
-    if any(map(_has_blocks, messages)):
+    if any("input_schema" in tool for tool in tools) or any(word(block.get("type")) in BLOCKS for block in blocks):
         return "messages"
-    has_chat_signs = any(word(message.get("role")) in CHAT_ROLES or "tool_calls" in message for message in messages)
-    return "chat" if has_chat_signs else None
-
-
-def _dialect_of_fields(fields: AbstractSet[str]) -> Dialect | None:
-    if fields & MESSAGES_FIELDS:
+    if any(word(message.get("role")) in CHAT_ROLES or "tool_calls" in message for message in messages):
+        return "chat"
+    if MESSAGES_FIELDS & data.keys():
         return "messages"
-    return "chat" if fields & CHAT_FIELDS else None
-
-
-def _has_blocks(message: dict[str, Any]) -> bool:
-    return any(word(block.get("type")) in BLOCKS for block in _dicts(message.get("content")))
+    return "chat" if CHAT_FIELDS & data.keys() else usual
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:

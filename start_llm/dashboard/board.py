@@ -26,13 +26,9 @@ OTHERS = "others"
 
 @dataclass(frozen=True, slots=True)
 class BoardView:
-    """What is to be seen at one moment, as plain JSON types.
+    """What is to be seen at one moment, as plain JSON types, oldest first. `version` grows with all that happens.
 
-    Attributes:
-        version: grows with everything that happens.
-        now: the requests that run, oldest first.
-        ended: entries of the request log behind the number that was asked for, oldest first.
-        last: the number of the newest of all ended requests.
+    `ended`: entries of the request log behind the number that was asked for. `last`: the newest one's number.
     """
 
     version: int

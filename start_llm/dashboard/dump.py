@@ -16,7 +16,7 @@ from start_llm.core.events import Event, ReasoningDelta, TextDelta, ToolCallFini
 from start_llm.core.messages import Message
 from start_llm.core.request import ChatRequest
 from start_llm.dashboard.observer import Observer, Outcome
-from start_llm.dashboard.redact import Redactor
+from start_llm.dashboard.process_log import Redactor
 from start_llm.dashboard.request_log import log_entry
 from start_llm.files.logs import DailyLogs
 

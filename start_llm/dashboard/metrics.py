@@ -83,28 +83,26 @@ class Metrics(Observer):
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._sources: list[Callable[[], Mapping[str, float]]] = []
-        self.requests = Counter(
-            "start_llm_requests", "Requests by dialect and status.", ["dialect", "status"], registry=self.registry
-        )
-        self.tokens = Counter(
-            "start_llm_tokens",
-            "Tokens by what happened to them: prompt, reused, computed, new, joined, computed_idle, generated, "
-            "drafted, accepted.",
-            ["kind"],
-            registry=self.registry,
-        )
-        self.misses = Counter("start_llm_misses", "Explained misses by reason.", ["reason"], registry=self.registry)
-        self.copied = Counter("start_llm_kv_copied_bytes", "KV bytes copied to restore.", registry=self.registry)
-        self.errors = Counter(
-            "start_llm_unexpected_errors", "Unexpected errors by place.", ["where"], registry=self.registry
-        )
-        self.active = Gauge("start_llm_requests_active", "Requests being answered now.", registry=self.registry)
-        self.running = Gauge("start_llm_engine_running", "Requests being computed.", registry=self.registry)
-        self.queued = Gauge("start_llm_engine_queued", "Requests waiting for the engine.", registry=self.registry)
-        self.first = Histogram(
-            "start_llm_first_token_seconds", "Arrival to first token.", buckets=SECONDS, registry=self.registry
-        )
-        self.total = Histogram("start_llm_request_seconds", "Arrival to end.", buckets=SECONDS, registry=self.registry)
+        self.requests = self._counter("requests", "Requests by dialect and status.", "dialect", "status")
+        kinds = "prompt, reused, computed, new, joined, computed_idle, generated, drafted, accepted"
+        self.tokens = self._counter("tokens", f"Tokens by what happened to them: {kinds}.", "kind")
+        self.misses = self._counter("misses", "Explained misses by reason.", "reason")
+        self.copied = self._counter("kv_copied_bytes", "KV bytes copied to restore.")
+        self.errors = self._counter("unexpected_errors", "Unexpected errors by place.", "where")
+        self.active = self._gauge("requests_active", "Requests being answered now.")
+        self.running = self._gauge("engine_running", "Requests being computed.")
+        self.queued = self._gauge("engine_queued", "Requests waiting for the engine.")
+        self.first = self._histogram("first_token_seconds", "Arrival to first token.")
+        self.total = self._histogram("request_seconds", "Arrival to end.")
+
+    def _counter(self, name: str, about: str, *labels: str) -> Counter:
+        return Counter(f"start_llm_{name}", about, labels, registry=self.registry)
+
+    def _gauge(self, name: str, about: str) -> Gauge:
+        return Gauge(f"start_llm_{name}", about, registry=self.registry)
+
+    def _histogram(self, name: str, about: str) -> Histogram:
+        return Histogram(f"start_llm_{name}", about, buckets=SECONDS, registry=self.registry)
 
     def watch(self, service: Service) -> None:
         """Reads the engine's gauges from `service` at every scrape."""

@@ -34,14 +34,11 @@ class Outcome:
 class Observer:
     """Sees every request: `started`, its events in order, `ended`. Must be quick and must not raise."""
 
-    def started(self, request: ChatRequest) -> None:
-        """It has arrived and is valid."""
+    def started(self, request: ChatRequest) -> None: ...
 
-    def event(self, request: ChatRequest, event: Event) -> None:
-        """Something has happened."""
+    def event(self, request: ChatRequest, event: Event) -> None: ...
 
-    def ended(self, request: ChatRequest, outcome: Outcome) -> None:
-        """It is over."""
+    def ended(self, request: ChatRequest, outcome: Outcome) -> None: ...
 
 
 class Activity(Observer):

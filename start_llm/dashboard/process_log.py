@@ -1,23 +1,59 @@
-"""The process's own log: as JSON lines (``LOG_JSON``, crashes included), and its last lines without secrets."""
+"""The process's own log: as JSON lines (``LOG_JSON``, crashes included), its last lines, and how keys are taken out."""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 KEPT = 300
 LINE_CHARS = 2000
-TAIL_BYTES = 32 << 10
+HIDDEN = "[redacted]"
+_SHORTEST = 6  # a key of fewer characters would hide ordinary words
 
-Redact = Callable[[str], str]
+_TOKENS = re.compile(
+    r"\b(?:(?:sk|rk|pk|hf|ghp|gho|ghs|glpat|npm|pypi|xox[abprs])[-_][\w\-.]{15,}\w|ya29\.[\w-]{16,}"
+    r"|github_pat_\w{20,}|AKIA[0-9A-Z]{16}|AIza[\w-]{30,}"
+    r"|eyJ[\w-]{8,400}\.[\w-]{8,4000}\.[\w-]{8,})"
+)
+_BEARER = re.compile(r"(?i)\b(bearer|basic)(\s+)[A-Za-z0-9_\-.=+/]{8,}")
+_NAMED = re.compile(
+    r"(?i)((?:api[_-]?key|secret|passwd|password|access[_-]?token|auth[_-]?token|private[_-]?key)[\w.-]{0,40}"
+    r"[\"']?\s{0,3}[=:]\s{0,3}[\"']?)([^\s\"',;(){}\[\]<>]{6,})"
+)
+_PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
+
+
+class Redactor:
+    """Args: `known`: keys that are known to be secret, whatever they look like."""
+
+    def __init__(self, known: Iterable[str | None] = ()) -> None:
+        words = sorted({word for word in known if word and len(word) >= _SHORTEST}, key=len, reverse=True)
+        self._known = re.compile("|".join(map(re.escape, words))) if words else None
+
+    def text(self, text: str) -> str:
+        """`text` with `HIDDEN` in place of what is a key, or looks like one."""
+        if self._known is not None:
+            text = self._known.sub(HIDDEN, text)
+        text = _PEM.sub(HIDDEN, text)
+        text = _TOKENS.sub(HIDDEN, text)
+        text = _BEARER.sub(rf"\1\2{HIDDEN}", text)
+        return _NAMED.sub(rf"\1{HIDDEN}", text)
+
+    def all(self, value: Any) -> Any:
+        """JSON data with every text in it redacted, names of fields too."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {self.text(str(name)): self.all(each) for name, each in value.items()}
+        return [self.all(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def json_line(message: str, *, level: str = "info", logger: str = "start_llm", **more: Any) -> str:
@@ -62,12 +98,11 @@ def _uncaught_in_thread(arguments: threading.ExceptHookArgs) -> None:
 class LogTail(logging.Handler):
     """Keeps the last lines of what is logged while it is attached. Thread-safe."""
 
-    def __init__(self, redact: Redact) -> None:
+    def __init__(self, redact: Callable[[str], str]) -> None:
         super().__init__()
         self._redact = redact
         self._lines: deque[tuple[int, str]] = deque(maxlen=KEPT)
         self._last = 0
-        self._guard = threading.Lock()
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -75,30 +110,16 @@ class LogTail(logging.Handler):
             line = self._redact(self.format(record))[:LINE_CHARS]
         except (TypeError, ValueError):  # a log call whose values do not fit its text
             line = self._redact(f"{record.levelname} {record.name}: {record.msg}")[:LINE_CHARS]
-        with self._guard:
-            self._last += 1
-            self._lines.append((self._last, line))
+        self._last += 1  # under the handler's lock
+        self._lines.append((self._last, line))
 
     def after(self, number: int) -> tuple[list[str], int]:
         """(the lines behind this number, the last one's number)"""
-        with self._guard:
-            return [line for at, line in self._lines if at > number], self._last
+        lines = list(self._lines)  # one step of the interpreter: no other thread adds meanwhile
+        return [line for at, line in lines if at > number], lines[-1][0] if lines else number
 
     def attach(self) -> None:
         logging.getLogger().addHandler(self)
 
     def detach(self) -> None:
         logging.getLogger().removeHandler(self)
-
-
-def tail_of(path: Path, redact: Redact, lines: int = 100) -> list[str]:
-    """The last lines of a file; none where it cannot be read."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - TAIL_BYTES))
-            text = file.read(TAIL_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return []
-    found = text.splitlines()[1 if size > TAIL_BYTES else 0 :]
-    return [redact(line)[:LINE_CHARS] for line in found[-lines:]]

@@ -125,15 +125,16 @@ def trim_log(path: Path, most_bytes: int) -> None:
 
 
 def last_lines(path: Path, count: int, begin: int = 0) -> str:
-    """The last lines of a log, but none before byte `begin`."""
+    """The last whole lines of a log, but none before byte `begin`."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(min(begin, size), size - _TAIL_BYTES))
+            start = file.seek(max(min(begin, size), size - _TAIL_BYTES))
             text = file.read().decode("utf-8", "replace")
     except OSError:
         return ""
-    return "\n".join([line for line in text.splitlines() if line.strip()][-count:])
+    whole = text.splitlines()[1 if start > begin else 0 :]  # half a key would not be known as one
+    return "\n".join([line for line in whole if line.strip()][-count:])
 
 
 def _private(path: str, flags: int) -> int:

@@ -13,7 +13,7 @@ from start_llm.core.messages import Message, ToolCall
 from start_llm.core.request import ChatRequest
 from start_llm.dashboard.dump import Dumps
 from start_llm.dashboard.observer import Outcome
-from start_llm.dashboard.redact import HIDDEN, Redactor
+from start_llm.dashboard.process_log import HIDDEN, Redactor
 
 KEY = "sk-" + "a1B2" * 8
 REQUEST = ChatRequest(

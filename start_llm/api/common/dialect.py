@@ -57,8 +57,16 @@ class Exchange(ABC):
         return self.service.token_text(token, self.request.model)
 
     def begin(self) -> EventStream:
-        """Submits. Raises StartLLMError before any event."""
-        return submit_all(self.service, self.requests)
+        """Submits all at once, so that the engine can batch them. Raises StartLLMError: one is refused, none is run."""
+        streams: list[EventStream] = []
+        try:
+            for request in self.requests:
+                streams.append(self.service.chat(request))
+        except StartLLMError:
+            for stream in streams:
+                stream.close()
+            raise
+        return streams[0] if len(streams) == 1 else _StreamsInTurn(streams, self.request.n)
 
     def reply(self, events: Iterable[ev.Event]) -> Reply | None:
         """The whole answer; ``None`` if `events` end without a final one. Raises the StartLLMError of a `Failed`."""
@@ -188,21 +196,6 @@ def collect(events: Iterable[ev.Event], n: int = 1) -> Collected | None:
                 choice.text, choice.reasoning = "".join(text[index]), "".join(reasoning[index])
             return Collected(choices, event.usage, event.report)
     return None
-
-
-def submit_all(service: Service, requests: Sequence[ChatRequest]) -> EventStream:
-    """All are submitted at once, so that the engine can batch them; if one is refused, none is run."""
-    if len(requests) == 1:
-        return service.chat(requests[0])
-    streams: list[EventStream] = []
-    try:
-        for request in requests:
-            streams.append(service.chat(request))
-    except StartLLMError:
-        for stream in streams:
-            stream.close()
-        raise
-    return _StreamsInTurn(streams, requests[0].n)
 
 
 class _StreamsInTurn:

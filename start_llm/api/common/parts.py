@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from start_llm.api.common.fields import bad, items_of, short, string_in
+from start_llm.api.common.fields import bad, items_of, short, string_in, within
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.images import Attachment
 from start_llm.core.jsontext import too_much_to_read
+from start_llm.core.limits import Limit
 
 TEXT_TYPES = frozenset({"text", "input_text", "output_text"})
 IMAGE_TYPES = frozenset({"image_url", "input_image", "image"})
@@ -107,6 +108,22 @@ def arguments_in(part: dict[str, Any], name: str, path: str) -> str:
     """
     text = string_in(part, name, path)
     return json.dumps(text, ensure_ascii=False) if too_much_to_read(text) else text
+
+
+def texts_of(value: Any, path: str, limit: Limit) -> Iterator[tuple[str, str | tuple[int, ...]]]:
+    """Path and value of each: a string, a list of token ids, or a list of either. Raises BadRequest."""
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        within(limit, len(value), path)
+        items = items_of(value, path)
+    else:
+        items = iter([(path, value)])
+    for where, item in items:
+        if isinstance(item, list) and item and all(type(token) is int and 0 <= token < 2**31 for token in item):
+            yield where, tuple(item)
+        elif isinstance(item, str):
+            yield where, item
+        else:
+            raise bad(where, "a string or a list of token ids that is not empty", item)
 
 
 def unusable(kind: str, path: str) -> BadRequest | NotSupported:

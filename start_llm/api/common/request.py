@@ -9,9 +9,8 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from start_llm.api.common.fields import MOST_SHOWN, SamplingBody, bad, within
-from start_llm.api.http.access import RequestOwners, owner_of
+from start_llm.api.http.access import RequestOwners, inner_object, owner_of
 from start_llm.api.http.routes import Request
-from start_llm.core.jsontext import parse_inner
 from start_llm.core.limits import ADAPTER, BIAS, SESSION, STOP, STOPS, STOPS_TOGETHER, VARIABLES
 from start_llm.core.messages import Message
 from start_llm.core.modelmap import ADAPTER_SIGN, plain_name
@@ -21,13 +20,7 @@ from start_llm.prompt.clients import UNKNOWN, Clients
 
 SESSION_FIELDS = ("session_id", "conversation_id", "thread_id", "chat_id")
 """These name a conversation. `user`, `safety_identifier` and `prompt_cache_key` name people and groups: they do not."""
-SESSION_HEADERS = (
-    "x-session-id",
-    "x-claude-code-session-id",
-    "session_id",
-    "session-id",
-    "conversation_id",
-)
+SESSION_HEADERS = ("x-session-id", "x-claude-code-session-id", "session_id", "session-id", "conversation_id")
 AGENT_HEADER = "x-claude-code-agent-id"
 OFF = frozenset({"off", "none", "disabled", "disable", "false", "no", "0"})
 ON = frozenset({"on", "enabled", "enable", "true", "yes", "auto", "adaptive", "default", "1"})
@@ -97,6 +90,7 @@ def agent_of(messages: Sequence[Message], headers: Mapping[str, str]) -> str:
 # --- sampling and stop strings ---
 
 _DRAWN = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_DEFAULTED = (*_DRAWN, "repetition_context_size")
 
 
 def sampling_of(body: SamplingBody, settings: Settings) -> Sampling:
@@ -105,19 +99,13 @@ def sampling_of(body: SamplingBody, settings: Settings) -> Sampling:
     def pick(value: Any, default: Any) -> Any:
         return default if value is None else value
 
-    temperature = pick(body.temperature, settings.default_temperature)
-    top_p = pick(body.top_p, settings.default_top_p)
+    values = {name: pick(getattr(body, name), getattr(settings, f"default_{name}")) for name in _DEFAULTED}
     left_open = frozenset(name for name in _DRAWN if getattr(body, name) is None)
-    if top_p == 0:  # nothing but the likeliest token is left
-        temperature, top_p = 0.0, 1.0
+    if values["top_p"] == 0:  # nothing but the likeliest token is left
+        values |= {"temperature": 0.0, "top_p": 1.0}
         left_open -= {"temperature"}
     return Sampling(
-        temperature=temperature,
-        top_p=top_p,
-        top_k=max(0, pick(body.top_k, settings.default_top_k)),
-        min_p=pick(body.min_p, settings.default_min_p),
-        repetition_penalty=pick(body.repetition_penalty, settings.default_repetition_penalty),
-        repetition_context_size=pick(body.repetition_context_size, settings.default_repetition_context_size),
+        **values | {"top_k": max(0, values["top_k"])},
         presence_penalty=pick(body.presence_penalty, 0.0),
         frequency_penalty=pick(body.frequency_penalty, 0.0),
         logit_bias=_logit_bias(body.logit_bias),
@@ -181,28 +169,23 @@ def model_of(data: Mapping[str, Any]) -> str:
 
 def session_of(data: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
     """The client's own id of the conversation, wherever it puts one. Raises BadRequest if it is too long."""
-    found = _session(data, headers)
-    within(SESSION, len(found or ""), "session_id")
-    return found
+    session = _session(data, headers)
+    agent = headers.get(AGENT_HEADER)
+    if session and agent:  # sub-agents share their parent's session id; they are conversations of their own
+        session = f"{session}/{agent}"
+    within(SESSION, len(session or ""), "session_id")
+    return session
 
 
 def _session(data: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
-    places = [data, data.get("metadata"), data.get("extra_body"), _json_object(_nested(data, "metadata", "user_id"))]
-    for place in places:
+    user_id = _nested(data, "metadata", "user_id")
+    inner = inner_object(user_id) if isinstance(user_id, str) else None
+    for place in (data, data.get("metadata"), data.get("extra_body"), inner):
         if isinstance(place, dict):
             for name in SESSION_FIELDS:
                 if isinstance(place.get(name), str | int) and place[name]:
-                    return _with_agent(str(place[name]), headers)
-    for name in SESSION_HEADERS:
-        if headers.get(name):
-            return _with_agent(headers[name], headers)
-    return None
-
-
-def _with_agent(session: str, headers: Mapping[str, str]) -> str:
-    """Sub-agents share their parent's session id; they are conversations of their own."""
-    agent = headers.get(AGENT_HEADER)
-    return f"{session}/{agent}" if agent else session
+                    return str(place[name])
+    return next((headers[name] for name in SESSION_HEADERS if headers.get(name)), None)
 
 
 def _nested(data: Mapping[str, Any], *names: str) -> Any:
@@ -210,16 +193,6 @@ def _nested(data: Mapping[str, Any], *names: str) -> Any:
     for name in names:
         value = value.get(name) if isinstance(value, dict) else None
     return value
-
-
-def _json_object(text: Any) -> dict[str, Any] | None:
-    if not isinstance(text, str) or not text.startswith("{"):
-        return None
-    try:
-        value = parse_inner(text)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
 
 
 # --- thinking ---

@@ -120,13 +120,17 @@ def _without_session(user: str) -> str:
     """Claude Code puts its session into the user's id. A session that is resumed is still the same user's."""
     if not user.startswith("{"):
         return _SESSION_END.sub("", user)
+    value = inner_object(user)
+    return user if value is None else json.dumps({name: value[name] for name in sorted(value) if name != "session_id"})
+
+
+def inner_object(text: str) -> dict[str, Any] | None:
+    """The object that a string in a body spells as JSON; ``None`` where it does not."""
     try:
-        value = parse_inner(user)
+        value = parse_inner(text) if text.startswith("{") else None
     except ValueError:
-        return user
-    if not isinstance(value, dict):
-        return user
-    return json.dumps({name: value[name] for name in sorted(value) if name != "session_id"})
+        return None
+    return value if isinstance(value, dict) else None
 
 
 # --- who may see it again -------------------------------------------------------
@@ -159,15 +163,12 @@ def visitor_of(headers: Mapping[str, str], peer: str, api_key: str | None) -> Vi
     """
     if api_key is not None:
         return Visitor(digest(api_key), sees_all=True)  # whoever was let in has the key: there is nobody to hide from
-    if not is_loopback(peer) or _is_forwarded(headers):
+    names = {name.lower() for name in headers}
+    forwarded = not FORWARDED.isdisjoint(names) or any(name.startswith(FORWARDED_BEGINNINGS) for name in names)
+    if forwarded or not is_loopback(peer):
         return NOBODY
     key = next(iter(presented_keys(headers)), None)
     return Visitor("", sees_all=True) if key is None else Visitor(digest(key))
-
-
-def _is_forwarded(headers: Mapping[str, str]) -> bool:
-    names = {name.lower() for name in headers}
-    return not FORWARDED.isdisjoint(names) or any(name.startswith(FORWARDED_BEGINNINGS) for name in names)
 
 
 class RequestOwners:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -134,52 +134,23 @@ def _transcript(found: Transcript, shape: Shape) -> Reply:
 
 
 def _shown(index: int, segment: TranscriptSegment) -> dict[str, Any]:
-    return {
-        "id": index,
-        "seek": segment.seek,
-        "start": round(segment.start, 3),
-        "end": round(segment.end, 3),
-        "text": segment.text,
-        "tokens": list(segment.tokens),
-        "temperature": segment.temperature,
-        "avg_logprob": _known(segment.avg_logprob),
-        "compression_ratio": _known(segment.compression_ratio),
-        "no_speech_prob": _known(segment.no_speech_prob),
-    }
+    values = {name: _known(value) for name, value in asdict(segment).items()}
+    return {"id": index, **values, "start": round(segment.start, 3), "end": round(segment.end, 3)}
 
 
-def _known(value: float) -> float:
+def _known(value: Any) -> Any:
     """JSON has no NaN."""
-    return value if math.isfinite(value) else 0.0
+    return 0.0 if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _text(found: Transcript) -> str:
-    return found.text.strip() + "\n"
-
-
-def _srt(found: Transcript) -> str:
-    cues = [
-        f"{number}\n{_clock(segment.start, ',')} --> {_clock(segment.end, ',')}\n{_cue(segment)}\n"
-        for number, segment in enumerate(_spoken(found.segments), start=1)
+def _cues(found: Transcript, point: str) -> list[str]:
+    """Times and text of each segment. An arrow in a text would begin another cue's times."""
+    return [
+        f"{_clock(segment.start, point)} --> {_clock(segment.end, point)}\n"
+        f"{' '.join(segment.text.split()).replace('-->', '->')}\n"
+        for segment in found.segments
+        if segment.text.strip()
     ]
-    return "\n".join(cues)
-
-
-def _vtt(found: Transcript) -> str:
-    cues = [
-        f"{_clock(segment.start, '.')} --> {_clock(segment.end, '.')}\n{_cue(segment)}\n"
-        for segment in _spoken(found.segments)
-    ]
-    return "\n".join(["WEBVTT\n", *cues])
-
-
-def _spoken(segments: Sequence[TranscriptSegment]) -> list[TranscriptSegment]:
-    return [segment for segment in segments if segment.text.strip()]
-
-
-def _cue(segment: TranscriptSegment) -> str:
-    """An arrow would begin another cue's times."""
-    return " ".join(segment.text.split()).replace("-->", "->")
 
 
 def _clock(seconds: float, point: str) -> str:
@@ -189,4 +160,8 @@ def _clock(seconds: float, point: str) -> str:
     return f"{minutes // 60:02d}:{minutes % 60:02d}:{milliseconds // 1000:02d}{point}{milliseconds % 1000:03d}"
 
 
-_TEXTS: dict[str, Callable[[Transcript], str]] = {"text": _text, "srt": _srt, "vtt": _vtt}
+_TEXTS: dict[str, Callable[[Transcript], str]] = {
+    "text": lambda found: found.text.strip() + "\n",
+    "srt": lambda found: "\n".join(f"{number}\n{cue}" for number, cue in enumerate(_cues(found, ","), start=1)),
+    "vtt": lambda found: "\n".join(["WEBVTT\n", *_cues(found, ".")]),
+}

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from start_llm.api.common.dialect import Task
-from start_llm.api.common.fields import BodyModel, ModelName, bad, parse_body, within
+from start_llm.api.common.fields import BodyModel, ModelName, bad, items_of, parse_body, within
+from start_llm.api.common.parts import texts_of
 from start_llm.api.common.request import counted_request
 from start_llm.api.http import sse
 from start_llm.api.http.access import RequestOwners
@@ -55,7 +56,11 @@ class Encodings:
 
     def embeddings(self, inbound: Request) -> Task:
         body, data = parse_body(EmbeddingsBody, inbound.body)
-        texts = texts_of(body.input)
+        texts: list[Text] = []
+        for path, text in texts_of(body.input, "input", EMBEDDED):
+            if not text:
+                raise BadRequest(f"{path}: an empty text has no embedding.", param=path, code="invalid_value")
+            texts.append(text)
         encoders = self._encoders()
         request = self._request(encoders, "embeddings", body.model, data, inbound)
         encoding = encoders.encode(texts, "input", truncate=bool(body.truncate), dimensions=body.dimensions)
@@ -131,33 +136,15 @@ def _rerank(request: ChatRequest, found: Encoded, documents: Sequence[str] | Non
     )
 
 
-def texts_of(value: Any) -> tuple[Text, ...]:
-    """A string, a list of token ids, or a list of either. Raises BadRequest."""
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
-        within(EMBEDDED, len(value), "input")
-        return tuple(_text(item, f"input[{index}]") for index, item in enumerate(value))
-    return (_text(value, "input"),)
-
-
-def _text(value: Any, path: str) -> Text:
-    if isinstance(value, str):
-        if not value:
-            raise BadRequest(f"{path}: an empty text has no embedding.", param=path, code="invalid_value")
-        return value
-    if isinstance(value, list) and value and all(type(item) is int and 0 <= item < 2**31 for item in value):
-        return tuple(value)
-    raise bad(path, "a string or a list of token ids that is not empty", value)
-
-
 def documents_of(values: Sequence[Any]) -> list[str]:
     """Texts, or objects with a `text`. Raises BadRequest."""
     if not values:
         raise bad("documents", "a list with at least one document", values)
     within(DOCUMENTS, len(values), "documents")
     found = []
-    for index, value in enumerate(values):
+    for path, value in items_of(values, "documents"):
         text = value.get("text") if isinstance(value, dict) else value
         if not isinstance(text, str) or not text:
-            raise bad(f"documents[{index}]", "a text, or an object with a text, that is not empty", value)
+            raise bad(path, "a text, or an object with a text, that is not empty", value)
         found.append(text)
     return found

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from start_llm.api.common.dialect import Collected, StreamWriter
-from start_llm.api.common.fields import bad, parse_body, within
+from start_llm.api.common.fields import parse_body
+from start_llm.api.common.parts import texts_of
 from start_llm.api.common.request import request_of, stop_of
 from start_llm.api.http.routes import Request
 from start_llm.api.openai.chat import OlderBody
@@ -73,7 +74,7 @@ def read_completion(inbound: Request, settings: Settings, service: Service) -> C
     if body.suffix:
         raise NotSupported("suffix: text after the answer is not supported; leave it out.", param="suffix")
     choices = body.choices()
-    prompts = prompts_of(body.prompt)
+    prompts = tuple(prompt for _, prompt in texts_of(body.prompt, "prompt", PROMPTS))
     request = request_of(
         *("completions", body, data, inbound, settings),
         prompt=prompts[0],
@@ -85,22 +86,6 @@ def read_completion(inbound: Request, settings: Settings, service: Service) -> C
     # Echoed token ids are read as text here, in the vocabulary of the model that the body names.
     echo = tuple(_text(prompt, request.model, service) if body.echo else "" for prompt in prompts)
     return CompletionExchange(request, service, body.includes_usage, int(time.time()), prompts, echo)
-
-
-def prompts_of(value: Any) -> tuple[Prompt, ...]:
-    """A string, a list of token ids, or a list of either."""
-    if isinstance(value, list) and value and isinstance(value[0], str | list):
-        within(PROMPTS, len(value), "prompt")
-        return tuple(_prompt(item, f"prompt[{index}]") for index, item in enumerate(value))
-    return (_prompt(value, "prompt"),)
-
-
-def _prompt(value: Any, path: str) -> Prompt:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and value and all(type(item) is int and 0 <= item < 2**31 for item in value):
-        return tuple(value)
-    raise bad(path, "a string or a list of token ids that is not empty", value)
 
 
 def _text(prompt: Prompt, model: str, service: Service) -> str:

@@ -35,9 +35,9 @@ from start_llm.core.settings import Settings, meaning
 from start_llm.dashboard.audit import AUDIT_FILE, Wanted, entries
 from start_llm.dashboard.board import SLOT_SECONDS, SLOTS, Board, Daily
 from start_llm.dashboard.metrics import Metrics
-from start_llm.dashboard.process_log import LogTail, tail_of
-from start_llm.dashboard.redact import Redactor
+from start_llm.dashboard.process_log import LINE_CHARS, LogTail, Redactor
 from start_llm.files.database import FileUnavailable
+from start_llm.files.logs import last_lines
 from start_llm.models.catalog import StoredModel, stored_models
 from start_llm.models.recommended import RECOMMENDED, SHORT_NAMES
 
@@ -200,7 +200,8 @@ class Page:
             }
             for name in Settings.model_fields
         ]
-        return _reply({"settings": rows, "proxy_log": tail_of(self._settings.log_root / "proxy.log", self._redact)})
+        lines = last_lines(self._settings.log_root / "proxy.log", 100).splitlines()
+        return _reply({"settings": rows, "proxy_log": [self._redact(line)[:LINE_CHARS] for line in lines]})
 
     def _shown(self, name: str) -> str:
         value = getattr(self._settings, name)

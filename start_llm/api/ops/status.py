@@ -56,15 +56,11 @@ class Status:
         return Reply(sse.dumps(body))
 
     def model(self, inbound: Request) -> Reply:
-        name = inbound.params[0]
-        cards = self._cards()
-        for card in cards:
-            if card.id == name:
-                return Reply(sse.dumps(model_body(card)))
-        meant = self.service.served_name(name)  # an alias, a name of MODEL_MAP
-        for card in cards:
-            if card.id == meant:
-                return Reply(sse.dumps(model_body(card) | {"id": name}))
+        name, cards = inbound.params[0], self._cards()
+        by_id = {card.id: card for card in reversed(cards)}
+        card = by_id.get(name) or by_id.get(self.service.served_name(name))  # an alias, a name of MODEL_MAP
+        if card is not None:
+            return Reply(sse.dumps(model_body(card) | {"id": name}))
         names = ", ".join(card.id for card in cards) or "none"
         raise NotFound(f"There is no model {name!r}. Served: {names}.", param="model", code="model_not_found")
 
@@ -132,6 +128,7 @@ class Status:
 
 def model_body(card: ModelCard) -> dict[str, Any]:
     created = datetime.fromtimestamp(card.created, UTC).isoformat().replace("+00:00", "Z")
+    where = {name: getattr(card, name) for name in ("state", "pinned", "weight_bytes", "kv_bytes", "context_scale")}
     return {
         "id": card.id,
         "object": "model",
@@ -143,13 +140,5 @@ def model_body(card: ModelCard) -> dict[str, Any]:
         "context_length": card.context,
         "max_model_len": card.context,
         "capabilities": card.capabilities,
-        "details": card.details | _loaded(card),
+        "details": card.details | where | ({"problem": card.problem} if card.problem else {}),
     }
-
-
-def _loaded(card: ModelCard) -> dict[str, Any]:
-    """Where the model is: on disk, in memory, between the two."""
-    details: dict[str, Any] = {"state": card.state, "pinned": card.pinned, "weight_bytes": card.weight_bytes}
-    details["kv_bytes"] = card.kv_bytes
-    details["context_scale"] = card.context_scale
-    return details | ({"problem": card.problem} if card.problem else {})

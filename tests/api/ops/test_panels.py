@@ -20,7 +20,7 @@ from start_llm.core.report import StoredSegment, StoredTree
 from start_llm.core.request import ChatRequest
 from start_llm.dashboard.audit import AUDIT_FILE, Audit
 from start_llm.dashboard.observer import Outcome
-from start_llm.dashboard.redact import HIDDEN
+from start_llm.dashboard.process_log import HIDDEN
 from start_llm.models.pull import Pulled, PullError
 from tests.api.fakes import REPORT, FakeService
 from tests.api.ops.test_page import ask, feed
