@@ -71,6 +71,5 @@ class Tool:
 
     def as_function(self) -> dict[str, Any]:
         """The shape that chat templates and mlx-lm's tool parsers take (OpenAI's)."""
-        function: dict[str, Any] = {"name": self.name, "description": self.description}
-        function["parameters"] = self.parameters
+        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from queue import Empty, SimpleQueue
+from queue import Queue
 
 
 class BatchWriter[T]:
@@ -16,7 +16,7 @@ class BatchWriter[T]:
     def __init__(self, name: str, write: Callable[[list[T]], None], gather_seconds: float) -> None:
         """`gather_seconds`: how long a batch waits for more after its first item."""
         self._write, self._gather = write, gather_seconds
-        self._waiting: SimpleQueue[T | threading.Event | None] = SimpleQueue()
+        self._waiting: Queue[T | None] = Queue()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -32,35 +32,23 @@ class BatchWriter[T]:
 
     def flush(self) -> None:
         """Returns when all that was put before is written."""
-        done = threading.Event()
         if not self.closing:
-            self._waiting.put(done)
-            done.wait()
+            self._waiting.join()
 
     def close(self) -> None:
         """Writes what is waiting and ends the thread. May be called twice."""
         if not self.closing:
             self._closing.set()
-            self._waiting.put(None)
+            self._waiting.put(None)  # wakes the thread
             self._thread.join()
 
     def _run(self) -> None:
-        while (first := self._waiting.get()) is not None:
+        while not (self.closing and self._waiting.empty()):
+            batch = [self._waiting.get()]
             self._closing.wait(self._gather)
-            batch, ended = [first], False
-            while not ended:
-                try:
-                    item = self._waiting.get_nowait()
-                except Empty:
-                    break
-                ended = item is None
-                if item is not None:
-                    batch.append(item)
-            items = [item for item in batch if not isinstance(item, threading.Event)]
-            if items:
+            while not self._waiting.empty():
+                batch.append(self._waiting.get())
+            if items := [item for item in batch if item is not None]:
                 self._write(items)
-            for item in batch:
-                if isinstance(item, threading.Event):
-                    item.set()
-            if ended:
-                return
+            for _ in batch:
+                self._waiting.task_done()

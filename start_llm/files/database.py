@@ -1,20 +1,5 @@
 """A SQLite file that is a cache: whatever happens to it, the program goes on.
 
-How to use it::
-
-    database = CacheDatabase(path, "CREATE TABLE words (word TEXT PRIMARY KEY, data BLOB NOT NULL);", 1, what="words")
-
-    def read(connection: sqlite3.Connection) -> bytes | None:
-        row = connection.execute("SELECT data FROM words WHERE word = ?", (word,)).fetchone()
-        if row is None:
-            return None
-        try:
-            return zlib.decompress(row[0])
-        except (zlib.error, TypeError) as error:
-            raise Damaged(f"the entry {word!r} is unreadable") from error
-
-    data = database.run(read)
-
 - Nothing is opened before the first `run`. Each `run` is one transaction. Use its connection inside the function only,
   and fetch and decode everything there.
 - **Damage**, found by SQLite or by the function (it raises `Damaged`): the file is renamed to ``NAME.damaged``, a new
@@ -155,7 +140,10 @@ class CacheDatabase:
         # Nobody else opens or sets aside a file of this folder meanwhile: a process could write a journal for the
         # damaged database, and another take it for that of the new one.
         with locked(self.path.parent, self._busy_seconds):
-            new = _create(self.path)
+            # One that is there must not be opened and closed here: that would end the locks which SQLite holds on it
+            # elsewhere in this process.
+            if new := not os.path.lexists(self.path):
+                self.path.touch(0o600, exist_ok=False)
             self._identity = _identity(self.path)
             for side in ("", *_SIDES):
                 _claim(_beside(self.path, side))
@@ -254,8 +242,7 @@ def _is_damage(error: Exception) -> bool:
 
 def _code(error: Exception) -> int:
     """SQLite's extended code; 0 if it has none."""
-    code: int = getattr(error, "sqlite_errorcode", 0)
-    return code
+    return int(getattr(error, "sqlite_errorcode", 0))
 
 
 def _beside(path: Path, ending: str) -> Path:
@@ -269,19 +256,6 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _create(path: Path) -> bool:
-    """Makes an empty file for this user only. False: something is there.
-
-    A file that is there must not be opened and closed here: that would end the locks which SQLite holds on it elsewhere
-    in this process.
-    """
-    try:
-        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600))
-    except FileExistsError:
-        return False
-    return True
 
 
 def _claim(path: Path) -> None:

@@ -57,10 +57,15 @@ class DailyLogs:
                 self._prune(path)
 
     def _prune(self, current: Path) -> None:
-        files: list[tuple[str, float, int, Path]] = []
-        for day in self._root.iterdir():
-            if _DAY.fullmatch(day.name) and day.is_dir() and not day.is_symlink():
-                files += self._files(day)
+        files: list[tuple[str, float, int, Path]] = []  # day, last change, bytes, path
+        for path in self._root.glob("*/*"):
+            day, name = path.parent, path.name.removesuffix(_OLDER)
+            if not _DAY.fullmatch(day.name) or day.is_symlink() or not name.endswith(self._suffix):
+                continue
+            with suppress(FileNotFoundError):
+                status = path.lstat()
+                if not stat.S_ISDIR(status.st_mode):
+                    files.append((day.name, status.st_mtime, status.st_size, path))
         files.sort()
         used = sum(size for _, _, size, _ in files)
         left = len(files)
@@ -76,17 +81,6 @@ class DailyLogs:
                 path.parent.rmdir()  # fails while there is something in it
         self._bytes_to_look = self._most_bytes // _LOOKS
         self._files_to_look = self._most_files // 20
-
-    def _files(self, day: Path) -> list[tuple[str, float, int, Path]]:
-        """(day, last change, bytes, path)"""
-        found = []
-        for path in day.iterdir():
-            if path.name.removesuffix(_OLDER).endswith(self._suffix):
-                with suppress(FileNotFoundError):
-                    status = path.lstat()
-                    if not stat.S_ISDIR(status.st_mode):
-                        found.append((day.name, status.st_mtime, status.st_size, path))
-        return found
 
 
 def begin_log(path: Path, *, go_on: bool = False) -> int:
