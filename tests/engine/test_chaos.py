@@ -31,7 +31,7 @@ from start_llm.engine.decode.sampling import TextDrawing
 from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
-from start_llm.kvcache.disk.tier import DiskTier, WriteQueue
+from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.store import KVStore, StoreConfig
 from start_llm.kvcache.tree import SegmentTree
@@ -172,8 +172,7 @@ METHODS = {
     MemoryGuard: ("admits", "check", "most_tokens", "take", "give"),
 }
 DISK = {
-    DiskTier: ("write", "touch", "read", "take_lost", "stats"),
-    WriteQueue: ("has_room", "add"),
+    DiskTier: ("has_room", "write", "touch", "read", "take_lost", "stats"),
 }
 ONE_ENDS = ("BatchRunner", "MemoryGuard")
 """What is asked for one request: that one may end by it."""

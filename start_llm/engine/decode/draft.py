@@ -48,7 +48,7 @@ class Proposal:
 
 
 @dataclass(slots=True)
-class Counts:
+class DecodeCounts:
     """Work of a decode loop."""
 
     forwards: int = 0  # passes
@@ -201,7 +201,7 @@ class RowDrafts:
     find_drafter: Callable[[], SuffixIndex | None] | None = None  # ``None``: no drafts, nor what a grammar forces
     acceptance: Acceptance = field(default_factory=Acceptance)  # how often proposals were right in this conversation
     said: list[int] = field(default_factory=list)  # is told each token that is reported
-    counts: Counts = field(default_factory=Counts)  # is added to, with and without drafts
+    counts: DecodeCounts = field(default_factory=DecodeCounts)  # is added to, with and without drafts
 
 
 def _hash(run: Sequence[int]) -> int:

@@ -13,7 +13,7 @@ from start_llm.core.errors import StartLLMError
 from start_llm.core.events import EngineDone, EngineEvent, Failed
 from start_llm.core.report import CacheReport
 from start_llm.core.work import Submit
-from start_llm.engine.decode.draft import Counts
+from start_llm.engine.decode.draft import DecodeCounts
 from start_llm.engine.decode.row import Cache
 from start_llm.kvcache.blocks import as_tokens
 
@@ -49,7 +49,7 @@ class Job:
     leader: Job | None = None  # the prefilling job whose KV this one waits for,
     leader_until: int = 0  # up to this token;
     stored: int = 0  # and what was stored when it began to wait
-    counts: Counts = field(default_factory=Counts)  # what decoding it took
+    counts: DecodeCounts = field(default_factory=DecodeCounts)  # what decoding it took
     failures: int = 0  # steps of several rows that failed while this was one of them
     alone: float = 0  # tokens that it has to decode alone, because it may be what made such a step fail
     idle: bool = False  # work for an idle gap: it has no client and yields to everyone

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 
 from start_llm.core.errors import Internal, OutOfMemory, StartLLMError
 from start_llm.core.work import Submit
-from start_llm.engine.decode.draft import Counts
+from start_llm.engine.decode.draft import DecodeCounts
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.row import Cache, DecodeRow, RowState
 from start_llm.engine.decode.sampling import TextDrawing
@@ -108,7 +108,7 @@ class Requests:
         self._memory, self._clock = memory, clock
         self._by_id: dict[str, Job] = {}
         self.waiting: deque[Job] = deque()
-        self.decoded = Counts()
+        self.decoded = DecodeCounts()
 
     def __len__(self) -> int:
         return len(self._by_id)

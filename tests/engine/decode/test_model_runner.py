@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from start_llm.engine.decode.draft import Counts, RowDrafts
+from start_llm.engine.decode.draft import DecodeCounts, RowDrafts
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.row import DecodeRow
 from start_llm.engine.decode.sampling import make_processors, make_sampler
@@ -33,8 +33,8 @@ def begun(model: Any, eos: list[int], rows: int) -> ModelRunner:
     return ModelRunner(model, eos=eos, max_rows=rows, gate=Eager())
 
 
-def insert(runner: ModelRunner, model: Any, label: str, count: int, drafter: Any) -> tuple[int, Counts]:
-    counts = Counts()
+def insert(runner: ModelRunner, model: Any, label: str, count: int, drafter: Any) -> tuple[int, DecodeCounts]:
+    counts = DecodeCounts()
     drafts = RowDrafts(lambda: drafter, counts=counts)
     sampler, processors = make_sampler(SAMPLINGS[label]), make_processors(SAMPLINGS[label], PROMPT)
     return runner.insert(new_row(PROMPT, prefilled(model), count, sampler, processors, drafts=drafts)), counts
@@ -57,7 +57,7 @@ def test_no_token_is_lost_or_doubled_over_many_joins_and_leaves(name: str, rows:
     runner = begun(model, [end], MOST_ROWS)
     running: dict[int, tuple[list[int], list[int]]] = {}
     inserted = alone = together = 0
-    accepted: list[Counts] = []
+    accepted: list[DecodeCounts] = []
     while inserted < rows or running:
         if inserted < rows and len(running) < MOST_ROWS and chance.random() < (0.9 if not running else 0.25):
             label = chance.choice(list(truths))
