@@ -45,12 +45,7 @@ DECODER = Decoder()
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """
-    Attributes:
-        data: the file.
-        rate: samples a second.
-        frames: samples of one channel.
-    """
+    """A file, its samples a second, and how many of them each channel has."""
 
     data: bytes
     rate: int
@@ -74,23 +69,17 @@ def check_installed() -> None:
 def look_at(data: bytes, param: str) -> Recording:
     """Reads the header, and of an MP3 that of each frame. Raises BadRequest: this is no recording."""
     if not data:
-        raise BadRequest(f"{param}: the file is empty.", param=param, code="invalid_value")
+        raise _refused(param, "the file is empty.")
     if not _is_recording(data):
-        raise BadRequest(
-            f"{param}: this is no {FORMATS} file (it begins with {data[:8]!r}).", param=param, code="invalid_value"
-        )
+        raise _refused(param, f"this is no {FORMATS} file (it begins with {data[:8]!r}).")
     try:
         rate, frames = DECODER.look(data)
     except NotDecoded as error:
         raise _broken(param, error) from None
     if rate not in RATES:
-        raise BadRequest(
-            f"{param}: {rate} samples a second; allowed are {', '.join(map(str, RATES))}.",
-            param=param,
-            code="invalid_value",
-        )
+        raise _refused(param, f"{rate} samples a second; allowed are {', '.join(map(str, RATES))}.")
     if frames < 1:
-        raise BadRequest(f"{param}: the recording has no samples.", param=param, code="invalid_value")
+        raise _refused(param, "the recording has no samples.")
     return Recording(data, rate, frames)
 
 
@@ -140,5 +129,9 @@ def _is_recording(data: bytes) -> bool:
     return data[:4] in (b"fLaC", b"OggS") or (data[:4] == b"RIFF" and data[8:12] == b"WAVE") or bool(mp3)
 
 
+def _refused(param: str, why: str) -> BadRequest:
+    return BadRequest(f"{param}: {why}", param=param, code="invalid_value")
+
+
 def _broken(param: str, why: object) -> BadRequest:
-    return BadRequest(f"{param}: the file cannot be decoded as audio ({why}).", param=param, code="invalid_value")
+    return _refused(param, f"the file cannot be decoded as audio ({why}).")

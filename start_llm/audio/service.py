@@ -71,10 +71,8 @@ class AudioService:
     """Thread-safe; called on HTTP threads."""
 
     def __init__(self, settings: Settings, models: AudioModels, thread: EngineThread) -> None:
-        self._sources: dict[AudioTask, str | None] = {
-            "transcription": settings.transcription_model,
-            "speech": settings.speech_model,
-        }
+        transcription, speech = settings.transcription_model, settings.speech_model
+        self._sources: dict[AudioTask, str | None] = {"transcription": transcription, "speech": speech}
         self._models, self._thread = models, thread
         self._problems: dict[AudioTask, StartLLMError] = {}
         self._room = Room(RECORDED.most)
@@ -89,10 +87,10 @@ class AudioService:
                 check_installed()
                 config = read_config(find_folder(source, SETTINGS[task], progress, whole_encoder))
                 if task_of(config) != task:
-                    raise NotSupported(
-                        f"{SETTINGS[task]}={source}: its architecture is {config.get('model_type')!r}; for this there "
-                        f"is {architectures_of(task)}."
+                    why = (
+                        f"its architecture is {config.get('model_type')!r}; for this there is {architectures_of(task)}."
                     )
+                    raise NotSupported(f"{SETTINGS[task]}={source}: {why}")
             except (StartLLMError, OSError, ValueError) as error:
                 known = error if isinstance(error, StartLLMError) else NotFound(f"{SETTINGS[task]}={source}: {error}")
                 self._problems[task] = known.again()
@@ -127,12 +125,8 @@ class AudioService:
     def _transcribe(self, model: str, file: bytes, hints: Hints) -> Generator[Progress, None, Transcript]:
         recording = look_at(file, "file")
         if recording.seconds > RECORDED.most:
-            raise BadRequest(
-                f"file: a recording of {recording.seconds:,.0f} seconds; at most {RECORDED.most:,} are allowed; "
-                "send it in parts.",
-                param="file",
-                code="limit_exceeded",
-            )
+            length = f"a recording of {recording.seconds:,.0f} seconds; at most {RECORDED.most:,} are allowed"
+            raise BadRequest(f"file: {length}; send it in parts.", param="file", code="limit_exceeded")
         with contextlib.closing(self._models.open_audio(model, "transcription")) as lease:
             yield from _waiting(lease.wait, still_loading(model))
             listener = lease.handle

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Generator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +18,14 @@ from start_llm.audio.samples import LIBRARY
 from start_llm.core.errors import BadRequest
 from start_llm.core.limits import SPOKEN
 from start_llm.core.media import Sound
-from start_llm.models.stepwise import bytes_of, read_weights, refusing
+from start_llm.models.stepwise import bytes_of, loading
 
 
 def load_steps(folder: Path, name: str) -> Generator[float, None, Speaker]:
     """Imports the library, which takes seconds; the steps, on the model thread, read weights. Raises NotSupported."""
     importlib.import_module(f"{LIBRARY}.tts.models.soprano")
-    return _loading(importlib.import_module(f"{LIBRARY}.tts.utils"), folder, name)
-
-
-def _loading(library: Any, folder: Path, name: str) -> Generator[float, None, Speaker]:
-    with refusing("mlx-audio", name):
-        model = library.load_model(folder, lazy=True)
-    yield from read_weights(model)
-    return Speaker(model, name)
+    load = partial(importlib.import_module(f"{LIBRARY}.tts.utils").load_model, folder, lazy=True)
+    return loading("mlx-audio", name, load, lambda model: Speaker(model, name))
 
 
 class Speaker:

@@ -20,7 +20,7 @@ import numpy as np
 from start_llm.audio.samples import LIBRARY, RATE
 from start_llm.core.errors import BadRequest
 from start_llm.core.media import Hints, Transcript, TranscriptSegment
-from start_llm.models.stepwise import bytes_of, read_weights, refusing
+from start_llm.models.stepwise import bytes_of, loading
 
 HOP, FFT = 160, 400
 WINDOW = 3000
@@ -37,15 +37,14 @@ def load_steps(folder: Path, name: str) -> Generator[float, None, Transcriber]:
     """Imports the library, which takes seconds; the steps, on the model thread, read weights. Raises NotSupported."""
     importlib.import_module(f"{LIBRARY}.stt.models.whisper.whisper")
     importlib.import_module("transformers.models.whisper")
-    return _loading(importlib.import_module(f"{LIBRARY}.stt.utils"), folder, name)
+    library = importlib.import_module(f"{LIBRARY}.stt.utils")
 
-
-def _loading(library: Any, folder: Path, name: str) -> Generator[float, None, Transcriber]:
-    with refusing("mlx-audio", name):
+    def load() -> Any:
         model = library.load_model(folder, lazy=True)
         model.get_tokenizer()
-    yield from read_weights(model)
-    return Transcriber(model, name)
+        return model
+
+    return loading("mlx-audio", name, load, lambda model: Transcriber(model, name))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +90,8 @@ class Transcriber:
         self.nbytes = bytes_of(model)
         self._tools: Any = importlib.import_module(f"{LIBRARY}.stt.models.whisper.decoding")
         self._signal: Any = importlib.import_module(f"{LIBRARY}.utils")
-        self._names: dict[str, str] = importlib.import_module(
-            f"{LIBRARY}.stt.models.whisper.tokenizer"
-        ).TO_LANGUAGE_CODE
+        languages = importlib.import_module(f"{LIBRARY}.stt.models.whisper.tokenizer")
+        self._names: dict[str, str] = languages.TO_LANGUAGE_CODE
         self._codes = tuple(model.get_tokenizer().all_language_codes) if model.is_multilingual else ("en",)
 
     def check(self, language: str | None) -> str | None:
@@ -102,11 +100,8 @@ class Transcriber:
             return None
         code = self._names.get(language.lower(), language.lower())
         if code not in self._codes:
-            raise BadRequest(
-                f"language={language[:40]!r}: {self._name} knows {', '.join(self._codes)}.",
-                param="language",
-                code="invalid_value",
-            )
+            message = f"language={language[:40]!r}: {self._name} knows {', '.join(self._codes)}."
+            raise BadRequest(message, param="language", code="invalid_value")
         return code
 
     def transcribe(self, samples: np.ndarray, hints: Hints) -> Steps:
@@ -149,9 +144,7 @@ class Transcriber:
             yield 0.0
         for begin in range(0, frames, WINDOW):
             part = found[begin : begin + WINDOW]
-            np.maximum(part, np.float32(most) - np.float32(8.0), out=part)
-            part += 4.0
-            part /= 4.0
+            part[:] = (np.maximum(part, np.float32(most) - np.float32(8.0)) + 4.0) / 4.0
             yield 0.0
         return found
 
@@ -227,7 +220,7 @@ class Transcriber:
 def _around(samples: np.ndarray, begin: int, end: int) -> np.ndarray:
     """Places `begin` to `end` of a recording that half an `FFT` was set before, its mirror image; silence follows.
 
-    Only what lies there is copied: a recording may have hundreds of megabytes. From 0 on, more than an `FFT` is wanted.
+    Only what lies there is copied: a recording may be large. From 0 on, more than an `FFT` is wanted.
     """
     found = np.zeros(end - begin, np.float32)
     before = max(0, FFT // 2 - begin)
@@ -243,12 +236,7 @@ def _cut(tokens: Sequence[int], first: int, step: int, size: int) -> tuple[list[
 
     A segment stands between two timestamps; one ends and the next begins where two follow each other. What is behind
     the last pair is heard again in the next window, unless a single timestamp ends the window: then nobody speaks
-    behind it.
-
-    Args:
-        first: the token of the timestamp 0.
-        step: frames between two timestamps.
-        size: frames of the window.
+    behind it. `first`: the token of the timestamp 0; `step`: frames between two; `size`: frames of the window.
     """
     marks = [token >= first for token in tokens]
     ends_alone = marks[-2:] == [False, True]

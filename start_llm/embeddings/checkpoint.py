@@ -38,7 +38,6 @@ class EncoderFiles:
         most_tokens: of a text, special tokens included.
         vocabulary: token ids are below it.
         before, after: special tokens around every text.
-        weight_bytes: bytes of the weights' files.
     """
 
     name: str

@@ -1,7 +1,6 @@
 """Encoder models by mlx-embeddings, an extra of the package. Arrays belong to the model thread.
 
-Nothing here is one long step: weights are read in pieces, texts go through the model in small batches, and between
-two of them the models that decode have their turn.
+Weights are read in pieces, texts go through the model in small batches. Between two of them others have their turn.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import importlib
 import importlib.util
 import time
 from collections.abc import Generator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import mlx.core as mx
 import numpy as np
 
 from start_llm.embeddings.checkpoint import EncoderFiles, Pooling, read_encoder
-from start_llm.models.stepwise import read_weights, refusing
+from start_llm.models.stepwise import loading
 
 LIBRARY = "mlx_embeddings"
 STEP_SECONDS = 0.1
@@ -77,8 +77,7 @@ class Encoder:
         output = self._model(mx.array(ids), attention_mask=kept)
         pooled = output.text_embeds if self._pooling is None else pool(output.last_hidden_state, kept, self._pooling)
         pooled = pooled.astype(mx.float32)
-        length = mx.maximum(mx.linalg.norm(pooled, axis=-1, keepdims=True), 1e-12)
-        return np.array(pooled / length)
+        return np.array(pooled / mx.maximum(mx.linalg.norm(pooled, axis=-1, keepdims=True), 1e-12))
 
 
 def pool(hidden: mx.array, mask: mx.array, how: Pooling) -> mx.array:
@@ -95,11 +94,7 @@ def pool(hidden: mx.array, mask: mx.array, how: Pooling) -> mx.array:
 
 def load_steps(folder: Path, name: str) -> Generator[float, None, Encoder]:
     """Imports the library, which takes seconds; the steps, on the model thread, read weights. Raises NotSupported."""
-    return _loading(importlib.import_module(f"{LIBRARY}.utils"), read_encoder(name, folder))
-
-
-def _loading(library: Any, files: EncoderFiles) -> Generator[float, None, Encoder]:
-    with refusing("mlx-embeddings", f"{files.name} ({files.config.get('model_type')})"):
-        model = library.load_model(files.folder, lazy=True, path_to_repo=files.name)
-    yield from read_weights(model)
-    return Encoder(model, files)
+    library, files = importlib.import_module(f"{LIBRARY}.utils"), read_encoder(name, folder)
+    load = partial(library.load_model, files.folder, lazy=True, path_to_repo=files.name)
+    title = f"{files.name} ({files.config.get('model_type')})"
+    return loading("mlx-embeddings", title, load, lambda model: Encoder(model, files))

@@ -55,8 +55,7 @@ class EncoderService:
     def prepare(self, progress: Callable[[str, float], None]) -> int:
         """Finds the files, fetches them if need be; once, before any request.
 
-        Returns:
-            Bytes that the weights will take. 0: there is no encoder, or it cannot be used; `problem` says why.
+        Returns the bytes that the weights will take. 0: there is no encoder, or it cannot be used; see `problem`.
         """
         if self._source is None:
             return 0
@@ -80,22 +79,15 @@ class EncoderService:
         own = {"", "default", "embedding", files.name, self._source, f"openai/{files.name}", f"openai/{self._source}"}
         if asked in own or _FOREIGN_NAMES.match(asked.rsplit("/", 1)[-1]):
             return files.name
-        raise NotFound(
-            f"model={asked[:200]!r}: the embedding model of this server is {files.name!r}.",
-            param="model",
-            code="model_not_found",
-        )
+        message = f"model={asked[:200]!r}: the embedding model of this server is {files.name!r}."
+        raise NotFound(message, param="model", code="model_not_found")
 
     def encode(self, texts: Sequence[Text], param: str, *, truncate: bool, dimensions: int | None) -> Batches:
-        """Checks the texts; the iteration computes.
+        """Checks the texts; the iteration computes. Raises BadRequest, NotSupported, Unavailable, OutOfMemory.
 
         Args:
             param: the request's field that holds the texts, for errors.
-            truncate: a text that is too long is cut; else it is an error.
             dimensions: the first so many of the model's, brought to length 1 again; ``None``: all.
-
-        Raises:
-            BadRequest, NotSupported, Unavailable, OutOfMemory.
         """
         files = self._known()
         rows, cut, total = [], 0, 0
@@ -113,11 +105,8 @@ class EncoderService:
         with loaded(self._pool.open_encoder(files.name, files.folder), files.name) as encoder:
             self._dimensions = encoder.dimensions
         if dimensions is not None and not 1 <= dimensions <= encoder.dimensions:
-            raise BadRequest(
-                f"dimensions={dimensions}: {files.name} makes vectors of {encoder.dimensions}; give 1 to "
-                f"{encoder.dimensions}.",
-                param="dimensions",
-            )
+            allowed = f"{files.name} makes vectors of {encoder.dimensions}; give 1 to {encoder.dimensions}."
+            raise BadRequest(f"dimensions={dimensions}: {allowed}", param="dimensions")
         with self._counting:
             self._texts, self._tokens = self._texts + len(rows), self._tokens + total
         return Batches(rows, cut, encoder, self._thread, dimensions)
@@ -129,20 +118,19 @@ class EncoderService:
         details: dict[str, Any] = {"source": self._source, "kind": "embedding"}
         if self._dimensions is not None:
             details["dimensions"] = self._dimensions
-        return (
-            ModelCard(
-                files.name,
-                self._created,
-                files.most_tokens,
-                tools=False,
-                reasoning=False,
-                images="reject",
-                state="stored" if self._dimensions is None else "ready",
-                pinned=True,
-                weight_bytes=files.weight_bytes,
-                details=details,
-            ),
+        card = ModelCard(
+            files.name,
+            self._created,
+            files.most_tokens,
+            tools=False,
+            reasoning=False,
+            images="reject",
+            state="stored" if self._dimensions is None else "ready",
+            pinned=True,
+            weight_bytes=files.weight_bytes,
+            details=details,
         )
+        return (card,)
 
     def figures(self) -> dict[str, float]:
         """Totals, by the names that `/metrics` shows."""

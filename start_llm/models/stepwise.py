@@ -5,7 +5,7 @@ Arrays belong to the model thread.
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -44,6 +44,16 @@ def read_weights(model: Any) -> Generator[float]:
             yield 0.0
     mx.eval(waiting)
     yield 0.0
+
+
+def loading[Model](
+    library: str, name: str, load: Callable[[], Any], make: Callable[[Any], Model]
+) -> Generator[float, None, Model]:
+    """What `make` makes of the model that `load` gives without its weights: they are read here. Raises NotSupported."""
+    with refusing(library, name):
+        model = load()
+    yield from read_weights(model)
+    return make(model)
 
 
 def free_memory() -> None:
