@@ -36,27 +36,15 @@ _FACTORS, _MAGNITUDE = frozenset({"lora_a", "lora_b"}), "m"
 
 @dataclass(frozen=True)
 class Adapter:
-    """
-    Attributes:
-        name: the folder's.
-        base: the model that it was trained on, as its maker wrote it; empty: not told.
-        kind: ``lora``, or ``dora``: with a magnitude for each output.
-        layers: how many of the model's last layers it changes; 0 or less: all.
-        parameters: mlx-lm's ``lora_parameters``: rank, scale, dropout, and which modules (``keys``).
-        shapes: of its weights, by name.
-        digest: of all its bytes: KV that it makes is of no other adapter.
-        stamp: of its files, see `stamp_of`.
-    """
-
-    name: str
+    name: str  # the folder's
     folder: Path
-    base: str
-    kind: Literal["lora", "dora"]
-    layers: int
-    parameters: dict[str, Any]
-    shapes: dict[str, tuple[int, ...]]
-    digest: str
-    stamp: str = ""
+    base: str  # the model that it was trained on, as its maker wrote it; empty: not told
+    kind: Literal["lora", "dora"]  # ``dora``: with a magnitude for each output
+    layers: int  # how many of the model's last layers it changes; 0 or less: all
+    parameters: dict[str, Any]  # mlx-lm's ``lora_parameters``: rank, scale, dropout, and which modules (``keys``)
+    shapes: dict[str, tuple[int, ...]]  # of its weights, by name
+    digest: str = ""  # of all its bytes: KV that it makes is of no other adapter
+    stamp: str = ""  # of its files, see `stamp_of`
 
     @property
     def rank(self) -> int:
@@ -81,14 +69,9 @@ def stamp_of(folder: Path) -> str:
 
 
 def read_adapter(folder: Path, label: str) -> Adapter:
-    """All of it but the weights themselves; all bytes are read once, for the digest.
+    """All of it but the weights themselves; all bytes are read once, for the digest. `label`: its name in errors.
 
-    Args:
-        label: what the adapter is called in errors.
-
-    Raises:
-        NotFound: there is no such folder.
-        BadRequest: a sentence that says what is wrong and what to do.
+    Raises NotFound: there is no such folder; BadRequest: a sentence that says what is wrong and what to do.
     """
     if not folder.is_dir():
         raise NotFound(f"{label}: there is no such folder.", param="adapter")
@@ -124,16 +107,7 @@ def _read_headers(folder: Path) -> Adapter:
     for name, shape in shapes.items():
         if name.rsplit(".", 1)[-1] in _FACTORS and parameters["rank"] not in shape:
             raise ValueError(f"{CONFIG} says rank {parameters['rank']}, but {name} has the shape {shape}")
-    return Adapter(
-        name=folder.resolve().name,
-        folder=folder,
-        base=str(config.get("model") or ""),
-        kind=kind,
-        layers=layers,
-        parameters=parameters,
-        shapes=shapes,
-        digest="",
-    )
+    return Adapter(folder.resolve().name, folder, str(config.get("model") or ""), kind, layers, parameters, shapes)
 
 
 def other_base(base: str, source: str) -> str | None:
@@ -237,23 +211,15 @@ def unusable(sentence: str) -> BadRequest:
 
 @dataclass(frozen=True)
 class StoredAdapter:
-    """An adapter that lies in the folder.
-
-    Attributes:
-        base: the model that it was trained on, as its maker wrote it; empty: not told.
-        size: bytes of its weights.
-        stamp: changes when its files do.
-        problem: why it cannot be used, in a sentence; empty if nothing shows without its weights.
-        links: other names of it: links in the folder that lead to the same files.
-    """
+    """An adapter that lies in the folder."""
 
     name: str
     folder: Path
-    base: str
-    size: int
-    stamp: str
-    problem: str = ""
-    links: tuple[str, ...] = field(default=(), compare=False)
+    base: str  # the model that it was trained on, as its maker wrote it; empty: not told
+    size: int  # bytes of its weights
+    stamp: str  # changes when its files do
+    problem: str = ""  # why it cannot be used, in a sentence; empty if nothing shows without its weights
+    links: tuple[str, ...] = field(default=(), compare=False)  # its other names: links that lead to the same files
 
     def read(self) -> Adapter:
         """Raises NotFound, BadRequest."""
@@ -267,12 +233,9 @@ class StoredAdapter:
 def check_name(name: str, param: str) -> str:
     """The same name. Raises BadRequest unless it is a plain one. `param`: the field of the request."""
     if not _NAME.fullmatch(name):
-        raise BadRequest(
-            f"{param}: {name[:60]!r} is no adapter's name; give up to {ADAPTER.most} letters, digits, '.', '_', '-', "
-            "of which the first is a letter or a digit.",
-            param=param,
-            code="invalid_value",
-        )
+        allowed = f"up to {ADAPTER.most} letters, digits, '.', '_', '-', of which the first is a letter or a digit"
+        what = f"{param}: {name[:60]!r} is no adapter's name; give {allowed}."
+        raise BadRequest(what, param=param, code="invalid_value")
     return name
 
 

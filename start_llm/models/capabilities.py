@@ -47,21 +47,13 @@ class Fact:
 
 @dataclass(frozen=True, slots=True)
 class WritingHints:
-    """What vocabulary and template show of how a model writes; ``None`` where they show nothing.
+    """What vocabulary and template show of how a model writes; ``None`` where they show nothing."""
 
-    Attributes:
-        known: the tool format that mlx-lm reads in the template.
-        marked: the tool format that tokens of the vocabulary belong to.
-        reasoning: id of the reasoning style; ``tags``: `think_tags` are of no known style.
-        think_tags: the reasoning block's opening and closing text, where the tokenizer knows them.
-        budget: each of the tags is one token, so that thinking can be ended.
-    """
-
-    known: str | None = None
-    marked: str | None = None
-    reasoning: str | None = None
-    think_tags: tuple[str, str] | None = None
-    budget: bool = False
+    known: str | None = None  # the tool format that mlx-lm reads in the template
+    marked: str | None = None  # the tool format that tokens of the vocabulary belong to
+    reasoning: str | None = None  # id of the reasoning style; ``tags``: `think_tags` are of no known style
+    think_tags: tuple[str, str] | None = None  # what opens and closes a thought, where the tokenizer knows that
+    budget: bool = False  # each of the tags is one token, so that thinking can be ended
 
     def facts(self, family: Family) -> dict[str, Fact]:
         """Models of which nothing is known may still write ``<think>`` as text."""
@@ -76,15 +68,10 @@ class WritingHints:
 
 @dataclass(frozen=True, slots=True)
 class DecodingCheck:
-    """Which ways of decoding cannot be used: the reason as the end of a sentence, or an empty text.
+    """Which ways of decoding cannot be used: the reason as the end of a sentence, or an empty text."""
 
-    Attributes:
-        batches: rows of different lengths in a batch.
-        reuse: a row that goes on from stored KV.
-    """
-
-    batches: str = ""
-    reuse: str = ""
+    batches: str = ""  # rows of different lengths in a batch
+    reuse: str = ""  # a row that goes on from stored KV
 
     def report(self) -> list[str]:
         """Lines for people; none if all can be used."""
@@ -94,20 +81,13 @@ class DecodingCheck:
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """What was found out about a checkpoint, once. It is kept on disk (`probe`).
+    """What was found out about a checkpoint, once. It is kept on disk (`probe_table`)."""
 
-    Attributes:
-        family: name of the family that was detected, with the vocabulary.
-        traits: what the chat template does.
-        trial: what the model did when it was asked to call a tool.
-        decoding: how it decodes; ``None``: it is to be checked at a later load.
-    """
-
-    family: str
+    family: str  # the name of the one that was detected with the vocabulary
     hints: WritingHints
     traits: Traits
     trial: ToolCallProbe
-    decoding: DecodingCheck | None = None
+    decoding: DecodingCheck | None = None  # ``None``: it is to be checked at a later load
 
     def facts(self) -> dict[str, Fact]:
         found = {f"template.{name}": Fact(getattr(self.traits, name), "probe") for name in TRAIT_NAMES}
@@ -123,26 +103,16 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What is known of a model. Its sources are filled in as they become known; `facts` combines them.
+    """What is known of a model. Its sources are filled in as they become known; `facts` combines them."""
 
-    Attributes:
-        name: the last part of its repository's or folder's name.
-        config: ``config.json``.
-        family: its value is a `Family`.
-        overrides: the user's file for this model.
-        sampling: values for requests that do not say them.
-        hints: ``None`` until the tokenizer is read; `probe`: ``None`` until the model is probed.
-        memory_context: tokens of KV that memory has room for, if that limits the context.
-    """
-
-    name: str
+    name: str  # the last part of its repository's or folder's name
     config: Mapping[str, Any]
-    family: Fact
+    family: Fact  # its value is a `Family`
     overrides: Overrides = field(default_factory=Overrides)
-    sampling: Mapping[str, Fact] = field(default_factory=dict)
-    hints: WritingHints | None = None
-    probe: ProbeResult | None = None
-    memory_context: int | None = None
+    sampling: Mapping[str, Fact] = field(default_factory=dict)  # values for requests that do not say them
+    hints: WritingHints | None = None  # ``None`` until the tokenizer is read
+    probe: ProbeResult | None = None  # ``None`` until the model is probed
+    memory_context: int | None = None  # tokens of KV that memory has room for, if that limits the context
 
     @cached_property
     def facts(self) -> Mapping[str, Fact]:
@@ -245,18 +215,12 @@ def read_capabilities(
 def sampling_facts(settings: Settings, overrides: Overrides, makers: GenerationConfig) -> dict[str, Fact]:
     """Each value that requests are drawn with which do not say it, by its name."""
     recommended = makers.values if settings.makers_sampling else {}
-    facts = {}
-    for name in SAMPLING:
-        setting = f"default_{name}"
-        if name in overrides.sampling():
-            facts[name] = Fact(overrides.sampling()[name], "file")
-        elif setting in settings.model_fields_set:
-            facts[name] = Fact(getattr(settings, setting), "setting")
-        elif name in recommended:
-            facts[name] = Fact(recommended[name], "makers")
-        else:
-            facts[name] = Fact(getattr(settings, setting), "built-in")
-    return facts
+    values = {name: getattr(settings, f"default_{name}") for name in SAMPLING}
+    chosen = [name for name in SAMPLING if f"default_{name}" in settings.model_fields_set]
+    facts = {name: Fact(value, "built-in") for name, value in values.items()}
+    facts |= {name: Fact(value, "makers") for name, value in recommended.items()}
+    facts |= {name: Fact(values[name], "setting") for name in chosen}
+    return facts | {name: Fact(value, "file") for name, value in overrides.sampling().items()}
 
 
 def sampling_report(facts: Mapping[str, Fact], makers: GenerationConfig) -> list[str]:
@@ -290,11 +254,7 @@ def context_length(config: Mapping[str, Any]) -> int:
 def read_hints(
     known: str | None, vocab: Mapping[str, int], think_tags: tuple[str, str] | None, template: str = ""
 ) -> WritingHints:
-    """
-    Args:
-        known: the tool format that mlx-lm found in the template, if any.
-        think_tags: as the tokenizer knows them.
-    """
+    """`known`: the tool format that mlx-lm found in the template, if any. `think_tags`: as the tokenizer knows them."""
     reasoning = _reasoning(vocab, think_tags, template)
     marked = None
     if reasoning == "harmony":

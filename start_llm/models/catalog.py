@@ -34,27 +34,16 @@ _TEMPLATES = ("chat_template.jinja", "tokenizer_config.json")
 
 @dataclass(frozen=True)
 class StoredModel:
-    """A model on this disk.
+    """A model on this disk."""
 
-    Attributes:
-        name: what MODEL_PATH takes.
-        folder: where its files are.
-        size: bytes of its files.
-        can: what it can do: tools, reasoning, images, transcription, speech.
-        problem: why it cannot be served, in a sentence; empty if it can.
-        audio: what an audio model does; ``None``: it is none.
-        weight_bytes: bytes of the files that are read when it is loaded: its folder may hold the same weights for other
-            libraries, too.
-    """
-
-    name: str
+    name: str  # what MODEL_PATH takes
     folder: Path
-    size: int
+    size: int  # bytes of all its files
     context: int | None
-    can: tuple[str, ...]
-    problem: str = ""
-    audio: AudioTask | None = None
-    weight_bytes: int = 0
+    can: tuple[str, ...]  # tools, reasoning, images, transcription, speech
+    problem: str = ""  # why it cannot be served, in a sentence; empty if it can
+    audio: AudioTask | None = None  # what an audio model does; ``None``: it is none
+    weight_bytes: int = 0  # of the files that are read: its folder may hold the same weights for other libraries, too
 
 
 def hub_folder(repository: str) -> Path:

@@ -33,36 +33,22 @@ WIRED_SHARE = 0.9  # of usable memory that weights may take and still be wired: 
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """What only MLX knows of the device.
-
-    Attributes:
-        backend: ``metal``, ``cuda`` or ``cpu``.
-        name: the device's own name, or an empty string.
-        memory: bytes that MLX may use at most, or ``None`` if it does not say.
-    """
+    """What only MLX knows of the device."""
 
     backend: Backend
-    name: str = ""
-    memory: int | None = None
+    name: str = ""  # the device's own
+    memory: int | None = None  # bytes that MLX may use at most; ``None``: it does not say
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """This machine.
+    """This machine."""
 
-    Attributes:
-        system: ``macOS`` or ``Linux`` (or what else ``platform.system()`` says).
-        chip: the processor's name; on a CUDA machine the GPU's.
-        memory: bytes of main memory, as far as this process may use it (a container's limit counts).
-        backend: where MLX computes.
-        usable: bytes that weights and KV may take together.
-    """
-
-    system: str
-    chip: str
-    memory: int
+    system: str  # ``macOS`` or ``Linux`` (or what else ``platform.system()`` says)
+    chip: str  # the processor's name; on a CUDA machine the GPU's
+    memory: int  # bytes of main memory, as far as this process may use it (a container's limit counts)
     backend: Backend
-    usable: int
+    usable: int  # bytes that weights and KV may take together
 
     @property
     def apple_silicon(self) -> bool:
@@ -86,11 +72,7 @@ def inspect_device(accelerator: Callable[[], Accelerator]) -> Device:
 
 
 def default_cache_bytes(memory: int, model_bytes: int) -> int:
-    """Bytes of KV that may stay in memory beside a model.
-
-    Args:
-        memory: bytes that weights and KV may take together (`Device.usable`).
-        model_bytes: bytes of the loaded weights.
+    """Bytes of KV that may stay in memory beside weights of `model_bytes`, where both may take `memory` bytes together.
 
     At least 256 MiB, so that one short conversation is kept even where the model hardly fits.
     """
@@ -103,16 +85,9 @@ def kv_bytes(memory: int, model_bytes: int) -> int:
 
 
 def check_fit(name: str, weights: int, device: Device) -> str | None:
-    """Whether a model can be loaded here, asked before that is tried.
+    """A warning with the numbers if weights of so many bytes leave little for KV. Asked before they are loaded.
 
-    Args:
-        weights: bytes of the checkpoint's weights.
-
-    Returns:
-        A warning with the numbers if the weights leave little for KV.
-
-    Raises:
-        OutOfMemory: the weights do not fit beside what a prefill step needs.
+    Raises OutOfMemory: they do not fit beside what a prefill step needs.
     """
     if not device.usable or weights + PREFILL_BYTES <= MUCH_WEIGHT * device.usable:
         return None  # it fits well, or nobody knows
@@ -130,8 +105,7 @@ def check_fit(name: str, weights: int, device: Device) -> str | None:
 def check_vision_fit(name: str, weights: int, device: Device) -> None:
     """A model that sees needs room that nobody can tell before the images are there.
 
-    Raises:
-        OutOfMemory: its weights take more than `MOST_WITH_VISION` of the machine's memory.
+    Raises OutOfMemory: its weights take more than `MOST_WITH_VISION` of the machine's memory.
     """
     if device.memory and weights > MOST_WITH_VISION * device.memory:
         raise OutOfMemory(
@@ -148,8 +122,7 @@ def wired_bytes(setting: Literal["auto", "off"] | int, device: Device, weights: 
         setting: ``auto`` wires the weights alone, and only large ones that leave room.
         weights: bytes that are allocated once the model is loaded.
 
-    Raises:
-        NotSupported: more than Metal allows.
+    Raises NotSupported: more than Metal allows.
     """
     if device.backend != "metal" or setting in ("off", 0):
         return None

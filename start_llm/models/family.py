@@ -33,12 +33,9 @@ class Family:
 @cache
 def families() -> Mapping[str, Family]:
     """All of them, by name. Raises ValueError for a file that is none."""
-    found = {}
-    for file in sorted(files("start_llm.models.families").iterdir(), key=lambda file: file.name):
-        if file.name.endswith(".toml"):
-            name = file.name.removesuffix(".toml")
-            found[name] = read_family(name, file.read_text(encoding="utf-8"))
-    return found
+    found = sorted(files("start_llm.models.families").iterdir(), key=lambda file: file.name)
+    texts = {file.name.removesuffix(".toml"): file.read_text("utf-8") for file in found if file.name.endswith(".toml")}
+    return {name: read_family(name, text) for name, text in texts.items()}
 
 
 def read_family(name: str, text: str) -> Family:
@@ -71,18 +68,14 @@ def detect_family(config: Mapping[str, Any], name: str, vocab: Iterable[str] = (
 
     The name comes first: fine-tunes keep the architecture of another family (Kimi K2 has DeepSeek's).
     """
-    lowered = name.lower()
-    kind = str(config.get("model_type", "")).lower()
-    words = set(vocab)
+    lowered, kind, words = name.lower(), str(config.get("model_type", "")).lower(), set(vocab)
     known = families().values()
-    for fitting in (
-        [(len(sign), family.name) for family in known for sign in family.names if sign in lowered],
-        [(len(sign), family.name) for family in known for sign in family.types if kind.startswith(sign)],
-        [(len(sign), family.name) for family in known for sign in family.tokens if sign in words],
-    ):
-        if fitting:
-            return families()[max(fitting)[1]]
-    return families()[GENERIC]
+    fitting = (
+        [(len(sign), family.name) for family in known for sign in family.names if sign in lowered]
+        or [(len(sign), family.name) for family in known for sign in family.types if kind.startswith(sign)]
+        or [(len(sign), family.name) for family in known for sign in family.tokens if sign in words]
+    )
+    return families()[max(fitting)[1] if fitting else GENERIC]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -21,14 +21,8 @@ _NOT_GREEDY = ("temperature", "top_p", "top_k", "min_p")
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """
-    Attributes:
-        values: what is recommended, by the names of `SAMPLING`.
-        odd: for each name whose value cannot be used (empty: the file itself), a sentence that says why.
-    """
-
-    values: Mapping[str, float] = field(default_factory=dict)
-    odd: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, float] = field(default_factory=dict)  # what is recommended, by the names of `SAMPLING`
+    odd: Mapping[str, str] = field(default_factory=dict)  # why a value cannot be used, by its name; empty: the file
 
 
 def read_generation_config(folder: Path) -> GenerationConfig:

@@ -39,17 +39,11 @@ READ_BYTES = 8 * 2**20
 
 @dataclass(frozen=True, eq=False)
 class BaseWeights:
-    """A checkpoint's arrays as a text model has them, without an adapter. Whoever computes with them holds this.
+    """A checkpoint's arrays as a text model has them, without an adapter. Whoever computes with them holds this."""
 
-    Attributes:
-        group: what those who share them are counted under.
-        files: `fingerprint.fingerprint` of it when it was read.
-        arrays: by the parameter's name. They belong to the model thread.
-    """
-
-    group: str
-    files: str
-    arrays: dict[str, Any]
+    group: str  # what those who share them are counted under
+    files: str  # `fingerprint.fingerprint` of it when it was read
+    arrays: dict[str, Any]  # by the parameter's name; they belong to the model thread
     nbytes: int
 
 
@@ -59,35 +53,23 @@ BasesInMemory = WeakValueDictionary[str, BaseWeights]
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model and what goes with it. Arrays belong to the model thread; the rest may be read by all.
+    """A model and what goes with it. Arrays belong to the model thread; the rest may be read by all."""
 
-    Attributes:
-        name: what clients see.
-        source: folder or repository it came from; `folder`: where that lies on this disk.
-        tokenizer: the transformers tokenizer; `wrapper` is mlx-lm's, with its detokenizer.
-        tool_format: mlx-lm's parser for this model's tool calls, if it has one.
-        eos: tokens that end a turn.
-        weight_bytes: bytes of the parameters in memory.
-        fingerprint: identifies the KV this model makes; `files`: the checkpoint itself.
-        vision: how it reads images; `model` is mlx-vlm's then. ``None``: a text model.
-        adapter: what was put on it. `base`: the weights that other adapters of the same model may share.
-    """
-
-    name: str
-    source: str
-    folder: Path
-    model: Any
-    tokenizer: Any
-    wrapper: Any
+    name: str  # what clients see
+    source: str  # the folder or repository that it came from
+    folder: Path  # where that lies on this disk
+    model: Any  # mlx-lm's, or mlx-vlm's if it sees
+    tokenizer: Any  # transformers'
+    wrapper: Any  # mlx-lm's tokenizer, with its detokenizer
     capabilities: Capabilities
-    tool_format: ExternalFormat | None
-    eos: frozenset[int]
-    weight_bytes: int
-    fingerprint: str
-    files: str
-    vision: VisionProcessor | None = None
-    adapter: Adapter | None = None
-    base: BaseWeights | None = None
+    tool_format: ExternalFormat | None  # mlx-lm's parser for this model's tool calls, if it has one
+    eos: frozenset[int]  # tokens that end a turn
+    weight_bytes: int  # of the parameters in memory
+    fingerprint: str  # identifies the KV that this model makes
+    files: str  # identifies the checkpoint itself
+    vision: VisionProcessor | None = None  # how it reads images; ``None``: a text model
+    adapter: Adapter | None = None  # what was put on it
+    base: BaseWeights | None = None  # weights that other adapters of the same model may share
 
     @property
     def weights(self) -> Weights:
@@ -102,19 +84,12 @@ class LoadedModel:
 
 @dataclass(frozen=True)
 class LoadInputs:
-    """What there is already when a model is loaded.
+    """What there is already when a model is loaded."""
 
-    Attributes:
-        tokenizer: reads mlx-lm's tokenizer of a folder. Any thread.
-        folder: where MODEL_PATH lies on this disk, as far as that is known: nothing is fetched then.
-        adapter: is put on it, in place of ADAPTER_PATH.
-        bases: weights that other models have in memory.
-    """
-
-    tokenizer: Callable[[Path], Any] = read_tokenizer
-    folder: Path | None = None
-    adapter: Adapter | None = None
-    bases: BasesInMemory = field(default_factory=BasesInMemory)
+    tokenizer: Callable[[Path], Any] = read_tokenizer  # mlx-lm's of a folder; called on any thread
+    folder: Path | None = None  # where MODEL_PATH lies on this disk, if that is known: nothing is fetched then
+    adapter: Adapter | None = None  # is put on it, in place of ADAPTER_PATH
+    bases: BasesInMemory = field(default_factory=BasesInMemory)  # weights that other models have in memory
 
 
 @dataclass(frozen=True)

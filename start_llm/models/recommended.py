@@ -14,20 +14,14 @@ READ_SHARE = 0.7  # of the memory's bandwidth that decoding reaches
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A model for a coding agent.
-
-    Attributes:
-        weights: bytes in memory; `active`: bytes that one token reads.
-        least_memory: bytes of the machine that it is meant for.
-        kv: layers whose KV grows with the text, KV heads, head size.
-    """
+    """A model for a coding agent."""
 
     short: str
     repository: str
-    weights: int
-    active: int
-    least_memory: int
-    kv: tuple[int, int, int]
+    weights: int  # bytes in memory
+    active: int  # bytes that one token reads
+    least_memory: int  # bytes of the machine that it is meant for
+    kv: tuple[int, int, int]  # layers whose KV grows with the text, KV heads, head size
     note: str
 
     def kv_bytes(self, tokens: int) -> int:
@@ -57,12 +51,8 @@ def recommend(memory: int, usable: int, count: int = 3) -> list[Recommendation]:
         memory: bytes of the machine.
         usable: bytes that weights and KV may take together.
     """
-    fit = [
-        model
-        for model in RECOMMENDED
-        if model.least_memory <= memory and model.weights + model.kv_bytes(32_768) + PREFILL_BYTES <= usable
-    ]
-    return fit[:count]
+    meant = [model for model in RECOMMENDED if model.least_memory <= memory]
+    return [each for each in meant if each.weights + each.kv_bytes(32_768) + PREFILL_BYTES <= usable][:count]
 
 
 def bandwidth(chip: str) -> int | None:

@@ -13,17 +13,11 @@ from start_llm.models.device import GIB, LEAST_CACHE_BYTES, PREFILL_BYTES
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Bytes of a model's parameters. Several adapters of one model, and the model itself, share its arrays.
+    """Bytes of a model's parameters. Several adapters of one model, and the model itself, share its arrays."""
 
-    Attributes:
-        own: of those that no other model has.
-        group: which arrays it shares; empty: none.
-        shared: bytes of these, which are counted once for all who share them.
-    """
-
-    own: int = 0
-    group: str = ""
-    shared: int = 0
+    own: int = 0  # of those that no other model has
+    group: str = ""  # which arrays it shares; empty: none
+    shared: int = 0  # bytes of these, which are counted once for all who share them
 
     @property
     def all(self) -> int:
@@ -38,20 +32,14 @@ def together(weights: Iterable[Weights]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Resident:
-    """A model that is loaded, or is going to be.
-
-    Attributes:
-        used: when a request last used it; a larger number is later.
-        working: requests hold it now.
-        pinned: it is never unloaded for another one.
-    """
+    """A model that is loaded, or is going to be."""
 
     key: str
     name: str
     weights: Weights
-    used: float = 0.0
-    working: bool = False
-    pinned: bool = False
+    used: float = 0.0  # when a request last used it; a larger number is later
+    working: bool = False  # requests hold it now
+    pinned: bool = False  # it is never unloaded for another one
 
     @property
     def may_go(self) -> bool:
@@ -60,23 +48,15 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class PoolLimits:
-    """`budget`: bytes that weights, KV and what a step needs may take together; 0: nobody knows, so no limit.
-
-    `most`: models that may be loaded at a time; 0: no limit. Those that share their weights are one.
-    """
-
-    budget: int
-    most: int = 0
+    budget: int  # bytes that weights, KV and what a step needs may take together; 0: nobody knows, so no limit
+    most: int = 0  # models that may be loaded at a time; those that share their weights are one; 0: no limit
 
 
 def least_bytes(weights: Sequence[Weights], running: int = 0) -> int:
     """What these models take at least: each has room for the KV of a short conversation.
 
     A model that is alone needs no more than `device.check_fit` asks for at the start: else the one that a server was
-    started with could go, and never come back.
-
-    Args:
-        running: bytes of KV of the requests that run now.
+    started with could go, and never come back. `running`: bytes of KV of the requests that run now.
     """
     kv = max(len(weights) * LEAST_CACHE_BYTES, running + LEAST_CACHE_BYTES) if len(weights) > 1 else 0
     return PREFILL_BYTES + together(weights) + kv
@@ -85,11 +65,7 @@ def least_bytes(weights: Sequence[Weights], running: int = 0) -> int:
 def room_for(new: Resident, residents: Sequence[Resident], limits: PoolLimits, running: int = 0) -> list[str]:
     """Keys of the models that have to go, the one that was not used for longest first, so that `new` can be loaded.
 
-    Args:
-        running: bytes of KV of the requests that run now.
-
-    Raises:
-        OutOfMemory: not even then is there room. The message has the numbers.
+    `running`: bytes of KV of the requests that run now. Raises OutOfMemory: not even then is there room.
     """
     least = least_bytes([new.weights])
     if limits.budget and least > limits.budget:

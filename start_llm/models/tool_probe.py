@@ -57,22 +57,15 @@ Bounded; raises TooSlow, and whatever a model's own code may raise."""
 
 @dataclass(frozen=True, slots=True)
 class ToolCallProbe:
-    """The result.
+    """The result."""
 
-    Attributes:
-        outcome: ``called``: a call was read; ``silent``: the answer holds none; ``none``: the template shows no tools;
-            ``open``: it is to be asked at a later load.
-        format: id of the tool format that was written; ``None`` where it does not show (every parser reads bare JSON).
-        reasoning: id of the reasoning style that goes with `format`, where that is another one.
-        said: the beginning of the answer.
-        why: for ``none`` and ``open``: the reason, as the end of a sentence.
-    """
-
-    outcome: str
-    format: str | None = None
-    reasoning: str | None = None
-    said: str = ""
-    why: str = ""
+    outcome: (
+        str  # called: a call was read; silent: there is none; none: no tools in the template; open: to be asked later
+    )
+    format: str | None = None  # id of the tool format; ``None`` where it does not show (every parser reads bare JSON)
+    reasoning: str | None = None  # id of the reasoning style that goes with `format`, where that is another one
+    said: str = ""  # the beginning of the answer
+    why: str = ""  # for ``none`` and ``open``: the reason, as the end of a sentence
     tokens: int = 0
     seconds: float = 0.0
 
@@ -88,13 +81,9 @@ class ToolCallProbe:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedStyle:
-    """How the model is taken to write before it is asked: what `parsing.registry.output_style` takes.
+    """How the model is taken to write before it is asked: what `parsing.registry.output_style` takes."""
 
-    Attributes:
-        formats: ids of tool formats to try first; all others follow.
-    """
-
-    formats: tuple[str, ...]
+    formats: tuple[str, ...]  # ids of tool formats to try first; all others follow
     reasoning: str
     think_tags: tuple[str, str] | None = None
     external: ExternalFormat | None = None
