@@ -34,11 +34,13 @@ from start_llm.engine.thread import EngineThread
 from start_llm.host.activation import is_held
 from start_llm.host.home import command
 from start_llm.modelpool.builder import ModelBuilder
+from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.pool import Pool
 from start_llm.modelpool.registry import ModelRegistry
 from start_llm.modelpool.resolve import NameResolver
+from start_llm.models.background import Progress
 from start_llm.models.device import GIB, inspect_device
-from start_llm.models.loader import Progress, accelerator
+from start_llm.models.loader import accelerator
 from start_llm.models.recommended import recommended_model
 from start_llm.prompt.clients import Clients
 from start_llm.proxy.config import KEY_NAME
@@ -70,7 +72,7 @@ class App:
         self._progress: Progress = self._bars or (lambda step, part: None)
         clients = Clients.load(settings.cache_rules_file)
         registry = ModelRegistry(settings, NameResolver(settings))
-        self._builder = ModelBuilder(settings, registry, self._say, self._progress)
+        self._builder = ModelBuilder(registry, self._say, self._progress)
         self.engine = EngineThread(
             max_queue=settings.max_queue,
             max_concurrency=settings.max_concurrency,
@@ -78,7 +80,8 @@ class App:
             on_lost=self._lost,
             at_end=end_streams,
         )
-        self.pool = Pool(settings, registry, self.engine, self._builder, clients, self._say, self._find_named)
+        loader = Loader(registry, self.engine, self._builder, clients, self._say)
+        self.pool = Pool(registry, self.engine, self._builder, loader)
         dumps = _dumps(settings)
         self.service = ChatService(settings, self.engine, self.pool, None if dumps is None else dumps.prompt)
         self.encoders = EncoderService(settings, self.pool, self.engine)
@@ -137,6 +140,8 @@ class App:
         self._say(f"server    {self.server_url}  (loading the model)")
         self.engine.start()
         try:
+            self.audio.prepare(self._progress)
+            self._builder.begin(reserved=self.encoders.prepare(self._progress))
             card = self.pool.start_loading()
         except StartLLMError as error:
             detail = self.engine.status().detail
@@ -210,11 +215,6 @@ class App:
             raise Unavailable("The model is not loaded.")
         loaded = runtime.loaded
         return self.engine.call(lambda _: function(loaded.model, loaded.wrapper), timeout)
-
-    def _find_named(self) -> None:
-        """On the loader's thread, first of all: the files of the audio and embedding models that the settings name."""
-        self.audio.prepare(self._progress)
-        self._builder.begin(reserved=self.encoders.prepare(self._progress))
 
     # --- wiring ---------------------------------------------------------------
 

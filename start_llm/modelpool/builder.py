@@ -28,14 +28,13 @@ from start_llm.files.lru import Lru
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.modelpool.registry import ModelRegistry
 from start_llm.models.adapter import StoredAdapter
-from start_llm.models.background import in_background
+from start_llm.models.background import Progress, Say, in_background
 from start_llm.models.device import GIB, Device, default_disk_bytes, inspect_device
 from start_llm.models.inspection import inspect_once
 from start_llm.models.loader import (
     BasesInMemory,
     LoadedModel,
     LoadInputs,
-    Progress,
     accelerator,
     load_model,
     load_steps,
@@ -92,10 +91,8 @@ class ModelBuilder:
         stored_where: how much KV of the model that was loaded last may be on disk, and where, for people.
     """
 
-    def __init__(
-        self, settings: Settings, registry: ModelRegistry, say: Callable[[str], None], progress: Progress
-    ) -> None:
-        self._settings, self._registry, self._say, self._progress = settings, registry, say, progress
+    def __init__(self, registry: ModelRegistry, say: Say, progress: Progress) -> None:
+        self._settings, self._registry, self._say, self._progress = registry.settings, registry, say, progress
         self._device: Device
         self.usable = 0
         self.shared = self._new_shared()
@@ -118,25 +115,21 @@ class ModelBuilder:
         return SharedMemory(self.usable, self._settings.cache_memory_bytes, registry.reclaim, registry.pinned_weights)
 
     def read(self, settings: Settings, folder: Path, adapter: StoredAdapter | None = None) -> LoadInputs:
-        """What needs no MLX, and little memory. Any thread but the model thread.
-
-        Raises NotFound, BadRequest, NotSupported.
-        """
+        """What needs no MLX, and little memory. Not the model thread. Raises NotFound, BadRequest, NotSupported."""
         if settings.model_path is not None:
             inspect_once(settings, settings.model_path, folder)
         read, grammars = None if adapter is None else adapter.read(), self._vocabularies.read(folder)
         return LoadInputs(lambda folder: grammars.wrapper, folder, read, self.bases)
 
-    def read_weights(self, folder: Path, moved: Callable[[], None]) -> None:
+    def read_ahead(self, folder: Path, moved: Callable[[], None]) -> None:
         """Into the system's memory, if no model has them. Not the model thread. `moved` is called now and then."""
-        if self.bases.get(group_of(folder)) is not None:
-            return
-        read_ahead(folder, int(self._device.memory * READ_AHEAD_SHARE), moved)
+        if group_of(folder) not in self.bases:
+            read_ahead(folder, int(self._device.memory * READ_AHEAD_SHARE), moved)
 
     def steps(
         self, settings: Settings, model: str, weights: Weights, inputs: LoadInputs | None = None
     ) -> Generator[float, None, TextRuntime]:
-        """Loads the model of `settings`, a layer at a step. Raises StartLLMError if it cannot be loaded.
+        """Loads the model of `settings`, some weights at a step. Raises StartLLMError if it cannot be loaded.
 
         Args:
             model: its name on the model thread.
@@ -160,14 +153,13 @@ class ModelBuilder:
             drafts = None
             if settings.drafts != "off":
                 drafts = yield from make_drafts(loaded.model, loaded.make_cache, self._costs, loaded.fingerprint)
-            if drafts is not None:
-                made.callback(drafts.close)
+            made.callback(_close, drafts)
             disk = yield from in_background(lambda: self._disk(settings, loaded), _close)
             made.callback(_close, disk)
             store = yield from make_store(settings, loaded, shared.most_stored, disk)
-            made.callback(_close, store)
+            made.callback(store.close)
             guard = MemoryGuard(store, shared)
-            made.callback(_close, guard)
+            made.callback(guard.close)
             runtime = TextRuntime(settings, loaded, store, guard, drafts, grammars, lambda: self._left(model))
             made.pop_all()
             made.callback(runtime.close)

@@ -3,20 +3,49 @@
 from __future__ import annotations
 
 from copy import copy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
+from start_llm.chat.handle import ModelHandle
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.modelpool.registry import ModelRegistry, PoolEntry
 from start_llm.modelpool.resolve import KnownModel
+from start_llm.models.catalog import is_embedded
+from start_llm.models.loader import LoadedModel
+
+
+def card_of(settings: Settings, handle: ModelHandle, loaded: LoadedModel, base: str) -> ModelCard:
+    """What clients are told of it. `base`: of a model with an adapter: what it is called without; else empty."""
+    traits = handle.pipeline.traits
+    probe = loaded.capabilities.probe
+    outcome = "open" if probe is None else probe.trial.outcome
+    # Its template has room for calls, and it makes none. The embedded model's is ours: it has to be seen calling.
+    silent = outcome != "called" if is_embedded(handle.source) else outcome == "silent"
+    by_template = bool(traits.reasoning_key or traits.reasoning_inline or traits.switches)
+    facts = {name: fact for name, fact in loaded.capabilities.facts.items() if not name.startswith("template.")}
+    details: dict[str, Any] = {"source": handle.source, "facts": {name: asdict(fact) for name, fact in facts.items()}}
+    if loaded.adapter is not None:
+        details |= {"adapter": loaded.adapter.name} | ({"base": base} if base else {})
+    return ModelCard(
+        handle.name,
+        handle.created,
+        handle.context,
+        tools=traits.tools and not silent,
+        reasoning=bool(handle.think_tokens) or (by_template and not silent),
+        vision=handle.eyes is not None,
+        images="shown" if handle.eyes is not None else settings.images_on_text_model,
+        weight_bytes=loaded.weights.own if base else loaded.weight_bytes,
+        context_scale=settings.context_scale_for(handle.context),
+        details=details,
+    )
 
 
 class ModelCards:
     """Of the models that there are, once the default one is loaded."""
 
-    def __init__(self, settings: Settings, registry: ModelRegistry) -> None:
-        self._settings, self._registry = settings, registry
+    def __init__(self, registry: ModelRegistry) -> None:
+        self._settings, self._registry = registry.settings, registry
 
     def all(self) -> tuple[ModelCard, ...]:
         """The default model's first."""

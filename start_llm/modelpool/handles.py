@@ -1,4 +1,4 @@
-"""Makes the `ModelHandle` and the `ModelCard` of a loaded model: prompt pipeline, parsers, grammars, facts."""
+"""Makes the `ModelHandle` of a loaded model: prompt pipeline, parsers, grammars."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from start_llm.chat.handle import ModelHandle
 from start_llm.core.errors import NotSupported
 from start_llm.core.prompt import Prompt
 from start_llm.core.request import ChatRequest
-from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.core.work import Constraint
 from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.sampling import check_logit_bias, check_prompt_tokens
 from start_llm.engine.patience import Patience
 from start_llm.engine.runtime import TextRuntime
-from start_llm.models.catalog import is_embedded
 from start_llm.models.loader import LoadedModel
 from start_llm.parsing.registry import RAW_STRINGS, OutputStyle, output_style
 from start_llm.parsing.structured import is_free, make_constraint, model_text
@@ -85,36 +83,6 @@ def make_handle(
         views=Views(encoder.encode, escaped=style.tools.id not in RAW_STRINGS),
         model=model,
         sampling={name: fact.value for name, fact in capabilities.sampling.items()},
-    )
-
-
-def make_card(settings: Settings, handle: ModelHandle, loaded: LoadedModel, base: str) -> ModelCard:
-    """What clients are told of it. `base`: of a model with an adapter: what it is called without; else empty."""
-    traits = handle.pipeline.traits
-    probe = loaded.capabilities.probe
-    # Its template has room for calls, and it makes none. The embedded model's is ours: it has to be seen calling.
-    outcome = "open" if probe is None else probe.trial.outcome
-    silent = outcome != "called" if is_embedded(handle.source) else outcome == "silent"
-    by_template = bool(traits.reasoning_key or traits.reasoning_inline or traits.switches)
-    facts = {
-        name: {"value": fact.value, "source": fact.source}
-        for name, fact in loaded.capabilities.facts.items()
-        if not name.startswith("template.")
-    }
-    details: dict[str, Any] = {"source": handle.source, "facts": facts}
-    if loaded.adapter is not None:
-        details |= {"adapter": loaded.adapter.name} | ({"base": base} if base else {})
-    return ModelCard(
-        handle.name,
-        handle.created,
-        handle.context,
-        tools=traits.tools and not silent,
-        reasoning=bool(handle.think_tokens) or (by_template and not silent),
-        vision=handle.eyes is not None,
-        images="shown" if handle.eyes is not None else settings.images_on_text_model,
-        weight_bytes=loaded.weights.own if base else loaded.weight_bytes,
-        context_scale=settings.context_scale_for(handle.context),
-        details=details,
     )
 
 

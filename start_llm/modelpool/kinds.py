@@ -21,7 +21,8 @@ from start_llm.embeddings import compute
 from start_llm.engine.runtime import TextRuntime
 from start_llm.engine.thread import EngineThread
 from start_llm.modelpool.builder import ModelBuilder
-from start_llm.modelpool.handles import make_card, make_handle
+from start_llm.modelpool.cards import card_of
+from start_llm.modelpool.handles import make_handle
 from start_llm.modelpool.registry import ModelRegistry, PoolEntry
 from start_llm.modelpool.resolve import SideTask
 from start_llm.models.checkpoint import CheckpointError, check_source
@@ -33,14 +34,10 @@ log = logging.getLogger(__name__)
 
 
 class LoadProgress:
-    """Notices that the loader's thread hangs; for the model thread there is a watchdog. Any thread.
-
-    Attributes:
-        limit: seconds without a move after which it is taken to hang; 0: it is waited for.
-    """
+    """Notices that the loader's thread hangs; for the model thread there is a watchdog. Any thread."""
 
     def __init__(self, limit: float) -> None:
-        self.limit = limit
+        self.limit = limit  # seconds without a move after which it is taken to hang; 0: it is waited for
         self._name = ""
         self._moved: float | None = None  # when something was read last; None: nothing is watched
 
@@ -90,7 +87,7 @@ class LanguageModels:
     def load(self, entry: PoolEntry, inputs: LoadInputs | None, progress: LoadProgress) -> None:
         """Loads it, with what `read` has read, and gives it to those who wait. Leaves nothing behind if it fails."""
         if inputs is not None and inputs.folder is not None:
-            self._builder.read_weights(inputs.folder, progress.moved)
+            self._builder.read_ahead(inputs.folder, progress.moved)
         steps = self._builder.steps(entry.settings, entry.key, entry.weights, inputs)
         progress.end()
         runtime = self._engine.load(entry.key, steps)
@@ -101,7 +98,7 @@ class LanguageModels:
             handle = make_handle(
                 entry.settings, self._clients, runtime, entry.key, partial(self._engine.prefill_idle, model=entry.key)
             )
-            card = make_card(entry.settings, handle, runtime.loaded, entry.known.base)
+            card = card_of(entry.settings, handle, runtime.loaded, entry.known.base)
             if entry.known.default:
                 self._registry.names.default_loaded(handle.name, handle.source, runtime.loaded.folder)
             self._registry.ready(entry, handle, runtime.loaded.weights, runtime, card)

@@ -11,18 +11,17 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
 from queue import Empty
 from typing import Any
 
 from start_llm.core.errors import NOT_LOADABLE, BadRequest, Internal, OutOfMemory, StartLLMError, Unavailable
-from start_llm.core.settings import Settings
 from start_llm.engine.thread import EngineThread
 from start_llm.modelpool.builder import ModelBuilder
 from start_llm.modelpool.kinds import LanguageModels, LoadProgress, SideModels, try_all
 from start_llm.modelpool.registry import ModelRegistry, PoolEntry
-from start_llm.modelpool.resolve import SideTask
+from start_llm.models.background import Say
 from start_llm.models.room import PoolLimits, room_for, there_will_be_room
+from start_llm.prompt.clients import Clients
 
 log = logging.getLogger(__name__)
 
@@ -35,29 +34,17 @@ _DEAD = frozenset({"wedged", "failed", "stopped"})
 
 
 class Loader:
-    """Does what the registry's load queue says. Its own thread, but for the public methods.
-
-    Args:
-        kinds: by the task of a model; ``None``: language models.
-        say: tells people what is loaded and unloaded.
-        prepare: is called once, before the first load.
-    """
+    """Does what the registry's load queue says. Its own thread, but for the public methods."""
 
     def __init__(
-        self,
-        settings: Settings,
-        registry: ModelRegistry,
-        engine: EngineThread,
-        builder: ModelBuilder,
-        kinds: Mapping[SideTask | None, LanguageModels | SideModels],
-        say: Callable[[str], None],
-        prepare: Callable[[], None],
+        self, registry: ModelRegistry, engine: EngineThread, builder: ModelBuilder, clients: Clients, say: Say
     ) -> None:
-        self._settings, self._registry, self._kinds = settings, registry, kinds
-        self._engine, self._builder = engine, builder
-        self._say, self._prepare = say, prepare
+        self._settings, self._registry = registry.settings, registry
+        self._engine, self._builder, self._say = engine, builder, say
+        self._language = LanguageModels(registry, engine, builder, clients)
+        self._side = SideModels(registry, engine, builder)
         self.stopping = False
-        self.progress = LoadProgress(settings.generation_watchdog_seconds)
+        self.progress = LoadProgress(self._settings.generation_watchdog_seconds)
         registry.stuck = self._stuck
         self._thread = threading.Thread(target=self._run, name="loader", daemon=True)
 
@@ -113,11 +100,9 @@ class Loader:
                 self._registry.room.remove(entry)
                 entry.move("unwanted")  # whoever wanted it has gone
                 return
-        began, starting, kind = time.monotonic(), entry.is_starting, self._kinds[entry.known.task]
+        began, starting, kind = time.monotonic(), entry.is_starting, self._kind_of(entry)
         loaded = False
         try:
-            if starting:
-                self._prepare()
             # If the last model with these weights goes to make room, they stay for this one.
             shared = self._builder.bases.get(entry.weights.group)
             if self._room(entry) is None:
@@ -133,7 +118,10 @@ class Loader:
         if not loaded:
             gc.collect()
         elif not starting:
-            self._tell(f"loaded    {entry.name}  ({time.monotonic() - began:.1f} s)")
+            self.tell(f"loaded    {entry.name}  ({time.monotonic() - began:.1f} s)")
+
+    def _kind_of(self, entry: PoolEntry) -> LanguageModels | SideModels:
+        return self._language if entry.known.task is None else self._side
 
     def _room(self, entry: PoolEntry) -> list[str] | None:
         """Keys of the models that have to go for it; ``None``: it waits for them to be idle. Raises OutOfMemory."""
@@ -151,12 +139,8 @@ class Loader:
                 return None
             first = next(iter(room.entries), entry)
             if victims and first is not entry:
-                room.add(
-                    entry,
-                    OutOfMemory(
-                        f"{entry.name} waits for memory behind {first.name}, which others at work are in the way of."
-                    ),
-                )
+                what = f"{entry.name} waits for memory behind {first.name}, which others at work are in the way of."
+                room.add(entry, OutOfMemory(what))
                 return None
             return victims
 
@@ -188,19 +172,19 @@ class Loader:
                 entry.failure, entry.failed = error, time.monotonic()
             entry.give_up(error)
         if not self.stopping and not entry.is_starting:
-            self._tell(f"not loaded {error.message}")
+            self.tell(f"not loaded {error.message}")
 
     def _unload(self, entry: PoolEntry) -> None:
         """Its state says so already, and nobody holds it. Who asks for it meanwhile gets it back afterwards."""
-        _give_back(entry.name, self._kinds[entry.known.task].unload(entry))
+        _give_back(entry.name, self._kind_of(entry).unload(entry))
         with self._registry.lock:
             entry.move("unloaded")
             if entry.waiting:
                 self._registry.want(entry)
             self._registry.room.look_again()
-        self._tell(f"unloaded  {entry.name}")
+        self.tell(f"unloaded  {entry.name}")
 
-    def _tell(self, line: str) -> None:
+    def tell(self, line: str) -> None:
         """People are told if they can be: nothing depends on it."""
         try_all(line, lambda: self._say(line))
 

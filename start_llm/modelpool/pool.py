@@ -15,47 +15,25 @@ from pathlib import Path
 from start_llm.core.errors import BadRequest, Conflict, NotFound, StartLLMError, Unavailable
 from start_llm.core.media import AudioTask
 from start_llm.core.service import ModelCard
-from start_llm.core.settings import Settings
 from start_llm.engine.loop import SHUTTING_DOWN
 from start_llm.engine.runtime import TextRuntime
 from start_llm.engine.thread import EngineThread
 from start_llm.modelpool.builder import ModelBuilder
 from start_llm.modelpool.cards import ModelCards
-from start_llm.modelpool.kinds import LanguageModels, SideModels
 from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.registry import ModelLease, ModelRegistry
-from start_llm.modelpool.resolve import SIDE_TASKS, KnownModel, SideTask
+from start_llm.modelpool.resolve import KnownModel
 from start_llm.models.catalog import StoredModel
-from start_llm.prompt.clients import Clients
 
 UNLOAD_SECONDS = 60.0
 """What a client that has a model unloaded waits for at most."""
 
 
 class Pool:
-    """
-    Args:
-        say: tells people what is loaded and unloaded.
-        prepare: is called on the loader's thread before the first load.
-    """
-
-    def __init__(
-        self,
-        settings: Settings,
-        registry: ModelRegistry,
-        engine: EngineThread,
-        builder: ModelBuilder,
-        clients: Clients,
-        say: Callable[[str], None],
-        prepare: Callable[[], None],
-    ) -> None:
-        self._settings, self._say = settings, say
+    def __init__(self, registry: ModelRegistry, engine: EngineThread, builder: ModelBuilder, loader: Loader) -> None:
         self._registry, self._names = registry, registry.names
-        self._engine, self._builder = engine, builder
-        self._cards = ModelCards(settings, registry)
-        language, side = LanguageModels(registry, engine, builder, clients), SideModels(registry, engine, builder)
-        kinds = dict[SideTask | None, LanguageModels | SideModels]({None: language}) | dict.fromkeys(SIDE_TASKS, side)
-        self._loader = Loader(settings, registry, engine, builder, kinds, say, prepare)
+        self._engine, self._builder, self._loader = engine, builder, loader
+        self._cards = ModelCards(registry)
 
     # --- start and stop: the app's thread ---------------------------------------------
 
@@ -65,11 +43,11 @@ class Pool:
             self._loader.start()
             lease.wait(float("inf"))
             lease.check()
-        for name in self._settings.preloaded:
+        for name in self._registry.settings.preloaded:
             try:
                 self.open_any(name).close()
             except StartLLMError as error:
-                self._say(f"preload   {error.message}")
+                self._loader.tell(f"preload   {error.message}")
         card = self.main
         assert card is not None, "it is loaded"
         return card

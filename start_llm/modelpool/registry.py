@@ -65,32 +65,24 @@ _NEXT: dict[tuple[State, Event], State] = {
 class PoolEntry:
     """A model that was asked for at least once. Guarded by the registry's lock.
 
-    Attributes:
-        key: its name on the model thread.
-        users: leases that are open.
-        used: ``time.monotonic()`` of the last use.
-        handle: while it is ready: what a request may use. A `ModelHandle`, or of a model that is no language model a
-            `Transcriber`, `Speaker` or `Encoder`, whose arrays the model thread alone may use.
-        runtime: of a language model that is ready.
-        card: of a language model, as it was when it was loaded last.
-        failure, failed: why it could not be loaded last, and when.
-        lack: why it waits for room.
+    While it is ready, `handle` is what a request may use: a `ModelHandle`, or of a model that is no language model a
+    `Transcriber`, `Speaker` or `Encoder`, whose arrays the model thread alone may use.
     """
 
-    key: str
+    key: str  # its name on the model thread
     settings: Settings
     known: KnownModel
     state: State = "stored"
     pinned: bool = False
-    users: int = 0
-    used: float = 0.0
+    users: int = 0  # leases that are open
+    used: float = 0.0  # ``time.monotonic()`` of the last use
     weights: Weights = field(default_factory=Weights)
     handle: Any = None
-    runtime: TextRuntime | None = None
-    card: ModelCard | None = None
-    failure: StartLLMError | None = None
-    failed: float = 0.0
-    lack: StartLLMError | None = None
+    runtime: TextRuntime | None = None  # of a language model that is ready
+    card: ModelCard | None = None  # of a language model, as it was when it was loaded last
+    failure: StartLLMError | None = None  # why it could not be loaded last
+    failed: float = 0.0  # when that was
+    lack: StartLLMError | None = None  # why it waits for room
     waiting: list[ModelLease] = field(default_factory=list)
 
     def move(self, event: Event) -> None:
@@ -132,9 +124,8 @@ class PoolEntry:
             self.failure = None
             return
         error, left = self.failure.again(), RETRY_SECONDS - past
-        error.message = (
-            f"{self.name} could not be loaded {past:.0f} s ago, and is tried again in {left:.0f} s: {error.message}"
-        )
+        times = f"{past:.0f} s ago, and is tried again in {left:.0f} s"
+        error.message = f"{self.name} could not be loaded {times}: {error.message}"
         error.args, error.retry_after = (error.message,), left
         raise error
 
@@ -253,7 +244,7 @@ class ModelRegistry:
     """
 
     def __init__(self, settings: Settings, names: NameResolver) -> None:
-        self.names = names
+        self.settings, self.names = settings, names
         self._most_waiting = max(1, settings.http_threads * 3 // 4)
         self.lock = threading.RLock()
         self._entries: dict[str, PoolEntry] = {}
@@ -332,11 +323,8 @@ class ModelRegistry:
             elif (stuck := self.stuck()) is not None:
                 raise stuck
             elif (waiting := sum(len(each.waiting) for each in self._entries.values())) >= self._most_waiting:
-                raise QueueFull(
-                    f"{entry.name} is not loaded, and {waiting} requests wait for models already (HTTP_THREADS); "
-                    "the others are for models that are loaded.",
-                    retry_after=BUSY_SECONDS,
-                )
+                why = f"{entry.name} is not loaded, and {waiting} requests wait for models already (HTTP_THREADS)"
+                raise QueueFull(f"{why}; the others are for models that are loaded.", retry_after=BUSY_SECONDS)
             else:
                 if entry.state == "stored":
                     self.want(entry)

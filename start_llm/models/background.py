@@ -11,6 +11,10 @@ from collections.abc import Callable, Generator
 from concurrent.futures import Future
 
 LOOK_SECONDS = 0.005
+Progress = Callable[[str, float], None]
+"""Is called with a step's name, and the part of it that is done, 0 to 1."""
+Say = Callable[[str], None]
+"""Shows people a line."""
 
 
 def in_background[T](

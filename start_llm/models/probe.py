@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 
 from start_llm.core.settings import Settings
-from start_llm.models.background import in_background
+from start_llm.models.background import Say, in_background
 from start_llm.models.capabilities import DecodingCheck, ProbeResult
 from start_llm.models.loader import LoadedModel
 from start_llm.models.overrides import LEAST_CONTEXT
@@ -27,7 +27,7 @@ Check = Callable[[], Generator[float, None, DecodingCheck | None]]
 
 
 def probe_model(
-    settings: Settings, loaded: LoadedModel, generate: Generate | None, check: Check, say: Callable[[str], None]
+    settings: Settings, loaded: LoadedModel, generate: Generate | None, check: Check, say: Say
 ) -> Generator[float, None, LoadedModel]:
     """The model with all its capabilities. Pauses while others work for it, and after each pass that it computes.
 
@@ -83,7 +83,7 @@ def _render(loaded: LoadedModel) -> tuple[HFTemplate, HFTokenizer, Traits]:
     return template, tokenizer, probe(template, tokenizer) if inspected is None else inspected.traits
 
 
-def limit_context(loaded: LoadedModel, most_tokens: int | None, say: Callable[[str], None]) -> LoadedModel:
+def limit_context(loaded: LoadedModel, most_tokens: int | None, say: Say) -> LoadedModel:
     """The model with the context that its KV finds room for, if that is less than its own.
 
     Args:

@@ -31,6 +31,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 from start_llm.core.errors import NotFound
 from start_llm.files.atomic import write_atomic
 from start_llm.files.locks import FileLock
+from start_llm.models.background import Progress
 from start_llm.models.catalog import DEFAULT_REVISION, hub_folder
 from start_llm.models.checkpoint import is_path
 
@@ -42,8 +43,6 @@ GB = 1e9
 
 _SHA256, _COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{7,64}")
 _REVISION = re.compile(r"\w[\w./+-]{0,200}")
-
-Progress = Callable[[str, float], None]
 
 
 class PullError(RuntimeError):

@@ -12,6 +12,7 @@ from start_llm.core.work import EngineStatus
 from start_llm.embeddings.compute import is_installed
 from start_llm.embeddings.service import EncoderService
 from start_llm.modelpool.builder import ModelBuilder
+from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.pool import Pool
 from start_llm.modelpool.registry import ModelRegistry
 from start_llm.modelpool.resolve import NameResolver
@@ -77,9 +78,10 @@ def service(thread: OneThread) -> Iterator[Callable[..., EncoderService]]:
     def made(path: Path | str | None = None) -> EncoderService:
         settings = Settings(_env_file=None, embedding_model=None if path is None else str(path))  # type: ignore[call-arg]
         registry = ModelRegistry(settings, NameResolver(settings))
-        builder = ModelBuilder(settings, registry, print, lambda step, part: None)
+        builder = ModelBuilder(registry, print, lambda step, part: None)
         builder.begin(0)
-        pool = Pool(settings, registry, thread, builder, Clients(), print, lambda: None)  # type: ignore[arg-type]
+        engine: Any = thread
+        pool = Pool(registry, engine, builder, Loader(registry, engine, builder, Clients(), print))
         pool._loader.start()
         pools.append(pool)
         encoders = EncoderService(settings, pool, thread)

@@ -59,8 +59,8 @@ def builder(model: Path, tmp_path: Path) -> ModelBuilder:
     settings = load_settings(
         None, model_path=str(model), trust_remote_code=True, start_llm_cache_dir=tmp_path, kv_disk_dir="auto"
     )
-    registry: Any = SimpleNamespace(reclaim=lambda need: False, pinned_weights=lambda model: [])
-    made = ModelBuilder(settings, registry, lambda line: None, lambda step, part: None)
+    registry: Any = SimpleNamespace(settings=settings, reclaim=lambda need: False, pinned_weights=lambda model: [])
+    made = ModelBuilder(registry, lambda line: None, lambda step, part: None)
     made.begin(0)
     return made
 

@@ -28,6 +28,7 @@ from start_llm.core.settings import Settings, load_settings
 from start_llm.engine.decode.row import DecodeRow
 from start_llm.engine.thread import EngineThread
 from start_llm.modelpool import kinds, loader, registry
+from start_llm.modelpool.loader import Loader
 from start_llm.modelpool.pool import Pool
 from start_llm.modelpool.registry import ModelLease, ModelRegistry, RoomQueue
 from start_llm.modelpool.resolve import DEFAULT_KEY, NameResolver
@@ -84,7 +85,7 @@ class Builder:
     def read(self, settings: Settings, folder: Path, adapter: Any) -> Any:
         return SimpleNamespace(folder=folder)
 
-    def read_weights(self, folder: Path, moved: Callable[[], None]) -> None:
+    def read_ahead(self, folder: Path, moved: Callable[[], None]) -> None:
         """There are none."""
 
     def steps(
@@ -126,7 +127,7 @@ def make_handle(settings: Settings, clients: Any, runtime: Any, model: str, anch
     )
 
 
-def make_card(settings: Settings, handle: Any, loaded: Any, base: str) -> ModelCard:
+def card_of(settings: Settings, handle: Any, loaded: Any, base: str) -> ModelCard:
     return ModelCard(handle.name, 0, 100, tools=False, reasoning=False)
 
 
@@ -149,7 +150,9 @@ class Life:
         self.builder = Builder()
         self.registry = ModelRegistry(settings, NameResolver(settings))
         self.engine = EngineThread(max_queue=9, max_concurrency=4)
-        self.pool = Pool(settings, self.registry, self.engine, self.builder, Clients(), self.say, Mock())  # type: ignore[arg-type]
+        builder: Any = self.builder
+        loader = Loader(self.registry, self.engine, builder, Clients(), self.say)
+        self.pool = Pool(self.registry, self.engine, builder, loader)
         self.engine.start()
         self.pool.start_loading()
         self.main = self.pool.open("default")
@@ -224,9 +227,9 @@ def play(life: Life) -> None:
     life.attempt("models", lambda: [card.id for card in life.pool.cards()][:1])
     life.attempt("names", life.names)
     life.attempt("figures", lambda: sorted(life.pool.figures()))
-    life.pool._loader._settings = life.pool._settings.model_copy(update={"model_ttl_seconds": 1e-9})
+    life.pool._loader._settings = life.registry.settings.model_copy(update={"model_ttl_seconds": 1e-9})
     life.attempt("by age", lambda: life.gone("three"))
-    life.pool._loader._settings = life.pool._settings
+    life.pool._loader._settings = life.registry.settings
 
 
 METHODS: dict[Any, tuple[str, ...]] = {
@@ -301,7 +304,7 @@ def test_a_fault_anywhere_in_the_pool_is_told_to_one_client(
 ) -> None:
     caplog.set_level("CRITICAL")
     monkeypatch.setattr(kinds, "make_handle", make_handle)
-    monkeypatch.setattr(kinds, "make_card", make_card)
+    monkeypatch.setattr(kinds, "card_of", card_of)
     monkeypatch.setattr(loader, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(registry, "RETRY_SECONDS", 0.0)
     sites: dict[Site, None] = {}

@@ -38,13 +38,14 @@ def make_registry(folder: Path, **settings: Any) -> ModelRegistry:
 def make_loader(registry: ModelRegistry, status: EngineStatus | None = None) -> Loader:
     builder = Mock(usable=0, **{"shared.running": 0})
     engine = Mock(**{"status.return_value": status or EngineStatus("ready")})
-    return Loader(registry.default.settings, registry, engine, builder, {}, Mock(), Mock())
+    return Loader(registry, engine, builder, Mock(), Mock())
 
 
 def make_pool(folder: Path, say: Any = None, weight_bytes: int = 0, **settings: Any) -> Pool:
     registry = make_registry(folder, **settings)
     builder = Mock(**{"shared.weight_bytes": weight_bytes})
-    return Pool(registry.default.settings, registry, Mock(), builder, Mock(), say, Mock())
+    engine = Mock()
+    return Pool(registry, engine, builder, Loader(registry, engine, builder, Mock(), say))
 
 
 def known(name: str, size: int = 1000, key: str = "") -> KnownModel:
