@@ -102,9 +102,8 @@ class App:
             audio=self.audio,
         )
         self._server.metrics.watch_figures(lambda: self.engine.status().figures)
-        self._server.metrics.watch_figures(self.pool.figures)
-        self._server.metrics.watch_figures(self.encoders.figures)
-        self._server.metrics.watch_figures(self.audio.figures)
+        for service in (self.pool, self.encoders, self.audio):
+            self._server.metrics.watch_figures(service.figures)
         self.proxy: LiteLLMProxy | None = None
         self._keeper: ProxyKeeper | None = None
         self._ends: SimpleQueue[ExitCode] = SimpleQueue()

@@ -26,10 +26,8 @@ from start_llm.prompt.clients import Clients
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 1.0
-LINGER_SECONDS = 2.0
-"""How long a model that is unloaded is waited for to be out of memory."""
-COLLECT_SECONDS = 0.1
-"""Between two looks at whether it is."""
+LINGER_SECONDS = 2.0  # how long a model that is unloaded is waited for to be out of memory
+COLLECT_SECONDS = 0.1  # between two looks at whether it is
 _DEAD = frozenset({"wedged", "failed", "stopped"})
 
 

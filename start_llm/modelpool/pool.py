@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 from start_llm.core.errors import BadRequest, Conflict, NotFound, StartLLMError, Unavailable
@@ -118,18 +118,16 @@ class Pool:
         return self._cards.of(self._registry.entry(self._find(name)))
 
     def served_name(self, asked: str) -> str:
-        try:
+        with suppress(NotFound, BadRequest, Unavailable):
             return self._find(asked).name
-        except (NotFound, BadRequest, Unavailable):
-            return asked
+        return asked
 
     def token_text(self, token: int, model: str = "") -> str:
-        try:
+        with suppress(NotFound, BadRequest, Unavailable):
             entry = self._registry.entry(self._find(model))
-        except (NotFound, BadRequest, Unavailable):
-            return ""
-        handle = entry.handle if entry.known.task is None else None
-        return "" if handle is None else str(handle.token_text(token))
+            handle = entry.handle if entry.known.task is None else None
+            return "" if handle is None else str(handle.token_text(token))
+        return ""
 
     def unload(self, name: str) -> ModelCard:
         known = self._find(name)

@@ -82,7 +82,6 @@ class PoolEntry:
     card: ModelCard | None = None  # of a language model, as it was when it was loaded last
     failure: StartLLMError | None = None  # why it could not be loaded last
     failed: float = 0.0  # when that was
-    lack: StartLLMError | None = None  # why it waits for room
     waiting: list[ModelLease] = field(default_factory=list)
 
     def move(self, event: Event) -> None:
@@ -192,67 +191,54 @@ class RoomQueue:
         self._lock, self._load_queue = lock, load_queue
         self._seconds = settings.pool_wait_seconds
         self._most_waiting = max(1, settings.http_threads // 2)
-        self._entries: list[PoolEntry] = []
+        self._lacks: dict[PoolEntry, StartLLMError] = {}  # what those are told who wait in vain
 
     @property
     def entries(self) -> list[PoolEntry]:
         with self._lock:
-            return list(self._entries)
+            return list(self._lacks)
 
     def add(self, entry: PoolEntry, lack: StartLLMError) -> None:
-        """`lack`: what those are told who wait in vain."""
         with self._lock:
-            entry.lack = lack
-            if entry not in self._entries:
-                self._entries.append(entry)
+            self._lacks[entry] = lack
             self.end_waits()
 
     def remove(self, entry: PoolEntry) -> None:
         with self._lock:
-            if entry in self._entries:
-                self._entries.remove(entry)
+            self._lacks.pop(entry, None)
 
     def look_again(self) -> None:
         """There may be room now for the first."""
         with self._lock:
-            if self._entries:
-                self._load_queue.put(self._entries[0])
+            for entry in self.entries[:1]:
+                self._load_queue.put(entry)
 
     def end_waits(self) -> None:
         """Who has waited long enough is told, and so is who would keep too many threads."""
         with self._lock:
             before, left = time.monotonic() - self._seconds, self._most_waiting
-            for entry in self.entries:
-                assert entry.lack is not None
-                entry.give_up(entry.lack.again(), before, most=left)
+            for entry, lack in list(self._lacks.items()):
+                entry.give_up(lack.again(), before, most=left)
                 left -= len(entry.waiting)
                 if not entry.waiting:
-                    self._entries.remove(entry)
+                    self.remove(entry)
                     entry.move("unwanted")
 
 
 class ModelRegistry:
-    """
-    Attributes:
-        lock: guards all entries; every method takes it. Nothing waits inside of it.
-        names: which model a name means.
-        default: the model that the server was started with.
-        load_queue: entries for the loader, whose states say what is to be done; ``None``: it shall end.
-        room: those that are to be loaded and wait for room.
-        stuck: why nothing can be loaded now, or ``None``: set by the loader. Any thread.
-        counted: what the prompt pipelines of models that are unloaded had counted. Guarded by the lock.
-    """
+    """`lock` guards all entries; every method takes it. Nothing waits inside of it."""
 
     def __init__(self, settings: Settings, names: NameResolver) -> None:
         self.settings, self.names = settings, names
         self._most_waiting = max(1, settings.http_threads * 3 // 4)
         self.lock = threading.RLock()
         self._entries: dict[str, PoolEntry] = {}
-        self.default = self.entry(names.default)
+        self.default = self.entry(names.default)  # the model that the server was started with
+        # For the loader; the states of entries say what is to be done. ``None``: it shall end.
         self.load_queue: SimpleQueue[PoolEntry | None] = SimpleQueue()
         self.room = RoomQueue(settings, self.lock, self.load_queue)
-        self.stuck: Callable[[], StartLLMError | None] = lambda: None
-        self.counted: Counter[str] = Counter()
+        self.stuck: Callable[[], StartLLMError | None] = lambda: None  # why nothing can be loaded; set by the loader
+        self.counted: Counter[str] = Counter()  # by prompt pipelines of models that are unloaded; guarded by the lock
 
     def entries(self) -> list[PoolEntry]:
         """The default model's first."""
@@ -294,9 +280,7 @@ class ModelRegistry:
             return next((each for each in known if not each.adapter and name in each.aliases), None)
 
     def forget(self, there: Collection[KnownModel]) -> None:
-        """Idle models that are not on the disk any more. One that is loaded goes only if its name is another's now, or
-        its adapter is not there.
-        """
+        """Idle models that left the disk; a loaded one only if its name is another's now, or its adapter is gone."""
         now, names = {known.entry_key: known for known in there}, {known.name for known in there}
         with self.lock:
             for entry in list(self._entries.values()):
@@ -310,9 +294,8 @@ class ModelRegistry:
                     self.evict(entry)
 
     def lease(self, known: KnownModel) -> ModelLease:
-        """Raises why the model could not be loaded, if that was a short while ago.
-
-        Who waits for a model keeps an HTTP thread. Some of those stay free for the models that are there: QueueFull.
+        """Raises why the model could not be loaded, if that was a short while ago. QueueFull: who waits for a model
+        keeps an HTTP thread, and some of those stay free for the models that are there.
         """
         with self.lock:
             entry = self.entry(known)

@@ -58,25 +58,16 @@ _ADAPTED = "//"  # stands in no folder's key
 
 @dataclass(frozen=True, slots=True)
 class KnownModel:
-    """A model on this disk.
+    """A model on this disk."""
 
-    Attributes:
-        key: its folder, links resolved: two names of one folder are one model.
-        name: what clients see; `source`: the repository or folder that it is.
-        aliases: all that it may be asked for by.
-        stored: its size, context and the like.
-        adapter: it is served with this one. `base` is then its name without.
-        default: the model that the server was started with.
-    """
-
-    key: str
-    name: str
-    source: str
-    aliases: frozenset[str]
+    key: str  # its folder, links resolved: two names of one folder are one model
+    name: str  # what clients see
+    source: str  # the repository or folder that it is
+    aliases: frozenset[str]  # all that it may be asked for by
     stored: StoredModel
-    adapter: StoredAdapter | None = None
-    base: str = ""
-    default: bool = False
+    adapter: StoredAdapter | None = None  # it is served with this one
+    base: str = ""  # its name without the adapter
+    default: bool = False  # the server was started with it
 
     @property
     def task(self) -> SideTask | None:
@@ -215,12 +206,7 @@ def _known(key: str, stored: StoredModel, taken: set[str]) -> KnownModel:
 
 
 class NameResolver:
-    """Any thread.
-
-    Attributes:
-        default: the model that the server was started with. What it is called, and where it lies, is known once it is
-            loaded.
-    """
+    """Any thread. What the `default` model is called, and where it lies, is known once it is loaded."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings

@@ -46,14 +46,6 @@ class Adapter:
     digest: str = ""  # of all its bytes: KV that it makes is of no other adapter
     stamp: str = ""  # of its files, see `stamp_of`
 
-    @property
-    def rank(self) -> int:
-        return int(self.parameters["rank"])
-
-    @property
-    def weights(self) -> Path:
-        return self.folder / WEIGHTS
-
     def brings(self, name: str) -> bool:
         """Whether a parameter of this name is an adapter's own; ``m`` is one only where the kind has magnitudes."""
         last = name.rsplit(".", 1)[-1]

@@ -63,12 +63,12 @@ def snapshot(repository: str) -> Path | None:
     return found if found.is_dir() else None
 
 
-def whole_snapshot(repository: str, *, trust_code: bool = True) -> Path | None:
+def whole_snapshot(repository: str) -> Path | None:
     """The folder of a repository that is here with all that is needed to serve it."""
     found = snapshot(repository)
     try:
         if found is not None:
-            check_source(str(found), command="", trust_code=trust_code)
+            check_source(str(found), command="", trust_code=True)
     except CheckpointError:
         return None
     return found
@@ -91,11 +91,8 @@ def expected_model(source: str | None) -> tuple[str, int | None]:
 
 
 def stored_models(cache_dir: Path, model_path: str | None = None) -> Iterator[StoredModel]:
-    """Everything here that is a model, or was meant to be one.
-
-    Args:
-        cache_dir: START_LLM_CACHE_DIR, where the embedded model lies.
-        model_path: MODEL_PATH; a folder is listed, too.
+    """Everything here that is a model, or was meant to be one: in START_LLM_CACHE_DIR, in the Hugging Face cache, and
+    MODEL_PATH if it is a folder.
     """
     if model_path is not None and (folder := Path(model_path).expanduser()).is_dir():
         yield describe(str(folder), folder)

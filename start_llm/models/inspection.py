@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections import ChainMap
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -24,6 +25,7 @@ import psutil
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings
+from start_llm.host.home import python_path
 from start_llm.models.capabilities import ProbeResult
 from start_llm.models.checkpoint import CheckpointError, check_source, read_config, safetensors_header
 from start_llm.models.probe_table import FILE, decode, keep_probe, probe_key, read_probe
@@ -101,15 +103,9 @@ def _inspect(source: str, folder: Path, vision: bool, seconds: float) -> ProbeRe
 
 
 def _start(arguments: list[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
-    package = Path(__file__).resolve().parents[2]
-    path = os.pathsep.join(filter(None, (str(package), os.environ.get("PYTHONPATH"))))
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "start_llm.models.inspection_child", *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | {"PYTHONPATH": path},
-    )
+    command = [sys.executable, "-P", "-m", "start_llm.models.inspection_child", *arguments]
+    environment, nothing = os.environ | {"PYTHONPATH": python_path()}, subprocess.DEVNULL
+    return subprocess.Popen(command, stdin=nothing, stdout=output, stderr=nothing, env=environment)
 
 
 def _wait(child: subprocess.Popen[bytes], seconds: float) -> str:
@@ -134,7 +130,6 @@ def _ending(code: int, stage: str) -> str:
 
 def _resident_bytes(process: int) -> int:
     """Memory that a process has now; 0 if it has ended."""
-    try:
+    with suppress(psutil.Error):
         return int(psutil.Process(process).memory_info().rss)
-    except psutil.Error:
-        return 0
+    return 0

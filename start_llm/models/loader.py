@@ -17,18 +17,18 @@ from mlx_lm.utils import load_model as mlx_load_model
 
 from start_llm.core.errors import NotSupported, Unavailable
 from start_llm.core.settings import Settings
-from start_llm.models.adapter import Adapter, check_fits, other_base, read_adapter, stamp_of, unusable
+from start_llm.models.adapter import WEIGHTS, Adapter, check_fits, other_base, read_adapter, stamp_of, unusable
 from start_llm.models.background import Progress, Say, at_once, in_background
 from start_llm.models.capabilities import Capabilities, ProbeResult, read_capabilities, sampling_report
 from start_llm.models.catalog import EMBEDDED_NAME, whole_snapshot
-from start_llm.models.checkpoint import INDEX, LIBRARY_ERRORS, read_config, read_json
+from start_llm.models.checkpoint import INDEX, read_config, read_json
 from start_llm.models.device import Accelerator, Device, check_fit, check_vision_fit
 from start_llm.models.embedded import ensure_embedded_model
 from start_llm.models.fingerprint import fingerprint
 from start_llm.models.inspection import inspect_once
 from start_llm.models.pull import find_folder
 from start_llm.models.room import Weights, group_of
-from start_llm.models.stepwise import bytes_of, read_weights
+from start_llm.models.stepwise import bytes_of, read_weights, refusing
 from start_llm.models.tokenizer import read_tokenizer, tool_format, writing_hints
 from start_llm.models.vision import VisionProcessor, has_vision, load_vision
 from start_llm.parsing.tools.base import ExternalFormat
@@ -129,9 +129,6 @@ def load_steps(
 
     What needs no MLX is done in the background. Only the embedded model is made here, which computes.
 
-    Args:
-        say: is told if the weights leave little memory.
-
     Raises:
         NotFound: no such folder or repository.
         BadRequest: there is something wrong with the adapter.
@@ -160,7 +157,7 @@ def load_steps(
     if adapter is not None:
         yield 0.0
         _put_on(model, adapter, found.name)
-        say(f"adapter   {adapter.name}  ({adapter.kind}, rank {adapter.rank})")
+        say(f"adapter   {adapter.name}  ({adapter.kind}, rank {adapter.parameters['rank']})")
     progress(f"loading {found.name}", 1.0)
     nbytes = bytes_of(model)
     loaded = yield from in_background(lambda: _describe(settings, found, model, wrapper, base, nbytes))
@@ -215,7 +212,7 @@ def _text_model(
 
     Weights that another model has in memory are not read again: this one is built anew around the same arrays.
     """
-    try:
+    with refusing("mlx-lm", found.source):
         model, _ = mlx_load_model(found.folder, lazy=True, trust_remote_code=settings.trust_remote_code)
         group, files = group_of(found.folder), (yield from in_background(lambda: fingerprint(found.folder)))
         base = given.bases.get(group)
@@ -230,8 +227,6 @@ def _text_model(
         yield 0.0
         wrapper = yield from in_background(lambda: given.tokenizer(found.folder))
         return model, wrapper, base
-    except LIBRARY_ERRORS as error:
-        raise NotSupported(f"mlx-lm cannot load {found.source}: {error}") from error
 
 
 def _of_its_own(loaded: LoadedModel, vision: VisionProcessor | None, adapter: Adapter | None) -> LoadedModel:
@@ -261,11 +256,7 @@ def _adapter(settings: Settings, source: str, say: Say) -> Adapter | None:
 
 
 def _put_on(model: Any, adapter: Adapter, source: str) -> None:
-    """Changes `model`; the base's weights stay as they are, quantised or not. Raises BadRequest.
-
-    Args:
-        source: the model's name, for errors.
-    """
+    """Changes `model`, which errors call `source`; the base's weights stay as they are. Raises BadRequest."""
     try:
         linear_to_lora_layers(model, adapter.layers, dict(adapter.parameters), use_dora=adapter.kind == "dora")
     except (ValueError, KeyError, AttributeError, TypeError) as error:
@@ -273,7 +264,7 @@ def _put_on(model: Any, adapter: Adapter, source: str) -> None:
     shapes = {name: tuple(array.shape) for name, array in tree_flatten(model.parameters())}
     check_fits(adapter, {name: shape for name, shape in shapes.items() if adapter.brings(name)}, source)
     try:
-        trained: Any = mx.load(str(adapter.weights))
+        trained: Any = mx.load(str(adapter.folder / WEIGHTS))
         model.load_weights(list(trained.items()), strict=False)
         model.eval()  # else its dropout would be at work
         mx.eval(model.parameters())
@@ -286,8 +277,7 @@ def _put_on(model: Any, adapter: Adapter, source: str) -> None:
 def read_ahead(folder: Path, most: int, moved: Callable[[], None]) -> None:
     """Reads the weights' files once, so that the system has them in its memory. Any thread.
 
-    Args:
-        most: bytes; a model that is larger is not read, for what comes first would be gone before it is needed.
+    Not those of more than `most` bytes: what comes first would be gone before it is needed.
     """
     files = sorted(folder.glob("model*.safetensors"))
     if sum(path.stat().st_size for path in files) > most:

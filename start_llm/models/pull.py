@@ -51,20 +51,16 @@ class PullError(RuntimeError):
 
 @dataclass(frozen=True)
 class _File:
-    """A file of the repository; `sha256` is empty for small ones, which are no LFS files."""
-
     name: str
     size: int
-    sha256: str = ""
+    sha256: str  # empty for small ones, which are no LFS files
 
 
 @dataclass(frozen=True)
 class Pulled:
-    """What was fetched: where it lies, all its bytes, those that came over the network now, and the commit."""
-
     folder: Path
-    size: int
-    fetched: int
+    size: int  # bytes of all of it
+    fetched: int  # bytes that came over the network now
     commit: str
 
 
@@ -117,12 +113,9 @@ def find_folder(
     here: Callable[[str], Path | None],
     check: Callable[[Path], object] | None = None,
 ) -> Path:
-    """A folder, or a repository's: as it is on this disk if that is whole, else fetched. Raises NotFound.
+    """A folder, or a repository's: as `here` finds it on this disk if that is whole, else fetched. Raises NotFound.
 
-    Args:
-        setting: which setting names it, for the error.
-        here: a repository's folder, if all of it is here.
-        check: see `pull`.
+    `setting`: which setting names it, for the error. `check`: see `pull`.
     """
     folder = Path(source).expanduser()
     if (folder / "config.json").is_file():
@@ -178,9 +171,8 @@ def _info(repository: str, revision: str) -> ModelInfo:
     except HFValidationError as error:
         raise PullError(f"{repository!r} is no repository's name (owner/name).") from error
     except GatedRepoError as error:
-        raise PullError(
-            f"{repository} is for those who have agreed to its terms; do so on its page, then `hf auth login`."
-        ) from error
+        what = f"{repository} is for those who have agreed to its terms"
+        raise PullError(f"{what}; do so on its page, then `hf auth login`.") from error
     except RevisionNotFoundError as error:
         raise PullError(f"{repository} has no revision {revision!r}.") from error
     except RepositoryNotFoundError as error:
@@ -244,10 +236,8 @@ def _part(blobs: Path, file: _File) -> Path:
 def _check_room(repository: str, needed: int, folder: Path) -> None:
     free = shutil.disk_usage(folder).free
     if needed and needed + SPARE_BYTES > free:
-        raise PullError(
-            f"{repository} needs {needed / GB:.2f} GB more, and {folder} has {free / GB:.2f} GB free; make room, or "
-            "set HF_HUB_CACHE to another disk."
-        )
+        what = f"{repository} needs {needed / GB:.2f} GB more, and {folder} has {free / GB:.2f} GB free"
+        raise PullError(f"{what}; make room, or set HF_HUB_CACHE to another disk.")
 
 
 class _Fetch:
@@ -304,10 +294,8 @@ class _Fetch:
                 file.truncate()
 
     def _check(self) -> None:
-        found = self._digest.hexdigest()
-        if found != self._file.sha256:
+        found, wanted = self._digest.hexdigest(), self._file.sha256
+        if found != wanted:
             self._part.unlink()
-            raise PullError(
-                f"{self._file.name} is not what the hub says it is (SHA-256 {found[:12]}..., not "
-                f"{self._file.sha256[:12]}...); it was removed, and the same command fetches it again."
-            )
+            what = f"is not what the hub says it is (SHA-256 {found[:12]}..., not {wanted[:12]}...)"
+            raise PullError(f"{self._file.name} {what}; it was removed, and the same command fetches it again.")

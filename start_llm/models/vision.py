@@ -88,8 +88,7 @@ class VisionProcessor:
 def image_text(render: Render) -> str:
     """What the chat template writes for an image. Raises NotSupported if it writes nothing.
 
-    Args:
-        render: the template, given messages, without the generation prompt.
+    `render`: the template, given messages, without the generation prompt.
     """
     words = {"type": "text", "text": _PROBE}
     before, sign, _ = render([{"role": "user", "content": [words]}]).partition(_PROBE)
