@@ -66,19 +66,23 @@ class Vocabularies:
         key = tokenizer_key(folder)
         with self._lock:
             found = self._held.get(key)
-        if found is None:
-            wrapper = read_tokenizer(folder)
-            found = Grammars(wrapper, wrapper.eos_token_ids)
-        with self._lock:
-            self._held[key] = found
-        self._last.put(key, found)
-        return found
+        return self._keep(key, found or _grammars(read_tokenizer(folder)))
 
-    def of(self, wrapper: Any) -> Grammars:
-        """Those of this tokenizer; new ones, if nobody has read it here."""
+    def of(self, wrapper: Any, folder: Path) -> Grammars:
+        """Those of this tokenizer, which was read from `folder`; new ones, if that was not done here."""
         with self._lock:
             found = next((each for each in self._held.values() if each.wrapper is wrapper), None)
-        return found or Grammars(wrapper, wrapper.eos_token_ids)
+        return found or self._keep(tokenizer_key(folder), _grammars(wrapper))
+
+    def _keep(self, key: str, grammars: Grammars) -> Grammars:
+        with self._lock:
+            self._held[key] = grammars
+        self._last.put(key, grammars)
+        return grammars
+
+
+def _grammars(wrapper: Any) -> Grammars:
+    return Grammars(wrapper, wrapper.eos_token_ids)
 
 
 class ModelBuilder:
@@ -119,7 +123,7 @@ class ModelBuilder:
         if settings.model_path is not None:
             inspect_once(settings, settings.model_path, folder)
         read, grammars = None if adapter is None else adapter.read(), self._vocabularies.read(folder)
-        return LoadInputs(lambda folder: grammars.wrapper, folder, read, self.bases)
+        return LoadInputs(grammars.wrapper, folder, read, self.bases)
 
     def read_ahead(self, folder: Path, moved: Callable[[], None]) -> None:
         """Into the system's memory, if no model has them. Not the model thread. `moved` is called now and then."""
@@ -141,15 +145,14 @@ class ModelBuilder:
         with ExitStack() as made:  # what has to be closed if it comes to nothing, the last one first
             made.callback(self._left, model)
             shared.place(model, weights)
-            inputs = inputs or self._plain_inputs()
+            inputs = inputs or LoadInputs(bases=self.bases)
             loaded = yield from load_steps(settings, self._device, self._progress, self._say, inputs)
             loaded = self._shaped(settings, loaded)
             shared.place(model, loaded.weights)
             loaded = yield from probe_model(settings, loaded, asker(settings, loaded), checker(loaded), self._say)
             if len(shared) == 0:
                 self._wired = wire_weights(settings.wired_limit, self._device)
-            yield 0.0
-            grammars = self._vocabularies.of(loaded.wrapper)
+            grammars = yield from in_background(lambda: self._vocabularies.of(loaded.wrapper, loaded.folder))
             drafts = None
             if settings.drafts != "off":
                 drafts = yield from make_drafts(loaded.model, loaded.make_cache, self._costs, loaded.fingerprint)
@@ -191,9 +194,6 @@ class ModelBuilder:
         free_memory()
         self._left(model)
 
-    def _plain_inputs(self) -> LoadInputs:
-        return LoadInputs(lambda folder: self._vocabularies.read(folder).wrapper, bases=self.bases)
-
     def _left(self, model: str) -> None:
         self._unwire()
         self.shared.place(model, None)
@@ -212,7 +212,8 @@ class ModelBuilder:
         except NotSupported as error:
             self._say(f"vision    off: {error.message} The model reads text only.")
             blind = settings.model_copy(update={"vision": "off"})
-            return load_model(blind, self._device, self._progress, self._say, self._plain_inputs())
+            inputs = LoadInputs(loaded.wrapper, loaded.folder, bases=self.bases)
+            return load_model(blind, self._device, self._progress, self._say, inputs)
 
     def _features(self, settings: Settings, loaded: LoadedModel) -> FeatureStore:
         """A tenth of what KV may take on disk, at most, is for what the vision tower made of images."""

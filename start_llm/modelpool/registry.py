@@ -191,21 +191,21 @@ class RoomQueue:
         self._lock, self._load_queue = lock, load_queue
         self._seconds = settings.pool_wait_seconds
         self._most_waiting = max(1, settings.http_threads // 2)
-        self._lacks: dict[PoolEntry, StartLLMError] = {}  # what those are told who wait in vain
+        self.lacks: dict[PoolEntry, StartLLMError] = {}  # what those are told who wait in vain
 
     @property
     def entries(self) -> list[PoolEntry]:
         with self._lock:
-            return list(self._lacks)
+            return list(self.lacks)
 
     def add(self, entry: PoolEntry, lack: StartLLMError) -> None:
         with self._lock:
-            self._lacks[entry] = lack
+            self.lacks[entry] = lack
             self.end_waits()
 
     def remove(self, entry: PoolEntry) -> None:
         with self._lock:
-            self._lacks.pop(entry, None)
+            self.lacks.pop(entry, None)
 
     def look_again(self) -> None:
         """There may be room now for the first."""
@@ -217,7 +217,7 @@ class RoomQueue:
         """Who has waited long enough is told, and so is who would keep too many threads."""
         with self._lock:
             before, left = time.monotonic() - self._seconds, self._most_waiting
-            for entry, lack in list(self._lacks.items()):
+            for entry, lack in list(self.lacks.items()):
                 entry.give_up(lack.again(), before, most=left)
                 left -= len(entry.waiting)
                 if not entry.waiting:

@@ -85,7 +85,7 @@ class LoadedModel:
 class LoadInputs:
     """What there is already when a model is loaded."""
 
-    tokenizer: Callable[[Path], Any] = read_tokenizer  # mlx-lm's of a folder; called on any thread
+    tokenizer: Any = None  # mlx-lm's, if it has been read
     folder: Path | None = None  # where MODEL_PATH lies on this disk, if that is known: nothing is fetched then
     adapter: Adapter | None = None  # is put on it, in place of ADAPTER_PATH
     bases: BasesInMemory = field(default_factory=BasesInMemory)  # weights that other models have in memory
@@ -225,7 +225,7 @@ def _text_model(
             base = BaseWeights(counted, files, arrays, bytes_of(model))
             given.bases[group] = base
         yield 0.0
-        wrapper = yield from in_background(lambda: given.tokenizer(found.folder))
+        wrapper = given.tokenizer or (yield from in_background(lambda: read_tokenizer(found.folder)))
         return model, wrapper, base
 
 

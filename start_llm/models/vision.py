@@ -21,6 +21,7 @@ from PIL import Image
 from start_llm.core.errors import NotSupported
 from start_llm.files.lru import Lru
 from start_llm.models.checkpoint import LIBRARY_ERRORS, architectures
+from start_llm.models.tokenizer import read_tokenizer
 
 _PROBE = "start_llm was here"
 _SIZES_KEPT = 4096
@@ -122,20 +123,14 @@ def read_with_vision(folder: Path, *, lazy: bool = False) -> tuple[Any, Any]:
     return model, processor
 
 
-def load_vision(
-    folder: Path, config: Mapping[str, Any], tokenizer: Callable[[Path], Any]
-) -> tuple[Any, Any, VisionProcessor]:
+def load_vision(folder: Path, config: Mapping[str, Any], tokenizer: Any) -> tuple[Any, Any, VisionProcessor]:
     """mlx-vlm's model, to which `engine.vision` gives the shape of a text model, mlx-lm's tokenizer, the processor.
 
-    Args:
-        tokenizer: see `loader.LoadInputs`.
-
-    Raises:
-        NotSupported: it cannot be loaded with its vision part. It may still be loaded as a text model.
+    Raises NotSupported: it cannot be loaded with its vision part. It may still be loaded as a text model.
     """
     try:
         model, processor = read_with_vision(folder)
-        wrapper = tokenizer(folder)
+        wrapper = tokenizer or read_tokenizer(folder)
     except LIBRARY_ERRORS as error:
         raise NotSupported(f"mlx-vlm cannot load it: {type(error).__name__}: {str(error)[:300]}") from error
     pad = next((config[name] for name in ("image_token_id", "image_token_index") if config.get(name) is not None), None)

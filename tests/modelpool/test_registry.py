@@ -169,8 +169,8 @@ def test_nobody_takes_the_place_that_another_one_has_waited_for(tmp_path: Path) 
     first, second = (registry.entry(known(name)) for name in ("first", "second"))
     assert loader._room(first) is None
     idle.users = 0
-    assert loader._room(second) is None and second.lack is not None
-    assert "waits for memory behind first" in second.lack.message
+    assert loader._room(second) is None and registry.room.entries == [first, second]
+    assert "waits for memory behind first" in registry.room.lacks[second].message
     assert loader._room(first) == [idle.key]
     registry.room.remove(first)
     assert loader._room(second) == [idle.key]

@@ -57,6 +57,6 @@ def test_only_the_last_ones_are_kept_and_those_that_are_in_use(tmp_path: Path, r
 def test_who_has_a_tokenizer_of_its_own_has_grammars_of_its_own(tmp_path: Path) -> None:
     folder, kept = make_large(tmp_path / "one", 500), Vocabularies()
     known = kept.read(folder)
-    assert kept.of(known.wrapper) is known
+    assert kept.of(known.wrapper, folder) is known
     other = builder.read_tokenizer(folder)
-    assert kept.of(other).wrapper is other and kept.of(other) is not known
+    assert kept.of(other, folder).wrapper is other and kept.of(other, folder) is not known
