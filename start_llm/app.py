@@ -43,8 +43,7 @@ from start_llm.models.device import GIB, inspect_device
 from start_llm.models.loader import accelerator
 from start_llm.models.recommended import recommended_model
 from start_llm.prompt.clients import Clients
-from start_llm.proxy.config import KEY_NAME
-from start_llm.proxy.fallback_entry import usable
+from start_llm.proxy.config import KEY_NAME, usable
 from start_llm.proxy.keeper import ProxyKeeper
 from start_llm.proxy.launcher import LiteLLMProxy, ProxyError
 

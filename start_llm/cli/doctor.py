@@ -273,11 +273,11 @@ def reuse(audit: Path) -> Iterator[Finding]:
         return
     share = sum(each.reused for each in reasons) / prompt
     text = f"last day: {share:.0%} of {prompt:,} prompt tokens; {computed:,} were computed, {new:,} were new"
-    misses = sorted((each for each in reasons if each.name), key=lambda each: each.new - each.computed)
-    if computed <= new * MOST_AGAIN or not misses:
+    misses = (each for each in reasons if each.name)
+    worst = max(misses, key=lambda each: each.computed - each.new, default=None)
+    if computed <= new * MOST_AGAIN or worst is None:
         yield Finding("reuse", "ok", text)
         return
-    worst = misses[0]
     yield Finding(
         "reuse",
         "note",

@@ -1,4 +1,4 @@
-"""The commands `models`, `pull`, `rm` and `recommend`."""
+"""The commands `models`, with its table, `pull`, `rm` and `recommend`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from start_llm.cli.listing import GB, fitting, print_models
-from start_llm.cli.loaded import Card, card_of, change, server_cards
+from start_llm.cli.loaded import Card, card_of, change, server_cards, state_of
 from start_llm.cli.show import show
 from start_llm.core.errors import ExitCode
+from start_llm.core.modelmap import ADAPTER_SIGN
 from start_llm.core.settings import Settings
 from start_llm.dashboard.progress import ProgressBars
 from start_llm.dashboard.tables import print_table
@@ -28,8 +28,19 @@ from start_llm.models.catalog import StoredModel, hub_folder, stored_models
 from start_llm.models.checkpoint import is_path
 from start_llm.models.device import GIB, Accelerator, inspect_device
 from start_llm.models.pull import PullError, fetch_lock, pull
-from start_llm.models.recommended import SOURCE, Recommendation, bandwidth, full_name, recommend, tokens_per_second
+from start_llm.models.recommended import (
+    SHORT_NAMES,
+    SOURCE,
+    Recommendation,
+    bandwidth,
+    full_name,
+    recommend,
+    tokens_per_second,
+)
 from start_llm.service.place import running_ports
+
+GB = 1e9
+_OF_A_SERVER = ("state", "kv")
 
 
 def main_models(settings: Settings, options: argparse.Namespace) -> int:
@@ -160,3 +171,79 @@ def _row(model: Recommendation, chip: str) -> tuple[str, ...]:
     rate = tokens_per_second(model, chip)
     speed = "-" if rate is None else f"~{rate:.0f}"
     return model.short, *(f"{size / GIB:.1f} GiB" for size in sizes), speed, model.note
+
+
+# --- the table of models ------------------------------------------------------------------------
+
+
+class ListedModel(NamedTuple):
+    """`state` and `kv`: as a running server tells."""
+
+    name: str
+    size: str
+    context: str = "-"
+    state: str = "-"
+    kv: str = "-"
+    can: str = ""
+
+
+def print_models(found: Sequence[StoredModel], cards: Sequence[Card] | None, adapters: Sequence[StoredAdapter]) -> None:
+    """`cards`: of the running server, which tell of adapters, too; ``None`` where none runs."""
+    columns = [name for name in ListedModel._fields if cards is not None or name not in _OF_A_SERVER]
+    rows = ([getattr(row, name) for name in columns] for row in _rows(found, cards, adapters))
+    print_table([name.upper() for name in columns], rows, words=("NAME", "STATE", "CAN"))
+
+
+def fitting(model: StoredModel, adapters: Iterable[StoredAdapter]) -> list[StoredAdapter]:
+    """Those that can be put on the model."""
+    if model.problem:
+        return []
+    return [each for each in adapters if not each.problem and each.fits(model.name, model.folder.name)]
+
+
+def _rows(
+    found: Sequence[StoredModel], cards: Sequence[Card] | None, adapters: Sequence[StoredAdapter]
+) -> Iterator[ListedModel]:
+    left = list(cards or ())
+    for model in found:
+        card = card_of(left, model.name)
+        if card is not None:
+            left.remove(card)
+        yield _of_model(model, card)
+        if cards is None:
+            yield from (_of_adapter(model, adapter) for adapter in fitting(model, adapters))
+    for adapter in adapters:
+        if not any(fitting(model, [adapter]) for model in found):
+            why = adapter.problem or f"its model is not on this disk: {adapter.base}"
+            yield ListedModel(f"{ADAPTER_SIGN}{adapter.name}", _added(adapter), can=why)
+    yield from map(_of_card, left)
+
+
+def _of_model(model: StoredModel, card: Card | None) -> ListedModel:
+    short = next((short for short, repository in SHORT_NAMES.items() if repository == model.name), None)
+    name = f"{model.name} ({short})" if short else model.name
+    can = model.problem or ", ".join(model.can)
+    size = f"{model.size / GB:.1f} GB"
+    if card is None:
+        return ListedModel(name, size, _tokens(model.context), can=can)
+    return ListedModel(name, size, _tokens(card.get("context_length")), *state_of(card), can)
+
+
+def _of_adapter(model: StoredModel, adapter: StoredAdapter) -> ListedModel:
+    name = f"{model.name.rpartition('/')[2]}{ADAPTER_SIGN}{adapter.name}"
+    return ListedModel(name, _added(adapter), _tokens(model.context))
+
+
+def _of_card(card: Card) -> ListedModel:
+    """What only the server knows: another folder, an encoder."""
+    can = ", ".join(name for name, able in card.get("capabilities", {}).items() if able is True)
+    size = f"{card['details'].get('weight_bytes', 0) / GB:.1f} GB"
+    return ListedModel(str(card.get("id")), size, _tokens(card.get("context_length")), *state_of(card), can)
+
+
+def _added(adapter: StoredAdapter) -> str:
+    return f"+{adapter.size / GB:.1f} GB"
+
+
+def _tokens(context: int | None) -> str:
+    return "-" if context is None else f"{context:,}"

@@ -43,9 +43,8 @@ class ProxyKeeper:
     ) -> None:
         """`fallback`: FALLBACK_MODEL, whose use is logged."""
         self._proxy, self._say, self._fallback = proxy, say, fallback
-        self._logged = 0
         self._pauses, self._ready_seconds, self._stable_seconds = tuple(pauses), ready_seconds, stable_seconds
-        self._restarts = 0
+        self._logged = self._restarts = 0
         self._announced = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="proxy-keeper", daemon=True)

@@ -26,7 +26,6 @@ from start_llm.host.activation import LISTEN_FD, take_from_system
 from start_llm.host.home import module_command
 from start_llm.host.processes import created
 from start_llm.service.place import Exit, Place, ServerState
-from start_llm.service.wire import read_event
 
 if TYPE_CHECKING:
     from start_llm.core.settings import Settings
@@ -185,11 +184,12 @@ class Supervisor:
 
     def _hear(self, line: str) -> bool:
         """Takes what the engine tells; True if it is ready."""
-        event = read_event(line)
-        if event is None or event["event"] != "ready":
-            return False
-        self._tell(phase="ready", model=str(event.get("model", "")), proxy_url=event.get("proxy_url"))
-        return True
+        with suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict) and event.get("event") == "ready":
+                self._tell(phase="ready", model=str(event.get("model", "")), proxy_url=event.get("proxy_url"))
+                return True
+        return False
 
     # --- ending ---
 

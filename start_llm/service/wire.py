@@ -66,12 +66,3 @@ class Owner:
             self.tell("status", **asdict(self._health()))
         else:
             self.tell("error", message=f"command={command!r}: allowed are status and stop")
-
-
-def read_event(line: str) -> dict[str, Any] | None:
-    """A line of a server as an event; ``None`` if it is none."""
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) and isinstance(event.get("event"), str) else None

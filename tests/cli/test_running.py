@@ -112,7 +112,7 @@ def test_a_folder_that_cannot_be_used_is_one_sentence(
     monkeypatch.setenv("START_LLM_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("START_LLM_HOME", str(tmp_path))
     with monkeypatch.context() as patch:  # as root every folder can be written
-        patch.setattr("start_llm.cli.preflight.os.access", lambda path, how: path != tmp_path / "cache")
+        patch.setattr("start_llm.cli.running.os.access", lambda path, how: path != tmp_path / "cache")
         assert main(["start", "--port", "0"]) == 2
     said = capsys.readouterr().err
     assert said == f"START_LLM_CACHE_DIR={tmp_path}/cache: {tmp_path}/cache cannot be written; name another place.\n"

@@ -17,7 +17,7 @@ import pytest
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import NOT_LOADABLE
 from start_llm.core.settings import Settings, load_settings
-from start_llm.proxy import fallback_entry
+from start_llm.proxy import config
 from start_llm.proxy.keeper import ProxyKeeper
 from start_llm.proxy.launcher import LiteLLMProxy
 from tests.proxy.scripted import REASONS, Scripted, Sounds, Vectors, error_of
@@ -44,8 +44,8 @@ def cloud() -> Iterator[StubServer]:
 def quick() -> Iterator[None]:
     """A provider that failed in one test is asked again in the next one."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fallback_entry, "COOLDOWN_SECONDS", 0.0)
-        patch.setattr(fallback_entry, "RETRIES", 1)
+        patch.setattr(config, "COOLDOWN_SECONDS", 0.0)
+        patch.setattr(config, "RETRIES", 1)
         yield
 
 

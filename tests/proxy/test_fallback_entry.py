@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from start_llm.core.settings import Settings, SettingsError, load_settings
-from start_llm.proxy.config import additions, proxy_config
-from start_llm.proxy.fallback_entry import providers, usable
+from start_llm.proxy.config import additions, providers, proxy_config, usable
 from tests.proxy.stub import CARD
 
 MODEL = "anthropic/claude-sonnet-4-5"
