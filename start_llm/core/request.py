@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from start_llm.core.images import Picture
-from start_llm.core.messages import Message, Tool
+from start_llm.core.messages import Message, Picture, Tool
 
 Dialect = Literal["chat", "completions", "messages", "responses", "embeddings", "rerank", "transcription", "speech"]
 

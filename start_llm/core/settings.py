@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 from pathlib import Path
@@ -12,7 +13,6 @@ from pydantic import AfterValidator, AliasChoices, BeforeValidator, Field, Valid
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from start_llm.core.modelmap import MOST_NAME, ModelMap, parse_model_map
-from start_llm.core.settingnames import doubtful, plain, unknown
 
 
 def _off_is_none(value: Any) -> Any:
@@ -72,6 +72,31 @@ def _web_address(value: str | None) -> str | None:
 def _model_map(value: str) -> str:
     parse_model_map(value)
     return value
+
+
+RETIRED = {
+    "PROMPT_CACHE_BLOCK_SIZE": "stored prefixes are compared token by token, not by block",
+    "CACHE_USE_BLOCK_INDEX": "a lookup walks the tree of stored prefixes, which is exact and faster than an index",
+    "CACHE_VLM_IMAGE_IDENTITY": "an image's pixels are always part of what stored KV is found by",
+    "CACHE_SESSION_PARTITIONING": "stored KV is found whichever session made it",
+    "NORMALIZE_WRITE_TOOL_CONTENT_FOR_PROMPT": "the model always sees what the client sent",
+}
+"""Names of older configurations, and why there is nothing to set any more."""
+_LIKE = 0.6  # how alike the nearest name must be to be worth telling
+_SURELY_MEANT = 0.85  # and so that a variable of the process, where anything may stand, was meant to be ours
+_PLAIN = (
+    (", unable to parse string as an integer", ""),
+    (", unable to parse string as a number", ""),
+    (", unable to interpret input", ""),
+    ("Value error, ", ""),
+    ("a valid integer", "a whole number"),
+    ("a valid number", "a number"),
+    ("a valid boolean", "true or false"),
+    ("greater than or equal to", "at least"),
+    ("less than or equal to", "at most"),
+    ("greater than", "more than"),
+    ("Input should be", "it must be"),
+)
 
 
 class SettingsError(ValueError):
@@ -372,9 +397,9 @@ def load_settings(env_file: str | os.PathLike[str] | None = ".env", **overrides:
     Raises:
         SettingsError: naming the variable, its value and what is allowed; or a name in the file that is no setting.
     """
-    wrong = unknown(_names_in(env_file), _known())
-    if wrong:
-        raise SettingsError("\n".join(f"{env_file}: {sentence}" for sentence in wrong))
+    known = {*_known(), *RETIRED}
+    if wrong := [name for name in _names_in(env_file) if name.upper() not in known]:
+        raise SettingsError("\n".join(f"{env_file}: {name} is no setting of start_llm{_hint(name)}" for name in wrong))
     try:
         return Settings(_env_file=env_file, **overrides)  # type: ignore[call-arg]
     except ValidationError as error:
@@ -386,8 +411,16 @@ def load_settings(env_file: str | os.PathLike[str] | None = ".env", **overrides:
 
 
 def doubtful_names(env_file: str | os.PathLike[str] | None = ".env") -> list[str]:
-    """Sentences about variables that look like settings and are none, in `env_file` and the environment."""
-    return doubtful([*_names_in(env_file), *os.environ], _known())
+    """A sentence for each variable, in `env_file` and the environment, that does nothing although somebody may think
+    so: retired or misspelt."""
+    settings = _known()
+    sentences = []
+    for name in dict.fromkeys(name.upper() for name in [*_names_in(env_file), *os.environ]):
+        if name in RETIRED:
+            sentences.append(f"{name} does nothing any more: {RETIRED[name]}. You can remove it.")
+        elif name not in settings and (near := difflib.get_close_matches(name, settings, 1, _SURELY_MEANT)):
+            sentences.append(f"{name} is no setting of start_llm; {near[0]} is. It is passed over.")
+    return sentences
 
 
 def _known() -> list[str]:
@@ -401,3 +434,15 @@ def _known() -> list[str]:
 
 def _names_in(env_file: str | os.PathLike[str] | None) -> list[str]:
     return [] if env_file is None else list(dotenv_values(env_file))
+
+
+def _hint(name: str) -> str:
+    near = difflib.get_close_matches(name.upper(), _known(), 1, _LIKE)
+    return f"; the nearest one is {near[0]}." if near else "; .env.example lists all of them."
+
+
+def plain(message: str) -> str:
+    """What pydantic says of a bad value, in words for somebody who sets one."""
+    for theirs, ours in _PLAIN:
+        message = message.replace(theirs, ours)
+    return message

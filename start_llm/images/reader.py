@@ -16,8 +16,7 @@ from functools import partial
 from itertools import accumulate
 
 from start_llm.core.errors import BadRequest, NotSupported, StartLLMError, TooLarge
-from start_llm.core.images import MARK, Attachment, Picture
-from start_llm.core.messages import Message
+from start_llm.core.messages import MARK, Attachment, Message, Picture
 from start_llm.core.settings import Settings
 from start_llm.files.lru import Lru
 from start_llm.images.fetch import Fetcher

@@ -1,11 +1,10 @@
-"""Brings stored KV back under its limits: bytes, age, ends, ghosts. `budget` says in which order things go."""
+"""Brings stored KV back under its limits (bytes, age, ends, ghosts), and says in which order things go."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from start_llm.kvcache import budget
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.resident import ResidentKV
 from start_llm.kvcache.sessions import Sessions
@@ -13,6 +12,16 @@ from start_llm.kvcache.tree import Segment
 from start_llm.kvcache.types import StoreConfig
 
 _GHOSTS_LEFT = 0.9  # of the limit: forgetting ghosts walks the tree, so it is not done for each one
+_LEAST_SECONDS_PER_TOKEN = 1e-4  # where nothing was measured, all tokens cost alike
+_UNPROTECTED = (0, 0.0)
+_TAIL = 3  # checkpoints at a conversation's end where its next request is likely to land
+_HEAD = 4  # how likely a new conversation begins with a known system text, against one landing elsewhere
+_FAR = 1000
+
+Strengths = dict[int, tuple[int, float]]
+"""Protected ends, by `id`: see `Sessions.protection`."""
+Rank = tuple[int, tuple[int, float], float]
+"""Order in which things go, smallest first: level, strength of protection, value."""
 
 
 class Eviction:
@@ -47,7 +56,7 @@ class Eviction:
         """Drops the checkpoints that the conversation of a new `end` has outgrown; returns where they were."""
         if self._kit.cuttable:
             return []
-        outgrown = budget.thin_after(end, self._config)
+        outgrown = thin_after(end, self._config)
         for segment in outgrown:
             self._resident.drop_checkpoint(segment)
         return outgrown
@@ -68,23 +77,115 @@ class Eviction:
             return
         resident = self._resident
         strengths = self._sessions.protection(now, self.budget_bytes)
-        below = budget.checkpoints_to_end(resident.tree, strengths) if thin else {}
+        below = checkpoints_to_end(resident.tree, strengths) if thin else {}
 
-        def rank(segment: Segment) -> budget.Rank:
+        def order(segment: Segment) -> Rank:
             if segment.is_leaf:
-                return budget.rank(segment, strengths, self._kit.cuttable, now)
-            return budget.checkpoint_rank(segment, below[id(segment)], now)
+                return rank(segment, strengths, self._kit.cuttable, now)
+            return checkpoint_rank(segment, below[id(segment)], now)
 
-        queue = [(rank(s), id(s), s) for s in resident.tree if s.is_leaf or (thin and s.checkpoint is not None)]
+        queue = [(order(s), id(s), s) for s in resident.tree if s.is_leaf or (thin and s.checkpoint is not None)]
         heapq.heapify(queue)
         while more() and queue:
             before, _, segment = heapq.heappop(queue)
             if not segment.is_leaf and segment.checkpoint is None:
                 continue
-            here = rank(segment)
+            here = order(segment)
             if here > before:  # it has become a leaf, or the checkpoint above it has gone
                 heapq.heappush(queue, (here, id(segment), segment))
             elif not segment.is_leaf:
                 resident.drop_checkpoint(segment)
             elif (above := resident.drop(segment)) is not None:
-                heapq.heappush(queue, (rank(above), id(above), above))
+                heapq.heappush(queue, (order(above), id(above), above))
+
+
+def value(segment: Segment, now: float) -> float:
+    """What losing this leaf costs a byte: (seconds to recompute x uses) / (bytes x age)."""
+    seconds = max(segment.seconds_per_token, _LEAST_SECONDS_PER_TOKEN) * segment.length
+    return seconds * max(segment.uses, 1) / (max(segment.nbytes, 1) * (now - segment.used + 1.0))
+
+
+def rank(segment: Segment, strengths: Strengths, cuttable: bool, now: float) -> Rank:
+    """Of a leaf. Levels: 0 useless, 1 of side requests only, 2 unprotected, 3 ends of conversations.
+
+    A leaf without a checkpoint restores nothing in a model that needs one (not `cuttable`).
+    """
+    strength = strengths.get(id(segment), _UNPROTECTED)
+    if strength != _UNPROTECTED:
+        level = 3
+    elif not cuttable and segment.checkpoint is None:
+        level = 0
+    else:
+        level = 1 if segment.one_shot else 2
+    return level, strength, value(segment, now)
+
+
+def checkpoint_rank(segment: Segment, below: int, now: float) -> Rank:
+    """Of a checkpoint that is not a leaf's, beside the leaves' ranks.
+
+    What losing it costs: the tokens back to the next one above, for each time that a request lands here.
+    That is likely near a conversation's end, at the end of a system text, and where it happened before.
+    The first go only after all unprotected leaves, a system text's only after conversations unused for longer.
+
+    Args:
+        below: checkpoints from here to the nearest protected end.
+    """
+    tokens = segment.end - _next_above(segment)
+    likely = segment.landed + 1.0 / (1 + below) + (_HEAD if segment.head else 0)
+    seconds = max(segment.seconds_per_token, _LEAST_SECONDS_PER_TOKEN) * tokens
+    worth = seconds * likely / (max(segment.checkpoint_bytes, 1) * (now - segment.used + 1.0))
+    if segment.head:
+        return 3, (1, segment.used), worth
+    return 3 if below < _TAIL else 2, _UNPROTECTED, worth
+
+
+def checkpoints_to_end(segments: Iterable[Segment], strengths: Strengths) -> dict[int, int]:
+    """For each segment (by `id`) the fewest checkpoints from it to a protected end below it, itself not counted."""
+    fewest: dict[int, int] = {}
+    for segment in reversed(list(segments)):  # children before their parents
+        ways = [fewest[id(child)] + (child.checkpoint is not None) for child in segment.children.values()]
+        fewest[id(segment)] = 0 if id(segment) in strengths else min(ways, default=_FAR)
+    return fewest
+
+
+def thin_after(end: Segment, config: StoreConfig) -> list[Segment]:
+    """Checkpoints above a new `end` that its conversation has outgrown.
+
+    The most recent ones stay; before them no more than it takes to keep every gap within the grid.
+    Stops where the path branches: what lies above is other conversations' too.
+    """
+    drop: list[Segment] = []
+    marks = [end]
+    for above in end.ancestors():
+        if _branches(above):
+            break
+        if above.checkpoint is not None:
+            marks.append(above)
+    kept = end
+    for index in range(1, len(marks) - 1):
+        gap = kept.end - marks[index + 1].end
+        if index > config.checkpoints_recent and not marks[index].head and gap <= config.checkpoint_grid:
+            drop.append(marks[index])
+        else:
+            kept = marks[index]
+    return drop
+
+
+def near_end(segment: Segment) -> bool:
+    """At most two checkpoints stand between here and a leaf."""
+    ways = [(segment, 0)]
+    while ways:
+        here, passed = ways.pop()
+        if here.is_leaf:
+            return True
+        below = [child for child in here.children.values() if child.rows is not None]
+        ways += [(c, passed + (c.checkpoint is not None)) for c in below if passed + (c.checkpoint is not None) < _TAIL]
+    return False
+
+
+def _branches(segment: Segment) -> bool:
+    return sum(child.rows is not None for child in segment.children.values()) > 1
+
+
+def _next_above(segment: Segment) -> int:
+    return next((above.end for above in segment.ancestors() if above.checkpoint is not None), 0)

@@ -81,8 +81,7 @@ class KVStore:
         Raises:
             TimeoutError: the store is being changed all the time.
         """
-        tree, bound = self._resident.tree, max(0, min(limit, len(tokens)))
-        return tree.read_consistently(lambda: planner.plan(tree.walk(tokens), bound, self._kit.cuttable))
+        return self._resident.tree.read_consistently(lambda: self.lookup(tokens, limit))
 
     def snapshot(self) -> StoredTree:
         """The whole tree, for people. Any thread; does not change the store. Raises TimeoutError, like `peek`."""

@@ -8,8 +8,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from start_llm.core.errors import BadRequest
-from start_llm.core.images import MARK
-from start_llm.core.messages import Message, Tool
+from start_llm.core.messages import MARK, Message, Tool
 from start_llm.files.lru import Lru
 from start_llm.prompt.fit import Dicts, Fitter
 from start_llm.prompt.reading import digest_of, leading_systems

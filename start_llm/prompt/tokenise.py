@@ -16,7 +16,7 @@ from operator import itemgetter
 from typing import Any, Protocol
 
 from start_llm.core.errors import ContextLengthExceeded
-from start_llm.core.images import MARK, Picture
+from start_llm.core.messages import MARK, Picture
 from start_llm.core.prompt import FIRST_IMAGE_ID, ImageSpan, image_ids
 from start_llm.prompt.hf import HFTokenizer
 from start_llm.prompt.probe import special_pattern

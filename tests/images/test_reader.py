@@ -9,9 +9,8 @@ from dataclasses import replace
 import pytest
 
 from start_llm.core.errors import BadRequest, NotSupported, TooLarge
-from start_llm.core.images import MARK, Attachment
 from start_llm.core.jsontext import parse_json
-from start_llm.core.messages import Message
+from start_llm.core.messages import MARK, Attachment, Message
 from start_llm.core.settings import Settings
 from start_llm.images import reader as reading
 from start_llm.images.fetch import FetchRefused

@@ -8,8 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from start_llm.core.images import Attachment
-from start_llm.core.messages import Message
+from start_llm.core.messages import Attachment, Message
 from start_llm.core.prompt import FIRST_IMAGE_ID
 from start_llm.core.settings import load_settings
 from start_llm.images.reader import ImageReader

@@ -13,8 +13,7 @@ from mlx_vlm.utils import load_processor, prepare_inputs
 from PIL import Image
 from transformers import AutoTokenizer
 
-from start_llm.core.images import Picture
-from start_llm.core.messages import Message
+from start_llm.core.messages import Message, Picture
 from start_llm.core.prompt import FIRST_IMAGE_ID
 from start_llm.models.vision import VisionProcessor, image_text
 from start_llm.prompt.hf import HFTemplate, HFTokenizer

@@ -13,9 +13,9 @@ from typing import Any
 
 from start_llm.api.common.fields import bad, items_of, short, string_in, within
 from start_llm.core.errors import BadRequest, NotSupported
-from start_llm.core.images import Attachment
 from start_llm.core.jsontext import too_much_to_read
 from start_llm.core.limits import Limit
+from start_llm.core.messages import Attachment
 
 TEXT_TYPES = frozenset({"text", "input_text", "output_text"})
 IMAGE_TYPES = frozenset({"image_url", "input_image", "image"})

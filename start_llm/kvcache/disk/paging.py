@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from start_llm.kvcache.blocks import hash_on
-from start_llm.kvcache.budget import near_end
 from start_llm.kvcache.disk.format import StoredPiece
 from start_llm.kvcache.disk.tier import DiskTier
+from start_llm.kvcache.evict import near_end
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.resident import ResidentKV
 from start_llm.kvcache.tree import Segment, SegmentTree, chain_of

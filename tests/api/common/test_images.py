@@ -13,8 +13,7 @@ from start_llm.api.http.routes import Request
 from start_llm.api.openai.chat import read_chat
 from start_llm.api.openai.responses_items import messages_of
 from start_llm.core.errors import BadRequest
-from start_llm.core.images import Attachment
-from start_llm.core.messages import Message
+from start_llm.core.messages import Attachment, Message
 from start_llm.core.settings import Settings
 from tests.api.fakes import FakeService
 

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from start_llm.kvcache.budget import checkpoint_rank, checkpoints_to_end, near_end, rank, thin_after, value
+from start_llm.kvcache.evict import checkpoint_rank, checkpoints_to_end, near_end, rank, thin_after, value
 from start_llm.kvcache.types import Checkpoint, StoreConfig, WindowPiece
 from start_llm.kvcache.types import Window as WindowState
 from tests.kvcache.segments import fake_tree, grow
