@@ -114,21 +114,17 @@ class WorkerPool:
 
 
 class ApiServer:
-    """A server that is bound but not started. `start` and `stop` belong to one thread, the app's.
+    """A server that is bound but not started; port 0 picks a free one.
 
-    Its other methods are the front's `RequestDispatcher`.
+    `start` and `stop` belong to one thread, the app's. Its other methods are the front's `RequestDispatcher`.
 
     Args:
-        settings: port 0 picks a free one.
-        metrics: where requests are counted; a new one by default.
-        request_log: by default one in ``LOG_ROOT`` if ``ENABLE_REQUEST_LOGGING``.
+        metrics, request_log: where requests are counted and logged; new ones by default.
         observers: others who want to see requests, e.g. `dashboard.terminal`.
-        encoders: of the routes for embeddings; they answer 501 without.
-        audio: the same for speech.
+        encoders, audio: their routes answer 501 without.
 
     Raises:
-        SettingsError: the address cannot be bound, e.g. because the port is in use; or should not be, since everybody
-            could use the server.
+        SettingsError: the address cannot be bound, or should not be, since everybody could use the server.
     """
 
     def __init__(

@@ -114,12 +114,7 @@ class Wanted:
 
 
 class Audit(Observer):
-    """Writes, on a thread of its own. Servers may share the file.
-
-    Args:
-        path: of the SQLite file, made at the first request (0600).
-        days: how long a row is kept; at most `MOST_ROWS` of them.
-    """
+    """Writes, on a thread of its own, at most `MOST_ROWS`, for so many days. Servers may share the file (0600)."""
 
     def __init__(self, path: Path, days: float, clock: Callable[[], float] = time.time) -> None:
         self._database = _database(path)

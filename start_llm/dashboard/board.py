@@ -79,11 +79,7 @@ class Board(RequestLines):
             self._changed.wait_for(lambda: self._version != version, seconds)
 
     def sight(self, after: int, may_see: Callable[[str], bool]) -> BoardView:
-        """
-        Args:
-            after: the number of the newest ended request that is known already; 0: none is.
-            may_see: whether a request of this id may be told to whoever looks.
-        """
+        """What ended behind the number `after`, and what runs, of requests that may be told to whoever looks."""
         with self._changed:
             rows, ended = list(self._rows.values()), list(self._ended)
             version, last, now = self._version, self._last, self._clock()
@@ -120,11 +116,7 @@ def _running(row: RequestLine, now: float) -> dict[str, Any]:
 
 
 class Daily(Observer):
-    """What each client's requests reused over the last day, in quarters of an hour. Counts only. Thread-safe.
-
-    Args:
-        clock: unix seconds.
-    """
+    """What each client's requests reused over the last day, in quarters of an hour. Counts only. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock

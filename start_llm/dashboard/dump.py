@@ -42,13 +42,7 @@ class _Open:
 
 
 class Dumps(Observer):
-    """Writes ``ROOT/dumps/2026-11-21/ID.json`` (0600) when a request has ended. Thread-safe.
-
-    Args:
-        root: folder of the logs.
-        most_bytes: of all dumps; the oldest go first.
-        redactor: what every text goes through.
-    """
+    """Writes ``ROOT/dumps/2026-11-21/ID.json`` (0600) when a request has ended; the oldest go first. Thread-safe."""
 
     def __init__(
         self,

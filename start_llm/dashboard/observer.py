@@ -14,13 +14,10 @@ from start_llm.core.request import ChatRequest
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a request ended.
+    """How a request ended. Seconds from arrival to its end, and to the first piece of the answer if there was one.
 
-    Attributes:
-        status: the HTTP status, or that of the error that ended a stream; 499 for a client that went away.
-        seconds: from arrival to end.
-        seconds_first: from arrival to the first piece of the answer; ``None`` if there was none.
-        report: final, or the first one where the request did not end well.
+    `status`: also of an error that ended a stream; 499 for a client that went away. `report`: final, or the first one
+    where the request did not end well.
     """
 
     status: int

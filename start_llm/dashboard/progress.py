@@ -15,8 +15,7 @@ LINE_SECONDS = 5.0
 class ProgressBars:
     """Called with a step's name and the part of it that is done, 0 to 1, from any thread.
 
-    A bar per step on a terminal; elsewhere, and where `say` is given, a line when a step begins, one when it ends, and
-    in between one now and then.
+    A bar per step on a terminal; elsewhere, and where `say` is given, a line now and then.
     """
 
     def __init__(self, console: Console, say: Callable[[str], None] | None = None) -> None:

@@ -26,8 +26,6 @@ RECENT = 500
 class RequestLog(Observer):
     """Writes ``ROOT/2026-11-21/session-NAME.jsonl`` and remembers the last `RECENT` entries.
 
-    A file that cannot be written is said once, until it can be again.
-
     Args:
         root: folder of the logs, or ``None`` to remember only.
         most_bytes: of all files; the oldest go first.

@@ -36,12 +36,8 @@ PROGRESS_SECONDS = 10.0
 
 @dataclass(slots=True)
 class RequestLine:
-    """One request as it goes.
-
-    Attributes:
-        began, since: when it arrived, and when its `state` began, in ``time.monotonic()`` seconds.
-        done, total, reused: tokens of the prompt.
-        pieces: parts of the answer so far, about a token each.
+    """One request as it goes: when it arrived, when its `state` began (monotonic seconds), tokens of its prompt, and
+    `pieces`: parts of the answer so far, about a token each.
     """
 
     request: ChatRequest

@@ -91,8 +91,7 @@ class Task:
     Args:
         request: as observers see it: its id, its kind and its model; no messages.
         work: computes; each part is a step. Raises StartLLMError.
-        answer: makes the answer, when the steps are over.
-        tokens: that were read, when the steps are over.
+        answer, tokens: asked when the steps are over: the answer, and the tokens that were read.
     """
 
     def __init__(
@@ -170,11 +169,7 @@ class Collected:
 
 
 def collect(events: Iterable[ev.Event], n: int = 1) -> Collected | None:
-    """Reads `events` to their end; ``None`` if that comes without a final one.
-
-    Raises:
-        StartLLMError: what a `Failed` carries.
-    """
+    """Reads `events` to their end; ``None`` if that comes without a final one. Raises what a `Failed` carries."""
     choices = [CollectedChoice() for _ in range(n)]
     text: list[list[str]] = [[] for _ in range(n)]
     reasoning: list[list[str]] = [[] for _ in range(n)]

@@ -36,12 +36,7 @@ PREFIXES: Mapping[Dialect, str] = {
 def request_of(
     dialect: Dialect, body: SamplingBody, data: dict[str, Any], inbound: Request, settings: Settings, **fields: Any
 ) -> ChatRequest:
-    """A request with what all dialects read alike. Raises BadRequest.
-
-    Args:
-        body, data: as `parse_body` returns them.
-        fields: those that this dialect reads by itself.
-    """
+    """A request: what all dialects read alike, and the `fields` that this one reads by itself. Raises BadRequest."""
     is_raw = dialect == "completions"
     asked = Thinking() if is_raw else thinking_of(data)
     shared: dict[str, Any] = {
@@ -151,10 +146,7 @@ def stop_of(stop: Any, path: str = "stop") -> tuple[str, ...]:
 
 
 def model_of(data: Mapping[str, Any]) -> str:
-    """The model that a body names, and its `adapter`, as ``model+adapter``; empty: whatever is served.
-
-    Which names there are is known elsewhere. Raises BadRequest if the adapter is no text.
-    """
+    """The model that a body names, and its `adapter`, as ``model+adapter``; may be empty. Raises BadRequest."""
     model, adapter = data.get("model"), data.get("adapter")
     if adapter is None:
         adapter = _nested(data, "extra_body", "adapter")
@@ -215,9 +207,7 @@ class Thinking:
 def thinking_of(data: Mapping[str, Any]) -> Thinking:
     """Reads all fields at all depths; the first that says something wins, field by field.
 
-    Raises:
-        BadRequest: a field at the top has a value that means nothing. What is nested in
-            ``metadata`` may be the client's own, so there it is passed over.
+    Raises BadRequest for a value that means nothing; not in ``metadata``, where it may be the client's own.
     """
     asked = Thinking()
     for place, path, strict in _places(data):

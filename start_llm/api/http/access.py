@@ -92,11 +92,7 @@ def check_content(headers: Mapping[str, str], *, form: bool) -> None:
 
 
 def owner_of(data: Mapping[str, Any], headers: Mapping[str, str]) -> str | None:
-    """`ChatRequest.owner`: SHA-256 in hex, 64 digits; ``None`` where the request has neither key nor user.
-
-    Args:
-        data: the body, of any dialect.
-    """
+    """`ChatRequest.owner`: SHA-256 in hex, 64 digits; ``None`` where the request has neither key nor user."""
     key, user = next(iter(presented_keys(headers)), None), user_of(data)
     return None if key is None and user is None else digest(key, user)
 
@@ -138,11 +134,8 @@ def inner_object(text: str) -> dict[str, Any] | None:
 
 @dataclass(frozen=True, slots=True)
 class Visitor:
-    """
-    Attributes:
-        scope: whose is what this request makes: a digest of its API key, or ``""`` for a client of this machine that
-            has none; ``None``: nobody's, it cannot be seen again.
-        sees_all: may see the counts of everybody's requests.
+    """`scope`: whose is what this request makes: a digest of its API key, ``""`` for a client of this machine that has
+    none, ``None``: nobody's, it cannot be seen again. `sees_all`: may see everybody's requests.
     """
 
     scope: str | None
@@ -153,13 +146,10 @@ NOBODY = Visitor(None)
 
 
 def visitor_of(headers: Mapping[str, str], peer: str, api_key: str | None) -> Visitor:
-    """Of a request that was let in.
+    """Of a request that was let in; `peer` is the client's address.
 
     Without `api_key` the keys that clients send are checked by nobody: they tell clients of this machine apart, and a
     client from elsewhere, or one behind a proxy, sees nothing again.
-
-    Args:
-        peer: the client's address.
     """
     if api_key is not None:
         return Visitor(digest(api_key), sees_all=True)  # whoever was let in has the key: there is nobody to hide from

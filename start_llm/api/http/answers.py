@@ -20,12 +20,7 @@ STREAM_HEADERS = {
 
 
 def encode_head(status: int, headers: Mapping[str, str], origin: str | None, *, close: bool) -> bytes:
-    """Up to and with the empty line.
-
-    Args:
-        origin: of the web page that may read the answer.
-        close: the connection takes no further request.
-    """
+    """Up to and with the empty line. `origin`: of the web page that may read the answer."""
     fields = {"Date": formatdate(usegmt=True), **headers}
     if origin is not None:
         fields["Access-Control-Allow-Origin"] = origin

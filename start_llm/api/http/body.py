@@ -17,11 +17,7 @@ DISK_OF_ALL = 1 << 30
 
 
 class Bodies:
-    """What all bodies that wait may hold together, in bytes. Thread-safe.
-
-    Args:
-        largest: of one body; at least two of them find room on disk.
-    """
+    """What all bodies that wait may hold together, in bytes; at least two of the `largest` find room. Thread-safe."""
 
     def __init__(self, largest: int, memory: int = MEMORY_OF_ALL, disk: int = DISK_OF_ALL) -> None:
         self._lock = threading.Lock()

@@ -25,8 +25,7 @@ class RequestReader:
     """One request while it arrives: its head, the decision about it, its body. Knows no sockets; front thread only.
 
     Attributes:
-        begun: something of it has arrived.
-        deadline: when it is given up, on the monotonic clock; set once it has begun.
+        deadline: when it is given up, on the monotonic clock; set once it has `begun`.
         head, request: ``None`` until they are known; the request has no body yet.
         complete: everything that will be read of it is here; then `received` is when it was, monotonic.
         following: bytes that have arrived behind it.
@@ -101,12 +100,11 @@ class Connection:
 
     Attributes:
         reader: of the request that arrives, or of the one that is being answered.
-        deadline: when it is given up, on the monotonic clock.
-        latest: the deadline of an answer does not move beyond this.
+        deadline: when it is given up, on the monotonic clock; that of an answer does not move beyond `latest`.
         outgoing: of an answer, not yet taken by the client.
         keep: after that it may send its next request; else it is drained.
-        draining: answered, but its client may still be sending: closed when it has ended. Closing at once would send a
-            reset, which can overtake the answer.
+        draining: answered, but its client may still be sending. Closing at once would send a reset, which can overtake
+            the answer.
     """
 
     socket: socket.socket
@@ -132,14 +130,7 @@ class Connection:
 
 
 class Connections(dict[Connection, None]):
-    """All that wait, oldest first. Belongs to the front thread.
-
-    Args:
-        most: that wait at the same time; one more closes the oldest.
-
-    Attributes:
-        dropped: how many were closed to make room.
-    """
+    """All that wait, oldest first; one more than `most` closes the oldest (`dropped` counts). Front thread only."""
 
     def __init__(self, selector: selectors.BaseSelector, most: int) -> None:
         super().__init__()

@@ -82,12 +82,7 @@ class Front:
         self._thread.start()
 
     def take_back(self, connection: Connection, outgoing: bytes, *, keep: bool) -> None:
-        """Takes back a connection whose request has been answered.
-
-        Args:
-            outgoing: the end of the answer, which is still to be sent.
-            keep: the connection stays open for a next request.
-        """
+        """Takes back a connection whose request was answered. `outgoing`: the end of the answer, still to be sent."""
         if not self._thread.is_alive():
             connection.close()
             return

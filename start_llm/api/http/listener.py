@@ -22,11 +22,7 @@ NOTHING_THERE = frozenset({errno.EAGAIN, errno.EINTR, errno.ECONNABORTED, errno.
 
 
 class ListeningSocket:
-    """Belongs to the front thread.
-
-    Attributes:
-        pauses: how often accepting has failed; mostly because there was no free file descriptor.
-    """
+    """Belongs to the front thread. `pauses`: how often accepting has failed, mostly for want of file descriptors."""
 
     def __init__(self, listener: socket.socket, selector: selectors.BaseSelector) -> None:
         self.pauses = 0

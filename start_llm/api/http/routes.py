@@ -21,15 +21,12 @@ class Request:
     """A request whose head was read and let in.
 
     Attributes:
-        path: without query and without slashes at its end.
-        query: what follows ``?``, as it was sent.
+        path: without query and without slashes at its end. `query`: what follows ``?``, as it was sent.
         headers: case-insensitive.
         body: empty until all of it has arrived.
         params: what the route's path holds, e.g. a response's id.
         received: ``time.monotonic()`` when it was complete, in seconds.
-        visitor: who may see again what is kept of it.
-        handler: ``None`` for OPTIONS, which is answered with `methods`.
-        methods: that the path takes.
+        handler: ``None`` for OPTIONS, which is answered with the `methods` that the path takes.
         origin: of the web page that asks, if one asks and may.
         most_bytes: of the body; ``None``: no body is read, the connection closes behind the answer if one comes.
     """
@@ -100,12 +97,7 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One path.
-
-    Attributes:
-        pattern: holds ``{}`` where a path segment is a parameter, ``{*}`` where one may have slashes.
-        form: its body is a form with files (`multipart/form-data`), not JSON.
-    """
+    """One path: ``{}`` is a parameter in it, ``{*}`` one that may have slashes. `form`: the body is multipart."""
 
     pattern: str
     handlers: Mapping[str, Handler]

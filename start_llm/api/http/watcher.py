@@ -1,7 +1,4 @@
-"""Notices clients that go away while their request is being computed.
-
-One thread looks at every watched socket, `TICK` seconds apart; it owns nothing but its
-table. An HTTP thread blocked on events cannot look for itself.
+"""Notices clients that go away while their request is being computed, since a thread that waits for events cannot.
 
 The system is asked whether the other side has ended, since reading cannot tell: behind bytes that came too late (an
 empty line, the next request) the end of the connection is not to be read.

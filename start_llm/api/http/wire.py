@@ -59,8 +59,7 @@ class Head:
     """A request without its body.
 
     Attributes:
-        target: as it was sent; visible ASCII only.
-        path: of the target, without query and without slashes at its end.
+        target: as it was sent; visible ASCII only. `path`: without its query and slashes at its end.
         length: bytes of the body, 0 if there is none; ``None`` if it comes in chunks.
         keep_alive: the client can take another answer on this connection.
         expects: it waits for ``100 Continue`` before it sends the body.
@@ -76,13 +75,9 @@ class Head:
 
 
 def find_head(received: bytearray, searched: int) -> int:
-    """Where the head ends, before its empty line; -1 if it is not complete.
+    """Where the head ends, before its empty line; -1 if it is not complete. `searched` bytes were looked at before.
 
-    Args:
-        searched: bytes that an earlier call has looked at.
-
-    Raises:
-        BadRequest: a bare CR or LF; or too long: status 414 or 431.
+    Raises BadRequest: a bare CR or LF; or too long: status 414 or 431.
     """
     end = received.find(b"\r\n\r\n", max(0, searched - 3))
     if _BARE.search(received, max(0, searched - 1), len(received) if end < 0 else end + 4):

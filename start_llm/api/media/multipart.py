@@ -20,11 +20,7 @@ PIECE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """
-    Attributes:
-        values: fields that are no files, by name, in the order that they came in.
-        files: the bytes of each file, by the name of its field.
-    """
+    """The values of fields by name, in their order, and the bytes of files by the name of their field."""
 
     values: Mapping[str, list[str]] = field(default_factory=dict)
     files: Mapping[str, list[bytes]] = field(default_factory=dict)

@@ -35,11 +35,9 @@ class CompletionBody(OlderBody):
 
 @dataclass(frozen=True, slots=True)
 class CompletionExchange(OpenAIExchange):
-    """A completion that is being answered.
+    """A completion that is being answered. The requests of its prompts differ in their id and prompt only.
 
-    Attributes:
-        request: that of the first prompt; the others differ in their id and prompt only.
-        echo: the prompts' texts where the client wants them back, else one ``""`` a prompt.
+    `echo`: the prompts' texts where the client wants them back, else one ``""`` a prompt.
     """
 
     prompts: tuple[Prompt, ...]

@@ -34,10 +34,7 @@ def seal(reasoning: str) -> str:
 def unseal(text: str, most: int = SEALED.most) -> str | None:
     """What `seal` was given; ``None`` if another server made it.
 
-    Anybody can make one, and a thousandth of what it says is enough: no more than `most` bytes are unpacked.
-
-    Raises:
-        ValueError: it holds more.
+    Anybody can make one, and a thousandth of what it says is enough: ValueError where it holds more than `most` bytes.
     """
     if not text.startswith(SEAL):
         return None

@@ -51,11 +51,9 @@ class ResponsesExchange(Exchange):
     Attributes:
         echo: the fields that repeat the request.
         items: the whole input, that of earlier responses included.
-        thinking: how reasoning is shown, `REASONING` or `SUMMARY`.
-        sealed: it is also sent in the form that only this server reads.
+        thinking: how reasoning is shown, `REASONING` or `SUMMARY`; `sealed`: also as only this server reads it.
         created: unix seconds.
-        store: where the response is kept, ``None`` if it is not.
-        must_store: the client asked for that; if it fails, so does the answer.
+        store: where the response is kept, ``None`` if it is not; `must_store`: if that fails, so does the answer.
         origin: the client's tool by the name that the model calls.
     """
 

@@ -52,14 +52,7 @@ class Named:
 
 @dataclass(frozen=True, slots=True)
 class Toolbox:
-    """The tools of a request.
-
-    Attributes:
-        tools: what the model may call, by flat names.
-        choice: which of them it must call.
-        notes: the tools that were passed over because they run elsewhere.
-        named: the client's tools by their flat names.
-    """
+    """Tools by flat names, what of them is called, notes on tools that run elsewhere, the client's own names."""
 
     tools: tuple[Tool, ...]
     choice: ToolChoice

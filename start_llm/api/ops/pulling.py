@@ -27,13 +27,7 @@ class _Stopped(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fetch:
-    """A fetch as the page shows it.
-
-    Attributes:
-        state: ``running``, ``done``, ``failed`` or ``stopped``.
-        part: of its bytes that are here, 0 to 1.
-        detail: a sentence.
-    """
+    """``running``, ``done``, ``failed`` or ``stopped``; `part`: what is here, 0 to 1; `detail`: a sentence."""
 
     name: str
     state: str
@@ -42,11 +36,7 @@ class Fetch:
 
 
 class Pulls:
-    """Thread-safe.
-
-    Args:
-        changed: called when there is something new to show.
-    """
+    """Thread-safe. `changed` is called when there is something new to show."""
 
     def __init__(self, changed: Callable[[], None], fetch: Callable[..., Any] = pull) -> None:
         self._changed, self._fetch = changed, fetch
