@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import logging
-import os
 import queue
 import socket
 import threading
@@ -13,20 +11,12 @@ from functools import partial
 
 from start_llm.api.common.dialect import error_reply
 from start_llm.api.handler import Edge, RequestHandler
-from start_llm.api.http.access import (
-    RequestOwners,
-    allowed_origin,
-    check_content,
-    check_host,
-    check_key,
-    origin_of,
-    visitor_of,
-)
+from start_llm.api.http import access
 from start_llm.api.http.answers import encode_reply
 from start_llm.api.http.body import Bodies
 from start_llm.api.http.connection import Connection, send_now
 from start_llm.api.http.front import Front
-from start_llm.api.http.listener import check_bind
+from start_llm.api.http.listener import listen
 from start_llm.api.http.routes import Request
 from start_llm.api.http.watcher import DisconnectWatcher
 from start_llm.api.http.wire import Head
@@ -41,17 +31,15 @@ from start_llm.api.table import Dialects, build_routes
 from start_llm.audio.service import AudioService
 from start_llm.core.errors import QueueFull, StartLLMError, Unavailable
 from start_llm.core.service import Service
-from start_llm.core.settings import Settings, SettingsError
+from start_llm.core.settings import Settings
 from start_llm.dashboard.board import Board
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.observer import Observer
 from start_llm.dashboard.request_log import RequestLog
 from start_llm.embeddings.service import EncoderService
-from start_llm.host.activation import take_from_supervisor
 
 log = logging.getLogger(__name__)
 
-BACKLOG = 128
 OPEN_PATHS = frozenset({"/health"}) | page.OPEN_PATHS
 QUICK_THREADS = 2
 FEED_THREADS = 8
@@ -138,12 +126,12 @@ class ApiServer:
         encoders: EncoderService | None = None,
         audio: AudioService | None = None,
     ) -> None:
-        check_bind(settings)
+        listener = listen(settings)
         self.metrics = metrics or Metrics()
         self.metrics.watch(service)
         log_root = settings.log_root if settings.enable_request_logging else None
         request_log = request_log or RequestLog(log_root, settings.log_max_bytes)
-        board, owners = Board(), RequestOwners()
+        board, owners = Board(), access.RequestOwners()
         self.page = Page(settings, service, self.metrics, board, owners)
         self._watcher = DisconnectWatcher()
         everybody = (self.metrics, request_log, board, self.page.daily, *observers)
@@ -169,7 +157,6 @@ class ApiServer:
             "quick": WorkerPool("api-quick", 0 if threads == 1 else QUICK_THREADS, 1000),
             "feed": WorkerPool("api-feed", FEED_THREADS, 0),
         }
-        listener = take_from_supervisor(os.environ) or _listen(settings.mlx_host, settings.mlx_port)
         self.port: int = listener.getsockname()[1]
         self._front = Front(listener, self, Bodies(settings.max_body_bytes))
         self.metrics.watch_figures(self._front.figures)
@@ -218,21 +205,21 @@ class ApiServer:
 
     def admit(self, head: Head, peer: str) -> Request:
         settings, options = self._settings, head.method == "OPTIONS"
-        check_host(head.headers, self._host_names)
-        origin = allowed_origin(head.headers)
+        access.check_host(head.headers, self._host_names)
+        origin = access.allowed_origin(head.headers)
         if head.path not in OPEN_PATHS and not options:
-            check_key(head.headers, settings.api_key)
+            access.check_key(head.headers, settings.api_key)
         route, params = self.routes.find(head.path)
         handler = None if options else self.routes.handler(route, head.method, head.path)
         reads_body = head.method == "POST" and head.length != 0
         if reads_body:
-            check_content(head.headers, form=route.form)
+            access.check_content(head.headers, form=route.form)
         return Request(
             head.method,
             head.path,
             head.headers,
             params=params,
-            visitor=visitor_of(head.headers, peer, settings.api_key),
+            visitor=access.visitor_of(head.headers, peer, settings.api_key),
             handler=handler,
             methods=route.methods,
             origin=origin,
@@ -256,7 +243,7 @@ class ApiServer:
         log.info("%d %s: %s", error.status, "request" if head is None else f"{head.method} {head.path}", error.message)
         path, headers = ("/", {}) if head is None else (head.path, head.headers)
         head_only = head is not None and head.method == "HEAD"
-        return encode_reply(error_reply(error, path), origin_of(headers), close=close, head_only=head_only)
+        return encode_reply(error_reply(error, path), access.origin_of(headers), close=close, head_only=head_only)
 
     # --- on HTTP threads ---
 
@@ -290,21 +277,6 @@ class ApiServer:
             connection.close()
         else:
             self._front.take_back(connection, outgoing, keep=keep)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise SettingsError(
-                f"MLX_PORT={port}: the port is in use on {host}. Stop the program that has it, "
-                "or set MLX_PORT to another port (0 picks a free one)."
-            ) from None
-        raise SettingsError(f"MLX_HOST={host!r}, MLX_PORT={port}: cannot be bound: {error}.") from None
-    except OverflowError as error:
-        raise SettingsError(f"MLX_PORT={port}: {error}.") from None
 
 
 def _shut(connection: socket.socket, how: int = socket.SHUT_RDWR) -> bool:

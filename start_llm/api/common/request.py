@@ -29,6 +29,7 @@ FIELDS = ("enable_thinking", "thinking", "reasoning_effort", "reasoning")
 WORDS = "a boolean or one of enabled, adaptive, disabled, on, off, minimal, low, medium, high, xhigh, max"
 PREFIXES: Mapping[Dialect, str] = {
     "chat": "chatcmpl-", "completions": "cmpl-", "messages": "msg_", "responses": "resp_",
+    "embeddings": "embd-", "rerank": "rerank-", "transcription": "transcription-", "speech": "speech-",
 }  # fmt: skip
 """Of the ids of answers."""
 
@@ -55,11 +56,13 @@ def request_of(
 
 
 def counted_request(
-    dialect: Dialect, prefix: str, model: str, data: dict[str, Any], inbound: Request, owners: RequestOwners
+    dialect: Dialect, model: str, data: dict[str, Any], inbound: Request, owners: RequestOwners
 ) -> ChatRequest:
     """A request of another kind, as observers see it; who made it is remembered."""
     owner = owner_of(data, inbound.headers)
-    request = ChatRequest(f"{prefix}-{uuid.uuid4().hex}", dialect, model, owner=owner, received=inbound.received)
+    request = ChatRequest(
+        f"{PREFIXES[dialect]}{uuid.uuid4().hex}", dialect, model, owner=owner, received=inbound.received
+    )
     owners.remember([request.id], inbound.visitor)
     return request
 

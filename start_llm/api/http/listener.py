@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import logging
+import os
 import resource
 import selectors
 import socket
@@ -11,10 +12,12 @@ import time
 
 from start_llm.core.hosts import is_loopback
 from start_llm.core.settings import Settings, SettingsError
+from start_llm.host.activation import take_from_supervisor
 
 log = logging.getLogger(__name__)
 
 MOST_WAITING = 1000
+BACKLOG = 128
 ACCEPT_AT_ONCE = 64
 REST_SECONDS = 0.5
 WARNING_SECONDS = 60.0
@@ -137,3 +140,24 @@ def check_bind(settings: Settings) -> None:
         f"MLX_HOST={host!r}: other machines could use this server, and it has no API_KEY. Set API_KEY, or "
         "ALLOW_OPEN_BIND=true if everybody there may."
     )
+
+
+def listen(settings: Settings) -> socket.socket:
+    """The supervisor's socket, or a new one. Raises SettingsError where there is none to be had."""
+    check_bind(settings)
+    given = take_from_supervisor(os.environ)
+    if given is not None:
+        return given
+    host, port = settings.mlx_host, settings.mlx_port
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise SettingsError(
+                f"MLX_PORT={port}: the port is in use on {host}. Stop the program that has it, "
+                "or set MLX_PORT to another port (0 picks a free one)."
+            ) from None
+        raise SettingsError(f"MLX_HOST={host!r}, MLX_PORT={port}: cannot be bound: {error}.") from None
+    except OverflowError as error:
+        raise SettingsError(f"MLX_PORT={port}: {error}.") from None

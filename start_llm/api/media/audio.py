@@ -19,8 +19,7 @@ from start_llm.api.media.multipart import Form, read_form
 from start_llm.audio.service import AudioService
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import MODEL, SPOKEN_TEXT
-from start_llm.core.media import AudioTask, Hints, SoundForm, Transcript, TranscriptSegment
-from start_llm.core.request import ChatRequest
+from start_llm.core.media import Hints, SoundForm, Transcript, TranscriptSegment
 
 PLAIN = "text/plain; charset=utf-8"
 SOUNDS = {
@@ -65,14 +64,16 @@ class AudioRoutes:
         form = read_form(inbound.body, inbound.headers.get("Content-Type", ""))
         body = _read(form)
         file = form.file("file")
-        request = self._request("transcription", body.model, body.user, inbound)
+        request = counted_request(
+            "transcription", audio.named(body.model, "transcription"), {"user": body.user}, inbound, self.owners
+        )
         hints = Hints(body.language or None, body.prompt, body.temperature)
         hearing = audio.transcribe(request.model, file, hints)
         return Task(request, hearing, lambda: _transcript(hearing.result, body.response_format))
 
     def speech(self, inbound: Request) -> Task:
         audio = self._audio()
-        body, _ = parse_body(SpeechBody, inbound.body)
+        body, data = parse_body(SpeechBody, inbound.body)
         within(SPOKEN_TEXT, len(body.input), "input")
         if not body.input.strip():
             raise BadRequest("input: there is nothing to be spoken.", param="input", code="invalid_value")
@@ -82,14 +83,10 @@ class AudioRoutes:
                 param="speed",
                 code="invalid_value",
             )
-        request = self._request("speech", body.model or "", body.user, inbound)
+        request = counted_request("speech", audio.named(body.model or "", "speech"), data, inbound, self.owners)
         form = body.response_format or "mp3"
         speaking = audio.speak(request.model, body.input, form)
         return Task(request, speaking, lambda: Reply(speaking.result, content_type=SOUNDS[form]))
-
-    def _request(self, task: AudioTask, model: str, user: str | None, inbound: Request) -> ChatRequest:
-        data = {"user": user} if user else {}
-        return counted_request(task, task, self._audio().named(model, task), data, inbound, self.owners)
 
     def _audio(self) -> AudioService:
         if self.audio is None:

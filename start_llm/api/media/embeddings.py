@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -19,14 +19,13 @@ from start_llm.api.http.routes import Reply, Request
 from start_llm.core.errors import BadRequest, NotSupported
 from start_llm.core.limits import DOCUMENTS, EMBEDDED
 from start_llm.core.media import Computation, Encoded, Text
-from start_llm.core.request import ChatRequest, Dialect
+from start_llm.core.request import ChatRequest
 from start_llm.embeddings.service import EncoderService
 
 CUT_HEADER = "x-start-llm-cut"
 """How many texts were too long and are known by their beginning only."""
 METHOD_HEADER = "x-start-llm-rerank"
 SIMILARITY = "embedding-similarity"
-PREFIXES: Mapping[Dialect, str] = {"embeddings": "embd", "rerank": "rerank"}
 
 
 class EmbeddingsBody(BodyModel):
@@ -62,7 +61,7 @@ class Encodings:
                 raise BadRequest(f"{path}: an empty text has no embedding.", param=path, code="invalid_value")
             texts.append(text)
         encoders = self._encoders()
-        request = self._request(encoders, "embeddings", body.model, data, inbound)
+        request = counted_request("embeddings", encoders.named(body.model or ""), data, inbound, self.owners)
         encoding = encoders.encode(texts, "input", truncate=bool(body.truncate), dimensions=body.dimensions)
         as_base64 = body.encoding_format == "base64"
         return _task(request, encoding, lambda found: _embeddings(request.model, found, as_base64), {})
@@ -73,7 +72,7 @@ class Encodings:
         if not body.query:
             raise bad("query", "a text that is not empty", body.query)
         encoders = self._encoders()
-        request = self._request(encoders, "rerank", body.model, data, inbound)
+        request = counted_request("rerank", encoders.named(body.model or ""), data, inbound, self.owners)
         encoding = encoders.encode(
             [body.query, *documents], "documents", truncate=body.truncate is not False, dimensions=None
         )
@@ -87,11 +86,6 @@ class Encodings:
         if self.encoders is None:
             raise NotSupported("This server has no embedding model.")
         return self.encoders
-
-    def _request(
-        self, encoders: EncoderService, dialect: Dialect, model: str | None, data: dict[str, Any], inbound: Request
-    ) -> ChatRequest:
-        return counted_request(dialect, PREFIXES[dialect], encoders.named(model or ""), data, inbound, self.owners)
 
 
 def _task(

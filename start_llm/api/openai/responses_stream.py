@@ -10,10 +10,9 @@ from typing import Any
 
 from start_llm.api.common.dialect import Collected, Exchange, StreamWriter
 from start_llm.api.http import sse
-from start_llm.api.openai.responses_custom import InputText, input_of
 from start_llm.api.openai.responses_items import seal
 from start_llm.api.openai.responses_store import OwnResponses
-from start_llm.api.openai.responses_tools import Named
+from start_llm.api.openai.responses_tools import InputText, Named, input_of
 from start_llm.api.openai.stream import logprobs_body
 from start_llm.core import events as ev
 from start_llm.core.errors import StartLLMError, Unavailable

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.api.openai.responses_custom import InputText, input_of
+from start_llm.api.openai.responses_tools import InputText, input_of
 
 TEXTS = st.text(st.one_of(st.sampled_from('\\"/\n\t😀é{}'), st.characters()))
 
