@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
 from scripts.settings_docs import ROOT, env_example, page
+from start_llm.core.request import Sampling
 from start_llm.core.settings import Settings, SettingsError, doubtful_names, load_settings
-from start_llm.models.capabilities import SAMPLING
 from start_llm.service.control import changed_settings
 
 SEED_DEFAULTS = {
@@ -144,7 +145,11 @@ def test_a_variable_of_the_process_is_doubted_if_it_was_surely_meant(monkeypatch
 def test_every_setting_is_read_somewhere() -> None:
     package = ROOT / "start_llm"
     text = "\n".join(file.read_text("utf-8") for file in package.rglob("*.py"))
-    sampling = {f"default_{name}" for name in SAMPLING} if 'getattr(settings, f"default_{name}")' in text else set()
+    sampling = (
+        {f"default_{field.name}" for field in fields(Sampling)}
+        if 'getattr(settings, f"default_{name}")' in text
+        else set()
+    )
     unread = [name for name in Settings.model_fields if not re.search(rf"\.{name}\b", text)]
     assert set(unread) - sampling == set()
 
