@@ -52,8 +52,8 @@ from start_llm.core.settings import load_settings
 from start_llm.engine.decode.batch import BatchRunner
 from start_llm.engine.decode.costs import MOST_DRAFTED, WIDTHS, PassCosts
 from start_llm.engine.decode.draft import RowDrafts, SuffixIndex
+from start_llm.engine.decode.drafting import measuring
 from start_llm.engine.decode.gate import DraftGate
-from start_llm.engine.decode.measure import measuring
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.row import Remembering, RowState
 from start_llm.models.background import at_once

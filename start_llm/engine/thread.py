@@ -1,6 +1,6 @@
 """The model thread: the only one that touches MLX arrays. Commands go in by queue, events come out by sinks.
 
-It serves all models that are loaded, see `loaded`. It begins without any; each comes by `load` and goes by `unload`, in
+It serves all models that are loaded. It begins without any; each comes by `load` and goes by `unload`, in
 steps, between the steps of those that work. Here is what other threads may ask of it, and how it begins and ends;
 `loop` is what it does meanwhile.
 """
@@ -101,7 +101,7 @@ class EngineThread:
 
     def stored(self, model: str = "") -> StoredTree:
         """All that is stored now. Does not wait for the model; raises Unavailable, TimeoutError."""
-        return self._loop.scheduler(model).stored()
+        return self._loop.scheduler(model).store.show()
 
     def call(self, function: Callable[[Scheduler], Any], timeout: float = 10.0, model: str = "") -> Any:
         """Runs `function` on the model thread and returns what it returns; for probes and benchmarks."""

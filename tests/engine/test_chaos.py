@@ -133,7 +133,7 @@ def play(life: Life) -> None:
     life.ask("a", f"{shared} a [[find: careful]][[long 6]]")
     life.ask("b", f"{shared} b [[long 9]]")
     life.ask("c", "something else [[long 15]]")
-    cancel = lambda count: scheduler.cancel("d") if count == 4 else None  # noqa: E731
+    cancel = lambda count: scheduler.requests.cancel("d") if count == 4 else None  # noqa: E731
     life.ask("d", "cancelled [[long 30]]", on_token=cancel)
     life.run()
     # 2. idle: re-anchoring, a look from outside, writing behind
@@ -143,14 +143,14 @@ def play(life: Life) -> None:
     scheduler.idle_prefill.begin(Submit("anchor", shape, GREEDY, 1, Client(), session="a"))
     life.run()
     scheduler.plan(tokens)
-    scheduler.rest()
+    scheduler.store.idle()
     scheduler.figures()
     # 3. a next turn, one cancelled in its prompt, and enough others that KV is evicted
     life.ask("a2", *history, "no", "[[find: careful]][[long 3]]")
     life.ask("e", "long " * 300)
     scheduler.step()
     scheduler.step()
-    scheduler.cancel("e")
+    scheduler.requests.cancel("e")
     life.run()
     for i in range(3):
         life.ask(f"f{i}", f"number {i} " * 30 + "[[long 2]]")

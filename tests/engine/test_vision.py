@@ -232,7 +232,7 @@ def test_a_cancelled_prefill_keeps_whole_images() -> None:
     engine.add("a", prompt("qwen3_vl", parts))
     for _ in range(4):
         engine.scheduler.step()
-    engine.scheduler.cancel("a")
+    engine.scheduler.requests.cancel("a")
     engine.run()
     sink = engine.ask(parts)
     assert sink.done.report.reused >= 14 + Picture(1).length("qwen3_vl")

@@ -110,7 +110,7 @@ class ScriptedEngine:
         return found
 
     def stored(self, model: str = "") -> StoredTree:
-        found: StoredTree = self._runtime(model).scheduler.stored()
+        found: StoredTree = self._runtime(model).scheduler.store.show()
         return found
 
     def prefill_idle(self, prompt: Prompt, session: str | None, model: str = "") -> None:

@@ -30,5 +30,5 @@ def test_jumps_neither_end_a_request_nor_evict_its_kv(
             assert answer["message"]["content"] == expected_truth(server.prompt_of(answer))
             messages += [echoed(answer["message"], "keep"), {"role": "user", "content": "again [[truth]]"}]
         assert answer["report"]["computed"] <= answer["report"]["new"] + 16
-        server.app.engine.call(lambda scheduler: scheduler.rest())
+        server.app.engine.call(lambda scheduler: scheduler.store.idle())
         assert server.app.engine.call(lambda scheduler: scheduler.figures()["kv_evicted"]) == 0

@@ -70,7 +70,7 @@ def test_two_servers_on_one_folder(
             say(one, history)
             stack.close()  # the first one ends
             until(lambda: "kv_disk_paused 0.0" in httpx.get(f"{two.url}/metrics", timeout=WAIT).text)
-            two.app.engine.call(lambda scheduler: scheduler.rest(), WAIT)
+            two.app.engine.call(lambda scheduler: scheduler.store.idle(), WAIT)
             before = two.work()
             say(two, history)
             assert two.work() - before < 400, "the first one's KV was not found"

@@ -16,7 +16,7 @@ import pytest
 
 from start_llm.engine import runtime
 from start_llm.engine.decode import constraint
-from start_llm.engine.loaded import Chores, LoadedModels
+from start_llm.engine.loop import Chores, LoadedModels
 from start_llm.modelpool import builder as building
 from start_llm.modelpool import kinds
 from start_llm.models import loader, probe, tool_probe

@@ -15,7 +15,6 @@ itself takes 0.1 to 0.2 ms. `scripts/bench_grammar.py` measures it.
 from __future__ import annotations
 
 import threading
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -124,7 +123,7 @@ class GrammarProcessor(Remembering):
         self._after = constraint.after
         self._opens = constraint.opens
         self._waiting = constraint.wait and bool(constraint.after)
-        self._recent: deque[int] = deque(maxlen=len(constraint.after))
+        self._recent: tuple[int, ...] = ()
         self._started = False
         self._tokenizer = tokenizer
         self._bits = allocate_token_bitmask(1, tokenizer.vocab_size)
@@ -144,12 +143,7 @@ class GrammarProcessor(Remembering):
         return mx.where(allowed, logits, mx.array(-mx.inf, logits.dtype))
 
     def save(self) -> Any:
-        state = (self.error, self._opens, self._waiting, self._started)
-        return state, self._matcher.deep_copy(), tuple(self._recent)
-
-    def restore(self, state: Any) -> None:
-        (self.error, self._opens, self._waiting, self._started), self._matcher, recent = state
-        self._recent = deque(recent, maxlen=len(self._after))
+        return self.__dict__ | {"_matcher": self._matcher.deep_copy()}
 
     def allowed(self, newest: int, draft: Sequence[int]) -> int:
         """How many tokens of a draft behind `newest`, which has not been here yet, the grammar lets pass.
@@ -184,8 +178,8 @@ class GrammarProcessor(Remembering):
         if not self._waiting and token in self._opens:
             self._waiting = True
         if self._waiting:
-            self._recent.append(token)
-            self._waiting = tuple(self._recent) != self._after
+            self._recent = (*self._recent, token)[-len(self._after) :]
+            self._waiting = self._recent != self._after
         elif not self._matcher.is_stopped() and not self._matcher.consume_token(token):
             self._fail()
         self._opens = ()

@@ -183,9 +183,9 @@ class SingleRow:
 
     def _forward(self, fed: mx.array) -> mx.array:
         self.state.drafts.counts.forwards += not self.state.fresh  # that pass belongs to the prompt
-        self._timer.launch(fed.size)
+        began = time.perf_counter()
         logits: mx.array = self._model(fed[None], cache=self.state.cache)
-        self._timer.launched()
+        self._timer.launched(began, fed.size)
         return logits
 
     def _commit(self, tokens: Sequence[int]) -> None:
@@ -319,11 +319,7 @@ class _PassTimer:
     def leave(self) -> None:
         self._left_at = time.perf_counter()
 
-    def launch(self, width: int) -> None:
-        self._launched.append((time.perf_counter(), width, 0.0))
-
-    def launched(self) -> None:
-        began, width, _ = self._launched.pop()
+    def launched(self, began: float, width: int) -> None:
         self._launched.append((began, width, time.perf_counter() - began))
 
     def result(self, held: int) -> None:

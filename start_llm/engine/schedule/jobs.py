@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from enum import Enum, auto
 from typing import Any, Literal
 
@@ -118,9 +118,7 @@ class Job:
             # The first decode step computes the prompt's last token.
             computed=self.computed + bool(self.generated),
             generated=len(self.generated),
-            forwards=self.counts.forwards,
-            drafted=self.counts.drafted,
-            accepted=self.counts.accepted,
+            **asdict(self.counts),
         )
 
     def send(self, event: EngineEvent) -> None:

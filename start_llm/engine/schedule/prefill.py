@@ -35,7 +35,7 @@ class Prefill:
     """
 
     def __init__(self, runner: ModelRunner, store: GuardedStore, steps: StepSize, clock: Callable[[], float]) -> None:
-        self._runner, self._store, self._steps, self._clock = runner, store, steps, clock
+        self._runner, self._store, self.steps, self._clock = runner, store, steps, clock
         self.tokens = 0
         self.seconds_per_token = 0.0
 
@@ -59,7 +59,7 @@ class Prefill:
             nbytes = self._runner.prefill(job.cache, job.tokens[before:end].tolist(), images)
             seconds = self._clock() - began
             self._measure(end - before, seconds)
-            self._steps.measure(end - before, end, seconds, nbytes)
+            self.steps.measure(end - before, end, seconds, nbytes)
             job.prefilled(end - before)
         if job.pauses and job.position == job.pauses[0]:
             job.pauses.pop(0)
@@ -72,10 +72,6 @@ class Prefill:
         job.cache, job.position = restored.cache, restored.length
         job.pauses = [p for p in self._store.pauses(job.work.prompt, job.position) if p < job.until]
         return restored
-
-    def short_step(self, job: Job, most: int) -> int:
-        """Tokens of a chunk that nobody should notice: at most so many, and under half a second."""
-        return min(most, self._steps.next(job.position, shared=True))
 
     def keep(self, job: Job, *, checkpoint: bool = True) -> None:
         """Stores what the job's prefill has computed so far."""
@@ -142,7 +138,8 @@ class IdlePrefill:
             if job.cache is None and not self._restore(job):
                 self._job = None
                 return
-            self.tokens += self._prefill.chunk(job, self._prefill.short_step(job, self._step))
+            step = min(self._step, self._prefill.steps.next(job.position, shared=True))  # nobody should notice it
+            self.tokens += self._prefill.chunk(job, step)
             if job.position >= job.until:
                 self.end()
         except Exception:

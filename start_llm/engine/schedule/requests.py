@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import logging
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 
 from start_llm.core.errors import Internal, OutOfMemory, StartLLMError
 from start_llm.core.work import Submit
-from start_llm.engine.decode.draft import DecodeCounts
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.row import Cache, DecodeRow, RowState
 from start_llm.engine.decode.sampling import TextDrawing
@@ -108,7 +108,7 @@ class Requests:
         self._memory, self._clock = memory, clock
         self._by_id: dict[str, Job] = {}
         self.waiting: deque[Job] = deque()
-        self.decoded = DecodeCounts()
+        self.decoded: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -215,8 +215,7 @@ class Requests:
 
     def _forget(self, job: Job) -> None:
         """Takes the job out of everything but the runner."""
-        for name in ("forwards", "drafted", "accepted"):
-            setattr(self.decoded, name, getattr(self.decoded, name) + getattr(job.counts, name))
+        self.decoded.update(asdict(job.counts))
         job.cache = None
         self._by_id.pop(job.work.id, None)
         self._prompts.discard(job)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from start_llm.core.events import Sampled
-from start_llm.core.report import CacheReport, StoredTree
+from start_llm.core.report import CacheReport
 from start_llm.core.work import Submit
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.row import DecodeRow
@@ -54,6 +54,7 @@ class SchedulerLimits:
 class Scheduler:
     """
     Attributes:
+        store: may be looked at by any thread: `show`, `peek`.
         requests: all that have not ended.
         idle_prefill: what is done while there are none.
         crowded: others wait for the thread, too: prefill chunks are small then.
@@ -71,12 +72,11 @@ class Scheduler:
         memory: MemoryGuard,
         clock: Callable[[], float],
     ) -> None:
-        self._store = store
+        self.store = store
         self._eos, self._limits, self._clock = eos, limits, clock
         self._room = min(max_concurrency, runner.max_rows)
-        self._steps = StepSize(limits.step, limits.step_bytes)
         self._share = DecodeShare(limits.decode_share)
-        self._prefill = Prefill(runner, store, self._steps, clock)
+        self._prefill = Prefill(runner, store, StepSize(limits.step, limits.step_bytes), clock)
         self.idle_prefill = IdlePrefill(self._prefill, store, limits.idle_step, clock)
         self._prompts = Prompts(store, self._prefill, limits.join, self.idle_prefill, clock)
         self._rows = Rows(runner, draw)
@@ -98,9 +98,6 @@ class Scheduler:
     def add(self, work: Submit) -> None:
         self.requests.add(work)
 
-    def cancel(self, work_id: str) -> None:
-        self.requests.cancel(work_id)
-
     def step(self) -> None:
         self._reap()
         if self.busy:
@@ -110,10 +107,6 @@ class Scheduler:
         self._decode()
         if not len(self._rows) or self._share.may_prefill:
             self._compute()
-
-    def rest(self) -> None:
-        """To be called now and then while there is nothing to do."""
-        self._store.idle()
 
     def recover(self, error: Exception) -> None:
         """After a step that failed outside of any request's own work: what was running starts again.
@@ -134,23 +127,19 @@ class Scheduler:
             "tokens_prefilled": self._prefill.tokens,
             "tokens_prefilled_idle": self.idle_prefill.tokens,
             "tokens_decoded": self._tokens_decoded,
-            "tokens_drafted": self.requests.decoded.drafted,
-            "tokens_accepted": self.requests.decoded.accepted,
-            "decode_forwards": self.requests.decoded.forwards,
+            "tokens_drafted": self.requests.decoded["drafted"],
+            "tokens_accepted": self.requests.decoded["accepted"],
+            "decode_forwards": self.requests.decoded["forwards"],
             "hybrid_trim_miss": self._prompts.trim_misses,
             "failed_steps": self._failed_steps,
             "requests_paused": self._preemption.paused,
-            **self._store.figures(),
+            **self.store.figures(),
         }
 
     def plan(self, tokens: tuple[int, ...]) -> CacheReport:
         """What a request for this prompt would reuse now. Any thread; nobody waits for it."""
         array = as_tokens(tokens)
-        return report_of(len(array), self._store.peek(array, limit=len(array) - 1))
-
-    def stored(self) -> StoredTree:
-        """All that is stored, for people. Any thread; nobody waits for it. Raises TimeoutError."""
-        return self._store.show()
+        return report_of(len(array), self.store.peek(array, limit=len(array) - 1))
 
     # --- the parts of a step --------------------------------------------------
 
@@ -220,7 +209,7 @@ class Scheduler:
             if next_job is None:
                 break
             done = 0
-            left = min(left, self._steps.next(next_job.position, shared=self.crowded or len(self.requests) > 1))
+            left = min(left, self._prefill.steps.next(next_job.position, shared=self.crowded or len(self.requests) > 1))
             with self.requests.failing(next_job):
                 done = self._prompts.compute(next_job, int(left))
                 if next_job.position >= next_job.prefix and self._trials.may_decode(next_job):

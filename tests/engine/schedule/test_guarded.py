@@ -33,7 +33,7 @@ def test_a_broken_store_costs_reuse_and_no_answer(method: str, caplog: pytest.Lo
     scheduler.idle_prefill.begin(anchor)
     while scheduler.idle_prefill.waiting:
         scheduler.idle_prefill.step()
-    scheduler.rest()
+    scheduler.store.idle()
     sinks = []
     with caplog.at_level(logging.WARNING):
         for name in ("a", "b", "c"):

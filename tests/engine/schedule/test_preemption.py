@@ -130,7 +130,7 @@ def test_cancelling_a_paused_row() -> None:
     while not paused(scheduler):
         scheduler.step()
     said = len(sinks[1].tokens)
-    scheduler.cancel("r1")
+    scheduler.requests.cancel("r1")
     scheduler.step()
     assert sinks[1].done.reason == "cancelled"
     assert len(sinks[1].done.tokens) == said
@@ -274,7 +274,7 @@ def check_answers(name: str, way: str, monkeypatch: pytest.MonkeyPatch, **more: 
     monkeypatch.setattr(pressure, "LEAST_ANSWER", 4)
     monkeypatch.setattr(pressure, "GROWTH", 5)
     plenty = real(name, 2**40, kv_bits=more.get("kv_bits"))
-    enough = 3 * plenty._store.estimate(LONGEST + 18)  # to begin together, not to go on together
+    enough = 3 * plenty.store.estimate(LONGEST + 18)  # to begin together, not to go on together
     alone = answers(plenty, way, together=False)
     scheduler = real(name, enough, **more)
     found = answers(scheduler, way, together=True)
@@ -315,14 +315,14 @@ def test_a_row_that_decodes_alone_is_paused(
     while len(found[1].tokens) < 3:
         scheduler.step()
     assert found[0].tokens == []
-    scheduler.requests._memory._shared.fixed = plenty._store.estimate(380)  # room for the longer one only
+    scheduler.requests._memory._shared.fixed = plenty.store.estimate(380)  # room for the longer one only
     scheduler.step()
     assert (paused(scheduler), scheduler.requests.waiting[0].work.id) == (1, "short")
     drain(scheduler, 2000)
     assert [sink.tokens for sink in found] == [sink.tokens for sink in alone]
     assert paused(scheduler) == 1
     if drafts is not None:
-        assert scheduler.requests.decoded.accepted > 0
+        assert scheduler.requests.decoded["accepted"] > 0
         drafts.close()
 
 

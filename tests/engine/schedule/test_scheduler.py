@@ -85,14 +85,14 @@ def test_a_request_that_ends_early_reports_what_was_computed_and_not_what_was_pl
     work, sink = submit("a", range(1, 5001))
     scheduler.add(work)
     scheduler.step()
-    scheduler.cancel("a")
+    scheduler.requests.cancel("a")
     drain(scheduler)
     done = sink.done
     assert (done.reason, done.report.prompt, done.report.computed) == ("cancelled", 5000, 100)
     assert [e.computed for e in sink.events if isinstance(e, Progress)] == [100]
     waiting, never = submit("b", range(1, 50))
     scheduler.add(waiting)
-    scheduler.cancel("b")
+    scheduler.requests.cancel("b")
     drain(scheduler)
     assert (never.done.report.prompt, never.done.report.computed) == (49, 0)
 
@@ -211,7 +211,7 @@ def test_a_follower_goes_on_alone_when_its_leader_is_cancelled() -> None:
     scheduler.add(two)
     scheduler.step()
     scheduler.step()
-    scheduler.cancel("a")
+    scheduler.requests.cancel("a")
     drain(scheduler)
     assert first.done.reason == "cancelled"
     assert second.done.reason == "stop"
@@ -224,7 +224,7 @@ def test_a_cancelled_prefill_is_kept() -> None:
     scheduler.add(work)
     for _ in range(4):
         scheduler.step()
-    scheduler.cancel("a")
+    scheduler.requests.cancel("a")
     drain(scheduler)
     assert sink.done.reason == "cancelled"
     done = runner.work
@@ -241,7 +241,7 @@ def test_cancel_while_decoding_keeps_the_kv_and_ends_once() -> None:
     scheduler.add(work)
     for _ in range(20):
         scheduler.step()
-    scheduler.cancel("a")
+    scheduler.requests.cancel("a")
     drain(scheduler)
     assert sink.done.reason == "cancelled"
     assert len(store.entries[-1]) == 59 + len(sink.tokens)

@@ -118,7 +118,7 @@ def test_a_row_that_cannot_be_taken_out_costs_the_others_no_token(expected: list
         sinks.append(sink)
     while len([e for e in sinks[2].events if isinstance(e, Sampled)]) < 6:
         scheduler.step()
-    scheduler.cancel("r2")
+    scheduler.requests.cancel("r2")
     drain(scheduler)
     gone = sinks.pop(2)
     assert gone.done.reason == "cancelled"

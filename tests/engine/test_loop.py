@@ -13,8 +13,7 @@ import pytest
 
 from start_llm.core.errors import NotFound, Unavailable
 from start_llm.core.events import EngineDone, Failed
-from start_llm.engine.loaded import Chores, LoadedModels
-from start_llm.engine.loop import STUCK_SECONDS
+from start_llm.engine.loop import STUCK_SECONDS, Chores, LoadedModels
 from start_llm.engine.thread import EngineThread
 from tests.engine.fakes import FakeRunner, FakeStore, FixedMemory, submit
 from tests.engine.test_thread import WAIT, FakeRuntime, final, ready_made, wait_until

@@ -11,8 +11,8 @@ from mlx_lm.models.cache import KVCache, RotatingKVCache, make_prompt_cache
 
 from start_llm.engine.decode.costs import WIDTHS, PassCosts
 from start_llm.engine.decode.draft import Acceptance
+from start_llm.engine.decode.drafting import LONG, SHORT, measuring
 from start_llm.engine.decode.gate import DraftGate
-from start_llm.engine.decode.measure import LONG, SHORT, measuring
 from start_llm.models.background import at_once
 from tests.engine.zoo import CONFIGS, make
 
