@@ -329,7 +329,7 @@ def test_a_row_that_decodes_alone_is_paused(
 def test_a_row_that_is_alone_grows_to_the_end_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     for setting, tokens in SMALL:
         monkeypatch.setattr(pressure, setting, tokens)
-    scheduler = real("llama", real("llama", 2**40)._store.estimate(120))
+    scheduler = real("llama", real("llama", 2**40).store.estimate(120))
     work, sink = submit("a", random_tokens(60, seed=3), max_tokens=FAR)
     scheduler.add(work)
     drain(scheduler, 2000)
