@@ -245,7 +245,7 @@ METHODS: dict[Any, tuple[str, ...]] = {
     Pipeline: ("close", "counters"),
     Life: ("hear",),
     loader: ("room_for",),
-    kinds: ("read_config", "make_handle"),
+    kinds: ("make_handle",),
     registry: ("to_free", "outlived"),
 }
 
