@@ -291,7 +291,7 @@ def lived(cache: Path, on_call: Callable[[Site], None]) -> Life:
             time.sleep(0.001)
         assert life.running.final is None
         ready = {entry.key for entry in life.registry.entries() if entry.state == "ready"}
-        assert set(life.engine._loop._models._models) == ready
+        assert set(life.engine._loop.models._models) == ready
         closed = [runtime for key, runtime in life.builder.made if runtime.closed_on is not None]
         assert len(closed) == len(life.builder.made) - len(ready), "a model that has gone holds its memory"
     finally:
