@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from start_llm.cli.reading import Told, UsageError, read
+from start_llm.cli.reading import HelpRequested, UsageError, read
 
 INTERRUPTED = 130  # what shells say of a process that Ctrl-C ended
 USAGE = 2
@@ -31,8 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str] | None) -> int:
     try:
         typed = read(sys.argv[1:] if arguments is None else arguments)
-    except Told as told:
-        print(told)
+    except HelpRequested as answer:
+        print(answer)
         return 0
     except UsageError as error:
         print(error, file=sys.stderr)

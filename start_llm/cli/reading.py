@@ -16,18 +16,23 @@ from start_llm.clients import CLIENTS
 from start_llm.host.home import command as program
 
 HELP = {"-h", "--help"}
+_FIRST = (
+    ("demo", "see what is reused, with a small model that comes along"),
+    ("launch pi", "an agent in this folder; a server starts if none runs"),
+    ("serve owner/name", "a model from Hugging Face"),
+)
 
 
 class UsageError(Exception):
     """The words make no command. The message is one sentence that ends with what to type instead."""
 
 
-class Told(Exception):
+class HelpRequested(Exception):
     """Help or the version was asked for: the message is that."""
 
 
 @dataclass(frozen=True)
-class Typed:
+class ParsedCommand:
     """A command with its options; ``options.overrides`` are settings that were given as flags."""
 
     command: Command
@@ -67,33 +72,26 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{name}: {message} (see: {program()} help {name})")
 
 
-def read(words: Sequence[str]) -> Typed:
-    """The command that is meant: flags alone are for ``serve``. Raises UsageError, Told."""
+def read(words: Sequence[str]) -> ParsedCommand:
+    """The command that is meant: flags alone are for ``serve``. Raises UsageError, HelpRequested."""
     words = list(words)
     if words and words[0] in {"-V", "--version", "version"}:
-        raise Told(f"{program()} {start_llm.__version__} (Python {sys.version.split()[0]})")
+        raise HelpRequested(f"{program()} {start_llm.__version__} (Python {sys.version.split()[0]})")
     if words and words[0] in {"help", *HELP}:
         return _help(words[1:])
-    command = _command(words)
-    rest = words[1:] if words and words[0] == command.name else words
-    return _options(command, rest)
-
-
-def _command(words: list[str]) -> Command:
     if not words or words[0].startswith("-"):
-        return COMMANDS["serve"]
-    found = COMMANDS.get(words[0])
-    if found is None:
+        return _options(COMMANDS["serve"], words)
+    if words[0] not in COMMANDS:
         raise UsageError(_no_command(words[0], [*SHOWN, "help"]))
-    return found
+    return _options(COMMANDS[words[0]], words[1:])
 
 
-def _options(command: Command, words: list[str]) -> Typed:
+def _options(command: Command, words: list[str]) -> ParsedCommand:
     parser = _Parser(command)
     cut = words.index("--") if command.tail and "--" in words else len(words)
     own, tail = words[:cut], words[cut + 1 :]
     if HELP & set(own):
-        raise Told(parser.format_help().rstrip())
+        raise HelpRequested(parser.format_help().rstrip())
     options, unknown = parser.parse_known_args(own)
     if unknown:
         raise UsageError(_unknown(parser, command, options, unknown))
@@ -105,7 +103,7 @@ def _options(command: Command, words: list[str]) -> Typed:
         options.model_path = positional
     given = {name: getattr(options, name, None) for name in SETTING_FLAGS}
     options.overrides = {name: value for name, value in given.items() if value is not None}
-    return Typed(command, options)
+    return ParsedCommand(command, options)
 
 
 def _unknown(parser: _Parser, command: Command, options: argparse.Namespace, unknown: list[str]) -> str:
@@ -137,11 +135,10 @@ def _near(word: str, allowed: list[str]) -> str:
 
 def _help(words: list[str]) -> NoReturn:
     if not words or words[0] in {"help", *HELP}:
-        raise Told(overview())
-    command = COMMANDS.get(words[0])
-    if command is None:
+        raise HelpRequested(overview())
+    if words[0] not in COMMANDS:
         raise UsageError(_no_command(words[0], list(SHOWN)))
-    raise Told(_Parser(command).format_help().rstrip())
+    raise HelpRequested(_Parser(COMMANDS[words[0]]).format_help().rstrip())
 
 
 def overview() -> str:
@@ -154,18 +151,7 @@ def overview() -> str:
     ]
     for group, commands in GROUPS.items():
         lines += ["", f"{group}:", *(f"  {c.name:{width}}{c.what}" for c in commands)] if group else []
-    lines += [
-        "",
-        "Begin with:",
-        *_lines(
-            (
-                ("demo", "see what is reused, with a small model that comes along"),
-                ("launch pi", "an agent in this folder; a server starts if none runs"),
-                ("serve owner/name", "a model from Hugging Face"),
-            )
-        ),
-    ]
-    return "\n".join(lines)
+    return "\n".join([*lines, "", "Begin with:", *_lines(_FIRST)])
 
 
 def _epilog(command: Command) -> str:

@@ -16,7 +16,7 @@ from dotenv import dotenv_values
 
 from start_llm.api.http.listener import check_bind
 from start_llm.cli.commands import Command
-from start_llm.cli.reading import Typed
+from start_llm.cli.reading import ParsedCommand
 from start_llm.core.errors import ExitCode, NotSupported
 from start_llm.core.settings import Settings, SettingsError, load_settings
 from start_llm.dashboard.process_log import json_line
@@ -42,7 +42,7 @@ class PreflightError(Exception):
     """The command cannot do its work as it stands; the message is one sentence that says what to do."""
 
 
-def run(typed: Typed, *, own_process: bool = False) -> int:
+def run(typed: ParsedCommand, *, own_process: bool = False) -> int:
     """The command's exit code; 2 for a bad flag, setting, path or port.
 
     Args:
@@ -82,7 +82,7 @@ def _here() -> str | None:
         return None
 
 
-def _start(typed: Typed, settings: Settings) -> int:
+def _start(typed: ParsedCommand, settings: Settings) -> int:
     module, _, function = typed.command.place.partition(":")
     # What imports make stays: looking for garbage in it is an eighth of the work of a start, and some 80 ms in each
     # full collection later, inside whichever request sets it off. Frozen here, before a model is loaded: what a model
@@ -98,7 +98,7 @@ def _start(typed: Typed, settings: Settings) -> int:
     return int(command(settings, typed.options))
 
 
-def _refuse(message: str, typed: Typed) -> int:
+def _refuse(message: str, typed: ParsedCommand) -> int:
     as_json = typed.command.in_home and _truth(_raw_setting("LOG_JSON"))
     print(json_line(message, level="error") if as_json else message, file=sys.stderr)
     return ExitCode.BAD_SETTING

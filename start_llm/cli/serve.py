@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from types import FrameType
 
@@ -78,57 +79,45 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
         return ExitCode.BAD_SETTING
     signals = _Signals()
     try:
-        teller = _ToOwner(app) if options.supervised else _ToDisk(app, place, options.overrides)
-        code = _run(app, place, settings, teller)
+        tell_ready = _tell_owner(app) if options.supervised else _tell_disk(app, place, options.overrides)
+        code = _run(app, place, settings, tell_ready)
         signals.leaving = True
     except _Asked:
         code = ExitCode.ENDED
     return _leave(app, place, code)
 
 
-class _ToOwner:
-    """Tells that the server is there: by events, to the program that started this one."""
+def _tell_owner(app: App) -> Callable[[], None]:
+    """Tells the program that started this one by events; what is returned tells that the server is ready."""
+    owner = Owner(app.service.health)
+    owner.start()
+    owner.tell("starting", pid=os.getpid(), url=app.server_url)
 
-    def __init__(self, app: App) -> None:
-        self._app, self._owner = app, Owner(app.service.health)
+    def ready() -> None:
+        card = app.service.models()[0]
+        owner.tell("ready", url=app.server_url, proxy_url=app.proxy_url, model=card.id, context=card.context)
 
-    def begin(self) -> None:
-        self._owner.start()
-        self._owner.tell("starting", pid=os.getpid(), url=self._app.server_url)
-
-    def ready(self) -> None:
-        card = self._app.service.models()[0]
-        more = {"url": self._app.server_url, "proxy_url": self._app.proxy_url}
-        self._owner.tell("ready", **more, model=card.id, context=card.context)
+    return ready
 
 
-class _ToDisk:
-    """Tells that the server is there: by a state beside the lock, for `status` and `stop`."""
-
-    def __init__(self, app: App, place: Place, flags: dict[str, str]) -> None:
-        self._app, self._place = app, place
-        pid = os.getpid()
-        self._state = ServerState(
-            app.port, pid, created(pid), app.server_url, background=False, since=time.time(), engine=pid, flags=flags
-        )
-
-    def begin(self) -> None:
-        self._place.write(self._state)
-
-    def ready(self) -> None:
-        name = self._app.service.models()[0].id
-        self._place.write(replace(self._state, phase="ready", model=name, proxy_url=self._app.proxy_url))
+def _tell_disk(app: App, place: Place, flags: dict[str, str]) -> Callable[[], None]:
+    """As `_tell_owner`, by a state beside the lock, for `status` and `stop`."""
+    pid, now = os.getpid(), time.time()
+    state = ServerState(
+        app.port, pid, created(pid), app.server_url, background=False, since=now, engine=pid, flags=flags
+    )
+    place.write(state)
+    return lambda: place.write(replace(state, phase="ready", model=app.service.models()[0].id, proxy_url=app.proxy_url))
 
 
-def _run(app: App, place: Place, settings: Settings, teller: _ToOwner | _ToDisk) -> ExitCode:
+def _run(app: App, place: Place, settings: Settings, tell_ready: Callable[[], None]) -> ExitCode:
     """Until the server cannot go on."""
-    teller.begin()
     try:
         app.start()
     except StartLLMError as error:
         _complain(error.message, settings)
         return ExitCode.NOT_STARTED
-    teller.ready()
+    tell_ready()
     if settings.idle_shutdown_minutes:
         watched = (app.activity.idle_seconds, place, settings.idle_shutdown_minutes * 60, app.end)
         threading.Thread(target=end_when_unused, args=watched, name="idle-watch", daemon=True).start()

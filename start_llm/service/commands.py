@@ -113,18 +113,17 @@ def look(place: Place, key: str | None) -> dict[str, Any]:
     """What can be known of a server: its state on disk, /health, /metrics, its processes."""
     running, state = place.is_running, place.read()
     waiting = is_waiting(place)
-    health = {} if waiting else get_json(f"{place.url}/health", seconds=_ASK_SECONDS)[1]
-    health = health if isinstance(health, dict) else {}
-    if state is not None and (running or state.phase == "gave up"):
-        phase = health.get("state") or state.phase
-    else:
-        phase = health.get("state") or ("died" if state is not None else "on demand" if waiting else "not running")
+    answer = None if waiting else get_json(f"{place.url}/health", seconds=_ASK_SECONDS)[1]
+    health = answer if isinstance(answer, dict) else {}
+    phase = "on demand" if waiting else "not running"
+    if state is not None:
+        phase = state.phase if running or state.phase == "gave up" else "died"
     known: dict[str, Any] = {
         "port": place.port,
         "url": place.url,
         "running": running or bool(health),
         "managed": running,
-        "state": phase,
+        "state": health.get("state") or phase,
         "requests": {"running": health.get("running", 0), "queued": health.get("queued", 0)},
         "log": str(place.log),
     }
@@ -134,17 +133,13 @@ def look(place: Place, key: str | None) -> dict[str, Any]:
         known |= {"background": state.background, "users": place.users()}
         known["memory_bytes"] = _memory(state) if running else 0
     if health:
-        known |= _served(place, key)
+        models = [
+            {"id": card.get("id"), "context": card.get("context_length"), "state": loaded}
+            for card in model_cards(place.url, key, _ASK_SECONDS) or ()
+            if (loaded := card.get("details", {}).get("state", "ready")) != "stored"
+        ]
+        known |= {"models": models, "model": models[0]["id"] if models else ""}
     return known
-
-
-def _served(place: Place, key: str | None) -> dict[str, Any]:
-    models = [
-        {"id": card.get("id"), "context": card.get("context_length"), "state": state}
-        for card in model_cards(place.url, key, _ASK_SECONDS) or ()
-        if (state := card.get("details", {}).get("state", "ready")) != "stored"
-    ]
-    return {"models": models, "model": models[0]["id"] if models else ""}
 
 
 def _memory(state: ServerState) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 
 from start_llm.core.errors import ExitCode
 from start_llm.core.settings import Settings
+from start_llm.files.atomic import write_atomic
 from start_llm.host.activation import LAUNCHD_SOCKET
 from start_llm.host.home import home, made_home, module_command, python_path
 from start_llm.service.place import LABEL, agent_path, installed_on_demand, service_path, socket_path
@@ -60,9 +61,7 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     made_home()
     for path, text in unit.files.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(0o600)
-        path.chmod(0o600)
-        path.write_text(text)
+        write_atomic(path, text)
     return _tell(unit.load, "installed; `start-llm status` tells how it does")
 
 
@@ -98,19 +97,17 @@ def unit_for(
     if on_demand:
         idle = settings.idle_shutdown_minutes or settings.launch_idle_minutes
         variables |= {"MLX_PORT": str(settings.mlx_port), "IDLE_SHUTDOWN_MINUTES": f"{idle:g}"}
-    if system == "darwin":
-        return _launchd(settings, variables, on_demand)
-    return _systemd(settings, variables, on_demand)
+    return (_launchd if system == "darwin" else _systemd)(settings, variables, on_demand)
 
 
 def _systemd(settings: Settings, variables: Mapping[str, str], on_demand: bool) -> ServiceUnit:
-    control = ("systemctl", "--user")
-    service, waiting = service_path(), socket_path()
-    reload = (*control, "daemon-reload")
+    control, service, waiting = ("systemctl", "--user"), service_path(), socket_path()
+    enabled = waiting.name if on_demand else service.name
+    load = ((*control, "daemon-reload"), (*control, "enable", "--now", enabled))
+    disable = (*control, "disable", "--now", enabled)
     if not on_demand:
-        load = (reload, (*control, "enable", "--now", service.name))
         files = {service: _service(variables, ["[Install]", "WantedBy=default.target"])}
-        return ServiceUnit(files, load, ((*control, "disable", "--now", service.name),))
+        return ServiceUnit(files, load, (disable,))
     host = f"[{settings.mlx_host}]" if ":" in settings.mlx_host else settings.mlx_host
     listens = f"""[Unit]
 Description=start_llm, started by its first request
@@ -121,13 +118,11 @@ ListenStream={host}:{settings.mlx_port}
 [Install]
 WantedBy=sockets.target
 """
-    load = (reload, (*control, "enable", "--now", waiting.name))
-    unload = ((*control, "disable", "--now", waiting.name), (*control, "stop", service.name))
-    return ServiceUnit({waiting: listens, service: _service(variables, [])}, load, unload)
+    files = {waiting: listens, service: _service(variables, [])}
+    return ServiceUnit(files, load, (disable, (*control, "stop", service.name)))
 
 
 def _service(variables: Mapping[str, str], install: Sequence[str]) -> str:
-    hopeless = f"{ExitCode.NOT_STARTED:d} {ExitCode.BAD_SETTING:d}"
     lines = [
         "[Unit]",
         "Description=start_llm, a local LLM server for coding agents",
@@ -137,11 +132,11 @@ def _service(variables: Mapping[str, str], install: Sequence[str]) -> str:
         "",
         "[Service]",
         "ExecStart=" + " ".join(f'"{_escaped(word)}"' for word in module_command("supervise")),
-        f"WorkingDirectory={_percent(str(home()))}",
+        f"WorkingDirectory={str(home()).replace('%', '%%')}",
         *(f'Environment="{name}={_escaped(value)}"' for name, value in variables.items()),
         "Restart=on-failure",
         f"RestartSec={RESTART_SECONDS}",
-        f"RestartPreventExitStatus={hopeless}",
+        f"RestartPreventExitStatus={ExitCode.NOT_STARTED:d} {ExitCode.BAD_SETTING:d}",
         "KillMode=mixed",
         "TimeoutStopSec=80",
         "",
@@ -152,12 +147,7 @@ def _service(variables: Mapping[str, str], install: Sequence[str]) -> str:
 
 def _escaped(text: str) -> str:
     """For double quotes in a unit: its own escapes, and `%` and `$` are not to be expanded."""
-    quoted = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return _percent(quoted)
-
-
-def _percent(text: str) -> str:
-    return text.replace("%", "%%")
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("%", "%%")
 
 
 def _launchd(settings: Settings, variables: Mapping[str, str], on_demand: bool) -> ServiceUnit:
