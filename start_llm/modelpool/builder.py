@@ -30,6 +30,7 @@ from start_llm.modelpool.registry import ModelRegistry
 from start_llm.models.adapter import StoredAdapter
 from start_llm.models.background import Progress, Say, in_background
 from start_llm.models.device import GIB, Device, default_disk_bytes, inspect_device
+from start_llm.models.fingerprint import tokenizer_key
 from start_llm.models.inspection import inspect_once
 from start_llm.models.loader import (
     BasesInMemory,
@@ -43,7 +44,7 @@ from start_llm.models.loader import (
 from start_llm.models.probe import limit_context, probe_model
 from start_llm.models.room import Weights, group_of
 from start_llm.models.stepwise import free_memory
-from start_llm.models.tokenizer import read_tokenizer, tokenizer_key
+from start_llm.models.tokenizer import read_tokenizer
 
 READ_AHEAD_SHARE = 0.5  # of the machine's memory: larger weights are not read ahead
 KEPT = 2

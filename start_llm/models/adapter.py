@@ -121,18 +121,18 @@ def check_fits(adapter: Adapter, wanted: dict[str, tuple[int, ...]], source: str
         source: the model's name, for errors.
     """
     trained = f" It was trained on {public_name(adapter.base)}." if adapter.base else ""
-    strange = sorted(adapter.shapes.keys() - wanted.keys())
+    strange, missing = sorted(adapter.shapes.keys() - wanted.keys()), sorted(wanted.keys() - adapter.shapes.keys())
+    other = [name for name, shape in adapter.shapes.items() if shape != wanted.get(name)]
     if strange:
-        what = f"{len(strange)} of its weights have no place there, e.g. {strange[0]}"
-        raise unusable(f"The adapter {adapter.name} does not fit {source}: {what}.{trained}")
-    for name, shape in adapter.shapes.items():
-        if shape != wanted[name]:
-            what = f"{name} has the shape {shape}, where {wanted[name]} is needed"
-            raise unusable(f"The adapter {adapter.name} does not fit {source}: {what}.{trained}")
-    missing = sorted(wanted.keys() - adapter.shapes.keys())
-    if missing:
-        what = f"{len(missing)} weights are missing, e.g. {missing[0]}"
-        raise unusable(f"The adapter {adapter.name} is not complete for {source}: {what}.{trained}")
+        what = f"does not fit {source}: {len(strange)} of its weights have no place there, e.g. {strange[0]}"
+    elif other:
+        shapes = f"the shape {adapter.shapes[other[0]]}, where {wanted[other[0]]} is needed"
+        what = f"does not fit {source}: {other[0]} has {shapes}"
+    elif missing:
+        what = f"is not complete for {source}: {len(missing)} weights are missing, e.g. {missing[0]}"
+    else:
+        return
+    raise unusable(f"The adapter {adapter.name} {what}.{trained}")
 
 
 def public_name(base: str) -> str:

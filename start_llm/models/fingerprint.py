@@ -13,6 +13,22 @@ _ENDS_BYTES = 1 << 20
 _TENSOR_BYTES = 4096
 _MOST_TENSORS = 4096
 _WHOLE = frozenset({".json", ".jinja", ".py", ".model", ".txt"})
+_SMALL = _WHOLE | {".tiktoken", ".jsonl"}
+_MORE_TEMPLATES = "additional_chat_templates"
+
+
+def tokenizer_key(folder: Path) -> str:
+    """The same for two folders only if `tokenizer.read_tokenizer` makes the same of them. Raises OSError.
+
+    Of all small files: which of them transformers reads depends on the others.
+    """
+    digest = hashlib.sha256()
+    for path in sorted((*folder.iterdir(), *(folder / _MORE_TEMPLATES).glob("*"))):
+        if path.suffix in _SMALL and not path.name.endswith(".safetensors.index.json") and path.is_file():
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").digest()
+            digest.update(str(path.relative_to(folder)).encode() + b"\0" + content)
+    return digest.hexdigest()
 
 
 def fingerprint(folder: Path, *, extra: str = "") -> str:

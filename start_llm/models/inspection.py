@@ -28,6 +28,7 @@ from start_llm.core.settings import Settings
 from start_llm.host.home import python_path
 from start_llm.models.capabilities import ProbeResult
 from start_llm.models.checkpoint import CheckpointError, check_source, read_config, safetensors_header
+from start_llm.models.fingerprint import tokenizer_key
 from start_llm.models.probe_table import FILE, decode, keep_probe, probe_key, read_probe
 
 MOST_BYTES = 4 << 30
@@ -37,7 +38,6 @@ STAGE_SECONDS = {"tokenizer": 30.0, "chat template": 10.0, "model": 60.0}
 MOST_SECONDS = 300.0
 """By the clock, for a disk that hangs."""
 LOOK_SECONDS = 0.05
-_SMALL = frozenset({".json", ".jinja", ".py", ".model", ".txt", ".tiktoken"})
 
 
 def inspect_once(settings: Settings, source: str, folder: Path) -> ProbeResult | None:
@@ -68,12 +68,9 @@ def inspect_once(settings: Settings, source: str, folder: Path) -> ProbeResult |
 
 def inspection_key(folder: Path, vision: bool) -> str:
     """Of all that the child reads: the small files, and the headers of the weights. Raises OSError."""
-    digest = hashlib.sha256(f"inspected {vision}".encode())
-    for path in sorted(folder.iterdir()):
-        if path.suffix in _SMALL:
-            with path.open("rb") as file:
-                digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}".encode())
-        elif path.suffix == ".safetensors" and (header := safetensors_header(path)) is not None:
+    digest = hashlib.sha256(f"inspected {vision} {tokenizer_key(folder)}".encode())
+    for path in sorted(folder.glob("*.safetensors")):
+        if (header := safetensors_header(path)) is not None:
             with path.open("rb") as file:
                 digest.update(path.name.encode() + file.read(header.length))
     return probe_key(digest.hexdigest())

@@ -41,13 +41,9 @@ class OverrideError(NotSupported):
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """
-    Attributes:
-        path: the file, ``None`` where there is none.
-        values: of its keys; those of ``[template]`` and ``[sampling]`` begin with that word and a point.
-    """
+    """Keys of ``[template]`` and ``[sampling]`` begin with that word and a point."""
 
-    path: Path | None = None
+    path: Path | None = None  # the file, ``None`` where there is none
     values: Mapping[str, Any] = field(default_factory=dict)
 
     def traits(self) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import hashlib
 import sqlite3
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -69,13 +69,9 @@ def keep_probe(path: Path, key: str, name: str, result: ProbeResult) -> None:
 
 
 def _run[T](path: Path, work: Callable[[sqlite3.Connection], T]) -> T | None:
-    database = CacheDatabase(path, _SCHEMA, 1, what="what models can do")
-    try:
+    with closing(CacheDatabase(path, _SCHEMA, 1, what="what models can do")) as database, suppress(FileUnavailable):
         return database.run(work)
-    except FileUnavailable:
-        return None
-    finally:
-        database.close()
+    return None
 
 
 def encode(result: ProbeResult) -> str:

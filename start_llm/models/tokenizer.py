@@ -7,7 +7,6 @@ copied each time that it looks for a token.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 from collections.abc import Callable
@@ -21,10 +20,6 @@ from transformers import AutoTokenizer
 
 from start_llm.models.capabilities import WritingHints, read_hints
 from start_llm.parsing.tools.base import ExternalFormat
-
-_SUFFIXES = {".json", ".jinja", ".py", ".model", ".txt", ".tiktoken", ".jsonl"}
-_WEIGHTS = "safetensors.index.json"
-_MORE_TEMPLATES = "additional_chat_templates"
 
 
 def read_tokenizer(folder: Path) -> Any:
@@ -75,18 +70,6 @@ def tool_format(wrapper: Any) -> ExternalFormat | None:
 def end_tokens(folder: Path) -> Any:
     """``eos_token_id``, as mlx-lm reads it: ``generation_config.json`` counts more than ``config.json``."""
     return load_config(folder).get("eos_token_id") if (folder / "config.json").is_file() else None
-
-
-def tokenizer_key(folder: Path) -> str:
-    """The same for two folders only if `read_tokenizer` makes the same of them. Any thread. Raises OSError.
-
-    Of all small files: which of them transformers reads depends on the others.
-    """
-    digest = hashlib.sha256()
-    for path in sorted((*folder.iterdir(), *(folder / _MORE_TEMPLATES).glob("*"))):
-        if path.suffix in _SUFFIXES and not path.name.endswith(_WEIGHTS) and path.is_file():
-            digest.update(str(path.relative_to(folder)).encode() + b"\0" + hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()
 
 
 def _keep_vocabulary(tokenizer: Any) -> None:

@@ -9,12 +9,13 @@ import sys
 import time
 from pathlib import Path
 from typing import IO, Any
+from unittest.mock import Mock
 
 import pytest
 
 from start_llm.core.errors import NotSupported
 from start_llm.core.settings import Settings, load_settings
-from start_llm.models import inspection
+from start_llm.models import inspection, inspection_child
 from start_llm.models.catalog import describe
 from start_llm.models.device import GIB, Device
 from start_llm.models.inspection import _inspect as inspect_in_child
@@ -192,3 +193,19 @@ def test_a_model_that_ends_its_process(
     monkeypatch.setattr(inspection, "_start", start)
     with pytest.raises(NotSupported, match=reason):
         load(folder)
+
+
+def test_only_a_librarys_own_error_makes_a_model_that_sees_a_text_model(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anything else is told: it was passed over without a word."""
+
+    class NoLibraryError(Exception):
+        pass
+
+    loads = Mock(side_effect=[ValueError("no such shape"), NoLibraryError, None])
+    monkeypatch.setattr(inspection_child, "read_with_vision", loads)
+    assert not inspection_child._loads_with_vision(folder)
+    with pytest.raises(NoLibraryError):
+        inspection_child._loads_with_vision(folder)
+    assert inspection_child._loads_with_vision(folder)

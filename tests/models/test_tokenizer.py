@@ -10,7 +10,8 @@ import pytest
 from mlx_lm.utils import load_tokenizer
 
 from start_llm.models import tokenizer
-from start_llm.models.tokenizer import read_tokenizer, tokenizer_key
+from start_llm.models.fingerprint import tokenizer_key
+from start_llm.models.tokenizer import read_tokenizer
 from tests.models.large import make_large
 from tests.oracle import build_oracle
 
