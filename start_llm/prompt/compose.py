@@ -17,7 +17,7 @@ from start_llm.core.request import ChatRequest
 from start_llm.core.settings import Settings
 from start_llm.prompt.clients import Clients
 from start_llm.prompt.hf import HFTemplate, HFTokenizer
-from start_llm.prompt.match import BaseMatch, BaseSearch, MatchQuery, Proof
+from start_llm.prompt.match import NEEDED, PROOF_TOKENS, BaseMatch, BaseSearch, MatchQuery, Proof
 from start_llm.prompt.prepared import Prepared
 from start_llm.prompt.reading import ChainReader, MessageChain
 from start_llm.prompt.render import Renderer
@@ -230,12 +230,10 @@ def _rejection(match: BaseMatch, chain: MessageChain, session: str | None) -> Mi
     elif not match.same_session:
         named = "another session_id" if session is not None else "a session_id, and this request has none"
         why, remedy = f"the earlier turns have {named}", "send one session_id in all turns"
-    elif session is None:
-        why, remedy = "nothing names the conversation", "send session_id in all turns"
-    elif match.proof is Proof.NONE:
-        why = "too few tokens were generated to know it again"
+    elif session is not None or NEEDED[match.difference] is Proof.WORDS:
+        why = f"fewer than {PROOF_TOKENS} tokens were generated to know it again"
     else:
-        why = "nothing proves it"
+        why, remedy = "nothing names the conversation", "send session_id in all turns"
     return replace(_placed(match, chain, why), reason=reason, remedy=remedy)
 
 

@@ -249,6 +249,16 @@ def test_without_64_tokens_a_clock_is_shown_as_sent():
     client.messages[0] = system_text("You help.", "Now: 10:05")
     prepared = client.ask(Message("user", "More"))
     assert prepared.notes == () and prepared.miss is not None and prepared.miss.reason == "unproved"
+    # A name would not help: a clock needs none.
+    assert prepared.miss.remedy == "" and "fewer than 64 tokens were generated" in prepared.miss.detail
+
+
+def test_what_needs_a_name_is_told_so():
+    client = chat_with("Customer {}")
+    client.answer(say("Yes.", None))
+    client.messages[0] = system_text("You help.", "Customer 1")
+    prepared = client.ask(Message("user", "More"))
+    assert prepared.miss is not None and prepared.miss.remedy == "send session_id in all turns"
 
 
 @pytest.mark.parametrize("who", [{"owner": "b"}, {"session": "t"}])
