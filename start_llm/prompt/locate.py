@@ -9,7 +9,7 @@ from math import inf
 
 from start_llm.core.messages import Message
 from start_llm.core.report import Miss
-from start_llm.prompt.note import NOTE_OPEN
+from start_llm.prompt.note import NOTE_CLOSE, NOTE_OPEN
 from start_llm.prompt.prepared import Prepared
 from start_llm.prompt.reading import ChainEntry, MessageChain
 from start_llm.prompt.tree import Rendering, ShownMessage
@@ -86,8 +86,7 @@ def _field(message: Message, rendered: Rendering, offset: int, char: int) -> str
 def _is_in_note(content: str, char: int) -> bool:
     """A note stands at the beginning of a user's message, or at the end of a tool's."""
     if content.startswith(NOTE_OPEN):
-        end = content.find("</" + content[1 : content.find(" ")])
-        return char <= end
+        return char <= content.find(NOTE_CLOSE)
     note = content.rfind(NOTE_OPEN)
     return 0 <= note <= char
 

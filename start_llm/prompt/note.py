@@ -10,6 +10,8 @@ from start_llm.prompt.reading import Slot
 from start_llm.prompt.textdiff import TAG, changed, diff
 
 NOTE_OPEN = "<update-"
+NOTE_CLOSE = "</update>"
+_CLOSES = NOTE_CLOSE[:-1]
 _INTRO = "newer than above"
 _SHORT = 400  # characters; a longer value is told by its changed lines, if those are under a quarter of it
 _SHARE = 4
@@ -17,15 +19,19 @@ _BRIEF = 100  # characters that name a text which is gone
 
 
 def note_of(changes: Sequence[Change], nonce: str) -> tuple[str, ...] | None:
-    """The note's lines; None if a change is better shown where the client put it."""
+    """The note's lines; None if a change is better shown where the client put it.
+
+    Its first tag alone has the nonce, which costs tokens: none of its lines may look like its last one.
+    """
     lines: list[str] = []
     for change in changes:
         told = _told(change)
         if told is None:
             return None
         lines += told
-    tag = f"{NOTE_OPEN[1:]}{nonce}"
-    return (f"<{tag} {_INTRO}>", *lines, f"</{tag}>")
+    if any(_CLOSES in line.lower() for line in lines):
+        return None
+    return (f"{NOTE_OPEN}{nonce} {_INTRO}>", *lines, NOTE_CLOSE)
 
 
 def _told(change: Change) -> list[str] | None:

@@ -166,7 +166,7 @@ def frames(prompt: str, sent_tags: set[str]) -> list[Frame]:
     for match in _TAG.finditer(prompt):
         if match[0] in sent_tags or match[0] in _TEMPLATE_TAGS or (found and match.start() < found[-1].end):
             continue
-        close = prompt.find(f"</{match[1]}", match.end())
+        close = prompt.find(f"</{match[1].partition('-')[0]}", match.end())
         if close >= 0:
             found.append(Frame(match.start(), prompt.find(">", close) + 1))
     return found
