@@ -5,30 +5,27 @@ from __future__ import annotations
 import gc
 import json
 import math
-import multiprocessing
 import os
 import random
 import shutil
-import subprocess
-import sys
 import time
 from collections import Counter
-from multiprocessing.resource_sharer import DupFd
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
 from start_llm.core.errors import StartLLMError
 from start_llm.core.settings import load_settings
-from start_llm.models import inspection, inspection_child
+from start_llm.models import inspection
 from start_llm.models.background import at_once
 from start_llm.models.catalog import describe
 from start_llm.models.device import GIB, Device
 from start_llm.models.inspection import _inspect as inspect_in_child
 from start_llm.models.loader import load_model
 from start_llm.models.probe import probe_model
+from tests.models.forked import Forked
 from tests.models.lora import build_base
 from tests.models.test_probe import unchecked
 
@@ -130,40 +127,6 @@ def mutate(folder: Path, chance: random.Random) -> str:
     return name
 
 
-class Forked:
-    """As `subprocess.Popen`, on a child that is forked with everything imported."""
-
-    processes: Any = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-
-    def __init__(self, arguments: list[str], output: IO[bytes]) -> None:
-        self.process = self.processes.Process(target=_child, args=(DupFd(output.fileno()), arguments))
-        self.process.start()
-        self.pid = self.process.pid
-
-    @property
-    def returncode(self) -> int:
-        return int(self.process.exitcode)
-
-    def wait(self, seconds: float | None = None) -> int:
-        self.process.join(seconds)
-        if self.process.exitcode is None:
-            raise subprocess.TimeoutExpired("child", seconds or 0.0)
-        return self.returncode
-
-    def poll(self) -> int | None:
-        exitcode: int | None = self.process.exitcode
-        return exitcode
-
-    def kill(self) -> None:
-        self.process.kill()
-
-
-def _child(output: Any, arguments: list[str]) -> None:
-    os.dup2(output.detach(), 1)
-    sys.argv = ["inspection_child", *arguments]
-    inspection_child.main()
-
-
 def resident_mib() -> int:
     return inspection._resident_bytes(os.getpid()) >> 20
 
@@ -188,7 +151,6 @@ def test_changed_folders_harm_nobody(count: int, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(inspection, "_start", Forked)
     monkeypatch.setattr(inspection, "MOST_BYTES", 1 << 30)
     monkeypatch.setattr(inspection, "STAGE_SECONDS", {"tokenizer": 10.0, "chat template": 1.0, "model": 10.0})
-    Forked.processes.set_forkserver_preload(["start_llm.models.inspection_child"])
     base = build_base(tmp_path / "base")
     assert served(base) == "served"
     found, slowest, more = campaign(base, count)

@@ -19,9 +19,11 @@ from start_llm.models import inspection, inspection_child
 from start_llm.models.catalog import describe
 from start_llm.models.device import GIB, Device
 from start_llm.models.inspection import _inspect as inspect_in_child
+from start_llm.models.inspection import _start as start_child
 from start_llm.models.inspection import inspect_once
 from start_llm.models.loader import load_model
 from start_llm.models.probe_table import FILE
+from tests.models.forked import Forked
 from tests.models.lora import build_base
 
 MACHINE = Device("Linux", "some CPU", 32 * GIB, "cpu", 24 * GIB)
@@ -39,7 +41,7 @@ def folder(sound: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def children(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Folders are inspected as in service; their names are counted."""
+    """Folders are inspected as in service, on children that start at once; their names are counted."""
     inspected: list[str] = []
 
     def counted(source: str, *more: Any) -> Any:
@@ -47,6 +49,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return inspect_in_child(source, *more)
 
     monkeypatch.setattr(inspection, "_inspect", counted)
+    monkeypatch.setattr(inspection, "_start", Forked)
     return inspected
 
 
@@ -71,7 +74,10 @@ def refused(folder: Path) -> str:
     return problem
 
 
-def test_a_sound_folder_is_inspected_once_and_what_is_found_is_used(folder: Path, children: list[str]) -> None:
+def test_a_sound_folder_is_inspected_once_and_what_is_found_is_used(
+    folder: Path, children: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(inspection, "_start", start_child)
     first, second = load(folder), load(folder)
     assert children == [str(folder)] and (folder.parent / "cache" / FILE).exists()
     assert first.capabilities.traits is not None and first.capabilities.traits.tools
