@@ -110,9 +110,7 @@ class ChoiceParser:
         if self.ending is not None:
             return []  # the model thread may be some tokens ahead, by a block of them if it drafts
         self.completion += 1
-        text = self.detokenizer.feed(token)
-        self._completed(text, logprob)
-        events = self._take(text)
+        events = self._take(self.detokenizer.feed(token), logprob)
         if self.parser.in_reasoning or (events and all(isinstance(event, ReasoningDelta) for event in events)):
             self.reasoning += 1
         return events
@@ -125,22 +123,18 @@ class ChoiceParser:
         events: list[Event] = []
         if self.ending is None:
             self.tokens = tokens
-            text = self.detokenizer.finish()
-            self._rest(text)
-            events += self._take(text)
+            events += self._take(self.detokenizer.finish(), None)
         events += self._passed(self.parser.finish(cut=reason in {"length", "deadline"}))
         # Some endings show only at the end of the text. And what the client was not told must not stand in the next
         # prompt.
         if self.ending is not None or not self.parser.faithful:
             self.tokens = ()
         self.ending = self.ending or Ending(reason)
-        return [*events, ChoiceDone(self._finish_reason(), self.index, self.parser.stopped)]
+        told = _FINISH_REASONS.get(self.ending, "tool_calls" if self.parser.parsed().tool_calls else "stop")
+        return [*events, ChoiceDone(told, self.index, self.parser.stopped)]
 
-    def _finish_reason(self) -> FinishReason:
-        reason = _FINISH_REASONS.get(self.ending, "stop")
-        return "tool_calls" if reason == "stop" and self.parser.parsed().tool_calls else reason
-
-    def _take(self, text: str) -> list[Event]:
+    def _take(self, text: str, logprob: TokenLogprob | None) -> list[Event]:
+        self._completed(text, logprob)
         return self._passed(self.parser.feed(text))
 
     def _passed(self, events: list[Event]) -> list[Event]:
@@ -158,12 +152,9 @@ class ChoiceParser:
         return self._with_logprobs(events)
 
     def _completed(self, text: str, logprob: TokenLogprob | None) -> None:
-        """The last token completed this text."""
+        """The last token completed this text; without a logprob it may be what stands behind all tokens."""
         if logprob is not None:
             self._pending.append(logprob)
-
-    def _rest(self, text: str) -> None:
-        """Behind the last token there was this text."""
 
     def _with_logprobs(self, events: list[Event]) -> list[Event]:
         """Hands the logprobs of the tokens so far to the visible text among the events."""
@@ -192,9 +183,7 @@ class RawChoiceParser(ChoiceParser):
     def _completed(self, text: str, logprob: TokenLogprob | None) -> None:
         if logprob is not None:
             self._pending.append(replace(logprob, text=text))
-
-    def _rest(self, text: str) -> None:
-        if self._pending:
+        elif self._pending:
             last = self._pending[-1]
             self._pending[-1] = replace(last, text=(last.text or "") + text)
 
@@ -202,12 +191,9 @@ class RawChoiceParser(ChoiceParser):
         for index, event in enumerate(events):
             if isinstance(event, TextDelta):
                 self._passed_on += len(event.text)
-                events[index] = replace(event, logprobs=tuple(self._due()))
+                due = []
+                while self._pending and self._begin < self._passed_on:
+                    due.append(self._pending.pop(0))
+                    self._begin += len(due[-1].text or "")
+                events[index] = replace(event, logprobs=tuple(due))
         return events
-
-    def _due(self) -> list[TokenLogprob]:
-        due = []
-        while self._pending and self._begin < self._passed_on:
-            due.append(self._pending.pop(0))
-            self._begin += len(due[-1].text or "")
-        return due

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from start_llm.core.messages import Tool
 from start_llm.core.reasoning_tags import REASONING_STYLES, ReasoningStyle, reasoning_style
-from start_llm.parsing.tools.base import ExternalFormat, Opener, ToolFormat, external_format
+from start_llm.parsing.tools.base import ExternalFormat, Opener, ToolFormat
 from start_llm.parsing.tools.headed import DEEPSEEK, FUNCTION_GEMMA, GEMMA4, HARMONY, KIMI_K2, MISTRAL
 from start_llm.parsing.tools.pythonic import LLAMA, PYTHONIC
 from start_llm.parsing.tools.shared import SHARED
@@ -70,7 +70,7 @@ class OutputStyle:
         return frozenset(closer for form in (*self.others, self._own(())) for closer in form.closers)
 
     def _own(self, tools: Sequence[Tool]) -> ToolFormat:
-        return external_format(self.tools.id, self.external, tools) if self.external else self.tools
+        return self.external.for_tools(self.tools.id, tools) if self.external else self.tools
 
 
 # Recognised whatever the family, by what stands in the text.

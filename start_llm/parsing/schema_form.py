@@ -25,6 +25,7 @@ from start_llm.core.limits import ENUM, LITERAL, MULTIPLE, SUBSCHEMAS
 Schema = dict[str, Any]
 Kind = tuple[Callable[[Any], bool], str]
 
+ANY_OBJECT: Schema = {"type": "object"}
 TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 _ONE = (
     *("not", "if", "then", "else", "contains", "additionalProperties", "propertyNames"),
@@ -271,10 +272,6 @@ _MESSAGES = (
     (re.compile(r"^Pointer|^Resource"), "$ref"),
     (re.compile(r"^Invalid type"), "type"),
 )
-
-
-def any_object() -> Schema:
-    return {"type": "object"}
 
 
 def embed(schema: Schema, *, lenient: bool = False) -> str:

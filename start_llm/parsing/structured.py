@@ -38,7 +38,7 @@ from start_llm.core.limits import SUBSCHEMAS
 from start_llm.core.reasoning_tags import REASONING_STYLES, ReasoningStyle
 from start_llm.core.request import ChatRequest, ResponseFormat
 from start_llm.core.work import Constraint
-from start_llm.parsing.schema_form import any_object, check_schema, embed, size, too_large
+from start_llm.parsing.schema_form import ANY_OBJECT, check_schema, embed, size, too_large
 from start_llm.parsing.structured_tools import (
     ANY_TEXT,
     CallableTool,
@@ -167,7 +167,7 @@ def _json_text(wanted: ResponseFormat) -> str | None:
     if wanted.kind == "text":
         return None
     if wanted.kind == "json_object":
-        return f"%json {embed(any_object())}"
+        return f"%json {embed(ANY_OBJECT)}"
     if wanted.schema is None:
         raise BadRequest(f"{wanted.param} is missing.", param=wanted.param)
     check_schema(wanted.schema, wanted.param)
@@ -200,7 +200,7 @@ def _as_calls(request: ChatRequest, indices: Sequence[int], *, auto: bool) -> li
     for tool, param in tools:
         count = 0 if tool.strict else size(tool.parameters)
         if not tool.strict and (auto or count > room):
-            calls.append(CallableTool(tool.name, any_object(), True, param))
+            calls.append(CallableTool(tool.name, ANY_OBJECT, True, param))
         else:
             room -= count
             calls.append(as_call(tool, param))

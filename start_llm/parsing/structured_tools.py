@@ -19,7 +19,7 @@ from llguidance import regex_to_lark
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Tool
-from start_llm.parsing.schema_form import Schema, any_object, check_schema, embed, is_supported, pointed, subschemas
+from start_llm.parsing.schema_form import ANY_OBJECT, Schema, check_schema, embed, is_supported, pointed, subschemas
 
 MOST_BRANCHES = 1_000
 """Of a parameter's schema that are looked at for whether it may be a string."""
@@ -127,7 +127,7 @@ def as_call(tool: Tool, param: str) -> CallableTool:
             raise BadRequest(f"{param}: keyword 'type' at $ must be 'object'.", param=param)
         return CallableTool(tool.name, schema, lenient=False, param=param)
     if schema["type"] != "object" or not is_supported(schema):
-        schema = any_object()
+        schema = ANY_OBJECT
     return CallableTool(tool.name, schema, lenient=True, param=param)
 
 

@@ -59,40 +59,33 @@ class ExternalFormat:
     end: str
     parse: Callable[[str, Any], dict[str, Any] | list[dict[str, Any]]] = field(compare=False)
 
+    def for_tools(self, ident: str, tools: Sequence[Tool]) -> ToolFormat:
+        """The format for a request's tools, which the parser wants to see. A block is parsed when its end is there."""
+        definitions = [tool.as_function() for tool in tools]
+        scanner = LiteralScanner((self.end,))
 
-def external_format(ident: str, external: ExternalFormat, tools: Sequence[Tool]) -> ToolFormat:
-    """The format for a request's tools, which such a parser wants to see. A block is parsed when its end is there."""
-    closers = (external.end,) if external.end else ()
-    return ToolFormat(ident, (Opener(external.start, _external_parse(external, tools)),), closers)
+        def parse(calls: Calls) -> Step[None]:
+            held: list[str] = []
+            while True:
+                text, end = yield from scanner.step(calls.source)
+                held.append(text)
+                if end or not text:
+                    break
+            for found in self._calls("".join(held), definitions):
+                ident = found.get("id")
+                call = calls.begin(str(found.get("name") or ""), ident if isinstance(ident, str) else None)
+                arguments = found.get("arguments")
+                call.write(as_object(dump({} if arguments is None else arguments), call.schema))
+                call.finish(True)
 
+        return ToolFormat(ident, (Opener(self.start, parse),), (self.end,) if self.end else ())
 
-def _external_parse(external: ExternalFormat, tools: Sequence[Tool]) -> Parse:
-    definitions = [tool.as_function() for tool in tools]
-    scanner = LiteralScanner((external.end,))
-
-    def parse(calls: Calls) -> Step[None]:
-        held: list[str] = []
-        while True:
-            text, end = yield from scanner.step(calls.source)
-            held.append(text)
-            if end or not text:
-                break
-        for found in _calls(external, "".join(held), definitions):
-            ident = found.get("id")
-            call = calls.begin(str(found.get("name") or ""), ident if isinstance(ident, str) else None)
-            arguments = found.get("arguments")
-            call.write(as_object(dump({} if arguments is None else arguments), call.schema))
-            call.finish(True)
-
-    return parse
-
-
-def _calls(external: ExternalFormat, text: str, definitions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    try:
-        found = external.parse(text, definitions)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, SyntaxError, RecursionError) as error:
-        raise NotACall from error
-    listed = found if isinstance(found, list) else [found]
-    if not listed or not all(isinstance(call, dict) and call.get("name") for call in listed):
-        raise NotACall
-    return listed
+    def _calls(self, text: str, definitions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        try:
+            found = self.parse(text, definitions)
+        except (ValueError, TypeError, KeyError, IndexError, AttributeError, SyntaxError, RecursionError) as error:
+            raise NotACall from error
+        listed = found if isinstance(found, list) else [found]
+        if not listed or not all(isinstance(call, dict) and call.get("name") for call in listed):
+            raise NotACall
+        return listed

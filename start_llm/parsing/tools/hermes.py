@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from start_llm.parsing.calls import ANYTHING, CallBuilder, Calls, NotACall, as_object
 from start_llm.parsing.jsonstream import Dialect, JsonStream
 from start_llm.parsing.schema import dump, parse_literal
@@ -31,15 +33,15 @@ def json_block(calls: Calls, dialect: Dialect = JSON) -> Step[None]:
         raise NotACall
 
 
+@dataclass
 class _Parts:
-    """What is known of a call object so far."""
+    """What is known of a call object so far. `early`: arguments that came before the name."""
 
-    def __init__(self) -> None:
-        self.call: CallBuilder | None = None
-        self.ident: str | None = None
-        self.early: list[str] = []  # arguments that came before the name
-        self.others: dict[str, object] = {}
-        self.done = False
+    call: CallBuilder | None = None
+    ident: str | None = None
+    early: str = ""
+    others: dict[str, object] = field(default_factory=dict)
+    has_arguments: bool = False
 
 
 def json_call(calls: Calls, dialect: Dialect = JSON) -> Step[None]:
@@ -59,9 +61,7 @@ def json_call(calls: Calls, dialect: Dialect = JSON) -> Step[None]:
             break
         try:
             key = yield from _key(calls)
-            if (
-                key == "function" and (yield from source.ahead()) == "{"
-            ):  # {"function": {"name": ..., "arguments": ...}}
+            if key == "function" and (yield from source.ahead()) == "{":  # around the name and the arguments
                 yield from json_call(calls, dialect)
                 yield from source.after_space("}")
                 return
@@ -71,7 +71,13 @@ def json_call(calls: Calls, dialect: Dialect = JSON) -> Step[None]:
             if parts.call is None:
                 raise
             break
-    yield from _finish(calls, parts, complete)
+    if parts.call is None:
+        raise NotACall
+    if not parts.has_arguments:  # or they stand beside the name
+        parts.call.write(dump(parts.call.schema.coerce(parts.others)))
+    while complete and (yield from source.after_space("}")):  # one brace too many is common
+        pass
+    parts.call.finish(complete)
 
 
 def _part(calls: Calls, parts: _Parts, key: str, dialect: Dialect) -> Step[bool]:
@@ -80,35 +86,19 @@ def _part(calls: Calls, parts: _Parts, key: str, dialect: Dialect) -> Step[bool]
         parts.call = calls.begin((yield from calls.name()), parts.ident)
         if parts.early:
             parts.call.write(_late(parts.early, parts.call))
-            parts.done = True
-    elif key in _ARGUMENTS and not parts.done and parts.call is not None:
-        parts.done = True
+            parts.has_arguments = True
+    elif key in _ARGUMENTS and not parts.has_arguments and parts.call is not None:
+        parts.has_arguments = True
         return (yield from parts.call.json_arguments(dialect))
-    elif key in _ARGUMENTS and not parts.done:
-        yield from _value(calls, parts.early, dialect)
+    elif key in _ARGUMENTS and not parts.has_arguments:
+        parts.early += yield from _value(calls, dialect)
     else:
-        text: list[str] = []
-        yield from _value(calls, text, dialect)
-        _, value = parse_literal("".join(text))
+        _, value = parse_literal((yield from _value(calls, dialect)))
         if key == "id" and isinstance(value, str):
             parts.ident = value
         elif key != "type":
             parts.others[key] = value
     return True
-
-
-def _finish(calls: Calls, parts: _Parts, complete: bool) -> Step[None]:
-    call = parts.call
-    if call is None:
-        raise NotACall
-    if not parts.done:  # no arguments, or arguments that stand beside the name
-        call.write(dump(call.schema.coerce(parts.others)))
-    while complete:  # one brace too many is common
-        offset = yield from calls.source.blank()
-        if (yield from calls.source.ahead(offset)) != "}":
-            break
-        calls.source.take(offset + 1)
-    call.finish(complete)
 
 
 def _key(calls: Calls) -> Step[str]:
@@ -120,19 +110,20 @@ def _key(calls: Calls) -> Step[str]:
     return key
 
 
-def _value(calls: Calls, held: list[str], dialect: Dialect) -> Step[None]:
+def _value(calls: Calls, dialect: Dialect) -> Step[str]:
+    held: list[str] = []
     stream = JsonStream(calls.source, held.append, dialect)
     if not (yield from stream.value(ANYTHING, "}")) or stream.ended:
         raise NotACall
+    return "".join(held)
 
 
-def _late(held: list[str], call: CallBuilder) -> str:
-    found, value = parse_literal("".join(held))
-    if found and isinstance(value, dict):
-        from_schema = call.schema.coerce(value)
-        if from_schema == value:
-            return "".join(held)
-    return as_object("".join(held), call.schema)
+def _late(text: str, call: CallBuilder) -> str:
+    """Arguments that came before the name: as they were written, if the schema allows it."""
+    found, value = parse_literal(text)
+    if found and isinstance(value, dict) and call.schema.coerce(value) == value:
+        return text
+    return as_object(text, call.schema)
 
 
 def bare_json(calls: Calls) -> Step[None]:

@@ -28,9 +28,7 @@ def _block(start: str, end: str) -> Parse:
             yield from json_block(calls, objects)
         else:
             yield from _list(calls, python)
-        yield from source.skip()
-        if end:
-            yield from source.accept((end,))
+        yield from source.after_space(*([end] if end else []))
 
     return parse
 
@@ -50,24 +48,19 @@ def _list(calls: Calls, dialect: Dialect) -> Step[None]:
     """Calls with or without brackets around them."""
     source = calls.source
     yield from source.accept(("[",))
-    yield from _calls(calls, dialect)
-    yield from source.accept(("]",))
-
-
-def _calls(calls: Calls, dialect: Dialect) -> Step[None]:
-    source = calls.source
-    count = 0
+    gap = WHITESPACE
     while True:
-        yield from source.skip(" \t\r\n,;" if count else WHITESPACE)
-        if count and not NAME.match((yield from source.ahead()) or " "):
-            return
+        yield from source.skip(gap)
+        if gap != WHITESPACE and not NAME.match((yield from source.ahead()) or " "):
+            break
         name = yield from source.span(NAME, MAX_NAME)
         if not name or not (yield from source.accept(("(",))):
             raise NotACall
         call = calls.begin(name)
         complete = yield from _arguments(calls, call, dialect)
         call.finish(complete)
-        count += 1
+        gap = WHITESPACE + ",;"
+    yield from source.accept(("]",))
 
 
 def _arguments(calls: Calls, call: CallBuilder, dialect: Dialect) -> Step[bool]:
@@ -79,7 +72,9 @@ def _arguments(calls: Calls, call: CallBuilder, dialect: Dialect) -> Step[bool]:
     while True:
         yield from source.skip(WHITESPACE + ",")
         char = yield from source.ahead()
-        if (yield from stream.at_end()) or char in ")]}" or (yield from _cut_word(calls)):
+        word = yield from source.run(_WORD, MAX_NAME)
+        # A turn that ends in a bare word: nobody knows whether it was to be a key.
+        if (yield from stream.at_end()) or char in ")]}" or (word and (yield from turn_ends(source, word))):
             closed = bool((yield from source.accept((")",))))
             break
         key = yield from _keyword(calls)
@@ -87,17 +82,13 @@ def _arguments(calls: Calls, call: CallBuilder, dialect: Dialect) -> Step[bool]:
             key = next((key for key in free if key not in call.keys), "")
         if not key or key in call.keys:
             clean = False
-            yield from JsonStream(source, _nowhere, dialect).value(ANYTHING, ")")
+            yield from JsonStream(source, lambda text: None, dialect).value(ANYTHING, ")")
             continue
         call.key(key)
         if not (yield from stream.value(call.schema.member(key), ")")):
             call.write("null")
     call.end_keys()
     return clean and closed and not stream.ended
-
-
-def _nowhere(text: str) -> None:
-    """An argument that has no place."""
 
 
 def _keyword(calls: Calls) -> Step[str]:
@@ -110,12 +101,6 @@ def _keyword(calls: Calls) -> Step[str]:
     key = source.take(length)
     source.take(offset + 1 - length)
     return key
-
-
-def _cut_word(calls: Calls) -> Step[bool]:
-    """The turn ends in a bare word: nobody knows whether it was to be a key."""
-    length = yield from calls.source.run(_WORD, MAX_NAME)
-    return bool(length) and (yield from turn_ends(calls.source, length))
 
 
 def bare_calls(calls: Calls) -> Step[None]:
