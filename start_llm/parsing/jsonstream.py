@@ -333,7 +333,7 @@ def mended(text: str, schema: Schema) -> str:
     """A whole JSON text, mended and coerced; ``""`` if it holds no value."""
     source = Source()
     source.push(text)
-    source.close()
+    source.closed = True
     written: list[str] = []
     for _ in JsonStream(source, written.append, Dialect()).value(schema):
         pass

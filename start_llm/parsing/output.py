@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from start_llm.core.events import Event, ReasoningDelta, TextDelta, ToolCallDelta
 
-_BREAKS = re.compile(r"\n|`+")
+_PIECES = re.compile(r"\n|`+|[^`\n]+")
 
 
 class EventBuffer:
@@ -68,50 +68,33 @@ class CodeTracker:
     Markup that is quoted there is talked about, not meant. More forgiving than CommonMark, since a fence taken wrongly
     would hide every call after it: a fence may open after other text in its line, and may close at the end of a line of
     code. O(new text). Runs of backticks may be split between calls of `add`.
+    `line_start`: nothing but white space stands before the next character in its line.
     """
 
     def __init__(self) -> None:
-        self._fence = 0
-        self._inline = 0
-        self._run = 0
-        self._line_start = True
-        self._run_at_start = False
-        self._closing = False
-        self._opened_here = False
+        self.line_start = True
+        self._fence = self._inline = self._run = 0  # backticks
+        self._run_at_start = self._closing = self._opened_here = False
 
     def add(self, text: str) -> None:
-        at = 0
-        for match in _BREAKS.finditer(text):
-            self._plain(text[at : match.start()])
-            if match.group() == "\n":
-                self._end_run()
-                self._newline()
-            else:
+        for piece in _PIECES.findall(text):
+            if piece[0] == "`":
                 if not self._run:
-                    self._run_at_start = self._line_start
-                self._run += len(match.group())
-                self._line_start = False
-            at = match.end()
-        self._plain(text[at:])
+                    self._run_at_start = self.line_start
+                self._run += len(piece)
+                self.line_start = False
+                continue
+            self._end_run()
+            if piece == "\n":
+                self._newline()
+            elif not piece.isspace():
+                self.line_start = self._closing = False
 
     @property
     def inside(self) -> bool:
         """For the character that comes next, which is no backtick."""
         self._end_run()
         return bool(self._inline or (self._fence and not self._closing))
-
-    @property
-    def line_start(self) -> bool:
-        """Nothing but white space stands before the next character in its line."""
-        return self._line_start
-
-    def _plain(self, text: str) -> None:
-        if not text:
-            return
-        self._end_run()
-        if not text.isspace():
-            self._line_start = False
-            self._closing = False
 
     def _end_run(self) -> None:
         run, self._run = self._run, 0
@@ -133,10 +116,9 @@ class CodeTracker:
             self._fence = 0
         elif self._inline >= 3:
             self._fence = self._inline
-        self._closing = False
-        self._opened_here = False
+        self._closing = self._opened_here = False
         self._inline = 0
-        self._line_start = True
+        self.line_start = True
 
 
 class TextChannel:
@@ -157,7 +139,6 @@ class TextChannel:
         self._behind_leak = ""  # white space behind a turn token; it goes with the token unless text follows
         self._leaked = False
         self._last = ""
-        self._blank_line = True
 
     @property
     def text(self) -> str:
@@ -174,16 +155,11 @@ class TextChannel:
         """The last character, held back or not."""
         return (self._last + self._gap + self._behind_leak)[-1:]
 
-    @property
-    def line_start(self) -> bool:
-        """Only white space stands in the current line."""
-        return self._blank_line or "\n" in self._gap or "\n" in self._behind_leak
-
     def begin(self) -> None:
         """A new block: what is held back belongs between it and the last one."""
         if self._parts:
             self._gap = "\n"
-        self._last, self._blank_line = "\n", True
+        self._last = "\n"
         self.code = CodeTracker()
 
     def add(self, text: str) -> None:
@@ -228,13 +204,11 @@ class TextChannel:
         """Forgets the text so far: it was no visible text."""
         self._parts.clear()
         self.drop_gap()
-        self._last, self._blank_line = "", True
+        self._last = ""
 
     def _put(self, text: str) -> None:
         if not text:
             return
         self._parts.append(text)
         self._last = text[-1]
-        line = text.rpartition("\n")[2]
-        self._blank_line = not line.strip() and (self._blank_line or len(line) < len(text))
         self._emit(text)

@@ -21,7 +21,8 @@ WHITESPACE = " \t\r\n"
 class Source:
     """Text that grows at the end and is consumed from the front. One thread.
 
-    While a `mark` is held, everything is kept, so that `rewind` can come back to it.
+    While a `mark` is held, everything is kept, so that `rewind` can come back to it. Once it is `closed`, no more text
+    comes: every waiting parser gets its end.
     """
 
     def __init__(self) -> None:
@@ -37,10 +38,6 @@ class Source:
             self._dropped += self.pos
             self.pos = 0
         self.text += text
-
-    def close(self) -> None:
-        """No more text will come; every waiting parser gets its end."""
-        self.closed = True
 
     # --- marks --------------------------------------------------------------
 

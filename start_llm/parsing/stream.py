@@ -158,7 +158,7 @@ class OutputParser:
             held = self._source.peek(self._source.left)
             if cut and self._literals.is_cut(held):
                 self._source.take(len(held))
-            self._source.close()
+            self._source.closed = True
             self._done = next(self._steps, True) is True
         if self.stopped is None:
             self._thinking.end()
@@ -213,7 +213,7 @@ class OutputParser:
 
     def _is_mention(self, literal: str) -> Step[bool]:
         """The markup just read stands apart from the text around it, in the middle of its line."""
-        if self._content.muted or self._channel.line_start or self._channel.last not in _BEFORE_MENTION:
+        if self._content.muted or self._channel.code.line_start or self._channel.last not in _BEFORE_MENTION:
             return False
         self._source.pos -= len(literal)  # not given up yet: what is consumed may be gone when more text comes
         after = yield from self._source.ahead(len(literal))
@@ -313,7 +313,7 @@ class OutputParser:
 
     def _may_open(self, opener: Opener) -> bool:
         if self.in_reasoning:
-            return self._thinking.line_start and not self._thinking.code.inside and not opener.first
+            return self._thinking.code.line_start and not self._thinking.code.inside and not opener.first
         if self._content.code.inside or (opener.line_start and not self._content.code.line_start):
             return False
         if opener.first and self._content.started:
@@ -379,7 +379,7 @@ class RawParser:
         return self._buffer.drain()
 
     def finish(self, *, cut: bool = False) -> list[Event]:
-        self._source.close()
+        self._source.closed = True
         return self.feed("")
 
     def parsed(self) -> Message:

@@ -38,17 +38,9 @@ from start_llm.core.limits import SUBSCHEMAS
 from start_llm.core.reasoning_tags import REASONING_STYLES, ReasoningStyle
 from start_llm.core.request import ChatRequest, ResponseFormat
 from start_llm.core.work import Constraint
+from start_llm.parsing.schema import dump as literal
 from start_llm.parsing.schema_form import ANY_OBJECT, check_schema, embed, size, too_large
-from start_llm.parsing.structured_tools import (
-    ANY_TEXT,
-    CallableTool,
-    Lark,
-    as_call,
-    call_bodies,
-    call_tail,
-    json_arguments,
-    literal,
-)
+from start_llm.parsing.structured_tools import ANY_TEXT, CallableTool, Lark, as_call, json_arguments
 
 PARAMETERS = {"messages": "input_schema", "responses": "parameters"}
 """What a dialect calls the schema of a tool; the others have ``function.parameters``."""
@@ -210,7 +202,7 @@ def _as_calls(request: ChatRequest, indices: Sequence[int], *, auto: bool) -> li
 def _calls(request: ChatRequest, calls: Sequence[CallableTool], lark: Lark) -> str:
     """A rule for one call, or several where the request allows it."""
     opening = f"{lark.marker(lark.calls.open)} " if lark.calls.open else ""
-    lark.rule("call", opening + call_tail(lark, calls))
+    lark.rule("call", opening + lark.call_tail(calls))
     if not request.parallel_tool_calls:
         return "call"
     between = f"{literal(lark.calls.between)} " if lark.calls.between else ""
@@ -224,11 +216,11 @@ def _text_and_calls(request: ChatRequest, calls: Sequence[CallableTool], lark: L
     opening = lark.calls.open
     if opening:
         head = lark.rule("head", f"TEXT {lark.marker(opening)}", "" if lark.is_token(opening) else "[lazy]")
-        lark.rule("text_call", f"{head} {call_tail(lark, calls)}")
+        lark.rule("text_call", f"{head} {lark.call_tail(calls)}")
     else:  # a call begins with the text that names its tool
         heads = [
             f"{lark.rule(f'head_{i}', f'TEXT {literal(lark.calls.lead(call))}', '[lazy]')} {body}"
-            for i, (call, body) in enumerate(call_bodies(lark, calls))
+            for i, (call, body) in enumerate(lark.call_bodies(calls))
         ]
         lark.rule("text_call", " | ".join(heads))
     return "text_call* end_text" if request.parallel_tool_calls else "(text_call | end_text)"

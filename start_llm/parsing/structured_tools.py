@@ -19,6 +19,7 @@ from llguidance import regex_to_lark
 
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Tool
+from start_llm.parsing.schema import dump as literal
 from start_llm.parsing.schema_form import ANY_OBJECT, Schema, check_schema, embed, is_supported, pointed, subschemas
 
 MOST_BRANCHES = 1_000
@@ -54,9 +55,18 @@ class Lark:
     def is_token(self, text: str) -> bool:
         return text in self._special
 
+    def call_bodies(self, calls: Sequence[CallableTool]) -> list[tuple[CallableTool, str]]:
+        """For each of `calls` a rule for what follows its lead."""
+        close = f" {self.marker(self.calls.close)}" if self.calls.close else ""
+        return [
+            (call, self.rule(f"call_{i}", self.calls.body(self, call, f"call_{i}") + close))
+            for i, call in enumerate(calls)
+        ]
 
-def literal(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
+    def call_tail(self, calls: Sequence[CallableTool]) -> str:
+        """Adds rule ``call_tail``: what follows the opening marker of a call, for any of `calls`."""
+        leads = [(self.calls.lead(call), body) for call, body in self.call_bodies(calls)]
+        return self.rule("call_tail", " | ".join(f"{literal(lead)} {body}" if lead else body for lead, body in leads))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +101,6 @@ class CallFormat:
     close: str = "</tool_call>"
     between: str = "\n"
     lead: Callable[[CallableTool], str] = lambda call: ""
-
-
-def call_bodies(lark: Lark, calls: Sequence[CallableTool]) -> list[tuple[CallableTool, str]]:
-    """For each of `calls` a rule for what follows its lead."""
-    close = f" {lark.marker(lark.calls.close)}" if lark.calls.close else ""
-    return [
-        (call, lark.rule(f"call_{i}", lark.calls.body(lark, call, f"call_{i}") + close)) for i, call in enumerate(calls)
-    ]
-
-
-def call_tail(lark: Lark, calls: Sequence[CallableTool]) -> str:
-    """Adds rule ``call_tail``: what follows the opening marker of a call, for any of `calls`."""
-    parts = []
-    for call, body in call_bodies(lark, calls):
-        lead = lark.calls.lead(call)
-        parts.append(f"{literal(lead)} {body}" if lead else body)
-    return lark.rule("call_tail", " | ".join(parts))
 
 
 def as_call(tool: Tool, param: str) -> CallableTool:

@@ -28,7 +28,7 @@ def stream(text: str, cuts: list[int], schema: dict[str, Any] | None = None, dia
     for start, end in pairwise(places):
         source.push(text[start:end])
         next(reader, None)
-    source.close()
+    source.closed = True
     next(reader, None)
     return "".join(out)
 

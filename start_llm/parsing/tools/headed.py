@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from start_llm.parsing.calls import MAX_NAME, NAME, Calls, NotACall, Parse
 from start_llm.parsing.jsonstream import Dialect
@@ -215,8 +216,4 @@ def harmony_header(source: Source, head: str) -> Step[HarmonyHeader | None]:
 
 def harmony_call(recipient: str) -> Parse:
     """Reads the arguments of a call whose header was read."""
-
-    def parse(calls: Calls) -> Step[None]:
-        return headed_call(calls, recipient, _HARMONY_JSON, ends=("<|call|>", "<|end|>"))
-
-    return parse
+    return partial(headed_call, name=recipient, dialect=_HARMONY_JSON, ends=("<|call|>", "<|end|>"))

@@ -14,7 +14,7 @@ from start_llm.parsing.tools.base import Opener, ToolFormat
 from start_llm.parsing.tools.hermes import JSON, bare_json, bare_list, bare_objects, json_block
 from start_llm.parsing.tools.tagged import GLM, QWEN
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+OPEN, CLOSE = GLM.outer
 _MAX_FENCE = 20
 
 

@@ -205,24 +205,22 @@ def tagged_format(ident: str, tags: Tags) -> ToolFormat:
     return ToolFormat(ident, (opener,), tuple(filter(None, (tags.outer[1], tags.call[1], tags.param[1]))))
 
 
-QWEN = Tags(
-    ("<tool_call>", "</tool_call>"), ("<function", "</function>"), ("<parameter", "</parameter>"), trim_end=True
-)
+def _xml(outer: str, call: str, param: str, *, trim_end: bool = False, cdata: bool = False) -> Tags:
+    pair = (f"<{outer}>", f"</{outer}>") if outer else ("", "")
+    return Tags(pair, (f"<{call}", f"</{call}>"), (f"<{param}", f"</{param}>"), trim_end=trim_end, cdata=cdata)
 
 
-MINIMAX_M2 = tagged_format(
-    "minimax_m2",
-    Tags(("<minimax:tool_call>", "</minimax:tool_call>"), ("<invoke", "</invoke>"), ("<parameter", "</parameter>")),
-)
-MUSE_SPARK = tagged_format(
-    "muse_spark",
-    Tags(
-        ("<atem:function_calls>", "</atem:function_calls>"),
-        ("<atem:invoke", "</atem:invoke>"),
-        ("<atem:parameter", "</atem:parameter>"),
-    ),
-)
-MINICPM5 = tagged_format("minicpm5", Tags(("", ""), ("<function", "</function>"), ("<param", "</param>"), cdata=True))
+def _keyed(prefix: str) -> Tags:
+    """Keys and values in tags of their own."""
+    outer, key, value = (f"{prefix}{name}" for name in ("tool_call", "arg_key", "arg_value"))
+    ends = (f"</{key}>", f"<{value}>")
+    return Tags((f"<{outer}>", f"</{outer}>"), ("", ""), (f"<{key}>", f"</{value}>"), *ends)
+
+
+QWEN = _xml("tool_call", "function", "parameter", trim_end=True)
+MINIMAX_M2 = tagged_format("minimax_m2", _xml("minimax:tool_call", "invoke", "parameter"))
+MUSE_SPARK = tagged_format("muse_spark", _xml("atem:function_calls", "atem:invoke", "atem:parameter"))
+MINICPM5 = tagged_format("minicpm5", _xml("", "function", "param", cdata=True))
 KIMI_K3 = tagged_format(
     "kimi_k3",
     Tags(
@@ -234,22 +232,7 @@ KIMI_K3 = tagged_format(
     ),
 )
 
-# --- keys and values in tags of their own ---
-
-GLM = Tags(
-    ("<tool_call>", "</tool_call>"),
-    ("", ""),
-    ("<arg_key>", "</arg_value>"),
-    head_end="</arg_key>",
-    value_start="<arg_value>",
-)
-_LONGCAT = Tags(
-    ("<longcat_tool_call>", "</longcat_tool_call>"),
-    ("", ""),
-    ("<longcat_arg_key>", "</longcat_arg_value>"),
-    head_end="</longcat_arg_key>",
-    value_start="<longcat_arg_value>",
-)
+GLM, _LONGCAT = _keyed(""), _keyed("longcat_")
 
 
 def _longcat(calls: Calls) -> Step[None]:
