@@ -33,7 +33,7 @@ GRAMMARS = Grammars(make_tokenizer(), [0])
 
 def follow(matcher: LLMatcher, chance: random.Random) -> str:
     """How a random answer ends: any token that the mask allows may come, white space last."""
-    vocabulary = GRAMMARS._vocabulary()
+    vocabulary = GRAMMARS.make_vocabulary()
     mask = allocate_token_bitmask(1, vocabulary.vocab_size)
     for _ in range(STEPS):
         if matcher.is_stopped():
