@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
-from start_llm.core.events import Event, ToolCallDelta, ToolCallFinished, ToolCallStarted
+from start_llm.core.events import ToolCallDelta, ToolCallFinished, ToolCallStarted
 from start_llm.core.messages import Tool, ToolCall
 from start_llm.parsing.jsonstream import Dialect, JsonStream, mended
-from start_llm.parsing.schema import ANY, Schema, dump, parse_literal
+from start_llm.parsing.output import EventBuffer
+from start_llm.parsing.schema import ANYTHING, Schema, dump, parse_literal
 from start_llm.parsing.source import Source, Step
 
 type NewId = Callable[[], str]
@@ -22,7 +23,6 @@ type Parse = Callable[[Calls], Step[None]]
 
 NAME = re.compile(r"[\w.\-:/]")
 MAX_NAME = 128
-ANYTHING = Schema({})
 
 
 class NotACall(Exception):
@@ -116,16 +116,9 @@ class Calls:
     """
 
     def __init__(
-        self,
-        source: Source,
-        tools: Sequence[Tool],
-        *,
-        emit: Callable[[Event], None],
-        on_call: Callable[[], None],
-        new_id: NewId,
-        choice: int,
+        self, source: Source, tools: Sequence[Tool], buffer: EventBuffer, *, on_call: Callable[[], None], new_id: NewId
     ) -> None:
-        self.source, self.emit, self.choice = source, emit, choice
+        self.source, self.emit, self.choice = source, buffer.emit, buffer.choice
         self.finished: list[ToolCall] = []
         self.dropped = 0
         self.reading = False
@@ -183,7 +176,7 @@ class Calls:
         return tuple(self._schemas)
 
     def schema(self, name: str) -> Schema:
-        return self._schemas.get(name) or Schema(ANY)
+        return self._schemas.get(name, ANYTHING)
 
     def begin(self, name: str, ident: str | None = None) -> CallBuilder:
         """Raises NotACall where only known tools count and this is none."""

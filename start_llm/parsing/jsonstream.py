@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from start_llm.parsing.schema import Schema, dump, escape, parse_literal
+from start_llm.parsing.schema import ANYTHING, Schema, dump, escape, parse_literal
 from start_llm.parsing.source import WHITESPACE, Source, Step
 
 # What passes as it is, by the string's quote: escapes that JSON knows too, but not where backslashes are content.
@@ -74,7 +74,9 @@ class JsonStream:
         elif schema.allows(kind):
             yield from self._dispatch(kind, schema, closer)
         else:
-            yield from self._coerced(kind, schema, closer)
+            text = yield from self._captured(self._dispatch(kind, ANYTHING, closer))
+            keep_text = kind != "string" and schema.types <= {"string", "null"}
+            self._write(dump(text if keep_text else schema.coerce(json.loads(text, strict=False))))
         return True
 
     def _write(self, text: str) -> None:
@@ -110,13 +112,6 @@ class JsonStream:
             if not open_brackets:
                 break
         self._write(dump(self._source.take(count)))
-
-    def _coerced(self, kind: str, schema: Schema, closer: str) -> Step[None]:
-        text = yield from self._captured(self._dispatch(kind, Schema({}), closer))
-        if kind != "string" and schema.types <= {"string", "null"}:
-            self._write(dump(text))
-        else:
-            self._write(dump(schema.coerce(json.loads(text, strict=False))))
 
     def _captured(self, steps: Step[None]) -> Step[str]:
         """What `steps` write, which does not go out."""
@@ -211,7 +206,8 @@ class JsonStream:
         elif _is_json(text) and schema.valid(json.loads(text)):
             self._write(text + trailing)
         else:
-            found, parsed = _literal(text)
+            known = text.lower() in _WORDS
+            found, parsed = (True, _WORDS[text.lower()]) if known else parse_literal(text)
             self._write(dump(schema.coerce(parsed if found else text)) + trailing)
 
     def string(self, closer: str, key: bool = False) -> Step[None]:
@@ -313,10 +309,6 @@ def _is_json(text: str) -> bool:
     except ValueError:
         return False
     return text not in ("NaN", "Infinity", "-Infinity")
-
-
-def _literal(text: str) -> tuple[bool, object]:
-    return (True, _WORDS[text.lower()]) if text.lower() in _WORDS else parse_literal(text)
 
 
 def _completed(text: str) -> str:

@@ -22,7 +22,7 @@ class EventBuffer:
 
     def __init__(self, choice: int, *, holding: bool) -> None:
         self.holding = holding
-        self._choice = choice
+        self.choice = choice
         self._events: list[Event] = []
         self._held: list[str] = []
 
@@ -43,10 +43,10 @@ class EventBuffer:
         if self.holding:
             self._held.append(text)
         else:
-            self.emit(TextDelta(text, self._choice))
+            self.emit(TextDelta(text, self.choice))
 
     def reasoning(self, text: str) -> None:
-        self.emit(ReasoningDelta(text, self._choice))
+        self.emit(ReasoningDelta(text, self.choice))
 
     def release(self) -> None:
         """What was kept back is visible text; from now on text goes out at once."""
@@ -86,7 +86,13 @@ class CodeTracker:
                 continue
             self._end_run()
             if piece == "\n":
-                self._newline()
+                if self._closing:
+                    self._fence = 0
+                elif self._inline >= 3:
+                    self._fence = self._inline
+                self._closing = self._opened_here = False
+                self._inline = 0
+                self.line_start = True
             elif not piece.isspace():
                 self.line_start = self._closing = False
 
@@ -111,15 +117,6 @@ class CodeTracker:
         elif run == self._inline:
             self._inline = 0
 
-    def _newline(self) -> None:
-        if self._closing:
-            self._fence = 0
-        elif self._inline >= 3:
-            self._fence = self._inline
-        self._closing = self._opened_here = False
-        self._inline = 0
-        self.line_start = True
-
 
 class TextChannel:
     """Holds back trailing characters of `gap` until it is known what follows them: text, markup or the end.
@@ -127,6 +124,7 @@ class TextChannel:
     Attributes:
         muted: text that is added is not passed on any more.
         lost: some of it was more than white space.
+        leaked: a turn token that does not belong here was left out just now.
     """
 
     def __init__(self, emit: Callable[[str], None], *, gap: str) -> None:
@@ -137,7 +135,7 @@ class TextChannel:
         self._parts: list[str] = []
         self._gap = ""
         self._behind_leak = ""  # white space behind a turn token; it goes with the token unless text follows
-        self._leaked = False
+        self.leaked = False
         self._last = ""
 
     @property
@@ -169,26 +167,22 @@ class TextChannel:
         if self.muted:
             self.lost = self.lost or not text.isspace()
             return
-        if self._leaked:
+        if self.leaked:
             body = text.lstrip(self._chars)
             self._behind_leak += text[: len(text) - len(body)]
             if not body:
                 return
             gap = self._gap + self._behind_leak if self._parts else ""
-            self._gap, self._behind_leak, self._leaked = gap, "", False
+            self._gap, self._behind_leak, self.leaked = gap, "", False
             text = body
         text = self._gap + text
         body = text.rstrip(self._chars)
         self._gap = text[len(body) :]
         self._put(body)
 
-    def leak(self) -> None:
-        """A turn token that does not belong here was left out."""
-        self._leaked = True
-
     def drop_gap(self) -> None:
         """Markup follows."""
-        self._gap, self._behind_leak, self._leaked = "", "", False
+        self._gap, self._behind_leak, self.leaked = "", "", False
 
     def flush(self) -> None:
         """What is held back is text."""

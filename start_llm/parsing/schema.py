@@ -204,6 +204,9 @@ class Schema:
         yield [value]
 
 
+ANYTHING = Schema(ANY)
+
+
 def type_name(value: Any) -> str:
     """The JSON type of a Python value."""
     if value is None:

@@ -37,14 +37,22 @@ _OF_VALUES = (*("items", "additionalProperties"), *_LISTS, *("properties", "patt
 """Keywords whose schemas a value may have to satisfy."""
 
 
-def subschemas(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """Every schema inside `schema`, itself first, with its JSON path; data such as ``enum`` is not entered."""
+def subschemas(schema: Schema, *, follow: bool = False) -> Iterator[tuple[str, Schema]]:
+    """Every schema inside `schema`, itself first, with its JSON path; data such as ``enum`` is not entered.
+
+    `follow`: each one that a value may have to satisfy, once; definitions only where something refers to them.
+    """
     waiting: list[tuple[str, Any]] = [("$", schema)]
+    seen: set[int] = set()
     while waiting:
         path, sub = waiting.pop()
-        if isinstance(sub, dict):
-            yield path, sub
-            waiting += _inside(path, sub, (*_ONE, "items", *_LISTS, *_MAPS, "dependencies"))
+        if not isinstance(sub, dict) or id(sub) in seen:
+            continue
+        yield path, sub
+        if follow:
+            seen.add(id(sub))
+            waiting.append((f"{path}.$ref", pointed(schema, sub.get("$ref", ""))))
+        waiting += _inside(path, sub, _OF_VALUES if follow else (*_ONE, "items", *_LISTS, *_MAPS, "dependencies"))
 
 
 def _inside(path: str, sub: Schema, keywords: Iterable[str]) -> Iterator[tuple[str, Any]]:
@@ -156,7 +164,7 @@ def endless(schema: Schema) -> str | None:
     `schema` is not `malformed`. What *ends* is found from the leaves on: whenever a part turns out to end, those that
     wait for it are looked at again.
     """
-    parts = list(_reachable(schema))
+    parts = list(subschemas(schema, follow=True))
     groups = {id(part): _groups(schema, part) for _, part in parts}
     waiters: dict[int, list[int]] = {}
     for waiter, needed in groups.items():
@@ -173,20 +181,6 @@ def endless(schema: Schema) -> str | None:
             ends.add(part)
             waiting += waiters.get(part, ())
     return next((path for path, part in parts if id(part) not in ends and "$ref" in part), None)
-
-
-def _reachable(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """Every schema that a value may have to satisfy, with its JSON path; definitions where something refers to them."""
-    waiting: list[tuple[str, Any]] = [("$", schema)]
-    seen: set[int] = set()
-    while waiting:
-        path, sub = waiting.pop()
-        if not isinstance(sub, dict) or id(sub) in seen:
-            continue
-        seen.add(id(sub))
-        yield path, sub
-        waiting.append((f"{path}.$ref", pointed(schema, sub.get("$ref", ""))))
-        waiting += _inside(path, sub, _OF_VALUES)
 
 
 def _groups(root: Schema, sub: Schema) -> list[list[Any]]:

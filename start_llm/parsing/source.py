@@ -180,7 +180,8 @@ class _Automaton:
         self.hit = [0]
         for literal in sorted(literals):
             self._add(literal)
-        self.fall = self._falls()
+        self.fall = [0] * len(self.next)
+        self._set_falls()
         firsts = "".join(map(re.escape, self.next[0]))
         self.first = re.compile(f"[{firsts}]" if firsts else r"(?!)")
 
@@ -197,20 +198,17 @@ class _Automaton:
             state = known
         self.hit[state] = len(literal)
 
-    def _falls(self) -> list[int]:
-        """For every state the one of its longest proper suffix that some literal begins with."""
-        fall = [0] * len(self.next)
+    def _set_falls(self) -> None:
         waiting = deque(self.next[0].values())
         while waiting:
             state = waiting.popleft()
-            self.hit[state] = self.hit[state] or self.hit[fall[state]]
+            self.hit[state] = self.hit[state] or self.hit[self.fall[state]]
             for char, after in self.next[state].items():
-                back = fall[state]
+                back = self.fall[state]
                 while back and char not in self.next[back]:
-                    back = fall[back]
-                fall[after] = self.next[back].get(char, 0)
+                    back = self.fall[back]
+                self.fall[after] = self.next[back].get(char, 0)
                 waiting.append(after)
-        return fall
 
 
 _kept = lru_cache(KEPT)(_Automaton)

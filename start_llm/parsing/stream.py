@@ -51,12 +51,9 @@ class AnswerLiterals:
 
     Attributes:
         openers: what may begin a call, by its text; empty where nothing is taken for a call.
-        closers: markup that is dropped where it stands alone behind a call.
-        blocks: opening tags of reasoning and what closes each.
-        start_tag, end_tag: of the model's own reasoning, ``""`` if it has none.
-        drop: structural markup that is never shown.
+        closers, drop: markup that is dropped where it stands alone behind a call, and anywhere.
+        blocks: opening tags of reasoning and what closes each; `start_tag` and `end_tag` are the model's own, or empty.
         harmony: its markup; empty for other models.
-        stops: the client's stop strings.
         in_text, in_reasoning: scanners for visible text and for reasoning.
     """
 
@@ -129,9 +126,7 @@ class OutputParser:
         self._buffer = EventBuffer(choice, holding=self._waits_for_end or (whole and not self.in_reasoning))
         self._content = TextChannel(self._buffer.text, gap=" \t\r\n")
         self._thinking = TextChannel(self._buffer.reasoning, gap="\r\n")
-        self._calls = Calls(
-            self._source, tools, emit=self._buffer.emit, on_call=self._call_begins, new_id=new_id, choice=choice
-        )
+        self._calls = Calls(self._source, tools, self._buffer, on_call=self._call_begins, new_id=new_id)
         self._literals = AnswerLiterals(style, tools if tool_calls else (), stop)
         self._closer = self._literals.end_tag
         self._steps = self._read()
@@ -268,7 +263,7 @@ class OutputParser:
             self._give_back(literal)
 
     def _turn_token(self, literal: str) -> Step[None]:
-        self._channel.leak()
+        self._channel.leaked = True
         if literal in STARTS and (yield from other_turn(self._source, literal)):
             self.ended = True
 

@@ -145,10 +145,6 @@ def _header_body(lark: Lark, call: CallableTool, prefix: str) -> str:
     return f"{literal(call.name)} {lark.marker('[ARGS]')} {json_arguments(call)}"
 
 
-def _llama_lead(call: CallableTool) -> str:
-    return f'{{"name": {json.dumps(call.name)}, "parameters": '
-
-
 # --- XML arguments ----------------------------------------------------------
 
 
@@ -321,6 +317,8 @@ _FORMATS: Mapping[str, CallFormat] = {
     "glm4_native": _GLM,
     "glm4_xml": _GLM,
     "mistral": CallFormat(_json_body(' [{"name": "NAME", "arguments": ', "}]"), "[TOOL_CALLS]", "", ""),
-    "llama": CallFormat(_json_body("", "}"), "", "", lead=_llama_lead),
+    "llama": CallFormat(
+        _json_body("", "}"), "", "", lead=lambda call: '{"name": ' + json.dumps(call.name) + ', "parameters": '),
+    ),
     "llama_xml": CallFormat(_json_body("NAME>", ""), "<function=", "</function>"),
 }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from start_llm.parsing.calls import ANYTHING, CallBuilder, Calls, NotACall, as_object
+from start_llm.parsing.calls import CallBuilder, Calls, NotACall, as_object
 from start_llm.parsing.jsonstream import Dialect, JsonStream
-from start_llm.parsing.schema import dump, parse_literal
+from start_llm.parsing.schema import ANYTHING, dump, parse_literal
 from start_llm.parsing.source import LEAKED, WHITESPACE, Step
 
 _NAMES = ("name", "function", "tool", "tool_name", "function_name")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from start_llm.core.messages import Tool
-from start_llm.parsing.calls import ANYTHING, MAX_NAME, NAME, CallBuilder, Calls, NotACall, Parse
+from start_llm.parsing.calls import MAX_NAME, NAME, CallBuilder, Calls, NotACall, Parse
 from start_llm.parsing.jsonstream import Dialect, JsonStream
+from start_llm.parsing.schema import ANYTHING
 from start_llm.parsing.source import LEAKED, WHITESPACE, Step, turn_ends
 from start_llm.parsing.tools.base import Opener, ToolFormat
 from start_llm.parsing.tools.hermes import bare_list, json_block
@@ -131,10 +131,6 @@ def bare_calls(calls: Calls) -> Step[None]:
     yield from _list(calls, _BARE)
 
 
-def _bare_openers(tool: Tool) -> tuple[Opener, ...]:
-    return (Opener(f"[{tool.name}(", bare_calls, keep=True, known_only=True, line_start=True),)
-
-
 _BARE = _dialect(LEAKED)
 
 PYTHONIC = ToolFormat(
@@ -150,5 +146,5 @@ LLAMA = ToolFormat(
         Opener("[\n", bare_calls, keep=True, known_only=True, line_start=True),
     ),
     ("<|python_end|>",),
-    _bare_openers,
+    lambda tool: (Opener(f"[{tool.name}(", bare_calls, keep=True, known_only=True, line_start=True),),
 )
