@@ -31,7 +31,7 @@ from start_llm.models.room import Weights, group_of
 from start_llm.models.stepwise import bytes_of, read_weights, refusing
 from start_llm.models.tokenizer import read_tokenizer, tool_format, writing_hints
 from start_llm.models.vision import VisionProcessor, has_vision, load_vision
-from start_llm.parsing.tools.base import ExternalFormat
+from start_llm.parsing.calls import ExternalFormat
 
 READ_BYTES = 8 * 2**20
 

@@ -19,7 +19,7 @@ from mlx_lm.utils import _tokenizer_defaults, load_config
 from transformers import AutoTokenizer
 
 from start_llm.models.capabilities import WritingHints, read_hints
-from start_llm.parsing.tools.base import ExternalFormat
+from start_llm.parsing.calls import ExternalFormat
 
 
 def read_tokenizer(folder: Path) -> Any:

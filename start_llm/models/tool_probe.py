@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING
 from start_llm.core.errors import BadRequest
 from start_llm.core.messages import Message, Tool
 from start_llm.models.background import in_background
+from start_llm.parsing.calls import ExternalFormat
 from start_llm.parsing.choice import Detokenizer, StreamingDetokenizer
 from start_llm.parsing.registry import SHARED_SIGNS, TOOL_FORMATS, OutputStyle, output_style
 from start_llm.parsing.stream import OutputParser
-from start_llm.parsing.tools.base import ExternalFormat
 from start_llm.prompt.render import Renderer
 from start_llm.prompt.traits import Traits
 

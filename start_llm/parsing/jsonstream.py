@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from start_llm.parsing.schema import ANYTHING, Schema, dump, escape, parse_literal
+from start_llm.parsing.schema import ANYTHING, Schema, dump, escape, no_constant, parse_literal
 from start_llm.parsing.source import WHITESPACE, Source, Step
 
 # What passes as it is, by the string's quote: escapes that JSON knows too, but not where backslashes are content.
@@ -305,10 +305,10 @@ class JsonStream:
 
 def _is_json(text: str) -> bool:
     try:
-        json.loads(text, parse_constant=float.fromhex)
+        json.loads(text, parse_constant=no_constant)
     except ValueError:
         return False
-    return text not in ("NaN", "Infinity", "-Infinity")
+    return True
 
 
 def _completed(text: str) -> str:

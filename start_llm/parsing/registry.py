@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from start_llm.core.messages import Tool
 from start_llm.core.reasoning_tags import REASONING_STYLES, ReasoningStyle, reasoning_style
-from start_llm.parsing.tools.base import ExternalFormat, Opener, ToolFormat
+from start_llm.parsing.calls import ExternalFormat, Opener, ToolFormat
 from start_llm.parsing.tools.headed import DEEPSEEK, FUNCTION_GEMMA, GEMMA4, HARMONY, KIMI_K2, MISTRAL
+from start_llm.parsing.tools.hermes import LONGCAT, SHARED
 from start_llm.parsing.tools.pythonic import LLAMA, PYTHONIC
-from start_llm.parsing.tools.shared import SHARED
-from start_llm.parsing.tools.tagged import KIMI_K3, LONGCAT, MINICPM5, MINIMAX_M2, MUSE_SPARK
+from start_llm.parsing.tools.tagged import KIMI_K3, MINICPM5, MINIMAX_M2, MUSE_SPARK
 
 _HELD_ANSWERS = 8
 
@@ -58,12 +58,7 @@ class OutputStyle:
 
     def openers(self, tools: Sequence[Tool]) -> tuple[Opener, ...]:
         """All openers; where two share a literal, the later one counts, and that is the model's own."""
-        found: list[Opener] = []
-        for form in (*self.others, self._own(tools)):
-            if form.per_tool:
-                found.extend(opener for tool in tools for opener in form.per_tool(tool))
-            found.extend(form.openers)
-        return tuple(found)
+        return tuple(opener for form in (*self.others, self._own(tools)) for opener in form.openers_for(tools))
 
     @property
     def closers(self) -> frozenset[str]:

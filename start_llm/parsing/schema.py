@@ -219,7 +219,7 @@ def parse_literal(text: str) -> tuple[bool, Any]:
     if too_much_to_read(text):
         return False, None
     try:
-        return True, json.loads(text, strict=False, parse_constant=_no_constant)
+        return True, json.loads(text, strict=False, parse_constant=no_constant)
     except (ValueError, RecursionError):
         pass
     try:
@@ -229,7 +229,7 @@ def parse_literal(text: str) -> tuple[bool, Any]:
     return True, value
 
 
-def _no_constant(name: str) -> Any:
+def no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 

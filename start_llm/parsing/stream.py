@@ -31,11 +31,10 @@ from collections.abc import Collection, Sequence
 from start_llm.core.events import Event
 from start_llm.core.messages import Message, Tool
 from start_llm.core.reasoning_tags import REASONING_STYLES
-from start_llm.parsing.calls import NAME, Calls, NewId
+from start_llm.parsing.calls import NAME, Calls, NewId, Opener
 from start_llm.parsing.output import CodeTracker, EventBuffer, TextChannel
 from start_llm.parsing.registry import OutputStyle
 from start_llm.parsing.source import LEAKED, STARTS, LiteralScanner, Source, Step, other_turn
-from start_llm.parsing.tools.base import Opener
 from start_llm.parsing.tools.headed import HARMONY_ENDS, HARMONY_HEADS, harmony_call, harmony_header
 
 _BEFORE_MENTION = " \t\"'`("
@@ -51,8 +50,8 @@ class AnswerLiterals:
 
     Attributes:
         openers: what may begin a call, by its text; empty where nothing is taken for a call.
-        closers, drop: markup that is dropped where it stands alone behind a call, and anywhere.
-        blocks: opening tags of reasoning and what closes each; `start_tag` and `end_tag` are the model's own, or empty.
+        closers: markup that is dropped where it stands alone behind a call.
+        reasoning: the model's own tags; `blocks` has all opening tags of reasoning, and what closes each.
         harmony: its markup; empty for other models.
         in_text, in_reasoning: scanners for visible text and for reasoning.
     """
@@ -61,21 +60,19 @@ class AnswerLiterals:
         reasoning = style.reasoning
         self.openers: dict[str, Opener] = {opener.text: opener for opener in style.openers(tools)} if tools else {}
         self.closers = style.closers if tools else frozenset[str]()
-        self.end_tag = reasoning.end
+        self.reasoning = reasoning
         self.blocks: dict[str, str] = {}
         if reasoning.start:
             spoken = {other.start: other.end for other in REASONING_STYLES.values() if other.spoken}
             self.blocks = {**spoken, reasoning.start: reasoning.end}
-        self.start_tag = reasoning.start
-        self.drop = frozenset(reasoning.drop)
         self.harmony = frozenset((*HARMONY_HEADS, *HARMONY_ENDS)) if reasoning.channels else frozenset[str]()
         self.stops = frozenset(stop) - {""}
-        ends = {*self.blocks.values(), self.end_tag} - {""}
-        self.tags = frozenset({*self.blocks, *ends, *self.drop, *self.harmony})
+        ends = {*self.blocks.values(), reasoning.end} - {""}
+        self.tags = frozenset({*self.blocks, *ends, *reasoning.drop, *self.harmony})
         results = RESULTS if tools else ()
         self.in_text = LiteralScanner({*self.stops, *self.tags, *LEAKED, *self.openers, *self.closers, *results})
         inside = {text for text, opener in self.openers.items() if not (opener.keep or opener.first)}
-        self.in_reasoning = LiteralScanner({*ends, *self.drop, *self.harmony, *LEAKED, *inside})
+        self.in_reasoning = LiteralScanner({*ends, *reasoning.drop, *self.harmony, *LEAKED, *inside})
 
     def is_cut(self, text: str) -> bool:
         """Whether `text` is the beginning of some markup, and so long that it hardly is anything else."""
@@ -128,7 +125,7 @@ class OutputParser:
         self._thinking = TextChannel(self._buffer.reasoning, gap="\r\n")
         self._calls = Calls(self._source, tools, self._buffer, on_call=self._call_begins, new_id=new_id)
         self._literals = AnswerLiterals(style, tools if tool_calls else (), stop)
-        self._closer = self._literals.end_tag
+        self._closer = self._literals.reasoning.end
         self._steps = self._read()
         self._done = next(self._steps, True) is True
 
@@ -178,7 +175,7 @@ class OutputParser:
     def _read(self) -> Step[None]:
         """The coroutine; ends with the text or with `over`."""
         if self.in_reasoning:
-            yield from self._open_block(self._literals.start_tag)
+            yield from self._open_block(self._literals.reasoning.start)
         while not self.ended:
             scanner = self._literals.in_reasoning if self.in_reasoning else self._literals.in_text
             text, literal = yield from scanner.step(self._source)
@@ -219,31 +216,24 @@ class OutputParser:
 
     def _in_text(self, literal: str) -> Step[None]:
         literals = self._literals
-        opener = literals.openers.get(literal)
+        opener, dropped = literals.openers.get(literal), literal in literals.reasoning.drop
         if opener:
             yield from self._call(opener)
         elif literal in literals.stops and literal not in literals.tags and not self._content.muted:
             self._give_back(literal)
         elif literal in literals.harmony:
             yield from self._harmony(literal)
-        elif self._content.code.inside or (literal not in literals.drop and (yield from self._is_mention(literal))):
+        elif self._content.code.inside or (not dropped and (yield from self._is_mention(literal))):
             self._give_back(literal)
         elif literal in LEAKED:
             yield from self._turn_token(literal)
-        elif literal == literals.start_tag or (literal in literals.blocks and not self._content.started):
+        elif literal == literals.reasoning.start or (literal in literals.blocks and not self._content.started):
             yield from self._open_block(literal)
-        elif literal == literals.end_tag:
+        elif literal == literals.reasoning.end:
             yield from self._stray_end()
-        else:
-            self._left_over(literal)
-
-    def _left_over(self, literal: str) -> None:
-        """Markup that opens nothing here: dropped, the end of the turn, or text."""
-        if literal in self._literals.drop or (self._content.muted and literal in self._literals.closers):
-            return
-        if self._content.muted and literal in RESULTS:
+        elif self._content.muted and literal in RESULTS:
             self.ended = True
-        else:
+        elif not dropped and not (self._content.muted and literal in literals.closers):
             self._give_back(literal)
 
     def _in_reasoning(self, literal: str) -> Step[None]:
@@ -259,7 +249,7 @@ class OutputParser:
             yield from self._source.skip("\n")
         elif literal in LEAKED and not (yield from self._is_mention(literal)):
             yield from self._turn_token(literal)
-        elif literal not in literals.drop:
+        elif literal not in literals.reasoning.drop:
             self._give_back(literal)
 
     def _turn_token(self, literal: str) -> Step[None]:
@@ -275,7 +265,7 @@ class OutputParser:
         if not self._content.started:
             self._content.drop_gap()
         self.in_reasoning = True
-        self._closer = self._literals.blocks.get(start, self._literals.end_tag)
+        self._closer = self._literals.blocks.get(start, self._literals.reasoning.end)
         yield from self._source.skip("\n")
         if start and (yield from self._source.accept((start,))):
             yield from self._source.skip("\n")
@@ -317,20 +307,16 @@ class OutputParser:
         return not (first_is_name and NAME.match(self._content.last or " "))
 
     def _call(self, opener: Opener) -> Step[None]:
-        source, length = self._source, len(opener.text)
-        if not self._may_open(opener):
-            self._give_back(opener.text)
-            return
-        source.pos -= length
-        known_only = opener.known_only or self.in_reasoning
-        if (
-            yield from self._calls.read_block(
-                opener.parse, skip=0 if opener.keep else length, known_only=known_only, in_reasoning=self.in_reasoning
+        length, is_call = len(opener.text), False
+        if self._may_open(opener):
+            self._source.pos -= length
+            skip, known_only = 0 if opener.keep else length, opener.known_only or self.in_reasoning
+            is_call = yield from self._calls.read_block(
+                opener.parse, skip=skip, known_only=known_only, in_reasoning=self.in_reasoning
             )
-        ):
-            return
-        source.pos += length
-        self._give_back(opener.text)
+            self._source.pos += 0 if is_call else length
+        if not is_call:
+            self._give_back(opener.text)
 
     def _harmony(self, literal: str) -> Step[None]:
         """Harmony: a message's head says what it is; its end leads to the next head."""

@@ -318,7 +318,7 @@ _FORMATS: Mapping[str, CallFormat] = {
     "glm4_xml": _GLM,
     "mistral": CallFormat(_json_body(' [{"name": "NAME", "arguments": ', "}]"), "[TOOL_CALLS]", "", ""),
     "llama": CallFormat(
-        _json_body("", "}"), "", "", lead=lambda call: '{"name": ' + json.dumps(call.name) + ', "parameters": '),
+        _json_body("", "}"), "", "", lead=lambda call: '{"name": ' + json.dumps(call.name) + ', "parameters": '
     ),
     "llama_xml": CallFormat(_json_body("NAME>", ""), "<function=", "</function>"),
 }

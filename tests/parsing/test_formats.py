@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from start_llm.core.events import ToolCallDelta, ToolCallStarted
+from start_llm.parsing.calls import ExternalFormat
 from start_llm.parsing.registry import TOOL_FORMATS, OutputStyle, output_style
 from start_llm.parsing.stream import OutputParser
-from start_llm.parsing.tools.base import ExternalFormat
 from tests.parsing.formats import RENDER, deepseek_fenced, mistral_list
 from tests.parsing.helpers import NOW, TOOLS, calls, run
 

@@ -7,10 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from start_llm.parsing.calls import MAX_NAME, NAME, Calls, NotACall, Parse
+from start_llm.parsing.calls import MAX_NAME, NAME, Calls, NotACall, Opener, Parse, ToolFormat
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.source import LEAKED, Source, Step
-from start_llm.parsing.tools.base import Opener, ToolFormat
 from start_llm.parsing.tools.hermes import json_block
 
 _FENCE = "```"

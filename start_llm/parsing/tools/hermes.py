@@ -1,17 +1,25 @@
-"""Hermes JSON: ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``; also bare, in lists and in fences."""
+"""Calls as JSON (Hermes), and what is recognised whatever the model's family.
+
+Hermes writes ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``; it also comes bare, in lists and in fences.
+Such a block may hold Qwen's XML, GLM's keys and values, and GLM-4's ``<name>``/``<arguments>`` as well.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from start_llm.parsing.calls import CallBuilder, Calls, NotACall, as_object
+from start_llm.core.messages import Tool
+from start_llm.parsing.calls import CallBuilder, Calls, NotACall, Opener, ToolFormat, as_object
 from start_llm.parsing.jsonstream import Dialect, JsonStream
 from start_llm.parsing.schema import ANYTHING, dump, parse_literal
 from start_llm.parsing.source import LEAKED, WHITESPACE, Step
+from start_llm.parsing.tools.tagged import GLM, LONGCAT_TAGS, QWEN
 
 _NAMES = ("name", "function", "tool", "tool_name", "function_name")
 _ARGUMENTS = ("arguments", "parameters", "args", "input", "params")
 _MAX_KEY = 40
+OPEN, CLOSE = GLM.outer
+_MAX_FENCE = 20
 JSON = Dialect(enders=("</tool_call>", *LEAKED), restart=("<tool_call>\n{", "<tool_call>{"))
 
 
@@ -162,3 +170,91 @@ def bare_list(calls: Calls) -> Step[None]:
 def _expect(calls: Calls, *literals: str) -> Step[None]:
     if not (yield from calls.source.after_space(*literals)):
         raise NotACall
+
+
+# --- blocks whose markup several families share ---
+
+
+def tool_call_block(calls: Calls) -> Step[None]:
+    """What follows ``<tool_call>``."""
+    source = calls.source
+    while True:
+        if not (yield from source.after_space(OPEN, *LEAKED)):
+            break
+    fenced = bool((yield from source.accept(("```",))))
+    if fenced:
+        yield from source.until(("\n",), _MAX_FENCE)
+        yield from source.skip()
+    char = yield from source.ahead()
+    if char and char in "{[":
+        yield from json_block(calls)
+    elif (yield from source.starts((QWEN.call[0],))):
+        yield from QWEN.read_block(calls)
+    elif (yield from source.accept(("<name>",))):
+        yield from _named(calls)
+    else:
+        yield from GLM.read_keyed(calls)
+    if fenced:
+        yield from source.after_space("```")
+        calls.settle()
+
+
+def _named(calls: Calls) -> Step[None]:
+    """GLM-4: ``<name>fn</name><arguments>{...}</arguments>``."""
+    source = calls.source
+    yield from source.skip()
+    name = yield from calls.name()
+    if not (yield from source.after_space("</name>")):
+        raise NotACall
+    call = calls.begin(name)
+    if (yield from source.after_space("<arguments>")):
+        dialect = Dialect(enders=("</arguments>", *JSON.enders), restart=JSON.restart)
+        complete = yield from call.json_arguments(dialect)
+        yield from call.finish_behind("</arguments>", complete)
+    else:
+        call.write("{}")
+        call.finish(True)
+
+
+def fenced_json(calls: Calls) -> Step[None]:
+    """A call object in a fence, which is all that some small models say."""
+    yield from bare_json(calls)
+    yield from calls.source.after_space("```")
+    calls.settle()
+
+
+def keyed_openers(tool: Tool) -> tuple[Opener, ...]:
+    """GLM's legacy form, without the opening tag: a known tool's name right before ``<arg_key>``."""
+    return tuple(
+        Opener(f"{tool.name}{space}{GLM.param[0]}", GLM.read_keyed, keep=True, known_only=True)
+        for space in ("", "\n", " ")
+    )
+
+
+SHARED = ToolFormat(
+    id="shared",
+    openers=(
+        Opener(OPEN, tool_call_block),
+        Opener("<function=", QWEN.read_call, keep=True),
+        Opener("{", bare_objects, keep=True, known_only=True, line_start=True),
+        Opener("[{", bare_list, keep=True, known_only=True, line_start=True),
+        Opener("[\n", bare_list, keep=True, known_only=True, line_start=True),
+        Opener("```json\n", fenced_json, known_only=True, line_start=True, first=True),
+        Opener("```\n", fenced_json, known_only=True, line_start=True, first=True),
+    ),
+    closers=(CLOSE, "</function>", "</parameter>", "</arg_value>", "</arguments>"),
+    per_tool=keyed_openers,
+)
+
+
+def _longcat(calls: Calls) -> Step[None]:
+    yield from calls.source.skip()
+    if (yield from calls.source.ahead()) == "{":
+        yield from json_block(calls, Dialect(enders=(LONGCAT_TAGS.outer[1], *LEAKED)))
+    else:
+        yield from LONGCAT_TAGS.read_keyed(calls)
+
+
+LONGCAT = ToolFormat(
+    "longcat", (Opener(LONGCAT_TAGS.outer[0], _longcat),), (LONGCAT_TAGS.outer[1], LONGCAT_TAGS.param[1])
+)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 
-from start_llm.parsing.calls import MAX_NAME, NAME, CallBuilder, Calls, NotACall, Parse
+from start_llm.parsing.calls import MAX_NAME, NAME, CallBuilder, Calls, NotACall, Opener, Parse, ToolFormat
 from start_llm.parsing.jsonstream import Dialect, JsonStream
 from start_llm.parsing.schema import ANYTHING
 from start_llm.parsing.source import LEAKED, WHITESPACE, Step, turn_ends
-from start_llm.parsing.tools.base import Opener, ToolFormat
 from start_llm.parsing.tools.hermes import bare_list, json_block
 
 _QUOTES = ('"""', "'''", '"', "'")

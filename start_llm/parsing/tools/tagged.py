@@ -10,12 +10,10 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from start_llm.parsing.calls import MAX_NAME, NAME, CallBuilder, Calls, NotACall
+from start_llm.parsing.calls import MAX_NAME, NAME, CallBuilder, Calls, NotACall, Opener, ToolFormat
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.schema import Schema, dump, escape, parse_literal
 from start_llm.parsing.source import ENDS, LEAKED, STARTS, Source, Step, turn_ends
-from start_llm.parsing.tools.base import Opener, ToolFormat
-from start_llm.parsing.tools.hermes import json_block
 
 _ATTRIBUTE = re.compile(r"""([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
 _MAX_HEAD = 300
@@ -403,15 +401,4 @@ KIMI_K3 = tagged_format(
     ),
 )
 
-GLM, _LONGCAT = _keyed(""), _keyed("longcat_")
-
-
-def _longcat(calls: Calls) -> Step[None]:
-    yield from calls.source.skip()
-    if (yield from calls.source.ahead()) == "{":
-        yield from json_block(calls, Dialect(enders=(_LONGCAT.outer[1], *LEAKED)))
-    else:
-        yield from _LONGCAT.read_keyed(calls)
-
-
-LONGCAT = ToolFormat("longcat", (Opener(_LONGCAT.outer[0], _longcat),), (_LONGCAT.outer[1], _LONGCAT.param[1]))
+GLM, LONGCAT_TAGS = _keyed(""), _keyed("longcat_")
