@@ -105,12 +105,8 @@ class _Row:
 
     tokens: list[int]
     length: int
-    cache: Cache  # holds all of the text but its last token
+    cache: Cache  # holds all of the text but its last token; a deep copy copies no bytes before they are written to
     expected: list[mx.array]  # what the model predicts, each [vocab]
-
-    def copied_cache(self) -> Cache:
-        """No bytes are copied before they are written to."""
-        return copy.deepcopy(self.cache)
 
 
 def check_decoding(
@@ -140,7 +136,7 @@ def _check(model: Any, make_cache: Callable[[], Cache], tokens: Sequence[int]) -
             eval_cache(cache)
             yield 0.0
         row = _Row(text, length, cache, [])
-        row.expected.extend((yield from _predictions(model, row.copied_cache(), text[length - 1 :])))
+        row.expected.extend((yield from _predictions(model, copy.deepcopy(row.cache), text[length - 1 :])))
         rows.append(row)
 
     def batches() -> Generator[float, None, tuple[float, float]]:
@@ -200,7 +196,7 @@ def _difference_in_batch(model: Any, rows: list[_Row]) -> Generator[float, None,
         for row in rows:
             scripted = partial(_next_of, iter(row.tokens[row.length :]))
             *held, newest = row.tokens[: row.length]
-            uid = runner.insert(RowState(row.copied_cache(), held, newest, STEPS, scripted))
+            uid = runner.insert(RowState(copy.deepcopy(row.cache), held, newest, STEPS, scripted))
             decoding[uid] = iter(row.expected)
         left, worst = STEPS * len(rows), 0.0
         while left:

@@ -25,8 +25,6 @@ from start_llm.models.loader import LoadedModel
 
 log = logging.getLogger(__name__)
 
-IDLE_STEP = 128  # prompt tokens a chunk of idle work: a request that comes then hardly waits
-
 WRITE_SECONDS = 20.0  # that writing the rest of the KV may take before a model is unloaded without it
 WRITE_LOOK_SECONDS = 0.02
 
@@ -56,10 +54,8 @@ class TextRuntime:
             self.runner,
             store,
             lambda work, generated: TextDrawing(work, self.grammars, generated, self.drafts),
-            eos=loaded.eos,
             limits=SchedulerLimits(
                 step=step,
-                idle_step=IDLE_STEP if step is None else min(IDLE_STEP, step),
                 deadline=settings.generation_watchdog_seconds,
                 decode_share=settings.decode_share,
             ),

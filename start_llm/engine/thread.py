@@ -153,15 +153,8 @@ class EngineThread:
     def prefill_idle(self, prompt: Prompt, session: str | None, model: str = "") -> None:
         """Computes `prompt` when there is nothing else to do; dropped as soon as there is."""
         self._idle_prefills += 1
-        work = Submit(
-            id=f"anchor-{self._idle_prefills}",
-            prompt=prompt,
-            sampling=Sampling(),
-            max_tokens=1,
-            sink=SimpleQueue(),
-            session=session,
-            model=model,
-        )
+        name, nobody = f"idle-{self._idle_prefills}", SimpleQueue[Any]()
+        work = Submit(name, prompt, Sampling(), max_tokens=1, sink=nobody, session=session, model=model)
         self._commands.put(partial(self._loop.prefill_idle, work))
 
     def status(self) -> EngineStatus:

@@ -101,7 +101,7 @@ class VisionModel:
     def see(self, tokens: Sequence[int], cache: list[Any], images: Sequence[ImageSpan]) -> mx.array:
         """Logits of one row that holds whole images; their starts count from the first of `tokens`."""
         ids = mx.array([self._pad if token >= FIRST_IMAGE_ID else token for token in tokens])[None]
-        features = [self._look(image) for image in images]
+        features = [self._features.get(image.key, partial(self._encode, image)) for image in images]
         embedded = self._language.model.embed_tokens(ids)
         parts, at = [], 0
         for image, seen in zip(images, features, strict=True):
@@ -130,12 +130,6 @@ class VisionModel:
         rows = following.astype(mx.float32)[:, None, :, None]
         cache[-1].update_and_fetch(rows, rows)
         return cast(mx.array, logits)
-
-    # --- images -------------------------------------------------------------
-
-    def _look(self, image: ImageSpan) -> Features:
-        """The image's features, computed at most once while they are kept."""
-        return self._features.get(image.key, partial(self._encode, image))
 
     def _encode(self, image: ImageSpan) -> Features:
         made = self.encode(image.prepare())

@@ -80,7 +80,6 @@ class Life:
             self.runner,
             self.guarded,
             lambda work, generated: TextDrawing(work, None, generated),
-            eos=frozenset({END}),
             limits=SchedulerLimits(step=64, idle_step=32, join=16),
             max_concurrency=4,
             memory=MemoryGuard(self.guarded, FixedMemory(10 * BUDGET, BUDGET)),

@@ -75,7 +75,6 @@ def make() -> Scheduler:
         BatchRunner(model, eos=[END], max_rows=4),
         store,
         lambda work, generated: TextDrawing(work, grammars, generated),
-        eos=frozenset({END}),
         limits=SchedulerLimits(step=64),
         max_concurrency=4,
         memory=MemoryGuard(store, FixedMemory(0, 0)),

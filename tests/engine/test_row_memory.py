@@ -96,7 +96,6 @@ def continuing_turn(alone: bool, beside: int) -> Taken:
         runner,
         store,
         lambda work, generated: TextDrawing(work, None, generated, drafts),
-        eos=frozenset({NEVER}),
         limits=SchedulerLimits(step=128),
         max_concurrency=2,
         memory=MemoryGuard(store, FixedMemory(0, BUDGET)),

@@ -17,7 +17,7 @@ from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard, SharedMemory
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.engine.thread import EngineThread
-from tests.engine.fakes import EOS, Collected, FakeDrawing, FakeRunner, FakeStore, FixedMemory, submit
+from tests.engine.fakes import Collected, FakeDrawing, FakeRunner, FakeStore, FixedMemory, submit
 
 WAIT = 60.0
 
@@ -30,7 +30,6 @@ class FakeRuntime:
             runner,
             guarded,
             FakeDrawing,
-            eos=frozenset({EOS}),
             limits=SchedulerLimits(step=50),
             max_concurrency=4,
             memory=MemoryGuard(guarded, FixedMemory() if shared is None else shared),

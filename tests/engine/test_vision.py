@@ -102,7 +102,6 @@ class Engine:
             runner,
             store,
             lambda work, generated: TextDrawing(work, None, generated),
-            eos=frozenset({NEVER}),
             limits=SchedulerLimits(step=self.step),
             max_concurrency=4,
             memory=MemoryGuard(store, FixedMemory(0, 0)),

@@ -53,7 +53,6 @@ class World:
             ModelRunner(self.model, eos=[END], max_rows=4),
             store,
             lambda work, generated: TextDrawing(work, None, generated),
-            eos=frozenset({END}),
             limits=SchedulerLimits(step=32),
             max_concurrency=4,
             memory=MemoryGuard(store, FixedMemory(0, 0)),

@@ -24,9 +24,8 @@ def eval_cache(cache: Cache) -> None:
 class BatchRunner:
     """Decodes all rows together; prefills one row at a time. Its methods are those of `ModelRunner`.
 
-    Prefill does not go through the generator: a row of its own can pause at any
-    token, which checkpoints, cancels and requests that wait for a shared prefix
-    need, and rows of different lengths are never padded against each other.
+    Prefill does not go through the generator: a row of its own can pause at any token, which checkpoints, cancels and
+    requests that wait for a shared prefix need, and rows of different lengths are never padded against each other.
 
     The generator is a step ahead: it has drawn the token behind the one that it reports. `suspend` takes that token
     along, so that nothing is drawn twice. Uses of mlx-lm's internals: `BatchGenerator._generation_batch` and there

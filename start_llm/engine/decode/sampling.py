@@ -60,9 +60,6 @@ def check_prompt_tokens(prompt: str | tuple[int, ...] | None, vocab_size: int) -
         )
 
 
-# --- samplers ---------------------------------------------------------------
-
-
 def make_sampler(sampling: Sampling, drawn: int = 0) -> Sampler:
     """A sampler for one row that has drawn so many tokens already.
 
@@ -147,9 +144,6 @@ def candidates(logprobs: mx.array, *, top_p: float, top_k: int, min_p: float) ->
         floor = logprobs.max(axis=-1, keepdims=True) + math.log(min_p)
         logprobs = mx.where(logprobs < floor, -mx.inf, logprobs)
     return logprobs, ids
-
-
-# --- processors -------------------------------------------------------------
 
 
 def make_processors(sampling: Sampling, prompt_tokens: Sequence[int], generated: Sequence[int] = ()) -> list[Processor]:
@@ -248,9 +242,6 @@ class ThinkingBudget(Remembering):
             self._inside = True
 
 
-# --- logprobs ---------------------------------------------------------------
-
-
 class LogprobTap(Remembering):
     """Keeps the model's own logprobs for a row that reports them; goes first in the row's processors.
 
@@ -285,9 +276,6 @@ def top_logprobs(logprobs: mx.array, token: int, n: int) -> TokenLogprob:
         pairs = zip(cast(list[int], ids.tolist()), cast(list[float], row[ids].tolist()), strict=True)
         top = sorted(((i, v) for i, v in pairs if v > -math.inf), key=lambda pair: (-pair[1], pair[0]))
     return TokenLogprob(token, max(cast(float, row[token].item()), LOWEST_LOGPROB), tuple(top))
-
-
-# --- one row ----------------------------------------------------------------
 
 
 class Guarded:

@@ -269,13 +269,8 @@ class SingleRow:
             proposal = Proposal(forced, FORCED_MATCH)
         if proposal is None:
             return None, []
-        length = self._gate.length(
-            self.state.drafts.acceptance,
-            proposal.match,
-            len(proposal.tokens),
-            carried=carried,
-            context=len(self.state.tokens),
-        )
+        acceptance, context = self.state.drafts.acceptance, len(self.state.tokens)
+        length = self._gate.length(acceptance, proposal.match, len(proposal.tokens), carried=carried, context=context)
         draft = proposal.tokens[:length]
         end = next((i for i, drafted in enumerate(draft) if drafted in self._eos), None)
         draft = draft if end is None else draft[: end + 1]

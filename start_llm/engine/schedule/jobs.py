@@ -127,13 +127,9 @@ class Job:
 
     def end(self, reason: EndReason) -> None:
         """Sends the final event; later calls do nothing."""
-        if self.stage is Stage.ENDED:
-            return
         self.send(EngineDone(reason, tuple(self.generated), self.final_report()))
         self.stage = Stage.ENDED
 
     def fail(self, error: StartLLMError) -> None:
-        if self.stage is Stage.ENDED:
-            return
         self.send(Failed(error, self.final_report()))
         self.stage = Stage.ENDED

@@ -32,16 +32,15 @@ class Preemption:
         self._answers: deque[int] = deque(maxlen=_SEEN)
         self.paused = 0
 
-    def may_start(self, job: Job) -> bool:
-        """Whether a waiting job fits beside those that run, an answer included.
+    def admit(self, job: Job) -> bool:
+        """Reserves memory for a waiting job, an answer included. False: it does not fit beside those that run.
 
         Raises OutOfMemory: it would not fit even alone, and with no other model loaded that may go.
         """
-        return self._memory.check(self._least(job)) and self._memory.admits(self._wanted(job))
-
-    def start(self, job: Job) -> None:
-        """The job is admitted."""
+        if not (self._memory.check(self._least(job)) and self._memory.admits(self._wanted(job))):
+            return False
         self._memory.take(job.work.id, self._wanted(job))
+        return True
 
     def answered(self, tokens: int) -> None:
         """An answer came to its end by itself: what is typical is learnt from it."""

@@ -51,14 +51,13 @@ class Prefill:
         end = _whole_images(job, before, end)
         if end > before:
             began = self._clock()
-            images = [
-                replace(image, start=image.start - before)
-                for image in job.work.prompt.images
-                if before <= image.start < end
-            ]
+            inside = [image for image in job.work.prompt.images if before <= image.start < end]
+            images = [replace(image, start=image.start - before) for image in inside]
             nbytes = self._runner.prefill(job.cache, job.tokens[before:end].tolist(), images)
             seconds = self._clock() - began
-            self._measure(end - before, seconds)
+            self.tokens += end - before
+            cost, usual = seconds / (end - before), self.seconds_per_token
+            self.seconds_per_token = 0.8 * usual + 0.2 * cost if usual else cost
             self.steps.measure(end - before, end, seconds, nbytes)
             job.prefilled(end - before)
         if job.pauses and job.position == job.pauses[0]:
@@ -81,19 +80,8 @@ class Prefill:
 
     def store(self, job: Job, tokens: TokenSequence, cache: Cache, **about: Any) -> None:
         """Stores KV that belongs to the job: `cache` holds exactly `tokens`."""
-        self._store.put(
-            tokens,
-            cache,
-            session=job.work.session,
-            one_shot=job.work.one_shot,
-            seconds_per_token=self.seconds_per_token,
-            **about,
-        )
-
-    def _measure(self, tokens: int, seconds: float) -> None:
-        self.tokens += tokens
-        cost = seconds / tokens
-        self.seconds_per_token = cost if not self.seconds_per_token else 0.8 * self.seconds_per_token + 0.2 * cost
+        work, cost = job.work, self.seconds_per_token
+        self._store.put(tokens, cache, session=work.session, one_shot=work.one_shot, seconds_per_token=cost, **about)
 
 
 def _whole_images(job: Job, before: int, end: int) -> int:

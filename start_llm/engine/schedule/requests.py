@@ -44,17 +44,15 @@ class Rows:
 
     def insert(self, job: Job, cache: Cache) -> None:
         """The job starts, or goes on, to decode. `cache` holds `job.prefix` of its tokens."""
-        tokens = job.tokens.tolist()
-        pending, job.pending = job.pending, None
-        if pending is None:
+        tokens, newest, fresh = job.tokens.tolist(), job.pending, job.pending is None
+        if fresh:
             job.drawing = self._draw(job.work, job.generated)
-            pending, fresh = tokens.pop(), True
-        else:
-            fresh = False
+            newest = tokens.pop()
+        job.pending = None
         drawing = job.drawing
         drawing.drafts.counts = job.counts
         row = RowState(
-            cache, tokens, pending, job.left, drawing.sampler, drawing.processors, fresh=fresh, drafts=drawing.drafts
+            cache, tokens, newest, job.left, drawing.sampler, drawing.processors, fresh=fresh, drafts=drawing.drafts
         )
         job.uid = self._runner.insert(row)
         job.stage = Stage.DECODE

@@ -44,7 +44,7 @@ class SchedulerLimits:
     """What bounds the steps of a scheduler."""
 
     step: int | None  # prompt tokens a chunk, ``None`` if it follows what chunks take
-    idle_step: int = 128  # the same while idle work
+    idle_step: int = 128  # the most of idle work: a request that comes then hardly waits
     step_bytes: int = PREFILL_BYTES  # memory that a chunk may take, where its size is not fixed
     deadline: float = 0.0  # seconds of decoding, or of prefill without progress, until a request is ended; 0: no end
     join: int = 64  # a shared prefix shorter than this is computed again rather than waited for
@@ -66,18 +66,18 @@ class Scheduler:
         store: GuardedStore,
         draw: Draw,
         *,
-        eos: frozenset[int],
         limits: SchedulerLimits,
         max_concurrency: int,
         memory: MemoryGuard,
         clock: Callable[[], float],
     ) -> None:
         self.store = store
-        self._eos, self._limits, self._clock = eos, limits, clock
+        self._limits, self._clock = limits, clock
         self._room = min(max_concurrency, runner.max_rows)
         self._share = DecodeShare(limits.decode_share)
         self._prefill = Prefill(runner, store, StepSize(limits.step, limits.step_bytes), clock)
-        self.idle_prefill = IdlePrefill(self._prefill, store, limits.idle_step, clock)
+        idle_step = min(limits.idle_step, limits.step or limits.idle_step)
+        self.idle_prefill = IdlePrefill(self._prefill, store, idle_step, clock)
         self._prompts = Prompts(store, self._prefill, limits.join, self.idle_prefill, clock)
         self._rows = Rows(runner, draw)
         self.requests = Requests(self._prompts, self._rows, self._prefill, memory, clock)
@@ -155,10 +155,9 @@ class Scheduler:
         while waiting and self.running < self._room and self._trials.may_start(waiting[0]):
             job = waiting[0]
             with self.requests.failing(job):
-                if not self._preemption.may_start(job):
+                if not self._preemption.admit(job):
                     return
                 waiting.popleft()
-                self._preemption.start(job)
                 self._prompts.begin(job)
 
     def _decode(self) -> None:
@@ -187,7 +186,7 @@ class Scheduler:
         self._tokens_decoded += 1
         job.generated.append(row.token)
         logprob = job.drawing.logprob(row.token)
-        if row.token not in self._eos:
+        if row.finish != "stop":
             job.send(Sampled(row.token, logprob))
         if row.finish is None:
             self._trials.decoded(job)

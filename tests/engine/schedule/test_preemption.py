@@ -219,7 +219,6 @@ def real(
         runner,
         guarded,
         lambda work, generated: TextDrawing(work, None, generated, drafts),
-        eos=frozenset({10**6}),
         limits=SchedulerLimits(step=32),
         max_concurrency=4,
         memory=MemoryGuard(guarded, FixedMemory(total, most)),

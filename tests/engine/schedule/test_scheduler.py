@@ -33,7 +33,6 @@ def make(
         runner,
         guarded,
         FakeDrawing,
-        eos=frozenset({EOS}),
         limits=SchedulerLimits(**{"step": 100, "idle_step": 10, **limits}),
         max_concurrency=8,
         memory=MemoryGuard(guarded, FixedMemory(memory, memory)),

@@ -13,7 +13,7 @@ from start_llm.engine.schedule.guarded import GuardedStore
 from start_llm.engine.schedule.memory import MemoryGuard
 from start_llm.engine.schedule.scheduler import Scheduler, SchedulerLimits
 from start_llm.engine.schedule.steps import DecodeShare
-from tests.engine.fakes import EOS, FakeDrawing, FakeRunner, FakeStore, FixedMemory, submit
+from tests.engine.fakes import FakeDrawing, FakeRunner, FakeStore, FixedMemory, submit
 
 PASS = 0.06
 """Seconds of a decode pass of a large model; a chunk of n tokens takes 1 + n/16 times that."""
@@ -49,7 +49,6 @@ def scheduler_of(runner: SlowRunner, share: float) -> Scheduler:
         runner,
         guarded,
         FakeDrawing,
-        eos=frozenset({EOS}),
         limits=SchedulerLimits(None, decode_share=share),
         max_concurrency=8,
         memory=MemoryGuard(guarded, FixedMemory()),
