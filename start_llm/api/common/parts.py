@@ -38,33 +38,41 @@ class PartContent:
 
 
 def join_text(texts: Iterable[str]) -> str:
-    """Text parts of one message as one text."""
+    """Thoughts, or what we tell of one block, as one text."""
     return "\n".join(texts)
 
 
-def join_content(parts: Sequence[PartContent]) -> PartContent:
-    """The parts of one message as one content. Texts stand on lines of their own, images where they were sent."""
+def join_content(parts: Sequence[PartContent], between: str = "\n") -> PartContent:
+    """The parts of one message as one content: `between` stands between two texts, images where they were sent."""
     attachments: list[Attachment] = []
     texts: list[str] = []
     length = 0
     for index, part in enumerate(parts):
         if index and not part.image_only and not parts[index - 1].image_only:
-            texts.append("\n")
-            length += 1
+            texts.append(between)
+            length += len(between)
         attachments += [replace(image, at=image.at + length) for image in part.attachments]
         texts.append(part.text)
         length += len(part.text)
     return PartContent("".join(texts), tuple(attachments))
 
 
-def content_of(content: Any, path: str) -> PartContent:
-    """A content field: a string, a list of parts, or ``None``. Raises BadRequest, NotSupported."""
+def content_of(content: Any, path: str, between: str = "") -> PartContent:
+    """A content field in OpenAI's shape: a string, a list of parts, or ``None``. Raises BadRequest, NotSupported.
+
+    Templates that take parts print them without anything between them, and mlx-lm joins them so for all others.
+    """
     if content is None:
         return PartContent()
     if isinstance(content, str):
         return PartContent(content)
     parts = items_of(content, path, "a string or a list of parts")
-    return join_content([part_content(part, where) for where, part in parts])
+    return join_content([part_content(part, where) for where, part in parts], between)
+
+
+def result_content(content: Any, path: str) -> PartContent:
+    """The same of a tool's result. Its parts are outputs, each on lines of its own: run together they would mislead."""
+    return content_of(content, path, between="\n")
 
 
 def text_of(content: Any, path: str) -> str:

@@ -177,7 +177,7 @@ def _assistant_content(content: Any, path: str) -> tuple[parts.PartContent, str 
             thoughts.append(parts.text_of(inner, f"{where}.{kind}"))
         else:
             contents.append(parts.part_content(part, where))
-    return parts.join_content(contents), parts.join_text(thoughts) if thoughts else None
+    return parts.join_content(contents, between=""), parts.join_text(thoughts) if thoughts else None
 
 
 def _call(item: Any, path: str, default_id: str) -> ToolCall:
@@ -209,5 +209,5 @@ def _tool(message: ChatMessage, path: str, before: list[Message]) -> Message:
     if call_id is None:
         calls = [call for earlier in before for call in earlier.tool_calls if message.name in {None, call.name}]
         call_id = calls[-1].id if calls else None
-    content = parts.content_of(message.content, f"{path}.content")
+    content = parts.result_content(message.content, f"{path}.content")
     return Message("tool", content.text, tool_call_id=call_id, name=message.name, attachments=content.attachments)

@@ -129,7 +129,7 @@ def _other(kind: Any, item: dict[str, Any], path: str) -> Message:
         call_id = item.get("call_id", item.get("id"))
         if not isinstance(call_id, str):
             raise bad(f"{path}.call_id", "a string", call_id)
-        output = parts.content_of(item.get("output"), f"{path}.output")
+        output = parts.result_content(item.get("output"), f"{path}.output")
         return Message("tool", output.text, tool_call_id=call_id, attachments=output.attachments)
     raise BadRequest(
         f"{path}.type: items of type {short(kind)} are not supported, only {KNOWN}.",

@@ -41,7 +41,7 @@ def seen(message: Message) -> list[tuple[int, str, str]]:
 def test_chat() -> None:
     parts = [{"type": "text", "text": "one"}, CHAT, {"type": "text", "text": "two"}, {"type": "text", "text": "three"}]
     (message,) = chat({"role": "user", "content": parts})
-    assert (message.content, seen(message)) == ("onetwo\nthree", [(3, "data", "iVBOR")])
+    assert (message.content, seen(message)) == ("onetwothree", [(3, "data", "iVBOR")])
     assert message.attachments[0].path == "messages[0].content[1].image_url.url"
     (message,) = chat({"role": "user", "content": [{"type": "image_url", "image_url": DATA, "filename": "a.png"}]})
     assert seen(message) == SEEN and message.attachments[0].name == "a.png"

@@ -1,15 +1,46 @@
 from __future__ import annotations
 
-import pytest
+import json
+from typing import Any
 
-from start_llm.api.common.parts import part_text, text_of
+import pytest
+from mlx_lm.server import process_message_content
+
+from start_llm.api.common.parts import part_text, result_content, text_of
+from start_llm.api.http.routes import Request
+from start_llm.api.openai.chat import read_chat
+from start_llm.api.openai.responses_items import messages_of
 from start_llm.core.errors import BadRequest, NotSupported
+from start_llm.core.settings import Settings
+from tests.api.fakes import FakeService
+
+SETTINGS = Settings(_env_file=None)  # type: ignore[call-arg]
 
 
 def test_texts_of_every_dialect_are_joined() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}, {"type": "output_text", "text": "c"}]
-    assert text_of(parts, "content") == "a\nb\nc"
+    assert text_of(parts, "content") == "abc"
     assert text_of("a", "content") == "a" and text_of(None, "content") == ""
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant"])
+@pytest.mark.parametrize("texts", [["one"], ["Read", " this: ", "x\n", "\ny"], ["", "a", ""]])
+def test_parts_are_joined_as_mlx_lm_joins_them(role: str, texts: list[str]) -> None:
+    """A message that is sent as a string once and as one part another time stays the same one, too."""
+    content = [{"type": "text", "text": text} for text in texts]
+    theirs: list[dict[str, Any]] = [{"role": role, "content": [dict(part) for part in content]}]
+    process_message_content(theirs)
+    body = json.dumps(
+        {"messages": [{"role": role, "content": content}, {"role": "user", "content": theirs[0]["content"]}]}
+    )
+    ours, as_string = read_chat(Request("POST", "/", {}, body.encode()), SETTINGS, FakeService()).request.messages
+    items = [{"type": "message", "role": role, "content": content}]
+    assert ours.content == as_string.content == messages_of(items)[0].content == theirs[0]["content"]
+
+
+def test_the_outputs_of_a_tool_stand_on_lines_of_their_own() -> None:
+    content = [{"type": "text", "text": "a.py"}, {"type": "text", "text": "b.py"}]
+    assert result_content(content, "content").text == "a.py\nb.py"
 
 
 @pytest.mark.parametrize(

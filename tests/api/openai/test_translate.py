@@ -41,7 +41,7 @@ def test_roles_and_contents_keep_their_place() -> None:
         {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "ok"}]},
     ) == (
         Message("system", "be brief"),
-        Message("user", "a\nb"),
+        Message("user", "ab"),
         Message("system", "later"),
         Message(
             "assistant", "", reasoning="why",
