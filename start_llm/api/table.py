@@ -16,8 +16,7 @@ from start_llm.api.http.answers import CACHE_HEADER
 from start_llm.api.http.routes import Reply, Request, Route, Routes
 from start_llm.api.media.audio import AudioRoutes
 from start_llm.api.media.embeddings import Encodings
-from start_llm.api.openai.chat import read_chat
-from start_llm.api.openai.completions import read_completion
+from start_llm.api.openai.chat import read_chat, read_completion
 from start_llm.api.openai.responses import StoredResponses, read_responses
 from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.api.openai.responses_stream import ResponsesExchange

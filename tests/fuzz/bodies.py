@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from typing import Any
 
-from start_llm.api.openai.responses_items import seal
+from start_llm.api.openai.responses_stream import seal
 from tests.fuzz.tape import (
     DEEP_TEXT,
     NUMBERS,

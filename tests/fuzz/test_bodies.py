@@ -13,10 +13,8 @@ from start_llm.api.common.request import SESSION_FIELDS
 from start_llm.api.http.access import USER_FIELDS
 from start_llm.api.media.audio import SpeechBody, TranscriptionBody
 from start_llm.api.media.embeddings import EmbeddingsBody, RerankBody
-from start_llm.api.openai.chat import ChatBody, ChatMessage, StreamOptions
-from start_llm.api.openai.completions import CompletionBody
-from start_llm.api.openai.responses import REFUSED, ResponsesBody
-from start_llm.api.openai.responses_items import KNOWN
+from start_llm.api.openai.chat import ChatBody, ChatMessage, CompletionBody, StreamOptions
+from start_llm.api.openai.responses import KNOWN, REFUSED, ResponsesBody
 from start_llm.api.openai.responses_tools import PASSED_OVER, SERVED
 from start_llm.api.table import BLOCKS as TOLD_BY
 from start_llm.api.table import CHAT_FIELDS, MESSAGES_FIELDS

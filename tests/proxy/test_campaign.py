@@ -26,8 +26,7 @@ from start_llm.api.anthropic.messages import MessagesBody
 from start_llm.api.common.request import FIELDS, SESSION_FIELDS
 from start_llm.api.http.access import USER_FIELDS
 from start_llm.api.media.embeddings import EmbeddingsBody, RerankBody
-from start_llm.api.openai.chat import ChatBody
-from start_llm.api.openai.completions import CompletionBody
+from start_llm.api.openai.chat import ChatBody, CompletionBody
 from start_llm.api.openai.responses import ResponsesBody
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import BadRequest

@@ -1,4 +1,4 @@
-"""``POST /v1/chat/completions``, the way in: OpenAI's body to a `ChatRequest`. The way out is `openai_stream`."""
+"""``POST /v1/chat/completions`` and ``/v1/completions``, the way in. The way out is `stream`."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from start_llm.api.common import fields, parts
 from start_llm.api.common.request import request_of, stop_of
 from start_llm.api.common.tools import check_unique, choose, function_of, response_format_of, tool_of
 from start_llm.api.http.routes import Request
-from start_llm.api.openai.stream import ChatExchange
+from start_llm.api.openai.stream import ChatExchange, CompletionExchange, Prompt
 from start_llm.core.errors import BadRequest, NotSupported
-from start_llm.core.limits import CHOICES
+from start_llm.core.limits import CHOICES, PROMPTS
 from start_llm.core.messages import Message, Role, Tool, ToolCall
 from start_llm.core.request import ToolChoice
 from start_llm.core.service import Service
@@ -211,3 +211,37 @@ def _tool(message: ChatMessage, path: str, before: list[Message]) -> Message:
         call_id = calls[-1].id if calls else None
     content = parts.result_content(message.content, f"{path}.content")
     return Message("tool", content.text, tool_call_id=call_id, name=message.name, attachments=content.attachments)
+
+
+# --- completions: raw prompts ---
+
+
+class CompletionBody(OlderBody):
+    prompt: Any = None
+    suffix: str | None = None
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+
+def read_completion(inbound: Request, settings: Settings, service: Service) -> CompletionExchange:
+    """Raises BadRequest, NotSupported."""
+    body, data = fields.parse_body(CompletionBody, inbound.body)
+    if body.suffix:
+        raise NotSupported("suffix: text after the answer is not supported; leave it out.", param="suffix")
+    choices = body.choices()
+    prompts = tuple(prompt for _, prompt in parts.texts_of(body.prompt, "prompt", PROMPTS))
+    request = request_of(
+        *("completions", body, data, inbound, settings),
+        prompt=prompts[0],
+        max_tokens=body.max_tokens,
+        stop=stop_of(body.stop),
+        n=choices,
+        logprobs=body.logprobs,
+    )
+    # Echoed token ids are read as text here, in the vocabulary of the model that the body names.
+    echo = tuple(_text(prompt, request.model, service) if body.echo else "" for prompt in prompts)
+    return CompletionExchange(request, service, body.includes_usage, int(time.time()), prompts, echo)
+
+
+def _text(prompt: Prompt, model: str, service: Service) -> str:
+    return prompt if isinstance(prompt, str) else "".join(service.token_text(token, model) for token in prompt)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import uuid
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,14 +12,13 @@ from typing import Any
 
 from start_llm.api.common.dialect import Collected, Exchange, StreamWriter
 from start_llm.api.http import sse
-from start_llm.api.openai.responses_items import seal
 from start_llm.api.openai.responses_store import OwnResponses
 from start_llm.api.openai.responses_tools import InputText, Named, input_of
 from start_llm.api.openai.stream import logprobs_body
 from start_llm.core import events as ev
 from start_llm.core.errors import StartLLMError, Unavailable
 from start_llm.core.jsontext import parse_inner
-from start_llm.core.protocol import responses_code
+from start_llm.core.protocol import SEAL, responses_code
 from start_llm.core.report import CacheReport
 from start_llm.files.database import FileUnavailable
 
@@ -143,6 +144,12 @@ def usage_body(usage: ev.Usage, report: CacheReport) -> dict[str, Any]:
         "total_tokens": usage.total,
         "start_llm": report.as_dict(),
     }
+
+
+def seal(reasoning: str) -> str:
+    """``encrypted_content``: opaque to clients, and whole, since some send back nothing else."""
+    packed = zlib.compress(reasoning.encode("utf-8", "replace"), 6)
+    return SEAL + base64.b64encode(packed).decode("ascii")
 
 
 def part_of(kind: TextKind, text: str, logprobs: list[dict[str, Any]]) -> Item:

@@ -1,10 +1,10 @@
-"""Chat completions, the way out: events to chunks, a collected answer to a body."""
+"""Chat completions and completions, the way out: events to chunks, a collected answer to a body."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from start_llm.api.common.dialect import Collected, CollectedChoice, Exchange, StreamWriter
@@ -14,8 +14,10 @@ from start_llm.core.errors import StartLLMError
 from start_llm.core.messages import ToolCall
 from start_llm.core.protocol import openai_error
 from start_llm.core.report import CacheReport
+from start_llm.core.request import ChatRequest
 
 TokenText = Callable[[int], str]
+Prompt = str | tuple[int, ...]
 
 
 def finish_word(reason: ev.FinishReason) -> str:
@@ -146,3 +148,86 @@ class ChatWriter(ChunkWriter):
         if logprobs:
             choice["logprobs"] = {"content": logprobs_body(logprobs, self._exchange.token_text), "refusal": None}
         return self._chunk(choice)
+
+
+# --- completions ---
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionExchange(OpenAIExchange):
+    """A completion that is being answered. The requests of its prompts differ in their id and prompt only.
+
+    `echo`: the prompts' texts where the client wants them back, else one ``""`` a prompt.
+    """
+
+    prompts: tuple[Prompt, ...]
+    echo: tuple[str, ...]
+
+    @property
+    def requests(self) -> tuple[ChatRequest, ...]:
+        first, *others = self.prompts
+        more = (replace(self.request, id=f"{self.request.id}-{i}", prompt=p) for i, p in enumerate(others, 1))
+        return (replace(self.request, prompt=first), *more)
+
+    def echo_of(self, choice: int) -> str:
+        return self.echo[choice // self.request.n]
+
+    def body(self, result: Collected) -> dict[str, Any]:
+        choices = []
+        for index, choice in enumerate(result.choices):
+            text, echo = choice.text, self.echo_of(index)
+            logprobs = None
+            if self.request.logprobs is not None:
+                logprobs = legacy_logprobs(choice.logprobs, self.token_text, len(echo))
+            choices.append(_text_choice(index, echo + text, logprobs, finish_word(choice.finish_reason)))
+        return self.head("text_completion", choices) | {"usage": usage_body(result.usage, result.report)}
+
+    def writer(self) -> StreamWriter:
+        return CompletionWriter(self)
+
+
+def legacy_logprobs(items: Sequence[ev.TokenLogprob], token_text: TokenText, offset: int = 0) -> dict[str, Any]:
+    """The four parallel lists of this API; `offset` is where the first token's text begins, in characters."""
+    tokens = [token_text(item.token) if item.text is None else item.text for item in items]
+    offsets = []
+    for text in tokens:
+        offsets.append(offset)
+        offset += len(text)
+    return {
+        "tokens": tokens,
+        "token_logprobs": [item.logprob for item in items],
+        "top_logprobs": [{token_text(token): value for token, value in item.top} for item in items],
+        "text_offset": offsets,
+    }
+
+
+def _text_choice(index: int, text: str, logprobs: dict[str, Any] | None, finish: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
+
+
+class CompletionWriter(ChunkWriter):
+    kind = "text_completion"
+    _exchange: CompletionExchange
+
+    def __init__(self, exchange: CompletionExchange) -> None:
+        super().__init__(exchange)
+        self._choices = range(exchange.request.n * len(exchange.prompts))
+        self._offsets = [len(exchange.echo_of(index)) for index in self._choices]
+
+    def open(self) -> bytes:
+        echoes = [(index, self._exchange.echo_of(index)) for index in self._choices]
+        return b"".join(self._text(index, echo) for index, echo in echoes if echo)
+
+    def _piece(self, event: ev.Event) -> bytes:
+        if isinstance(event, ev.TextDelta):
+            logprobs = None
+            if event.logprobs:
+                logprobs = legacy_logprobs(event.logprobs, self._exchange.token_text, self._offsets[event.choice])
+                self._offsets[event.choice] += sum(map(len, logprobs["tokens"]))
+            return self._text(event.choice, event.text, logprobs)
+        if isinstance(event, ev.ChoiceDone):
+            return self._text(event.choice, "", finish=finish_word(event.finish_reason))
+        return b""
+
+    def _text(self, index: int, text: str, logprobs: dict[str, Any] | None = None, finish: str | None = None) -> bytes:
+        return self._chunk(_text_choice(index, text, logprobs, finish))

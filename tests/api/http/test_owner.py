@@ -12,8 +12,7 @@ import pytest
 from start_llm.api.anthropic.messages import read_messages
 from start_llm.api.http.routes import Request
 from start_llm.api.http.wire import Headers
-from start_llm.api.openai.chat import read_chat
-from start_llm.api.openai.completions import read_completion
+from start_llm.api.openai.chat import read_chat, read_completion
 from start_llm.api.openai.responses import read_responses
 from start_llm.api.openai.responses_store import ResponsesStore
 from start_llm.core.request import ChatRequest

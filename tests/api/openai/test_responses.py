@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from start_llm.api.http.routes import Request
-from start_llm.api.openai.responses import read_responses
-from start_llm.api.openai.responses_items import seal, unseal
+from start_llm.api.openai.responses import read_responses, unseal
 from start_llm.api.openai.responses_store import ResponsesStore
+from start_llm.api.openai.responses_stream import seal
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import BadRequest, NotSupported, OutOfMemory, StartLLMError
 from start_llm.core.events import (
