@@ -39,8 +39,7 @@ class LayerKit:
 
     def __init__(self, make_cache: Callable[[], list[Any]]) -> None:
         self._make = make_cache
-        leaves = list(_leaves(make_cache()))
-        self._is_cut = tuple(type(leaf) in (KVCache, QuantizedKVCache) for leaf in leaves)
+        self._is_cut = tuple(type(leaf) in (KVCache, QuantizedKVCache) for leaf in leaves(make_cache()))
         self.cuttable = all(self._is_cut)
 
     def new(self) -> list[Any]:
@@ -51,11 +50,6 @@ class LayerKit:
         """Gives the memory of arrays that are gone back to the system: MLX keeps their buffers otherwise."""
         mx.clear_cache()
 
-    def length(self, cache: Sequence[Any]) -> int:
-        """Tokens held, 0 if no layer counts them (`ArraysCache` does not)."""
-        offsets = [leaf.offset for leaf in _leaves(cache) if isinstance(getattr(leaf, "offset", None), int)]
-        return max(offsets, default=0)
-
     # --- from a live cache --------------------------------------------------
 
     def slice(self, cache: Sequence[Any], start: int, stop: int) -> Slices:
@@ -65,7 +59,7 @@ class LayerKit:
             Unstorable: a layer is of another class than at first, or holds another number of tokens.
         """
         arrays, forms = [], []
-        for leaf in self._cut_leaves(cache):
+        for leaf in self._leaves_of(cache, cut=True):
             rows, form = _rows(leaf, stop)
             arrays.append(tuple(mx.contiguous(a[..., start:stop, :]) for a in rows))
             forms.append(form)
@@ -80,11 +74,11 @@ class LayerKit:
         Raises:
             Unstorable: a layer has no state that could be copied.
         """
-        leaves = [leaf for leaf, cut in zip(_leaves(cache), self._kinds(cache), strict=True) if not cut]
-        earlier = before.states if before is not None else (None,) * len(leaves)
+        kept = self._leaves_of(cache, cut=False)
+        earlier = before.states if before is not None else (None,) * len(kept)
         states = tuple(
             _window(leaf, old) if _is_windowed(leaf) else _copy_state(_state(leaf))
-            for leaf, old in zip(leaves, earlier, strict=True)
+            for leaf, old in zip(kept, earlier, strict=True)
         )
         arrays = _arrays(states)
         pieces = [piece for state in states if isinstance(state, Window) for piece in state.pieces]
@@ -104,7 +98,7 @@ class LayerKit:
 
     def check_joins(self, before: Slices, cache: Sequence[Any]) -> None:
         """Raises Unstorable unless rows of `cache` may follow `before`. Plain ones may become quantised."""
-        for old, leaf in zip(before.forms, self._cut_leaves(cache), strict=True):
+        for old, leaf in zip(before.forms, self._leaves_of(cache, cut=True), strict=True):
             new = _rows(leaf, 0)[1]
             if old != new and not (old == () and new != _NO_ROWS):
                 raise Unstorable(f"a layer's rows change form from {old} to {new}")
@@ -125,7 +119,7 @@ class LayerKit:
         states = iter(checkpoint.states if checkpoint is not None else ())
         rows = zip(*(zip(run.arrays, run.forms, strict=True) for run in runs), strict=True)
         copied, filled, empty = 0, [], self._make()
-        for leaf, is_cut in zip(_leaves(empty), self._is_cut, strict=True):
+        for leaf, is_cut in zip(leaves(empty), self._is_cut, strict=True):
             if is_cut and length:
                 leaf, size = _join(next(rows), length, capacity, leaf)
                 copied += size
@@ -134,8 +128,8 @@ class LayerKit:
                 copied += sum(a.nbytes for a in _arrays(leaf.state))
             filled.append(leaf)
         mx.eval(_arrays([_state(leaf) for leaf in filled]))
-        leaves = iter(filled)
-        return [_with_leaves(entry, leaves) for entry in empty], copied
+        following = iter(filled)
+        return [_with_leaves(entry, following) for entry in empty], copied
 
     # --- to and from plain buffers (the disk tier) ---------------------------
 
@@ -177,31 +171,35 @@ class LayerKit:
 
     # --- helpers --------------------------------------------------------------
 
-    def _kinds(self, cache: Sequence[Any]) -> tuple[bool, ...]:
-        leaves = list(_leaves(cache))
-        if len(leaves) != len(self._is_cut):
-            raise Unstorable(f"{len(leaves)} cache layers, but the model makes {len(self._is_cut)}")
-        for leaf, cut in zip(leaves, self._is_cut, strict=True):
-            if cut and type(leaf) not in (KVCache, QuantizedKVCache):
+    def _leaves_of(self, cache: Sequence[Any], *, cut: bool) -> list[Any]:
+        """The layers that can be cut, or those that cannot. Raises Unstorable: a layer has become another class."""
+        found = list(leaves(cache))
+        if len(found) != len(self._is_cut):
+            raise Unstorable(f"{len(found)} cache layers, but the model makes {len(self._is_cut)}")
+        for leaf, is_cut in zip(found, self._is_cut, strict=True):
+            if is_cut and type(leaf) not in (KVCache, QuantizedKVCache):
                 raise Unstorable(f"a layer became {type(leaf).__name__}")
-        return self._is_cut
-
-    def _cut_leaves(self, cache: Sequence[Any]) -> list[Any]:
-        return [leaf for leaf, cut in zip(_leaves(cache), self._kinds(cache), strict=True) if cut]
+        return [leaf for leaf, is_cut in zip(found, self._is_cut, strict=True) if is_cut == cut]
 
 
-def _leaves(cache: Sequence[Any]) -> Iterator[Any]:
+def leaves(cache: Sequence[Any]) -> Iterator[Any]:
+    """The layers' caches, those inside of lists included."""
     for entry in cache:
         if isinstance(entry, CacheList):
-            yield from _leaves(entry.caches)
+            yield from leaves(entry.caches)
         else:
             yield entry
 
 
-def _with_leaves(entry: Any, leaves: Iterator[Any]) -> Any:
+def held_tokens(cache: Sequence[Any]) -> int:
+    """Tokens in a row's KV, 0 if no layer counts them (`ArraysCache` does not)."""
+    return max((leaf.offset for leaf in leaves(cache) if isinstance(getattr(leaf, "offset", None), int)), default=0)
+
+
+def _with_leaves(entry: Any, following: Iterator[Any]) -> Any:
     if isinstance(entry, CacheList):
-        return CacheList(*(_with_leaves(inner, leaves) for inner in entry.caches))
-    return next(leaves)
+        return CacheList(*(_with_leaves(inner, following) for inner in entry.caches))
+    return next(following)
 
 
 def _rows(leaf: Any, stop: int) -> tuple[tuple[Any, ...], Form]:

@@ -27,7 +27,7 @@ from start_llm.kvcache.blocks import TokenMemo, Tokens, TokenSequence
 from start_llm.kvcache.disk.paging import Paging
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.evict import Eviction
-from start_llm.kvcache.layers import LayerKit
+from start_llm.kvcache.layers import LayerKit, held_tokens
 from start_llm.kvcache.resident import ResidentKV
 from start_llm.kvcache.sessions import Sessions
 from start_llm.kvcache.snapshot import snapshot
@@ -155,7 +155,7 @@ class KVStore:
             ValueError: the cache holds another number of tokens.
         """
         array = self._memo.get(tokens)
-        counted = self._kit.length(cache)
+        counted = held_tokens(cache)
         if counted and counted != len(array):
             raise ValueError(f"the cache holds {counted} tokens, but {len(array)} were said to be in it")
         if not len(array):

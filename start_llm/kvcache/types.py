@@ -138,12 +138,8 @@ class StoreConfig:
     """
     Attributes:
         budget_bytes: most bytes of KV in memory, at first (`KVStore.set_budget` changes it).
-        checkpoints_recent: message boundaries near the end that keep a checkpoint.
-        checkpoint_grid: most tokens between two restore points.
-        ttl_seconds: KV unused for so long leaves memory (0: never).
-        session_idle_seconds: a conversation idle for longer loses its protection (0: never).
-        sessions_keep: protected ends of one conversation.
-        max_leaves: most conversation ends (0: bounded by bytes only).
+        checkpoints_recent, checkpoint_grid: CACHE_CHECKPOINTS_RECENT, CACHE_CHECKPOINT_GRID.
+        ttl_seconds, session_idle_seconds, sessions_keep, max_leaves: PROMPT_CACHE_... settings; 0: no limit.
         ghost_tokens: most tokens remembered after their KV was evicted.
     """
 

@@ -23,10 +23,11 @@ from start_llm.core.work import Submit
 from start_llm.engine.decode.costs import WIDTHS, PassCosts
 from start_llm.engine.decode.draft import Acceptance, RowDrafts, SuffixIndex
 from start_llm.engine.decode.gate import DraftGate
-from start_llm.engine.decode.rewind import Rewinder, held_tokens, leaves
+from start_llm.engine.decode.rewind import Rewinder
 from start_llm.engine.decode.row import Cache
 from start_llm.files.lru import Lru
 from start_llm.kvcache.blocks import as_tokens
+from start_llm.kvcache.layers import held_tokens, leaves
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from start_llm.core.prompt import ImageSpan
 from start_llm.engine.decode.batch import BatchRunner, eval_cache
 from start_llm.engine.decode.draft import RowDrafts
 from start_llm.engine.decode.gate import DraftGate
-from start_llm.engine.decode.rewind import held_tokens
 from start_llm.engine.decode.row import Cache, DecodeRow, RowState
 from start_llm.engine.decode.verify import SingleRow
+from start_llm.kvcache.layers import held_tokens
 
 if TYPE_CHECKING:  # takes seconds to import, and few need it
     from start_llm.engine.decode.quantised import Quantisation

@@ -11,10 +11,12 @@ How depends on the layer. Uses of mlx-lm's internals: `RotatingKVCache._idx`, `A
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from mlx_lm.models.cache import ArraysCache, CacheList, KVCache, QuantizedKVCache, RotatingKVCache
+from mlx_lm.models.cache import ArraysCache, KVCache, QuantizedKVCache, RotatingKVCache
+
+from start_llm.kvcache.layers import leaves
 
 Mark = list[tuple[Any, tuple[Any, ...]]]
 
@@ -65,17 +67,3 @@ class Rewinder:
                 leaf.cache = list(state)
             else:
                 leaf.keys, leaf.values, leaf.offset, leaf._idx = state
-
-
-def leaves(cache: Sequence[Any]) -> Iterator[Any]:
-    """The layers' caches, those inside of lists included."""
-    for entry in cache:
-        if isinstance(entry, CacheList):
-            yield from leaves(entry.caches)
-        else:
-            yield entry
-
-
-def held_tokens(cache: Sequence[Any]) -> int:
-    """Tokens in a row's KV, as far as a layer counts them."""
-    return max((leaf.offset for leaf in leaves(cache) if hasattr(leaf, "offset")), default=0)

@@ -29,10 +29,11 @@ from start_llm.engine.decode.draft import Acceptance, Proposal, SuffixIndex
 from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.model_runner import ModelRunner
 from start_llm.engine.decode.quantised import Quantisation
-from start_llm.engine.decode.rewind import Rewinder, leaves
+from start_llm.engine.decode.rewind import Rewinder
 from start_llm.engine.decode.row import RowState
 from start_llm.engine.decode.sampling import LogprobTap, make_processors, make_sampler, top_logprobs
 from start_llm.engine.decode.verify import SingleRow
+from start_llm.kvcache.layers import leaves
 from tests.engine.fakes import new_row
 from tests.engine.zoo import CONFIGS, VOCAB, WINDOW, make
 
