@@ -95,7 +95,7 @@ def _connect(settings: Settings, flags: Mapping[str, str], server_url: str, prox
         url = address(settings.mlx_host, proxy_port)
         if not wait_until(lambda: get_json(f"{url}/health/readiness")[0] == 200, PROXY_SECONDS):
             raise LaunchError(f"The proxy at {url} does not answer. Is the server running with PROXY=on?")
-        key = master_key(settings, home() / ".env")[0]
+        key = master_key(settings, home() / ".env")
     sees = bool((card.get("capabilities") or {}).get("vision"))
     scale = float((card.get("details") or {}).get("context_scale") or settings.context_scale_for(context))
     small = _small(settings, server_url, [card, cards[0]])

@@ -96,11 +96,7 @@ def litellm_names() -> LiteLLMNames:
         litellm_pre_call_utils._UNTRUSTED_METADATA_CONTROL_FIELDS,
         _FALLBACKS,
     )
-    return LiteLLMNames(parameters, nested, _routers_names() - calls - ALLOWED)
-
-
-def _routers_names() -> frozenset[str]:
-    """The names of the parameters of all functions of LiteLLM's router, and those that it looks for in a request."""
     functions = [function for _, function in inspect.getmembers(litellm.Router, inspect.isfunction)]
-    parameters = {name for function in functions for name in inspect.signature(function).parameters}
-    return frozenset(parameters.union(_LOOKED_FOR.findall(inspect.getsource(router))))
+    arguments = {name for function in functions for name in inspect.signature(function).parameters}
+    arguments |= set(_LOOKED_FOR.findall(inspect.getsource(router)))  # in the keywords of a request
+    return LiteLLMNames(parameters, nested, frozenset(arguments - calls - ALLOWED))

@@ -197,22 +197,20 @@ def write_config(folder: Path, config: Mapping[str, Any], additions: Mapping[str
     write_atomic(folder / ADDITIONS, json.dumps(additions, indent=1))
 
 
-def master_key(settings: Settings, env_file: Path) -> tuple[str, bool]:
-    """The proxy's key, and whether it was made now.
+def master_key(settings: Settings, env_file: Path) -> str:
+    """The proxy's key; made if there is none.
 
     A key that is made is kept in `env_file`: that one line is added or replaced, the rest stays as it is. Where it
     cannot be kept, it is good for this run.
     """
-    if settings.litellm_master_key:
-        return settings.litellm_master_key, False
-    if stored := _stored_key(env_file):
-        return stored, False
+    if known := settings.litellm_master_key or _stored_key(env_file):
+        return known
     made = f"sk-{secrets.token_urlsafe(24)}"
     try:
         set_line(env_file, KEY_NAME, made)
     except (OSError, UnicodeDecodeError) as error:
         log.warning("the proxy's key is good for this run only, set %s: %s", KEY_NAME, error)
-    return made, True
+    return made
 
 
 def _stored_key(env_file: Path) -> str | None:

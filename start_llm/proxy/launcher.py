@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 
 import psutil
@@ -61,8 +62,7 @@ class LiteLLMProxy:
             env_file: where a made master key is kept.
         """
         self._settings = settings
-        self._server_url = server_url
-        self._model_id, self._card = model_id, card
+        self._server_url, self._model_id, self._card = server_url, model_id, card
         self.log_path, self._env_file = log_path, env_file
         self._log_begun = False
         self._lock = threading.Lock()
@@ -70,21 +70,17 @@ class LiteLLMProxy:
         self._pipe: int | None = None
         self._folder: Path | None = None
         self._port = settings.proxy_port
-        self._key: str | None = None
         self._sent = Sent()  # by those that have ended
-        self.made_key = False
 
     @property
     def url(self) -> str:
         """Where clients connect, without ``/v1``. The port is known once `start` has returned."""
         return address(self._settings.mlx_host, self._port)
 
-    @property
+    @cached_property
     def master_key(self) -> str:
         """The key that clients send; made and kept in `env_file` if there was none."""
-        if self._key is None:
-            self._key, self.made_key = proxy_config.master_key(self._settings, self._env_file)
-        return self._key
+        return proxy_config.master_key(self._settings, self._env_file)
 
     @property
     def pid(self) -> int | None:
@@ -113,13 +109,8 @@ class LiteLLMProxy:
                 raise ProxyError(f"it cannot be started: {error}") from error
 
     def _launch(self) -> None:
-        config = proxy_config.proxy_config(
-            self._settings,
-            server_url=self._server_url,
-            model_id=self._model_id,
-            master_key=self.master_key,
-            card=self._card,
-        )
+        names = {"server_url": self._server_url, "model_id": self._model_id, "master_key": self.master_key}
+        config = proxy_config.proxy_config(self._settings, **names, card=self._card)
         self._folder = Path(tempfile.mkdtemp(prefix="start_llm-proxy-"))  # 0700
         additions = proxy_config.additions(self._settings, self.master_key, self._folder)
         proxy_config.write_config(self._folder, config, additions)

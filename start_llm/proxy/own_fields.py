@@ -44,12 +44,9 @@ def fold(dialect: str, body: dict[str, Any], names: Mapping[str, str]) -> dict[s
 
 def _with_adapter(body: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:
     """With `adapter` as a part of the model's name, whatever it is: the server says what is wrong with it."""
-    nested: Any = body.get(EXTRA)
-    if not isinstance(nested, dict):
-        nested = {}
-    adapter, model = body.get(ADAPTER), body.get("model")
-    if adapter is None:
-        adapter = nested.get(ADAPTER)
+    nested: dict[str, Any] = body[EXTRA] if isinstance(body.get(EXTRA), dict) else {}
+    model = body.get("model")
+    adapter = nested.get(ADAPTER) if body.get(ADAPTER) is None else body[ADAPTER]
     if adapter is None or not isinstance(model, str):
         return body
     kept = {name: value for name, value in body.items() if name != ADAPTER}

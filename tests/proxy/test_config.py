@@ -92,17 +92,17 @@ def test_files_are_the_users_own(tmp_path: Path) -> None:
 
 def test_a_key_is_made_once_and_kept(tmp_path: Path) -> None:
     env = tmp_path / ".env"
-    first, made = master_key(settings(), env)
-    assert made and first.startswith("sk-") and len(first) > 30
+    first = master_key(settings(), env)
+    assert first.startswith("sk-") and len(first) > 30
     assert env.read_text() == f"LITELLM_MASTER_KEY={first}\n"
     assert stat.S_IMODE(env.stat().st_mode) == 0o600
-    assert master_key(settings(), env) == (first, False)
+    assert master_key(settings(), env) == first
     assert load_settings(env).litellm_master_key == first
 
 
 def test_a_set_key_wins_and_writes_nothing(tmp_path: Path) -> None:
     env = tmp_path / ".env"
-    assert master_key(settings(litellm_master_key="mine"), env) == ("mine", False)
+    assert master_key(settings(litellm_master_key="mine"), env) == "mine"
     assert not env.exists()
 
 
@@ -113,8 +113,7 @@ def test_only_that_line_changes(tmp_path: Path, before: str) -> None:
     env = tmp_path / ".env"
     env.write_text(before)
     env.chmod(0o644)
-    key, made = master_key(settings(), env)
-    assert made
+    key = master_key(settings(), env)
     assert env.read_text() == f"A=1\n# note\nB=2\nLITELLM_MASTER_KEY={key}\n"
     assert stat.S_IMODE(env.stat().st_mode) == 0o600
     assert [path.name for path in tmp_path.iterdir()] == [".env"]
@@ -131,13 +130,13 @@ def test_a_linked_file_stays_a_link(tmp_path: Path) -> None:
 
 def test_a_key_that_cannot_be_kept_is_good_for_this_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     env = tmp_path / "missing" / ".env"
-    key, made = master_key(settings(), env)
-    assert made and key.startswith("sk-")
+    key = master_key(settings(), env)
+    assert key.startswith("sk-")
     assert "LITELLM_MASTER_KEY" in caplog.text and key not in caplog.text
 
 
 def test_a_file_that_is_no_text_is_left_as_it_is(tmp_path: Path) -> None:
     env = tmp_path / ".env"
     env.write_bytes(b"A=\xff\xfe\n")
-    assert master_key(settings(), env)[1]
+    assert master_key(settings(), env).startswith("sk-")
     assert env.read_bytes() == b"A=\xff\xfe\n"
