@@ -87,9 +87,7 @@ class Composer:
     def compose(self, query: MatchQuery) -> Prepared:
         """The first of these that fits the context: with what the client cleared or stripped, then as it was sent.
 
-        Raises:
-            BadRequest: the template refuses the conversation.
-            ContextLengthExceeded: it is so long that not even its tokens are counted.
+        Raises BadRequest, ContextLengthExceeded as `Pipeline.prepare`.
         """
         request = query.request
         if self.strict:

@@ -54,13 +54,10 @@ class Pipeline:
         eyes: Eyes | None = None,
         traits: Traits | None = None,
     ) -> None:
-        """Reads what `store` holds for the template; `close` closes the store.
+        """Reads what `store` holds for the template. Raises TemplateError: it cannot render one user message.
 
         `now` tells the local time. `context`: tokens that a prompt and its answer may have, 0 if there is no limit.
         `eyes`: of a model that sees images. `traits`: of the template; it is probed where nobody knows them.
-
-        Raises:
-            TemplateError: the template cannot render one user message.
         """
         self._tokenizer = tokenizer
         self.traits = probe(template, tokenizer) if traits is None else traits
@@ -93,9 +90,7 @@ class Pipeline:
     def prepare(self, request: ChatRequest, *, thinking: bool) -> Prepared:
         """Makes the prompt. Leaves no trace: `sent` says that it was used.
 
-        Raises:
-            BadRequest: no messages, or a conversation that the template refuses.
-            ContextLengthExceeded: it is so long that not even its tokens are counted.
+        Raises BadRequest, or ContextLengthExceeded where it is so long that not even its tokens are counted.
         """
         if request.prompt is not None:
             return self._composer.raw(request, self._raw_tokens(request.prompt))

@@ -8,7 +8,6 @@ none until one is right again.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 
 from start_llm.core.messages import Message
 from start_llm.files.lru import Lru
@@ -18,26 +17,22 @@ PATIENCE = 2
 _NEXT = "\N{SECTION SIGN}next\N{SECTION SIGN}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Guess:
-    link: bytes
-    depth: int
-    tokens: tuple[int, ...]
+_Client = tuple[str | None, str]  # two owners may have chosen the same session name
 
 
 class Guesses:
     """Open guesses and how well they went, by session. Thread-safe."""
 
     def __init__(self, capacity: int = 512) -> None:
-        self._open: Lru[tuple[str | None, str], _Guess] = Lru(capacity)
-        self._misses: Lru[tuple[str | None, str], int] = Lru(capacity)
+        self._open: Lru[_Client, tuple[bytes, int, tuple[int, ...]]] = Lru(capacity)
+        self._misses: Lru[_Client, int] = Lru(capacity)
         self._lock = threading.Lock()
 
     def made(self, prepared: Prepared, tokens: tuple[int, ...]) -> bool:
         """Notes the guess for what follows a request; True if this client's guesses are good enough to compute them."""
         client, keys = _client(prepared), prepared.chain.keys
         with self._lock:
-            self._open.put(client, _Guess(keys[-1] if keys else b"", len(keys), tokens))
+            self._open.put(client, (prepared.chain.last_key, len(keys), tokens))
             return (self._misses.get(client) or 0) < PATIENCE
 
     def seen(self, prepared: Prepared) -> bool | None:
@@ -47,17 +42,16 @@ class Guesses:
         """
         client, keys = _client(prepared), prepared.chain.keys
         with self._lock:
-            guess = self._open.get(client)
-            if guess is None or len(keys) <= guess.depth or (guess.depth and keys[guess.depth - 1] != guess.link):
+            last_key, depth, tokens = self._open.get(client) or (b"", len(keys), ())
+            if len(keys) <= depth or (depth and keys[depth - 1] != last_key):
                 return None
             self._open.pop(client)
-            right = prepared.prompt.tokens[: len(guess.tokens)] == guess.tokens
+            right = prepared.prompt.tokens[: len(tokens)] == tokens
             self._misses.put(client, 0 if right else (self._misses.get(client) or 0) + 1)
             return right
 
 
-def _client(prepared: Prepared) -> tuple[str | None, str]:
-    """Two owners may have chosen the same session name."""
+def _client(prepared: Prepared) -> _Client:
     return prepared.request.owner, prepared.session
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Set
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from itertools import pairwise
@@ -39,32 +41,21 @@ def _call(arguments: Any, call_id: str = "callprobe") -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": "probe_tool7", "arguments": arguments}}
 
 
-class _Asked:
-    """A clock that remembers what it was asked for."""
-
-    def __init__(self, moment: datetime, formats: dict[str, None]) -> None:
-        self._moment = moment
-        self._formats = formats
-
-    def __call__(self, form: str) -> str:
-        self._formats[form] = None
-        return self._moment.strftime(form)
-
-
 def _probe_dates(template: HFTemplate) -> tuple[str, ...]:
     """Formats of the dates in what the template prints, found by rendering with two clocks."""
     found: dict[str, None] = {}
     for messages in ([_user(_A)], [_system(_D), _user(_A)]):
         for tools in (None, [_PROBE_TOOL]):
             asked: dict[str, None] = {}
-            try:
-                texts = {
-                    template.render(messages, tools, True, **{VARIABLE: _Asked(moment, asked)}) for moment in _MOMENTS
-                }
-            except TemplateError:
-                continue
-            if len(texts) > 1:
-                found.update(asked)
+
+            def clock(form: str, moment: datetime, asked: dict[str, None] = asked) -> str:
+                asked[form] = None
+                return moment.strftime(form)
+
+            clocks = [{VARIABLE: partial(clock, moment=moment)} for moment in _MOMENTS]
+            with suppress(TemplateError):
+                if len({template.render(messages, tools, True, **variables) for variables in clocks}) > 1:
+                    found.update(asked)
     return tuple(found)
 
 
@@ -88,15 +79,7 @@ class _Prober:
     def shows(self, messages: list[dict[str, Any]], *needles: str, tools: Any = None, **kwargs: Any) -> bool:
         """The template takes the messages and shows the needles, in this order."""
         text = self.render(messages, tools, **kwargs)
-        if text is None:
-            return False
-        position = 0
-        for needle in needles:
-            found = text.find(needle, position)
-            if found < 0:
-                return False
-            position = found + len(needle)
-        return True
+        return text is not None and re.search(".*".join(map(re.escape, needles)), text, re.DOTALL) is not None
 
 
 def probe(template: HFTemplate, tokenizer: HFTokenizer) -> Traits:
@@ -211,7 +194,7 @@ def _probe_preserve(prober: _Prober, key: str | None) -> bool:
     ) != prober.render(old, preserve_thinking=True)
 
 
-def special_pattern(names: frozenset[str] | set[str]) -> re.Pattern[str] | None:
+def special_pattern(names: Set[str]) -> re.Pattern[str] | None:
     """Matches any of `names`, the longest first."""
     if not names:
         return None
@@ -220,11 +203,11 @@ def special_pattern(names: frozenset[str] | set[str]) -> re.Pattern[str] | None:
 
 def _probe_specials(prober: _Prober) -> tuple[frozenset[str], frozenset[str]]:
     """Special tokens that begin messages, and all that the template writes."""
-    specials = set(prober.tokenizer.special_tokens)
-    pattern = special_pattern(specials)
+    specials = prober.tokenizer.special_tokens
+    pattern = special_pattern(specials.keys())
     if pattern is None:
         return frozenset(), frozenset()
-    ends = {name for name, index in prober.tokenizer.special_tokens.items() if index in prober.tokenizer.eos_ids}
+    ends = {name for name, index in specials.items() if index in prober.tokenizer.eos_ids}
     structure: set[str] = set()
     starts = _leading(prober, pattern)
     for messages, words in _talks():

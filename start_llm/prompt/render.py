@@ -52,11 +52,7 @@ class Renderer:
         self._heads: Lru[bytes, int] = Lru(_KEPT)
 
     def variables(self, *, thinking: bool, effort: str | None, extra: dict[str, Any]) -> dict[str, Any]:
-        """Template variables of a request; the client's own win.
-
-        Raises:
-            BadRequest: the client names something that is no variable of a template.
-        """
+        """Template variables; the client's own win. Raises BadRequest: it names what is no variable of a template."""
         if reserved := sorted(self._template.reserved & extra.keys()):
             raise BadRequest(
                 f"chat_template_kwargs.{reserved[0]} is not allowed: it is not a variable of the template",
@@ -71,11 +67,7 @@ class Renderer:
         return chosen
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool], variables: dict[str, Any]) -> Rendering:
-        """Text with the generation prompt; no tokens yet.
-
-        Raises:
-            BadRequest: the template refuses the conversation.
-        """
+        """Text with the generation prompt; no tokens yet. Raises BadRequest: the template refuses the conversation."""
         dicts, functions = self._fit(messages, tools)
         if self._joins:
             dicts = [{**each, "content": _parts(each.get("content"))} for each in dicts]
@@ -105,8 +97,7 @@ class Renderer:
     def _suffix(self, variables: dict[str, Any]) -> str:
         """The generation prompt as it usually looks with these variables."""
         key = json.dumps(variables, sort_keys=True, default=repr)
-        known = self._suffixes.get(key)
-        if known is not None:
+        if (known := self._suffixes.get(key)) is not None:
             return known
         user: Dicts = [{"role": "user", "content": "x"}]
         try:

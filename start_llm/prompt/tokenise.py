@@ -85,15 +85,10 @@ class ImageMarks:
     def __init__(self, eyes: Eyes) -> None:
         self._eyes = eyes
 
-    def around(self, mark: re.Match[str]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Tokens that the processor writes before and behind an image."""
-        before, _, behind = self._eyes.places(int(mark[2]), int(mark[3]))
-        return before, behind
-
-    def places(self, mark: re.Match[str]) -> tuple[int, ...]:
-        """Ids of the image's places."""
-        _, length, _ = self._eyes.places(int(mark[2]), int(mark[3]))
-        return image_ids(self._eyes.key(mark[1]), length)
+    def tokens_of(self, mark: re.Match[str]) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """What the processor writes before an image, the ids of the image's places, and what it writes behind it."""
+        before, length, behind = self._eyes.places(int(mark[2]), int(mark[3]))
+        return before, image_ids(self._eyes.key(mark[1]), length), behind
 
     def unknown(self, text: str, pictures: Mapping[str, Picture]) -> bool:
         """Whether `text` shows an image that is not at hand (its client has cleared the message that held it)."""
@@ -111,13 +106,12 @@ class ImageMarks:
                 at += 1
             if at == len(tokens):
                 return tuple(spans)
-            picture = pictures[match[1]]
-            _, length, _ = self._eyes.places(picture.width, picture.height)
-            key = self._eyes.key(picture.identity)
-            if tuple(tokens[at : at + length]) != image_ids(key, length):
+            _, ids, _ = self.tokens_of(match)
+            if tuple(tokens[at : at + len(ids)]) != ids:
                 return None
-            spans.append(ImageSpan(at, length, key, partial(_prepare, self._eyes, picture)))
-            at += length
+            load = partial(_prepare, self._eyes, pictures[match[1]])
+            spans.append(ImageSpan(at, len(ids), self._eyes.key(match[1]), load))
+            at += len(ids)
         return tuple(spans) if all(token < FIRST_IMAGE_ID for token in tokens[at:]) else None
 
 
@@ -135,11 +129,7 @@ class Coder:
         image_marks: ImageMarks | None = None,
         length: LengthCheck | None = None,
     ) -> None:
-        """
-        Args:
-            image_marks: of a model with eyes, for the marks of images in texts.
-            length: refuses what is far too long before it is encoded.
-        """
+        """`image_marks`: of a model with eyes; `length`: refuses what is far too long before it is encoded."""
         self._tokenizer, self._image_marks = tokenizer, image_marks
         self._length = length or LengthCheck(tokenizer, 0)
         special = tokenizer.special_tokens
@@ -167,26 +157,20 @@ class Coder:
             return self._encode(text, char, token)
         tokens: list[int] = []
         anchors: list[SpecialTokenPlace] = []
-        opens = [self._image_marks.around(mark)[0] for mark in marks]
         behind: tuple[int, ...] = ()
+        images = [(mark.span(), self._image_marks.tokens_of(mark)) for mark in marks]
         at = 0
-        for mark, before in zip([*marks, None], [*opens, ()], strict=True):
-            end = mark.start() if mark is not None else len(text)
-            piece, places = self._between(behind, text[at:end], before)
+        for (start, end), (before, ids, after) in [*images, ((len(text), len(text)), ((), (), ()))]:
+            piece, places = self._between(behind, text[at:start], before)
             anchors += [SpecialTokenPlace(char + at + c, token + len(tokens) + t, starts) for c, t, starts in places]
-            tokens += piece
-            if mark is not None:
-                tokens += self._image_marks.places(mark)
-                behind, at = self._image_marks.around(mark)[1], mark.end()
+            tokens += [*piece, *ids]
+            behind, at = after, end
         return tokens, anchors
 
     def _between(
         self, behind: tuple[int, ...], text: str, before: tuple[int, ...]
     ) -> tuple[list[int], list[SpecialTokenPlace]]:
-        """Tokens of a text with what processors write behind the image in front of it and before the one that follows.
-
-        The anchors are those of the text itself, their characters counted from its beginning.
-        """
+        """Tokens of a text with what processors write around it, for the images beside it; and its own anchors."""
         around = [self._tokenizer.decode(tokens) for tokens in (behind, before)]
         if [tuple(self._tokenizer.encode(written)) for written in around] != [behind, before]:
             tokens, anchors = self._encode(text, 0, len(behind))  # not to be written as text

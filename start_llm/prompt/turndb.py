@@ -55,12 +55,10 @@ class TurnDB:
         self._fingerprint = fingerprint
 
         def read(connection: sqlite3.Connection) -> list[tuple[int, bytes]]:
+            query = "SELECT root, blob FROM nodes WHERE fingerprint = ? ORDER BY number DESC"
             found: list[tuple[int, bytes]] = []
             used = 0
-            rows = connection.execute(
-                "SELECT root, blob FROM nodes WHERE fingerprint = ? ORDER BY number DESC", (fingerprint,)
-            )
-            for root, blob in rows:
+            for root, blob in connection.execute(query, (fingerprint,)):
                 used += len(blob)
                 if used > self._load_limit:
                     break
@@ -108,11 +106,10 @@ class TurnDB:
 
     def _write(self, waiting: list[_Write]) -> None:
         def write(connection: sqlite3.Connection) -> None:
-            for root, node in waiting:
-                row = (node.id, root, self._fingerprint, encode(node))
-                connection.execute(
-                    "INSERT OR REPLACE INTO nodes (id, root, fingerprint, blob) VALUES (?, ?, ?, ?)", row
-                )
+            rows = ((node.id, root, self._fingerprint, encode(node)) for root, node in waiting)
+            connection.executemany(
+                "INSERT OR REPLACE INTO nodes (id, root, fingerprint, blob) VALUES (?, ?, ?, ?)", rows
+            )
             _trim(connection, self._limit)
 
         try:
