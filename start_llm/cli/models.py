@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rich.console import Console
 
@@ -40,7 +40,8 @@ from start_llm.models.recommended import (
 from start_llm.service.place import running_ports
 
 GB = 1e9
-_OF_A_SERVER = ("state", "kv")
+_COLUMNS = ("NAME", "SIZE", "CONTEXT", "STATE", "KV", "CAN")
+_OF_A_SERVER = ("STATE", "KV")
 
 
 def main_models(settings: Settings, options: argparse.Namespace) -> int:
@@ -176,22 +177,11 @@ def _row(model: Recommendation, chip: str) -> tuple[str, ...]:
 # --- the table of models ------------------------------------------------------------------------
 
 
-class ListedModel(NamedTuple):
-    """`state` and `kv`: as a running server tells."""
-
-    name: str
-    size: str
-    context: str = "-"
-    state: str = "-"
-    kv: str = "-"
-    can: str = ""
-
-
 def print_models(found: Sequence[StoredModel], cards: Sequence[Card] | None, adapters: Sequence[StoredAdapter]) -> None:
     """`cards`: of the running server, which tell of adapters, too; ``None`` where none runs."""
-    columns = [name for name in ListedModel._fields if cards is not None or name not in _OF_A_SERVER]
-    rows = ([getattr(row, name) for name in columns] for row in _rows(found, cards, adapters))
-    print_table([name.upper() for name in columns], rows, words=("NAME", "STATE", "CAN"))
+    columns = [name for name in _COLUMNS if cards is not None or name not in _OF_A_SERVER]
+    rows = ([row[name] for name in columns] for row in _rows(found, cards, adapters))
+    print_table(columns, rows, words=("NAME", "STATE", "CAN"))
 
 
 def fitting(model: StoredModel, adapters: Iterable[StoredAdapter]) -> list[StoredAdapter]:
@@ -203,7 +193,7 @@ def fitting(model: StoredModel, adapters: Iterable[StoredAdapter]) -> list[Store
 
 def _rows(
     found: Sequence[StoredModel], cards: Sequence[Card] | None, adapters: Sequence[StoredAdapter]
-) -> Iterator[ListedModel]:
+) -> Iterator[dict[str, str]]:
     left = list(cards or ())
     for model in found:
         card = card_of(left, model.name)
@@ -211,39 +201,29 @@ def _rows(
             left.remove(card)
         yield _of_model(model, card)
         if cards is None:
-            yield from (_of_adapter(model, adapter) for adapter in fitting(model, adapters))
+            served = model.name.rpartition("/")[2]
+            for adapter in fitting(model, adapters):
+                yield _listed(f"{served}{ADAPTER_SIGN}{adapter.name}", f"+{adapter.size / GB:.1f} GB", model.context)
     for adapter in adapters:
         if not any(fitting(model, [adapter]) for model in found):
             why = adapter.problem or f"its model is not on this disk: {adapter.base}"
-            yield ListedModel(f"{ADAPTER_SIGN}{adapter.name}", _added(adapter), can=why)
-    yield from map(_of_card, left)
+            yield _listed(f"{ADAPTER_SIGN}{adapter.name}", f"+{adapter.size / GB:.1f} GB", can=why)
+    for card in left:  # what only the server knows: another folder, an encoder
+        able = (name for name, able in card.get("capabilities", {}).items() if able is True)
+        size = f"{card['details'].get('weight_bytes', 0) / GB:.1f} GB"
+        yield _listed(str(card.get("id")), size, card=card, can=", ".join(able))
 
 
-def _of_model(model: StoredModel, card: Card | None) -> ListedModel:
+def _of_model(model: StoredModel, card: Card | None) -> dict[str, str]:
     short = next((short for short, repository in SHORT_NAMES.items() if repository == model.name), None)
     name = f"{model.name} ({short})" if short else model.name
-    can = model.problem or ", ".join(model.can)
-    size = f"{model.size / GB:.1f} GB"
-    if card is None:
-        return ListedModel(name, size, _tokens(model.context), can=can)
-    return ListedModel(name, size, _tokens(card.get("context_length")), *state_of(card), can)
+    return _listed(name, f"{model.size / GB:.1f} GB", model.context, card, model.problem or ", ".join(model.can))
 
 
-def _of_adapter(model: StoredModel, adapter: StoredAdapter) -> ListedModel:
-    name = f"{model.name.rpartition('/')[2]}{ADAPTER_SIGN}{adapter.name}"
-    return ListedModel(name, _added(adapter), _tokens(model.context))
-
-
-def _of_card(card: Card) -> ListedModel:
-    """What only the server knows: another folder, an encoder."""
-    can = ", ".join(name for name, able in card.get("capabilities", {}).items() if able is True)
-    size = f"{card['details'].get('weight_bytes', 0) / GB:.1f} GB"
-    return ListedModel(str(card.get("id")), size, _tokens(card.get("context_length")), *state_of(card), can)
-
-
-def _added(adapter: StoredAdapter) -> str:
-    return f"+{adapter.size / GB:.1f} GB"
-
-
-def _tokens(context: int | None) -> str:
-    return "-" if context is None else f"{context:,}"
+def _listed(
+    name: str, size: str, context: int | None = None, card: Card | None = None, can: str = ""
+) -> dict[str, str]:
+    """A row, by column. `card`: what a running server tells of it."""
+    state, kv = ("-", "-") if card is None else state_of(card)
+    tokens = context if card is None else card.get("context_length")
+    return dict(zip(_COLUMNS, (name, size, "-" if tokens is None else f"{tokens:,}", state, kv, can), strict=True))

@@ -45,8 +45,8 @@ class _Parser(argparse.ArgumentParser):
     def __init__(self, command: Command) -> None:
         super().__init__(
             f"{program()} {command.name}",
-            description=sentence(command.what),
-            epilog=_epilog(command),
+            description=f"{command.what[:1].upper()}{command.what[1:]}.",
+            epilog="\n".join(_lines(command.examples, "examples:") + (["", command.more] if command.more else [])),
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
             add_help=False,
@@ -54,9 +54,6 @@ class _Parser(argparse.ArgumentParser):
         self._command = command
         self.add_argument("-h", "--help", action="store_true", help="show this")
         command.add_flags(self)
-
-    def flag_names(self) -> list[str]:
-        return [name for action in self._actions for name in action.option_strings]
 
     def error(self, message: str) -> NoReturn:
         name = self._command.name
@@ -115,7 +112,7 @@ def _unknown(parser: _Parser, command: Command, options: argparse.Namespace, unk
             f"{command.name}: {word} is no {kind} of {command.name}; what is meant for {title} goes behind --: "
             f"{program()} {command.name} {options.client} -- {' '.join(unknown)}"
         )
-    near = _near(word.partition("=")[0], parser.flag_names()) if kind == "flag" else ""
+    near = _near(word.partition("=")[0], list(parser._option_string_actions)) if kind == "flag" else ""
     return f"{command.name}: there is no {kind} {word}; {near}see: {program()} help {command.name}"
 
 
@@ -151,19 +148,12 @@ def overview() -> str:
     ]
     for group, commands in GROUPS.items():
         lines += ["", f"{group}:", *(f"  {c.name:{width}}{c.what}" for c in commands)] if group else []
-    return "\n".join([*lines, "", "Begin with:", *_lines(_FIRST)])
+    return "\n".join([*lines, "", *_lines(_FIRST, "Begin with:")])
 
 
-def _epilog(command: Command) -> str:
-    parts = ["examples:", *_lines(command.examples)] if command.examples else []
-    return "\n".join([*parts, *(["", command.more] if command.more else [])])
-
-
-def _lines(examples: Sequence[tuple[str, str]]) -> list[str]:
+def _lines(examples: Sequence[tuple[str, str]], heading: str) -> list[str]:
+    if not examples:
+        return []
     typed = [(f"  {program()} {words}", what) for words, what in examples]
     width = min(64, max(len(words) for words, _ in typed) + 3)
-    return [f"{words:{width}}{f' {what}' if what else ''}".rstrip() for words, what in typed]
-
-
-def sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
+    return [heading, *(f"{words:{width}}{f' {what}' if what else ''}".rstrip() for words, what in typed)]

@@ -99,18 +99,11 @@ def _start(typed: ParsedCommand, settings: Settings) -> int:
 
 
 def _refuse(message: str, typed: ParsedCommand) -> int:
-    as_json = typed.command.in_home and _truth(_raw_setting("LOG_JSON"))
+    # A variable as it stands: the settings as a whole cannot be read.
+    raw = os.environ.get("LOG_JSON") or dotenv_values(home() / ".env").get("LOG_JSON") or ""
+    as_json = typed.command.in_home and raw.strip().lower() in {"1", "true", "t", "yes", "y", "on"}
     print(json_line(message, level="error") if as_json else message, file=sys.stderr)
     return ExitCode.BAD_SETTING
-
-
-def _raw_setting(name: str) -> str:
-    """A variable as it stands, for when the settings as a whole cannot be read."""
-    return os.environ.get(name) or dotenv_values(home() / ".env").get(name) or ""
-
-
-def _truth(word: str) -> bool:
-    return word.strip().lower() in {"1", "true", "t", "yes", "y", "on"}
 
 
 # --- what is refused before anything heavy is imported ------------------------------------------

@@ -14,7 +14,7 @@ from start_llm.core.settings import Settings
 from start_llm.dashboard.tables import print_table
 from start_llm.host.home import command as program
 from start_llm.host.home import home
-from start_llm.models.capabilities import ProbeResult, read_capabilities
+from start_llm.models.capabilities import read_capabilities
 from start_llm.models.catalog import EMBEDDED_NAME, folder_of, stored_models
 from start_llm.models.fingerprint import fingerprint
 from start_llm.models.probe_table import FILE, probe_key, read_probe
@@ -27,10 +27,15 @@ def show(settings: Settings, name: str | None, *, as_json: bool) -> int:
     source = full_name(asked) or asked
     folder = _folder(settings, source)
     if folder is None:
-        near = _near(settings, asked)
+        stored = stored_models(home() / settings.cache_dir, settings.model_path)
+        found = difflib.get_close_matches(
+            asked.rpartition("/")[2], [model.name.rpartition("/")[2] for model in stored], 1
+        )
+        near = f" Did you mean {found[0]}?" if found else ""
         print(f"{asked} is not on this disk; {program()} models lists what is.{near}", file=sys.stderr)
         return 1
-    probe = _probe(settings, folder)
+    tried = home() / settings.cache_dir / FILE
+    probe = read_probe(tried, probe_key(fingerprint(folder))) if tried.exists() else None
     try:
         capabilities, makers = read_capabilities(settings, home() / settings.model_files.expanduser(), source, folder)
     except (NotSupported, OSError, ValueError) as error:
@@ -71,21 +76,9 @@ def _folder(settings: Settings, source: str) -> Path | None:
     return next(named, None)
 
 
-def _near(settings: Settings, asked: str) -> str:
-    """Which one may have been meant, as a sentence with a space before it."""
-    names = [model.name.rpartition("/")[2] for model in stored_models(home() / settings.cache_dir, settings.model_path)]
-    found = difflib.get_close_matches(asked.rpartition("/")[2], names, 1)
-    return f" Did you mean {found[0]}?" if found else ""
-
-
 def _plain(folder: Path) -> str:
     """The embedded model's name without what says how its weights are kept."""
     return EMBEDDED_NAME if folder.name.startswith(f"{EMBEDDED_NAME}-") else folder.name
-
-
-def _probe(settings: Settings, folder: Path) -> ProbeResult | None:
-    path = home() / settings.cache_dir / FILE
-    return read_probe(path, probe_key(fingerprint(folder))) if path.exists() else None
 
 
 def _text(value: Any) -> str:
