@@ -73,11 +73,8 @@ def plain_name(name: str) -> str:
 
 
 def parse_model_map(text: str) -> ModelMap:
-    """Reads ``pattern=model,pattern=model``; line breaks separate as commas do.
-
-    Raises:
-        ValueError: one sentence that names the entry and what is wrong with it.
-    """
+    """Reads ``pattern=model,pattern=model``; line breaks separate as commas do. Raises ValueError: one sentence that
+    names the entry and what is wrong with it."""
     entries: list[MapEntry] = []
     seen: set[str] = set()
     for part in re.split(r"[,\n]", text):

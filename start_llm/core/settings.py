@@ -392,11 +392,8 @@ def meaning(name: str) -> str:
 
 
 def load_settings(env_file: str | os.PathLike[str] | None = ".env", **overrides: Any) -> Settings:
-    """Reads the environment and `env_file`.
-
-    Raises:
-        SettingsError: naming the variable, its value and what is allowed; or a name in the file that is no setting.
-    """
+    """Reads the environment and `env_file`. Raises SettingsError: naming the variable, its value and what is allowed;
+    or a name in the file that is no setting."""
     known = {*_known(), *RETIRED}
     if wrong := [name for name in _names_in(env_file) if name.upper() not in known]:
         raise SettingsError("\n".join(f"{env_file}: {name} is no setting of start_llm{_hint(name)}" for name in wrong))

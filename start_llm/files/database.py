@@ -84,11 +84,7 @@ class CacheDatabase:
         self._failing = False
 
     def run[T](self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Calls `work` within a transaction. Returns what it returns.
-
-        Raises:
-            FileUnavailable: see the module's text.
-        """
+        """Calls `work` within a transaction. Returns what it returns. Raises FileUnavailable: see the module's text."""
         with self._lock:
             try:
                 result = self._twice(work)
@@ -196,11 +192,7 @@ class CacheDatabase:
             self._connection = None
 
     def _begin_afresh(self, why: Exception) -> None:
-        """Sets the file aside, where no other process has done so already.
-
-        Raises:
-            OSError: it cannot be set aside.
-        """
+        """Sets the file aside, where no other process has done so already. Raises OSError: it cannot be set aside."""
         self._disconnect()
         with locked(self.path.parent, self._busy_seconds):
             if _identity(self.path) != self._identity:

@@ -28,11 +28,8 @@ class FileLock:
         return self._file is not None
 
     def take(self, seconds: float = 0, *, shared: bool = False) -> bool:
-        """False if somebody else holds it for `seconds` more. The file and its folder (0700) are made.
-
-        Raises:
-            OSError: there is no place for the file, or the file system has no locks.
-        """
+        """False if somebody else holds it for `seconds` more. The file and its folder (0700) are made. Raises OSError:
+        there is no place for the file, or the file system has no locks."""
         until = time.monotonic() + seconds
         while not self._try((fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB):
             if time.monotonic() >= until:

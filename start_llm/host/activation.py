@@ -22,11 +22,8 @@ Environment = MutableMapping[str, str]
 
 
 def take_from_system(environment: Environment) -> int | None:
-    """The descriptor that systemd or launchd has for this process, if there is one; it is taken once.
-
-    Raises:
-        OSError: launchd has none by the name that it should have.
-    """
+    """The descriptor that systemd or launchd has for this process, if there is one; it is taken once. Raises OSError:
+    launchd has none by the name that it should have."""
     given = environment.pop("LISTEN_PID", ""), environment.pop("LISTEN_FDS", "")
     environment.pop("LISTEN_FDNAMES", None)
     if given[0] == str(os.getpid()) and given[1].isdigit() and int(given[1]) >= 1:

@@ -20,11 +20,8 @@ TokenSequence = Sequence[int] | Tokens
 
 
 def as_tokens(tokens: TokenSequence) -> Tokens:
-    """A one-dimensional int32 array; an array that is one already is returned as it is.
-
-    Raises:
-        ValueError: not one-dimensional, or a token does not fit in 32 bits.
-    """
+    """A one-dimensional int32 array; an array that is one already is returned as it is. Raises ValueError: not
+    one-dimensional, or a token does not fit in 32 bits."""
     if isinstance(tokens, np.ndarray):
         if tokens.ndim != 1:
             raise ValueError(f"tokens must be one-dimensional, not of shape {tokens.shape}")

@@ -130,9 +130,9 @@ def checkpoint_rank(segment: Segment, below: int, now: float) -> Rank:
     Args:
         below: checkpoints from here to the nearest protected end.
     """
-    tokens = segment.end - _next_above(segment)
+    next_above = next((above.end for above in segment.ancestors() if above.checkpoint is not None), 0)
     likely = segment.landed + 1.0 / (1 + below) + (_HEAD if segment.head else 0)
-    seconds = max(segment.seconds_per_token, _LEAST_SECONDS_PER_TOKEN) * tokens
+    seconds = max(segment.seconds_per_token, _LEAST_SECONDS_PER_TOKEN) * (segment.end - next_above)
     worth = seconds * likely / (max(segment.checkpoint_bytes, 1) * (now - segment.used + 1.0))
     if segment.head:
         return 3, (1, segment.used), worth
@@ -185,7 +185,3 @@ def near_end(segment: Segment) -> bool:
 
 def _branches(segment: Segment) -> bool:
     return sum(child.rows is not None for child in segment.children.values()) > 1
-
-
-def _next_above(segment: Segment) -> int:
-    return next((above.end for above in segment.ancestors() if above.checkpoint is not None), 0)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -53,11 +54,8 @@ class LayerKit:
     # --- from a live cache --------------------------------------------------
 
     def slice(self, cache: Sequence[Any], start: int, stop: int) -> Slices:
-        """Copies the rows of tokens [start, stop) of every cut layer.
-
-        Raises:
-            Unstorable: a layer is of another class than at first, or holds another number of tokens.
-        """
+        """Copies the rows of tokens [start, stop) of every cut layer. Raises Unstorable: a layer is of another class
+        than at first, or holds another number of tokens."""
         arrays, forms = [], []
         for leaf in self._leaves_of(cache, cut=True):
             rows, form = _rows(leaf, stop)
@@ -225,8 +223,8 @@ def _join(runs: Sequence[tuple[tuple[Any, ...], Form]], length: int, capacity: i
     if form == _NO_ROWS:
         return empty, 0
     if form:
-        group_size, bits = form
-        runs = [(rows if f else _quantise(rows, group_size, bits), form) for rows, f in runs]
+        quantised = partial(mx.quantize, group_size=form[0], bits=form[1])
+        runs = [(rows if f else tuple(part for a in rows for part in quantised(a)), form) for rows, f in runs]
     joined = []
     for column in range(len(runs[0][0])):
         parts = [rows[column] for rows, _ in runs]
@@ -241,14 +239,6 @@ def _join(runs: Sequence[tuple[tuple[Any, ...], Form]], length: int, capacity: i
     layer.keys, layer.values = (tuple(joined[:3]), tuple(joined[3:])) if form else joined
     layer.offset = length
     return layer, copied
-
-
-def _quantise(rows: tuple[Any, ...], group_size: int, bits: int) -> tuple[Any, ...]:
-    keys, values = rows
-    return (
-        *mx.quantize(keys, group_size=group_size, bits=bits),
-        *mx.quantize(values, group_size=group_size, bits=bits),
-    )
 
 
 def _state(leaf: Any) -> Any:

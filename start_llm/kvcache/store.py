@@ -76,11 +76,8 @@ class KVStore:
         return planner.plan(self._resident.tree.walk(array), bound, self._kit.cuttable)
 
     def peek(self, tokens: Tokens, limit: int) -> RestorePlan:
-        """`lookup` for any thread, without delaying the model thread. Does not change the store.
-
-        Raises:
-            TimeoutError: the store is being changed all the time.
-        """
+        """`lookup` for any thread, without delaying the model thread. Does not change the store. Raises TimeoutError:
+        the store is being changed all the time."""
         return self._resident.tree.read_consistently(lambda: self.lookup(tokens, limit))
 
     def snapshot(self) -> StoredTree:
@@ -229,11 +226,8 @@ class KVStore:
         return protected + self._resident.estimate(tokens) <= self._eviction.budget_bytes
 
     def learn(self, tokens: int, cache: Sequence[Any]) -> None:
-        """`cache` is a sample of so many tokens: what rows will take is judged by it. Nothing is stored.
-
-        Raises:
-            Unstorable: a layer of it cannot be stored.
-        """
+        """`cache` is a sample of so many tokens: what rows will take is judged by it. Nothing is stored. Raises
+        Unstorable: a layer of it cannot be stored."""
         checkpoint = None if self._kit.cuttable else self._kit.checkpoint(cache)
         self._resident.learn(self._kit.slice(cache, 0, tokens), checkpoint)
 

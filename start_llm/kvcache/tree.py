@@ -146,10 +146,8 @@ class SegmentTree:
     def read_consistently[T](self, read: Callable[[], T], seconds: float = 1.0) -> T:
         """What `read` returns, which only reads this tree; for other threads than the owner's.
 
-        Nobody waits: the owner goes on, and what it changed meanwhile is read again.
-
-        Raises:
-            TimeoutError: the tree was being changed for all of the `seconds`.
+        Nobody waits: the owner goes on, and what it changed meanwhile is read again. Raises TimeoutError: the tree was
+        being changed for all of the `seconds`.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
