@@ -21,12 +21,11 @@ from start_llm.core.errors import ExitCode, StartLLMError, Unavailable
 from start_llm.core.service import ModelCard
 from start_llm.core.settings import Settings
 from start_llm.dashboard.audit import AUDIT_FILE, Audit
-from start_llm.dashboard.dump import Dumps
 from start_llm.dashboard.metrics import Metrics
 from start_llm.dashboard.observer import Activity
 from start_llm.dashboard.process_log import Redactor, json_line
 from start_llm.dashboard.progress import ProgressBars
-from start_llm.dashboard.request_log import RequestLog
+from start_llm.dashboard.request_log import Dumps, RequestLog
 from start_llm.dashboard.terminal import make_console, terminal
 from start_llm.embeddings.service import EncoderService
 from start_llm.engine.runtime import end_streams

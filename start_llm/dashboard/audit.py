@@ -104,13 +104,10 @@ class Wanted:
     outcome: str | None = None
 
     def where(self) -> tuple[str, list[object]]:
-        conditions, values = ["time >= ?"], [self.since]
-        more: list[object] = []
-        for name in ("client", "model", "outcome"):
-            if (value := getattr(self, name)) is not None:
-                conditions.append(f"{name} = ? COLLATE NOCASE")
-                more.append(value)
-        return " AND ".join(conditions), [*values, *more]
+        texts = {"client": self.client, "model": self.model, "outcome": self.outcome}
+        wanted = {name: value for name, value in texts.items() if value is not None}
+        conditions = ["time >= ?", *(f"{name} = ? COLLATE NOCASE" for name in wanted)]
+        return " AND ".join(conditions), [self.since, *wanted.values()]
 
 
 class Audit(Observer):

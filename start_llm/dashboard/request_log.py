@@ -1,4 +1,4 @@
-"""One JSON line per request, in one file per session per day."""
+"""What is written down of each request: a JSON line in the file of its session, and with ``DUMP_REQUESTS`` all of it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,25 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from start_llm import __version__
+from start_llm.core.events import Event, ReasoningDelta, TextDelta, ToolCallFinished
+from start_llm.core.messages import Message
 from start_llm.core.request import ChatRequest
 from start_llm.dashboard.observer import Observer, Outcome
+from start_llm.dashboard.process_log import Redactor
 from start_llm.files.logs import DailyLogs
 
 log = logging.getLogger(__name__)
 
 RECENT = 500
+FOLDER = "dumps"
+LONGEST = 1_000_000
+"""Characters of one text; of a longer one its two ends are kept."""
 
 
 class RequestLog(Observer):
@@ -116,3 +123,98 @@ def session_name(session: str | None) -> str:
         return "none"
     safe = re.sub(r"[^A-Za-z0-9-]+", "-", session).strip("-")[:40]
     return f"{safe}-{hashlib.sha256(session.encode('utf-8', 'replace')).hexdigest()[:8]}"
+
+
+# --- prompt and answer of each request as a file of its own, to look into what went wrong ---
+
+
+@dataclass(slots=True)
+class _Answer:
+    text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[dict[str, str]] = field(default_factory=list)
+    size: int = 0
+
+
+@dataclass(slots=True)
+class _Open:
+    prompts: list[str] = field(default_factory=list)
+    answers: dict[int, _Answer] = field(default_factory=dict)
+
+
+class Dumps(Observer):
+    """Writes ``ROOT/dumps/2026-11-21/ID.json`` (0600) when a request has ended; the oldest go first. Thread-safe."""
+
+    def __init__(
+        self,
+        root: Path,
+        most_bytes: int,
+        redactor: Redactor,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._files = DailyLogs(root / FOLDER, ".json", most_bytes)
+        self._longest = min(LONGEST, most_bytes // 32)
+        self._redactor, self._now = redactor, now
+        self._lock = threading.Lock()
+        self._open: dict[str, _Open] = {}
+
+    def prompt(self, request_id: str, text: str) -> None:
+        """What the model is going to read. Of several prompts in one request, the later ones have ``ID-1``, ..."""
+        with self._lock:
+            found = self._open.get(request_id) or self._open.get(request_id.rpartition("-")[0])
+            if found is not None:
+                found.prompts.append(self._cut(text))
+
+    def started(self, request: ChatRequest) -> None:
+        with self._lock:
+            self._open[request.id] = _Open()
+
+    def event(self, request: ChatRequest, event: Event) -> None:
+        if not isinstance(event, TextDelta | ReasoningDelta | ToolCallFinished):
+            return
+        with self._lock:
+            found = self._open.get(request.id)
+            if found is None:
+                return
+            answer = found.answers.setdefault(event.choice, _Answer())
+            if isinstance(event, ToolCallFinished):
+                answer.calls.append({"name": event.name, "arguments": self._cut(event.arguments)})
+            elif answer.size < self._longest:
+                answer.size += len(event.text)
+                (answer.text if isinstance(event, TextDelta) else answer.reasoning).append(event.text)
+
+    def ended(self, request: ChatRequest, outcome: Outcome) -> None:
+        with self._lock:
+            found = self._open.pop(request.id, _Open())
+        now = self._now()
+        entry = {
+            **log_entry(request, outcome, now),
+            "sent": [self._message(message) for message in request.messages],
+            "tools": [tool.as_function()["function"] for tool in request.tools],
+            "prompt": found.prompts,
+            "answer": [
+                {"reasoning": "".join(each.reasoning), "text": "".join(each.text), "calls": each.calls}
+                for _, each in sorted(found.answers.items())
+            ],
+        }
+        name = re.sub(r"[^A-Za-z0-9_-]+", "-", request.id)[:100] + ".json"
+        text = json.dumps(self._redactor.all(entry), ensure_ascii=False, indent=1)
+        try:
+            self._files.append(now.strftime("%Y-%m-%d"), name, text)
+        except OSError as error:
+            log.warning("the dump of %s could not be written: %s", request.id, error)
+
+    def _message(self, message: Message) -> dict[str, Any]:
+        entry: dict[str, Any] = {"role": message.role, "content": self._cut(message.content)}
+        if message.reasoning is not None:
+            entry["reasoning"] = self._cut(message.reasoning)
+        if message.tool_calls:
+            entry["calls"] = [{"name": c.name, "arguments": self._cut(c.arguments)} for c in message.tool_calls]
+        return entry
+
+    def _cut(self, text: str) -> str:
+        most = self._longest
+        if len(text) <= most:
+            return text
+        half = most // 2
+        return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"

@@ -11,9 +11,9 @@ import pytest
 from start_llm.core.events import ReasoningDelta, TextDelta, ToolCallFinished
 from start_llm.core.messages import Message, ToolCall
 from start_llm.core.request import ChatRequest
-from start_llm.dashboard.dump import Dumps
 from start_llm.dashboard.observer import Outcome
 from start_llm.dashboard.process_log import HIDDEN, Redactor
+from start_llm.dashboard.request_log import Dumps
 
 KEY = "sk-" + "a1B2" * 8
 REQUEST = ChatRequest(

@@ -13,11 +13,13 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import threading
 import time
 from base64 import b64encode
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -27,8 +29,7 @@ from start_llm import __version__
 from start_llm.api.http import sse
 from start_llm.api.http.access import RequestOwners, Visitor
 from start_llm.api.http.routes import Feed, Reply, Request
-from start_llm.api.ops.pulling import Pulls
-from start_llm.core.errors import BadRequest, Forbidden, NotFound, Unavailable
+from start_llm.core.errors import BadRequest, Conflict, Forbidden, NotFound, Unavailable
 from start_llm.core.jsontext import parse_json
 from start_llm.core.service import Service
 from start_llm.core.settings import Settings, meaning
@@ -39,7 +40,9 @@ from start_llm.dashboard.process_log import LINE_CHARS, LogTail, Redactor
 from start_llm.files.database import FileUnavailable
 from start_llm.files.logs import last_lines
 from start_llm.models.catalog import StoredModel, stored_models
-from start_llm.models.recommended import RECOMMENDED, SHORT_NAMES
+from start_llm.models.checkpoint import CheckpointError, architectures, check_source, is_path, read_config
+from start_llm.models.pull import PullError, pull
+from start_llm.models.recommended import RECOMMENDED, SHORT_NAMES, full_name
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,8 @@ _SAFE = {
     "Cache-Control": "no-cache",
 }
 
+MOST_CHARS = 200  # of a model's name
+TELL_SECONDS = 0.25
 MOST_EARLIER = 20_000  # requests of the day before the start
 SECRETS = ("api_key", "litellm_master_key", "fallback_api_key")
 _NO_STORE = {"Cache-Control": "no-store"}
@@ -249,3 +254,95 @@ def _model(model: StoredModel) -> dict[str, Any]:
         "can": list(model.can),
         "problem": model.problem,
     }
+
+
+# --- fetching a model in the background, one at a time ---
+
+
+class _Stopped(Exception):
+    """Somebody has asked for the end; what is here stays for the next try."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """``running``, ``done``, ``failed`` or ``stopped``; `part`: what is here, 0 to 1; `detail`: a sentence."""
+
+    name: str
+    state: str
+    part: float = 0.0
+    detail: str = ""
+
+
+class Pulls:
+    """Thread-safe. `changed` is called when there is something new to show."""
+
+    def __init__(self, changed: Callable[[], None], fetch: Callable[..., Any] = pull) -> None:
+        self._changed, self._fetch = changed, fetch
+        self._lock = threading.Lock()
+        self._now: Fetch | None = None
+        self._stop = threading.Event()
+        self._told = 0.0
+
+    def state(self) -> dict[str, Any] | None:
+        """The running fetch or the last one."""
+        now = self._now
+        return None if now is None else asdict(now)
+
+    def begin(self, name: str) -> None:
+        """Raises BadRequest for what is no model's name, Conflict while another is fetched."""
+        name = name.strip()
+        if not name or len(name) > MOST_CHARS or is_path(name):
+            raise BadRequest(
+                f"name={name[:MOST_CHARS]!r}: give a repository (owner/name) or a short name.", param="name"
+            )
+        repository = full_name(name) or name
+        try:
+            check_source(repository, command="start-llm", known=SHORT_NAMES)
+        except CheckpointError as error:
+            raise BadRequest(str(error).replace("MODEL_PATH=", "name="), param="name") from None
+        with self._lock:
+            if self._now is not None and self._now.state == "running":
+                raise Conflict(f"{self._now.name} is being fetched; stop that or wait for it.")
+            self._stop.clear()
+            self._now = Fetch(repository, "running")
+        threading.Thread(target=self._run, args=(repository,), name="pull", daemon=True).start()
+        self._changed()
+
+    def stop(self) -> None:
+        """The running fetch ends at its next piece; the next try goes on from there."""
+        self._stop.set()
+
+    def _run(self, name: str) -> None:
+        try:
+            done = self._fetch(name, self._progress, check=_checked)
+        except _Stopped:
+            self._set(state="stopped", detail="Stopped; the next try goes on from there.")
+        except (PullError, CheckpointError) as error:
+            self._set(state="failed", detail=str(error))
+        except Exception as error:  # the thread's edge
+            log.warning("fetching %s failed", name, exc_info=True)
+            self._set(state="failed", detail=f"{type(error).__name__}: {error}")
+        else:
+            self._set(state="done", part=1.0, detail=f"{done.size / 1e9:.2f} GB at {done.commit[:12]}.")
+
+    def _progress(self, step: str, part: float) -> None:
+        if self._stop.is_set():
+            raise _Stopped
+        now = time.monotonic()
+        if now - self._told >= TELL_SECONDS:
+            self._told = now
+            self._set(part=round(part, 4))
+
+    def _set(self, **changes: Any) -> None:
+        with self._lock:
+            if self._now is not None:
+                self._now = replace(self._now, **changes)
+        self._changed()
+
+
+def _checked(folder: Path) -> None:
+    """Refuses an architecture that cannot be served before its large files are fetched."""
+    config, known = read_config(folder), architectures()
+    kind = config.get("model_type")
+    if known and kind not in known and not config.get("model_file"):
+        raise CheckpointError(f"mlx-lm does not know the architecture {kind!r}, so it was not fetched.")

@@ -12,8 +12,7 @@ import httpx
 import pytest
 
 from start_llm.api.http import access
-from start_llm.api.ops.page import Page
-from start_llm.api.ops.pulling import Pulls
+from start_llm.api.ops.page import Page, Pulls
 from start_llm.api.server import ApiServer
 from start_llm.core.errors import BadRequest, Conflict
 from start_llm.core.report import StoredSegment, StoredTree
