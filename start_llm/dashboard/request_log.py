@@ -1,4 +1,4 @@
-"""What is written down of each request: a JSON line in the file of its session, and with ``DUMP_REQUESTS`` all of it."""
+"""What is written down of each request: a line in the file of its session, and with ``DUMP_REQUESTS`` all of it."""
 
 from __future__ import annotations
 
