@@ -214,7 +214,7 @@ class ApiServer:
         reads_body = head.method == "POST" and head.length != 0
         if reads_body:
             access.check_content(head.headers, form=route.form)
-        return Request(
+        request = Request(
             head.method,
             head.path,
             head.headers,
@@ -227,6 +227,9 @@ class ApiServer:
             most_bytes=settings.max_body_bytes if reads_body else None,
             query=head.target.partition("?")[2].partition("#")[0],
         )
+        if route.private and not options:
+            request.check_sees_all()
+        return request
 
     def dispatch(self, connection: Connection) -> None:
         request = connection.reader.request

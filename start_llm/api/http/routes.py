@@ -97,12 +97,13 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One path: ``{}`` is a parameter in it, ``{*}`` one that may have slashes. `form`: the body is multipart."""
+    """One path: ``{}`` is a parameter, ``{*}`` one with slashes. `form`: multipart. `private`: see `Request.sees_all`."""
 
     pattern: str
     handlers: Mapping[str, Handler]
     lane: Lane = "work"
     form: bool = False
+    private: bool = False
 
     def match(self, path: str) -> tuple[str, ...] | None:
         """The parameters, unquoted; ``None`` if `path`, as it came, is another."""

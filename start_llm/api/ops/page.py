@@ -174,7 +174,6 @@ class Page:
     # --- panels ---
 
     def stored(self, inbound: Request) -> Reply:
-        inbound.check_sees_all()
         try:
             tree = self._service.stored()
         except TimeoutError as error:
@@ -183,7 +182,6 @@ class Page:
 
     def models(self, inbound: Request) -> Reply:
         """What is on this disk, and what could be fetched."""
-        inbound.check_sees_all()
         found = [_model(model) for model in stored_models(self._settings.cache_dir, self._settings.model_path)]
         here = {model["name"] for model in found}
         known = [
@@ -195,7 +193,6 @@ class Page:
         return _reply({"models": found, "known": known, "served": [str(source) for source in sources if source]})
 
     def settings(self, inbound: Request) -> Reply:
-        inbound.check_sees_all()
         rows = [
             {
                 "name": name.upper(),
@@ -226,7 +223,6 @@ class Page:
 
     def pull(self, inbound: Request) -> Reply:
         """Begins to fetch a model: ``{"name": "owner/name"}``; the feed tells how it goes."""
-        inbound.check_sees_all()
         body = parse_json(inbound.body)
         name = body.get("name") if isinstance(body, dict) else None
         if not isinstance(name, str):
@@ -235,7 +231,6 @@ class Page:
         return _reply({"pull": self.pulls.state()}, 202)
 
     def stop_pull(self, inbound: Request) -> Reply:
-        inbound.check_sees_all()
         self.pulls.stop()
         return _reply({"pull": self.pulls.state()})
 
