@@ -77,7 +77,7 @@ def log_as_json(level: str = "warning") -> None:
     set_level(handler, level)
     logging.captureWarnings(True)
     sys.excepthook = _uncaught
-    threading.excepthook = _uncaught_in_thread
+    threading.excepthook = lambda raised: _uncaught(raised.exc_type, raised.exc_value, raised.exc_traceback)
 
 
 def set_level(handler: logging.Handler, level: str) -> None:
@@ -86,13 +86,9 @@ def set_level(handler: logging.Handler, level: str) -> None:
     logging.getLogger("start_llm").setLevel(level.upper())
 
 
-def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    logging.getLogger("start_llm").critical("uncaught %s: %s", kind.__name__, error, exc_info=(kind, error, trace))
-
-
-def _uncaught_in_thread(arguments: threading.ExceptHookArgs) -> None:
-    error = arguments.exc_value or arguments.exc_type()
-    _uncaught(arguments.exc_type, error, arguments.exc_traceback)
+def _uncaught(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    shown = error or kind()
+    logging.getLogger("start_llm").critical("uncaught %s: %s", kind.__name__, shown, exc_info=(kind, shown, trace))
 
 
 class LogTail(logging.Handler):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import os
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import IO, TextIO, cast
+from typing import IO, Any, TextIO, cast
 
 from rich.console import Console
 from rich.live import Live
@@ -209,7 +208,7 @@ class JsonLines(Observer):
         self._write(json.dumps(log_entry(request, outcome, datetime.now(UTC)), ensure_ascii=False))
 
 
-class LastingStream(io.TextIOBase):
+class LastingStream:
     """A stream that may lose its reader (``serve | head``, a full disk): what cannot be written then is left out."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -224,15 +223,8 @@ class LastingStream(io.TextIOBase):
         with self._lasting():
             self._stream.flush()
 
-    def isatty(self) -> bool:
-        return self._stream.isatty()
-
-    def fileno(self) -> int:
-        return self._stream.fileno()
-
-    @property
-    def encoding(self) -> str:  # type: ignore[override]
-        return self._stream.encoding
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
     @contextmanager
     def _lasting(self) -> Iterator[None]:

@@ -97,7 +97,7 @@ def _regex(pattern: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One path: ``{}`` is a parameter, ``{*}`` one with slashes. `form`: multipart. `private`: see `Request.sees_all`."""
+    """One path: ``{}`` is a parameter, ``{*}`` one with slashes. `form`: multipart. `private`: for who sees all."""
 
     pattern: str
     handlers: Mapping[str, Handler]
