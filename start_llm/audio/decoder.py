@@ -74,8 +74,8 @@ class Decoder:
                 child.stdin.write(data)
                 child.stdin.flush()
                 yield child.stdout
-            except _Refused as error:
-                raise NotDecoded(str(error)) from None
+            except NotDecoded:
+                raise
             except (EOFError, BrokenPipeError):
                 child.kill()
                 code = child.wait()
@@ -108,16 +108,12 @@ class Decoder:
         return self._child
 
 
-class _Refused(Exception):
-    """The child says why it cannot decode the file."""
-
-
 def _part(answers: IO[bytes]) -> bytes:
-    """The next part of an answer. Raises EOFError: the child has ended; _Refused."""
+    """The next part of an answer. Raises EOFError: the child has ended; NotDecoded: it says why it cannot."""
     kind, length = answers.read(1), answers.read(LENGTH.size)
     if len(length) < LENGTH.size:
         raise EOFError
     part = answers.read(LENGTH.unpack(length)[0])
     if kind == REFUSED:
-        raise _Refused(part.decode(errors="replace"))
+        raise NotDecoded(part.decode(errors="replace"))
     return part

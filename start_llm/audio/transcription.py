@@ -63,9 +63,9 @@ class _Decoded:
 
     @property
     def is_good(self) -> bool:
-        if self.silence > SILENT and self.logprob < LEAST_LOGPROB:
-            return True  # there is nothing to be heard, so nothing gets better
-        return not (self.compression > MOST_COMPRESSION or self.logprob < LEAST_LOGPROB)
+        if self.logprob < LEAST_LOGPROB:
+            return self.silence > SILENT  # there is nothing to be heard, so nothing gets better
+        return not self.compression > MOST_COMPRESSION
 
 
 @dataclass(slots=True)

@@ -33,10 +33,8 @@ class ModelHandle:
         name, source: what clients see; the folder or repository it came from.
         created: unix seconds.
         context: most tokens of a request, answer included.
-        detokenizer: makes a fresh streaming detokenizer of mlx-lm.
         check: raises BadRequest for what this model cannot do with a request's numbers.
         constraint: the grammar a request asks for, given whether its prompt ends inside reasoning.
-        recorder: remembers finished answers, off the request path.
         views: other forms of a request's tool results, in tokens, that drafts may be taken from.
         eyes: of a model that is shown images; else a line of text stands for each of them.
         model: its name for the model thread.
@@ -89,10 +87,7 @@ def loaded[Handle](lease: Lease[Handle], name: str) -> Iterator[Handle]:
 
 
 class Models(Protocol):
-    """The models that there are, loaded or not. Any thread; none of these methods waits for a model.
-
-    What `core.service.Service` has, too, is described there.
-    """
+    """The models that there are, loaded or not. Any thread; none waits for a model. See also `core.service.Service`."""
 
     def open(self, name: str) -> Lease[ModelHandle]:
         """A hold on the model that `name` means; it is loaded if it is not.

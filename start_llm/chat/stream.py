@@ -82,9 +82,7 @@ class ChatStream:
     """One request on its way: its choices, and the queue that all their events come through.
 
     Implements `core.service.EventStream`. Iterated by one thread; `close` may come from another.
-
-    Args:
-        poll: seconds between two signs of life.
+    `poll`: seconds between two signs of life.
     """
 
     def __init__(
@@ -133,14 +131,13 @@ class ChatStream:
 
     def submit(self, constraint: Constraint | None, max_tokens: int) -> None:
         """Sends all choices to the model thread, or none. Raises QueueFull, Unavailable."""
+        sampling = self._request.sampling
         for choice in self._choices:
-            sampling = self._request.sampling
-            if sampling.seed is not None:
-                sampling = replace(sampling, seed=sampling.seed + choice.index)
+            seed = None if sampling.seed is None else sampling.seed + choice.index
             work = Submit(
                 id=choice.work_id,
                 prompt=self._prepared.prompt,
-                sampling=sampling,
+                sampling=replace(sampling, seed=seed),
                 max_tokens=max_tokens,
                 sink=_Tagged(self._queue, choice.index),
                 logprobs=self._request.logprobs,
@@ -359,10 +356,8 @@ class WaitingStream:
         return self
 
     def __next__(self) -> Event:
-        if self._stream is None:
-            waited = self._wait()
-            if waited is not None:
-                return waited
+        if self._stream is None and (waited := self._wait()) is not None:
+            return waited
         assert self._stream is not None
         return next(self._stream)
 

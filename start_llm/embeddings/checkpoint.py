@@ -122,8 +122,8 @@ def _most_tokens(folder: Path, config: dict[str, Any]) -> int:
 def _pooling(source: str, folder: Path, architecture: str) -> Pooling | None:
     """Raises NotSupported: the checkpoint wants what is not done here."""
     modules = _json(folder / "modules.json")
-    listed = modules if isinstance(modules, list) else []
-    kinds = {str(module.get("type")).rsplit(".", 1)[-1]: module for module in listed if isinstance(module, dict)}
+    listed = [module for module in (modules if isinstance(modules, list) else []) if isinstance(module, dict)]
+    kinds = {str(module.get("type")).rsplit(".", 1)[-1]: module for module in listed}
     odd = sorted(kinds.keys() - {"Transformer", "Pooling", "Normalize"})
     if odd == ["Dense"] and architecture == "gemma3_text":
         return None  # mlx-embeddings has these layers in the model

@@ -91,6 +91,11 @@ class ClientRules(BaseModel):
     habits: tuple[Habit, ...] = ()
 
 
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    client: tuple[ClientRules, ...]
+
+
 UNKNOWN = ClientRules.model_construct(name="unknown", system="", rules=(), habits=())
 
 BUILT_IN = tuple(ClientRules.model_validate(client.requests) for client in CLIENTS.values() if client.requests)
@@ -116,10 +121,7 @@ class Clients:
     def load(path: Path | None) -> Clients:
         """The built-in clients, and those of a TOML file (``[[client]]`` with ``[[client.rules]]``) before them.
 
-        A client of the file replaces the built-in one of its name.
-
-        Raises:
-            RuleError: naming the file and the field.
+        A client of the file replaces the built-in one of its name. Raises RuleError.
         """
         if path is None:
             return Clients()
@@ -144,11 +146,6 @@ class Clients:
             return UNKNOWN
         head = messages[0].content[:_SIGN_CHARS]
         return next((client for client in self.clients if re.search(client.system, head, re.MULTILINE)), UNKNOWN)
-
-
-class _File(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-    client: tuple[ClientRules, ...]
 
 
 def find_parts(message: Message, client: ClientRules, system: str) -> tuple[DeclaredPlace, ...]:
@@ -199,11 +196,8 @@ def _edges(rules: Sequence[Rule], text: str) -> list[DeclaredPlace]:
         parts.append(DeclaredPlace(found[0], start, found[1], text[start : found[1]].strip()))
         start = space_end(text, found[1])
     end = _trimmed(text, len(text))
-    opens = [
-        (rule, [opened.start() for opened in re.compile(f"^(?:{rule.opens})", re.MULTILINE).finditer(text, start, end)])
-        for rule in rules
-        if rule.place == "end"
-    ]
+    patterns = [(rule, re.compile(f"^(?:{rule.opens})", re.MULTILINE)) for rule in rules if rule.place == "end"]
+    opens = [(rule, [opened.start() for opened in begins.finditer(text, start, end)]) for rule, begins in patterns]
     while last := _last(opens, text, end):
         parts.append(DeclaredPlace(last[0], last[1], end, text[last[1] : end].strip()))
         end = _trimmed(text, last[1])

@@ -22,10 +22,7 @@ _MOSTLY = 0.9  # of the lines must begin with a number
 
 
 class Views:
-    """Token sequences of the tool results' other forms. May be called from several threads.
-
-    What was encoded is kept, for each turn sends all results again: a turn costs what is new in it.
-    """
+    """Token sequences of the tool results' other forms; kept, as each turn sends all results again. Thread-safe."""
 
     def __init__(self, encode: Callable[[str], Sequence[int]], *, escaped: bool, most_tokens: int = 1 << 20) -> None:
         self._encode, self._escaped = encode, escaped

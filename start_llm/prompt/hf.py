@@ -34,10 +34,7 @@ PLAIN_CHATML = (
 
 
 class HFTemplate:
-    """`apply_chat_template` of a tokenizer (or of a processor with the same method).
-
-    `reserved`: names that are no variables of a template.
-    """
+    """`apply_chat_template` of a tokenizer or processor. `reserved`: names that are no variables of a template."""
 
     reserved = frozenset(["messages", *inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters])
 
@@ -92,10 +89,7 @@ class HFTemplate:
 
 
 def _backend(tokenizer: Any, special: Iterable[str]) -> Any:
-    """The tokenizer proper, if it alone says what the object around it says; else ``None``.
-
-    It is twice as quick, and gives other threads more of the time.
-    """
+    """The tokenizer proper, which is twice as quick, if it says what the object around it says; else ``None``."""
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     if not hasattr(backend, "encode_batch_fast"):
         return None

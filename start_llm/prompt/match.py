@@ -181,7 +181,9 @@ def compare(path: Path, query: MatchQuery, behind: int) -> BaseMatch | None:
     if answers is None or tools is None:
         return None
     answers_differ, has_our_id = answers
-    changes = (*_date_change(path, query.date), *_value_changes(path, query, behind), *tools)
+    was = path.told.get(DATE)
+    date = [Change(DATE, was, query.date)] if query.date not in (None, was) else []
+    changes = (*date, *_value_changes(path, query, behind), *tools)
     silent = _silent_difference(path, query)
     difference = max((path.node.difference, answers_differ, silent, *(change.difference for change in changes)))
     same_session = path.node.session == request.session
@@ -217,11 +219,6 @@ def _compare_answers(path: Path, chain: MessageChain) -> tuple[Difference, bool]
 
 def _arguments(message: Message) -> list[str]:
     return [canonical_arguments(call) for call in message.tool_calls]
-
-
-def _date_change(path: Path, date: str | None) -> list[Change]:
-    was = path.told.get(DATE)
-    return [] if date is None or was == date else [Change(DATE, was, date)]
 
 
 def _value_changes(path: Path, query: MatchQuery, behind: int) -> list[Change]:

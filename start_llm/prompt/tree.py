@@ -110,11 +110,9 @@ class Rendering:
 
 @dataclass(frozen=True, slots=True)
 class RenderDelta:
-    """How a prompt's rendering differs from its parent's (the parent's prompt and what was generated behind it).
+    """How a prompt's rendering differs from its parent's prompt with what was generated behind it.
 
-    Attributes:
-        chars, tokens, anchors: how much of the parent's is kept at the front.
-        text, new_tokens, new_anchors: what stands behind that.
+    `chars`, `tokens`, `anchors`: how much of that is kept in front of `text`, `new_tokens`, `new_anchors`.
     """
 
     chars: int
@@ -182,7 +180,6 @@ class Path:
     """A node with all before it.
 
     Attributes:
-        node: the answer at its end.
         shown: every message as the model saw it, the answer last, transient ones left out.
         told: what the model was told last for every slot.
         rendering: of the node's prompt, without the answer.
@@ -379,11 +376,9 @@ class ConversationTree:
         self._paths.pop(index)
         for call, _ in node.results:
             self._results.pop((node.owner, call), None)
-        left = tuple(other for other in self._by_key.get(node.key, ()) if other != index)
+        left = tuple(other for other in self._by_key.pop(node.key, ()) if other != index)
         if left:
             self._by_key[node.key] = left
-        else:
-            self._by_key.pop(node.key, None)
 
 
 def _same(one: Node, other: Node) -> bool:
