@@ -43,8 +43,8 @@ class CallBuilder:
 
     def __init__(self, calls: Calls, name: str, ident: str | None) -> None:
         self.name = name
-        self.schema = calls.schema(name)
-        self.source, self.tools = calls.source, calls.names
+        self.schema = calls.schemas.get(name, ANYTHING)
+        self.source, self.tools = calls.source, tuple(calls.schemas)
         self._calls = calls
         self._ident = ident
         self.keys: set[str] = set()
@@ -115,6 +115,7 @@ class Calls:
         new_id: makes ids for calls that bring none.
 
     Attributes:
+        schemas: of the arguments, by the tool's name.
         finished: the calls so far. `dropped` were left out, since they had been planned.
         reading: a block, or the header of one, is being read.
     """
@@ -127,7 +128,7 @@ class Calls:
         self.dropped = 0
         self.reading = False
         self._on_call, self._new_id = on_call, new_id
-        self._schemas = {tool.name: Schema(tool.parameters) for tool in tools}
+        self.schemas = {tool.name: Schema(tool.parameters) for tool in tools}
         self._ids: set[str] = set()
         self._open: CallBuilder | None = None
         self._known_only = self._in_reasoning = False
@@ -135,8 +136,6 @@ class Calls:
         self._planned: list[tuple[str, str]] = []
         self._mark: int | None = None  # where the source goes back to if this is no call
         self._any_begun = False
-
-    # --- a block, for the reader ---
 
     def read_block(
         self, parse: Parse, *, skip: int = 0, known_only: bool = False, in_reasoning: bool = False
@@ -170,17 +169,8 @@ class Calls:
         self._planned += [(call.name, call.arguments) for call in self._thought]
         self._thought.clear()
 
-    # --- what formats use ---
-
     def knows(self, name: str) -> bool:
-        return name in self._schemas
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(self._schemas)
-
-    def schema(self, name: str) -> Schema:
-        return self._schemas.get(name, ANYTHING)
+        return name in self.schemas
 
     def begin(self, name: str, ident: str | None = None) -> CallBuilder:
         """Raises NotACall where only known tools count and this is none."""
@@ -204,8 +194,6 @@ class Calls:
         if not name or (quote and not (yield from self.source.accept((quote,)))):
             raise NotACall
         return name
-
-    # --- what calls tell ---
 
     def start(self, name: str, ident: str | None) -> tuple[int, str]:
         """The call's index and its id: `ident`, unless another call has it."""
@@ -303,10 +291,8 @@ class ToolFormat:
 class ExternalFormat:
     """A parser from elsewhere (mlx-lm's ``tool_parsers``), for formats that have no reader of ours.
 
-    Attributes:
-        start, end: the block's markers; `end` may be ``""``: the block then runs to the end of the text.
-        parse: (text between the markers, OpenAI tool definitions) -> ``{"name", "arguments"}`` or a list of
-            them; raises anything where the text is no call.
+    `start` and `end` are the block's markers; without `end` it runs to the end of the text. `parse` takes the text
+    between and OpenAI tool definitions. It gives ``{"name", "arguments"}`` or a list of these, or raises anything.
     """
 
     start: str

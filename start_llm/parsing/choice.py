@@ -175,10 +175,8 @@ class RawChoiceParser(ChoiceParser):
     So the texts of the tokens, joined, are the answer's text. Tokens of a stop string have none.
     """
 
-    _passed_on: int = 0
-    """Characters that went out."""
-    _begin: int = 0
-    """Where the text of the first token that waits begins."""
+    _passed_on: int = 0  # characters that went out
+    _begin: int = 0  # where the text of the first token that waits begins
 
     def _completed(self, text: str, logprob: TokenLogprob | None) -> None:
         if logprob is not None:

@@ -182,8 +182,6 @@ class JsonStream:
             return None
         return dump(self._source.take(count).strip())
 
-    # --- scalars ------------------------------------------------------------
-
     def _token(self, schema: Schema, closer: str) -> Step[None]:
         """A number, a literal or a bare word: everything up to what can follow a value."""
         count = 0

@@ -20,11 +20,9 @@ _HELD_ANSWERS = 8
 class StrayEndTags:
     """Whether a model has lately closed reasoning blocks that nobody had opened.
 
-    Shared by all requests of a model; any thread (a lost update does no harm).
-
-    Some models think at once and write the closing tag only, where their template has not opened the block. What was
-    sent as text cannot be taken back, so a streamed answer shows that thought as text, the first time. After that, a
-    model's next answers are held back until their closing tag, their first call or their end.
+    Some models think at once and write the closing tag only, where their template has not opened the block. A streamed
+    answer shows that thought as text, the first time. After that, a model's next answers are held back until their
+    closing tag, their first call or their end. All requests of a model share it; any thread (lost updates do no harm).
     """
 
     def __init__(self) -> None:
@@ -89,8 +87,6 @@ _OWN = (
 TOOL_FORMATS: dict[str, ToolFormat] = {
     form.id: form for form in (*(ToolFormat(ident) for ident in ("null", *_SHARED_IDS)), *_OWN)
 }
-
-
 RAW_STRINGS = frozenset(
     (*_SHARED_IDS[2:], KIMI_K3.id, MINICPM5.id, MINIMAX_M2.id, MUSE_SPARK.id, GEMMA4.id, FUNCTION_GEMMA.id)
 )

@@ -21,7 +21,6 @@ ANY: Mapping[str, Any] = {}
 STEPS = 20_000
 """Keywords that are looked at for one request's tool, all values together; a second's work. After that all is valid."""
 _BOOLEANS = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
-
 _TYPE_NAMES = ((bool, "boolean"), (str, "string"), (int, "integer"), (float, "number"), (Mapping, "object"))
 
 
@@ -44,25 +43,20 @@ class Root:
     types: dict[int, frozenset[str]] = field(default_factory=dict)
     steps: int = STEPS
 
-    def step(self) -> None:
-        if self.steps <= 0:
-            raise _TooMuch
-        self.steps -= 1
-
 
 _NOWHERE: Registry[Any] = Registry()
 """jsonschema's own registry fetches what a ``$ref`` names, from the network or the disk."""
 _applied: ContextVar[Root] = ContextVar("_applied")
 """The schema that is being applied: jsonschema has no place to hand it through."""
-
-
 _PATTERNS = frozenset({"pattern", "patternProperties", "unevaluatedProperties"})
 """Not looked at: they say nothing of types, and Python's `re` can take for ever over a pattern that a client chose."""
 
 
 def _counting(name: str, keyword: Callable[..., Any]) -> Callable[..., Any]:
     def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Any:
-        _applied.get().step()
+        _applied.get().steps -= 1
+        if _applied.get().steps < 0:
+            raise _TooMuch
         if name == "additionalProperties" and "patternProperties" in schema:
             return None
         return keyword(validator, value, instance, schema)

@@ -39,8 +39,6 @@ class Source:
             self.pos = 0
         self.text += text
 
-    # --- marks --------------------------------------------------------------
-
     def mark(self) -> int:
         self._marks += 1
         return self.pos
@@ -61,8 +59,6 @@ class Source:
             yield
         finally:
             self.rewind(mark)
-
-    # --- reading ------------------------------------------------------------
 
     @property
     def offset(self) -> int:
@@ -140,7 +136,7 @@ class Source:
     def until(self, literals: Sequence[str], limit: int) -> Step[tuple[str, str]]:
         """Consume up to and including the first of `literals`; gives (text before, literal).
 
-        The literal is ``""``, and nothing is consumed, if none comes within `limit` characters or before the end.
+        Nothing is consumed, and both are ``""``, if none comes within `limit` characters or before the end.
         """
         count = 0
         while count <= limit:
@@ -228,10 +224,7 @@ class LiteralScanner:
         self._automaton = (_kept if sum(map(len, found)) <= KEPT_CHARACTERS else _Automaton)(found)
 
     def step(self, source: Source) -> Step[tuple[str, str]]:
-        """Consume text up to a literal, and it: (text before, literal).
-
-        The literal is ``""`` if the text is only as much as is certain now; both are ``""`` at the end.
-        """
+        """Consume (text, the literal behind it); without a literal it is as much as is certain, ``""`` at the end."""
         while True:
             begins, seen, state = self._held
             if begins != source.offset:
@@ -272,11 +265,7 @@ class LiteralScanner:
 # --- turn tokens: they end or begin a turn. In an answer they are leaks: left out, or the answer is over ---
 
 ENDS = ("<|im_end|>", "<|endoftext|>", "<|end_of_text|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>")
-STARTS: Mapping[str, str] = {
-    "<|im_start|>": "\n",
-    "<start_of_turn>": "\n",
-    "<|start_header_id|>": "<|end_header_id|>",
-}
+STARTS: Mapping[str, str] = {"<|im_start|>": "\n", "<start_of_turn>": "\n", "<|start_header_id|>": "<|end_header_id|>"}
 """By token: what ends the role that stands behind it."""
 LEAKED = (*ENDS, *STARTS, "<|im_start|>assistant\n")
 _OWN_ROLES = ("assistant", "model", "ai")

@@ -39,8 +39,6 @@ from start_llm.parsing.tools.headed import HARMONY_ENDS, HARMONY_HEADS, harmony_
 
 _BEFORE_MENTION = " \t\"'`("
 _AFTER_MENTION = " \t\"'`).,;:!?"
-
-
 RESULTS = ("<tool_response>",)
 """What opens a tool's result in a prompt: behind a call the model plays the tool."""
 
@@ -73,11 +71,6 @@ class AnswerLiterals:
         self.in_text = LiteralScanner({*self.stops, *self.tags, *LEAKED, *self.openers, *self.closers, *results})
         inside = {text for text, opener in self.openers.items() if not (opener.keep or opener.first)}
         self.in_reasoning = LiteralScanner({*ends, *reasoning.drop, *self.harmony, *LEAKED, *inside})
-
-    def is_cut(self, text: str) -> bool:
-        """Whether `text` is the beginning of some markup, and so long that it hardly is anything else."""
-        markers = (*self.openers, *self.closers, *self.tags)
-        return len(text) > 2 and text[0] in "<[" and any(marker.startswith(text) for marker in markers)
 
 
 def call_id() -> str:
@@ -148,7 +141,9 @@ class OutputParser:
             self._calls.cut()
         elif not self._done:
             held = self._source.peek(self._source.left)
-            if cut and self._literals.is_cut(held):
+            markup = (*self._literals.openers, *self._literals.closers, *self._literals.tags)
+            # The beginning of some markup, and so long that it hardly is anything else.
+            if cut and len(held) > 2 and held[0] in "<[" and any(text.startswith(held) for text in markup):
                 self._source.take(len(held))
             self._source.closed = True
             self._done = next(self._steps, True) is True
@@ -170,8 +165,6 @@ class OutputParser:
         calls = tuple(self._calls.finished)
         return Message("assistant", self._content.text, self._thinking.text or None, calls)
 
-    # --- the coroutine ---
-
     def _read(self) -> Step[None]:
         """The coroutine; ends with the text or with `over`."""
         if self.in_reasoning:
@@ -186,8 +179,6 @@ class OutputParser:
                 yield from self._in_reasoning(literal)
             elif literal:
                 yield from self._in_text(literal)
-
-    # --- text ---------------------------------------------------------------
 
     @property
     def _channel(self) -> TextChannel:
@@ -211,8 +202,6 @@ class OutputParser:
         after = yield from self._source.ahead(len(literal))
         self._source.pos += len(literal)
         return bool(after) and after in _AFTER_MENTION
-
-    # --- literals -----------------------------------------------------------
 
     def _in_text(self, literal: str) -> Step[None]:
         literals = self._literals
@@ -257,8 +246,6 @@ class OutputParser:
         if literal in STARTS and (yield from other_turn(self._source, literal)):
             self.ended = True
 
-    # --- reasoning ----------------------------------------------------------
-
     def _open_block(self, start: str) -> Step[None]:
         """Behind an opening tag; a second one right behind it is dropped."""
         self._buffer.release()
@@ -285,8 +272,6 @@ class OutputParser:
             self._thinking.drop_gap()
         self._content.code = CodeTracker()
         yield from self._source.skip("\n")
-
-    # --- calls --------------------------------------------------------------
 
     def _call_begins(self) -> None:
         """A call's first event is next: what stood between the text and it goes."""

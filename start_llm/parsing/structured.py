@@ -19,10 +19,9 @@ Reasoning stays free:
   is free from then on, and its answer holds no JSON at all.
 - gpt-oss writes messages with headers instead (`_harmony_answer`).
 
-Known limits: with ``auto``, a marker that the model spells otherwise than its format does (a bare ``<function=`` in
-the Qwen format, Hermes JSON in a GLM model) is text to the grammar, though the parser may read it as a call. After
-`max_tokens` an answer ends wherever it is. White space and forced calls are bounded; what a schema leaves open is not
-(a recursive definition, a string or list without a maximum, the digits of a number), so a weak model may get there.
+Known limits: with ``auto``, a marker that the model spells otherwise than its format does (Hermes JSON in a GLM model)
+is text to the grammar, though the parser may read it as a call. White space and forced calls are bounded; what a schema
+leaves open is not (a recursive definition, a string or list without a maximum, the digits of a number).
 """
 
 from __future__ import annotations
@@ -103,10 +102,7 @@ def make_constraint(
     """The grammar that `request` asks for, or ``None`` where its answer is free.
 
     The prompt ends inside an open reasoning block (`in_reasoning`), or the model may open one itself, if its tags are
-    tokens (`may_reason`).
-
-    Raises:
-        BadRequest: for an unknown tool, or a schema that is invalid or cannot be enforced; names field and keyword.
+    tokens (`may_reason`). Raises BadRequest for an unknown tool, or a schema that is invalid or cannot be enforced.
     """
     if is_free(request):
         return None
@@ -120,7 +116,7 @@ def make_constraint(
     elif not in_reasoning and may_reason and model.opening is not None and model.closing:
         after, opens = model.closing, (model.opening,)
     lark.rule("start", answer)
-    grammar = LLMatcher.grammar_from_lark(lark.text())
+    grammar = LLMatcher.grammar_from_lark("\n".join(lark.rules) + "\n")
     failed, messages = LLMatcher.validate_grammar_with_warnings(grammar)
     param = "tools" if request.response_format.kind == "text" else request.response_format.param
     if failed:

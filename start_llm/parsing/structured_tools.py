@@ -36,17 +36,14 @@ class Lark:
 
     def __init__(self, special: Mapping[str, int], format_id: str) -> None:
         self._special = special
-        self._rules = ["%llguidance {}"]
+        self.rules = ["%llguidance {}"]
         self.calls = _FORMATS.get(format_id, _FORMATS["hermes_json"])
         if format_id == "mistral" and self.is_token("[ARGS]"):
             self.calls = CallFormat(_header_body, "[TOOL_CALLS]", "", "")
 
     def rule(self, name: str, body: str, options: str = "") -> str:
-        self._rules.append(f"{name}{options}: {body}")
+        self.rules.append(f"{name}{options}: {body}")
         return name
-
-    def text(self) -> str:
-        return "\n".join(self._rules) + "\n"
 
     def marker(self, text: str) -> str:
         """The marker as the token that it is, or as text."""
@@ -88,12 +85,9 @@ Body = Callable[[Lark, CallableTool, str], str]
 
 @dataclass(frozen=True, slots=True)
 class CallFormat:
-    """A block is ``open lead body close``.
+    """A block is ``open lead body close``: `open` is the marker that begins every call, ``""`` where only `lead` does.
 
-    Attributes:
-        body: given a call and a prefix for the names of its rules.
-        open: the marker that begins every call; ``""`` where only `lead` does.
-        lead: literal text that begins the call of a tool.
+    `lead` is literal text that begins the call of a tool. `body` takes a call and a prefix for the names of its rules.
     """
 
     body: Body
@@ -124,9 +118,6 @@ def as_call(tool: Tool, param: str) -> CallableTool:
     return CallableTool(tool.name, schema, lenient=True, param=param)
 
 
-# --- JSON arguments ---------------------------------------------------------
-
-
 def json_arguments(call: CallableTool) -> str:
     return f"%json {embed(call.schema, lenient=call.lenient)}"
 
@@ -143,9 +134,6 @@ def _json_body(head: str, tail: str) -> Body:
 
 def _header_body(lark: Lark, call: CallableTool, prefix: str) -> str:
     return f"{literal(call.name)} {lark.marker('[ARGS]')} {json_arguments(call)}"
-
-
-# --- XML arguments ----------------------------------------------------------
 
 
 def _qwen_body(lark: Lark, call: CallableTool, prefix: str) -> str:
@@ -207,7 +195,8 @@ def _value(lark: Lark, call: CallableTool, schema: Any, prefix: str, end: str, p
         return f"({' | '.join(literal(word) for word in words)}) {lark.marker(end)}"
     if not _may_be_text(schema, call.schema):
         shared: Schema = {key: call.schema[key] for key in ("$defs", "definitions") if key in call.schema}
-        if _refers_to_more(schema, shared):
+        targets = [sub.get("$ref") for part in (schema, shared) for _, sub in subschemas(part)]
+        if any(isinstance(to, str) and not to.startswith(("#/$defs/", "#/definitions/")) for to in targets):
             if not call.lenient:
                 raise call.refused("$ref", path, ": it must point into '#/$defs/' or '#/definitions/'")
             schema, shared = {}, {}
@@ -218,12 +207,6 @@ def _value(lark: Lark, call: CallableTool, schema: Any, prefix: str, end: str, p
         return f"{lark.rule(name, text)} {lark.marker(end)}"
     lark.rule(name, f"{text} & ~/{ANY_TEXT}{regex_to_lark(re.escape(end.strip()))}{ANY_TEXT}/")
     return lark.rule(f"{prefix}_text", f"{name} {literal(end)}", "[lazy]")
-
-
-def _refers_to_more(schema: Schema, shared: Schema) -> bool:
-    """Whether a parameter's schema, or a definition that goes with it, points to the tool's schema as a whole."""
-    targets = (sub.get("$ref") for part in (schema, shared) for _, sub in subschemas(part))
-    return any(isinstance(target, str) and not target.startswith(("#/$defs/", "#/definitions/")) for target in targets)
 
 
 def _resolve(schema: Any, root: Schema) -> Schema:
@@ -307,15 +290,10 @@ def _operators(pattern: str) -> Iterator[int]:
             yield i
 
 
-_HERMES = CallFormat(_json_body('\n{"name": "NAME", "arguments": ', "}\n"))
-_GLM = CallFormat(_glm_body)
 _FORMATS: Mapping[str, CallFormat] = {
-    "hermes_json": _HERMES,
-    "json_tools": _HERMES,
+    **dict.fromkeys(("hermes_json", "json_tools"), CallFormat(_json_body('\n{"name": "NAME", "arguments": ', "}\n"))),
+    **dict.fromkeys(("glm47", "glm4_native", "glm4_xml"), CallFormat(_glm_body)),
     "qwen3_coder": CallFormat(_qwen_body),
-    "glm47": _GLM,
-    "glm4_native": _GLM,
-    "glm4_xml": _GLM,
     "mistral": CallFormat(_json_body(' [{"name": "NAME", "arguments": ', "}]"), "[TOOL_CALLS]", "", ""),
     "llama": CallFormat(
         _json_body("", "}"), "", "", lead=lambda call: '{"name": ' + json.dumps(call.name) + ', "parameters": '

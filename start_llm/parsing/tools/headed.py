@@ -10,10 +10,9 @@ from functools import partial
 from start_llm.parsing.calls import MAX_NAME, NAME, Calls, NotACall, Opener, Parse, ToolFormat
 from start_llm.parsing.jsonstream import Dialect
 from start_llm.parsing.source import LEAKED, Source, Step
-from start_llm.parsing.tools.hermes import json_block
+from start_llm.parsing.tools.hermes import json_block, open_fence
 
-_FENCE = "```"
-_MAX_FENCE = 20
+type Pair = tuple[str, str]
 
 
 def headed_call(
@@ -36,11 +35,7 @@ def spaced_name(calls: Calls) -> Step[str]:
 
 
 def _sections(
-    ident: str,
-    section: tuple[str, str],
-    call: tuple[str, str],
-    separator: str,
-    parse: Callable[[Calls, Dialect], Step[None]],
+    ident: str, section: Pair, call: Pair, separator: str, parse: Callable[[Calls, Dialect], Step[None]]
 ) -> ToolFormat:
     """Calls that `parse` reads, from behind ``call[0]``; all between those of `section`, which may be missing."""
     dialect = Dialect(enders=(call[1], section[1], call[0], *LEAKED))
@@ -99,12 +94,10 @@ def _deepseek(calls: Calls, dialect: Dialect) -> Step[None]:
         name = yield from spaced_name(calls)
         if not name:
             raise NotACall
-    if (yield from source.accept((_FENCE,))):
-        yield from source.until(("\n",), _MAX_FENCE)
-        yield from headed_call(calls, name, dialect, ends=(_FENCE,))
+    fence = yield from open_fence(source)
+    yield from headed_call(calls, name, dialect, ends=(fence or _DEEPSEEK_END,))
+    if fence:
         yield from source.after_space(_DEEPSEEK_END)
-    else:
-        yield from headed_call(calls, name, dialect, ends=(_DEEPSEEK_END,))
 
 
 DEEPSEEK = _sections(
@@ -152,9 +145,8 @@ _MISTRAL_JSON = Dialect(enders=(_OPEN, *LEAKED))
 
 def _mistral(calls: Calls) -> Step[None]:
     source = calls.source
-    while True:
-        if not (yield from source.after_space(_OPEN)):
-            break
+    while (yield from source.after_space(_OPEN)):
+        pass
     if (yield from source.ahead()) in ("[", "{"):
         yield from json_block(calls, _MISTRAL_JSON)
         return

@@ -12,7 +12,7 @@ from start_llm.core.messages import Tool
 from start_llm.parsing.calls import CallBuilder, Calls, NotACall, Opener, ToolFormat, as_object
 from start_llm.parsing.jsonstream import Dialect, JsonStream
 from start_llm.parsing.schema import ANYTHING, dump, parse_literal
-from start_llm.parsing.source import LEAKED, WHITESPACE, Step
+from start_llm.parsing.source import LEAKED, WHITESPACE, Source, Step
 from start_llm.parsing.tools.tagged import GLM, LONGCAT_TAGS, QWEN
 
 _NAMES = ("name", "function", "tool", "tool_name", "function_name")
@@ -151,20 +151,17 @@ def bare_json(calls: Calls) -> Step[None]:
 
 
 def bare_objects(calls: Calls) -> Step[None]:
-    """One such call, or several with commas or semicolons between them."""
+    """One such call, or several with commas or semicolons between them, maybe in a JSON list."""
+    source = calls.source
+    listed = yield from source.accept(("[",))
     yield from bare_json(calls)
     while True:
-        yield from calls.source.skip(WHITESPACE + ",;")
-        if (yield from calls.source.ahead()) != "{":
-            return
+        yield from source.skip(WHITESPACE + ",;")
+        if (yield from source.ahead()) != "{":
+            break
         yield from bare_json(calls)
-
-
-def bare_list(calls: Calls) -> Step[None]:
-    """Such calls in a JSON list."""
-    yield from calls.source.accept(("[",))
-    yield from bare_objects(calls)
-    yield from calls.source.accept(("]",))
+    if listed:
+        yield from source.accept(("]",))
 
 
 def _expect(calls: Calls, *literals: str) -> Step[None]:
@@ -175,16 +172,21 @@ def _expect(calls: Calls, *literals: str) -> Step[None]:
 # --- blocks whose markup several families share ---
 
 
+def open_fence(source: Source) -> Step[str]:
+    """Consumes the fence that stands here, with the rest of its line, and the white space behind it."""
+    fence = yield from source.accept(("```",))
+    if fence:
+        yield from source.until(("\n",), _MAX_FENCE)
+        yield from source.skip()
+    return fence
+
+
 def tool_call_block(calls: Calls) -> Step[None]:
     """What follows ``<tool_call>``."""
     source = calls.source
-    while True:
-        if not (yield from source.after_space(OPEN, *LEAKED)):
-            break
-    fenced = bool((yield from source.accept(("```",))))
-    if fenced:
-        yield from source.until(("\n",), _MAX_FENCE)
-        yield from source.skip()
+    while (yield from source.after_space(OPEN, *LEAKED)):
+        pass
+    fence = yield from open_fence(source)
     char = yield from source.ahead()
     if char and char in "{[":
         yield from json_block(calls)
@@ -194,8 +196,8 @@ def tool_call_block(calls: Calls) -> Step[None]:
         yield from _named(calls)
     else:
         yield from GLM.read_keyed(calls)
-    if fenced:
-        yield from source.after_space("```")
+    if fence:
+        yield from source.after_space(fence)
         calls.settle()
 
 
@@ -237,8 +239,8 @@ SHARED = ToolFormat(
         Opener(OPEN, tool_call_block),
         Opener("<function=", QWEN.read_call, keep=True),
         Opener("{", bare_objects, keep=True, known_only=True, line_start=True),
-        Opener("[{", bare_list, keep=True, known_only=True, line_start=True),
-        Opener("[\n", bare_list, keep=True, known_only=True, line_start=True),
+        Opener("[{", bare_objects, keep=True, known_only=True, line_start=True),
+        Opener("[\n", bare_objects, keep=True, known_only=True, line_start=True),
         Opener("```json\n", fenced_json, known_only=True, line_start=True, first=True),
         Opener("```\n", fenced_json, known_only=True, line_start=True, first=True),
     ),

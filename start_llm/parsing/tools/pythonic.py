@@ -8,7 +8,7 @@ from start_llm.parsing.calls import MAX_NAME, NAME, CallBuilder, Calls, NotACall
 from start_llm.parsing.jsonstream import Dialect, JsonStream
 from start_llm.parsing.schema import ANYTHING
 from start_llm.parsing.source import LEAKED, WHITESPACE, Step, turn_ends
-from start_llm.parsing.tools.hermes import bare_list, json_block
+from start_llm.parsing.tools.hermes import bare_objects, json_block
 
 _QUOTES = ('"""', "'''", '"', "'")
 _WORD = re.compile(r"\w")
@@ -106,7 +106,7 @@ def bare_calls(calls: Calls) -> Step[None]:
     """A list of calls without any markup: it must begin with a known tool, and an argument that may be one of its."""
     source = calls.source
     if (yield from _is_json(calls)):
-        yield from bare_list(calls)
+        yield from bare_objects(calls)
         return
     with source.lookahead():
         yield from source.accept(("[",))
@@ -116,7 +116,7 @@ def bare_calls(calls: Calls) -> Step[None]:
             raise NotACall
         yield from source.skip()
         char = yield from source.ahead()
-        keys = calls.schema(name).keys
+        keys = calls.schemas[name].keys
         if char == ")":
             follow = yield from source.ahead((yield from source.blank(1)))
             sound = follow in ("]", ",")

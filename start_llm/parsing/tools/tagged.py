@@ -18,6 +18,7 @@ from start_llm.parsing.source import ENDS, LEAKED, STARTS, Source, Step, turn_en
 _ATTRIBUTE = re.compile(r"""([\w:]+)\s*=\s*(?:"([^"]*)"|'([^']*)'|([^\s"'>]+))""")
 _MAX_HEAD = 300
 _MAX_KEY = 200
+_CDATA = "<![CDATA["
 
 
 @dataclass(frozen=True)
@@ -65,9 +66,8 @@ class Tags:
         if not name or not all(NAME.match(char) for char in name):
             raise NotACall
         call = calls.begin(name)
-        while True:  # the opening, twice
-            if not (yield from source.after_space(f"{self.call[0]}={name}{self.head_end}")):
-                break
+        while (yield from source.after_space(f"{self.call[0]}={name}{self.head_end}")):
+            pass  # the opening, twice
         if (yield from source.ahead()) == "{":
             complete = yield from self._json_arguments(call)
         elif self.json_block and (yield from source.starts((self.json_block[0],))):
@@ -149,8 +149,10 @@ class Tags:
             restart=tuple(filter(None, (self.outer[0], self.call[0]))),
             anywhere=bool(self.value_start),
         )
-        wrapped = self.cdata and (yield from _opens_cdata(source))
+        offset = (yield from source.blank()) if self.cdata else 0
+        wrapped = self.cdata and (yield from source.starts((_CDATA,), offset))
         if wrapped:
+            source.take(offset + len(_CDATA))
             close = ValueEnd(tags=("]]>",), followers=(self.param[1],))
         writer = ValueWriter(call, schema, as_string=head.get("string") == "true")
         writer.trim_start, writer.trim_end = not wrapped, self.trim_end and not wrapped
@@ -186,14 +188,6 @@ def _named_heads(start: str, names: Iterable[str]) -> tuple[str, ...]:
     return tuple(f'{start} {word}="{name}"' for name in names for word in ("name", "key", "tool"))
 
 
-def _opens_cdata(source: Source) -> Step[bool]:
-    offset = yield from source.blank()
-    found = yield from source.starts(("<![CDATA[",), offset)
-    if found:
-        source.take(offset + len(found))
-    return bool(found)
-
-
 def tagged_format(ident: str, tags: Tags) -> ToolFormat:
     """The format of a family, opened by its outer markup or by a bare call."""
     opener = Opener(tags.outer[0], tags.read_block)
@@ -211,12 +205,8 @@ class ValueEnd:
 
     A value may hold its closing tag as content (code that is about such tags). So the tag counts only if one of
     `followers`, or the end of the turn, comes after it. Where no such tag comes at all, the first one that was seen is
-    taken after all.
-
-    Attributes:
-        breaks: markup that ends a value whose closing tag is missing, if it begins a line (or anywhere, if
-            `anywhere`) and `plausible` says so.
-        restart: the same for markup that begins another call, behind a closing tag that was not sure.
+    taken after all. `breaks` end a value whose closing tag is missing, if they begin a line (or `anywhere`) and are
+    plausible; `restart` does the same behind a closing tag that was not sure.
     """
 
     tags: tuple[str, ...]
@@ -228,7 +218,7 @@ class ValueEnd:
 
 @dataclass
 class ValueReader:
-    """Reads one value from `source` into `writer`, up to where `close` says. For `plausible` see `ValueEnd`."""
+    """Reads one value from `source` into `writer`, up to where `close` says. `plausible`: whether markup breaks it."""
 
     source: Source
     close: ValueEnd
