@@ -1,10 +1,11 @@
-"""What of the tree is in memory. The one place that fills and empties segments and counts their bytes."""
+"""What of the tree is in memory. The one place that fills and empties segments, counts their bytes and shows them."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
 
+from start_llm.core.report import MOST_SEGMENTS, StoredSegment, StoredTree
 from start_llm.kvcache.layers import LayerKit
 from start_llm.kvcache.tree import Segment, SegmentTree
 from start_llm.kvcache.types import Checkpoint, Form, Slices
@@ -107,3 +108,43 @@ class ResidentKV:
 
 def _forgettable(segment: Segment) -> bool:
     return segment.is_ghost and not segment.children
+
+
+def snapshot(
+    tree: SegmentTree,
+    ends: Sequence[tuple[str, Sequence[Segment]]],
+    now: float,
+    token_bytes: float,
+    most: int = MOST_SEGMENTS,
+) -> StoredTree:
+    """The tree of stored prefixes for people; to be called by `SegmentTree.read_consistently`.
+
+    Args:
+        ends: conversations, the last used one first, with the segments that their turns end in.
+        now: on the clock that `Segment.used` is of.
+    """
+    segments: list[StoredSegment] = []
+    places: dict[int, int] = {}
+    left_out = 0
+    todo = [(segment, -1) for segment in list(tree.root.children.values())]
+    for segment, parent in todo:  # grows while it is walked: parents first, level by level
+        if len(segments) >= most:
+            left_out = len(todo) - len(segments)
+            break
+        places[id(segment)] = len(segments)
+        todo += [(child, len(segments)) for child in list(segment.children.values())]
+        segments.append(_seen(segment, parent, now))
+    named = [(name, places[id(end)]) for name, at in ends for end in at if id(end) in places]
+    return StoredTree(tuple(segments), tuple(named), left_out, token_bytes)
+
+
+def _seen(segment: Segment, parent: int, now: float) -> StoredSegment:
+    return StoredSegment(
+        parent,
+        segment.length,
+        segment.nbytes if segment.rows is not None else 0,
+        segment.file is not None,
+        round(max(now - segment.used, 0.0), 1) if segment.uses else -1.0,
+        segment.uses,
+        round(segment.seconds_per_token * segment.length, 3),
+    )

@@ -28,9 +28,8 @@ from start_llm.kvcache.disk.paging import Paging
 from start_llm.kvcache.disk.tier import DiskTier
 from start_llm.kvcache.evict import Eviction
 from start_llm.kvcache.layers import LayerKit, held_tokens
-from start_llm.kvcache.resident import ResidentKV
+from start_llm.kvcache.resident import ResidentKV, snapshot
 from start_llm.kvcache.sessions import Sessions
-from start_llm.kvcache.snapshot import snapshot
 from start_llm.kvcache.tree import PrefixMatch, Segment
 from start_llm.kvcache.types import Checkpoint, Restored, RestorePlan, StoreConfig, Unstorable
 

@@ -11,8 +11,8 @@ import pytest
 
 from start_llm.core.report import StoredSegment
 from start_llm.kvcache.planner import plan
+from start_llm.kvcache.resident import snapshot
 from start_llm.kvcache.sessions import Sessions
-from start_llm.kvcache.snapshot import snapshot
 from start_llm.kvcache.types import FilePart
 from tests.kvcache.segments import A_TOKEN, fake_tree, grow
 
