@@ -116,8 +116,7 @@ class ModelBuilder:
         self.shared = self._new_shared()
 
     def _new_shared(self) -> SharedMemory:
-        registry = self._registry
-        return SharedMemory(self.usable, self._settings.cache_memory_bytes, registry.reclaim, registry.pinned_weights)
+        return SharedMemory(self.usable, self._settings.cache_memory_bytes, self._registry.reclaim)
 
     def read(self, settings: Settings, folder: Path, adapter: StoredAdapter | None = None) -> LoadInputs:
         """What needs no MLX, and little memory. Not the model thread. Raises NotFound, BadRequest, NotSupported."""
@@ -167,7 +166,8 @@ class ModelBuilder:
             runtime = TextRuntime(settings, loaded, store, guard, drafts, grammars, lambda: self._left(model))
             made.pop_all()
             made.callback(runtime.close)
-            runtime.loaded = limit_context(loaded, guard.most_tokens(model), self._say)
+            staying = self._registry.pinned_weights(model)
+            runtime.loaded = limit_context(loaded, guard.most_tokens(model, staying), self._say)
             where = f"{self._disk_bytes(settings) / GIB:.1f} GiB in {settings.disk_dir}"
             self.stored_where = where if disk and disk.ready else "nothing on disk"
             made.pop_all()

@@ -23,21 +23,14 @@ class SharedMemory:
         most_stored: bytes of stored KV while nothing runs; ``None``: a share of what the weights leave.
         reclaim: asks for so many bytes more, by unloading idle models. False: there are not so many. What is promised
             comes later.
-        staying: weights of models that do not go for the one of that name.
 
     Attributes:
         running: bytes of KV that running requests hold. Any thread.
         weight_bytes: what all weights take; those that models share once. Any thread.
     """
 
-    def __init__(
-        self,
-        usable: int,
-        most_stored: int | None,
-        reclaim: Callable[[int], bool],
-        staying: Callable[[str], Sequence[Weights]] = lambda model: (),
-    ) -> None:
-        self._usable, self._most_stored, self.reclaim, self._staying = usable, most_stored, reclaim, staying
+    def __init__(self, usable: int, most_stored: int | None, reclaim: Callable[[int], bool]) -> None:
+        self._usable, self._most_stored, self.reclaim = usable, most_stored, reclaim
         self._weights: dict[str, Weights] = {}
         self._guards: list[MemoryGuard] = []
         self.running = self.weight_bytes = 0
@@ -51,9 +44,9 @@ class SharedMemory:
         """Bytes that running and stored KV may take together; 0: no limit."""
         return kv_bytes(self._usable, self.weight_bytes) if self._usable else 0
 
-    def total_alone(self, model: str) -> int:
-        """`total`, once idle models have gone for this one."""
-        weights = together([self._weights.get(model, Weights()), *self._staying(model)])
+    def total_alone(self, model: str, staying: Sequence[Weights]) -> int:
+        """`total`, once all models but this one and those of the weights `staying` have gone."""
+        weights = together([self._weights.get(model, Weights()), *staying])
         return kv_bytes(self._usable, weights) if self._usable else 0
 
     @property
@@ -152,13 +145,13 @@ class MemoryGuard:
             f"{total / GIB:.1f} GiB are there beside the model. Shorten the conversation, or set KV_BITS."
         )
 
-    def most_tokens(self, model: str | None = None) -> int | None:
+    def most_tokens(self, model: str | None = None, staying: Sequence[Weights] = ()) -> int | None:
         """The longest row that fits alone; ``None``: there is no limit, or nobody knows.
 
-        `model`: it is this model's, and idle ones may go for it: see `check`.
+        `model`: it is this model's, and all others may go for it but those of the weights `staying`: see `check`.
         """
         state = self.store.estimate(0)
-        total = self._shared.total if model is None else self._shared.total_alone(model)
+        total = self._shared.total if model is None else self._shared.total_alone(model, staying)
         a_million = self.store.estimate(2**20) - state
         return max(0, (total - state) * 2**20 // a_million) if total and a_million > 0 else None
 
