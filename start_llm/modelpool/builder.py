@@ -87,24 +87,17 @@ def _grammars(wrapper: Any) -> Grammars:
 
 
 class ModelBuilder:
-    """Loads models. Model thread only, but for the constructor and `read`.
-
-    Attributes:
-        usable: bytes that all models may take; 0: nobody knows. Any thread.
-        shared: what their weights and their KV take. Any thread may read its numbers.
-        bases: weights that are in memory, for models that differ in their adapters only. Any thread.
-        stored_where: how much KV of the model that was loaded last may be on disk, and where, for people.
-    """
+    """Loads models. Model thread only, but for `begin`, `read`, `read_ahead` and the public figures."""
 
     def __init__(self, registry: ModelRegistry, say: Say, progress: Progress) -> None:
         self._settings, self._registry, self._say, self._progress = registry.settings, registry, say, progress
         self._device: Device
-        self.usable = 0
-        self.shared = self._new_shared()
+        self.usable = 0  # bytes that all models may take; 0: nobody knows
+        self.shared = self._new_shared()  # what their weights and their KV take
         self._side: dict[str, Any] = {}
         self._wired = False
-        self.stored_where = ""
-        self.bases = BasesInMemory()
+        self.stored_where = ""  # how much KV of the model that was loaded last may be on disk, and where, for people
+        self.bases = BasesInMemory()  # weights in memory, for models that differ in their adapters only
         self._vocabularies = Vocabularies()
         self._costs: Lru[str, PassCosts] = Lru(KNOWN_COSTS)
 

@@ -114,10 +114,7 @@ class LanguageModels:
             log.warning("%s", error.message)
 
     def unload(self, entry: PoolEntry) -> weakref.ref[Any] | None:
-        """Frees it. What fails here is logged: the model is gone all the same, and may be loaded anew.
-
-        Returns what is to be out of memory soon; ``None``: it is out already.
-        """
+        """Frees it; what fails is logged. Returns what is to be out of memory soon; ``None``: it is out already."""
         with self._registry.lock:
             model = None if entry.runtime is None else weakref.ref(entry.runtime.loaded.model)
             handle = entry.release()

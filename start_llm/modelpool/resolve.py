@@ -123,8 +123,7 @@ class ModelListing:
     def find(self, name: str, *, look: bool = True) -> KnownModel | None:
         """The model of that name. A path is one only if the settings name it or the listing does.
 
-        Args:
-            look: look at the disk again if it is not in the listing, whether models have come or not.
+        `look`: look at the disk again if it is not in the listing, whether models have come or not.
         """
         if not name or len(name) > MOST_NAME:
             return None
@@ -158,10 +157,8 @@ class ModelListing:
 
 
 def known_models(settings: Settings, left_out: str, taken_names: frozenset[str]) -> list[KnownModel]:
-    """What the settings name comes first, so that its short name is the model's.
-
-    Args:
-        left_out, taken_names: key and names of a model that is left out.
+    """Those that the settings name come first and have their short names. Without the one of the key `left_out`, whose
+    names are `taken_names`.
     """
     found: dict[str, StoredModel] = {}
     for stored in [*_named(settings), *stored_models(settings.cache_dir)]:

@@ -114,12 +114,7 @@ def other_base(base: str, source: str) -> str | None:
 
 
 def check_fits(adapter: Adapter, wanted: dict[str, tuple[int, ...]], source: str) -> None:
-    """Raises BadRequest if the adapter's weights are not those that the model would have.
-
-    Args:
-        wanted: shapes of these, by name.
-        source: the model's name, for errors.
-    """
+    """Raises BadRequest if the adapter's weights are not those of `wanted`, which the model `source` would have."""
     trained = f" It was trained on {public_name(adapter.base)}." if adapter.base else ""
     strange, missing = sorted(adapter.shapes.keys() - wanted.keys()), sorted(wanted.keys() - adapter.shapes.keys())
     other = [name for name, shape in adapter.shapes.items() if shape != wanted.get(name)]

@@ -191,13 +191,10 @@ def read_capabilities(
 ) -> tuple[Capabilities, GenerationConfig]:
     """What the files of a model say, without its tokenizer; and its makers' recommendations, to tell people of them.
 
-    Args:
-        override_folder: MODEL_FILES.
-        source: the repository or folder that the user named; `folder`: where that lies on this disk.
+    `source` is the repository or folder that the user named, `folder` where that lies on this disk.
 
-    Raises:
-        NotSupported: the override file cannot be used, or MODEL_FAMILY is none.
-        OSError, ValueError: ``config.json`` cannot be read.
+    Raises NotSupported: the override file cannot be used, or MODEL_FAMILY is none; OSError, ValueError: ``config.json``
+    cannot be read.
     """
     config = read_config(folder)
     name = source.rstrip("/").rsplit("/", 1)[-1]

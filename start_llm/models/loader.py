@@ -133,8 +133,7 @@ def load_steps(
         NotFound: no such folder or repository.
         BadRequest: there is something wrong with the adapter.
         OutOfMemory: the weights do not fit. Nothing of them is downloaded or read then.
-        NotSupported: mlx-lm does not know the architecture, or it wants to run code that is not trusted, or
-            KV_QUANT_SCHEME asks for what text models cannot do.
+        NotSupported: mlx-lm does not know it, its code is not trusted, or text models have no such KV_QUANT_SCHEME.
         Unavailable: its files were changed meanwhile.
     """
     given = given or LoadInputs()

@@ -84,11 +84,7 @@ def _render(loaded: LoadedModel) -> tuple[HFTemplate, HFTokenizer, Traits]:
 
 
 def limit_context(loaded: LoadedModel, most_tokens: int | None, say: Say) -> LoadedModel:
-    """The model with the context that its KV finds room for, if that is less than its own.
-
-    Args:
-        most_tokens: of one request beside the weights; ``None``: nobody knows.
-    """
+    """The model with a context of `most_tokens`, if its own is more: for these its KV finds room. ``None``: unknown."""
     capabilities = loaded.capabilities
     if most_tokens is None or most_tokens >= capabilities.context:
         return loaded

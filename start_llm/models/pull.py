@@ -75,13 +75,11 @@ def pull(
     """Fetches what serving needs of a repository; what is here already is not fetched again.
 
     Args:
-        progress: called with a step and the part of its bytes that is here.
         revision: a branch, tag or commit; what it is now is what all files are of.
         check: called with the folder that has the small files only, before large ones are fetched; may raise.
         pause: seconds before a second try; each further one waits so much longer.
 
-    Raises:
-        PullError: no such repository, no hub in reach, no room on the disk, a file that is not what the hub says.
+    Raises PullError: no such repository, no hub in reach, no room on the disk, a file that is not what the hub says.
     """
     revision = revision or DEFAULT_REVISION
     if not _REVISION.fullmatch(revision) or ".." in revision:

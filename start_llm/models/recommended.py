@@ -45,12 +45,7 @@ def recommended_model(memory: int) -> Recommendation | None:
 
 
 def recommend(memory: int, usable: int, count: int = 3) -> list[Recommendation]:
-    """The best models that fit, with KV for 32k tokens; best first.
-
-    Args:
-        memory: bytes of the machine.
-        usable: bytes that weights and KV may take together.
-    """
+    """The best models first, for a machine of `memory` bytes; weights and KV of 32k tokens take `usable` bytes."""
     meant = [model for model in RECOMMENDED if model.least_memory <= memory]
     return [each for each in meant if each.weights + each.kv_bytes(32_768) + PREFILL_BYTES <= usable][:count]
 

@@ -87,10 +87,7 @@ class VisionProcessor:
 
 
 def image_text(render: Render) -> str:
-    """What the chat template writes for an image. Raises NotSupported if it writes nothing.
-
-    `render`: the template, given messages, without the generation prompt.
-    """
+    """What the chat template, `render`, writes for an image. Raises NotSupported if it writes nothing."""
     words = {"type": "text", "text": _PROBE}
     before, sign, _ = render([{"role": "user", "content": [words]}]).partition(_PROBE)
     seen, shown, _ = render([{"role": "user", "content": [{"type": "image"}, words]}]).partition(_PROBE)
