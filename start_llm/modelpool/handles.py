@@ -16,7 +16,6 @@ from start_llm.engine.decode.constraint import Grammars
 from start_llm.engine.decode.sampling import check_logit_bias, check_prompt_tokens
 from start_llm.engine.patience import Patience
 from start_llm.engine.runtime import TextRuntime
-from start_llm.models.loader import LoadedModel
 from start_llm.parsing.registry import RAW_STRINGS, OutputStyle, output_style
 from start_llm.parsing.structured import is_free, make_constraint, model_text
 from start_llm.prompt.clients import Clients
@@ -59,7 +58,13 @@ def make_handle(
         )
     except TemplateError as error:
         raise NotSupported(f"The chat template of {loaded.source} cannot be used: {error}") from error
-    style, vocab, size = _style(loaded), tokenizer.get_vocab(), len(tokenizer)
+    style = output_style(
+        tool_parser=capabilities.tool_parser,
+        reasoning_parser=capabilities.reasoning_parser,
+        external=loaded.tool_format,
+        reasoning_tags=capabilities.think_tags,
+    )
+    vocab, size = tokenizer.get_vocab(), len(tokenizer)
     opens, closes = vocab.get(style.reasoning.start), vocab.get(style.reasoning.end)
 
     def check(request: ChatRequest) -> None:
@@ -83,16 +88,6 @@ def make_handle(
         views=Views(encoder.encode, escaped=style.tools.id not in RAW_STRINGS),
         model=model,
         sampling={name: fact.value for name, fact in capabilities.sampling.items()},
-    )
-
-
-def _style(loaded: LoadedModel) -> OutputStyle:
-    capabilities = loaded.capabilities
-    return output_style(
-        tool_parser=capabilities.tool_parser,
-        reasoning_parser=capabilities.reasoning_parser,
-        external=loaded.tool_format,
-        reasoning_tags=capabilities.think_tags,
     )
 
 

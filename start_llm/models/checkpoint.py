@@ -96,10 +96,8 @@ def check_source(source: str, *, command: str, trust_code: bool = False, known: 
     elif source.lower().endswith(".gguf") or re.search(r"[-_.]gguf$", source, re.IGNORECASE):
         raise _wrong(source, _gguf(command))
     elif _OLLAMA.fullmatch(source):
-        raise CheckpointError(
-            f"MODEL_PATH={source} is a name of Ollama, whose files MLX cannot read: `{command} recommend` names some "
-            "for this machine."
-        )
+        what = f"MODEL_PATH={source} is a name of Ollama, whose files MLX cannot read"
+        raise CheckpointError(f"{what}: `{command} recommend` names some for this machine.")
     elif not _REPOSITORY.fullmatch(source):
         near = difflib.get_close_matches(source.lower(), list(known), 1, 0.5)
         meant = f" Did you mean {near[0]}?" if near else ""
@@ -148,10 +146,8 @@ def _check_weights_kind(source: str, folder: Path, command: str) -> None:
     if any(folder.glob("*.gguf")):
         raise _wrong(source, _gguf(command))
     if any(path for pattern in _PYTORCH for path in folder.glob(pattern)):
-        raise CheckpointError(
-            f"MODEL_PATH={source} holds weights of PyTorch only; convert them: "
-            f"`mlx_lm.convert --hf-path {source} --mlx-path {source.rstrip('/')}-mlx -q`."
-        )
+        convert = f"mlx_lm.convert --hf-path {source} --mlx-path {source.rstrip('/')}-mlx -q"
+        raise CheckpointError(f"MODEL_PATH={source} holds weights of PyTorch only; convert them: `{convert}`.")
     if not (folder / "config.json").exists():
         raise _wrong(source, f"there is no config.json in that folder; {_GIVE}")
     raise CheckpointError(f"MODEL_PATH={source} has no weights (model*.safetensors); give owner/name to download them.")
@@ -183,10 +179,8 @@ def _check_architecture(source: str, config: dict[str, Any]) -> None:
     kind = config["model_type"]
     task = task_of(config)
     if task is not None:
-        raise CheckpointError(
-            f"MODEL_PATH={source} is an audio model ({kind}), which writes no answers; serve it beside one that does: "
-            f"{SETTINGS[task]}={source}."
-        )
+        what = f"MODEL_PATH={source} is an audio model ({kind}), which writes no answers"
+        raise CheckpointError(f"{what}; serve it beside one that does: {SETTINGS[task]}={source}.")
     known = architectures()
     if known and isinstance(config.get("vision_config"), dict):
         known |= architectures("mlx_vlm")

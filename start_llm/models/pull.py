@@ -45,6 +45,16 @@ _SHA256, _COMMIT = re.compile(r"[0-9a-f]{64}"), re.compile(r"[0-9a-f]{7,64}")
 _REVISION = re.compile(r"\w[\w./+-]{0,200}")
 
 
+_REFUSALS: tuple[tuple[type[Exception], str], ...] = (
+    (HFValidationError, "{0!r} is no repository's name (owner/name)."),
+    (GatedRepoError, "{0} is for those who have agreed to its terms; do so on its page, then `hf auth login`."),
+    (RevisionNotFoundError, "{0} has no revision {1!r}."),
+    (RepositoryNotFoundError, "The hub has no model {0}, or it is private; look at the spelling."),
+    (Exception, "{0} is not here, and no hub is in reach ({2}); models that are on this disk can be served."),
+)
+"""What is said of an answer of the hub: of the repository, its revision, and the reason. The first that fits counts."""
+
+
 class PullError(RuntimeError):
     """The model could not be fetched. The message is one sentence that says why and what to do."""
 
@@ -166,18 +176,9 @@ def _info(repository: str, revision: str) -> ModelInfo:
     """What the hub knows of a repository. Raises PullError, with what to do about it."""
     try:
         return HfApi().model_info(repository, revision=revision, files_metadata=True, timeout=TIMEOUT_SECONDS)
-    except HFValidationError as error:
-        raise PullError(f"{repository!r} is no repository's name (owner/name).") from error
-    except GatedRepoError as error:
-        what = f"{repository} is for those who have agreed to its terms"
-        raise PullError(f"{what}; do so on its page, then `hf auth login`.") from error
-    except RevisionNotFoundError as error:
-        raise PullError(f"{repository} has no revision {revision!r}.") from error
-    except RepositoryNotFoundError as error:
-        raise PullError(f"The hub has no model {repository}, or it is private; look at the spelling.") from error
-    except (HfHubHTTPError, httpx.HTTPError, OfflineModeIsEnabled, OSError) as error:
-        why = f"{repository} is not here, and no hub is in reach ({_reason(error)})"
-        raise PullError(f"{why}; models that are on this disk can be served.") from error
+    except (HFValidationError, HfHubHTTPError, httpx.HTTPError, OfflineModeIsEnabled, OSError) as error:
+        sentence = next(sentence for kind, sentence in _REFUSALS if isinstance(error, kind))
+        raise PullError(sentence.format(repository, revision, _reason(error))) from error
 
 
 def _by_hub(repository: str, commit: str, files: list[_File]) -> None:

@@ -69,11 +69,9 @@ def room_for(new: Resident, residents: Sequence[Resident], limits: PoolLimits, r
     """
     least = least_bytes([new.weights])
     if limits.budget and least > limits.budget:
-        raise OutOfMemory(
-            f"{new.name}: its weights take {_size(new.weights.all)}, with the least that a request needs "
-            f"{_size(least)}; all models together may take {_size(limits.budget)} "
-            "(POOL_MEMORY_BYTES). Choose a smaller model or one with fewer bits."
-        )
+        takes = f"its weights take {_size(new.weights.all)}, with the least that a request needs {_size(least)}"
+        most = f"all models together may take {_size(limits.budget)} (POOL_MEMORY_BYTES)"
+        raise OutOfMemory(f"{new.name}: {takes}; {most}. Choose a smaller model or one with fewer bits.")
     going = _leave(residents, lambda stay: _fits(new, stay, limits, running))
     stay = [each for each in residents if each not in going]
     if not _fits(new, stay, limits, running):
@@ -135,9 +133,8 @@ def _fits(new: Resident, stay: Sequence[Resident], limits: PoolLimits, running: 
 
 
 def _no_room(new: Resident, stay: Sequence[Resident], limits: PoolLimits, running: int) -> str:
-    there = ", ".join(
-        f"{each.name} ({_size(each.weights.all)}, {'pinned' if each.pinned else 'at work'})" for each in stay
-    )
+    sizes = ((each.name, _size(each.weights.all), "pinned" if each.pinned else "at work") for each in stay)
+    there = ", ".join(f"{name} ({size}, {why})" for name, size, why in sizes)
     if _too_many(new, stay, limits):
         return f"{new.name} cannot be loaded: MAX_LOADED_MODELS={limits.most}, and these stay: {there or 'none'}."
     need = least_bytes([each.weights for each in (new, *stay)], running)
