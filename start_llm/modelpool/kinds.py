@@ -55,11 +55,9 @@ class LoadProgress:
         moved = self._moved
         if not self.limit or moved is None or time.monotonic() - moved < self.limit:
             return None
-        return Unavailable(
-            f"{self._name} is being loaded or unloaded, and nothing of it has moved for {self.limit:g} s "
-            "(GENERATION_WATCHDOG_SECONDS); until that ends no other model can be loaded.",
-            retry_after=self.limit,
-        )
+        what = f"{self._name} is being loaded or unloaded, and nothing of it has moved for {self.limit:g} s"
+        setting, until = "GENERATION_WATCHDOG_SECONDS", "until that ends no other model can be loaded."
+        return Unavailable(f"{what} ({setting}); {until}", retry_after=self.limit)
 
 
 class LanguageModels:

@@ -173,10 +173,8 @@ def _stamp(folder: Path) -> set[tuple[str, int, int, int]]:
 
 def _check_scheme(settings: Settings) -> None:
     if settings.kv_quant_scheme == "turboquant":
-        raise NotSupported(
-            "KV_QUANT_SCHEME=turboquant: its KV needs mlx-vlm's attention, and mlx-lm's text models compute their own. "
-            "Use uniform."
-        )
+        why = "its KV needs mlx-vlm's attention, and mlx-lm's text models compute their own"
+        raise NotSupported(f"KV_QUANT_SCHEME=turboquant: {why}. Use uniform.")
 
 
 def _find(settings: Settings, device: Device, progress: Progress, say: Say, folder: Path | None) -> _Checkpoint:
@@ -231,16 +229,15 @@ def _text_model(
 def _of_its_own(loaded: LoadedModel, vision: VisionProcessor | None, adapter: Adapter | None) -> LoadedModel:
     """With a vision part its KV is another one; with an adapter, so is what it was found to do."""
 
-    def changed(by: str) -> Callable[[str], str]:
-        return lambda fingerprint: hashlib.sha256(f"{fingerprint}-{by}".encode()).hexdigest()
-
-    if vision is not None:
-        other = changed(f"eyes-{vision.key('')}")
-        return replace(loaded, vision=vision, fingerprint=other(loaded.fingerprint))
     if adapter is not None:
-        other = changed(f"adapter-{adapter.digest}")
-        return replace(loaded, adapter=adapter, fingerprint=other(loaded.fingerprint), files=other(loaded.files))
-    return loaded
+        by = f"adapter-{adapter.digest}"
+    elif vision is not None:
+        by = f"eyes-{vision.key('')}"
+    else:
+        return loaded
+    kv, files = (hashlib.sha256(f"{each}-{by}".encode()).hexdigest() for each in (loaded.fingerprint, loaded.files))
+    files = files if adapter is not None else loaded.files
+    return replace(loaded, vision=vision, adapter=adapter, fingerprint=kv, files=files)
 
 
 def _adapter(settings: Settings, source: str, say: Say) -> Adapter | None:
