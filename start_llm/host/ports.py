@@ -68,20 +68,13 @@ def who_listens(port: int) -> str:
     return "another user's process, or one that cannot be seen from here"
 
 
-def get(url: str, key: str | None = None, seconds: float = 5) -> tuple[int, bytes]:
-    """(status, body) of a GET; (0, nothing) if nobody answers."""
-    return _ask("GET", url, key, seconds)
-
-
-def post_json(url: str, given: Any, key: str | None = None, seconds: float = 5) -> tuple[int, Any]:
-    """(status, body) of a POST of JSON, as `get_json`."""
-    return _parsed(*_ask("POST", url, key, seconds, json.dumps(given).encode()))
-
-
-def _ask(method: str, url: str, key: str | None, seconds: float, body: bytes | None = None) -> tuple[int, bytes]:
-    parts = urlsplit(url)
+def ask(url: str, key: str | None = None, seconds: float = 5, given: Any = None) -> tuple[int, bytes]:
+    """(status, body) of a GET, or of a POST of `given` as JSON; (0, nothing) if nobody answers."""
+    parts, method, body = urlsplit(url), "GET", None
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    headers |= {} if body is None else {"Content-Type": "application/json"}
+    if given is not None:
+        method, body = "POST", json.dumps(given).encode()
+        headers["Content-Type"] = "application/json"
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=seconds)
     try:
         connection.request(method, parts.path or "/", body, headers)
@@ -94,8 +87,13 @@ def _ask(method: str, url: str, key: str | None, seconds: float, body: bytes | N
 
 
 def get_json(url: str, key: str | None = None, seconds: float = 5) -> tuple[int, Any]:
-    """As `get`; the body is ``None`` where it is no JSON."""
-    return _parsed(*get(url, key, seconds))
+    """As `ask`; the body is ``None`` where it is no JSON."""
+    return _parsed(*ask(url, key, seconds))
+
+
+def post_json(url: str, given: Any, key: str | None = None, seconds: float = 5) -> tuple[int, Any]:
+    """(status, body) of a POST of JSON, as `get_json`."""
+    return _parsed(*ask(url, key, seconds, given))
 
 
 def _parsed(status: int, text: bytes) -> tuple[int, Any]:

@@ -21,7 +21,7 @@ from start_llm.dashboard.tables import print_table
 from start_llm.files.logs import last_lines
 from start_llm.host.home import command as program
 from start_llm.host.home import home
-from start_llm.host.ports import free_port, get, get_json, model_cards
+from start_llm.host.ports import ask, free_port, get_json, model_cards
 from start_llm.host.processes import running
 from start_llm.models.device import GIB
 from start_llm.service.control import ServiceError, bring_up, family, stop
@@ -229,7 +229,7 @@ def _row(known: dict[str, Any], kv: int | None) -> tuple[str, ...]:
 
 def kv_bytes(url: str, key: str | None) -> int | None:
     """Bytes of KV in memory, by the server's own figures; ``None`` if it does not tell."""
-    _, text = get(f"{url}/metrics", key, _ASK_SECONDS)
+    _, text = ask(f"{url}/metrics", key, _ASK_SECONDS)
     found = _KV.search(text.decode("utf-8", "replace"))
     return int(float(found[1])) if found else None
 
