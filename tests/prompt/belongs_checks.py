@@ -116,7 +116,7 @@ def _deepest_alone(found: Sequence[Made], sent: Sent) -> Made | None:
 
 def _in_its_own_place(sent: Sent, made: Made) -> Message:
     """The request's message where this answer was made."""
-    return _own_messages(sent)[len(made.history) + 1]
+    return _own_messages(sent)[len(_own_messages(made.sent))]
 
 
 def _ids(answer: Message) -> list[str]:
@@ -128,10 +128,10 @@ def _equal(truth: Truth, sent: Sent) -> tuple[Made, ...]:
     faces, aside = [_face(message) for message in _own_messages(sent)], _aside(sent)
     found: list[Made] = []
     for made in truth.made:
-        index = len(made.history) + 1
-        if index >= len(faces) or faces[index] != _face(made.answer) or aside != _aside(made.sent):
+        before = _own_messages(made.sent)
+        if len(before) >= len(faces) or faces[len(before)] != _face(made.answer) or aside != _aside(made.sent):
             continue
-        if [_face(message) for message in _own_messages(made.sent)] == faces[:index]:
+        if [_face(message) for message in before] == faces[: len(before)]:
             found.append(made)
     return tuple(found)
 
