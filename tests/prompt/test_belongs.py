@@ -13,11 +13,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
+from tests.memory_folder import memory_folder
+from tests.prompt.belongs_checks import seen
 from tests.prompt.belongs_clients import KINDS
+from tests.prompt.belongs_conversation import Words, imported
 from tests.prompt.belongs_events import EVENTS
 from tests.prompt.belongs_reference import DEFECTS, AsSent, Noting
 from tests.prompt.belongs_story import ECHOES, Group, Step, Story, stories
-from tests.prompt.belongs_world import Broken, real, tell
+from tests.prompt.belongs_world import Broken, World, real, tell
 from tests.prompt.client import stripped
 
 # A story has about forty requests.
@@ -72,25 +75,29 @@ def test_a_prompt_belongs_to_one_conversation_in_many_stories(number: int) -> No
     assert figures["requests"] >= 100_000 * IN_ONE_TEST / MANY
 
 
-SOUND = {
-    # Of two answers with the same words and calls the request carries the id of one.
-    "a call that is changed and changed back": ("unknown", [("go on", 0), ("undo", 0), ("default comes", 0), ("default comes", 0)]),
-    # It is word for word the same, the messages of a block only, too.
-    "a stranger with messages of a block only": (
-        "claude",
-        [("go on", 0), ("go on", 0), ("message changes", 0), ("clock ticks", 0), ("line goes", 0), ("block messages", 0)]
-        + [("line changes", 4), ("stranger", 0)],
-    ),
-}  # fmt: skip
-"""Stories that were taken for wrong."""
+def test_a_call_that_is_changed_and_changed_back_is_the_answer_with_its_id() -> None:
+    """Of two answers with the same words and calls the request carries the id of one."""
+    names = [name for name, _ in EVENTS]
+    happened = ("go on", "undo", "default comes", "default comes")
+    group = Group("unknown", 1, False, 0, ECHOES.index(stripped), True)
+    tell(Story("qwen35", "append", 0, (group,), tuple(Step(0, names.index(name), 0) for name in happened)), real)
 
 
-@pytest.mark.parametrize("name", SOUND)
-def test_a_story_that_ends_well_is_not_taken_for_wrong(name: str) -> None:
-    kind, happened = SOUND[name]
-    names = [event for event, _ in EVENTS]
-    group = Group(kind, 1, False, 0, ECHOES.index(stripped), True)
-    tell(Story("qwen35", "append", 0, (group,), tuple(Step(0, names.index(event), n) for event, n in happened)), real)
+@pytest.mark.parametrize("block", [False, True])
+def test_who_sends_the_same_words_cannot_be_told_apart(block: bool) -> None:
+    """Also where one of the messages is a declared block only."""
+    story = Story("qwen35", "append", 0, (Group("claude", 1, False, 0, ECHOES.index(stripped), True),), ())
+    with memory_folder() as folder:
+        world = World(story, real, folder)
+        (conversation,) = world.conversations
+        world.turn(conversation, 1)
+        if block:
+            conversation.say_block(2)
+        world.turn(conversation, 1)
+        twin = imported(conversation, Words(world.tag()), same_values=True, ours=True)
+        twin.say(1)
+        assert seen(world.truth, twin.sent(), "", 0, True).alike is world.truth.made[-1]
+        world.server.close()
 
 
 # --- the properties themselves -----------------------------------------------------------
