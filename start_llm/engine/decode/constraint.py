@@ -78,10 +78,8 @@ class Grammars:
 
     def processor(self, constraint: Constraint, generated: Sequence[int] = ()) -> GrammarProcessor:
         """A processor for one row that has generated these tokens already. Raises what `prepare` raises."""
-        if constraint.compiled is not None:
-            matcher = constraint.compiled.deep_copy()
-        else:
-            matcher = self._matcher(constraint)
+        compiled = constraint.compiled
+        matcher = self._matcher(constraint) if compiled is None else compiled.deep_copy()
         return GrammarProcessor(matcher, constraint, self._eos, self.make_vocabulary(), generated)
 
     def _matcher(self, constraint: Constraint) -> LLMatcher:
