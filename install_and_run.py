@@ -77,8 +77,8 @@ def parse(arguments: list[str]) -> tuple[str, list[str]]:
     )  # standard library only, so it can be asked before the venv
     try:
         reading.read(arguments)
-    except reading.Told as told:
-        print(told)
+    except reading.HelpRequested as answer:
+        print(answer)
         if arguments[0] in {"-h", "--help"} or arguments == ["help"]:
             print("\nThis repository:", *(f"  {name:12}{what}" for name, what in OWN.items()), sep="\n")
         sys.exit(0)

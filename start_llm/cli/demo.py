@@ -68,8 +68,8 @@ class DemoTurn:
 def main(settings: Settings, options: argparse.Namespace | None = None) -> int:
     """0 if both later turns reused what they resent; else 1, with the reason on standard error."""
     # Own ports, and no KV of earlier runs: the first turn is to be a cold one.
-    own = {"mlx_port": 0, "proxy": "on", "proxy_port": 0, "proxy_startup_wait_seconds": PROXY_SECONDS}
-    settings = settings.model_copy(update=own | {"kv_disk_dir": "off"})
+    changes = {"mlx_port": 0, "proxy": "on", "proxy_port": 0, "proxy_startup_wait_seconds": PROXY_SECONDS}
+    settings = settings.model_copy(update=changes | {"kv_disk_dir": "off"})
     console = Console(highlight=False)
     app = App(settings)
     try:
@@ -123,8 +123,8 @@ def ask(client: openai.OpenAI, model: str, messages: list[dict[str, Any]]) -> De
     )
     for chunk in stream:
         answer.handle_chunk(chunk)
-        said = any(any(choice.delta.model_dump(exclude={"role"}).values()) for choice in chunk.choices)
-        if said and not turn.first_token:
+        has_content = any(any(choice.delta.model_dump(exclude={"role"}).values()) for choice in chunk.choices)
+        if has_content and not turn.first_token:
             turn.first_token = time.perf_counter() - started
     whole = answer.current_completion_snapshot
     if whole.usage is not None:

@@ -128,13 +128,13 @@ def probe_mlx() -> Probe:
     """Asks MLX in a child process; that it computes is part of the answer."""
     try:
         run = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=PROBE_SECONDS)
-        said = json.loads(run.stdout.strip().rpartition("\n")[2])
+        result = json.loads(run.stdout.strip().rpartition("\n")[2])
     except subprocess.TimeoutExpired:
         return Probe(None, error=f"no answer in {PROBE_SECONDS} s")
     except ValueError:
         lines = run.stderr.strip().splitlines()
         return Probe(None, error=lines[-1] if lines else f"exit code {run.returncode}")
-    return Probe(Accelerator(**said["accelerator"]), said["gflops"])
+    return Probe(Accelerator(**result["accelerator"]), result["gflops"])
 
 
 # --- software -------------------------------------------------------------------------------
@@ -160,8 +160,8 @@ def packages(requirements: Path) -> Finding:
             wrong.append(f"{requirement.name} {found} is not {requirement.specifier}")
     if wrong:
         return Finding("packages", "bad", f"{'; '.join(wrong)}. Delete .venv and run install_and_run.py again.")
-    shown = [text for text in right if re.match(r"(mlx|mlx-lm|mlx-vlm|litellm|transformers) ", text)]
-    return Finding("packages", "ok", f"{len(right)} as pinned: {', '.join(shown)}")
+    main = [text for text in right if re.match(r"(mlx|mlx-lm|mlx-vlm|litellm|transformers) ", text)]
+    return Finding("packages", "ok", f"{len(right)} as pinned: {', '.join(main)}")
 
 
 def _pinned(requirements: Path) -> Iterator[Requirement]:
@@ -180,11 +180,11 @@ def _pinned(requirements: Path) -> Iterator[Requirement]:
 def machine(settings: Settings, device: Device, gflops: float) -> Iterator[Finding]:
     """Back end, chip, memory."""
     names = {"metal": "Metal", "cuda": "CUDA", "cpu": "CPU"}
-    said = f"{names[device.backend]}, float32 matrix product at {gflops:,.0f} GFLOP/s"
+    speed = f"{names[device.backend]}, float32 matrix product at {gflops:,.0f} GFLOP/s"
     if device.backend == "cpu" and device.system == "Linux" and gflops < FAST_GFLOPS:
-        yield Finding("back end", "note", f"{said}: slow, because {why_slow(os.environ, os.getloadavg()[0])}")
+        yield Finding("back end", "note", f"{speed}: slow, because {why_slow(os.environ, os.getloadavg()[0])}")
     else:
-        yield Finding("back end", "ok", said)
+        yield Finding("back end", "ok", speed)
     if device.backend == "cpu" and shutil.which("nvidia-smi"):
         yield Finding("GPU", "note", "an NVIDIA GPU is not used; mlx's extra cuda12 or cuda13 in .venv would")
     yield Finding("chip", "ok", f"{device.chip}, {device.system} on {platform.machine()}")

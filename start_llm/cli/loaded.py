@@ -83,17 +83,17 @@ def _with_life(doing: str, work: Callable[[], tuple[int, Any]]) -> tuple[int, An
     """What `work` returns. It may take minutes: standard error shows meanwhile that it goes on."""
     done: SimpleQueue[tuple[int, Any]] = SimpleQueue()
     threading.Thread(target=lambda: done.put(work()), name="models", daemon=True).start()
-    console, began, told = Console(stderr=True, markup=False), time.monotonic(), 0.0
-    with console.status(f"{doing} ...") as shown:
+    console, began, last_line = Console(stderr=True, markup=False), time.monotonic(), 0.0
+    with console.status(f"{doing} ...") as status:
         while True:
             try:
                 return done.get(timeout=_LOOK_SECONDS)
             except Empty:
                 past = time.monotonic() - began
             if console.is_terminal:
-                shown.update(f"{doing} ... {past:.0f} s")
-            elif past - told >= LINE_SECONDS:
-                told = past
+                status.update(f"{doing} ... {past:.0f} s")
+            elif past - last_line >= LINE_SECONDS:
+                last_line = past
                 console.print(f"{doing} ... {past:.0f} s")
 
 
@@ -102,8 +102,8 @@ def _refusal(settings: Settings, name: str, status: int, answer: Any) -> str:
     if status == 0:
         return "The server has stopped answering. " + f"{program()} status tells how it is."
     error = answer.get("error") if isinstance(answer, dict) else None
-    said = error.get("message") if isinstance(error, dict) else None
-    sentence = str(said or f"The server answered with status {status}.")
+    reason = error.get("message") if isinstance(error, dict) else None
+    sentence = str(reason or f"The server answered with status {status}.")
     if status == 404:
         return f"{sentence}{_near(settings, name)}"
     if status == 507:

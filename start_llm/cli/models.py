@@ -155,8 +155,8 @@ def main_recommend(settings: Settings, options: argparse.Namespace) -> int:
     if options.memory:
         memory, usable = options.memory * GIB, int(options.memory * GIB * usable / max(device.memory, 1))
     rate = bandwidth(device.chip)
-    told = f", {rate} GB/s" if rate else ""
-    print(f"{device.chip}, {memory / GIB:.0f} GiB{told}: {usable / GIB:.0f} GiB for weights and KV")
+    speed = f", {rate} GB/s" if rate else ""
+    print(f"{device.chip}, {memory / GIB:.0f} GiB{speed}: {usable / GIB:.0f} GiB for weights and KV")
     found = recommend(memory, usable)
     if not found:
         print("None of the table fits; the small embedded model does: leave MODEL_PATH unset.")

@@ -86,10 +86,10 @@ def read(words: Sequence[str]) -> ParsedCommand:
 def _options(command: Command, words: list[str]) -> ParsedCommand:
     parser = _Parser(command)
     cut = words.index("--") if command.tail and "--" in words else len(words)
-    own, tail = words[:cut], words[cut + 1 :]
-    if HELP & set(own):
+    before, tail = words[:cut], words[cut + 1 :]
+    if HELP & set(before):
         raise HelpRequested(parser.format_help().rstrip())
-    options, unknown = parser.parse_known_args(own)
+    options, unknown = parser.parse_known_args(before)
     if unknown:
         raise UsageError(_unknown(parser, command, options, unknown))
     options.arguments = tail

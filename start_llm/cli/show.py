@@ -45,11 +45,11 @@ def show(settings: Settings, name: str | None, *, as_json: bool) -> int:
         capabilities = capabilities.with_probe(probe)
     facts = capabilities.facts
     if as_json:
-        shown = {key: {"value": fact.value, "source": fact.source} for key, fact in facts.items()}
+        values = {key: {"value": fact.value, "source": fact.source} for key, fact in facts.items()}
         trial = None if probe is None else asdict(probe.trial)
         file = None if capabilities.overrides.path is None else str(capabilities.overrides.path)
         print(
-            json.dumps({"name": source, "folder": str(folder), "file": file, "trial": trial, "facts": shown}, indent=1)
+            json.dumps({"name": source, "folder": str(folder), "file": file, "trial": trial, "facts": values}, indent=1)
         )
         return 0
     print(f"{source}  ({folder})")

@@ -59,9 +59,9 @@ def served_name(settings: Settings, model_id: str) -> str:
 def proxy_model_names(settings: Settings, model_id: str) -> list[str]:
     """Names that are known to mean the main model, the served name first; no duplicates."""
     name = served_name(settings, model_id)
-    shown = [] if name == MAIN_NAME else [name]
+    served = [] if name == MAIN_NAME else [name]
     named = settings.proxy_model_id or f"openai/{settings.model_path or name}"
-    return list(dict.fromkeys([*shown, model_id, named, MAIN_NAME]))
+    return list(dict.fromkeys([*served, model_id, named, MAIN_NAME]))
 
 
 def abilities(*, context: int, reasoning: bool, tools: bool, vision: bool) -> dict[str, Any]:
@@ -98,8 +98,8 @@ def name_behind(entry: Mapping[str, Any]) -> str:
 def names_behind(config: Mapping[str, Any]) -> dict[str, str]:
     """The server's names of models, by LiteLLM's."""
     base = config["model_list"][0]["litellm_params"]["api_base"]
-    own = [entry for entry in config["model_list"] if entry["litellm_params"].get("api_base") == base]
-    return {entry["model_name"]: name_behind(entry) for entry in own if entry["model_name"] != ANY_NAME}
+    ours = [entry for entry in config["model_list"] if entry["litellm_params"].get("api_base") == base]
+    return {entry["model_name"]: name_behind(entry) for entry in ours if entry["model_name"] != ANY_NAME}
 
 
 def wildcard_prefix(config: Mapping[str, Any]) -> str:
@@ -205,12 +205,12 @@ def master_key(settings: Settings, env_file: Path) -> str:
     """
     if known := settings.litellm_master_key or _stored_key(env_file):
         return known
-    made = f"sk-{secrets.token_urlsafe(24)}"
+    key = f"sk-{secrets.token_urlsafe(24)}"
     try:
-        set_line(env_file, KEY_NAME, made)
+        set_line(env_file, KEY_NAME, key)
     except (OSError, UnicodeDecodeError) as error:
         log.warning("the proxy's key is good for this run only, set %s: %s", KEY_NAME, error)
-    return made
+    return key
 
 
 def _stored_key(env_file: Path) -> str | None:
@@ -261,8 +261,8 @@ def fallback_entry(settings: Settings, ping_seconds: float) -> dict[str, Any]:
         # Should it lead back to this proxy, by whatever way, it ends there.
         "extra_headers": {"x-start-llm-fallback": "off"},
     }
-    own = {"api_key": settings.fallback_api_key, "api_base": settings.fallback_api_base}
-    parameters |= {name: value for name, value in own.items() if value}
+    access = {"api_key": settings.fallback_api_key, "api_base": settings.fallback_api_base}
+    parameters |= {name: value for name, value in access.items() if value}
     allowed = {f"{kind}AllowedFails": _FAILURES for kind in _KINDS} | {"AuthenticationErrorAllowedFails": 0}
     info = {"id": entry_name(settings), "cooldown_time": COOLDOWN_SECONDS, "allowed_fails_policy": allowed}
     return {"model_name": entry_name(settings), "litellm_params": parameters, "model_info": info}
@@ -303,11 +303,11 @@ def providers() -> list[str]:
 def _announced(settings: Settings, environment: Mapping[str, str]) -> str:
     model = settings.fallback_model or ""
     where = f" at {settings.fallback_api_base}" if settings.fallback_api_base else ""
-    told = (
+    sentence = (
         f"ON: a conversation that this server cannot answer (model not loadable, no memory, queue full, context too "
         f"long) is sent, whole, to {model}{where}"
     )
     variable = f"{model.partition('/')[0].upper()}_API_KEY"
     if settings.fallback_api_key or settings.fallback_api_base or variable in environment:
-        return told
-    return f"{told}. {variable} is not set, and neither is FALLBACK_API_KEY: it may be refused there"
+        return sentence
+    return f"{sentence}. {variable} is not set, and neither is FALLBACK_API_KEY: it may be refused there"

@@ -34,12 +34,12 @@ def fold(dialect: str, body: dict[str, Any], names: Mapping[str, str]) -> dict[s
         names: the server's names of models, by those that it does not know (PROXY_MODEL_ID).
     """
     body = _with_adapter(body, names)
-    own = {name: body[name] for name in body if name in _NOT_OPENAIS}
-    if not own or dialect != "responses":
+    moved = {name: body[name] for name in body if name in _NOT_OPENAIS}
+    if not moved or dialect != "responses":
         return body
-    nested = own.pop(EXTRA, None)
+    nested = moved.pop(EXTRA, None)
     others = {name: value for name, value in body.items() if name not in _NOT_OPENAIS}
-    return others | {EXTRA: own | (nested if isinstance(nested, dict) else {})}
+    return others | {EXTRA: moved | (nested if isinstance(nested, dict) else {})}
 
 
 def _with_adapter(body: dict[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

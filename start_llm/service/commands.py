@@ -128,8 +128,8 @@ def look(place: Place, key: str | None) -> dict[str, Any]:
         "log": str(place.log),
     }
     if state is not None:
-        told = asdict(state)
-        known |= {name: told[name] for name in ("pid", "since", "model", "proxy_url", "restarts", "last_exit")}
+        fields = asdict(state)
+        known |= {name: fields[name] for name in ("pid", "since", "model", "proxy_url", "restarts", "last_exit")}
         known |= {"background": state.background, "users": place.users()}
         known["memory_bytes"] = _memory(state) if running else 0
     if health:

@@ -210,10 +210,10 @@ def _state(data: Any) -> ServerState:
     """Raises TypeError where it is no state."""
     if not isinstance(data, dict):
         raise TypeError(data)
-    known = {entry.name for entry in fields(ServerState)}
-    told = {name: value for name, value in data.items() if name in known}
-    last = told.get("last_exit")
-    return ServerState(**told | {"last_exit": Exit(**last) if last else None})
+    names = {entry.name for entry in fields(ServerState)}
+    values = {name: value for name, value in data.items() if name in names}
+    last = values.get("last_exit")
+    return ServerState(**values | {"last_exit": Exit(**last) if last else None})
 
 
 # --- units of systemd and launchd: one of them may hold a server's port for it ---

@@ -137,14 +137,14 @@ class Supervisor:
     def _start(self) -> None:
         with suppress(OSError):
             self._log_from = self._place.log.stat().st_size
-        held = [] if self._listener is None else [self._listener]
+        sockets = [] if self._listener is None else [self._listener]
         self._engine = subprocess.Popen(
             self._command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             process_group=0,
-            pass_fds=held,
-            env=os.environ | ({LISTEN_FD: str(held[0])} if held else {}),
+            pass_fds=sockets,
+            env=os.environ | ({LISTEN_FD: str(sockets[0])} if sockets else {}),
         )
         self._tell(phase="starting", engine=self._engine.pid)
 
@@ -153,14 +153,14 @@ class Supervisor:
         engine = self._engine
         assert engine is not None and engine.stdout is not None and engine.stdin is not None
         self._selector.register(engine.stdout, selectors.EVENT_READ, "engine")
-        ready, said, alive = False, b"", True
+        ready, unread, alive = False, b"", True
         while alive:
             for key, _ in self._selector.select(max(0.0, min(self._trim_at, self._kill_at) - time.monotonic())):
                 if key.data == "signal":
                     os.read(signals, 64)
                     self._end()
                 elif data := os.read(engine.stdout.fileno(), 65_536):
-                    *lines, said = (said + data).split(b"\n")
+                    *lines, unread = (unread + data).split(b"\n")
                     for line in lines:
                         ready = self._hear(line.decode("utf-8", "replace")) or ready
                 else:
