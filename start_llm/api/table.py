@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from start_llm.api.anthropic.messages import read_messages
-from start_llm.api.anthropic.stream import scaled
+from start_llm.api.anthropic.messages import read_messages, scaled
 from start_llm.api.common.dialect import Exchange
 from start_llm.api.common.fields import word
 from start_llm.api.common.request import agent_of

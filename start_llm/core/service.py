@@ -75,7 +75,8 @@ class EventStream(Protocol):
     then ends with `StopIteration` at once; calling it again, or after the end, does nothing.
     """
 
-    def __iter__(self) -> Iterator[Event]: ...
+    def __iter__(self) -> Iterator[Event]:
+        return self
 
     def __next__(self) -> Event: ...
 

@@ -9,7 +9,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from start_llm.api.anthropic.stream import MessagesExchange
+from start_llm.api.anthropic.messages import MessagesExchange
 from start_llm.api.common.dialect import collect
 from start_llm.api.http.routes import Request
 from start_llm.api.openai.responses import read_responses

@@ -83,7 +83,7 @@ class Exchange(ABC):
     def writer(self) -> StreamWriter: ...
 
 
-class Task:
+class Task(EventStream):
     """A validated request whose answer is computed in steps and sent as a whole.
 
     It is its own `EventStream`: closed, it ends behind the step that is being computed.
@@ -111,9 +111,6 @@ class Task:
     def reply(self, events: Iterable[ev.Event]) -> Reply | None:
         """The answer; ``None`` if `events` end without a final one."""
         return self._answer() if any(isinstance(event, ev.Done) for event in events) else None
-
-    def __iter__(self) -> Iterator[ev.Event]:
-        return self
 
     def __next__(self) -> ev.Event:
         if self._closed:
@@ -193,15 +190,12 @@ def collect(events: Iterable[ev.Event], n: int = 1) -> Collected | None:
     return None
 
 
-class _StreamsInTurn:
+class _StreamsInTurn(EventStream):
     """An `EventStream` of streams with `n` choices each. Counts are sums; the first one's start is everyone's."""
 
     def __init__(self, streams: Sequence[EventStream], n: int) -> None:
         self._streams = tuple(streams)
         self._events = self._merge(n)
-
-    def __iter__(self) -> Iterator[ev.Event]:
-        return self
 
     def __next__(self) -> ev.Event:
         return next(self._events)

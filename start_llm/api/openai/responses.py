@@ -71,7 +71,9 @@ class ResponsesBody(fields.SamplingBody):
 def read_responses(inbound: Request, settings: Settings, service: Service, store: OwnResponses) -> ResponsesExchange:
     """Raises BadRequest, NotFound (the previous response), NotSupported."""
     body, data = fields.parse_body(ResponsesBody, inbound.body)
-    _refuse(data)
+    for name, why in REFUSED.items():
+        if data.get(name):
+            raise NotSupported(f"{name}: {why}", param=name)
     store = store.of_user(user_of(data))
     items = [*_previous(body.previous_response_id, store), *_input(body.input)]
     fields.within(MESSAGES, len(items), "input")
@@ -103,12 +105,6 @@ def read_responses(inbound: Request, settings: Settings, service: Service, store
     return ResponsesExchange(
         request, service, echo, items, thinking, sealed, time.time(), keep, bool(body.store), tools.origin
     )
-
-
-def _refuse(data: dict[str, Any]) -> None:
-    for name, why in REFUSED.items():
-        if data.get(name):
-            raise NotSupported(f"{name}: {why}", param=name)
 
 
 def _check_storable(own: OwnResponses) -> None:
