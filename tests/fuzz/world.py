@@ -187,7 +187,7 @@ class World:
         path, body = request.path.replace(LAST, self.last), request.body.replace(LAST.encode(), self.last.encode())
         headers = Headers(request.headers.items())
         head = Head(request.method, path, path.rstrip("/") or "/", headers, len(body), keep_alive=True, expects=False)
-        wire = Wire(self.connection, replace(request, headers=headers), self.app._server._edge)
+        wire = Wire(self.connection, request._replace(headers=headers), self.app._server._edge)
         try:
             admitted = self.app._server.admit(head, request.peer)
             assert admitted.handler is not None
