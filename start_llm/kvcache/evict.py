@@ -54,9 +54,7 @@ class Eviction:
 
     def thin(self, end: Segment) -> list[Segment]:
         """Drops the checkpoints that the conversation of a new `end` has outgrown; returns where they were."""
-        if self._kit.cuttable:
-            return []
-        outgrown = thin_after(end, self._config)
+        outgrown = [] if self._kit.cuttable else thin_after(end, self._config)
         for segment in outgrown:
             self._resident.drop_checkpoint(segment)
         return outgrown

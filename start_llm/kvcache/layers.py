@@ -35,17 +35,14 @@ class LayerKit:
         make_cache: makes the model's empty caches (`make_prompt_cache(model)`).
 
     Attributes:
+        new: `make_cache`.
         cuttable: every layer can be cut at any token.
     """
 
     def __init__(self, make_cache: Callable[[], list[Any]]) -> None:
-        self._make = make_cache
+        self.new = make_cache
         self._is_cut = tuple(type(leaf) in (KVCache, QuantizedKVCache) for leaf in leaves(make_cache()))
         self.cuttable = all(self._is_cut)
-
-    def new(self) -> list[Any]:
-        """Empty caches."""
-        return self._make()
 
     def free_buffers(self) -> None:
         """Gives the memory of arrays that are gone back to the system: MLX keeps their buffers otherwise."""
@@ -116,7 +113,7 @@ class LayerKit:
         capacity = -(-(length + spare) // _ROUND) * _ROUND
         states = iter(checkpoint.states if checkpoint is not None else ())
         rows = zip(*(zip(run.arrays, run.forms, strict=True) for run in runs), strict=True)
-        copied, filled, empty = 0, [], self._make()
+        copied, filled, empty = 0, [], self.new()
         for leaf, is_cut in zip(leaves(empty), self._is_cut, strict=True):
             if is_cut and length:
                 leaf, size = _join(next(rows), length, capacity, leaf)

@@ -165,8 +165,7 @@ class KVStore:
         end.head = end.head or head
         if session is not None and not one_shot:
             self._sessions.add_end(session, end, self._clock())
-        outgrown = self._eviction.thin(end)
-        for segment in outgrown:
+        for segment in self._eviction.thin(end):
             self.disk.thinned(segment)
         self.disk.forget_lost()
         self.disk.stored([*reversed(list(end.ancestors())), end])
