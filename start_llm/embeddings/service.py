@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,7 +28,10 @@ from start_llm.embeddings.compute import Encoder, is_installed
 from start_llm.engine.thread import EngineThread
 from start_llm.models.pull import find_folder
 
-INSTALL = "pip install '.[embeddings]' -c constraints.txt"
+NOT_INSTALLED = (
+    "Embeddings are an extra that is not installed. In the folder of the clone (uv tool install takes the same words): "
+    "pip install '.[embeddings]' -c constraints.txt"
+)
 CHARACTERS = 64
 """A text that has more of them for each token that it may have is not counted."""
 # Names that clients are hard-wired to.
@@ -96,12 +100,9 @@ class EncoderService:
             rows.append(row)
             cut, total = cut + (not whole), total + len(row)
             if total > EMBEDDED_TOKENS.most:
-                raise BadRequest(
-                    f"{param}: at most {EMBEDDED_TOKENS.most} tokens are allowed in one request, and the first "
-                    f"{index + 1} of {len(texts)} texts have {total}; send fewer texts at a time.",
-                    param=param,
-                    code="limit_exceeded",
-                )
+                first = f"the first {index + 1} of {len(texts)} texts have {total}; send fewer texts at a time."
+                allowed = f"{param}: at most {EMBEDDED_TOKENS.most} tokens are allowed in one request"
+                raise BadRequest(f"{allowed}, and {first}", param=param, code="limit_exceeded")
         with loaded(self._pool.open_encoder(files.name, files.folder), files.name) as encoder:
             self._dimensions = encoder.dimensions
         if dimensions is not None and not 1 <= dimensions <= encoder.dimensions:
@@ -138,11 +139,7 @@ class EncoderService:
 
     def _check_installed(self) -> None:
         if not is_installed():
-            raise NotSupported(
-                "Embeddings are an extra that is not installed. In the folder of the clone (uv tool install takes the "
-                f"same words): {INSTALL}",
-                code="extra_not_installed",
-            )
+            raise NotSupported(NOT_INSTALLED, code="extra_not_installed")
 
     def _known(self) -> EncoderFiles:
         if self._files is not None:
@@ -167,11 +164,9 @@ def _row(files: EncoderFiles, text: Text, param: str, *, truncate: bool) -> tupl
         ids = list(text)
         odd = next((token for token in ids if token >= files.vocabulary), None)
         if odd is not None:
-            raise BadRequest(
-                f"{param}: the token {odd} is not in the vocabulary of {files.name} ({files.vocabulary} tokens); "
-                "send the text if the ids are another tokenizer's.",
-                param=param,
-            )
+            known = f"the vocabulary of {files.name} ({files.vocabulary} tokens)"
+            remedy = "send the text if the ids are another tokenizer's."
+            raise BadRequest(f"{param}: the token {odd} is not in {known}; {remedy}", param=param)
     if len(ids) > most and not truncate:
         raise _too_long(param, len(ids) + len(files.before) + len(files.after), files)
     return files.tokens_of(ids[:most]), len(ids) <= most
@@ -179,12 +174,9 @@ def _row(files: EncoderFiles, text: Text, param: str, *, truncate: bool) -> tupl
 
 def _too_long(param: str, tokens: int, files: EncoderFiles, *, at_least: bool = False) -> BadRequest:
     count = f"at least {tokens}" if at_least else str(tokens)
-    return BadRequest(
-        f"{param}: {count} tokens, but {files.name} reads at most {files.most_tokens}; send shorter texts, or "
-        '"truncate": true to have the rest left out.',
-        param=param,
-        code=ContextLengthExceeded.code,
-    )
+    why = f"{count} tokens, but {files.name} reads at most {files.most_tokens}"
+    remedy = 'send shorter texts, or "truncate": true to have the rest left out.'
+    return BadRequest(f"{param}: {why}; {remedy}", param=param, code=ContextLengthExceeded.code)
 
 
 class Batches:
@@ -199,24 +191,19 @@ class Batches:
 
     def __iter__(self) -> Iterator[Progress]:
         rows, done = self._rows, 0
-        order = sorted(range(len(rows)), key=lambda index: len(rows[index]))
-        begin = 0
-        while begin < len(order):
-            end = self._end(order, begin)
-            chosen = [rows[index] for index in order[begin:end]]
-            self.result.vectors[order[begin:end]] = self._cut(self._thread.chore(_step(self._encoder, chosen)))
-            begin, done = end, done + sum(map(len, chosen))
+        waiting = deque(sorted(range(len(rows)), key=lambda index: len(rows[index])))
+        while waiting:
+            batch = [waiting.popleft()]
+            while waiting and self._fits(len(batch) + 1, len(rows[batch[0]]), len(rows[waiting[0]])):
+                batch.append(waiting.popleft())
+            chosen = [rows[index] for index in batch]
+            self.result.vectors[batch] = self._cut(self._thread.chore(_step(self._encoder, chosen)))
+            done += sum(map(len, chosen))
             yield Progress(done, self.result.tokens)
 
-    def _end(self, order: Sequence[int], begin: int) -> int:
-        """Where the batch ends that begins there: it holds one text at least."""
-        first, end = len(self._rows[order[begin]]), begin + 1
-        while end < len(order):
-            longest = len(self._rows[order[end]])
-            if (end + 1 - begin) * longest > self._encoder.size or not (self._encoder.pads or longest == first):
-                break
-            end += 1
-        return end
+    def _fits(self, texts: int, shortest: int, longest: int) -> bool:
+        """Whether so many texts may share a step; lengths in tokens."""
+        return texts * longest <= self._encoder.size and (self._encoder.pads or longest == shortest)
 
     def _cut(self, vectors: Any) -> Any:
         if self._dimensions == self._encoder.dimensions:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, takewhile
 
 from start_llm.core.errors import BadRequest, NotSupported, StartLLMError, TooLarge
 from start_llm.core.messages import MARK, Attachment, Message, Picture
@@ -220,9 +220,9 @@ def decoded(source: str, most: int) -> bytes:
 
 def _last_turn(messages: list[Message]) -> list[Message]:
     """The system messages at the front, and all from the last message of the user on."""
-    lead = next((index for index, message in enumerate(messages) if message.role != "system"), len(messages))
+    systems = list(takewhile(lambda message: message.role == "system", messages))
     users = [index for index, message in enumerate(messages) if message.role == "user"]
-    return messages[:lead] + messages[max(lead, users[-1]) :] if users else messages
+    return systems + messages[max(len(systems), users[-1]) :] if users else messages
 
 
 def _behind_last_answer(messages: Sequence[Message]) -> list[Attachment]:
