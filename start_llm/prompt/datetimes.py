@@ -70,10 +70,9 @@ def _is_real(match: re.Match[str]) -> bool:
     """Whether there is such a day and such a time."""
     found = {name: value for name, value in match.groupdict().items() if value is not None}
     for number in "123":
-        if (hour := found.get(f"hour{number}")) is not None:
-            low, high = (1, 12) if f"half{number}" in found else (0, 23)
-            if not low <= int(hour) <= high:
-                return False
+        low, high = (1, 12) if f"half{number}" in found else (0, 23)
+        if not low <= int(found.get(f"hour{number}", low)) <= high:
+            return False
     for number in "1234567":
         if f"d{number}" not in found:
             continue

@@ -8,6 +8,7 @@ again, behind a line that has changed, does not pass for new. Knows nothing of w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import takewhile
 
 from start_llm.core.messages import Message, Tool
 from start_llm.files.lru import Lru
@@ -74,11 +75,8 @@ class SentTexts:
 
     def _known_front(self, owner: str | None, rendering: Rendering) -> tuple[int, int]:
         """Characters and tokens at the front of the text that were sent before, piece by piece."""
-        end = 0
-        for hashed, at in _pieces(owner, rendering):
-            if hashed not in self._hashes:
-                break
-            end = at
+        known = takewhile(lambda piece: piece[0] in self._hashes, _pieces(owner, rendering))
+        end = max((at for _, at in known), default=0)
         if not rendering.text:
             return 0, end
         if end == len(rendering.text):
@@ -97,9 +95,8 @@ class SentTexts:
             if index > last:
                 unknown += size
             elif one.place is None:
-                unknown += size - sum(
-                    len(line) + 1 for line in one.message.content.split("\n") if self.knows(owner, line)
-                )
+                lines = one.message.content.split("\n")
+                unknown += size - sum(len(line) + 1 for line in lines if self.knows(owner, line))
             elif not self.knows(owner, chain.entries[chain.indices[one.place]].facts.digest):
                 unknown += size
         for text in map(definition, tools):

@@ -91,10 +91,8 @@ def going_on(match: BaseMatch, query: MatchQuery, tokens_in: Callable[[str], int
 
 def _last_places(query: MatchQuery) -> dict[tuple[str, str], int]:
     """The last place of each text of a declared place, by its rule and what it says."""
-    last: dict[tuple[str, str], int] = {}
-    for slot, text in query.chain.values.items():
-        last[slot.rule, text] = max(slot.place, last.get((slot.rule, text), slot.place))
-    return last
+    values = sorted(query.chain.values.items(), key=lambda item: item[0].place)
+    return {(slot.rule, text): slot.place for slot, text in values}
 
 
 def _still_said(change: Change, last_places: Mapping[tuple[str, str], int]) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from start_llm.core.limits import DEPTH
@@ -99,3 +102,9 @@ def test_what_is_as_deep_as_a_request_may_be_can_be_walked_by_a_template() -> No
     assert "end" in rendered(DEPTH.most)
     with pytest.raises(TemplateError):
         rendered(5_000)
+
+
+def test_commands_that_load_no_model_do_not_import_transformers():
+    """It takes seconds."""
+    code = "import sys, start_llm.models.capabilities; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0

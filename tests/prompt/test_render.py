@@ -148,7 +148,9 @@ def test_variables():
     assert made.variables(thinking=False, effort=None, extra={"enable_thinking": True})["enable_thinking"] is True
 
 
-@pytest.mark.parametrize("name", ["messages", "tools", "chat_template", "tokenize", "add_generation_prompt"])
+@pytest.mark.parametrize(
+    "name", ["messages", "tools", "chat_template", "tokenize", "add_generation_prompt", "sanitize_control_tokens"]
+)
 def test_a_client_cannot_replace_more_than_variables(name):
     with pytest.raises(BadRequest, match=name) as caught:
         pipeline("chatml").prepare(request([Message("user", "x")], template_kwargs={name: "y"}), thinking=True)
