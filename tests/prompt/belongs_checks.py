@@ -76,7 +76,7 @@ class Seen:
 def seen(truth: Truth, sent: Sent, text: str, tokens: int, thinking: bool) -> Seen:
     base = base_of(sent.history)
     equal = _equal(truth, sent) if base is None else ()
-    alike = _deepest_alone([made for made in equal if not _stands_against(sent, made)], sent)
+    alike = _deepest_alone([made for made in equal if not _stands_against(truth, sent, made)])
     return Seen(sent, text, tokens, thinking, base, equal, alike)
 
 
@@ -104,23 +104,10 @@ def base_of(history: Sequence[Said]) -> Made | None:
     return None
 
 
-def _deepest_alone(found: Sequence[Made], sent: Sent) -> Made | None:
-    """The deepest one that no other one of its depth can be taken for: the only one, or the one with the calls' ids."""
+def _deepest_alone(found: Sequence[Made]) -> Made | None:
+    """The deepest one that no other one of its depth can be taken for."""
     depths = Counter(len(made.history) for made in found)
-    named = [made for made in found if _ids(made.answer) and _ids(made.answer) == _ids(_in_its_own_place(sent, made))]
-    named_depths = Counter(len(made.history) for made in named)
-    alone = [made for made in found if depths[len(made.history)] == 1]
-    alone += [made for made in named if named_depths[len(made.history)] == 1]
-    return max(alone, key=lambda made: len(made.history), default=None)
-
-
-def _in_its_own_place(sent: Sent, made: Made) -> Message:
-    """The request's message where this answer was made."""
-    return _own_messages(sent)[len(_own_messages(made.sent))]
-
-
-def _ids(answer: Message) -> list[str]:
-    return [call.id for call in answer.tool_calls]
+    return max((made for made in found if depths[len(made.history)] == 1), key=lambda m: len(m.history), default=None)
 
 
 def _equal(truth: Truth, sent: Sent) -> tuple[Made, ...]:
@@ -136,10 +123,17 @@ def _equal(truth: Truth, sent: Sent) -> tuple[Made, ...]:
     return tuple(found)
 
 
-def _stands_against(sent: Sent, made: Made) -> bool:
+def _stands_against(truth: Truth, sent: Sent, made: Made) -> bool:
+    """The key, the session's name, or the ids of another answer of ours in this one's place."""
     mine, theirs = sent.request, made.sent.request
     sessions = {mine.session, theirs.session} - {None}
-    return mine.owner != theirs.owner or len(sessions) > 1
+    ids = _ids(_own_messages(sent)[len(_own_messages(made.sent))])
+    other = ids != _ids(made.answer) and any(ids == _ids(one.answer) for one in truth.made if one.answer.tool_calls)
+    return mine.owner != theirs.owner or len(sessions) > 1 or other
+
+
+def _ids(answer: Message) -> list[str]:
+    return [call.id for call in answer.tool_calls]
 
 
 def _own_messages(sent: Sent) -> list[Message]:

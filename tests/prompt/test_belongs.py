@@ -75,10 +75,11 @@ def test_a_prompt_belongs_to_one_conversation_in_many_stories(number: int) -> No
     assert figures["requests"] >= 100_000 * IN_ONE_TEST / MANY
 
 
-def test_a_call_that_is_changed_and_changed_back_is_the_answer_with_its_id() -> None:
+@pytest.mark.parametrize("turns", [1, 2])
+def test_a_call_that_is_changed_and_changed_back_is_the_answer_with_its_id(turns: int) -> None:
     """Of two answers with the same words and calls the request carries the id of one."""
     names = [name for name, _ in EVENTS]
-    happened = ("go on", "undo", "default comes", "default comes")
+    happened = (*["go on"] * turns, "undo", "default comes", "default comes")
     group = Group("unknown", 1, False, 0, ECHOES.index(stripped), True)
     tell(Story("qwen35", "append", 0, (group,), tuple(Step(0, names.index(name), 0) for name in happened)), real)
 
