@@ -85,7 +85,6 @@ class KnownModel:
         return DEFAULT_KEY if self.default else self.key
 
     def with_adapter(self, adapter: StoredAdapter) -> KnownModel:
-        """The same model with an adapter."""
         key = f"{self.key}{_ADAPTED}{adapter.name}"
         name = f"{self.name}{ADAPTER_SIGN}{adapter.name}"
         names = (adapter.name, *adapter.links)
@@ -169,15 +168,11 @@ def known_models(settings: Settings, left_out: str, taken_names: frozenset[str])
     return [_known(key, stored, taken) for key, stored in found.items()]
 
 
-def named_in(settings: Settings) -> list[str]:
-    """Names of models that the settings tell of, each once."""
+def _named(settings: Settings) -> Iterable[StoredModel]:
+    """Models that the settings tell of, as far as they are here."""
     targets = [entry.model for entry in settings.models_by_name.entries]
     audio = [name for name in (settings.transcription_model, settings.speech_model) if name]
-    return list(dict.fromkeys([*settings.preloaded, *settings.pinned, *targets, *audio]))
-
-
-def _named(settings: Settings) -> Iterable[StoredModel]:
-    for name in named_in(settings):
+    for name in dict.fromkeys([*settings.preloaded, *settings.pinned, *targets, *audio]):
         here = (Path(name).expanduser() / "config.json").is_file()
         model = name if here else name.rpartition(ADAPTER_SIGN)[0] or name  # its adapter lies elsewhere
         source = full_name(model) or model
@@ -330,11 +325,9 @@ class NameResolver:
         adapters = [adapter for adapter in self._adapters.all() if not adapter.problem]
         found = []
         for model in (self.default, *self._listing.all()):
-            if not model.default:
-                found.append(model)
-            for adapter in adapters if model.stored.audio is None else ():
-                if not self._is_own(model, adapter) and adapter.fits(*_names_of(model)):
-                    found.append(model.with_adapter(adapter))
+            fitting = [each for each in adapters if model.stored.audio is None and each.fits(*_names_of(model))]
+            found += [] if model.default else [model]
+            found += [model.with_adapter(each) for each in fitting if not self._is_own(model, each)]
         return tuple(found)
 
     def is_pinned(self, *names: str) -> bool:
