@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 import time
@@ -86,8 +87,7 @@ def main_restart(settings: Settings, options: argparse.Namespace) -> int:
     """Starts with the flags of the last start, but for those that are given now."""
     place = Place(settings)
     before = place.read()
-    code = _stop(settings, place.port)
-    if code:
+    if code := _stop(settings, place.port):
         return code
     flags = {**(before.flags if before is not None else {}), **options.overrides}
     return main_start(load_settings(home() / ".env", **flags), argparse.Namespace(overrides=flags))
@@ -129,8 +129,8 @@ def look(place: Place, key: str | None) -> dict[str, Any]:
     }
     if state is not None:
         fields = asdict(state)
-        known |= {name: fields[name] for name in ("pid", "since", "model", "proxy_url", "restarts", "last_exit")}
-        known |= {"background": state.background, "users": place.users()}
+        names = ("pid", "since", "model", "proxy_url", "restarts", "last_exit", "background")
+        known |= {name: fields[name] for name in names} | {"users": place.users()}
         known["memory_bytes"] = _memory(state) if running else 0
     if health:
         models = [
@@ -251,15 +251,9 @@ def _follow(path: Path) -> None:
     at = path.stat().st_size
     while True:
         time.sleep(_FOLLOW_SECONDS)
-        try:
-            size = path.stat().st_size
-            if size == at:
-                continue
-            with path.open("rb") as file:
-                file.seek(at if size > at else 0)  # a shorter one was begun anew or trimmed
-                data = file.read()
-                at = file.tell()
-        except FileNotFoundError:
-            continue
-        sys.stdout.write(data.decode("utf-8", "replace"))
+        with suppress(FileNotFoundError), path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(at if size >= at else 0)  # a shorter one was begun anew or trimmed
+            sys.stdout.write(file.read().decode("utf-8", "replace"))
+            at = file.tell()
         sys.stdout.flush()

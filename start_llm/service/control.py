@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import psutil
 
@@ -75,8 +75,8 @@ def bring_up(settings: Settings, place: Place, flags: dict[str, str], say: Say, 
                 return False
         elif is_waiting(place):
             _wake(place, say)
-        elif get_json(f"{place.url}/health", seconds=ASK_SECONDS)[0]:
-            _join_unknown(place, seconds)
+        elif (answer := get_json(f"{place.url}/health", seconds=ASK_SECONDS))[0]:
+            _join_unknown(place, answer[1], seconds)
             return False
         else:
             _begin(settings, place, flags, say, seconds)
@@ -130,9 +130,8 @@ def _join(place: Place, say: Say, seconds: float) -> bool:
     return _answers_before(place, lambda: not place.is_running, seconds)
 
 
-def _join_unknown(place: Place, seconds: float) -> None:
-    """A server that is not in our books, perhaps of another user."""
-    body = get_json(f"{place.url}/health", seconds=ASK_SECONDS)[1]
+def _join_unknown(place: Place, body: Any, seconds: float) -> None:
+    """A server that is not in our books, perhaps of another user. `body`: of its ``/health``."""
     if not (isinstance(body, dict) and ("state" in body or "status" in body)):
         raise ServiceError(
             f"MLX_PORT={place.port} is taken by something that is no start_llm server; set another port."

@@ -87,8 +87,7 @@ class Supervisor:
         self._pauses, self._stable_seconds, self._stop_seconds = tuple(pauses), stable_seconds, stop_seconds
         self._engine: subprocess.Popen[bytes] | None = None
         self._selector = selectors.DefaultSelector()
-        self._ending = False
-        self._kill_at = math.inf
+        self._ending, self._kill_at = False, math.inf
         self._trim_at = time.monotonic() + TRIM_SECONDS
         self._log_from = 0
         pid, began = os.getpid(), time.time()

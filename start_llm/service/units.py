@@ -55,7 +55,8 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
     unit = unit_for(sys.platform, settings, flags, os.environ, on_demand=options.on_demand)
     for path, text in unit.files.items():
         print(f"{path}:\n\n{text}")
-    if not (options.yes or _agreed()):
+    asked = "Write it and start the server? [y/N] "
+    if not options.yes and not (sys.stdin.isatty() and input(asked).strip().lower() in {"y", "yes"}):
         print("Nothing was written; --yes writes it without asking.")
         return 0
     made_home()
@@ -177,10 +178,6 @@ def _launchd(settings: Settings, variables: Mapping[str, str], on_demand: bool) 
     domain = f"gui/{os.getuid()}"
     load = (("launchctl", "bootstrap", domain, str(path)),)
     return ServiceUnit({path: text}, load, (("launchctl", "bootout", f"{domain}/{LABEL}"),))
-
-
-def _agreed() -> bool:
-    return sys.stdin.isatty() and input("Write it and start the server? [y/N] ").strip().lower() in {"y", "yes"}
 
 
 def _tell(commands: Sequence[tuple[str, ...]], done: str) -> int:
