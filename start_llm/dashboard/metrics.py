@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -83,26 +84,20 @@ class Metrics(Observer):
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._sources: list[Callable[[], Mapping[str, float]]] = []
-        self.requests = self._counter("requests", "Requests by dialect and status.", "dialect", "status")
+        counter = partial(Counter, namespace="start_llm", registry=self.registry)
+        gauge = partial(Gauge, namespace="start_llm", registry=self.registry)
+        histogram = partial(Histogram, namespace="start_llm", registry=self.registry, buckets=SECONDS)
         kinds = "prompt, reused, computed, new, joined, computed_idle, generated, drafted, accepted"
-        self.tokens = self._counter("tokens", f"Tokens by what happened to them: {kinds}.", "kind")
-        self.misses = self._counter("misses", "Explained misses by reason.", "reason")
-        self.copied = self._counter("kv_copied_bytes", "KV bytes copied to restore.")
-        self.errors = self._counter("unexpected_errors", "Unexpected errors by place.", "where")
-        self.active = self._gauge("requests_active", "Requests being answered now.")
-        self.running = self._gauge("engine_running", "Requests being computed.")
-        self.queued = self._gauge("engine_queued", "Requests waiting for the engine.")
-        self.first = self._histogram("first_token_seconds", "Arrival to first token.")
-        self.total = self._histogram("request_seconds", "Arrival to end.")
-
-    def _counter(self, name: str, about: str, *labels: str) -> Counter:
-        return Counter(f"start_llm_{name}", about, labels, registry=self.registry)
-
-    def _gauge(self, name: str, about: str) -> Gauge:
-        return Gauge(f"start_llm_{name}", about, registry=self.registry)
-
-    def _histogram(self, name: str, about: str) -> Histogram:
-        return Histogram(f"start_llm_{name}", about, buckets=SECONDS, registry=self.registry)
+        self.requests = counter("requests", "Requests by dialect and status.", ["dialect", "status"])
+        self.tokens = counter("tokens", f"Tokens by what happened to them: {kinds}.", ["kind"])
+        self.misses = counter("misses", "Explained misses by reason.", ["reason"])
+        self.copied = counter("kv_copied_bytes", "KV bytes copied to restore.")
+        self.errors = counter("unexpected_errors", "Unexpected errors by place.", ["where"])
+        self.active = gauge("requests_active", "Requests being answered now.")
+        self.running = gauge("engine_running", "Requests being computed.")
+        self.queued = gauge("engine_queued", "Requests waiting for the engine.")
+        self.first = histogram("first_token_seconds", "Arrival to first token.")
+        self.total = histogram("request_seconds", "Arrival to end.")
 
     def watch(self, service: Service) -> None:
         """Reads the engine's gauges from `service` at every scrape."""

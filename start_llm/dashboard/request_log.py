@@ -7,7 +7,7 @@ import json
 import logging
 import re
 import threading
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -137,9 +137,9 @@ class _Answer:
 
 
 @dataclass(slots=True)
-class _Open:
+class _RunningRequest:
     prompts: list[str] = field(default_factory=list)
-    answers: dict[int, _Answer] = field(default_factory=dict)
+    answers: defaultdict[int, _Answer] = field(default_factory=lambda: defaultdict(_Answer))
 
 
 class Dumps(Observer):
@@ -156,27 +156,27 @@ class Dumps(Observer):
         self._longest = min(LONGEST, most_bytes // 32)
         self._redactor, self._now = redactor, now
         self._lock = threading.Lock()
-        self._open: dict[str, _Open] = {}
+        self._running: dict[str, _RunningRequest] = {}
 
     def prompt(self, request_id: str, text: str) -> None:
         """What the model is going to read. Of several prompts in one request, the later ones have ``ID-1``, ..."""
         with self._lock:
-            found = self._open.get(request_id) or self._open.get(request_id.rpartition("-")[0])
+            found = self._running.get(request_id) or self._running.get(request_id.rpartition("-")[0])
             if found is not None:
                 found.prompts.append(self._cut(text))
 
     def started(self, request: ChatRequest) -> None:
         with self._lock:
-            self._open[request.id] = _Open()
+            self._running[request.id] = _RunningRequest()
 
     def event(self, request: ChatRequest, event: Event) -> None:
         if not isinstance(event, TextDelta | ReasoningDelta | ToolCallFinished):
             return
         with self._lock:
-            found = self._open.get(request.id)
+            found = self._running.get(request.id)
             if found is None:
                 return
-            answer = found.answers.setdefault(event.choice, _Answer())
+            answer = found.answers[event.choice]
             if isinstance(event, ToolCallFinished):
                 answer.calls.append({"name": event.name, "arguments": self._cut(event.arguments)})
             elif answer.size < self._longest:
@@ -185,7 +185,7 @@ class Dumps(Observer):
 
     def ended(self, request: ChatRequest, outcome: Outcome) -> None:
         with self._lock:
-            found = self._open.pop(request.id, _Open())
+            found = self._running.pop(request.id, _RunningRequest())
         now = self._now()
         entry = {
             **log_entry(request, outcome, now),

@@ -189,10 +189,7 @@ class ChunkedBody:
     def __init__(self, limit: int) -> None:
         self.complete = False
         self._limit = limit
-        self._size = 0
-        self._chunks = 0
-        self._left = 0
-        self._trailers = 0
+        self._size = self._chunks = self._left = self._trailers = 0
         self._step = self._size_line
 
     def feed(self, received: bytearray) -> bytes:

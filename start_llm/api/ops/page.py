@@ -156,18 +156,11 @@ class Page:
             self._board.wait(sight.version, PULSE_SECONDS - TICK_SECONDS)
 
     def _server(self) -> dict[str, Any]:
-        cards = [card for card in self._service.models() if card.state != "stored"]
+        fields = ("id", "context", "state", "pinned", "problem")
         models = [
-            {
-                "id": card.id,
-                "context": card.context,
-                "state": card.state,
-                "pinned": card.pinned,
-                "bytes": card.weight_bytes,
-                "problem": card.problem,
-                **card.capabilities,
-            }
-            for card in cards
+            {name: getattr(card, name) for name in fields} | {"bytes": card.weight_bytes} | card.capabilities
+            for card in self._service.models()
+            if card.state != "stored"
         ]
         return {"health": asdict(self._service.health()), "models": models, "figures": self._metrics.figures()}
 
@@ -241,14 +234,8 @@ def _reply(body: Any, status: int = 200) -> Reply:
 
 def _model(model: StoredModel) -> dict[str, Any]:
     short = next((short for short, repository in SHORT_NAMES.items() if repository == model.name), "")
-    return {
-        "name": model.name,
-        "short": short,
-        "bytes": model.size,
-        "context": model.context,
-        "can": list(model.can),
-        "problem": model.problem,
-    }
+    shown = {name: getattr(model, name) for name in ("name", "context", "can", "problem")}
+    return shown | {"short": short, "bytes": model.size}
 
 
 # --- fetching a model in the background, one at a time ---
