@@ -292,8 +292,8 @@ def test_a_wedged_thread_is_not_waited_for(start: Any) -> None:
     engine.submit(submit("a", range(1, 50))[0])
     wait_until(lambda: engine.status().state == "wedged")
     began = time.monotonic()
-    assert engine.stop() is False
-    assert time.monotonic() - began < 8  # who is waited for has 10 s
+    assert engine.stop(patience=60.0) is False
+    assert time.monotonic() - began < 30  # who is waited for has 60 s
     runner.release.set()
     wait_until(lambda: engine.status().state == "stopped")
     assert engine.stop() is True
@@ -315,8 +315,8 @@ def test_loading_is_not_waited_for() -> None:
     loader.start()
     assert reached.wait(WAIT)
     began = time.monotonic()
-    assert engine.stop() is False
-    assert time.monotonic() - began < 8  # who is waited for has 10 s
+    assert engine.stop(patience=60.0) is False
+    assert time.monotonic() - began < 30  # who is waited for has 60 s
     release.set()
     loader.join(WAIT)
 

@@ -67,7 +67,7 @@ def test_it_can_be_looked_at_while_it_changes() -> None:
                 looks += 1
     finally:
         over.set()
-        changing.join(10)
+        changing.join(60)
 
 
 @pytest.mark.parametrize(

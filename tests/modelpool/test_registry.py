@@ -104,9 +104,9 @@ def test_a_lease_that_is_closed_lets_the_next_one_look_again(tmp_path: Path) -> 
     while not registry.load_queue.empty():
         registry.load_queue.get()
     other = registry.lease(known("other"))
-    assert registry.load_queue.get(timeout=1) is registry.entry(known("other"))
+    assert registry.load_queue.get(timeout=60) is registry.entry(known("other"))
     other.close()
-    assert registry.load_queue.get(timeout=1) is entry
+    assert registry.load_queue.get(timeout=60) is entry
 
 
 def test_nobody_waits_for_a_loader_that_hangs(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_a_loaded_model_goes_when_its_name_has_become_another_ones(tmp_path: Pat
     assert lease_on_it and before.state == "ready"
     before.users = 0
     registry.forget([known("mine", key="/nowhere/b")])
-    assert before.state == "unloading" and registry.load_queue.get(timeout=1) is before
+    assert before.state == "unloading" and registry.load_queue.get(timeout=60) is before
 
 
 def test_who_still_waits_when_the_server_ends_is_refusal(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_model_whose_name_is_another_one_now_is_loaded_anew_under_it(tmp_path:
     assert entry.state == "ready" and entry.name == "first", "a request goes on with what it began with"
     entry.users = 0
     registry.forget([second])
-    assert entry.state == "unloading" and registry.load_queue.get(timeout=1) is entry
+    assert entry.state == "unloading" and registry.load_queue.get(timeout=60) is entry
     assert entry.name == "second" and entry.settings.served_model_name == "second"
     assert registry.entry(second) is entry
 
