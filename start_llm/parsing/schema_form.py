@@ -26,6 +26,8 @@ Kind = tuple[Callable[[Any], bool], str]
 
 ANY_OBJECT: Schema = {"type": "object"}
 TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
+LEAST = -9 * 10**18
+"""llguidance 1.9 ends the process over a number that becomes -2**63, wherever it stands in ``const`` or ``enum``."""
 _ONE = (
     *("not", "if", "then", "else", "contains", "additionalProperties", "propertyNames"),
     *("additionalItems", "unevaluatedItems", "unevaluatedProperties"),
@@ -129,9 +131,12 @@ def malformed(schema: Schema) -> str | None:
         values += len(sub.get("enum", ()))
         if values > ENUM.most:
             return f"'enum' at {path}.enum: at most {ENUM.most:,} {ENUM.what} are allowed"
-        for keyword in ("const", "enum", "pattern", "properties"):
-            if any(len(text) > LITERAL.most for text in _texts(sub.get(keyword))):
-                return f"{keyword!r} at {path}.{keyword}: at most {LITERAL.most:,} {LITERAL.what} are allowed"
+        for keyword in ("const", "enum", "pattern", "properties", *_BOUNDS):
+            for scalar in _scalars(sub.get(keyword)):
+                if isinstance(scalar, str) and len(scalar) > LITERAL.most:
+                    return f"{keyword!r} at {path}.{keyword}: at most {LITERAL.most:,} {LITERAL.what} are allowed"
+                if keyword != "properties" and _is_number(scalar) and scalar < LEAST:
+                    return f"{keyword!r} at {path}.{keyword}: numbers below {LEAST:,} are not allowed"
     return None
 
 
@@ -140,18 +145,18 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 80 else text[:77] + "..."
 
 
-def _texts(value: Any) -> Iterator[str]:
-    """All strings in a JSON value, keys too."""
+def _scalars(value: Any) -> Iterator[Any]:
+    """All strings, numbers and words in a JSON value, keys too."""
     waiting = [value]
     while waiting:
         value = waiting.pop()
-        if isinstance(value, str):
-            yield value
-        elif isinstance(value, dict):
+        if isinstance(value, dict):
             yield from value
             waiting += value.values()
         elif isinstance(value, list):
             waiting += value
+        else:
+            yield value
 
 
 # --- whether a value can be complete ---
@@ -192,9 +197,6 @@ def _groups(root: Schema, sub: Schema) -> list[list[Any]]:
         least, first = int(sub.get("minItems", 0)), sub.get("prefixItems", [])
         found += [*first[:least], *([sub.get("items", {})] if least > len(first) else [])]
     return [*([one] for one in found), *(sub[keyword] for keyword in ("anyOf", "oneOf") if keyword in sub)]
-
-
-# --- kinds of values ---
 
 
 def _is_number(value: Any) -> bool:

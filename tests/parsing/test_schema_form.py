@@ -16,7 +16,7 @@ from start_llm.core.limits import ENUM, LITERAL, MULTIPLE, SUBSCHEMAS
 from start_llm.core.messages import Tool
 from start_llm.core.request import ResponseFormat, ToolChoice
 from start_llm.engine.decode.constraint import LIMITS
-from start_llm.parsing.schema_form import KINDS, endless, malformed, size, subschemas
+from start_llm.parsing.schema_form import KINDS, LEAST, endless, malformed, size, subschemas
 from tests.fuzz.bodies import schema
 from tests.fuzz.tape import Tape
 from tests.parsing.vocabulary import BOTH, BYTES, Vocabulary, constraint
@@ -210,6 +210,24 @@ def test_a_ring_of_thousands_of_references_is_found_at_once() -> None:
     assert endless({"$ref": "#/$defs/r0", "$defs": chain})
     assert not endless({"$ref": "#/$defs/r0", "$defs": {**ring, "r2899": {}}})
     assert time.process_time() - begun < 20.0
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"const": -(2**63)},
+        {"type": "integer", "const": -9.3e18},
+        {"enum": [1, {"a": [-(2**63) + 1]}]},
+        {"type": "integer", "minimum": -(2**63), "maximum": -(2**63) + 5},
+        {"properties": {"a": {"const": -(10**300)}}},
+    ],
+)
+def test_a_number_that_ends_the_process_is_refused(asked: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match="numbers below -9,000,000,000,000,000,000 are not allowed"):
+        constraint(BYTES, response_format=ResponseFormat("json_schema", asked))
+    loose = Tool("f", "", {"type": "object", "properties": {"a": asked}})
+    assert constraint(BYTES, tools=(loose,), tool_choice=ToolChoice("required")) is not None
+    assert constraint(BYTES, response_format=ResponseFormat("json_schema", {"enum": [LEAST, 2**64]})) is not None
 
 
 @pytest.mark.parametrize("keyword", ["const", "enum", "pattern", "properties"])
