@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis.internal.conjecture import providers
 
 from tests.conftest import COLLECTED, MOST_WORKERS, pytest_xdist_auto_num_workers
 from tests.lazy import SLOW_TO_IMPORT
@@ -36,3 +38,18 @@ def test_how_many_workers_there_are(folder: Path, named: list[str], side_by_side
 def test_no_file_imports_what_is_slow_while_it_is_collected(request: pytest.FixtureRequest) -> None:
     """Every worker collects all files: take it from `tests.lazy` there."""
     assert request.config.stash[COLLECTED].isdisjoint(SLOW_TO_IMPORT)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_what_a_test_says_of_the_log_ends_with_it(number: int) -> None:
+    """A program that is run in this process does it."""
+    ours = logging.getLogger("start_llm")
+    assert ours.level == logging.NOTSET
+    ours.setLevel(logging.ERROR)
+
+
+def test_no_example_is_drawn_from_what_happens_to_be_imported(request: pytest.FixtureRequest) -> None:
+    """It would be another one in another order of the tests."""
+    if request.config.getoption("--slow"):
+        pytest.skip("new examples are looked for")
+    assert not any(providers.HypothesisProvider(None)._local_constants.__dict__.values())
