@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from start_llm.files.logs import DailyLogs, begin_log, trim_log
+from start_llm.files.logs import DailyLogs, begin_log, last_lines, trim_log
 
 LINE = "x" * 999  # 1,000 bytes with its end
 MOST = 400_000
@@ -108,3 +108,13 @@ def test_a_log_in_use_is_trimmed(tmp_path: Path) -> None:
     assert path.stat().st_size <= 110_000
     assert lines[0] == "(earlier lines were dropped)" and lines[-1] == "after" and lines[-2].startswith("000999")
     assert all(len(line) == 1006 for line in lines[1:-1]), "whole lines"
+
+
+def test_last_words_are_of_this_run(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("old\n" * 3)
+    begin = log.stat().st_size
+    with log.open("a") as file:
+        file.write("one\n\ntwo\n")
+    assert last_lines(log, 5, begin) == "one\ntwo" and last_lines(log, 1) == "two"
+    assert last_lines(tmp_path / "none", 5) == ""

@@ -8,11 +8,10 @@ import threading
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 
 from start_llm.core.settings import Settings, load_settings
-from start_llm.host.processes import created, running
+from start_llm.host.processes import created
 from start_llm.service.place import Exit, Place, ServerState, end_when_unused, running_ports
 
 HOLD = """
@@ -57,11 +56,6 @@ def test_only_locked_ports_run(tmp_path: Path) -> None:
     (tmp_path / "run" / "server-9.lock").touch()
     assert running_ports(settings(tmp_path)) == [7]
     place.lock.drop()
-
-
-def test_a_process_is_told_from_a_later_one_of_its_number() -> None:
-    assert running(os.getpid(), created(os.getpid())) == psutil.Process()
-    assert running(os.getpid(), 1.0) is None and running(2**22 - 1, created(2**22 - 1)) is None
 
 
 def test_users_are_counted_until_they_end_however_they_end(tmp_path: Path) -> None:

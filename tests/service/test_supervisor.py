@@ -17,7 +17,6 @@ import psutil
 import pytest
 
 from start_llm.core.settings import load_settings
-from start_llm.files.logs import last_lines
 from start_llm.service.place import Place, ServerState
 from start_llm.service.supervisor import how
 
@@ -164,13 +163,3 @@ def test_a_supervisor_that_is_killed_takes_the_engine_along(tmp_path: Path) -> N
 def test_exit_codes_in_words() -> None:
     assert how(-9) == "killed by SIGKILL" and how(2) == "a setting is wrong (exit code 2)"
     assert how(33) == "it ended (exit code 33)"
-
-
-def test_last_words_are_of_this_run(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text("old\n" * 3)
-    begin = log.stat().st_size
-    with log.open("a") as file:
-        file.write("one\n\ntwo\n")
-    assert last_lines(log, 5, begin) == "one\ntwo" and last_lines(log, 1) == "two"
-    assert last_lines(tmp_path / "none", 5) == ""
