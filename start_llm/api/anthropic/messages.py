@@ -43,7 +43,6 @@ class OutputConfig(fields.BodyModel):
 
 
 class MessagesBody(fields.SamplingBody):
-    model: fields.ModelName | None = None
     messages: Annotated[list[MessageIn], Field(min_length=1), FailFast()]
     system: Any = None
     max_tokens: fields.Tokens | None = None

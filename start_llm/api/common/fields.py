@@ -50,8 +50,9 @@ class BodyModel(BaseModel):
 
 
 class SamplingBody(BodyModel):
-    """The fields of every dialect: whether it streams, and sampling with OpenAI's names."""
+    """The fields of every dialect: its model, whether it streams, and sampling with OpenAI's names."""
 
+    model: ModelName | None = None
     stream: bool | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None

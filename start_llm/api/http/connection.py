@@ -120,10 +120,6 @@ class Connection:
     def is_arriving(self) -> bool:
         return self.reader.begun and not self.outgoing and not self.draining
 
-    @property
-    def is_idle(self) -> bool:
-        return not self.reader.begun and not self.outgoing and not self.draining
-
     def close(self) -> None:
         self.reader.body.close()
         self.socket.close()

@@ -247,7 +247,7 @@ class Front:
         for connection in list(self._connections):
             if connection.is_arriving:
                 self._guarded(self._refuse, connection, Unavailable("The server is shutting down."))
-            elif connection.is_idle:
+            elif not connection.outgoing and not connection.draining:
                 self._connections.drop(connection)
 
     def _close_all(self) -> None:

@@ -43,7 +43,6 @@ class ChatMessage(fields.BodyModel):
 class OlderBody(fields.SamplingBody):
     """The fields of chat completions and of completions."""
 
-    model: fields.ModelName | None = None
     max_tokens: fields.Tokens | None = None
     n: Annotated[int, Field(ge=1, le=CHOICES.most)] | None = None
     best_of: int | None = None

@@ -47,7 +47,6 @@ KNOWN = (
 
 
 class ResponsesBody(fields.SamplingBody):
-    model: fields.ModelName | None = None
     input: Any = None
     instructions: str | None = None
     previous_response_id: str | None = None
