@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import tempfile
 import threading
-from typing import IO
 
 from start_llm.core.errors import Unavailable
 
@@ -47,29 +46,33 @@ class ReceivedBody:
 
     def __init__(self, bodies: Bodies) -> None:
         self._bodies = bodies
-        self._memory = bytearray()
-        self._on_disk = 0
-        self._file: IO[bytes] | None = None
+        self._memory = self._on_disk = 0  # bytes
+        self._file: tempfile.SpooledTemporaryFile[bytes] | None = None
 
     def write(self, data: bytes) -> None:
         """Raises Unavailable: no room, or the file cannot be written."""
-        fits = self._file is None and len(self._memory) + len(data) <= MEMORY_OF_ONE
+        if self._file is None:
+            self._file = tempfile.SpooledTemporaryFile(prefix="start_llm-body-")  # noqa: SIM115  (`close` closes it)
+        fits = not self._on_disk and self._memory + len(data) <= MEMORY_OF_ONE
         if fits and self._bodies.take(memory=len(data)):
-            self._memory += data
-            return
+            self._memory += len(data)
+        elif self._bodies.take(disk=self._memory + len(data)):
+            self._bodies.give_back(self._memory, 0)
+            self._memory, self._on_disk = 0, self._on_disk + self._memory + len(data)
+        else:
+            raise Unavailable("Too many large requests are arriving at once. Try again later.")
         try:
-            if self._file is None:
-                self._move_to_file()
-            self._append(data)
+            if self._on_disk:
+                self._file.rollover()  # once
+            self._file.write(data)
         except OSError as error:
             log.warning("a request's body could not be kept in %s: %s", tempfile.gettempdir(), error)
             raise Unavailable("The server has no room on its disk for the request's body.") from None
 
     def read(self) -> bytes:
         """All of it. Raises OSError."""
-        if self._file is None:
-            data = bytes(self._memory)
-        else:
+        data = b""
+        if self._file is not None:
             self._file.seek(0)
             data = self._file.read()
         self.close()
@@ -79,18 +82,5 @@ class ReceivedBody:
         if self._file is not None:
             self._file.close()
             self._file = None
-        self._bodies.give_back(len(self._memory), self._on_disk)
-        self._memory, self._on_disk = bytearray(), 0
-
-    def _move_to_file(self) -> None:
-        self._file = tempfile.TemporaryFile(prefix="start_llm-body-")  # noqa: SIM115  (`close` closes it)
-        self._append(self._memory)
-        self._bodies.give_back(len(self._memory), 0)
-        self._memory = bytearray()
-
-    def _append(self, data: bytes | bytearray) -> None:
-        if not self._bodies.take(disk=len(data)):
-            raise Unavailable("Too many large requests are arriving at once. Try again later.")
-        self._on_disk += len(data)
-        assert self._file is not None
-        self._file.write(data)
+        self._bodies.give_back(self._memory, self._on_disk)
+        self._memory = self._on_disk = 0
