@@ -131,7 +131,7 @@ def malformed(schema: Schema) -> str | None:
         values += len(sub.get("enum", ()))
         if values > ENUM.most:
             return f"'enum' at {path}.enum: at most {ENUM.most:,} {ENUM.what} are allowed"
-        for keyword in ("const", "enum", "pattern", "properties", *_BOUNDS):
+        for keyword in ("const", "enum", "pattern", "properties", "maximum", "exclusiveMaximum"):
             for scalar in _scalars(sub.get(keyword)):
                 if isinstance(scalar, str) and len(scalar) > LITERAL.most:
                     return f"{keyword!r} at {path}.{keyword}: at most {LITERAL.most:,} {LITERAL.what} are allowed"
