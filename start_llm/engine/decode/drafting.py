@@ -10,9 +10,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import mlx.core as mx
@@ -26,7 +25,7 @@ from start_llm.engine.decode.gate import DraftGate
 from start_llm.engine.decode.rewind import Rewinder
 from start_llm.engine.decode.row import Cache
 from start_llm.files.lru import Lru
-from start_llm.kvcache.blocks import as_tokens
+from start_llm.kvcache.blocks import as_tokens, common_prefix
 from start_llm.kvcache.layers import held_tokens, leaves
 
 log = logging.getLogger(__name__)
@@ -165,12 +164,13 @@ class Drafts:
             return RowDrafts()
         prompt = as_tokens(work.prompt.tokens)
         same = [answer for answer in self._answers if answer.conversation == work.conversation]
-        others = [list(answer.said) for answer in same if _begins_with(prompt, answer.prompt)]
+        others = [list(a.said) for a in same if common_prefix(prompt, a.prompt) == len(a.prompt)]
         answer = _Answer(work.conversation or "", prompt, list(generated))
         if work.conversation is not None:
             self._answers.append(answer)
         index = self._builder.submit(_build, (*work.prompt.tokens, *generated), work.views, others)
-        return RowDrafts(partial(_when_built, index), self._acceptance(work.conversation), answer.said)
+        acceptance = self._acceptance(work.conversation)
+        return RowDrafts(lambda: index.result() if index.done() else None, acceptance, answer.said)
 
     def close(self) -> None:
         self._builder.shutdown(wait=False, cancel_futures=True)
@@ -218,11 +218,3 @@ def _build(
     except Exception as error:  # the thread's edge
         log.warning("no drafts for a request: %s", error, exc_info=True)
         return None
-
-
-def _when_built(index: Future[SuffixIndex | None]) -> SuffixIndex | None:
-    return index.result() if index.done() else None
-
-
-def _begins_with(tokens: np.ndarray, start: np.ndarray) -> bool:
-    return len(start) <= len(tokens) and bool((tokens[: len(start)] == start).all())

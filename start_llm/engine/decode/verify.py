@@ -46,23 +46,10 @@ _PAUSE = 0.005
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """The prompt's last token has not gone through the model."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plain:
-    """`guess`: what was proposed for the token that is being drawn; what is right of it is learnt when it is read."""
-
-    guess: Proposal | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """`carried`: tokens that were reported and must be computed again; `guess` as in `Plain`."""
-
-    carried: tuple[int, ...] = ()
-    guess: Proposal | None = None
+class _NextPass:
+    waits: bool = True  # for the newest token: the state is `Block`, else `Plain`
+    carried: tuple[int, ...] = ()  # tokens that were reported and must be computed again
+    guess: Proposal | None = None  # of the token that is being drawn; what is right of it is learnt when it is read
 
 
 class SingleRow:
@@ -93,7 +80,7 @@ class SingleRow:
         self._gate = gate if self._rewinder.possible else None
         self._timer = _PassTimer(self._gate)
         self._drafter: SuffixIndex | None = None
-        self._next: Start | Plain | Block = Start() if state.fresh else Block()
+        self._next = _NextPass()  # while the state is `fresh`: `Start`
         if not isinstance(state.newest, mx.array):
             state.newest = mx.array([state.newest])
 
@@ -101,25 +88,25 @@ class SingleRow:
         """From now on it proposes; it may have missed what was said."""
         if self._gate is not None and self._drafter is not drafter:
             self._drafter = drafter
-            drafter.append([*self.state.tokens, *self._carried][drafter.known :])
+            drafter.append([*self.state.tokens, *self._next.carried][drafter.known :])
 
     def step(self) -> list[DecodeRow]:
         """One pass. Returns the tokens that went through the model with it; none for the end of the prompt."""
         self._timer.enter()
-        if isinstance(self._next, Start):
+        if self.state.fresh:
             rows = self._start()
-        elif isinstance(self._next, Plain):
-            rows = self._plain(self._next)
-        else:
+        elif self._next.waits:
             rows = self._block(self._next)
+        else:
+            rows = self._plain(self._next)
         self._timer.leave()
         return rows
 
     def leave(self) -> RowState:
         """Ends the loop: what was reported is in the KV."""
-        if self._carried:
-            self._forward(mx.array(self._carried))
-            self._commit(self._carried)
+        if self._next.carried:
+            self._forward(mx.array(self._next.carried))
+            self._commit(self._next.carried)
         return self.state
 
     # --- the passes, by state ---------------------------------------------------
@@ -131,14 +118,14 @@ class SingleRow:
         self._commit([cast(int, fed.item())])
         return []
 
-    def _plain(self, now: Plain) -> list[DecodeRow]:
+    def _plain(self, now: _NextPass) -> list[DecodeRow]:
         fed = self.state.newest
         self._draw_next(fed)
         token = self._read(fed, now.guess)
         self._commit([token])
         return self._report([token])
 
-    def _block(self, now: Block) -> list[DecodeRow]:
+    def _block(self, now: _NextPass) -> list[DecodeRow]:
         token = self._read(self.state.newest, now.guess)
         proposal, draft = self._draft(token, len(now.carried))
         if proposal is not None and draft:
@@ -163,12 +150,12 @@ class SingleRow:
         said = [token, *draft[:right]]
         if right < len(draft) and self._rewinder.carries:
             self._rewinder.restore(mark, len(fed))
-            self._next = Block(carried=(*carried, *said))
+            self._next = _NextPass(carried=(*carried, *said))
         else:
             if right < len(draft):
                 self._rewinder.cut(len(draft) - right)
             self._commit([*carried, *said])
-            self._next = Block()
+            self._next = _NextPass()
         state.newest = mx.array([drawn[right]])
         return said
 
@@ -193,18 +180,18 @@ class SingleRow:
         self.state.tokens += tokens
         if self._quantisation is not None:
             self._quantisation.apply(self.state.cache)
-        self._next = self._state_behind()
+        self._next = self._next_pass()
 
-    def _state_behind(self) -> Plain | Block:
+    def _next_pass(self) -> _NextPass:
         """Of a pass that is in the KV: may the next one start before it is known what it begins with?"""
         if self._gate is None or self.state.left < 2:
-            return Plain()
+            return _NextPass(waits=False)
         guess = self._drafter.propose(1) if self._drafter is not None else None
         if self._guide is not None:
-            return Block(guess=guess)
+            return _NextPass(guess=guess)
         outlook = 0 if self._drafter is None else self._drafter.outlook()
         hopeful = self._gate.hopeful(self.state.drafts.acceptance, outlook, context=len(self.state.tokens))
-        return Block(guess=guess) if hopeful else Plain(guess)
+        return _NextPass(hopeful, guess=guess)
 
     def _report(self, tokens: list[int]) -> list[DecodeRow]:
         state, rows = self.state, list[DecodeRow]()
@@ -218,10 +205,6 @@ class SingleRow:
             mx.eval([layer.state for layer in state.cache])
             rows[-1].cache, rows[-1].tokens = state.cache, state.tokens
         return rows
-
-    @property
-    def _carried(self) -> tuple[int, ...]:
-        return self._next.carried if isinstance(self._next, Block) else ()
 
     # --- drawing ----------------------------------------------------------------
 

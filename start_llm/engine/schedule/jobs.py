@@ -60,19 +60,14 @@ class Job:
 
     @property
     def prefix(self) -> int:
-        """Tokens that prefill covers: the last one is fed by the first decode step, unless one behind it is pending."""
-        return len(self.tokens) - (self.pending is None)
+        """Tokens that prefill covers: the last one is fed by the first decode step, if it is the newest there is."""
+        return len(self.tokens) - (self.pending is None and not self.idle)
 
     @property
     def must_wait(self) -> bool:
         """False once its leader got there or is gone, and for a job without one."""
         leader = self.leader
         return leader is not None and leader.stage is Stage.PREFILL and leader.position < self.leader_until
-
-    @property
-    def until(self) -> int:
-        """Where prefill ends."""
-        return len(self.tokens) if self.idle else self.prefix
 
     @property
     def length(self) -> int:

@@ -43,7 +43,7 @@ class Prefill:
         """Prefills up to `step` tokens, no further than the next pause; stores at a pause. Returns the tokens done."""
         assert job.cache is not None
         before = job.position
-        end = min(before + step, job.until)
+        end = min(before + step, job.prefix)
         while job.pauses and job.pauses[0] <= before:
             job.pauses.pop(0)
         if job.pauses:
@@ -69,7 +69,7 @@ class Prefill:
         """The job goes on from what is stored."""
         restored = self._store.restore(job.tokens, plan)
         job.cache, job.position = restored.cache, restored.length
-        job.pauses = [p for p in self._store.pauses(job.work.prompt, job.position) if p < job.until]
+        job.pauses = [p for p in self._store.pauses(job.work.prompt, job.position) if p < job.prefix]
         return restored
 
     def keep(self, job: Job, *, checkpoint: bool = True) -> None:
@@ -128,7 +128,7 @@ class IdlePrefill:
                 return
             step = min(self._step, self._prefill.steps.next(job.position, shared=True))  # nobody should notice it
             self.tokens += self._prefill.chunk(job, step)
-            if job.position >= job.until:
+            if job.position >= job.prefix:
                 self.end()
         except Exception:
             log.warning("prefill in an idle gap failed", exc_info=True)
@@ -155,8 +155,8 @@ class IdlePrefill:
 
     def _restore(self, job: Job) -> bool:
         """False: nothing is to be done, or there is no room for it."""
-        plan = self._store.find(job.work.prompt, job.tokens, limit=job.until)
-        if plan.length >= job.until or not self._store.has_room(job.until - plan.length):
+        plan = self._store.find(job.work.prompt, job.tokens, limit=job.prefix)
+        if plan.length >= job.prefix or not self._store.has_room(job.prefix - plan.length):
             return False
         job.report = replace(job.report, reused=self._prefill.restore(job, plan).length)
         return True

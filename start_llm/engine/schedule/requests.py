@@ -153,14 +153,13 @@ class Requests:
         """Ends a job early; the KV that is already computed is kept."""
         if job.stage is Stage.PREFILL and job.position > job.report.reused:
             self._prefill.keep(job)
-        elif job.stage is Stage.DECODE:
-            self._store(job, self._take_out(job))
-        self._end(job, reason)
+        self.finish(job, reason, self._take_out(job) if job.stage is Stage.DECODE else None)
 
     def finish(self, job: Job, reason: EndReason, kv: tuple[Cache, Sequence[int]] | None) -> None:
-        """A job's row is done and has left the runner with this KV."""
+        """A job ends; its row, if there was one, has left the runner with this KV."""
         self._store(job, kv)
-        self._end(job, reason)
+        self._forget(job)
+        job.end(reason)
 
     def put_back(self, job: Job, place: int = 0) -> None:
         """From prefill or decoding back to the queue. It goes on where it was once it is admitted again."""
@@ -206,10 +205,6 @@ class Requests:
         if kv is not None:
             cache, tokens = kv
             self._prefill.store(job, as_tokens(tokens), cache)
-
-    def _end(self, job: Job, reason: EndReason) -> None:
-        self._forget(job)
-        job.end(reason)
 
     def _forget(self, job: Job) -> None:
         """Takes the job out of everything but the runner."""
