@@ -13,42 +13,33 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::[0-9]{0,5})?")
 LOCAL_NAMES = frozenset({"localhost", "host.docker.internal"})
 
 
-def host_name(host: str) -> str | None:
-    """The name in a ``Host`` header, in lower case; ``None`` if it holds anything else beside a port."""
-    found = _HOST.fullmatch(host)
-    return None if found is None else found[1].lower().strip("[]").removesuffix(".")
-
-
-def host_allowed(name: str, *, names: Collection[str]) -> bool:
-    """Whether a client may call the server by this name: a web page could have rebound another one to this machine.
+def check_host(host: str, names: Collection[str]) -> None:
+    """For the value of a ``Host`` header: a web page could have rebound another name to this machine.
 
     Args:
-        name: in lower case.
         names: that are allowed beside this machine's own and IP addresses, `Settings.host_names`; ``*`` is any.
+
+    Raises:
+        BadRequest: it holds anything else beside a name and a port.
+        Forbidden: the server may not be called by this name.
     """
-    return is_local(name) or is_address(name) or name in names or "*" in names
-
-
-def check_host(host: str, names: Collection[str]) -> None:
-    """For the value of a ``Host`` header. Raises BadRequest, Forbidden."""
-    name = host_name(host)
-    if name is None:
+    found = _HOST.fullmatch(host)
+    if found is None:
         raise BadRequest(f"Host {host[:80]!r} is no host name.", param="Host")
-    if not host_allowed(name, names=names):
+    name = found[1].lower().strip("[]").removesuffix(".")
+    if not (is_local(name) or _ip_address(name) is not None or name in names or "*" in names):
         use = "Use localhost or an IP address, or add it to ALLOWED_HOSTS"
         raise Forbidden(f"Host {host[:80]!r} is not this machine. {use}.", param="Host")
 
 
 def check_origin(origin: str) -> None:
-    """For the value of an ``Origin`` header. Raises Forbidden."""
-    if not origin_allowed(origin):
+    """For the value of an ``Origin`` header: only pages of this machine may use the server. Raises Forbidden."""
+    try:
+        name = urlsplit(origin).hostname
+    except ValueError:
+        name = None
+    if name is None or not is_local(name):
         raise Forbidden(f"Origin {origin[:80]!r} may not use this server; only pages of localhost may.", param="Origin")
-
-
-def origin_allowed(origin: str) -> bool:
-    """Whether a web page of this ``Origin`` may use the server: pages of this machine only."""
-    name = _name(origin)
-    return name is not None and is_local(name)
 
 
 def is_local(name: str) -> bool:
@@ -57,24 +48,13 @@ def is_local(name: str) -> bool:
 
 def is_loopback(address: str) -> bool:
     """Whether this is an address of this machine that no other one reaches."""
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return False
+    found = _ip_address(address)
     mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return (mapped or found).is_loopback
+    return found is not None and (mapped or found).is_loopback
 
 
-def is_address(name: str) -> bool:
+def _ip_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _name(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
+        return ipaddress.ip_address(text)
     except ValueError:
         return None

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from start_llm.core.errors import BadRequest, TooLarge
-from start_llm.core.limits import DEPTH, ESCAPES, KEYS, VALUES, Limit
+from start_llm.core.limits import DEPTH, ESCAPES, KEYS, VALUES
 
 CHUNK = 1 << 20
 LARGE = 1 << 18
@@ -123,7 +123,7 @@ def check_structure(raw: bytes, most_values: int | None = None) -> list[tuple[in
             (ESCAPES, ESCAPES.most, escapes),
         ):
             if found > most:
-                raise _too_many(limit)
+                raise TooLarge(f"The body is too large: at most {limit.most:,} {limit.what}.", code="body_too_large")
     return inner
 
 
@@ -177,10 +177,6 @@ def _invalid(problem: str) -> BadRequest:
 
 def _too_deep() -> BadRequest:
     return BadRequest(f"The body is nested too deeply: at most {DEPTH.most} lists and objects inside each other.")
-
-
-def _too_many(limit: Limit) -> TooLarge:
-    return TooLarge(f"The body is too large: at most {limit.most:,} {limit.what}.", code="body_too_large")
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)

@@ -82,11 +82,7 @@ class TranscriptSegment:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """
-    Attributes:
-        language: its code.
-        seconds: of the recording.
-    """
+    """`language`: its code; `seconds`: of the recording."""
 
     text: str
     language: str
@@ -96,11 +92,7 @@ class Transcript:
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """
-    Attributes:
-        samples: float32 in -1 to 1, one channel.
-        rate: samples a second.
-    """
+    """`samples`: float32 in -1 to 1, one channel; `rate` of them a second."""
 
     samples: Any
     rate: int

@@ -12,13 +12,9 @@ Role = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A tool call of an assistant turn.
+    """A tool call of an assistant turn; `id` is the call's as the client knows it.
 
-    Attributes:
-        id: the call's id as the client knows it.
-        name: the tool's name.
-        arguments: the arguments as JSON *text*, exactly as they came; it may be
-            malformed, since models and clients produce such text.
+    `arguments` is JSON *text*, exactly as it came; it may be malformed, since models and clients produce such text.
     """
 
     id: str
@@ -32,7 +28,6 @@ class Message:
 
     Attributes:
         role: OpenAI's ``developer`` is ``system`` here; the position in the list is kept.
-        content: visible text.
         reasoning: the assistant's thinking, without its tags; ``None`` where there is none.
         tool_calls: calls of an assistant turn, in order.
         tool_call_id: for ``tool`` messages, the call that this answers.
@@ -55,11 +50,9 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function the model may call.
+    """A function the model may call; its name is unique within a request.
 
     Attributes:
-        name: unique within a request.
-        description: free text, may be empty.
         parameters: JSON schema of the arguments (an object schema); treat as read-only.
         strict: the arguments must validate against `parameters` by construction.
     """

@@ -37,11 +37,10 @@ class MapEntry:
     model: str
 
     def fits(self, name: str) -> bool:
-        if self.pattern == SIDE:
-            return False
-        if _fits(self.pattern.lower(), name.lower()):
-            return True
-        return "/" not in self.pattern and _fits(self.pattern.lower(), name.lower().rpartition("/")[2])
+        """At most pattern x name steps: what Python makes of a pattern never goes back behind its last ``*``."""
+        pattern, asked = self.pattern.lower().replace("[", "[[]"), name.lower()
+        names = [asked] if "/" in pattern else [asked, asked.rpartition("/")[2]]
+        return self.pattern != SIDE and any(fnmatchcase(each, pattern) for each in names)
 
 
 @dataclass(frozen=True)
@@ -57,14 +56,9 @@ class ModelMap:
 
     def resolve(self, name: str) -> str:
         """The model that `name` means; `name` itself where no pattern fits. Once: what comes out is not looked up."""
-        found = self.find(name)
-        return name if found is None else found.model
-
-    def find(self, name: str) -> MapEntry | None:
-        """The entry that decides on `name`."""
         if len(name) > MOST_NAME:
-            return None
-        return next((entry for entry in self.entries if entry.fits(name)), None)
+            return name
+        return next((entry.model for entry in self.entries if entry.fits(name)), name)
 
 
 def plain_name(name: str) -> str:
@@ -95,8 +89,3 @@ def parse_model_map(text: str) -> ModelMap:
         seen.add(pattern.lower())
         entries.append(MapEntry(SIDE if pattern.lower() == SIDE else pattern, model))
     return ModelMap(tuple(entries))
-
-
-def _fits(pattern: str, name: str) -> bool:
-    """At most pattern x name steps: what Python makes of a pattern never goes back behind its last ``*``."""
-    return fnmatchcase(name, pattern.replace("[", "[[]"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
-from http import HTTPStatus
+from http.client import responses
 from typing import Any, Literal
 
 from start_llm.core.errors import ContextLengthExceeded, StartLLMError
@@ -24,16 +24,12 @@ SEAL = "start_llm.1."
 ErrorStyle = Literal["openai", "anthropic", "problem"]
 
 ANTHROPIC_TYPES = {
-    400: "invalid_request_error",
+    **dict.fromkeys((400, 405, 408, 415, 501), "invalid_request_error"),
     401: "authentication_error",
     403: "permission_error",
     404: "not_found_error",
-    405: "invalid_request_error",
-    408: "invalid_request_error",
     413: "request_too_large",
-    415: "invalid_request_error",
     429: "rate_limit_error",
-    501: "invalid_request_error",
     503: "overloaded_error",
     504: "timeout_error",
 }
@@ -59,13 +55,17 @@ def openai_error(error: StartLLMError) -> dict[str, Any]:
 
 
 def anthropic_error(error: StartLLMError) -> dict[str, Any]:
-    kind = ANTHROPIC_TYPES.get(error.status, "api_error")
     message = error.message
-    if isinstance(error, ContextLengthExceeded):
-        return {"type": "error", "error": {"type": kind, "message": _too_long(error)}}
-    if error.param and error.param not in message:
+    if isinstance(error, ContextLengthExceeded):  # in the vendor's words: clients know by them that they must compact
+        message = f"prompt is too long: {error.prompt} tokens > {error.limit} maximum"
+        if error.prompt <= error.limit:
+            message = (
+                f"input length and `max_tokens` exceed context limit: {error.prompt} + {error.asked} > {error.limit}, "
+                "decrease input length or `max_tokens` and try again"
+            )
+    elif error.param and error.param not in message:
         message = f"{error.param}: {message}"
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    return {"type": "error", "error": {"type": ANTHROPIC_TYPES.get(error.status, "api_error"), "message": message}}
 
 
 def responses_code(kind: str, code: str | None) -> str:
@@ -76,34 +76,19 @@ def responses_code(kind: str, code: str | None) -> str:
     return words.get(kind, "server_error")
 
 
-def _too_long(error: ContextLengthExceeded) -> str:
-    """In the vendor's words: clients know by them that they must compact."""
-    if error.prompt > error.limit:
-        return f"prompt is too long: {error.prompt} tokens > {error.limit} maximum"
-    return (
-        f"input length and `max_tokens` exceed context limit: {error.prompt} + {error.asked} > {error.limit}, "
-        "decrease input length or `max_tokens` and try again"
-    )
-
-
-def problem(error: StartLLMError) -> dict[str, Any]:
-    """RFC 7807."""
+def error_body(error: StartLLMError, style: ErrorStyle) -> tuple[dict[str, Any], str]:
+    """JSON body and its content type; ``problem`` is RFC 7807."""
+    if style == "anthropic":
+        return anthropic_error(error), "application/json"
+    if style == "openai":
+        return openai_error(error), "application/json"
     body: dict[str, Any] = {"type": "about:blank", "title": status_phrase(error.status), "status": error.status}
     body["detail"] = error.message
     if error.param:
         body["param"] = error.param
     if error.code:
         body["code"] = error.code
-    return body
-
-
-def error_body(error: StartLLMError, style: ErrorStyle) -> tuple[dict[str, Any], str]:
-    """JSON body and its content type."""
-    if style == "anthropic":
-        return anthropic_error(error), "application/json"
-    if style == "openai":
-        return openai_error(error), "application/json"
-    return problem(error), "application/problem+json"
+    return body, "application/problem+json"
 
 
 def error_headers(error: StartLLMError) -> dict[str, str]:
@@ -118,7 +103,4 @@ def error_headers(error: StartLLMError) -> dict[str, str]:
 
 def status_phrase(status: int) -> str:
     """The words behind a status."""
-    try:
-        return HTTPStatus(status).phrase
-    except ValueError:
-        return "Client Closed Request" if status == 499 else "Error"
+    return "Client Closed Request" if status == 499 else responses.get(status, "Error")

@@ -85,7 +85,6 @@ class CacheReport:
     """Token counts of one request.
 
     Attributes:
-        prompt: tokens of the prompt.
         reused: prompt tokens taken from stored KV.
         computed: prompt tokens that went through the model between arrival and first token.
         new: prompt tokens that no earlier request of this owner had sent, and that were not generated for it; the
@@ -93,12 +92,10 @@ class CacheReport:
         joined: reused tokens that another running request was computing meanwhile.
         computed_idle: tokens that re-anchoring had computed in the idle gap before.
         copied_bytes: KV bytes copied to restore.
-        generated: tokens that were decoded.
         forwards: passes that decoding them took; beside other requests they are shared.
         drafted, accepted: proposed tokens that were verified, and those of them that were right.
         cut: why the answer ended early, where it is not the client's doing: ``watchdog``.
         miss: set where `computed` exceeds `new` by more than a block.
-        seconds_queued, seconds_prefill: wall-clock seconds.
         session: the conversation that the request was found to belong to.
     """
 

@@ -42,10 +42,7 @@ class Constraint:
 class ThinkingLimit:
     """Most reasoning tokens of an answer.
 
-    Attributes:
-        tokens: the budget.
-        opens, closes: token ids of the reasoning tags.
-        inside: the prompt ends inside an open reasoning block.
+    `opens`, `closes`: token ids of the reasoning tags. `inside`: the prompt ends inside an open reasoning block.
     """
 
     tokens: int
@@ -90,7 +87,6 @@ class EngineStatus:
 
     Attributes:
         state: ``loading``, ``ready``, ``busy``, ``wedged``, ``failed`` or ``stopped``.
-        running, queued: requests.
         beat: ``time.monotonic()`` of the last sign of life.
         detail: a sentence, e.g. why it failed.
         since: unix time of the last move of a wedged model thread.

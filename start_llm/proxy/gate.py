@@ -47,7 +47,7 @@ class ProxyGate:
 
     Args:
         key: what every client must send, as a bearer token or ``x-api-key``.
-        names: by which it may be called, beside this machine's own and IP addresses, see `hosts.host_allowed`.
+        names: by which it may be called, beside this machine's own and IP addresses, see `hosts.check_host`.
     """
 
     def __init__(self, app: App, *, key: str, names: Collection[str]) -> None:

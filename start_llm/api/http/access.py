@@ -47,7 +47,7 @@ def check_key(headers: Mapping[str, str], api_key: str | None) -> None:
 
 
 def check_host(headers: Mapping[str, str], names: Collection[str]) -> None:
-    """Refuses names that a web page could have rebound to this machine, see `hosts.host_allowed`."""
+    """Refuses names that a web page could have rebound to this machine, see `hosts.check_host`."""
     if "Host" in headers:  # HTTP/1.0 may go without it, and no browser speaks that
         hosts.check_host(headers["Host"], names)
 
