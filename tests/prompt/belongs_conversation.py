@@ -40,6 +40,7 @@ class Said:
     """A message of a conversation. `made`: what the server generated there, None where it did not.
 
     `number` is its own within the conversation; the places in it are named by that. `block`: it says nothing else.
+    `edited`: what stood there before the client changed a call of it.
     """
 
     number: int
@@ -51,6 +52,7 @@ class Said:
     made: Made | None = None
     cleared: bool = False
     block: bool = False
+    edited: Said | None = None
 
     def matches(self, other: Said) -> bool:
         """The same but for what stands in declared places."""
@@ -339,7 +341,8 @@ def imported(conversation: Conversation, own: Words, same_values: bool, ours: bo
     for said in conversation.history:
         calls = tuple(replace(call, id=names.setdefault(call.id, own.new_id(ours))) for call in said.calls)
         call_id = names.get(said.call_id, said.call_id) if said.call_id else None
-        twin.history.append(replace(said, calls=calls, call_id=call_id, reasoning=None, made=None, cleared=False))
+        unserved = replace(said, reasoning=None, made=None, cleared=False, edited=None)
+        twin.history.append(replace(unserved, calls=calls, call_id=call_id))
     twin.numbers = conversation.numbers
     if same_values:
         twin.values, twin.stamps = dict(conversation.values), set(conversation.stamps)

@@ -299,7 +299,7 @@ NOTHINGS = ("false", "null", '""', "[]", "{}", "0")
 
 
 def default_comes(world: World, conversation: Conversation, n: int) -> None:
-    """A call of the history gets a member that says nothing, or loses it: it is another call now."""
+    """A call of the history gets a member that says nothing, or loses it: another call, or the one that was made."""
     calling = [index for index, said in enumerate(conversation.history) if said.calls]
     if calling:
         index = calling[n % len(calling)]
@@ -310,7 +310,11 @@ def default_comes(world: World, conversation: Conversation, n: int) -> None:
         else:
             arguments["dry_run"] = json.loads(NOTHINGS[n % len(NOTHINGS)])
         call = replace(said.calls[0], arguments=json.dumps(arguments))
-        conversation.history[index] = replace(said, calls=(call, *said.calls[1:]), made=None, reasoning=None)
+        before = said if said.made is not None else said.edited
+        changed = replace(said, calls=(call, *said.calls[1:]), made=None, reasoning=None, edited=before)
+        if before is not None and before.matches(changed):
+            changed = replace(changed, made=before.made)
+        conversation.history[index] = changed
     world.turn(conversation, n)
 
 

@@ -75,13 +75,20 @@ def test_a_prompt_belongs_to_one_conversation_in_many_stories(number: int) -> No
     assert figures["requests"] >= 100_000 * IN_ONE_TEST / MANY
 
 
-@pytest.mark.parametrize("turns", [1, 2])
-def test_a_call_that_is_changed_and_changed_back_is_the_answer_with_its_id(turns: int) -> None:
-    """Of two answers with the same words and calls the request carries the id of one."""
+@pytest.mark.parametrize(
+    "first",
+    [
+        [("go on", 0), ("undo", 0)],
+        [("go on", 0), ("go on", 0), ("undo", 0)],
+        [("go on", 1), ("go on", 0)],
+    ],
+)
+def test_a_call_that_is_changed_and_changed_back_is_the_one_that_was_made(first: list[tuple[str, int]]) -> None:
+    """Also where another answer has the same words and calls: the request carries the id of one."""
     names = [name for name, _ in EVENTS]
-    happened = (*["go on"] * turns, "undo", "default comes", "default comes")
+    happened = [*first, ("default comes", 0), ("default comes", 0)]
     group = Group("unknown", 1, False, 0, ECHOES.index(stripped), True)
-    tell(Story("qwen35", "append", 0, (group,), tuple(Step(0, names.index(name), 0) for name in happened)), real)
+    tell(Story("qwen35", "append", 0, (group,), tuple(Step(0, names.index(name), n) for name, n in happened)), real)
 
 
 @pytest.mark.parametrize("block", [False, True])
