@@ -131,7 +131,7 @@ class ApiServer:
         self.metrics.watch(service)
         log_root = settings.log_root if settings.enable_request_logging else None
         request_log = request_log or RequestLog(log_root, settings.log_max_bytes)
-        board, owners = Board(), access.RequestOwners()
+        board, owners = Board(request_log), access.RequestOwners()
         self.page = Page(settings, service, self.metrics, board, owners)
         self._watcher = DisconnectWatcher()
         everybody = (self.metrics, request_log, board, self.page.daily, *observers)

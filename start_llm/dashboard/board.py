@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from start_llm.core.events import Event
 from start_llm.core.request import ChatRequest
 from start_llm.dashboard.audit import AuditEntry
 from start_llm.dashboard.observer import Observer, Outcome
-from start_llm.dashboard.request_log import log_entry
+from start_llm.dashboard.request_log import RequestLog
 from start_llm.dashboard.terminal import RequestLine, RequestLines
 
 KEPT = 200
@@ -40,15 +38,11 @@ class BoardView:
 class Board(RequestLines):
     """Thread-safe; one condition wakes whoever waits for news."""
 
-    def __init__(
-        self, clock: Callable[[], float] = time.monotonic, today: Callable[[], datetime] = lambda: datetime.now(UTC)
-    ) -> None:
+    def __init__(self, request_log: RequestLog, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(clock)
-        self._today = today
+        self._log = request_log
         self._changed = threading.Condition()
         self._version = 0
-        self._ended: deque[tuple[int, dict[str, Any]]] = deque(maxlen=KEPT)
-        self._last = 0
 
     def started(self, request: ChatRequest) -> None:
         with self._changed:
@@ -61,11 +55,8 @@ class Board(RequestLines):
             self._news()
 
     def ended(self, request: ChatRequest, outcome: Outcome) -> None:
-        entry = log_entry(request, outcome, self._today())
         with self._changed:
             super().ended(request, outcome)
-            self._last += 1
-            self._ended.append((self._last, entry))
             self._news()
 
     def nudge(self) -> None:
@@ -81,14 +72,10 @@ class Board(RequestLines):
     def sight(self, after: int, may_see: Callable[[str], bool]) -> BoardView:
         """What ended behind the number `after`, and what runs, of requests that may be told to whoever looks."""
         with self._changed:
-            rows, ended = list(self._rows.values()), list(self._ended)
-            version, last, now = self._version, self._last, self._clock()
-        return BoardView(
-            version,
-            [_running(row, now) for row in rows if may_see(row.request.id)],
-            [entry for number, entry in ended if number > after and may_see(entry["id"])],
-            last,
-        )
+            rows, version, now = list(self._rows.values()), self._version, self._clock()
+        ended, last = self._log.after(after)
+        shown = [_running(row, now) for row in rows if may_see(row.request.id)]
+        return BoardView(version, shown, [entry for entry in ended[-KEPT:] if may_see(entry["id"])], last)
 
     def _news(self) -> None:
         self._version += 1

@@ -50,12 +50,17 @@ class RequestLog(Observer):
         self._failing = False
         self._now, self._counters = now, counters
         self._lock = threading.Lock()
-        self._recent: deque[dict[str, Any]] = deque(maxlen=RECENT)
+        self._recent: deque[tuple[int, dict[str, Any]]] = deque(maxlen=RECENT)
+        self._count = 0
 
     def recent(self) -> list[dict[str, Any]]:
         """Newest first."""
+        return self.after(0)[0][::-1]
+
+    def after(self, number: int) -> tuple[list[dict[str, Any]], int]:
+        """The entries behind this number, oldest first, and the last one's number."""
         with self._lock:
-            return list(reversed(self._recent))
+            return [entry for at, entry in self._recent if at > number], self._count
 
     def begin(self, model: str) -> None:
         """A server is ready: a line in ``server.jsonl`` with what it begins with."""
@@ -67,7 +72,8 @@ class RequestLog(Observer):
         now = self._now()
         entry = log_entry(request, outcome, now)
         with self._lock:
-            self._recent.append(entry)
+            self._count += 1
+            self._recent.append((self._count, entry))
         self._file(now, f"session-{session_name(entry['session'])}.jsonl", entry)
 
     def _file(self, now: datetime, name: str, entry: dict[str, Any]) -> None:

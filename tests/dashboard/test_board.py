@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from datetime import UTC, datetime
 
 from start_llm.core.events import Progress, Started, TextDelta
 from start_llm.core.report import CacheReport
 from start_llm.core.request import ChatRequest
 from start_llm.dashboard.board import KEPT, Board
 from start_llm.dashboard.observer import Outcome
+from start_llm.dashboard.request_log import RequestLog
 
 REPORT = CacheReport(prompt=1000, reused=400, computed=600, new=600)
 
@@ -30,7 +30,13 @@ def everything(_: str) -> bool:
 
 
 def board_at(clock: Clock) -> Board:
-    return Board(clock, lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    return Board(RequestLog(None), clock)
+
+
+def end(board: Board, ended: ChatRequest, outcome: Outcome) -> None:
+    """As a server tells it: the log first."""
+    for observer in (board._log, board):
+        observer.ended(ended, outcome)
 
 
 def test_a_request_is_seen_waiting_reading_and_answering():
@@ -57,7 +63,7 @@ def test_ended_requests_are_told_once_and_only_to_who_may_see_them():
     board = board_at(Clock())
     for name in "ab":
         board.started(request(name))
-        board.ended(request(name), Outcome(200, 1.0, 0.5, report=REPORT))
+        end(board, request(name), Outcome(200, 1.0, 0.5, report=REPORT))
     sight = board.sight(0, everything)
     assert sight.now == [] and [entry["id"] for entry in sight.ended] == ["a", "b"]
     assert sight.ended[0]["computed"] == 600
@@ -70,7 +76,7 @@ def test_ended_requests_are_told_once_and_only_to_who_may_see_them():
 def test_only_the_last_ones_are_kept():
     board = board_at(Clock())
     for count in range(KEPT + 5):
-        board.ended(request(str(count)), Outcome(200, 1.0))
+        end(board, request(str(count)), Outcome(200, 1.0))
     sight = board.sight(0, everything)
     assert len(sight.ended) == KEPT and sight.ended[-1]["id"] == str(KEPT + 4) and sight.last == KEPT + 5
 

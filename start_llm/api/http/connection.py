@@ -46,15 +46,12 @@ class RequestReader:
         self._latest = 0.0
 
     @property
-    def unread(self) -> bool:
-        """A body may be on its way that nobody reads."""
-        reader = self._body_reader
-        return self.head is None or (self.head.length != 0 and (reader is None or not reader.complete))
-
-    @property
     def keeps_alive(self) -> bool:
-        """The connection can take another request behind this one."""
-        return self.head is not None and self.head.keep_alive and not self.unread
+        """The connection can take another request behind this one: no body may be on its way that nobody reads."""
+        reader = self._body_reader
+        if self.head is None or not self.head.keep_alive:
+            return False
+        return self.head.length == 0 or (reader is not None and reader.complete)
 
     def take(self, data: bytes, now: float) -> bytes:
         """More bytes. What it returns goes to the client at once. Raises StartLLMError: the request is refused."""
