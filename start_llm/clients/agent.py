@@ -68,18 +68,6 @@ class LaunchPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Fields:
-    """Fields of a settings file, JSON or TOML by its name, as dotted `keys`.
-
-    They are taken from the first of `sources` that is there (from the agent's folder) to `target` in the private one.
-    """
-
-    sources: tuple[str, ...]
-    target: str
-    keys: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Own:
     """The user's own set-up of an agent, as far as it makes sense beside another server.
 
@@ -89,14 +77,15 @@ class Own:
         folder: where the agent keeps it, from the user's home; empty: nothing is hidden that could be brought.
         variable: that names another place.
         copied: names of files and folders in it.
-        fields: what is taken out of settings files.
+        fields: what is taken out of settings files, as dotted keys. The name of a file tells whether it is JSON or
+            TOML. A hidden one may lie beside the folder, too.
         anyway: what the agent reads of the user's own without being told, in a sentence.
     """
 
     folder: str = ""
     variable: str = ""
     copied: tuple[str, ...] = ()
-    fields: tuple[Fields, ...] = ()
+    fields: dict[str, tuple[str, ...]] = field(default_factory=dict)
     anyway: str = ""
 
 

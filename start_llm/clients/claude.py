@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.clients.agent import CLEARED, AgentClient, Endpoint, Fields, LaunchPlan, Own, reminder, rule, to_json
+from start_llm.clients.agent import CLEARED, AgentClient, Endpoint, LaunchPlan, Own, reminder, rule, to_json
 
 LARGE = ("ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "ANTHROPIC_DEFAULT_OPUS_MODEL")
 SMALL = ("ANTHROPIC_SMALL_FAST_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL")
@@ -49,10 +49,10 @@ CLAUDE = AgentClient(
         folder=".claude",
         variable="CLAUDE_CONFIG_DIR",
         copied=("skills", "agents", "commands", "output-styles", "rules", "CLAUDE.md", "keybindings.json"),
-        fields=(
-            Fields((".claude.json", "../.claude.json"), ".claude.json", ("mcpServers", "theme", "editorMode")),
-            Fields(("settings.json",), "settings.json", ("outputStyle", "statusLine", "theme")),
-        ),
+        fields={
+            ".claude.json": ("mcpServers", "theme", "editorMode"),
+            "settings.json": ("outputStyle", "statusLine", "theme"),
+        },
     ),
     # Claude Code 2.1.329
     requests={

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from start_llm.clients.agent import AgentClient, Endpoint, Fields, LaunchPlan, Own
+from start_llm.clients.agent import AgentClient, Endpoint, LaunchPlan, Own
 
 
 def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
@@ -43,6 +43,6 @@ CODEX = AgentClient(
         folder=".codex",
         variable="CODEX_HOME",
         copied=("skills", "prompts", "themes", "AGENTS.md"),
-        fields=(Fields(("config.toml",), "config.toml", ("mcp_servers", "tui")),),
+        fields={"config.toml": ("mcp_servers", "tui")},
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.clients.agent import CLEARED, AgentClient, Endpoint, Fields, LaunchPlan, Own, rule, to_json
+from start_llm.clients.agent import CLEARED, AgentClient, Endpoint, LaunchPlan, Own, rule, to_json
 from start_llm.clients.pi import pi_provider
 
 REQUEST_SECONDS = 3600
@@ -64,7 +64,7 @@ OPENCLAW = AgentClient(
         folder=".openclaw",
         variable="OPENCLAW_STATE_DIR",
         copied=("skills",),
-        fields=(Fields(("openclaw.json",), "openclaw.json", ("mcp.servers", "skills")),),
+        fields={"openclaw.json": ("mcp.servers", "skills")},
     ),
     # OpenClaw 2026.9.6; message ids and stats as in the versions before it
     requests={

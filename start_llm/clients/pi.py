@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.clients.agent import AgentClient, Endpoint, Fields, LaunchPlan, Own, to_json
+from start_llm.clients.agent import AgentClient, Endpoint, LaunchPlan, Own, to_json
 
 # PI sums up its history when that leaves less of the context than this; in a small one that is at once.
 RESERVED_TOKENS = 16_384
@@ -55,7 +55,7 @@ PI = AgentClient(
             *("skills", "prompts", "themes", "extensions"),
             *("AGENTS.md", "SYSTEM.md", "APPEND_SYSTEM.md", "keybindings.json"),
         ),
-        fields=(Fields(("settings.json",), "settings.json", ("theme", "hideThinkingBlock", "quietStartup")),),
+        fields={"settings.json": ("theme", "hideThinkingBlock", "quietStartup")},
     ),
     requests={"name": "pi", "system": r"\b(?:operating|running) inside pi\b"},
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from start_llm.clients.agent import CLEARED, AgentClient, Endpoint, Fields, LaunchPlan, Own, reminder, to_json
+from start_llm.clients.agent import CLEARED, AgentClient, Endpoint, LaunchPlan, Own, reminder, to_json
 
 
 def plan(endpoint: Endpoint, folder: Path) -> LaunchPlan:
@@ -49,7 +49,7 @@ QWEN = AgentClient(
         folder=".qwen",
         variable="QWEN_HOME",
         copied=("skills", "commands", "agents", "QWEN.md"),
-        fields=(Fields(("settings.json",), "settings.json", ("mcpServers", "ui.theme")),),
+        fields={"settings.json": ("mcpServers", "ui.theme")},
     ),
     # Qwen Code 0.24.4: date and folders when a process of it starts
     requests={

@@ -68,22 +68,12 @@ def main(settings: Settings, options: argparse.Namespace) -> int:
 
 
 def _set_up(client: AgentClient, endpoint: Endpoint, folder: Path, my_config: bool) -> None:
-    take_away(client.own, folder)
+    """Writes the private `folder` anew. What the user's own set-up has there is what this launch brings along."""
+    own = client.own
+    take_away(own, folder)
     write_files(client.plan(endpoint, folder))
-    if my_config:
-        _bring(client, folder)
-
-
-def own_words(client: AgentClient) -> str:
-    """What ``--my-config`` means for an agent."""
-    own = client.own
-    names = [*own.copied, *(key for fields in own.fields for key in fields.keys)]
-    brought = [f"--my-config copies from ~/{own.folder}: {', '.join(names)}."] if names else []
-    return " ".join([*brought, *([f"{client.title} reads {own.anyway} anyway."] if own.anyway else [])])
-
-
-def _bring(client: AgentClient, folder: Path) -> None:
-    own = client.own
+    if not my_config:
+        return
     names = bring(own, folder, os.environ, lambda line: say(f"launch: {line}"))
     if names:
         say(f"launch: with your {', '.join(names)} (copies of {own_folder(own, os.environ)}; yours stay as they are)")
@@ -91,6 +81,14 @@ def _bring(client: AgentClient, folder: Path) -> None:
         say(f"launch: there is nothing of yours in {own_folder(own, os.environ)} to bring along.")
     if own.anyway:
         say(f"launch: {client.title} reads {own.anyway} anyway.")
+
+
+def own_words(client: AgentClient) -> str:
+    """What ``--my-config`` means for an agent."""
+    own = client.own
+    names = [*own.copied, *(key for keys in own.fields.values() for key in keys)]
+    brought = [f"--my-config copies from ~/{own.folder}: {', '.join(names)}."] if names else []
+    return " ".join([*brought, *([f"{client.title} reads {own.anyway} anyway."] if own.anyway else [])])
 
 
 def warn_of_room(client: AgentClient, endpoint: Endpoint) -> None:

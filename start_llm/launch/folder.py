@@ -31,12 +31,8 @@ def mark_of(plan: LaunchPlan, folder: Path, brought: str) -> str:
 def claimed(first: Path, mark: Callable[[Path], str], set_up: Callable[[Path], None]) -> Iterator[Path]:
     """A folder that stays as it is while the block runs: `first`, or one named after it.
 
-    Args:
-        mark: what that folder is to be set up with, see `mark_of`.
-        set_up: sets it up; not called where a running agent has the same already.
-
-    Raises:
-        OSError: no folder can be made, or so many are in use.
+    `mark`: see `mark_of`. `set_up` is not called where a running agent has the same set-up already. Raises OSError:
+    no folder can be made, or too many are in use.
     """
     first.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with locked(first.parent, WAIT_SECONDS):
@@ -55,7 +51,9 @@ def _choose(first: Path, mark: Callable[[Path], str], set_up: Callable[[Path], N
         lock, wanted = FileLock(folder), mark(folder)
         try:
             if lock.take():
-                _set_up(folder, wanted, set_up)
+                (folder / MARK).unlink(missing_ok=True)
+                set_up(folder)
+                (folder / MARK).write_text(wanted, "utf-8")  # only once all of it is there
                 lock.share()
             elif _marked(folder) != wanted or not lock.take(shared=True):
                 continue
@@ -64,13 +62,6 @@ def _choose(first: Path, mark: Callable[[Path], str], set_up: Callable[[Path], N
             raise
         return folder, lock
     raise OSError(f"{MOST} agents run side by side, each with a folder of its own beside {first}")
-
-
-def _set_up(folder: Path, wanted: str, set_up: Callable[[Path], None]) -> None:
-    """The mark is there only once all of it is."""
-    (folder / MARK).unlink(missing_ok=True)
-    set_up(folder)
-    (folder / MARK).write_text(wanted, "utf-8")
 
 
 def _marked(folder: Path) -> str:

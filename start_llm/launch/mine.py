@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
 
-from start_llm.clients.agent import Fields, Own
+from start_llm.clients.agent import Own
 from start_llm.files.atomic import write_atomic
 
 NOTE = ".brought.json"
@@ -47,8 +47,8 @@ def bring(own: Own, folder: Path, environment: Mapping[str, str], say: Say) -> l
     try:
         for name in own.copied:
             bringer.copy(name)
-        for fields in own.fields:
-            bringer.set(fields)
+        for name, keys in own.fields.items():
+            bringer.set(name, keys)
     finally:
         write_atomic(folder / NOTE, json.dumps({"copied": bringer.copied, "fields": bringer.changed}))
     return bringer.names
@@ -62,18 +62,14 @@ def take_away(own: Own, folder: Path) -> None:
     except (OSError, ValueError, KeyError, TypeError):
         return
     for path in map(str, copied):
-        if _is_ours(path, own):
+        # Only a name that `bring` may have noted: one of `own`, or right inside of it.
+        if ".." not in Path(path).parts and any(path == name or path.startswith(f"{name}/") for name in own.copied):
             _remove(folder / path)
-    for fields in own.fields:
-        values = changed.get(fields.target)
+    for name, keys in own.fields.items():
+        values = changed.get(name)
         if isinstance(values, dict):
-            _unset(folder / fields.target, {key: values[key] for key in fields.keys if key in values})
+            _unset(folder / name, {key: values[key] for key in keys if key in values})
     (folder / NOTE).unlink(missing_ok=True)
-
-
-def _is_ours(path: str, own: Own) -> bool:
-    """Whether a noted path is one that `bring` may have made: a name of `own`, or right inside of it."""
-    return ".." not in Path(path).parts and any(path == name or path.startswith(f"{name}/") for name in own.copied)
 
 
 class _Bringer:
@@ -135,27 +131,28 @@ class _Bringer:
             shutil.copyfile(source, target)
             target.chmod(0o500 if status.st_mode & stat.S_IXUSR else 0o400)
 
-    def set(self, fields: Fields) -> None:
+    def set(self, name: str, keys: Sequence[str]) -> None:
         """Takes fields of the user's settings file over into the private one."""
-        path = next((path for name in fields.sources if (path := self._source / name).is_file()), None)
-        if path is None:
+        path, target = self._source / name, self._folder / name
+        if name.startswith(".") and not path.is_file():
+            path = self._source.parent / name
+        if not path.is_file():
             return
         try:
             theirs = _read(path)
-            target = self._folder / fields.target
             ours = _read(target) if target.exists() else _empty(target)
         except (OSError, ValueError, TOMLKitError) as error:
             self._say(f"{path} is not brought along: {error}")
             return
-        values = {key: value for key in fields.keys if (value := _get(theirs, key)) is not _MISSING}
-        values = {key: value for key, value in values.items() if _get(ours, key) is _MISSING}
+        values = {key: _get(theirs, key) for key in keys if _get(ours, key) is _MISSING}
+        values = {key: value for key, value in values.items() if value is not _MISSING}
         if not values:
             return
         for key, value in values.items():
             _set(ours, key, value)
         target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomic(target, _text(target, ours))
-        self.changed[fields.target] = {key: _plain(value) for key, value in values.items()}
+        self.changed[name] = {key: _plain(value) for key, value in values.items()}
         self.names += list(values)
 
 

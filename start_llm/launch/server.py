@@ -21,7 +21,6 @@ from start_llm.proxy.config import master_key
 from start_llm.service.control import ServiceError, bring_up
 from start_llm.service.place import Place
 
-STARTUP_SECONDS = 3600.0  # a first start downloads the model
 PROXY_SECONDS = 120.0
 SMALL_NAME = "claude-haiku-4-5"
 """What Claude Code calls its small model."""
@@ -42,14 +41,9 @@ def running_server(settings: Settings, flags: dict[str, str], *, via_proxy: bool
     """A running server, or one that is started in the background.
 
     While the block runs this process counts as a user of the server. One that was started here ends some time after
-    its last user (LAUNCH_IDLE_MINUTES).
+    its last user (LAUNCH_IDLE_MINUTES). `flags`: settings that were given as flags.
 
-    Args:
-        flags: settings that were given as flags.
-        via_proxy: the endpoint is the server's proxy.
-
-    Raises:
-        LaunchError: it does not come up, something else listens there, or it serves another model than `flags` name.
+    Raises LaunchError: it does not come up, something else listens there, or it serves another model than `flags` name.
     """
     place = Place(settings, settings.mlx_port or free_port())
     if not place.is_running:
@@ -59,7 +53,7 @@ def running_server(settings: Settings, flags: dict[str, str], *, via_proxy: bool
     changes = {"idle_shutdown_minutes": idle, **({"proxy": "on"} if via_proxy else {})}
     with place.used():
         try:
-            bring_up(settings.model_copy(update=changes), place, flags, say, STARTUP_SECONDS)
+            bring_up(settings.model_copy(update=changes), place, flags, say)
         except ServiceError as error:
             raise LaunchError(str(error)) from None
         state = place.read() if place.is_running else None
@@ -76,12 +70,11 @@ def expected_endpoint(settings: Settings, via_proxy: bool) -> Endpoint:
     name, own = expected_model(settings.model_path)
     key = settings.api_key or "none"
     if via_proxy:
-        url = address(settings.mlx_host, settings.proxy_port)
-        if not settings.litellm_master_key:
+        url, key = address(settings.mlx_host, settings.proxy_port), settings.litellm_master_key or ""
+        if not key:
             raise LaunchError(
                 "The proxy has no key yet: start the server once, it makes one; or set LITELLM_MASTER_KEY."
             )
-        key = settings.litellm_master_key
     context = min(settings.max_kv_size, own or settings.max_kv_size)
     return _endpoint(settings, url, key, settings.served_model_name or name, context)
 
@@ -122,9 +115,8 @@ def _wanted_card(settings: Settings, flags: Mapping[str, str], url: str) -> tupl
 def _small(settings: Settings, server_url: str, large: list[dict[str, Any]]) -> str:
     """`SMALL_NAME` where the server's MODEL_MAP has a model for it that is none of `large`, else nothing."""
     status, small = get_json(f"{server_url}/v1/models/{SMALL_NAME}", settings.api_key)
-    if status != 200 or not isinstance(small, dict) or not _served(small)[0]:
-        return ""
-    return SMALL_NAME if _served(small) not in map(_served, large) else ""
+    served = _served(small) if status == 200 and isinstance(small, dict) else (None, None)
+    return SMALL_NAME if served[0] and served not in map(_served, large) else ""
 
 
 def _served(card: dict[str, Any]) -> tuple[Any, Any]:

@@ -29,7 +29,6 @@ from start_llm.service.control import ServiceError, bring_up, family, stop
 from start_llm.service.place import Place, ServerState, is_waiting, running_ports
 from start_llm.service.supervisor import how
 
-STARTUP_SECONDS = 3600.0  # a first start downloads the model
 NOT_RUNNING = 3  # what init scripts say
 MIB = 2**20
 _FOLLOW_SECONDS = 0.2
@@ -43,7 +42,7 @@ def main_start(settings: Settings, options: argparse.Namespace) -> int:
     was_running = place.is_running
     place.keep()
     try:
-        begun = bring_up(settings, place, options.overrides, partial(print, flush=True), STARTUP_SECONDS)
+        begun = bring_up(settings, place, options.overrides, partial(print, flush=True))
     except ServiceError as error:
         if not was_running:
             place.forget_keep()

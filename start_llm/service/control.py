@@ -26,6 +26,7 @@ Say = Callable[[str], None]
 ASK_SECONDS = 2.0
 GONE_SECONDS = 10.0
 WAKE_SECONDS = 30.0
+STARTUP_SECONDS = 3600.0  # a first start downloads the model
 WORDS = 15
 
 
@@ -57,29 +58,23 @@ def spawn(settings: Settings, place: Place, flags: dict[str, str], words: IO[byt
     )
 
 
-def bring_up(settings: Settings, place: Place, flags: dict[str, str], say: Say, seconds: float) -> bool:
+def bring_up(settings: Settings, place: Place, flags: dict[str, str], say: Say) -> bool:
     """Returns once a server answers on the port: one that runs, one that is starting, or a new one.
 
-    Args:
-        say: is told what goes on, a line at a time, the server's own words included.
-
-    Returns:
-        Whether it was started here.
-
-    Raises:
-        ServiceError: it does not come up, or the port belongs to something else.
+    Returns whether it was started here. `say` is told what goes on, a line at a time, the server's own words included.
+    Raises ServiceError: it does not come up, or the port belongs to something else.
     """
     for _ in range(3):
         if place.is_running:
-            if _join(place, say, seconds):
+            if _join(place, say):
                 return False
         elif is_waiting(place):
             _wake(place, say)
         elif (answer := get_json(f"{place.url}/health", seconds=ASK_SECONDS))[0]:
-            _join_unknown(place, answer[1], seconds)
+            _join_unknown(place, answer[1])
             return False
         else:
-            _begin(settings, place, flags, say, seconds)
+            _begin(settings, place, flags, say)
             return True
     raise ServiceError(f"The server on port {place.port} ends again and again; see {place.log}.")
 
@@ -95,7 +90,7 @@ def _wake(place: Place, say: Say) -> None:
         )
 
 
-def _begin(settings: Settings, place: Place, flags: dict[str, str], say: Say, seconds: float) -> None:
+def _begin(settings: Settings, place: Place, flags: dict[str, str], say: Say) -> None:
     if not is_free(place.host, place.port):
         raise ServiceError(f"MLX_PORT={place.port} is in use by {who_listens(place.port)}; set another port.")
     say(f"starting the server on port {place.port}; its log: {place.log}")
@@ -108,7 +103,7 @@ def _begin(settings: Settings, place: Place, flags: dict[str, str], say: Say, se
                 follower.look()
             return child.poll() is not None and not place.is_running
 
-        if not _answers_before(place, over, seconds):
+        if not _answers_before(place, over):
             raise ServiceError(_why_not(place, words))
         follower.look()
 
@@ -123,38 +118,38 @@ def _why_not(place: Place, words: IO[bytes]) -> str:
     return f"The server did not come up{why}; the end of {place.log}:\n{last_lines(place.log, WORDS)}"
 
 
-def _join(place: Place, say: Say, seconds: float) -> bool:
+def _join(place: Place, say: Say) -> bool:
     """Waits for a server that is starting; False if it ends instead."""
     if not answers(place):
         say(f"waiting for the server on port {place.port}; its log: {place.log}")
-    return _answers_before(place, lambda: not place.is_running, seconds)
+    return _answers_before(place, lambda: not place.is_running)
 
 
-def _join_unknown(place: Place, body: Any, seconds: float) -> None:
+def _join_unknown(place: Place, body: Any) -> None:
     """A server that is not in our books, perhaps of another user. `body`: of its ``/health``."""
     if not (isinstance(body, dict) and ("state" in body or "status" in body)):
         raise ServiceError(
             f"MLX_PORT={place.port} is taken by something that is no start_llm server; set another port."
         )
-    _answers_before(place, lambda: False, seconds)
+    _answers_before(place, lambda: False)
 
 
-def _says_ready(place: Place) -> bool:
-    """Whether all that belongs to the server is told by now, its proxy for instance."""
-    state = place.read()
-    return state is not None and state.phase == "ready"
-
-
-def _answers_before(place: Place, over: Callable[[], bool], seconds: float) -> bool:
+def _answers_before(place: Place, over: Callable[[], bool]) -> bool:
     """Whether the server answers before it is `over`. Raises ServiceError if neither happens in time."""
-    deadline = time.monotonic() + seconds
-    while not answers(place) or (place.is_running and not _says_ready(place)):
+    deadline = time.monotonic() + STARTUP_SECONDS
+    while True:
+        state = place.read()
+        # One of ours is ready when its state says so: all that belongs to it is told by then, its proxy for instance.
+        all_told = not place.is_running or (state is not None and state.phase == "ready")
+        if all_told and answers(place):
+            return True
         if over():
             return False
         if time.monotonic() >= deadline:
-            raise ServiceError(f"The server at {place.url} is not ready after {seconds:.0f} s; see {place.log}.")
+            raise ServiceError(
+                f"The server at {place.url} is not ready after {STARTUP_SECONDS:.0f} s; see {place.log}."
+            )
         time.sleep(POLL_SECONDS)
-    return True
 
 
 class _Follower:
